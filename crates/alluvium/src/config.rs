@@ -3,6 +3,7 @@
 //! [`ServeOptions`] is what a person may write, each field optional, once for the command line and the environment and once for the
 //! file. [`ServeConfig`] is what results: complete and checked. Nothing is rewritten silently; a value out of bounds is an error.
 
+mod groups;
 mod options;
 mod security;
 
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use alluvium_device::{Durability, Engine};
 
+pub(crate) use self::groups::GroupTimes;
 pub(crate) use self::options::{ServeOptions, from_text, required_text};
 pub(crate) use self::security::{Oauth, Security};
 use crate::objects::{ObjectStoreUrl, S3Settings};
@@ -88,6 +90,11 @@ pub(crate) mod limits {
     pub(crate) const OFFSETS: Span = Span(Duration::from_secs(7 * 86_400));
     pub(crate) const OFFSETS_MIN: Span = Span(Duration::from_secs(60));
     pub(crate) const OFFSETS_MAX: Span = Span(Duration::from_secs(3650 * 86_400));
+    pub(crate) const OFFSETS_CHECK: Span = Span(Duration::from_secs(600));
+    pub(crate) const OFFSETS_CHECK_MIN: Span = Span(Duration::from_secs(1));
+    pub(crate) const OFFSETS_CHECK_MAX: Span = Span(Duration::from_secs(24 * 3600));
+    pub(crate) const GROUP_SIZE: u32 = 5000;
+    pub(crate) const GROUP_SIZE_MAX: u32 = 1_000_000;
     pub(crate) const OFFSET_METADATA: Size = Size::kib(4);
     pub(crate) const OFFSET_METADATA_MAX: Size = Size { bytes: i16::MAX as u64 };
     pub(crate) const REBALANCE_DELAY: Span = Span(Duration::ZERO);
@@ -161,6 +168,9 @@ pub(crate) struct ServeConfig {
     pub(crate) group_initial_rebalance_delay: Span,
     pub(crate) group_min_session_timeout: Span,
     pub(crate) group_max_session_timeout: Span,
+    pub(crate) group_times: GroupTimes,
+    pub(crate) group_max_size: u32,
+    pub(crate) offsets_retention_check_interval: Span,
     pub(crate) log: String,
 }
 
@@ -184,6 +194,7 @@ impl ServeConfig {
 
     fn resolve(options: ServeOptions) -> Result<Self, ConfigError> {
         let security = Security::resolve(&options)?;
+        let group_times = GroupTimes::of(&options);
         let data_dir = options.data_dir.unwrap_or_else(|| l::DATA_DIR.into());
         let s3 = S3Settings {
             endpoint: options.s3_endpoint,
@@ -249,6 +260,11 @@ impl ServeConfig {
             group_max_session_timeout: options
                 .group_max_session_timeout
                 .unwrap_or(l::SESSION_GREATEST),
+            group_times,
+            group_max_size: options.group_max_size.unwrap_or(l::GROUP_SIZE),
+            offsets_retention_check_interval: options
+                .offsets_retention_check_interval
+                .unwrap_or(l::OFFSETS_CHECK),
             log: options.log.unwrap_or_else(|| l::LOG.into()),
         };
         config.check_bounds()?;
@@ -312,6 +328,11 @@ impl ServeConfig {
         let (least, greatest) = (self.group_min_session_timeout, self.group_max_session_timeout);
         within("group-max-session-timeout", greatest, l::SESSION_MIN, l::SESSION_MAX)?;
         within("group-min-session-timeout", least, l::SESSION_MIN, greatest)?;
+        self.group_times.check()?;
+        within("group-max-size", self.group_max_size, 1, l::GROUP_SIZE_MAX)?;
+        let check = self.offsets_retention_check_interval;
+        let option = "offsets-retention-check-interval";
+        within(option, check, l::OFFSETS_CHECK_MIN, l::OFFSETS_CHECK_MAX)?;
         if let Some(rack) = &self.rack {
             within("rack (number of bytes)", rack.len(), 1, 249)?;
         }
@@ -366,7 +387,7 @@ impl fmt::Display for ServeConfig {
              auto-create-topics={} default-partitions={} max-message-size={} max-connections={} \
              max-connections-per-ip={per_ip} max-connections-per-ip-overrides={} idle-timeout={} queued-request-memory={} \
              transaction-max-timeout={} transactional-id-expiration={} offsets-retention={} offset-metadata-max-size={} \
-             group-initial-rebalance-delay={} group-min-session-timeout={} group-max-session-timeout={} rack={rack}",
+             group-initial-rebalance-delay={} group-min-session-timeout={} group-max-session-timeout={} {} group-max-size={} offsets-retention-check-interval={} rack={rack}",
             self.data_dir.display(),
             listeners.join(","),
             self.wal.display(),
@@ -397,6 +418,9 @@ impl fmt::Display for ServeConfig {
             self.group_initial_rebalance_delay,
             self.group_min_session_timeout,
             self.group_max_session_timeout,
+            self.group_times.told(),
+            self.group_max_size,
+            self.offsets_retention_check_interval,
         )
     }
 }

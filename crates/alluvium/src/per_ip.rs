@@ -13,19 +13,7 @@ impl FromStr for PerIp {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut by_address = BTreeMap::new();
-        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            let wrong = || format!("`{part}` is not IP:N, as in 10.0.0.1:100");
-            // The last colon: those before it are of an IPv6 address.
-            let (ip, count) = part.rsplit_once(':').ok_or_else(wrong)?;
-            let ip = ip.strip_prefix('[').and_then(|ip| ip.strip_suffix(']')).unwrap_or(ip);
-            let ip: IpAddr = ip.parse().map_err(|_| wrong())?;
-            let count = count.parse().map_err(|_| wrong())?;
-            if by_address.insert(ip.to_canonical(), count).is_some() {
-                return Err(format!("{ip} is there twice"));
-            }
-        }
-        Ok(Self(by_address))
+        alluvium_broker::per_ip(text).map(Self)
     }
 }
 

@@ -268,6 +268,10 @@ fn broker_config(config: &ServeConfig) -> BrokerConfig {
             max_offset_metadata_bytes: usize::try_from(config.offset_metadata_max_size.bytes)
                 .expect("the configuration was checked"),
             offsets_retention: config.offsets_retention.0,
+            sweep_interval: config.offsets_retention_check_interval.0,
+            max_group_members: config.group_max_size as usize,
+            consumer: config.group_times.consumer.clone(),
+            share: config.group_times.share.clone(),
             ..GroupConfig::default()
         },
         ..BrokerConfig::default()
@@ -411,6 +415,12 @@ mod tests {
             group_initial_rebalance_delay: span("3s"),
             group_min_session_timeout: span("5s"),
             group_max_session_timeout: span("6s"),
+            group_consumer_heartbeat_interval: span("700ms"),
+            group_consumer_min_heartbeat_interval: span("600ms"),
+            group_share_session_timeout: span("50s"),
+            group_share_max_session_timeout: span("2m"),
+            group_max_size: Some(9),
+            offsets_retention_check_interval: span("2s"),
             ..ServeOptions::default()
         };
         let config = broker_config(&ServeConfig::load(options).unwrap());
@@ -422,6 +432,11 @@ mod tests {
         assert_eq!(groups.offsets_retention, 3 * hour);
         assert_eq!(groups.max_offset_metadata_bytes, 77);
         assert_eq!(groups.initial_rebalance_delay, 3 * second);
+        assert_eq!(groups.consumer.heartbeat_interval, Duration::from_millis(700));
+        assert_eq!(groups.consumer.min_heartbeat_interval, Duration::from_millis(600));
+        assert_eq!(groups.share.session_timeout, 50 * second);
+        assert_eq!(groups.share.max_session_timeout, 120 * second);
+        assert_eq!((groups.max_group_members, groups.sweep_interval), (9, 2 * second));
         assert_eq!(
             (groups.min_session_timeout, groups.max_session_timeout),
             (5 * second, 6 * second)

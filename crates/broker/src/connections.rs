@@ -4,15 +4,20 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 /// The places that connections take.
 pub(crate) struct Connections {
-    max: u32,
-    max_of_address: u32,
-    /// Addresses that may have another number of them.
-    overrides: BTreeMap<IpAddr, u32>,
+    limits: RwLock<Limits>,
     open: Mutex<Open>,
+}
+
+/// How many there may be.
+pub(crate) struct Limits {
+    pub(crate) max: u32,
+    pub(crate) max_of_address: u32,
+    /// Addresses that may have another number of them.
+    pub(crate) overrides: BTreeMap<IpAddr, u32>,
 }
 
 #[derive(Default)]
@@ -41,13 +46,15 @@ impl Full {
 }
 
 impl Connections {
-    pub(crate) fn new(
-        max: u32,
-        max_of_address: u32,
-        overrides: &BTreeMap<IpAddr, u32>,
-    ) -> Arc<Self> {
-        let overrides = overrides.iter().map(|(ip, max)| (ip.to_canonical(), *max)).collect();
-        Arc::new(Self { max, max_of_address, overrides, open: Mutex::default() })
+    pub(crate) fn new(limits: Limits) -> Arc<Self> {
+        Arc::new(Self { limits: RwLock::new(limits), open: Mutex::default() })
+    }
+
+    /// Other limits hold from now on, for those that come. `limits` is asked for them in the order of
+    /// the changes.
+    pub(crate) fn refresh(&self, limits: impl FnOnce() -> Limits) {
+        let mut current = self.limits.write();
+        *current = limits();
     }
 
     /// Take a place for a connection from this address.
@@ -56,13 +63,17 @@ impl Connections {
     /// There is none.
     pub(crate) fn take(self: &Arc<Self>, ip: IpAddr) -> Result<Place, Full> {
         let ip = ip.to_canonical();
-        let max_of_address = self.overrides.get(&ip).copied().unwrap_or(self.max_of_address);
+        let (max, max_of_address) = {
+            let limits = self.limits.read();
+            let own = limits.overrides.get(&ip).copied();
+            (limits.max, own.unwrap_or(limits.max_of_address))
+        };
         let mut open = self.open.lock();
         let of_address = open.by_address.get(&ip).copied().unwrap_or(0);
         if of_address >= max_of_address {
             return Err(Full::OfAddress);
         }
-        if open.total >= self.max {
+        if open.total >= max {
             return Err(Full::All);
         }
         open.total += 1;
@@ -96,7 +107,7 @@ mod tests {
     fn an_address_takes_no_more_than_its_share_and_gives_it_back() {
         let ip = |ip: &str| ip.parse::<IpAddr>().unwrap();
         let overrides = [(ip("10.0.0.2"), 3), (ip("10.0.0.3"), 0)].into();
-        let connections = Connections::new(4, 2, &overrides);
+        let connections = Connections::new(Limits { max: 4, max_of_address: 2, overrides });
         let first = connections.take(ip("10.0.0.1")).unwrap();
         // The same address, by an IPv6 socket.
         let second = connections.take(ip("::ffff:10.0.0.1")).unwrap();

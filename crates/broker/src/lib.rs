@@ -71,6 +71,7 @@ pub use topics::stream_names;
 pub use transactions::TransactionsError;
 
 pub use config::{BrokerConfig, InvalidConfig};
+pub use configs::broker::per_ip;
 pub use security::{
     AclError, AuthorizationConfig, ClientCertificates, InvalidRules, JwksSource, ListenerConfig,
     Mechanism, OauthConfig, PrincipalRules, SecurityConfig, TlsConfig, UserError,
@@ -229,11 +230,7 @@ impl Broker {
             sessions: Sessions::default(),
             metrics,
             stop: watch::Sender::new(false),
-            connections: Connections::new(
-                config.max_connections,
-                config.max_connections_of_address,
-                &config.max_connections_overrides,
-            ),
+            connections: Connections::new(configs.connection_limits()),
             listeners,
             authentication,
             authorizer,

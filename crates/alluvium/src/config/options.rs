@@ -286,6 +286,76 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_GROUP_MAX_SESSION_TIMEOUT", value_name = "TIME")]
     pub(crate) group_max_session_timeout: Option<Span>,
 
+    /// How often members of consumer groups are told to send a heartbeat
+    /// (`group.consumer.heartbeat.interval.ms`). Default 5s, --group-consumer-min-heartbeat-interval to --group-consumer-max-heartbeat-interval.
+    #[arg(long, env = "ALLUVIUM_GROUP_CONSUMER_HEARTBEAT_INTERVAL", value_name = "TIME")]
+    pub(crate) group_consumer_heartbeat_interval: Option<Span>,
+
+    /// The shortest heartbeat interval that a consumer group may have
+    /// (`group.consumer.min.heartbeat.interval.ms`). Default 5s, 1ms to --group-consumer-heartbeat-interval.
+    #[arg(long, env = "ALLUVIUM_GROUP_CONSUMER_MIN_HEARTBEAT_INTERVAL", value_name = "TIME")]
+    pub(crate) group_consumer_min_heartbeat_interval: Option<Span>,
+
+    /// The longest one
+    /// (`group.consumer.max.heartbeat.interval.ms`). Default 15s, --group-consumer-heartbeat-interval to 24h.
+    #[arg(long, env = "ALLUVIUM_GROUP_CONSUMER_MAX_HEARTBEAT_INTERVAL", value_name = "TIME")]
+    pub(crate) group_consumer_max_heartbeat_interval: Option<Span>,
+
+    /// A member of a consumer group that sends no heartbeat for so long is removed
+    /// (`group.consumer.session.timeout.ms`). Default 45s, --group-consumer-min-session-timeout to --group-consumer-max-session-timeout, more than --group-consumer-heartbeat-interval.
+    #[arg(long, env = "ALLUVIUM_GROUP_CONSUMER_SESSION_TIMEOUT", value_name = "TIME")]
+    pub(crate) group_consumer_session_timeout: Option<Span>,
+
+    /// The shortest session timeout that a consumer group may have
+    /// (`group.consumer.min.session.timeout.ms`). Default 45s, 1ms to --group-consumer-session-timeout.
+    #[arg(long, env = "ALLUVIUM_GROUP_CONSUMER_MIN_SESSION_TIMEOUT", value_name = "TIME")]
+    pub(crate) group_consumer_min_session_timeout: Option<Span>,
+
+    /// The longest one
+    /// (`group.consumer.max.session.timeout.ms`). Default 1m, --group-consumer-session-timeout to 24h.
+    #[arg(long, env = "ALLUVIUM_GROUP_CONSUMER_MAX_SESSION_TIMEOUT", value_name = "TIME")]
+    pub(crate) group_consumer_max_session_timeout: Option<Span>,
+
+    /// How often members of share groups are told to send a heartbeat
+    /// (`group.share.heartbeat.interval.ms`). Default 5s, --group-share-min-heartbeat-interval to --group-share-max-heartbeat-interval.
+    #[arg(long, env = "ALLUVIUM_GROUP_SHARE_HEARTBEAT_INTERVAL", value_name = "TIME")]
+    pub(crate) group_share_heartbeat_interval: Option<Span>,
+
+    /// The shortest heartbeat interval that a share group may have
+    /// (`group.share.min.heartbeat.interval.ms`). Default 5s, 1ms to --group-share-heartbeat-interval.
+    #[arg(long, env = "ALLUVIUM_GROUP_SHARE_MIN_HEARTBEAT_INTERVAL", value_name = "TIME")]
+    pub(crate) group_share_min_heartbeat_interval: Option<Span>,
+
+    /// The longest one
+    /// (`group.share.max.heartbeat.interval.ms`). Default 15s, --group-share-heartbeat-interval to 24h.
+    #[arg(long, env = "ALLUVIUM_GROUP_SHARE_MAX_HEARTBEAT_INTERVAL", value_name = "TIME")]
+    pub(crate) group_share_max_heartbeat_interval: Option<Span>,
+
+    /// A member of a share group that sends no heartbeat for so long is removed
+    /// (`group.share.session.timeout.ms`). Default 45s, --group-share-min-session-timeout to --group-share-max-session-timeout, more than --group-share-heartbeat-interval.
+    #[arg(long, env = "ALLUVIUM_GROUP_SHARE_SESSION_TIMEOUT", value_name = "TIME")]
+    pub(crate) group_share_session_timeout: Option<Span>,
+
+    /// The shortest session timeout that a share group may have
+    /// (`group.share.min.session.timeout.ms`). Default 45s, 1ms to --group-share-session-timeout.
+    #[arg(long, env = "ALLUVIUM_GROUP_SHARE_MIN_SESSION_TIMEOUT", value_name = "TIME")]
+    pub(crate) group_share_min_session_timeout: Option<Span>,
+
+    /// The longest one
+    /// (`group.share.max.session.timeout.ms`). Default 1m, --group-share-session-timeout to 24h.
+    #[arg(long, env = "ALLUVIUM_GROUP_SHARE_MAX_SESSION_TIMEOUT", value_name = "TIME")]
+    pub(crate) group_share_max_session_timeout: Option<Span>,
+
+    /// Members that a classic or a consumer group may have (`group.max.size`, `group.consumer.max.size`, which have no bound in Kafka).
+    /// Default 5000, 1 to 1000000.
+    #[arg(long, env = "ALLUVIUM_GROUP_MAX_SIZE", value_name = "N")]
+    pub(crate) group_max_size: Option<u32>,
+
+    /// How often to look for committed offsets that are too old, and for groups that have neither members nor offsets
+    /// (`offsets.retention.check.interval.ms`). Default 10m, 1s to 24h.
+    #[arg(long, env = "ALLUVIUM_OFFSETS_RETENTION_CHECK_INTERVAL", value_name = "TIME")]
+    pub(crate) offsets_retention_check_interval: Option<Span>,
+
     /// What is logged: error, warn, info, debug, trace, or a filter such as `info,alluvium_stream=debug`. Default info.
     #[arg(long, env = "ALLUVIUM_LOG", value_name = "LEVEL")]
     pub(crate) log: Option<String>,
@@ -367,6 +437,46 @@ impl ServeOptions {
             group_max_session_timeout: self
                 .group_max_session_timeout
                 .or(other.group_max_session_timeout),
+            group_consumer_heartbeat_interval: self
+                .group_consumer_heartbeat_interval
+                .or(other.group_consumer_heartbeat_interval),
+            group_consumer_min_heartbeat_interval: self
+                .group_consumer_min_heartbeat_interval
+                .or(other.group_consumer_min_heartbeat_interval),
+            group_consumer_max_heartbeat_interval: self
+                .group_consumer_max_heartbeat_interval
+                .or(other.group_consumer_max_heartbeat_interval),
+            group_consumer_session_timeout: self
+                .group_consumer_session_timeout
+                .or(other.group_consumer_session_timeout),
+            group_consumer_min_session_timeout: self
+                .group_consumer_min_session_timeout
+                .or(other.group_consumer_min_session_timeout),
+            group_consumer_max_session_timeout: self
+                .group_consumer_max_session_timeout
+                .or(other.group_consumer_max_session_timeout),
+            group_share_heartbeat_interval: self
+                .group_share_heartbeat_interval
+                .or(other.group_share_heartbeat_interval),
+            group_share_min_heartbeat_interval: self
+                .group_share_min_heartbeat_interval
+                .or(other.group_share_min_heartbeat_interval),
+            group_share_max_heartbeat_interval: self
+                .group_share_max_heartbeat_interval
+                .or(other.group_share_max_heartbeat_interval),
+            group_share_session_timeout: self
+                .group_share_session_timeout
+                .or(other.group_share_session_timeout),
+            group_share_min_session_timeout: self
+                .group_share_min_session_timeout
+                .or(other.group_share_min_session_timeout),
+            group_share_max_session_timeout: self
+                .group_share_max_session_timeout
+                .or(other.group_share_max_session_timeout),
+            group_max_size: self.group_max_size.or(other.group_max_size),
+            offsets_retention_check_interval: self
+                .offsets_retention_check_interval
+                .or(other.offsets_retention_check_interval),
             log: self.log.or(other.log),
         }
     }

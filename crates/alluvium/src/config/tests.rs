@@ -98,6 +98,20 @@ fn every_option_can_stand_in_the_file_under_its_own_name() {
         group-initial-rebalance-delay = "3s"
         group-min-session-timeout = "1s"
         group-max-session-timeout = "1h"
+        group-consumer-heartbeat-interval = "7s"
+        group-consumer-min-heartbeat-interval = "6s"
+        group-consumer-max-heartbeat-interval = "16s"
+        group-consumer-session-timeout = "50s"
+        group-consumer-min-session-timeout = "40s"
+        group-consumer-max-session-timeout = "2m"
+        group-share-heartbeat-interval = "7s"
+        group-share-min-heartbeat-interval = "6s"
+        group-share-max-heartbeat-interval = "16s"
+        group-share-session-timeout = "50s"
+        group-share-min-session-timeout = "40s"
+        group-share-max-session-timeout = "2m"
+        group-max-size = 10
+        offsets-retention-check-interval = "5m"
         log = "debug"
         session-lifetime = "1h"
         oauth-jwks = "https://issuer.example.org/keys"
@@ -221,6 +235,19 @@ fn values_out_of_bounds_are_refused_by_name() {
         // More than the greatest, and more than it is as it comes.
         (["--group-max-session-timeout", "5s"], "group-min-session-timeout"),
         (["--group-min-session-timeout", "31m"], "group-min-session-timeout"),
+        (["--group-consumer-heartbeat-interval", "1s"], "group-consumer-heartbeat-interval"),
+        (
+            ["--group-consumer-min-heartbeat-interval", "0ms"],
+            "group-consumer-min-heartbeat-interval",
+        ),
+        (
+            ["--group-consumer-max-heartbeat-interval", "4s"],
+            "group-consumer-max-heartbeat-interval",
+        ),
+        (["--group-share-session-timeout", "2m"], "group-share-session-timeout"),
+        (["--group-share-max-session-timeout", "25h"], "group-share-max-session-timeout"),
+        (["--group-max-size", "0"], "group-max-size"),
+        (["--offsets-retention-check-interval", "1ms"], "offsets-retention-check-interval"),
     ] {
         let message = refused(&arguments);
         assert!(message.contains(option) && message.contains(" to "), "{message}");

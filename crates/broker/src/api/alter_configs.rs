@@ -159,6 +159,7 @@ async fn alter(
             server.configs.alter(entity, alteration, validate_only).await?;
             if !validate_only {
                 server.topics.refresh_defaults(|| server.configs.topic_defaults()).await;
+                server.connections.refresh(|| server.configs.connection_limits());
             }
             Ok(())
         }

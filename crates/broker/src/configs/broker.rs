@@ -45,19 +45,29 @@ const FIXED: &[BrokerSetting] = &[
     fixed("delete.topic.enable", Boolean, Some("true"), "Topics can be deleted."),
     fixed("fetch.max.bytes", Int, Some("57671680"), "The largest fetch response, a first batch that is larger excepted."),
     fixed("group.consumer.heartbeat.interval.ms", Int, Some("5000"), "How often members of consumer groups are told to send a heartbeat."),
+    fixed("group.consumer.min.heartbeat.interval.ms", Int, Some("5000"), "The shortest interval that a consumer group may have."),
+    fixed("group.consumer.max.heartbeat.interval.ms", Int, Some("15000"), "The longest interval that a consumer group may have."),
+    fixed("group.consumer.session.timeout.ms", Int, Some("45000"), "A member of a consumer group that sends no heartbeat for so long is removed."),
+    fixed("group.consumer.min.session.timeout.ms", Int, Some("45000"), "The shortest session timeout that a consumer group may have."),
+    fixed("group.consumer.max.session.timeout.ms", Int, Some("60000"), "The longest session timeout that a consumer group may have."),
+    fixed("group.share.heartbeat.interval.ms", Int, Some("5000"), "How often members of share groups are told to send a heartbeat."),
+    fixed("group.share.min.heartbeat.interval.ms", Int, Some("5000"), "The shortest interval that a share group may have."),
+    fixed("group.share.max.heartbeat.interval.ms", Int, Some("15000"), "The longest interval that a share group may have."),
+    fixed("group.share.session.timeout.ms", Int, Some("45000"), "A member of a share group that sends no heartbeat for so long is removed."),
+    fixed("group.share.min.session.timeout.ms", Int, Some("45000"), "The shortest session timeout that a share group may have."),
+    fixed("group.share.max.session.timeout.ms", Int, Some("60000"), "The longest session timeout that a share group may have."),
+    fixed("group.share.delivery.count.limit", Int, Some("5"), "How often a record is handed out, unless the share group says it."),
+    fixed("group.share.max.size", Int, Some("200"), "Members of a share group."),
+    fixed("group.share.partition.max.record.locks", Int, Some("2000"), "Records of a partition in flight, unless the share group says it."),
+    fixed("group.share.record.lock.duration.ms", Int, Some("30000"), "How long a member has a record, unless the share group says it."),
     fixed("group.consumer.max.size", Int, Some("2147483647"), "Members of a consumer group."),
     fixed("group.consumer.migration.policy", String, Some("bidirectional"), "A group goes over to the new protocol with the first member that speaks it, and back with the last."),
-    fixed("group.consumer.session.timeout.ms", Int, Some("45000"), "A member of a consumer group that sends no heartbeat for so long is removed."),
     fixed("group.initial.rebalance.delay.ms", Int, Some("3000"), "How long the first rebalance of an empty classic group waits for more members."),
     fixed("group.max.session.timeout.ms", Int, Some("1800000"), "The longest session timeout that a member of a classic group may have."),
     fixed("group.max.size", Int, Some("2147483647"), "Members of a classic group."),
     fixed("group.min.session.timeout.ms", Int, Some("6000"), "The shortest session timeout that a member of a classic group may have."),
-    fixed("log.cleaner.backoff.ms", Long, Some("15000"), "How often partitions of compacted topics are looked at."),
     fixed("log.retention.check.interval.ms", Long, Some("300000"), "How often old records are looked for."),
     fixed("log.retention.hours", Int, Some("168"), "How long records are kept where neither the topic nor log.retention.ms says so."),
-    fixed("max.connections", Int, None, "Bound on open connections."),
-    fixed("max.connections.per.ip", Int, Some("2147483647"), "Bound on open connections from one address."),
-    fixed("max.connections.per.ip.overrides", String, Some(""), "Addresses for which another bound holds."),
     fixed("node.id", Int, None, "This server's id."),
     fixed("offset.metadata.max.bytes", Int, Some("4096"), "The longest metadata of a committed offset."),
     fixed("offsets.retention.check.interval.ms", Long, Some("600000"), "How often old committed offsets are looked for."),
@@ -85,21 +95,121 @@ const fn unused(
 #[rustfmt::skip]
 const UNUSED: &[Setting] = &[
     unused("background.threads", Int, "10", AtLeast(1), "Threads for tasks in the background. No effect here."),
+    unused("follower.fetch.last.tiered.offset.enable", Boolean, "false", Any, "Where new followers begin. No effect here: there is one replica."),
+    unused("follower.replication.throttled.rate", Long, "9223372036854775807", AtLeast(0), "Bound on replication, set while partitions are reassigned. No effect here: there is one replica."),
+    unused("group.consumer.assignment.interval.ms", Int, "1000", AtLeast(0), "Time between two assignments of a group. No effect here: assignments are made at once."),
+    unused("group.consumer.assignor.offload.enable", Boolean, "true", Any, "Whether assignments have threads of their own. No effect here."),
+    unused("group.coordinator.cached.buffer.max.bytes", Int, "1048588", AtLeast(524_288), "Memory that the coordinator keeps for its writes. No effect here: it keeps none."),
+    unused("group.share.assignment.interval.ms", Int, "1000", AtLeast(0), "Time between two assignments of a group. No effect here: assignments are made at once."),
+    unused("group.share.assignor.offload.enable", Boolean, "true", Any, "Whether assignments have threads of their own. No effect here."),
+    unused("group.streams.assignment.interval.ms", Int, "1000", AtLeast(0), "Time between two assignments of a group. No effect here: there are no streams groups."),
+    unused("group.streams.assignor.offload.enable", Boolean, "true", Any, "Whether assignments have threads of their own. No effect here: there are no streams groups."),
+    unused("leader.replication.throttled.rate", Long, "9223372036854775807", AtLeast(0), "Bound on replication, set while partitions are reassigned. No effect here: there is one replica."),
     unused("log.cleaner.dedupe.buffer.size", Long, "134217728", Any, "Memory for log compaction. No effect here: it takes 25 MiB."),
     unused("log.cleaner.io.buffer.load.factor", Double, "0.9", Any, "How full log compaction's memory may be. No effect here."),
     unused("log.cleaner.io.buffer.size", Int, "524288", AtLeast(0), "Memory for log compaction's reads and writes. No effect here."),
     unused("log.cleaner.io.max.bytes.per.second", Double, "1.7976931348623157E308", Any, "Bound on log compaction's reads and writes. No effect here: it rests as long as it reads; see also --object-store-rate."),
     unused("log.cleaner.threads", Int, "1", AtLeast(0), "Threads for log compaction. No effect here: there is one."),
+    unused("log.remote.copy.lag.bytes", Long, "-1", AtLeast(-1), "Tiered storage. No effect here, as in Kafka without it: all records go to the object store."),
+    unused("log.remote.copy.lag.ms", Long, "0", AtLeast(-1), "Tiered storage. No effect here, as in Kafka without it: all records go to the object store."),
     unused("num.io.threads", Int, "8", AtLeast(1), "Threads for requests. No effect here: there are as many as processors."),
     unused("num.network.threads", Int, "3", AtLeast(1), "Threads for connections. No effect here: there are as many as processors."),
     unused("num.recovery.threads.per.data.dir", Int, "2", AtLeast(1), "Threads for the recovery of logs. No effect here: there is one log."),
-    unused("num.replica.fetchers", Int, "1", AtLeast(0), "Threads that fetch from leaders. No effect here: there is one replica."),
+    unused("num.replica.fetchers", Int, "1", AtLeast(1), "Threads that fetch from leaders. No effect here: there is one replica."),
+    unused("remote.fetch.max.wait.ms", Int, "500", AtLeast(1), "Tiered storage. No effect here, as in Kafka without it: records are in the object store anyway."),
+    unused("remote.list.offsets.request.timeout.ms", Long, "30000", AtLeast(1), "Tiered storage. No effect here, as in Kafka without it."),
+    unused("remote.log.index.file.cache.total.size.bytes", Long, "1073741824", AtLeast(1), "Tiered storage. No effect here, as in Kafka without it."),
+    unused("remote.log.manager.copier.thread.pool.size", Int, "10", AtLeast(1), "Tiered storage. No effect here, as in Kafka without it."),
+    unused("remote.log.manager.copy.max.bytes.per.second", Long, "9223372036854775807", AtLeast(1), "Tiered storage. No effect here, as in Kafka without it; see --object-store-rate."),
+    unused("remote.log.manager.expiration.thread.pool.size", Int, "10", AtLeast(1), "Tiered storage. No effect here, as in Kafka without it."),
+    unused("remote.log.manager.fetch.max.bytes.per.second", Long, "9223372036854775807", AtLeast(1), "Tiered storage. No effect here, as in Kafka without it; see --object-store-rate."),
+    unused("remote.log.manager.follower.thread.pool.size", Int, "2", AtLeast(1), "Tiered storage. No effect here, as in Kafka without it."),
+    unused("remote.log.reader.threads", Int, "10", AtLeast(1), "Tiered storage. No effect here, as in Kafka without it."),
+    unused("replica.alter.log.dirs.io.max.bytes.per.second", Long, "9223372036854775807", AtLeast(0), "Bound on moves between directories. No effect here: there is one place for logs."),
     unused("sasl.kerberos.kinit.cmd", String, "/usr/bin/kinit", Any, "Where kinit is. No effect here: there is no Kerberos."),
     unused("sasl.kerberos.min.time.before.relogin", Long, "60000", Any, "Time between two logins. No effect here: there is no Kerberos."),
     unused("sasl.kerberos.principal.to.local.rules", List, "DEFAULT", Any, "How principals become names. No effect here: there is no Kerberos."),
     unused("sasl.kerberos.ticket.renew.jitter", Double, "0.05", Between(0, 1), "Spread of renewals. No effect here: there is no Kerberos."),
     unused("sasl.kerberos.ticket.renew.window.factor", Double, "0.8", Between(0, 1), "When a ticket is renewed. No effect here: there is no Kerberos."),
+    unused("share.coordinator.cached.buffer.max.bytes", Int, "1048588", AtLeast(524_288), "Memory that the coordinator keeps for its writes. No effect here: it keeps none."),
 ];
+
+const fn live(
+    name: &'static str,
+    kind: ConfigType,
+    default: &'static str,
+    allowed: super::Allowed,
+    documentation: &'static str,
+) -> Setting {
+    Setting { name, kind, default, allowed, broker_name: None, effective: true, documentation }
+}
+
+/// The longest time between two looks at compacted partitions: 30 days.
+const MAX_BACKOFF_MS: i64 = 30 * 86_400_000;
+
+pub(crate) const CLEANER_BACKOFF: &str = "log.cleaner.backoff.ms";
+pub(crate) const MAX_CONNECTIONS: &str = "max.connections";
+pub(crate) const MAX_CONNECTIONS_PER_IP: &str = "max.connections.per.ip";
+pub(crate) const MAX_CONNECTIONS_OVERRIDES: &str = "max.connections.per.ip.overrides";
+
+/// What takes effect at once and is no setting of topics.
+#[rustfmt::skip]
+const LIVE: &[Setting] = &[
+    live(CLEANER_BACKOFF, Long, "15000", Between(1, MAX_BACKOFF_MS), "How often partitions of compacted topics are looked at, at least every millisecond: 0 is refused."),
+    live(MAX_CONNECTIONS, Int, "2147483647", Between(1, 100_000), "Bound on open connections. Those that are open stay when it becomes smaller."),
+    live(MAX_CONNECTIONS_PER_IP, Int, "2147483647", Between(1, i32::MAX as i64), "Bound on open connections from one address."),
+    live(MAX_CONNECTIONS_OVERRIDES, String, "", super::Allowed::PerIp, "Addresses for which another bound holds, as in 10.0.0.1:100,10.0.0.2:5. Names of hosts are refused."),
+    live("transaction.partition.verification.enable", Boolean, "true", super::Allowed::Only("true", "every transactional batch is verified"), "Whether transactional batches are verified: always."),
+];
+
+/// What Kafka's operators can change while it runs and is refused here, with the reason. A name that
+/// ends with a dot is the begin of names.
+#[rustfmt::skip]
+pub(crate) const REFUSED: &[(&str, &str)] = &[
+    ("config.providers", "the server loads no classes"),
+    ("cordoned.log.dirs", "there is one place for logs, which cannot be cordoned off"),
+    ("errors.deadletterqueue.", "share groups have no dead letter queues"),
+    ("listener.", "listeners are what the server was started with"),
+    ("listeners", "listeners are what the server was started with"),
+    ("max.connection.creation.rate", "connections are bounded in number by max.connections and in rate by the quota connection_creation_rate of addresses"),
+    ("max.decompressed.message.bytes", "at most 256 MiB of a batch are decompressed"),
+    ("metric.reporters", "the server loads no classes; its metrics are at /metrics of the admin port"),
+    ("principal.builder.class", "the server loads no classes; see the listener's tls-principal-rules"),
+    ("producer.id.expiration.ms", "a partition forgets a producer after a day"),
+    ("sasl.", "mechanisms are those of the listener's sasl-mechanisms, and the server itself logs in nowhere"),
+    ("ssl.", "the files of a listener's certificates are read again when they change"),
+];
+
+/// Why a setting that Kafka's operators can change is refused.
+pub(crate) fn refusal(name: &str) -> Option<&'static str> {
+    let fits = |(known, _): &&(&str, &str)| match known.ends_with('.') {
+        true => name.starts_with(known),
+        false => name == *known,
+    };
+    REFUSED.iter().find(fits).map(|(_, reason)| *reason)
+}
+
+/// Bounds by address, as in `10.0.0.1:100,10.0.0.2:5`: the form of `max.connections.per.ip.overrides`.
+///
+/// # Errors
+/// The part that is none.
+pub fn per_ip(text: &str) -> Result<BTreeMap<IpAddr, u32>, std::string::String> {
+    let mut bounds = BTreeMap::new();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let bound = part.rsplit_once(':').and_then(|(ip, bound)| {
+            // The last colon: those before it are of an IPv6 address.
+            let ip = ip.strip_prefix('[').and_then(|ip| ip.strip_suffix(']')).unwrap_or(ip);
+            let bound = bound.parse::<u32>().ok().filter(|bound| i32::try_from(*bound).is_ok());
+            Some((ip.parse::<IpAddr>().ok()?.to_canonical(), bound?))
+        });
+        let (ip, bound) =
+            bound.ok_or_else(|| format!("`{part}` is not IP:N, as in 10.0.0.1:100"))?;
+        if bounds.insert(ip, bound).is_some() {
+            return Err(format!("{ip} is there twice"));
+        }
+    }
+    Ok(bounds)
+}
 
 /// All settings of the broker, by name.
 pub(crate) fn settings() -> Vec<BrokerSetting> {
@@ -118,10 +228,11 @@ pub(crate) fn settings() -> Vec<BrokerSetting> {
         })
     });
     let mut settings: Vec<_> = of_topics.collect();
-    settings.extend(UNUSED.iter().map(|setting| BrokerSetting {
+    settings.extend(UNUSED.iter().chain(LIVE).map(|setting| BrokerSetting {
         name: setting.name,
         kind: setting.kind,
-        default: Some(setting.default),
+        // Kafka has no bound here, and this server has one.
+        default: (setting.name != MAX_CONNECTIONS).then_some(setting.default),
         documentation: setting.documentation,
         dynamic: Some(setting),
     }));
@@ -142,18 +253,34 @@ pub(super) fn started_with(config: &BrokerConfig) -> Overrides {
         ("broker.id", config.node_id.to_string()),
         ("connections.max.idle.ms", millis(config.idle_timeout)),
         ("fetch.max.bytes", number(config.max_fetch_bytes.into())),
-        ("group.consumer.heartbeat.interval.ms", millis(groups.consumer_heartbeat_interval)),
+        ("group.consumer.heartbeat.interval.ms", millis(groups.consumer.heartbeat_interval)),
+        (
+            "group.consumer.min.heartbeat.interval.ms",
+            millis(groups.consumer.min_heartbeat_interval),
+        ),
+        (
+            "group.consumer.max.heartbeat.interval.ms",
+            millis(groups.consumer.max_heartbeat_interval),
+        ),
+        ("group.consumer.session.timeout.ms", millis(groups.consumer.session_timeout)),
+        ("group.consumer.min.session.timeout.ms", millis(groups.consumer.min_session_timeout)),
+        ("group.consumer.max.session.timeout.ms", millis(groups.consumer.max_session_timeout)),
+        ("group.share.heartbeat.interval.ms", millis(groups.share.heartbeat_interval)),
+        ("group.share.min.heartbeat.interval.ms", millis(groups.share.min_heartbeat_interval)),
+        ("group.share.max.heartbeat.interval.ms", millis(groups.share.max_heartbeat_interval)),
+        ("group.share.session.timeout.ms", millis(groups.share.session_timeout)),
+        ("group.share.min.session.timeout.ms", millis(groups.share.min_session_timeout)),
+        ("group.share.max.session.timeout.ms", millis(groups.share.max_session_timeout)),
         ("group.consumer.max.size", groups.max_group_members.to_string()),
-        ("group.consumer.session.timeout.ms", millis(groups.consumer_session_timeout)),
         ("group.initial.rebalance.delay.ms", millis(groups.initial_rebalance_delay)),
         ("group.max.session.timeout.ms", millis(groups.max_session_timeout)),
         ("group.max.size", groups.max_group_members.to_string()),
         ("group.min.session.timeout.ms", millis(groups.min_session_timeout)),
-        ("log.cleaner.backoff.ms", millis(config.log_compaction_check_interval)),
+        (CLEANER_BACKOFF, millis(config.log_compaction_check_interval)),
         ("log.retention.check.interval.ms", millis(config.retention_check_interval)),
-        ("max.connections", number(config.max_connections.into())),
-        ("max.connections.per.ip", number(config.max_connections_of_address.into())),
-        ("max.connections.per.ip.overrides", of_addresses(&config.max_connections_overrides)),
+        (MAX_CONNECTIONS, number(config.max_connections.into())),
+        (MAX_CONNECTIONS_PER_IP, number(config.max_connections_of_address.into())),
+        (MAX_CONNECTIONS_OVERRIDES, of_addresses(&config.max_connections_overrides)),
         ("message.max.bytes", number(config.max_message_bytes.into())),
         ("node.id", config.node_id.to_string()),
         ("num.partitions", number(config.default_partitions.into())),

@@ -3,6 +3,9 @@
 use std::time::Duration;
 
 use super::{Allowed, ConfigType, Setting};
+use crate::groups::GroupConfig;
+
+type Text = std::string::String;
 
 const fn ms(
     name: &'static str,
@@ -47,14 +50,16 @@ const fn unused(
 use Allowed::{Any, AtLeast, Between, OneOf};
 use ConfigType::{Boolean, Int, String};
 
-/// All settings that a group can have, by name. The bounds are those that Kafka's brokers have by default.
+/// All settings that a group can have, by name. The bounds of heartbeat intervals and
+/// session timeouts are those of the configuration; the others are those that Kafka's brokers have by
+/// default.
 #[rustfmt::skip]
 pub(crate) const SETTINGS: &[Setting] = &[
     ms("consumer.assignment.interval.ms", "group.consumer.assignment.interval.ms", "1000", Between(0, 15_000), false,
         "How long a new assignment waits for further changes of the group. No effect here: assignments are made at once."),
-    ms("consumer.heartbeat.interval.ms", "group.consumer.heartbeat.interval.ms", "5000", Between(5_000, 15_000), true,
+    ms("consumer.heartbeat.interval.ms", "group.consumer.heartbeat.interval.ms", "5000", AtLeast(1), true,
         "How often members of a consumer group are told to send a heartbeat."),
-    ms("consumer.session.timeout.ms", "group.consumer.session.timeout.ms", "45000", Between(45_000, 60_000), true,
+    ms("consumer.session.timeout.ms", "group.consumer.session.timeout.ms", "45000", AtLeast(1), true,
         "A member of a consumer group that sends no heartbeat for so long is removed."),
     ms("share.assignment.interval.ms", "group.share.assignment.interval.ms", "1000", Between(0, 15_000), false,
         "How long a new assignment waits for further changes of the group. No effect here: assignments are made at once."),
@@ -62,7 +67,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "Where a share group begins in a topic that is new to it: `earliest`, `latest`, or a time before now, `by_duration:PnDTnHnMn.nS`."),
     ms("share.delivery.count.limit", "group.share.delivery.count.limit", "5", Between(2, 10), true,
         "A record that was handed out so often, and was not accepted, is given up."),
-    ms("share.heartbeat.interval.ms", "group.share.heartbeat.interval.ms", "5000", Between(5_000, 15_000), true,
+    ms("share.heartbeat.interval.ms", "group.share.heartbeat.interval.ms", "5000", AtLeast(1), true,
         "How often members of a share group are told to send a heartbeat."),
     text("share.isolation.level", String, "read_uncommitted", OneOf(&["read_committed", "read_uncommitted"]),
         "Whether members get records of transactions that are open or were aborted."),
@@ -72,7 +77,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "A member has a record for so long; then others get it."),
     text("share.renew.acknowledge.enable", Boolean, "true", Any,
         "Whether members may ask for more time for a record."),
-    ms("share.session.timeout.ms", "group.share.session.timeout.ms", "45000", Between(45_000, 60_000), true,
+    ms("share.session.timeout.ms", "group.share.session.timeout.ms", "45000", AtLeast(1), true,
         "A member of a share group that sends no heartbeat for so long is removed."),
     unused("streams.assignment.interval.ms", Some("group.streams.assignment.interval.ms"), Int, "1000", Between(0, 15_000)),
     unused("streams.heartbeat.interval.ms", Some("group.streams.heartbeat.interval.ms"), Int, "5000", Between(5_000, 15_000)),
@@ -80,6 +85,29 @@ pub(crate) const SETTINGS: &[Setting] = &[
     unused("streams.num.standby.replicas", Some("group.streams.num.standby.replicas"), Int, "0", Between(0, 2)),
     unused("streams.session.timeout.ms", Some("group.streams.session.timeout.ms"), Int, "45000", Between(45_000, 60_000)),
 ];
+
+/// Check a time of members against the bounds that the server was started with.
+///
+/// # Errors
+/// Why it cannot be, in Kafka's words.
+pub(super) fn check_bounds(config: &GroupConfig, name: &str, value: &str) -> Result<(), Text> {
+    let (kind, time) = name.split_once('.').unwrap_or_default();
+    let times = match kind {
+        "consumer" => &config.consumer,
+        "share" => &config.share,
+        _ => return Ok(()),
+    };
+    let (min, max) = match time {
+        "heartbeat.interval.ms" => (times.min_heartbeat_interval, times.max_heartbeat_interval),
+        "session.timeout.ms" => (times.min_session_timeout, times.max_session_timeout),
+        _ => return Ok(()),
+    };
+    let (min, max) = (min.as_millis(), max.as_millis());
+    match value.parse::<u128>().is_ok_and(|value| (min..=max).contains(&value)) {
+        true => Ok(()),
+        false => Err(format!("{name} must be in the range {min} to {max} inclusive.")),
+    }
+}
 
 /// The setting of this name.
 pub(crate) fn find(name: &str) -> Option<&'static Setting> {

@@ -62,6 +62,8 @@ pub(crate) enum Allowed {
     Replicas,
     /// Where a share group begins to read.
     ShareStart,
+    /// Numbers by address.
+    PerIp,
 }
 
 /// Where a value comes from, with its number in the protocol.
@@ -206,6 +208,7 @@ impl Setting {
                 "{} must be the literal '*' or a list of replicas in the following format: [partitionId]:[brokerId],[partitionId]:[brokerId],...",
                 self.name
             )),
+            Allowed::PerIp => broker::per_ip(value).map(drop),
             Allowed::ShareStart if group::ShareStart::parse(value).is_none() => {
                 Err("The value must be either 'earliest', 'latest' or of the format 'by_duration:<PnDTnHnMn.nS>'.".into())
             }

@@ -6,12 +6,16 @@ use std::time::Duration;
 
 use alluvium_stream::{Change, Store};
 use parking_lot::RwLock;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 use super::broker::{self, BrokerSetting};
 use super::group::ShareStart;
 use super::{Alteration, Overrides, Source, Synonym, group, topic};
 use crate::config::BrokerConfig;
+use crate::connections::Limits;
 use crate::errors::ApiError;
+use crate::groups::GroupConfig;
 use crate::groups::share::ShareRules;
 
 const META_PREFIX: &str = "config/";
@@ -48,9 +52,11 @@ pub(crate) struct Configs {
     /// The settings of the broker that there are.
     pub(crate) broker_settings: Vec<BrokerSetting>,
     started_with: Overrides,
+    groups: GroupConfig,
     state: RwLock<State>,
     /// Held over a change's check and commit.
     changing: tokio::sync::Mutex<()>,
+    changed: Notify,
 }
 
 impl Configs {
@@ -64,8 +70,10 @@ impl Configs {
             node_id: config.node_id,
             broker_settings: broker::settings(),
             started_with: broker::started_with(config),
+            groups: config.groups.clone(),
             state: RwLock::default(),
             changing: tokio::sync::Mutex::new(()),
+            changed: Notify::new(),
         };
         let state = configs.state.get_mut();
         for (key, value) in configs.store.meta(META_PREFIX) {
@@ -110,6 +118,12 @@ impl Configs {
             Change::PutMeta { key, value }
         };
         self.store.commit(vec![change]).await?;
+        self.apply(entity, overrides);
+        self.changed.notify_waiters();
+        Ok(())
+    }
+
+    fn apply(&self, entity: Entity<'_>, overrides: Overrides) {
         let mut state = self.state.write();
         match entity {
             Entity::Brokers => state.brokers = overrides,
@@ -121,7 +135,6 @@ impl Configs {
                 state.groups.insert(name.to_owned(), overrides);
             }
         }
-        Ok(())
     }
 
     fn altered_group(
@@ -145,7 +158,13 @@ impl Configs {
             let setting = group::find(&name).ok_or_else(|| {
                 ApiError::InvalidConfig(format!("Unknown group config name: {name}"))
             })?;
-            overrides.insert(name, setting.check(&value).map_err(ApiError::InvalidConfig)?);
+            let value = setting.check(&value).map_err(ApiError::InvalidConfig)?;
+            // What was set when the bounds were others stays.
+            if current.get(&name) != Some(&value) {
+                group::check_bounds(&self.groups, &name, &value)
+                    .map_err(ApiError::InvalidConfig)?;
+            }
+            overrides.insert(name, value);
         }
         let state = self.state.read();
         if state.groups.len() >= MAX_GROUPS && !state.groups.contains_key(name) {
@@ -166,9 +185,12 @@ impl Configs {
         let mut overrides = Overrides::new();
         for (name, value) in altered {
             let setting = dynamic(&name).ok_or_else(|| {
-                ApiError::InvalidRequest(format!(
-                    "Cannot update these configs dynamically: [{name}]"
-                ))
+                let mut message = format!("Cannot update these configs dynamically: [{name}]");
+                if let Some(reason) = broker::refusal(&name) {
+                    message.push_str(": ");
+                    message.push_str(reason);
+                }
+                ApiError::InvalidRequest(message)
             })?;
             let value = setting.check_as(&name, &value).map_err(ApiError::InvalidRequest)?;
             if !setting.effective && current.get(&name) != Some(&value) {
@@ -181,6 +203,35 @@ impl Configs {
             overrides.insert(name, value);
         }
         Ok(overrides)
+    }
+
+    /// The value of a setting of the broker that has one.
+    fn broker_value(&self, name: &str) -> String {
+        let setting = self.broker_setting(name);
+        let first = setting.and_then(|setting| self.broker_synonyms(setting).into_iter().next());
+        first.map(|first| first.value).unwrap_or_default()
+    }
+
+    /// How often partitions of compacted topics are looked at.
+    pub(crate) fn cleaner_backoff(&self) -> Duration {
+        let ms = self.broker_value(broker::CLEANER_BACKOFF).parse().unwrap_or(15_000);
+        Duration::from_millis(ms)
+    }
+
+    /// How many connections there may be.
+    pub(crate) fn connection_limits(&self) -> Limits {
+        let number = |name| self.broker_value(name).parse().unwrap_or(u32::MAX);
+        let overrides = broker::per_ip(&self.broker_value(broker::MAX_CONNECTIONS_OVERRIDES));
+        Limits {
+            max: number(broker::MAX_CONNECTIONS),
+            max_of_address: number(broker::MAX_CONNECTIONS_PER_IP),
+            overrides: overrides.unwrap_or_default(),
+        }
+    }
+
+    /// Until settings are changed.
+    pub(crate) fn changed(&self) -> Notified<'_> {
+        self.changed.notified()
     }
 
     fn broker_setting(&self, name: &str) -> Option<&BrokerSetting> {

@@ -92,11 +92,10 @@ pub struct GroupConfig {
     pub min_session_timeout: Duration,
     /// `group.max.session.timeout.ms`: default 30 min, at most 24 h.
     pub max_session_timeout: Duration,
-    /// `group.consumer.session.timeout.ms`: a member of a consumer group that sends no heartbeat for this long is removed. Default 45 s, more
-    /// than the heartbeat interval, at most 24 h.
-    pub consumer_session_timeout: Duration,
-    /// `group.consumer.heartbeat.interval.ms`: how often members of consumer groups are told to send one. Default 5 s, at least 1 ms.
-    pub consumer_heartbeat_interval: Duration,
+    /// `group.consumer.*`: the times of members of consumer groups.
+    pub consumer: MemberTimes,
+    /// `group.share.*`: the times of members of share groups.
+    pub share: MemberTimes,
     /// `group.max.size` and `group.consumer.max.size`: members of one group, and as many ids that were handed out and have not joined yet. Default 5000, at least 1.
     pub max_group_members: usize,
     /// Groups that exist at the same time, those with offsets and no members included. Default 100 000, at least 1.
@@ -122,14 +121,66 @@ pub struct GroupConfig {
     pub room_timeout: Duration,
 }
 
+/// The times of members of groups that send heartbeats to the server (KIP-848, KIP-932). The names are
+/// the ends of Kafka's. A group can have times of its own within the bounds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberTimes {
+    /// `heartbeat.interval.ms`: how often members are told to send a heartbeat. Default 5 s, within the
+    /// two bounds that follow, less than `session_timeout`.
+    pub heartbeat_interval: Duration,
+    /// `min.heartbeat.interval.ms`: default 5 s, at least 1 ms.
+    pub min_heartbeat_interval: Duration,
+    /// `max.heartbeat.interval.ms`: default 15 s, at most 24 h.
+    pub max_heartbeat_interval: Duration,
+    /// `session.timeout.ms`: a member that sends no heartbeat for this long is removed. Default 45 s,
+    /// within the two bounds that follow.
+    pub session_timeout: Duration,
+    /// `min.session.timeout.ms`: default 45 s, at least 1 ms.
+    pub min_session_timeout: Duration,
+    /// `max.session.timeout.ms`: default 60 s, at most 24 h.
+    pub max_session_timeout: Duration,
+}
+
+impl Default for MemberTimes {
+    fn default() -> Self {
+        Self {
+            heartbeat_interval: Duration::from_secs(5),
+            min_heartbeat_interval: Duration::from_secs(5),
+            max_heartbeat_interval: Duration::from_secs(15),
+            session_timeout: Duration::from_secs(45),
+            min_session_timeout: Duration::from_secs(45),
+            max_session_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+impl MemberTimes {
+    fn check(&self) -> Result<(), &'static str> {
+        let (least, most) = (Duration::from_millis(1), Duration::from_secs(24 * 3600));
+        let heartbeats =
+            [self.min_heartbeat_interval, self.heartbeat_interval, self.max_heartbeat_interval];
+        let sessions = [self.min_session_timeout, self.session_timeout, self.max_session_timeout];
+        for [min, value, max] in [heartbeats, sessions] {
+            if !(least <= min && min <= value && value <= max && max <= most) {
+                return Err("heartbeat interval and session timeout must be within their bounds, \
+                            and these within 1 ms and 24 h");
+            }
+        }
+        match self.heartbeat_interval < self.session_timeout {
+            true => Ok(()),
+            false => Err("the heartbeat interval must be less than the session timeout"),
+        }
+    }
+}
+
 impl Default for GroupConfig {
     fn default() -> Self {
         Self {
             initial_rebalance_delay: Duration::ZERO,
             min_session_timeout: Duration::from_secs(6),
             max_session_timeout: Duration::from_secs(30 * 60),
-            consumer_session_timeout: Duration::from_secs(45),
-            consumer_heartbeat_interval: Duration::from_secs(5),
+            consumer: MemberTimes::default(),
+            share: MemberTimes::default(),
             max_group_members: 5000,
             max_groups: 100_000,
             max_membership_bytes: 256 << 20,
@@ -159,13 +210,8 @@ impl GroupConfig {
         if self.max_session_timeout > Duration::from_secs(24 * 3600) {
             return refuse("the greatest session timeout must be at most 24 h");
         }
-        if self.consumer_heartbeat_interval < Duration::from_millis(1)
-            || self.consumer_session_timeout <= self.consumer_heartbeat_interval
-            || self.consumer_session_timeout > Duration::from_secs(24 * 3600)
-        {
-            return refuse(
-                "the heartbeat interval of consumer groups must be at least 1 ms, and their session timeout longer, and at most 24 h",
-            );
+        for (kind, times) in [("consumer", &self.consumer), ("share", &self.share)] {
+            times.check().map_err(|what| GroupsError::Config(format!("{kind} groups: {what}")))?;
         }
         if self.max_group_members == 0 || self.max_groups == 0 {
             return refuse("the bounds on groups and on their members must be at least 1");
@@ -251,7 +297,7 @@ impl Groups {
             max_members: config.max_group_members,
         };
         let consumer_rules = ConsumerRules {
-            session_timeout: config.consumer_session_timeout,
+            session_timeout: config.consumer.session_timeout,
             max_members: config.max_group_members,
         };
         let (member_log, consumer_groups) =

@@ -6,6 +6,7 @@ mod keys;
 pub(crate) mod tests;
 
 use std::collections::{HashMap, HashSet};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -209,13 +210,19 @@ struct Due {
 pub(crate) async fn run(server: Arc<Server>) {
     let mut memory = Memory::new(MAX_KEYS);
     loop {
-        // Never, if there is none: the check comes before that.
+        let begun = Instant::now();
         let next_retry = memory.next_retry();
-        let next_retry = next_retry.unwrap_or_else(|| Instant::now() + RETRY_LOST);
-        tokio::select! {
-            () = server.stopping() => return,
-            () = tokio::time::sleep(server.config.log_compaction_check_interval) => {}
-            () = tokio::time::sleep_until(next_retry) => {}
+        loop {
+            // Before the backoff is read, so that no change of it is missed.
+            let mut changed = pin!(server.configs.changed());
+            changed.as_mut().enable();
+            let next_look = begun + server.configs.cleaner_backoff();
+            let next = next_retry.map_or(next_look, |retry| retry.min(next_look));
+            tokio::select! {
+                () = server.stopping() => return,
+                () = tokio::time::sleep_until(next) => break,
+                () = changed => {}
+            }
         }
         tokio::select! {
             () = server.stopping() => return,

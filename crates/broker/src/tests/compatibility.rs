@@ -11,6 +11,7 @@ use kafka_protocol::messages::{ApiKey, ApiVersionsRequest};
 
 use super::harness::TestServer;
 use crate::api::APIS;
+use crate::configs::broker;
 
 /// What a single node of Apache Kafka 4.3.1 announces, as its own tool prints it.
 const KAFKA: &str = include_str!("api-versions-4.3.1.txt");
@@ -44,7 +45,7 @@ const NOTES: &[(&str, &str)] = &[
     ("AlterConfigs", "As IncrementalAlterConfigs."),
     (
         "IncrementalAlterConfigs",
-        "All settings of topics and groups; of brokers those that stand in for topics, and some that Kafka's operators change. What has no effect says so in its documentation.",
+        "All settings of topics and groups; of brokers see the table below. What has no effect says so in its documentation.",
     ),
     ("ListConfigResources", "Topics, the broker, and groups with settings of their own."),
     ("DescribeLogDirs", "One place, `/alluvium`, of unknown size, never cordoned off."),
@@ -135,6 +136,21 @@ This page is made from the server's table of APIs, and checked against a running
 |---:|---|---|---|---|
 ";
 
+/// What can be changed while Apache Kafka 4.4.0 runs: its `DynamicBrokerConfig.ALL_DYNAMIC_CONFIGS`,
+/// and their types.
+const DYNAMIC: &str = include_str!("dynamic-configs-4.4.0.txt");
+
+const CHANGEABLE: &str = "
+## Settings of brokers that are changed while the server runs
+
+Every setting that Apache Kafka 4.4.0 lets operators change (`kafka-configs --alter --entity-type brokers`, IncrementalAlterConfigs, AlterConfigs), and what comes of it here. What is *kept* is shown by
+DescribeConfigs, outlives a restart, and changes nothing: it tunes a part of Kafka that this server does not have, or names what it does anyway, so tools that set it (Cruise Control, Strimzi,
+`kafka-reassign-partitions --throttle`) go on. What would promise something that the server does not do is *refused*, with the reason in the answer.
+
+| setting | here | |
+|---|---|---|
+";
+
 fn versions(min: i16, max: i16) -> String {
     if min == max { min.to_string() } else { format!("{min} to {max}") }
 }
@@ -185,6 +201,18 @@ fn document() -> String {
             api.name
         );
     }
+    document.push_str(CHANGEABLE);
+    for line in DYNAMIC.lines() {
+        let name = line.split(' ').next().unwrap();
+        let settings = broker::settings();
+        let setting = settings.iter().find(|setting| setting.name == name);
+        let (here, note) = match setting.and_then(|setting| setting.dynamic) {
+            Some(setting) if setting.effective => ("takes effect", setting.documentation),
+            Some(setting) => ("kept, no effect", setting.documentation),
+            None => ("refused", broker::refusal(name).expect(name)),
+        };
+        writeln!(document, "| `{name}` | {here} | {note} |").unwrap();
+    }
     document
 }
 
@@ -203,7 +231,8 @@ async fn the_compatibility_document_says_what_a_server_announces() {
 
     // The document as it is read, row by row.
     let mut told = BTreeMap::new();
-    for row in stored.lines().skip_while(|line| !line.starts_with("|---")).skip(1) {
+    let rows = stored.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
+    for row in rows.take_while(|row| row.starts_with('|')) {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
         let [key, name, _, here, _] = cells[..] else { panic!("{row}") };
         if here != "–" {

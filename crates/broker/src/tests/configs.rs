@@ -8,6 +8,7 @@ use kafka_protocol::messages::*;
 
 use super::harness::{Client, HANG, TestServer, text};
 use crate::batch::tests::plain;
+use crate::configs::broker;
 use crate::partition::unix_time_ms;
 
 const TOPIC: i8 = 2;
@@ -273,7 +274,14 @@ async fn changes_are_refused_with_a_reason() {
             "Broker id must be an integer, but it is: x",
         ),
         ((GROUP, "g"), "nope", SET, "1", 40, "Unknown group config name: nope"),
-        ((GROUP, "g"), "consumer.session.timeout.ms", SET, "1", 40, "Value must be at least 45000"),
+        (
+            (GROUP, "g"),
+            "consumer.session.timeout.ms",
+            SET,
+            "1",
+            40,
+            "consumer.session.timeout.ms must be in the range 45000 to 60000 inclusive.",
+        ),
         (
             (GROUP, ""),
             "consumer.session.timeout.ms",
@@ -360,12 +368,31 @@ async fn a_broker_tells_what_it_was_started_with_and_what_is_fixed() {
         config.transaction_max_timeout = Duration::from_secs(60);
         config.transactional_id_expiration = Duration::from_secs(3_600);
         config.rack = Some("eu-1a".into());
+        config.groups.consumer.min_heartbeat_interval = Duration::from_millis(100);
+        config.groups.consumer.heartbeat_interval = Duration::from_millis(500);
+        config.groups.share.max_session_timeout = Duration::from_secs(120);
+        config.groups.share.session_timeout = Duration::from_secs(100);
         config.max_connections_of_address = 9;
         config.max_connections_overrides = [("10.0.0.1".parse().unwrap(), 7)].into();
     })
     .await;
     let described = describe(&mut server.client().await, (BROKER, "1")).await;
     let value = |name: &str| told(&described[name]).0;
+    assert_eq!(value("group.consumer.min.heartbeat.interval.ms"), "100");
+    assert_eq!(value("group.consumer.heartbeat.interval.ms"), "500");
+    assert_eq!(value("group.consumer.max.heartbeat.interval.ms"), "15000");
+    assert_eq!(value("group.share.max.session.timeout.ms"), "120000");
+    assert_eq!(value("group.share.session.timeout.ms"), "100000");
+    let mut client = server.client().await;
+    // What holds for a group that does not say it, and what it may say.
+    assert_eq!(server.server().configs.group_number("g", "consumer.heartbeat.interval.ms"), 500);
+    assert_eq!(server.server().configs.group_number("g", "share.session.timeout.ms"), 100_000);
+    set_well(&mut client, (GROUP, "g"), "consumer.heartbeat.interval.ms", "100").await;
+    set_well(&mut client, (GROUP, "g"), "share.session.timeout.ms", "120000").await;
+    let (code, message) =
+        set(&mut client, (GROUP, "g"), "consumer.heartbeat.interval.ms", "99").await;
+    assert_eq!(code, 40);
+    assert!(message.contains("in the range 100 to 15000 inclusive"), "{message}");
     assert_eq!(value("offsets.retention.minutes"), "60");
     assert_eq!(value("group.max.session.timeout.ms"), "120000");
     assert_eq!(value("transaction.max.timeout.ms"), "60000");
@@ -412,4 +439,69 @@ async fn groups_have_settings_and_are_listed_with_topics_and_brokers() {
     let ops = [(session, DELETE, None)];
     assert_eq!(alter_some(&mut client, (GROUP, "g"), &ops, false).await.0, 0);
     assert!(server.server().configs.groups().is_empty());
+}
+
+/// A name of Apache Kafka 4.4.0 that can be changed while it runs is changed here too, with an effect
+/// or with a word that it has none; or it is refused with the reason.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_kafkas_operators_change_is_changed_or_refused_with_the_reason() {
+    let server = TestServer::start().await;
+    let mut client = server.client().await;
+    let described = describe(&mut client, (BROKER, "1")).await;
+    for line in include_str!("dynamic-configs-4.4.0.txt").lines() {
+        let (name, kind) = line.split_once(' ').unwrap();
+        let value = described.get(name).and_then(|config| config.value.as_ref());
+        let value = match (value, kind) {
+            (Some(value), _) => value.to_string(),
+            (None, "LONG") => "9223372036854775807".to_owned(),
+            _ => String::new(),
+        };
+        let (code, message) = set(&mut client, (BROKER, ""), name, &value).await;
+        match broker::refusal(name).filter(|_| !described.contains_key(name)) {
+            Some(reason) => assert_eq!(
+                (code, message),
+                (42, format!("Cannot update these configs dynamically: [{name}]: {reason}"))
+            ),
+            None if code == 0 => assert!(!described[name].read_only, "{name}"),
+            None => {
+                let reason = broker::refusal(name).expect(name);
+                assert!(
+                    described[name].read_only && message.ends_with(reason),
+                    "{name}: {message}"
+                );
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_are_bounded_anew_while_the_server_runs() {
+    let mut server = TestServer::start().await;
+    let mut first = server.client().await;
+    set_well(&mut first, (BROKER, "1"), "max.connections.per.ip.overrides", "127.0.0.1:1").await;
+    assert!(server.client().await.receive_frame().await.is_none());
+    set_well(&mut first, (BROKER, "1"), "max.connections.per.ip.overrides", "127.0.0.1:2").await;
+    let mut second = server.client().await;
+    second.call(0, &ApiVersionsRequest::default()).await;
+    drop((first, second));
+    server.restart().await;
+    let mut first = server.client().await;
+    let mut second = server.client().await;
+    second.call(0, &ApiVersionsRequest::default()).await;
+    assert!(server.client().await.receive_frame().await.is_none());
+    set_well(&mut first, (BROKER, "1"), "max.connections.per.ip.overrides", "").await;
+    set_well(&mut first, (BROKER, ""), "max.connections.per.ip", "3").await;
+    set_well(&mut first, (BROKER, ""), "max.connections", "2").await;
+    assert!(server.client().await.receive_frame().await.is_none());
+    for (name, value) in [
+        ("max.connections", "0"),
+        ("max.connections.per.ip", "0"),
+        ("max.connections.per.ip.overrides", "host:5"),
+        ("max.connections.per.ip.overrides", "10.0.0.1:5,10.0.0.1:6"),
+        ("log.cleaner.backoff.ms", "0"),
+        ("transaction.partition.verification.enable", "false"),
+    ] {
+        let (code, message) = set(&mut first, (BROKER, ""), name, value).await;
+        assert_eq!(code, 42, "{name}: {message}");
+    }
 }

@@ -622,8 +622,11 @@ async fn topics_that_are_created_grow_and_are_deleted_reach_the_members() {
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_members_are_removed() {
     let server = TestServer::with(16 << 20, |config| {
-        config.groups.consumer_session_timeout = Duration::from_millis(300);
-        config.groups.consumer_heartbeat_interval = Duration::from_millis(100);
+        let times = &mut config.groups.consumer;
+        times.session_timeout = Duration::from_millis(300);
+        times.min_session_timeout = Duration::from_millis(1);
+        times.heartbeat_interval = Duration::from_millis(100);
+        times.min_heartbeat_interval = Duration::from_millis(1);
     })
     .await;
     server.topic("t", 1, &[]).await;

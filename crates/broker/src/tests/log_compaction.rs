@@ -463,3 +463,22 @@ async fn compaction_goes_on_soon_after_an_outage_of_the_object_store() {
     let degraded = server.store().degraded();
     assert!(degraded.iter().all(|it| it.reason != Reason::LogCompactionFailing), "{degraded:?}");
 }
+
+/// It would be looked at in an hour.
+#[tokio::test(flavor = "multi_thread")]
+async fn how_often_it_is_looked_at_is_changed_while_the_server_runs() {
+    use incremental_alter_configs_request::*;
+    let server = TestServer::with(16 << 20, |config| {
+        config.log_compaction_check_interval = Duration::from_secs(3_600);
+    })
+    .await;
+    server.topic("t", 1, &COMPACT).await;
+    produce(&server, "t", &[("a", Some("1"), 1), ("a", Some("2"), 2)]).await;
+    let backoff = AlterableConfig::default()
+        .with_name(text("log.cleaner.backoff.ms"))
+        .with_value(Some(text("1")));
+    let brokers = AlterConfigsResource::default().with_resource_type(4).with_configs(vec![backoff]);
+    let request = IncrementalAlterConfigsRequest::default().with_resources(vec![brokers]);
+    assert_eq!(server.client().await.call(1, &request).await.responses[0].error_code, 0);
+    compacted(&server, "t").await;
+}
