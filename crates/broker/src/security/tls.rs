@@ -364,7 +364,7 @@ hJBniRJCUwSL/1gltaZJMl6+08ChRANCAARQPi7DZWIw641JDIFlUurzEiicPSzv
             key: key.into(),
             authorities: authorities.map(Into::into),
         };
-        make(&config, &files).err().expect("it is taken").to_string()
+        make(&config, &files).expect_err("it is taken").to_string()
     }
 
     #[test]
