@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::metadata_response::{
     MetadataResponseBroker, MetadataResponsePartition, MetadataResponseTopic,
@@ -47,8 +48,12 @@ pub(super) async fn handle(cx: &Context, request: MetadataRequest) -> MetadataRe
         }
     }
     if request.include_topic_authorized_operations {
-        for topic in topics.iter_mut().filter(|topic| topic.error_code == 0) {
-            let name = topic.name.as_deref().map_or("", |name| &**name);
+        // As in Kafka: for each topic that the client may know of by its name, whether it exists or not.
+        let hidden = ResponseError::TopicAuthorizationFailed.code();
+        for topic in topics.iter_mut().filter(|topic| topic.error_code != hidden) {
+            let Some(name) = topic.name.as_deref().filter(|name| !name.is_empty()) else {
+                continue;
+            };
             topic.topic_authorized_operations = cx.authorized_operations(Resource::Topic(name));
         }
     }

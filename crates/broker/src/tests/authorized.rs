@@ -12,6 +12,7 @@ use crate::security::{ALLOW, DENY, LITERAL, Operation, PREFIXED, ResourceType};
 use crate::{AuthorizationConfig, Mechanism};
 
 const TOPIC: i16 = 29;
+const UNKNOWN_TOPIC: i16 = 3;
 const GROUP: i16 = 30;
 const CLUSTER: i16 = 31;
 const TRANSACTIONAL_ID: i16 = 53;
@@ -203,7 +204,11 @@ async fn a_topic_is_created_by_who_may_create_it_and_operations_are_told() {
             .with_topics(Some(vec![topic.with_name(Some(TopicName(text(name))))]))
     };
     guarded.acl((ResourceType::Topic, "own-", PREFIXED, Operation::Describe, ALLOW)).await;
-    assert_eq!(alice.call(12, &named("own-1")).await.topics[0].error_code, TOPIC);
+    let refused = alice.call(12, &named("own-1")).await.topics.remove(0);
+    assert_eq!((refused.error_code, refused.topic_authorized_operations), (TOPIC, i32::MIN));
+    let unknown = alice.call(12, &named("own-1").with_allow_auto_topic_creation(false)).await;
+    let unknown = (unknown.topics[0].error_code, unknown.topics[0].topic_authorized_operations);
+    assert_eq!(unknown, (UNKNOWN_TOPIC, 1 << 8));
     guarded.acl((ResourceType::Topic, "own-", PREFIXED, Operation::Create, ALLOW)).await;
     let created = alice.call(12, &named("own-1")).await.topics.remove(0);
     assert_eq!(created.error_code, 0);
