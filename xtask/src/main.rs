@@ -5,6 +5,7 @@ mod bench;
 mod compacted;
 mod compat;
 mod crash;
+mod damage;
 mod endless;
 mod exactly_once;
 mod exec;
@@ -79,6 +80,9 @@ enum Task {
     ExactlyOnce(ExactlyOnceOptions),
     /// Kill the server with SIGKILL while a topic is compacted, again and again; the last record of each key must be there: a campaign.
     Compacted(CompactedOptions),
+    /// Damage the files of servers that are stopped or running; each serves true bytes and states the loss, or refuses to
+    /// start with advice: a campaign.
+    Damage(DamageOptions),
     /// Cut the power of a virtual machine's disk under the WAL, again and again, and check what is left: a campaign.
     Crash(CrashOptions),
     /// Take a WAL over from one host to another on a disk that both reach and that is reserved, in a virtual machine.
@@ -137,6 +141,8 @@ enum Suite {
     Hostile,
     /// A compacted topic under SIGKILL, six rounds.
     Compacted,
+    /// Damage to the files of servers, 60 cases.
+    Damage,
     /// 1 GiB through a WAL of 256 MiB.
     Endless,
     /// Ten minutes of mixed load, in which the resident memory stays below what the settings allow.
@@ -224,6 +230,21 @@ struct CompactedOptions {
 }
 
 #[derive(Args)]
+struct DamageOptions {
+    /// How many cases. Each kind of damage comes once in about 110 of them.
+    #[arg(long, default_value_t = 1000)]
+    cases: u64,
+    /// Decides what is written and what is damaged. Default: from the clock; it is printed.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Run this case alone.
+    #[arg(long, requires = "seed")]
+    case: Option<u64>,
+    #[command(flatten)]
+    server: ServerOptions,
+}
+
+#[derive(Args)]
 struct CrashOptions {
     /// Rounds; each ends with a power cut and a check.
     #[arg(long, default_value_t = 20)]
@@ -300,6 +321,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::Kill(options) => suites::kill_campaign(&root, &options),
         Task::ExactlyOnce(options) => suites::exactly_once_campaign(&root, &options),
         Task::Compacted(options) => suites::compacted_campaign(&root, &options),
+        Task::Damage(options) => suites::damage_campaign(&root, &options),
         Task::Crash(options) => crash::campaign(&root, &options),
         Task::Fence(options) => fence::campaign(&root, &options),
         Task::S3(options) => suites::s3_campaign(&root, &options),

@@ -13,9 +13,9 @@ use crate::s3::Peer;
 use crate::server::{Config, Ending, Server, binary};
 use crate::setup::Missing;
 use crate::{
-    CompactedOptions, EndlessOptions, Error, ExactlyOnceOptions, HostileOptions, KillOptions,
-    ModelOptions, S3Options, SimOptions, Suite, TestOptions, compacted, compat, endless,
-    exactly_once, gate, hostile, kcat, kill, loom, redis, s3, setup,
+    CompactedOptions, DamageOptions, EndlessOptions, Error, ExactlyOnceOptions, HostileOptions,
+    KillOptions, ModelOptions, S3Options, SimOptions, Suite, TestOptions, compacted, compat,
+    damage, endless, exactly_once, gate, hostile, kcat, kill, loom, redis, s3, setup,
 };
 
 /// Far above what a suite takes: it keeps a suite that hangs from blocking the rest.
@@ -63,6 +63,7 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     suite(Suite::ExactlyOnce, "exactly once", &|| bench.exactly_once(6, options.seed));
     suite(Suite::Hostile, "hostile", &|| bench.hostile(2_000));
     suite(Suite::Compacted, "compacted", &|| bench.compacted(6, options.seed));
+    suite(Suite::Damage, "damage", &|| bench.damage(60, options.seed));
     suite(Suite::Endless, "endless", &|| bench.endless(1024, WAL_MEBIBYTES));
     suite(Suite::Memory, "memory", &|| bench.memory());
     if wanted(Suite::Compat) {
@@ -142,6 +143,18 @@ pub(crate) fn kill_campaign(root: &Path, options: &KillOptions) -> Result<Report
         println!("seed {seed}; again with: cargo xtask kill --cache --seed {seed}");
         in_sight(&mut report, "kill of a journal cache", command);
     }
+    Ok(report)
+}
+
+/// `cargo xtask damage`.
+pub(crate) fn damage_campaign(root: &Path, options: &DamageOptions) -> Result<Report, Error> {
+    let bench = Bench { root, binary: binary(root, options.server.server.as_deref())? };
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let mut report = Report::default();
+    report.suite("damage", || {
+        let campaign = damage::Campaign::of(options, clock);
+        damage::run(&campaign, &bench.binary, &bench.directory("damage"))
+    });
     Ok(report)
 }
 
@@ -258,6 +271,11 @@ impl Bench<'_> {
 
     fn hostile(&self, connections: u32) -> Result<Vec<Case>, Missing> {
         Ok(hostile::run(&self.binary, &self.directory("hostile"), connections)?)
+    }
+
+    fn damage(&self, cases: u64, seed: u64) -> Result<Vec<Case>, Missing> {
+        let campaign = damage::Campaign { seed, cases, case: None };
+        Ok(damage::run(&campaign, &self.binary, &self.directory("damage"))?)
     }
 
     fn kcat(&self) -> Result<Vec<Case>, Missing> {

@@ -1,0 +1,311 @@
+//! Images: the files of servers that have worked, and the models of what they have acknowledged.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::files::{CATALOG, Files, WAL};
+use super::layout::{objects, wal_records};
+use super::model::{Model, Outcome, Partition};
+use super::observe::{Observation, Reader};
+use super::process::{Place, Process, Settings, Start};
+use super::says::Stated;
+use super::verdict::{Facts, judge};
+use super::work::Worker;
+use crate::Error;
+use crate::rng::Rng;
+use crate::server::Ending;
+
+/// Uploads and log compaction, both as often as can be.
+const UPLOAD_LIMIT: Duration = Duration::from_secs(60);
+/// After this long without a write the log's header says how far it goes, so that a SIGKILL leaves no doubt about it.
+const IDLE: Duration = Duration::from_secs(3);
+
+/// What a server has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Load {
+    Plain,
+    Transactional,
+    Compacted,
+    Grouped,
+}
+
+impl Load {
+    pub(super) const ALL: [Self; 4] =
+        [Self::Plain, Self::Transactional, Self::Compacted, Self::Grouped];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Transactional => "transactional",
+            Self::Compacted => "compacted",
+            Self::Grouped => "grouped",
+        }
+    }
+
+    fn topic(self) -> &'static str {
+        match self {
+            Self::Plain => "events",
+            Self::Transactional => "ledger",
+            Self::Compacted => "table",
+            Self::Grouped => "orders",
+        }
+    }
+}
+
+/// A server that has ended.
+pub(super) struct Image {
+    pub(super) load: Load,
+    /// Whether it was killed. Else it was stopped.
+    pub(super) killed: bool,
+    pub(super) files: Files,
+    /// Its log and its catalog at an earlier time.
+    pub(super) earlier: Files,
+    pub(super) model: Model,
+    /// Which stream of the store is which partition.
+    pub(super) streams: BTreeMap<u64, Partition>,
+}
+
+impl Image {
+    pub(super) fn name(load: Load, killed: bool) -> String {
+        format!("{}-{}", load.name(), if killed { "killed" } else { "stopped" })
+    }
+
+    /// Run a server in `directory` and keep what it leaves. If an earlier run has kept an image there, that one is taken.
+    pub(super) fn build(
+        binary: &Path,
+        directory: &Path,
+        load: Load,
+        killed: bool,
+        seed: u64,
+    ) -> Result<Self, Error> {
+        let model_path = directory.join("model.json");
+        if !model_path.exists() {
+            Place::clear(directory)?;
+            let place = Place { binary: binary.to_owned(), directory: directory.join("server") };
+            Place::clear(&place.directory)?;
+            let model = run(&place, directory, load, killed, seed)?;
+            fs::write(&model_path, serde_json::to_vec(&model)?)?;
+        }
+        let model: Model = serde_json::from_slice(&fs::read(&model_path)?)?;
+        let files = Files::load(&directory.join("server"))?;
+        let earlier = Files::load(&directory.join("earlier"))?;
+        let streams = streams(&files, &model);
+        Ok(Self { load, killed, files, earlier, model, streams })
+    }
+}
+
+/// Which stream is which partition, by the records that are found in it.
+fn streams(files: &Files, model: &Model) -> BTreeMap<u64, Partition> {
+    let mut by_id: BTreeMap<u64, Partition> = BTreeMap::new();
+    for partition in model.partitions() {
+        let records = model.log(&partition).records.values();
+        by_id.extend(records.map(|record| (record.id, partition.clone())));
+    }
+    let mut places: Vec<(u64, &str, u64, u64)> = Vec::new();
+    for record in wal_records(files) {
+        places.push((record.extent.stream, WAL, record.at, record.len));
+    }
+    let objects = objects(files);
+    for object in &objects {
+        for block in &object.blocks {
+            places.push((block.extent.stream, &object.name, block.at, block.len));
+        }
+    }
+    let mut streams = BTreeMap::new();
+    for (stream, file, at, len) in places {
+        let bytes = files.get(file).map(|content| content.range(at, len)).unwrap_or_default();
+        if let Some(partition) = first_record(&bytes).and_then(|id| by_id.get(&id)) {
+            streams.entry(stream).or_insert_with(|| partition.clone());
+        }
+    }
+    streams
+}
+
+/// The number of the first record in a batch: each value begins with it.
+fn first_record(bytes: &[u8]) -> Option<u64> {
+    const WORD: &[u8] = b"record ";
+    let at = bytes.windows(WORD.len()).position(|window| window == WORD)? + WORD.len();
+    let digits = bytes[at..].iter().take_while(|byte| byte.is_ascii_digit());
+    String::from_utf8(digits.copied().collect()).ok()?.parse().ok()
+}
+
+fn started(place: &Place, uploads: bool) -> Result<Process, Error> {
+    match place.start(Settings { uploads, disk_cache: true })? {
+        Start::Ready(process) => Ok(process),
+        Start::Ended(status) => {
+            Err(format!("an image's server has ended with {status}:\n{}", place.log()?).into())
+        }
+        Start::Hangs => Err("an image's server does not start".into()),
+    }
+}
+
+fn run(
+    place: &Place,
+    directory: &Path,
+    load: Load,
+    killed: bool,
+    seed: u64,
+) -> Result<Model, Error> {
+    let mut rng = Rng::new(seed.wrapping_mul(8) + load as u64 * 2 + u64::from(killed));
+    let mut model = Model::default();
+    let process = started(place, true)?;
+    {
+        let mut worker = Worker::new(process.address, &mut model)?;
+        prepare(&mut worker, load)?;
+        // Some objects, each with some blocks.
+        for _ in 0..5 {
+            for _ in 0..40 {
+                step(&mut worker, load, &mut rng)?;
+            }
+            wait_until(&process, "alluvium_log_cache_pinned_bytes", &|bytes| bytes == 0.0)?;
+        }
+        if load == Load::Compacted {
+            let passes = "alluvium_kafka_log_compactions_total";
+            wait_until(&process, passes, &|passes| passes > 0.0)?;
+        }
+    }
+    process.end(Ending::Sigterm)?;
+
+    // Reads fill the disk cache, and the end writes what is in its memory.
+    let process = started(place, false)?;
+    observe(&process, &model)?;
+    process.end(Ending::Sigterm)?;
+
+    // What is written from here on stays in the log.
+    let process = started(place, false)?;
+    let earlier = Files::load(&place.directory)?;
+    let kept = [WAL, CATALOG]
+        .map(|name| (name.to_owned(), earlier.get(name).cloned().unwrap_or_default()));
+    Files(kept.into()).keep(&directory.join("earlier"))?;
+    {
+        let mut worker = Worker::new(process.address, &mut model)?;
+        for _ in 0..120 {
+            step(&mut worker, load, &mut rng)?;
+        }
+        // A transaction that has not ended.
+        if load == Load::Transactional {
+            let partition = Partition { topic: load.topic().into(), index: 1 };
+            let records = worker.records(2, 200, None);
+            worker.end(0, Outcome::Committed)?;
+            worker.write(0, &partition, records)?;
+        }
+    }
+    thread::sleep(IDLE);
+    let observation = observe(&process, &model)?;
+    // The markers are not acknowledged with an offset, and have one.
+    for (partition, held) in &observation.partitions {
+        let log = model.log_mut(partition);
+        log.next = held.all.high_watermark;
+        log.batches = held.all.batches.clone();
+        log.batches.sort_unstable();
+    }
+    process.end(if killed { Ending::Sigkill } else { Ending::Sigterm })?;
+
+    let (stated, streams) = (Stated::default(), BTreeMap::new());
+    let facts = Facts {
+        model: &model,
+        observation: &observation,
+        stated: &stated,
+        reach: None,
+        streams: &streams,
+        health: "",
+    };
+    match judge(&facts).first() {
+        None => Ok(model),
+        Some(finding) => {
+            Err(format!("without damage: {}: {}", finding.verdict, finding.detail).into())
+        }
+    }
+}
+
+fn observe(process: &Process, model: &Model) -> Result<Observation, Error> {
+    Reader::connect(process.address, model, &|_, _| false)?.observe(&mut |_| 0)
+}
+
+fn wait_until(process: &Process, metric: &str, is_done: &dyn Fn(f64) -> bool) -> Result<(), Error> {
+    let begun = Instant::now();
+    loop {
+        let value = process.metric(metric)?.ok_or_else(|| format!("no metric {metric}"))?;
+        if is_done(value) {
+            return Ok(());
+        }
+        if begun.elapsed() > UPLOAD_LIMIT {
+            return Err(format!("{metric} stays at {value}").into());
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn prepare(worker: &mut Worker<'_>, load: Load) -> Result<(), Error> {
+    let topic = load.topic();
+    match load {
+        Load::Compacted => {
+            let configs = [
+                ("cleanup.policy", "compact"),
+                ("min.cleanable.dirty.ratio", "0.01"),
+                ("segment.ms", "100"),
+            ];
+            worker.create_topic(topic, 2, &configs)?;
+            worker.model.compacted.push(topic.into());
+        }
+        _ => worker.create_topic(topic, 3, &[])?,
+    }
+    if load == Load::Transactional {
+        for (name, second_version) in [("one", false), ("two", true), ("three", false)] {
+            worker.initialise(name, second_version)?;
+        }
+    }
+    if load == Load::Grouped {
+        for group in ["members-0", "members-1"] {
+            worker.join(group, topic)?;
+        }
+    }
+    Ok(())
+}
+
+/// A little of the load. Also what follows on damage.
+pub(super) fn step(worker: &mut Worker<'_>, load: Load, rng: &mut Rng) -> Result<(), Error> {
+    let topic = load.topic();
+    let partitions = worker.model.topics[topic].len() as u64;
+    let partition = Partition { topic: topic.into(), index: rng.below(partitions) as i32 };
+    let large = rng.below(40) == 0;
+    let (count, bytes) = match large {
+        // So large that the log refers to it instead of copying it.
+        true => (1, 40_000 + rng.below(20_000) as usize),
+        false => (1 + rng.below(4) as usize, 50 + rng.below(1500) as usize),
+    };
+    match load {
+        Load::Plain => {
+            let records = worker.records(count, bytes, None);
+            worker.produce(&partition, records)?;
+        }
+        Load::Compacted => {
+            let key = format!("key {}", rng.below(60));
+            let records = worker.records(count, bytes, Some(key));
+            worker.produce(&partition, records)?;
+        }
+        Load::Grouped => {
+            let records = worker.records(count, bytes, None);
+            let base = worker.produce(&partition, records)?;
+            let group = format!("group-{}", rng.below(4));
+            worker.commit_offset(&group, &partition, base + 1)?;
+        }
+        Load::Transactional => {
+            let session = rng.below(worker.model.sessions.len() as u64) as usize;
+            let records = worker.records(count, bytes, None);
+            let base = worker.write(session, &partition, records)?;
+            match rng.below(6) {
+                0 | 1 => worker.end(session, Outcome::Committed)?,
+                2 => worker.end(session, Outcome::Aborted)?,
+                3 => worker.commit_with_offset(session, "readers", &partition, base)?,
+                _ => {} // it goes on
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,706 @@
+//! The kinds of damage: pure functions from a server's files and random numbers to changes of the files.
+
+use std::collections::BTreeSet;
+
+use super::files::{CATALOG, Content, DISK_CACHE, Edit, Files, OBJECTS, WAL};
+use super::layout::{
+    Class, DATA_START, Extent, Object, PAGE, SLOTS, WalRecord, objects, wal_records,
+};
+use crate::rng::Rng;
+
+/// Changes of the files, and what they may cost.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Plan {
+    pub(super) edits: Vec<Edit>,
+    /// For people.
+    pub(super) what: Vec<String>,
+    /// The offsets that may be lost or unreadable for it, and no others. `None` if nobody can tell.
+    pub(super) reach: Option<BTreeSet<Extent>>,
+}
+
+/// What damage is aimed at, and what it has there.
+pub(super) struct Scene<'a> {
+    pub(super) files: &'a Files,
+    /// The log and the catalog as they were earlier.
+    pub(super) earlier: &'a Files,
+}
+
+/// A kind of damage.
+pub(super) struct Kind {
+    pub(super) name: &'static str,
+    /// Whether it is done to a running server too.
+    pub(super) running: bool,
+    /// `None` if the files have nothing of the kind.
+    pub(super) plan: fn(&Scene<'_>, &mut Rng) -> Option<Plan>,
+}
+
+const fn kind(
+    name: &'static str,
+    running: bool,
+    plan: fn(&Scene<'_>, &mut Rng) -> Option<Plan>,
+) -> Kind {
+    Kind { name, running, plan }
+}
+
+/// All kinds. A replay counts on their order: append new ones.
+pub(super) const KINDS: &[Kind] = &[
+    kind("log: flip in a record", true, |s, r| in_record(s, r, &[Class::Data], false)),
+    kind("log: flip in a transactional record", true, |s, r| {
+        in_record(s, r, &[Class::Transactional], false)
+    }),
+    kind("log: flip in a marker", true, |s, r| in_record(s, r, &[Class::Marker], false)),
+    kind("log: flip in the server's own record", true, |s, r| {
+        in_record(s, r, &[Class::State], false)
+    }),
+    kind("log: flip in a record's header", true, |s, r| {
+        in_record(s, r, &[Class::Data, Class::Transactional, Class::Marker, Class::State], true)
+    }),
+    kind("log: flip in padding", false, |s, r| in_record(s, r, &[Class::Padding], false)),
+    kind("log: flip in a partition's last record", true, |s, r| last_of_stream(s, r, false)),
+    kind("log: flip in a partition's last header", false, |s, r| last_of_stream(s, r, true)),
+    kind("log: flip in the last record", false, |s, r| last_record(s, r, false)),
+    kind("log: flip in the last record's header", false, |s, r| last_record(s, r, true)),
+    kind("log: many flips", true, many_flips),
+    kind("log: a zeroed page", true, |s, r| log_pages(s, r, 1, zeroes)),
+    kind("log: zeroed pages", true, |s, r| {
+        let pages = 2 + r.below(15);
+        log_pages(s, r, pages, zeroes)
+    }),
+    kind("log: the last page zeroed", false, last_page_zeroed),
+    kind("log: the end zeroed", false, end_zeroed),
+    kind("log: all records zeroed", false, all_zeroed),
+    kind("log: a page of garbage", true, |s, r| log_pages(s, r, 1, garbage)),
+    kind("log: two pages swapped", true, log_pages_swapped),
+    kind("log: two records swapped", false, records_swapped),
+    kind("log: a record repeated in place of another", false, record_repeated),
+    kind("log: a page of an earlier time", false, earlier_page),
+    kind("log: flip behind the end", false, behind_the_end),
+    kind("log: flip in one header", false, |s, r| slots(s, r, 1, Slots::Flip)),
+    kind("log: flips in both headers", false, |s, r| slots(s, r, 2, Slots::Flip)),
+    kind("log: one header zeroed", true, |s, r| slots(s, r, 1, Slots::Zero)),
+    kind("log: both headers zeroed", false, |s, r| slots(s, r, 2, Slots::Zero)),
+    kind("log: headers swapped", false, |s, r| slots(s, r, 2, Slots::Swap)),
+    kind("log: headers of an earlier time", false, |s, r| slots(s, r, 2, Slots::Earlier)),
+    kind("log: one header of an earlier time", false, |s, r| slots(s, r, 1, Slots::Earlier)),
+    kind("log: truncated", false, log_truncated),
+    kind("log: truncated to nothing", false, |s, _| truncated(s, WAL, 0, None)),
+    kind("log: lost", true, |s, _| removed(s, WAL)),
+    kind("log: of an earlier time", false, |s, _| earlier(s, WAL)),
+    kind("object: flip in a block", true, |s, r| in_object(s, r, Part::Block, flip_of)),
+    kind("object: flips in many blocks", true, many_blocks),
+    kind("object: a zeroed page", true, |s, r| in_object(s, r, Part::Block, zero_page_of)),
+    kind("object: garbage in a block", true, |s, r| in_object(s, r, Part::Block, garbage_of)),
+    kind("object: flip in the header", true, |s, r| in_object(s, r, Part::Header, flip_of)),
+    kind("object: two blocks swapped", true, blocks_swapped),
+    kind("object: two objects swapped", true, objects_swapped),
+    kind("object: truncated", true, object_truncated),
+    kind("object: empty", true, |s, r| whole_object(s, r, Harm::Empty)),
+    kind("object: longer than it was", false, |s, r| whole_object(s, r, Harm::Longer)),
+    kind("object: lost", true, |s, r| whole_object(s, r, Harm::Lost)),
+    kind("object: all lost", true, |s, _| all_objects_lost(s)),
+    kind("index: flip", true, |s, r| in_object(s, r, Part::Index, flip_of)),
+    kind("index: zeroed", true, |s, r| in_object(s, r, Part::Index, zero_all_of)),
+    kind("index: flip in the footer", true, |s, r| in_object(s, r, Part::Footer, flip_of)),
+    kind("index: of another object", true, index_of_another),
+    kind("owner: flip", true, |s, r| owner(s, r, Harm::Flip)),
+    kind("owner: empty", true, |s, r| owner(s, r, Harm::Empty)),
+    kind("owner: lost", true, |s, r| owner(s, r, Harm::Lost)),
+    kind("catalog: flip", true, |s, r| catalog(s, r, Harm::Flip)),
+    kind("catalog: flip in its first page", false, |s, r| catalog(s, r, Harm::FlipFirst)),
+    kind("catalog: many flips", false, |s, r| catalog(s, r, Harm::ManyFlips)),
+    kind("catalog: a zeroed page", true, |s, r| catalog(s, r, Harm::Zero)),
+    kind("catalog: the first page zeroed", false, |s, r| catalog(s, r, Harm::ZeroFirst)),
+    kind("catalog: two pages swapped", true, |s, r| catalog(s, r, Harm::Swap)),
+    kind("catalog: truncated", false, |s, r| catalog(s, r, Harm::Truncated)),
+    kind("catalog: empty", false, |s, _| truncated(s, CATALOG, 0, None)),
+    kind("catalog: lost", false, |s, _| removed(s, CATALOG)),
+    kind("catalog: of an earlier time", false, |s, _| earlier(s, CATALOG)),
+    kind("catalog and log: of an earlier time", false, both_earlier),
+    kind("disk cache: flip", true, |s, r| cache_file(s, r, Harm::Flip)),
+    kind("disk cache: many flips", true, |s, r| cache_file(s, r, Harm::ManyFlips)),
+    kind("disk cache: a zeroed page", true, |s, r| cache_file(s, r, Harm::Zero)),
+    kind("disk cache: the first page zeroed", true, |s, r| cache_file(s, r, Harm::ZeroFirst)),
+    kind("disk cache: two pages swapped", true, |s, r| cache_file(s, r, Harm::Swap)),
+    kind("disk cache: truncated", true, |s, r| cache_file(s, r, Harm::Truncated)),
+    kind("disk cache: a file lost", true, |s, r| cache_file(s, r, Harm::Lost)),
+    kind("disk cache: lost", true, cache_lost),
+];
+
+#[derive(Clone, Copy)]
+enum Harm {
+    Flip,
+    FlipFirst,
+    ManyFlips,
+    Zero,
+    ZeroFirst,
+    Swap,
+    Truncated,
+    Empty,
+    Longer,
+    Lost,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Slots {
+    Flip,
+    Zero,
+    Swap,
+    Earlier,
+}
+
+#[derive(Clone, Copy)]
+enum Part {
+    Header,
+    Block,
+    Index,
+    Footer,
+}
+
+impl Plan {
+    /// Damage that may cost only what is added to the reach.
+    fn bounded() -> Self {
+        Self { reach: Some(BTreeSet::new()), ..Self::default() }
+    }
+
+    fn write(&mut self, file: &str, at: u64, bytes: Vec<u8>, what: &str) {
+        let end = at + bytes.len() as u64;
+        self.what.push(format!("{file}, bytes {at}..{end}: {what}"));
+        self.edits.push(Edit::Write { file: file.to_owned(), at, bytes });
+    }
+
+    fn flip(&mut self, files: &Files, file: &str, at: u64, rng: &mut Rng) -> Option<()> {
+        let content = files.get(file).filter(|content| at < content.len)?;
+        let bit = rng.below(8);
+        let byte = content.range(at, 1)[0] ^ 1 << bit;
+        self.write(file, at, vec![byte], &format!("bit {bit} flipped"));
+        Some(())
+    }
+
+    fn reaches(&mut self, extents: impl IntoIterator<Item = Extent>) {
+        if let Some(reach) = &mut self.reach {
+            reach.extend(extents);
+        }
+    }
+
+    /// All records that have a byte in a range of the log.
+    fn reaches_log(&mut self, records: &[WalRecord], at: u64, len: u64) {
+        let touched = records.iter().filter(|each| each.at < at + len && each.at + each.len > at);
+        self.reaches(touched.map(|each| each.extent));
+    }
+
+    fn reaches_object(&mut self, object: &Object) {
+        self.reaches(object.blocks.iter().map(|block| block.extent));
+    }
+}
+
+fn pick<'a, T>(of: &'a [T], rng: &mut Rng) -> Option<&'a T> {
+    if of.is_empty() { None } else { of.get(rng.below(of.len() as u64) as usize) }
+}
+
+fn zeroes(len: u64, _: &mut Rng) -> Vec<u8> {
+    vec![0; len as usize]
+}
+
+fn garbage(len: u64, rng: &mut Rng) -> Vec<u8> {
+    (0..len).map(|_| rng.below(256) as u8).collect()
+}
+
+fn flip_record(
+    scene: &Scene<'_>,
+    rng: &mut Rng,
+    record: &WalRecord,
+    in_header: bool,
+) -> Option<Plan> {
+    let (at, len) = match in_header {
+        true => (record.at, 32),
+        false => record.payload(),
+    };
+    if len == 0 {
+        return None;
+    }
+    let mut plan = Plan::bounded();
+    plan.flip(scene.files, WAL, at + rng.below(len), rng)?;
+    if record.class != Class::Padding {
+        plan.reaches([record.extent]);
+    }
+    Some(plan)
+}
+
+fn in_record(scene: &Scene<'_>, rng: &mut Rng, classes: &[Class], in_header: bool) -> Option<Plan> {
+    let mut records = wal_records(scene.files);
+    records.retain(|record| classes.contains(&record.class));
+    let record = pick(&records, rng)?;
+    flip_record(scene, rng, record, in_header)
+}
+
+fn last_of_stream(scene: &Scene<'_>, rng: &mut Rng, in_header: bool) -> Option<Plan> {
+    let mut records = wal_records(scene.files);
+    records.retain(|record| record.class != Class::Padding && record.class != Class::State);
+    let streams: BTreeSet<u64> = records.iter().map(|record| record.extent.stream).collect();
+    let streams: Vec<u64> = streams.into_iter().collect();
+    let stream = *pick(&streams, rng)?;
+    let last = records.iter().rfind(|record| record.extent.stream == stream)?;
+    flip_record(scene, rng, last, in_header)
+}
+
+fn last_record(scene: &Scene<'_>, rng: &mut Rng, in_header: bool) -> Option<Plan> {
+    let records = wal_records(scene.files);
+    let last = records.iter().rfind(|record| record.class != Class::Padding)?;
+    flip_record(scene, rng, last, in_header)
+}
+
+/// Where the log's records end, on the device.
+fn log_end(records: &[WalRecord]) -> Option<u64> {
+    records.last().map(|last| last.at + last.len)
+}
+
+fn many_flips(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
+    let records = wal_records(scene.files);
+    let (start, end) = (records.first()?.at, log_end(&records)?);
+    let mut plan = Plan::bounded();
+    for _ in 0..2 + rng.below(20) {
+        let at = start + rng.below(end - start);
+        plan.flip(scene.files, WAL, at, rng)?;
+        plan.reaches_log(&records, at, 1);
+    }
+    Some(plan)
+}
+
+fn log_pages(
+    scene: &Scene<'_>,
+    rng: &mut Rng,
+    pages: u64,
+    bytes: fn(u64, &mut Rng) -> Vec<u8>,
+) -> Option<Plan> {
+    let records = wal_records(scene.files);
+    let (start, end) = (records.first()?.at / PAGE, log_end(&records)?.div_ceil(PAGE));
+    let first = start + rng.below(end - start);
+    let pages = pages.min(end - first);
+    let mut plan = Plan::bounded();
+    plan.write(WAL, first * PAGE, bytes(pages * PAGE, rng), "overwritten");
+    plan.reaches_log(&records, first * PAGE, pages * PAGE);
+    Some(plan)
+}
+
+fn zero_from(records: &[WalRecord], from: u64) -> Option<Plan> {
+    let end = log_end(records)?;
+    let mut plan = Plan::bounded();
+    plan.write(WAL, from, vec![0; (end.next_multiple_of(PAGE) - from) as usize], "zeroed");
+    plan.reaches_log(records, from, end - from);
+    Some(plan)
+}
+
+fn last_page_zeroed(scene: &Scene<'_>, _: &mut Rng) -> Option<Plan> {
+    let records = wal_records(scene.files);
+    zero_from(&records, (log_end(&records)? - 1) / PAGE * PAGE)
+}
+
+fn end_zeroed(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
+    let records = wal_records(scene.files);
+    let from = pick(&records, rng)?.at / PAGE * PAGE;
+    zero_from(&records, from)
+}
+
+fn all_zeroed(scene: &Scene<'_>, _: &mut Rng) -> Option<Plan> {
+    let records = wal_records(scene.files);
+    zero_from(&records, records.first()?.at / PAGE * PAGE)
+}
+
+fn log_pages_swapped(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
+    let records = wal_records(scene.files);
+    let (start, end) = (records.first()?.at / PAGE, log_end(&records)?.div_ceil(PAGE));
+    let one = start + rng.below(end - start);
+    let other = start + rng.below(end - start);
+    if one == other {
+        return None;
+    }
+    let mut plan = Plan::bounded();
+    for (to, from) in [(one, other), (other, one)] {
+        let bytes = scene.files.get(WAL)?.range(from * PAGE, PAGE);
+        plan.write(WAL, to * PAGE, bytes, &format!("from byte {}", from * PAGE));
+        plan.reaches_log(&records, to * PAGE, PAGE);
+    }
+    Some(plan)
+}
+
+fn data_records(scene: &Scene<'_>) -> Vec<WalRecord> {
+    let mut records = wal_records(scene.files);
+    records.retain(|record| record.class != Class::Padding);
+    records
+}
+
+fn records_swapped(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
+    let records = data_records(scene);
+    let one = pick(&records, rng)?;
+    let equals: Vec<&WalRecord> =
+        records.iter().filter(|each| each.len == one.len && each.at != one.at).collect();
+    let other = *pick(&equals, rng)?;
+    let mut plan = Plan::bounded();
+    for (to, from) in [(one, other), (other, one)] {
+        let bytes = scene.files.get(WAL)?.range(from.at, from.len);
+        plan.write(WAL, to.at, bytes, &format!("from byte {}", from.at));
+        plan.reaches([to.extent]);
+    }
+    Some(plan)
+}
+
+fn record_repeated(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
+    let records = data_records(scene);
+    let from = pick(&records, rng)?;
+    let to = pick(&records, rng).filter(|to| to.at != from.at)?;
+    let bytes = scene.files.get(WAL)?.range(from.at, from.len);
+    let mut plan = Plan::bounded();
+    plan.reaches_log(&records, to.at, from.len);
+    plan.write(WAL, to.at, bytes, &format!("from byte {}", from.at));
+    Some(plan)
+}
+
+fn earlier_page(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
+    let records = wal_records(scene.files);
+    let (now, before) = (scene.files.get(WAL)?, scene.earlier.get(WAL)?);
+    let (start, end) = (DATA_START / PAGE, log_end(&records)?.div_ceil(PAGE));
+    let differs = |page: &u64| now.range(page * PAGE, PAGE) != before.range(page * PAGE, PAGE);
+    let pages: Vec<u64> = (start..end).filter(differs).collect();
+    let page = *pick(&pages, rng)?;
+    let mut plan = Plan::bounded();
+    plan.write(WAL, page * PAGE, before.range(page * PAGE, PAGE), "as it was earlier");
+    plan.reaches_log(&records, page * PAGE, PAGE);
+    Some(plan)
+}
+
+fn behind_the_end(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
+    let records = wal_records(scene.files);
+    let end = log_end(&records)?.next_multiple_of(PAGE);
+    let mut plan = Plan::bounded();
+    plan.flip(scene.files, WAL, end + rng.below(1 << 20), rng)?;
+    Some(plan)
+}
+
+fn slots(scene: &Scene<'_>, rng: &mut Rng, count: usize, how: Slots) -> Option<Plan> {
+    let wal = scene.files.get(WAL)?;
+    let first = rng.below(2) as usize;
+    let mut plan = Plan::bounded();
+    for slot in [first, 1 - first].into_iter().take(count) {
+        let at = SLOTS[slot];
+        match how {
+            Slots::Flip => plan.flip(scene.files, WAL, at + rng.below(128), rng)?,
+            Slots::Zero => plan.write(WAL, at, zeroes(PAGE, rng), "a header zeroed"),
+            Slots::Swap => {
+                plan.write(WAL, at, wal.range(SLOTS[1 - slot], PAGE), "the other header");
+            }
+            Slots::Earlier => {
+                let earlier = scene.earlier.get(WAL)?.range(at, PAGE);
+                plan.write(WAL, at, earlier, "the header as it was earlier");
+            }
+        }
+    }
+    Some(plan)
+}
+
+fn log_truncated(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
+    let pages = scene.files.get(WAL)?.len / PAGE;
+    truncated(scene, WAL, rng.below(pages) * PAGE, None)
+}
+
+fn truncated(
+    scene: &Scene<'_>,
+    file: &str,
+    len: u64,
+    reach: Option<BTreeSet<Extent>>,
+) -> Option<Plan> {
+    let before = scene.files.get(file).filter(|content| content.len > len)?.len;
+    Some(Plan {
+        edits: vec![Edit::Truncate { file: file.to_owned(), len }],
+        what: vec![format!("{file}: {len} of {before} bytes are left")],
+        reach,
+    })
+}
+
+fn removed(scene: &Scene<'_>, file: &str) -> Option<Plan> {
+    scene.files.get(file)?;
+    Some(Plan {
+        edits: vec![Edit::Remove { file: file.to_owned() }],
+        what: vec![format!("{file}: removed")],
+        reach: None,
+    })
+}
+
+fn earlier(scene: &Scene<'_>, file: &str) -> Option<Plan> {
+    let content = scene.earlier.get(file)?.clone();
+    Some(Plan {
+        edits: vec![Edit::Replace { file: file.to_owned(), content }],
+        what: vec![format!("{file}: as it was earlier")],
+        reach: None,
+    })
+}
+
+fn both_earlier(scene: &Scene<'_>, _: &mut Rng) -> Option<Plan> {
+    let (mut both, catalog) = (earlier(scene, WAL)?, earlier(scene, CATALOG)?);
+    both.edits.extend(catalog.edits);
+    both.what.extend(catalog.what);
+    Some(both)
+}
+
+fn flip_of(plan: &mut Plan, files: &Files, file: &str, at: u64, len: u64, rng: &mut Rng) {
+    plan.flip(files, file, at + rng.below(len), rng);
+}
+
+fn zero_page_of(plan: &mut Plan, _: &Files, file: &str, at: u64, len: u64, rng: &mut Rng) {
+    let zeroed = len.min(PAGE);
+    let at = at + rng.below(len - zeroed + 1);
+    plan.write(file, at, zeroes(zeroed, rng), "zeroed");
+}
+
+fn garbage_of(plan: &mut Plan, _: &Files, file: &str, at: u64, len: u64, rng: &mut Rng) {
+    let bytes = len.min(1 + rng.below(PAGE));
+    let at = at + rng.below(len - bytes + 1);
+    plan.write(file, at, garbage(bytes, rng), "overwritten");
+}
+
+fn zero_all_of(plan: &mut Plan, _: &Files, file: &str, at: u64, len: u64, rng: &mut Rng) {
+    plan.write(file, at, zeroes(len, rng), "zeroed");
+}
+
+fn in_object(
+    scene: &Scene<'_>,
+    rng: &mut Rng,
+    part: Part,
+    harm: fn(&mut Plan, &Files, &str, u64, u64, &mut Rng),
+) -> Option<Plan> {
+    let objects = objects(scene.files);
+    let object = pick(&objects, rng)?;
+    let mut plan = Plan::bounded();
+    let (at, len) = match part {
+        Part::Header => (0, 32),
+        Part::Footer => object.footer,
+        Part::Index => {
+            plan.reaches_object(object);
+            object.index
+        }
+        Part::Block => {
+            let block = pick(&object.blocks, rng)?;
+            plan.reaches([block.extent]);
+            (block.at, block.len)
+        }
+    };
+    harm(&mut plan, scene.files, &object.name, at, len, rng);
+    Some(plan)
+}
+
+fn many_blocks(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
+    let mut all = in_object(scene, rng, Part::Block, flip_of)?;
+    for _ in 0..1 + rng.below(8) {
+        let other = in_object(scene, rng, Part::Block, flip_of)?;
+        all.edits.extend(other.edits);
+        all.what.extend(other.what);
+        all.reaches(other.reach?);
+    }
+    Some(all)
+}
+
+fn blocks_swapped(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
+    let objects = objects(scene.files);
+    let (one, other) = (pick(&objects, rng)?, pick(&objects, rng)?);
+    let (block, others) = (pick(&one.blocks, rng)?, pick(&other.blocks, rng)?);
+    if one.name == other.name && block.at == others.at {
+        return None;
+    }
+    // As much of them as both have.
+    let len = block.len.min(others.len);
+    let mut plan = Plan::bounded();
+    for ((to, at), (from, from_at)) in
+        [((one, block.at), (other, others.at)), ((other, others.at), (one, block.at))]
+    {
+        let bytes = scene.files.get(&from.name)?.range(from_at, len);
+        plan.write(&to.name, at, bytes, &format!("from byte {from_at} of {}", from.name));
+    }
+    plan.reaches([block.extent, others.extent]);
+    Some(plan)
+}
+
+fn objects_swapped(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
+    let objects = objects(scene.files);
+    let (one, other) = (pick(&objects, rng)?, pick(&objects, rng)?);
+    if one.name == other.name {
+        return None;
+    }
+    let mut plan = Plan::bounded();
+    for (to, from) in [(one, other), (other, one)] {
+        let (file, content) = (to.name.clone(), scene.files.get(&from.name)?.clone());
+        plan.edits.push(Edit::Replace { file, content });
+        plan.what.push(format!("{}: the content of {}", to.name, from.name));
+        plan.reaches_object(to);
+    }
+    Some(plan)
+}
+
+fn object_truncated(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
+    let objects = objects(scene.files);
+    let object = pick(&objects, rng)?;
+    // Its index is at its end.
+    let reach = object.blocks.iter().map(|block| block.extent).collect();
+    truncated(scene, &object.name, rng.below(object.len), Some(reach))
+}
+
+fn whole_object(scene: &Scene<'_>, rng: &mut Rng, harm: Harm) -> Option<Plan> {
+    let objects = objects(scene.files);
+    let object = pick(&objects, rng)?;
+    let mut plan = match harm {
+        Harm::Lost => removed(scene, &object.name)?,
+        Harm::Longer => {
+            let mut plan = Plan::default();
+            plan.write(&object.name, object.len, garbage(1 + rng.below(PAGE), rng), "appended");
+            plan
+        }
+        _ => truncated(scene, &object.name, 0, None)?,
+    };
+    plan.reach = Some(BTreeSet::new());
+    if !matches!(harm, Harm::Longer) {
+        plan.reaches_object(object);
+    }
+    Some(plan)
+}
+
+fn all_objects_lost(scene: &Scene<'_>) -> Option<Plan> {
+    if scene.files.objects().is_empty() {
+        return None;
+    }
+    Some(Plan {
+        edits: vec![Edit::RemoveAll { directory: OBJECTS.to_owned() }],
+        what: vec![format!("{OBJECTS}: removed")],
+        reach: None,
+    })
+}
+
+fn index_of_another(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
+    let objects = objects(scene.files);
+    let (to, from) = (pick(&objects, rng)?, pick(&objects, rng)?);
+    if to.name == from.name {
+        return None;
+    }
+    let len = to.index.1.min(from.index.1);
+    let bytes = scene.files.get(&from.name)?.range(from.index.0, len);
+    let mut plan = Plan::bounded();
+    plan.reaches_object(to);
+    plan.write(&to.name, to.index.0, bytes, &format!("the index of {}", from.name));
+    Some(plan)
+}
+
+fn owner(scene: &Scene<'_>, rng: &mut Rng, harm: Harm) -> Option<Plan> {
+    let name = scene.files.owner()?;
+    let mut plan = match harm {
+        Harm::Lost => removed(scene, name)?,
+        Harm::Empty => truncated(scene, name, 0, None)?,
+        _ => {
+            let mut plan = Plan::default();
+            plan.flip(scene.files, name, rng.below(scene.files.get(name)?.len), rng)?;
+            plan
+        }
+    };
+    plan.reach = Some(BTreeSet::new());
+    Some(plan)
+}
+
+fn catalog(scene: &Scene<'_>, rng: &mut Rng, harm: Harm) -> Option<Plan> {
+    harm_file(scene.files, CATALOG, rng, harm)
+}
+
+fn cache_file(scene: &Scene<'_>, rng: &mut Rng, harm: Harm) -> Option<Plan> {
+    let is_used = |(name, content): &(&String, &Content)| {
+        name.starts_with(DISK_CACHE) && !content.bytes.is_empty()
+    };
+    let names: Vec<&str> =
+        scene.files.0.iter().filter(is_used).map(|(name, _)| name.as_str()).collect();
+    let mut plan = harm_file(scene.files, pick(&names, rng)?, rng, harm)?;
+    // Everything is in the objects.
+    plan.reach = Some(BTreeSet::new());
+    Some(plan)
+}
+
+/// Damage to a file whose format is not looked at.
+fn harm_file(files: &Files, file: &str, rng: &mut Rng, harm: Harm) -> Option<Plan> {
+    let content = files.get(file)?;
+    // Pages of zeroes are free ones, most of the time.
+    let is_used = |page: &u64| content.range(page * PAGE, PAGE).iter().any(|byte| *byte != 0);
+    let pages: Vec<u64> = (0..content.len.div_ceil(PAGE)).filter(is_used).collect();
+    let any = |rng: &mut Rng| pick(&pages, rng).copied();
+    let mut plan = Plan::default();
+    match harm {
+        Harm::Flip => {
+            let at = any(rng)? * PAGE + rng.below(PAGE);
+            plan.flip(files, file, at.min(content.len - 1), rng)?;
+        }
+        Harm::FlipFirst => plan.flip(files, file, rng.below(320.min(content.len)), rng)?,
+        Harm::ManyFlips => {
+            for _ in 0..2 + rng.below(30) {
+                let at = any(rng)? * PAGE + rng.below(PAGE);
+                plan.flip(files, file, at.min(content.len - 1), rng)?;
+            }
+        }
+        Harm::Zero | Harm::ZeroFirst => {
+            let page = if let Harm::Zero = harm { any(rng)? } else { 0 };
+            let len = PAGE.min(content.len - page * PAGE);
+            plan.write(file, page * PAGE, zeroes(len, rng), "zeroed");
+        }
+        Harm::Swap => {
+            let (one, other) = (any(rng)?, any(rng)?);
+            if one == other {
+                return None;
+            }
+            for (to, from) in [(one, other), (other, one)] {
+                let bytes = content.range(from * PAGE, PAGE);
+                plan.write(file, to * PAGE, bytes, &format!("from byte {}", from * PAGE));
+            }
+        }
+        Harm::Truncated => {
+            let len = rng.below(content.len);
+            plan = truncated(&Scene { files, earlier: files }, file, len, None)?;
+        }
+        Harm::Empty | Harm::Longer => return None,
+        Harm::Lost => plan = removed(&Scene { files, earlier: files }, file)?,
+    }
+    Some(plan)
+}
+
+fn cache_lost(scene: &Scene<'_>, _: &mut Rng) -> Option<Plan> {
+    if !scene.files.0.keys().any(|name| name.starts_with(DISK_CACHE)) {
+        return None;
+    }
+    Some(Plan {
+        edits: vec![Edit::RemoveAll { directory: DISK_CACHE.to_owned() }],
+        what: vec![format!("{DISK_CACHE}: removed")],
+        reach: Some(BTreeSet::new()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_decides_what_is_damaged_and_every_plan_changes_the_file() {
+        let bytes: Vec<u8> = (0..40_960_u32).map(|at| (at % 251) as u8).collect();
+        let files = Files([(CATALOG.to_owned(), Content::new(bytes.clone()))].into());
+        let scene = Scene { files: &files, earlier: &files };
+        for kind in KINDS.iter().filter(|kind| kind.name.starts_with("catalog: ")) {
+            for seed in 0..20 {
+                let plan = (kind.plan)(&scene, &mut Rng::new(seed));
+                let again = (kind.plan)(&scene, &mut Rng::new(seed));
+                let edits = |plan: &Option<Plan>| plan.as_ref().map(|plan| plan.edits.clone());
+                assert_eq!(edits(&plan), edits(&again), "{}, seed {seed}", kind.name);
+                for edit in edits(&plan).into_iter().flatten() {
+                    if let Edit::Write { at, bytes: written, .. } = edit {
+                        let there = &bytes[at as usize..at as usize + written.len()];
+                        assert_ne!(there, written, "{}, seed {seed}", kind.name);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_told_apart() {
+        let names: BTreeSet<&str> = KINDS.iter().map(|kind| kind.name).collect();
+        assert_eq!(names.len(), KINDS.len());
+    }
+}

@@ -1,0 +1,161 @@
+//! Where things lie in a write-ahead log and in objects, read from the documents of their formats (`docs/format/`).
+
+use super::files::{Content, Files, WAL};
+
+pub(super) const PAGE: u64 = 4096;
+/// Device offsets of the log's two headers, and of its first record.
+pub(super) const SLOTS: [u64; 2] = [0, 32 << 10];
+pub(super) const DATA_START: u64 = 64 << 10;
+const RECORD_HEADER: u64 = 32;
+const STREAM_HEADER: u64 = 32;
+const OBJECT_HEADER: u64 = 32;
+const FOOTER: u64 = 64;
+const INDEX_ENTRY: u64 = 56;
+
+/// Offsets of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Extent {
+    pub(super) stream: u64,
+    pub(super) start: u64,
+    pub(super) end: u64,
+}
+
+/// What a record of the log is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// Records of a client.
+    Data,
+    /// Records of a client, in a transaction.
+    Transactional,
+    /// The end of a transaction in a partition.
+    Marker,
+    /// What the server keeps of groups and transactions.
+    State,
+    Padding,
+}
+
+/// A record of the log.
+#[derive(Clone, Debug)]
+pub(super) struct WalRecord {
+    /// Device offset.
+    pub(super) at: u64,
+    /// With its header.
+    pub(super) len: u64,
+    pub(super) class: Class,
+    /// Meaningless for padding.
+    pub(super) extent: Extent,
+}
+
+impl WalRecord {
+    pub(super) fn payload(&self) -> (u64, u64) {
+        (self.at + RECORD_HEADER, self.len - RECORD_HEADER)
+    }
+}
+
+/// A data block of an object.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    pub(super) at: u64,
+    pub(super) len: u64,
+    pub(super) extent: Extent,
+}
+
+/// An object.
+#[derive(Clone, Debug)]
+pub(super) struct Object {
+    pub(super) name: String,
+    pub(super) len: u64,
+    pub(super) blocks: Vec<Block>,
+    /// Position and length.
+    pub(super) index: (u64, u64),
+    pub(super) footer: (u64, u64),
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}
+
+/// The log's records, in order. It must be whole, and not have been resized.
+pub(super) fn wal_records(files: &Files) -> Vec<WalRecord> {
+    let Some(wal) = files.get(WAL) else { return Vec::new() };
+    let newest = SLOTS
+        .iter()
+        .map(|slot| wal.range(*slot, PAGE))
+        .filter(|slot| slot.len() == PAGE as usize && slot.starts_with(b"ALLUVWAL"))
+        .max_by_key(|slot| (u32_at(slot, 64), u64_at(slot, 32)));
+    let Some(newest) = newest else { return Vec::new() };
+    let ring = u64_at(&newest, 40) - DATA_START;
+    let mut records = Vec::new();
+    let mut next = u64_at(&newest, 48);
+    loop {
+        let at = DATA_START + next % ring;
+        let header = wal.range(at, RECORD_HEADER + STREAM_HEADER + 64);
+        if header.len() < RECORD_HEADER as usize || u64_at(&header, 8) != next {
+            break;
+        }
+        let len = RECORD_HEADER + u64::from(u32_at(&header, 4));
+        let stream = &header[RECORD_HEADER as usize..];
+        let (class, extent) = match &header[..4] {
+            b"ALRP" => (Class::Padding, Extent { stream: u64::MAX, start: 0, end: 0 }),
+            b"ALRD" => {
+                let (id, start) = (u64_at(stream, 8), u64_at(stream, 16));
+                let end = start + u64::from(u32_at(stream, 4));
+                let batch = &stream[STREAM_HEADER as usize..];
+                (class_of(batch), Extent { stream: id, start, end })
+            }
+            _ => break,
+        };
+        records.push(WalRecord { at, len, class, extent });
+        next += len;
+    }
+    records
+}
+
+/// Of a batch of a partition, or of something else in another stream.
+fn class_of(batch: &[u8]) -> Class {
+    // Magic 2, and a base offset that fits in it.
+    if batch.len() < 23 || batch[16] != 2 || batch[0] != 0 {
+        return Class::State;
+    }
+    match u16::from_be_bytes([batch[21], batch[22]]) & 0x30 {
+        0 => Class::Data,
+        0x10 => Class::Transactional,
+        _ => Class::Marker,
+    }
+}
+
+/// All objects that are whole.
+pub(super) fn objects(files: &Files) -> Vec<Object> {
+    let names = files.objects().into_iter();
+    names.filter_map(|name| object(name, files.get(name)?)).collect()
+}
+
+fn object(name: &str, content: &Content) -> Option<Object> {
+    let footer_at = content.len.checked_sub(FOOTER).filter(|at| *at >= OBJECT_HEADER)?;
+    let footer = content.range(footer_at, FOOTER);
+    if &footer[52..60] != b"ALLUVEND" {
+        return None;
+    }
+    let index = (u64_at(&footer, 0), u64_at(&footer, 8));
+    let entries = content.range(index.0, index.1);
+    let block = |entry: &[u8]| Block {
+        at: u64_at(entry, 24),
+        len: u64::from(u32_at(entry, 32)),
+        extent: Extent {
+            stream: u64_at(entry, 0),
+            start: u64_at(entry, 8),
+            end: u64_at(entry, 16),
+        },
+    };
+    Some(Object {
+        name: name.to_owned(),
+        len: content.len,
+        blocks: entries.chunks_exact(INDEX_ENTRY as usize).map(block).collect(),
+        index,
+        footer: (footer_at, FOOTER),
+    })
+}

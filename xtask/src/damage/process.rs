@@ -1,0 +1,176 @@
+//! The server under test: started on a directory that is there, and asked for its last words.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::Error;
+use crate::exec::wait;
+use crate::server::{Ending, clean, free_address};
+
+/// A start takes a fraction of a second. One that is not done by then hangs.
+const START_LIMIT: Duration = Duration::from_secs(60);
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// How often the server's log is taken apart while it is waited for.
+const PAUSE: Duration = Duration::from_millis(3);
+
+/// Where a server's files are.
+#[derive(Clone)]
+pub(super) struct Place {
+    pub(super) binary: PathBuf,
+    /// Holds `data`, `disk-cache` and `server.log`.
+    pub(super) directory: PathBuf,
+}
+
+/// How the server is started this time.
+#[derive(Clone, Copy)]
+pub(super) struct Settings {
+    /// Whether to upload and to compact as often as possible, or not at all.
+    pub(super) uploads: bool,
+    pub(super) disk_cache: bool,
+}
+
+/// What a start has come to.
+pub(super) enum Start {
+    Ready(Process),
+    /// The process has ended by itself.
+    Ended(ExitStatus),
+    /// Neither ready nor ended. It was killed.
+    Hangs,
+}
+
+/// A server that serves.
+pub(super) struct Process {
+    child: Child,
+    pub(super) address: SocketAddr,
+    admin: SocketAddr,
+}
+
+impl Place {
+    pub(super) fn data(&self) -> PathBuf {
+        self.directory.join("data")
+    }
+
+    pub(super) fn disk_cache(&self) -> PathBuf {
+        self.directory.join("disk-cache")
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.directory.join("server.log")
+    }
+
+    /// Everything that the servers of this place have logged, and how long that is.
+    pub(super) fn log(&self) -> Result<String, Error> {
+        match fs::read(self.log_path()) {
+            Ok(log) => Ok(String::from_utf8_lossy(&log).into_owned()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Start a server and wait until it takes connections.
+    pub(super) fn start(&self, settings: Settings) -> Result<Start, Error> {
+        let (address, admin) = (free_address()?, free_address()?);
+        let log = OpenOptions::new().create(true).append(true).open(self.log_path())?;
+        let mut command = clean(&self.binary);
+        command.arg("serve").arg("--listen").arg(address.to_string());
+        command.arg("--admin-listen").arg(admin.to_string());
+        command.arg("--data-dir").arg(self.data());
+        command.args(["--wal-capacity=64MiB", "--log-cache=16MiB", "--block-cache=16MiB"]);
+        command.args(["--late-read-memory=8MiB", "--upload-size=4MiB"]);
+        command.args(match settings.uploads {
+            true => [
+                "--upload-interval=100ms",
+                "--log-compaction-interval=20ms",
+                "--compaction-size=4MiB",
+            ],
+            false => {
+                ["--upload-interval=24h", "--log-compaction-interval=24h", "--compaction-size=0"]
+            }
+        });
+        if settings.disk_cache {
+            command.arg("--disk-cache").arg(self.disk_cache());
+            command.args(["--disk-cache-size=128MiB", "--disk-cache-memory=16MiB"]);
+        }
+        let stdout: File = log.try_clone()?;
+        command.stdin(Stdio::null()).stdout(stdout).stderr(log);
+        let child =
+            command.spawn().map_err(|error| format!("{}: {error}", self.binary.display()))?;
+        let mut process = Process { child, address, admin };
+        let begun = Instant::now();
+        while TcpStream::connect(address).is_err() {
+            if let Some(status) = process.child.try_wait()? {
+                return Ok(Start::Ended(status));
+            }
+            if begun.elapsed() > START_LIMIT {
+                return Ok(Start::Hangs);
+            }
+            thread::sleep(PAUSE);
+        }
+        Ok(Start::Ready(process))
+    }
+
+    /// Remove what is there of an earlier run.
+    pub(super) fn clear(directory: &Path) -> Result<(), Error> {
+        if directory.exists() {
+            fs::remove_dir_all(directory)?;
+        }
+        Ok(fs::create_dir_all(directory)?)
+    }
+}
+
+impl Process {
+    /// `Some` if the process has ended by itself.
+    pub(super) fn ended(&mut self) -> Result<Option<ExitStatus>, Error> {
+        Ok(self.child.try_wait()?)
+    }
+
+    /// Ends the process. `None` if it did not end after SIGTERM.
+    pub(super) fn end(mut self, ending: Ending) -> Result<Option<ExitStatus>, Error> {
+        if let Ending::Sigkill = ending {
+            self.child.kill()?;
+            return Ok(Some(self.child.wait()?));
+        }
+        if let Some(status) = self.child.try_wait()? {
+            return Ok(Some(status));
+        }
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        kill_process(pid.expect("a child has a process id"), Signal::TERM)?;
+        Ok(wait(&mut self.child, STOP_LIMIT)?)
+    }
+
+    /// What the admin port answers, the body alone. Empty if the port is closed.
+    pub(super) fn admin(&self, path: &str) -> Result<String, Error> {
+        let Ok(mut connection) = TcpStream::connect(self.admin) else { return Ok(String::new()) };
+        let host = self.admin;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        connection.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer)?;
+        Ok(answer.split_once("\r\n\r\n").map_or("", |(_, body)| body).to_owned())
+    }
+
+    /// The value of a metric, the sum over its labels if it has any.
+    pub(super) fn metric(&self, name: &str) -> Result<Option<f64>, Error> {
+        let metrics = self.admin("/metrics")?;
+        let values = metrics.lines().filter_map(|line| {
+            let rest = line.strip_prefix(name)?;
+            (rest.starts_with([' ', '{'])).then(|| rest.rsplit_once(' ')?.1.parse::<f64>().ok())?
+        });
+        Ok(values.reduce(|sum, value| sum + value))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

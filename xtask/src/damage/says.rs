@@ -1,0 +1,242 @@
+//! What a server says about damage: in its log, and when it refuses to start.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use super::model::Partition;
+
+/// Losses that the log names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Stated {
+    /// Lost offsets of partitions.
+    pub(super) partitions: BTreeMap<Partition, Vec<Range<i64>>>,
+    /// Lost offsets of which the log does not tell whose they are but by the number of a stream.
+    pub(super) streams: Vec<Range<i64>>,
+    /// The log says that its end is missing, and not what was there.
+    pub(super) end: bool,
+    /// Partitions in which a transaction was aborted because nobody knows its outcome.
+    pub(super) outcomes: BTreeSet<Partition>,
+    /// The lines, for people.
+    pub(super) lines: Vec<String>,
+}
+
+impl Stated {
+    pub(super) fn is_lost(&self, partition: &Partition, offset: i64) -> bool {
+        let ranges = self.partitions.get(partition);
+        ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&offset)))
+    }
+
+    pub(super) fn is_lost_somewhere(&self, offset: i64) -> bool {
+        self.streams.iter().any(|range| range.contains(&offset))
+    }
+
+    /// Take in what a server has logged.
+    pub(super) fn read(&mut self, log: &str, partitions: &[Partition]) {
+        for line in log.lines().filter(|line| is_complaint(line)) {
+            let lower = line.to_ascii_lowercase();
+            let named = partition_in(line, partitions);
+            let mut is_new = false;
+            if lower.contains("lost") || lower.contains("skipped") {
+                for range in ranges_behind(line, "offsets") {
+                    is_new = true;
+                    match &named {
+                        Some(partition) => {
+                            self.partitions.entry(partition.clone()).or_default().push(range);
+                        }
+                        None => self.streams.push(range),
+                    }
+                }
+            }
+            if lower.contains("the log ends at") {
+                (self.end, is_new) = (true, true);
+            }
+            if lower.contains("transaction")
+                && lower.contains("abort")
+                && let Some(partition) = named
+            {
+                is_new |= self.outcomes.insert(partition);
+            }
+            if is_new {
+                self.lines.push(line.to_owned());
+            }
+        }
+    }
+}
+
+fn is_complaint(line: &str) -> bool {
+    line.contains("ERROR") || line.contains("WARN")
+}
+
+/// The partition that a line names: `topic-0`, `topic "topic" partition 0`, `partition 0 of topic`.
+fn partition_in(line: &str, partitions: &[Partition]) -> Option<Partition> {
+    let plain: String = line
+        .chars()
+        .map(|each| if each.is_alphanumeric() || "-_.".contains(each) { each } else { ' ' })
+        .collect();
+    let words: Vec<&str> = plain.split(' ').filter(|word| !word.is_empty()).collect();
+    let has = |phrase: &[&str]| words.windows(phrase.len()).any(|window| window == phrase);
+    let names = |partition: &&Partition| {
+        let (topic, index) = (partition.topic.as_str(), partition.index.to_string());
+        has(&[&format!("{topic}-{index}")])
+            || has(&[topic, "partition", &index])
+            || has(&["partition", &index, "of", topic])
+            || has(&["partition", &index, "of", "topic", topic])
+            || has(&["partition", &index, "of", "the", "topic", topic])
+    };
+    partitions.iter().find(names).cloned()
+}
+
+/// All `1..5` behind a word.
+fn ranges_behind(line: &str, word: &str) -> Vec<Range<i64>> {
+    let Some((_, rest)) = line.split_once(word) else { return Vec::new() };
+    let range = |word: &str| {
+        let word = word.trim_matches(|each: char| !each.is_ascii_digit());
+        let (start, end) = word.split_once("..")?;
+        Some(start.parse().ok()?..end.parse().ok()?)
+    };
+    rest.split_whitespace()
+        .map_while(|word| match range(word) {
+            Some(range) => Some(Some(range)),
+            None if matches!(word, "and" | "of") => Some(None),
+            None => None,
+        })
+        .flatten()
+        .collect()
+}
+
+/// The last words of a server that has ended: its errors.
+pub(super) fn last_words(log: &str) -> String {
+    let is_error = |line: &&str| line.starts_with("error:") || line.contains(" ERROR ");
+    let errors: Vec<&str> = log.lines().filter(is_error).collect();
+    // What follows on the first line of the error that ended it belongs to it.
+    match log.rsplit_once("\nerror:").or_else(|| log.strip_prefix("error:").map(|it| ("", it))) {
+        Some((_, message)) => format!("error:{}", message.trim_end()),
+        None => errors.join("\n"),
+    }
+}
+
+/// Whether the log has a panic in it.
+pub(super) fn panic_in(log: &str) -> Option<&str> {
+    log.lines().find(|line| line.contains("panicked at"))
+}
+
+/// Verbs and commands by which a message tells what to do.
+const ADVICE: &[&str] = &[
+    "alluvium ",
+    "restore",
+    "open the wal with",
+    "open the catalog with",
+    "put ",
+    "copy ",
+    "give it",
+    "give the",
+    "start it with",
+    "start with",
+    "start without",
+    "move ",
+    "remove ",
+    "delete ",
+    "check ",
+    "mount",
+    "free ",
+    "bring back",
+    "use ",
+    "run ",
+    "replace ",
+    "try again",
+    "--force-format",
+];
+
+/// Whether a refusal tells what is wrong with which file, and what to do.
+///
+/// # Errors
+/// What is missing in it.
+pub(super) fn advice(message: &str, directory: &str) -> Result<(), String> {
+    if message.is_empty() {
+        return Err("it says nothing".into());
+    }
+    let lower = message.to_ascii_lowercase();
+    let names_file = message.contains(directory) || lower.contains("/dev/");
+    let names_object = lower.contains("streams/");
+    if !names_file && !names_object {
+        return Err("it names no file, device or object".into());
+    }
+    // What the file's own path says is no advice.
+    let advice = lower.replace(&directory.to_ascii_lowercase(), "");
+    if !ADVICE.iter().any(|word| advice.contains(word)) {
+        return Err("it does not say what to do".into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn partitions() -> Vec<Partition> {
+        [0, 1, 11].map(|index| Partition { topic: "orders".into(), index }).into()
+    }
+
+    fn stated(log: &str) -> Stated {
+        let mut stated = Stated::default();
+        stated.read(log, &partitions());
+        stated
+    }
+
+    #[test]
+    fn losses_are_found_with_their_partition_however_it_is_written() {
+        for line in [
+            "ERROR orders-1 has lost offsets 34..36 to a damaged WAL; readers skip them",
+            "ERROR topic \"orders\", partition 1: lost offsets 34..36 to damage",
+            "ERROR partition 1 of orders has lost offsets 34..36.",
+            "ERROR partition 1 of topic `orders` (stream 9) has lost offsets 34..36, 40..41",
+        ] {
+            let stated = stated(line);
+            let [zero, one, eleven] = partitions().try_into().unwrap();
+            assert!(stated.is_lost(&one, 34) && stated.is_lost(&one, 35), "{line}");
+            assert!(!stated.is_lost(&one, 36) && !stated.is_lost(&one, 33), "{line}");
+            assert!(!stated.is_lost(&zero, 34) && !stated.is_lost(&eleven, 34), "{line}");
+            assert_eq!(stated.is_lost(&one, 40), line.contains("40"), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_loss_by_stream_is_told_apart_and_other_lines_say_nothing() {
+        let log = "ERROR stream 9 has lost offsets 34..35 to a damaged WAL; readers skip them";
+        let by_stream = stated(log);
+        assert!(by_stream.partitions.is_empty() && by_stream.is_lost_somewhere(34));
+        assert_eq!(by_stream.lines, [log]);
+        let fine = "INFO orders-1: offsets 1..5 are uploaded\nINFO lost offsets 1..2";
+        assert_eq!(stated(fine), Stated::default());
+        assert!(stated("ERROR the log ends at 5, but was durable up to 9 once").end);
+    }
+
+    #[test]
+    fn advice_names_a_file_and_says_what_to_do() {
+        let good = "error: /run/3/data/wal: both headers are damaged; restore it from a copy";
+        assert_eq!(advice(good, "/run/3"), Ok(()));
+        for bad in [
+            "",
+            "error: both headers are damaged; restore it from a copy",
+            "error: /run/3/data/wal: both headers are damaged",
+            // The path itself has a word of advice in it.
+            "error: /run/3/check /data/wal: is damaged",
+        ] {
+            assert!(
+                advice(bad, if bad.contains("check") { "/run/3/check " } else { "/run/3" })
+                    .is_err(),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
+    fn last_words_are_the_error_that_has_ended_the_server() {
+        let log = "INFO a\nWARN b\nerror: c\n  more of c\n";
+        assert_eq!(last_words(log), "error: c\n  more of c");
+        assert_eq!(last_words("x ERROR y\n"), "x ERROR y");
+        assert_eq!(last_words("INFO a\n"), "");
+        assert!(panic_in("thread 'main' panicked at src/x.rs:1:2:\nboom").is_some());
+        assert!(panic_in(log).is_none());
+    }
+}

@@ -1,0 +1,366 @@
+//! The judgement: what a server holds and says, against what it has acknowledged.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::layout::Extent;
+use super::model::{Model, Partition};
+use super::observe::{CORRUPT_MESSAGE, Held, Observation, Refused, Seen, View, Why};
+use super::says::Stated;
+
+/// What a case comes to, from the best to the worst. A case's verdict is its worst finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Verdict {
+    /// Everything that was acknowledged is there.
+    Whole,
+    /// What is missing was named exactly.
+    LossStated,
+    /// Reads of the damaged range, and of no other, end with an error.
+    ReadError,
+    /// The server refuses to start, and says what to do.
+    Refused,
+    /// The server has stopped because its storage failed under it, and says what to do.
+    Stopped,
+    // From here on failures.
+    /// Health says `ok` although something is lost or cannot be read.
+    HealthOk,
+    /// The loss is told by the number of a stream only.
+    LossUnnamed,
+    /// The server says that something is lost, and not what.
+    LossInexact,
+    /// Something is called lost that is there, or metrics and log differ.
+    LossMisstated,
+    /// More is lost than was damaged.
+    LossExcessive,
+    /// A refusal that does not say what is wrong where, and what to do.
+    NoAdvice,
+    /// Clients are told to try again, for ever.
+    EndlessRetry,
+    /// The server neither starts nor ends, or clients get no answer.
+    Hang,
+    /// The server has crashed, or one of its threads has.
+    Crash,
+    /// A committed record is hidden, or an aborted one is shown.
+    WrongOutcome,
+    /// An offset that was handed out is handed out again.
+    OffsetReused,
+    /// Something is read that was never written there.
+    FalseBytes,
+    /// Something is missing, and nothing says so.
+    SilentLoss,
+}
+
+impl Verdict {
+    pub(super) const ALL: [Self; 18] = [
+        Self::Whole,
+        Self::LossStated,
+        Self::ReadError,
+        Self::Refused,
+        Self::Stopped,
+        Self::HealthOk,
+        Self::LossUnnamed,
+        Self::LossInexact,
+        Self::LossMisstated,
+        Self::LossExcessive,
+        Self::NoAdvice,
+        Self::EndlessRetry,
+        Self::Hang,
+        Self::Crash,
+        Self::WrongOutcome,
+        Self::OffsetReused,
+        Self::FalseBytes,
+        Self::SilentLoss,
+    ];
+
+    pub(super) fn is_failure(self) -> bool {
+        self >= Self::HealthOk
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Whole => "true bytes, no loss",
+            Self::LossStated => "loss stated exactly",
+            Self::ReadError => "read error",
+            Self::Refused => "refused with advice",
+            Self::Stopped => "stopped with advice",
+            Self::HealthOk => "health says ok",
+            Self::LossUnnamed => "loss without a name",
+            Self::LossInexact => "loss not stated exactly",
+            Self::LossMisstated => "loss misstated",
+            Self::LossExcessive => "more lost than damaged",
+            Self::NoAdvice => "refused without advice",
+            Self::EndlessRetry => "endless retry",
+            Self::Hang => "hang",
+            Self::Crash => "crash",
+            Self::WrongOutcome => "wrong outcome",
+            Self::OffsetReused => "offset reused",
+            Self::FalseBytes => "false bytes",
+            Self::SilentLoss => "silent loss",
+        })
+    }
+}
+
+/// Something that a case has shown.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Finding {
+    pub(super) verdict: Verdict,
+    pub(super) detail: String,
+}
+
+impl Finding {
+    pub(super) fn new(verdict: Verdict, detail: impl Into<String>) -> Self {
+        Self { verdict, detail: detail.into() }
+    }
+}
+
+/// What the judgement is made from.
+pub(super) struct Facts<'a> {
+    pub(super) model: &'a Model,
+    pub(super) observation: &'a Observation,
+    pub(super) stated: &'a Stated,
+    /// The offsets that the damage may cost, and whose streams are whose. `None` if nobody can tell.
+    pub(super) reach: Option<&'a BTreeSet<Extent>>,
+    pub(super) streams: &'a BTreeMap<u64, Partition>,
+    /// What `/healthz` answers.
+    pub(super) health: &'a str,
+}
+
+/// Findings of one kind in one partition become one, with the first offset and how many there are.
+#[derive(Default)]
+struct Findings(BTreeMap<(Verdict, String), (i64, u64)>);
+
+impl Findings {
+    fn add(&mut self, verdict: Verdict, what: String, offset: i64) {
+        self.0.entry((verdict, what)).or_insert((offset, 0)).1 += 1;
+    }
+}
+
+/// Compare. Without findings everything is there.
+pub(super) fn judge(facts: &Facts<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (partition, held) in &facts.observation.partitions {
+        let mut of = Findings::default();
+        records(facts, partition, &held.all, &mut of);
+        outcomes(facts, partition, held, &mut of);
+        positions(facts, partition, held, &mut of);
+        findings.extend(of.0.into_iter().map(|((verdict, what), (first, count))| {
+            Finding::new(verdict, format!("{partition}: {what}: {count} from offset {first} on"))
+        }));
+    }
+    groups(facts, &mut findings);
+    let needs_attention = findings.iter().any(|finding| {
+        !matches!(finding.verdict, Verdict::Whole | Verdict::WrongOutcome | Verdict::FalseBytes)
+    });
+    if needs_attention && facts.health.trim() == "ok" {
+        findings.push(Finding::new(Verdict::HealthOk, "/healthz says `ok`"));
+    }
+    findings
+}
+
+fn refusal(view: &View, offset: i64) -> Option<&Refused> {
+    view.refused.iter().find(|refused| (refused.from..refused.to).contains(&offset))
+}
+
+/// A range that cannot be read, as a finding.
+fn refused_as(why: &Why) -> (Verdict, String) {
+    match why {
+        Why::Code(CORRUPT_MESSAGE) => (Verdict::ReadError, "reads end with an error".into()),
+        Why::Code(code) => (Verdict::EndlessRetry, format!("error code {code}")),
+        Why::Nothing => (Verdict::Hang, "fetches return nothing".into()),
+        Why::Unreadable(error) => (Verdict::FalseBytes, error.clone()),
+    }
+}
+
+fn records(facts: &Facts<'_>, partition: &Partition, view: &View, findings: &mut Findings) {
+    let log = facts.model.log(partition);
+    for (offset, seen) in &view.records {
+        let Some(record) = log.records.get(offset) else {
+            let what = "a record that was never acknowledged";
+            findings.add(Verdict::FalseBytes, what.into(), *offset);
+            continue;
+        };
+        let is_true = seen.key.as_deref() == record.key.as_ref().map(String::as_bytes)
+            && seen.value.as_deref() == Some(&record.value())
+            && seen.timestamp_ms == record.timestamp_ms;
+        if !is_true {
+            findings.add(Verdict::FalseBytes, "another record".into(), *offset);
+        }
+        if facts.stated.is_lost(partition, *offset) {
+            findings.add(Verdict::LossMisstated, "called lost, and there".into(), *offset);
+        }
+    }
+    for offset in log.records.keys() {
+        if view.records.contains_key(offset) || !facts.model.must_hold(partition, *offset) {
+            continue;
+        }
+        let stated = facts.stated;
+        let (verdict, what) = if let Some(refused) = refusal(view, *offset) {
+            refused_as(&refused.why)
+        } else if stated.is_lost(partition, *offset) {
+            (Verdict::LossStated, "lost, as the log says".into())
+        } else if stated.is_lost_somewhere(*offset) {
+            (Verdict::LossUnnamed, "lost, of which the log names a stream only".into())
+        } else if stated.end {
+            (Verdict::LossInexact, "lost with the end of the log".into())
+        } else {
+            (Verdict::SilentLoss, "missing".into())
+        };
+        findings.add(verdict, what, *offset);
+        if !may_be_lost(facts, partition, *offset) {
+            let what = "lost, and was not damaged";
+            findings.add(Verdict::LossExcessive, what.into(), *offset);
+        }
+    }
+    // Where nothing is expected there may be an error all the same.
+    for refused in &view.refused {
+        if !log.records.range(refused.from..refused.to).any(|_| true) {
+            let (verdict, what) = refused_as(&refused.why);
+            findings.add(verdict, what, refused.from);
+        }
+    }
+}
+
+fn may_be_lost(facts: &Facts<'_>, partition: &Partition, offset: i64) -> bool {
+    facts.reach.is_none_or(|reach| {
+        reach.iter().any(|extent| {
+            facts.streams.get(&extent.stream) == Some(partition)
+                && (extent.start..extent.end).contains(&(offset as u64))
+        })
+    })
+}
+
+/// Readers of committed records see those that are committed, of what the others see, and no others.
+fn outcomes(facts: &Facts<'_>, partition: &Partition, held: &Held, findings: &mut Findings) {
+    let (log, committed) = (facts.model.log(partition), &held.committed);
+    let expected = facts.model.stable_end(partition);
+    for (offset, record) in &log.records {
+        if !held.all.records.contains_key(offset) {
+            continue;
+        }
+        let is_shown = committed.records.contains_key(offset);
+        let is_committed = facts.model.is_committed(record);
+        if is_shown && !is_committed {
+            let what = "shown to readers of committed records, and not committed";
+            findings.add(Verdict::WrongOutcome, what.into(), *offset);
+        }
+        // Log compaction may have removed it since the others have read it, if another one has replaced it.
+        let must_be_shown =
+            is_committed && *offset < expected && facts.model.must_hold(partition, *offset);
+        if is_shown || !must_be_shown {
+            continue;
+        }
+        match refusal(committed, *offset) {
+            Some(refused) => {
+                let (verdict, what) = refused_as(&refused.why);
+                findings.add(verdict, format!("{what}, to readers of committed records"), *offset);
+            }
+            None if facts.stated.outcomes.contains(partition) => {
+                let what = "aborted for want of an outcome, as the log says";
+                findings.add(Verdict::LossStated, what.into(), *offset);
+            }
+            None => {
+                let what = format!(
+                    "committed and hidden, the last stable offset being {}",
+                    committed.stable_end
+                );
+                findings.add(Verdict::WrongOutcome, what, *offset);
+            }
+        }
+    }
+    let reachable = expected.min(committed.high_watermark);
+    if committed.refused.is_empty() && committed.stable_end < reachable {
+        let what = format!("the last stable offset is stuck, and should be {reachable}");
+        findings.add(Verdict::WrongOutcome, what, committed.stable_end);
+    }
+}
+
+/// Offsets that are told, beside the records.
+fn positions(facts: &Facts<'_>, partition: &Partition, held: &Held, findings: &mut Findings) {
+    let next = facts.model.log(partition).next;
+    if let Some(Ok(earliest)) = held.earliest
+        && earliest != 0
+    {
+        let what = "the log's start, which was 0".into();
+        findings.add(Verdict::SilentLoss, what, earliest);
+    }
+    match held.latest {
+        Some(Ok(latest)) if latest < next => {
+            let what = format!("the high watermark is {latest}, and was {next}");
+            findings.add(Verdict::OffsetReused, what, latest);
+        }
+        Some(Err(code)) => {
+            findings.add(Verdict::Hang, format!("ListOffsets: error code {code}"), next);
+        }
+        _ => {}
+    }
+    let Some((time, answer)) = &held.by_time else { return };
+    let is_wanted = |(offset, seen): &(&i64, &Seen)| {
+        seen.timestamp_ms >= *time && facts.model.must_hold(partition, **offset)
+    };
+    let first = held.all.records.iter().find(is_wanted);
+    let first = first.map(|(offset, seen)| (*offset, seen.timestamp_ms));
+    match (first, answer) {
+        (Some((offset, _)), Ok((found, _))) if *found > offset || *found < 0 => {
+            let what = format!("search by time finds {found}, and {offset} is there");
+            findings.add(Verdict::FalseBytes, what, offset);
+        }
+        (_, Ok((found, told))) => {
+            if let Some(seen) = held.all.records.get(found)
+                && (seen.timestamp_ms != *told || told < time)
+            {
+                let what = "search by time tells another time than the record's";
+                findings.add(Verdict::FalseBytes, what.into(), *found);
+            }
+        }
+        // Not the leader, storage error, fenced: these a client tries again for ever.
+        (_, Err(code @ (6 | 56 | 74))) => {
+            let what = format!("search by time: error code {code}");
+            findings.add(Verdict::EndlessRetry, what, 0);
+        }
+        (_, Err(code)) if held.all.refused.is_empty() => {
+            let what = format!("search by time: error code {code}, and all can be read");
+            findings.add(Verdict::ReadError, what, 0);
+        }
+        (_, Err(_)) => {}
+    }
+}
+
+fn groups(facts: &Facts<'_>, findings: &mut Vec<Finding>) {
+    for (group, expected) in &facts.model.groups {
+        let answer = facts.observation.groups.get(group);
+        let held = match answer {
+            None => continue,
+            Some(Err(code)) => {
+                let detail = format!("group {group}: OffsetFetch: error code {code}");
+                findings.push(Finding::new(Verdict::Hang, detail));
+                continue;
+            }
+            Some(Ok(held)) => held,
+        };
+        for (partition, offset) in expected {
+            let found = held.iter().find(|(of, _)| of == partition).map(|(_, offset)| *offset);
+            let detail = format!(
+                "group {group}, {partition}: committed {offset}, found {}",
+                found.map_or("none".to_owned(), |found| found.to_string())
+            );
+            match found {
+                Some(found) if found == *offset => {}
+                Some(found) if found > *offset => {
+                    findings.push(Finding::new(Verdict::FalseBytes, detail));
+                }
+                // Positions go back to those before, or to none, if their records are lost.
+                _ if !facts.stated.streams.is_empty() => {
+                    findings.push(Finding::new(Verdict::LossStated, detail));
+                }
+                _ if facts.stated.end => findings.push(Finding::new(Verdict::LossInexact, detail)),
+                _ => findings.push(Finding::new(Verdict::SilentLoss, detail)),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "verdict_tests.rs"]
+mod tests;

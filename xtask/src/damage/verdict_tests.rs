@@ -1,0 +1,267 @@
+use super::*;
+use crate::damage::model::{Log, Outcome, Record};
+
+fn partition() -> Partition {
+    Partition { topic: "t".into(), index: 0 }
+}
+
+/// Offsets 0 to 9: a committed transaction has 2, an aborted one 4, and a marker is at 6.
+fn model() -> Model {
+    let mut model = Model::default();
+    model.topics = [("t".into(), vec![Log::default()])].into();
+    model.transactions = vec![Outcome::Committed, Outcome::Aborted];
+    for offset in (0..10).filter(|offset| *offset != 6) {
+        let txn = [(2, 0), (4, 1)].into_iter().find(|(of, _)| *of == offset).map(|it| it.1);
+        let record = Record {
+            id: offset as u64,
+            bytes: 30,
+            key: Some(format!("key {}", offset % 3)),
+            timestamp_ms: 100 + offset,
+            txn,
+        };
+        model.acknowledged(&partition(), offset, vec![record]);
+    }
+    model.groups = [("g".into(), vec![(partition(), 3)])].into();
+    model
+}
+
+/// What a server holds that has lost nothing.
+fn observation(model: &Model) -> Observation {
+    let log = model.log(&partition());
+    let seen = |record: &Record| Seen {
+        key: record.key.clone().map(String::into_bytes),
+        value: Some(record.value()),
+        timestamp_ms: record.timestamp_ms,
+    };
+    let mut all = View { high_watermark: log.next, stable_end: log.next, ..View::default() };
+    let mut committed = all.clone();
+    for (offset, record) in &log.records {
+        all.records.insert(*offset, seen(record));
+        if model.is_committed(record) {
+            committed.records.insert(*offset, seen(record));
+        }
+    }
+    let held = Held {
+        all,
+        committed,
+        earliest: Some(Ok(0)),
+        latest: Some(Ok(log.next)),
+        by_time: Some((105, Ok((5, 105)))),
+    };
+    Observation {
+        partitions: [(partition(), held)].into(),
+        groups: [("g".into(), Ok(model.groups["g"].clone()))].into(),
+    }
+}
+
+struct Scene {
+    model: Model,
+    observation: Observation,
+    stated: Stated,
+    reach: Option<BTreeSet<Extent>>,
+    health: &'static str,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let model = model();
+        let observation = observation(&model);
+        let health = "degraded: something";
+        Self { model, observation, stated: Stated::default(), reach: None, health }
+    }
+
+    fn held(&mut self) -> &mut Held {
+        self.observation.partitions.get_mut(&partition()).unwrap()
+    }
+
+    /// Both readers miss an offset.
+    fn lose(&mut self, offset: i64) {
+        let held = self.held();
+        held.all.records.remove(&offset);
+        held.committed.records.remove(&offset);
+        held.by_time = None;
+    }
+
+    fn refuse(&mut self, offset: i64, why: &Why) {
+        self.lose(offset);
+        let refused = || vec![Refused { from: offset, to: offset + 1, why: why.clone() }];
+        let held = self.held();
+        (held.all.refused, held.committed.refused) = (refused(), refused());
+    }
+
+    fn verdicts(&self) -> Vec<Verdict> {
+        let streams = [(7, partition())].into();
+        let facts = Facts {
+            model: &self.model,
+            observation: &self.observation,
+            stated: &self.stated,
+            reach: self.reach.as_ref(),
+            streams: &streams,
+            health: self.health,
+        };
+        judge(&facts).into_iter().map(|finding| finding.verdict).collect()
+    }
+}
+
+#[test]
+fn of_a_server_that_has_lost_nothing_there_is_nothing_to_say() {
+    assert_eq!(Scene::new().verdicts(), []);
+}
+
+#[test]
+fn a_missing_record_is_silent_unless_it_was_named() {
+    let mut scene = Scene::new();
+    scene.lose(8);
+    assert_eq!(scene.verdicts(), [Verdict::SilentLoss]);
+    scene.stated.end = true;
+    assert_eq!(scene.verdicts(), [Verdict::LossInexact]);
+    scene.stated.streams = vec![0..8];
+    assert_eq!(scene.verdicts(), [Verdict::LossInexact]);
+    scene.stated.streams = vec![8..9];
+    assert_eq!(scene.verdicts(), [Verdict::LossUnnamed]);
+    let other = Partition { topic: "t".into(), index: 1 };
+    scene.stated.partitions = [(other, vec![8..9])].into();
+    assert_eq!(scene.verdicts(), [Verdict::LossUnnamed]);
+    scene.stated.partitions = [(partition(), vec![8..9])].into();
+    assert_eq!(scene.verdicts(), [Verdict::LossStated]);
+    scene.health = "ok\n";
+    assert_eq!(scene.verdicts(), [Verdict::LossStated, Verdict::HealthOk]);
+}
+
+#[test]
+fn what_is_called_lost_and_is_there_is_misstated() {
+    let mut scene = Scene::new();
+    scene.stated.partitions = [(partition(), vec![8..9])].into();
+    assert_eq!(scene.verdicts(), [Verdict::LossMisstated]);
+    // The offset of a marker has no record, and offsets beyond the end may be skipped.
+    scene.stated.partitions = [(partition(), vec![6..7, 10..64])].into();
+    assert_eq!(scene.verdicts(), []);
+}
+
+#[test]
+fn more_than_was_damaged_must_not_be_lost() {
+    let mut scene = Scene::new();
+    scene.lose(8);
+    scene.stated.partitions = [(partition(), vec![8..9])].into();
+    scene.reach = Some([Extent { stream: 7, start: 8, end: 9 }].into());
+    assert_eq!(scene.verdicts(), [Verdict::LossStated]);
+    for extent in [Extent { stream: 7, start: 9, end: 12 }, Extent { stream: 8, start: 8, end: 9 }]
+    {
+        scene.reach = Some([extent].into());
+        assert_eq!(scene.verdicts(), [Verdict::LossStated, Verdict::LossExcessive]);
+    }
+}
+
+#[test]
+fn an_error_must_end_the_read() {
+    let mut scene = Scene::new();
+    for (why, verdict) in [
+        (Why::Code(CORRUPT_MESSAGE), Verdict::ReadError),
+        (Why::Code(56), Verdict::EndlessRetry),
+        (Why::Nothing, Verdict::Hang),
+        (Why::Unreadable("no batch".into()), Verdict::FalseBytes),
+    ] {
+        scene.refuse(8, &why);
+        assert_eq!(scene.verdicts().last(), Some(&verdict), "{why:?}");
+    }
+    // An error where only a marker is.
+    let mut scene = Scene::new();
+    scene.refuse(6, &Why::Code(56));
+    assert_eq!(scene.verdicts(), [Verdict::EndlessRetry]);
+}
+
+#[test]
+fn other_bytes_are_false_whatever_differs() {
+    let spoil: [fn(&mut Seen); 3] = [
+        |seen| seen.key = None,
+        |seen| seen.value.as_mut().unwrap()[29] ^= 1,
+        |seen| seen.timestamp_ms += 1,
+    ];
+    for spoil in spoil {
+        let mut scene = Scene::new();
+        scene.held().by_time = None;
+        spoil(scene.held().all.records.get_mut(&9).unwrap());
+        assert_eq!(scene.verdicts(), [Verdict::FalseBytes]);
+    }
+    let mut scene = Scene::new();
+    let seen = scene.held().all.records[&9].clone();
+    scene.held().all.records.insert(10, seen);
+    assert_eq!(scene.verdicts(), [Verdict::FalseBytes]);
+}
+
+#[test]
+fn outcomes_must_not_change() {
+    let mut hidden = Scene::new();
+    hidden.held().committed.records.remove(&2);
+    assert_eq!(hidden.verdicts(), [Verdict::WrongOutcome]);
+    hidden.stated.outcomes = [partition()].into();
+    assert_eq!(hidden.verdicts(), [Verdict::LossStated]);
+
+    let mut shown = Scene::new();
+    let seen = shown.held().all.records[&4].clone();
+    shown.held().committed.records.insert(4, seen);
+    assert_eq!(shown.verdicts(), [Verdict::WrongOutcome]);
+
+    let mut stuck = Scene::new();
+    stuck.held().committed.stable_end = 4;
+    assert_eq!(stuck.verdicts(), [Verdict::WrongOutcome]);
+    stuck.model.transactions[1] = Outcome::Open;
+    stuck.held().committed.records.retain(|offset, _| *offset < 4);
+    assert_eq!(stuck.verdicts(), []);
+}
+
+#[test]
+fn the_end_must_not_go_back() {
+    let mut scene = Scene::new();
+    scene.held().latest = Some(Ok(9));
+    assert_eq!(scene.verdicts(), [Verdict::OffsetReused]);
+    scene.held().latest = Some(Ok(64));
+    assert_eq!(scene.verdicts(), []);
+    scene.held().latest = Some(Err(6));
+    assert_eq!(scene.verdicts(), [Verdict::Hang]);
+    let mut scene = Scene::new();
+    scene.held().earliest = Some(Ok(1));
+    assert_eq!(scene.verdicts(), [Verdict::SilentLoss]);
+}
+
+#[test]
+fn a_search_by_time_finds_the_first_record_and_its_time() {
+    for (answer, verdicts) in [
+        (Ok((4, 100)), vec![Verdict::FalseBytes]),
+        (Ok((5, 106)), vec![Verdict::FalseBytes]),
+        (Ok((7, 107)), vec![Verdict::FalseBytes]),
+        (Ok((-1, -1)), vec![Verdict::FalseBytes]),
+        (Err(56), vec![Verdict::EndlessRetry]),
+        (Err(2), vec![Verdict::ReadError]),
+        (Ok((5, 105)), vec![]),
+    ] {
+        let mut scene = Scene::new();
+        scene.held().by_time = Some((105, answer));
+        assert_eq!(scene.verdicts(), verdicts, "{answer:?}");
+    }
+}
+
+#[test]
+fn positions_of_groups_must_be_there() {
+    let mut scene = Scene::new();
+    for (held, verdict) in [
+        (Ok(vec![(partition(), 2)]), Verdict::SilentLoss),
+        (Ok(vec![]), Verdict::SilentLoss),
+        (Ok(vec![(partition(), 4)]), Verdict::FalseBytes),
+        (Err(14), Verdict::Hang),
+    ] {
+        scene.observation.groups = [("g".into(), held)].into();
+        assert_eq!(scene.verdicts(), [verdict]);
+    }
+    scene.observation.groups = [("g".into(), Ok(vec![(partition(), 2)]))].into();
+    scene.stated.streams = vec![5..6];
+    assert_eq!(scene.verdicts(), [Verdict::LossStated]);
+}
+
+#[test]
+fn failures_are_worse_than_all_else() {
+    let first = Verdict::ALL.iter().position(|verdict| verdict.is_failure()).unwrap();
+    assert!(Verdict::ALL[first..].iter().all(|verdict| verdict.is_failure()));
+    assert!(Verdict::ALL.is_sorted());
+    assert_eq!(Verdict::ALL[first], Verdict::HealthOk);
+}

@@ -1,0 +1,379 @@
+//! Work for a server, noted in the model as soon as it is acknowledged.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kafka_protocol::messages::add_partitions_to_txn_request::AddPartitionsToTxnTopic;
+use kafka_protocol::messages::consumer_group_heartbeat_request::ConsumerGroupHeartbeatRequest;
+use kafka_protocol::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
+use kafka_protocol::messages::offset_commit_request::{
+    OffsetCommitRequestPartition, OffsetCommitRequestTopic,
+};
+use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
+use kafka_protocol::messages::txn_offset_commit_request::{
+    TxnOffsetCommitRequestPartition, TxnOffsetCommitRequestTopic,
+};
+use kafka_protocol::messages::{
+    AddOffsetsToTxnRequest, AddPartitionsToTxnRequest, AddPartitionsToTxnResponse,
+    CreateTopicsRequest, EndTxnRequest, GroupId, InitProducerIdRequest, OffsetCommitRequest,
+    ProduceRequest, ProduceResponse, ProducerId, TransactionalId, TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+};
+use kafka_protocol::protocol::{Request, StrBytes};
+
+use super::client::{Client, Producer, encode_batch, topic_name};
+use super::model::{Log, Model, Outcome, Partition, Record, Session};
+use crate::Error;
+
+const SERVER_TIMEOUT_MS: i32 = 30_000;
+const LOADING: i16 = 14;
+const CONCURRENT_TRANSACTIONS: i16 = 51;
+/// A transaction ends within milliseconds.
+const TRIES: u32 = 200;
+const PAUSE: Duration = Duration::from_millis(20);
+/// Longer than any case, so that a transaction that is left open stays open.
+const TRANSACTION_TIMEOUT_MS: i32 = 600_000;
+
+/// A refusal by error code.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) what: &'static str,
+    pub(super) code: i16,
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} is refused with error code {}", self.what, self.code)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+fn accepted(what: &'static str, code: i16) -> Result<(), Error> {
+    if code == 0 { Ok(()) } else { Err(Refused { what, code }.into()) }
+}
+
+fn text(text: &str) -> StrBytes {
+    StrBytes::from_string(text.to_owned())
+}
+
+/// A client that changes the server and the model together.
+pub(super) struct Worker<'a> {
+    pub(super) client: Client,
+    pub(super) model: &'a mut Model,
+}
+
+impl<'a> Worker<'a> {
+    pub(super) fn new(address: SocketAddr, model: &'a mut Model) -> Result<Self, Error> {
+        Ok(Self { client: Client::connect(address)?, model })
+    }
+
+    /// Call again while the server asks for it: it still loads, or ends an earlier transaction.
+    fn call<R: Request>(
+        &mut self,
+        version: i16,
+        request: &R,
+        code: impl Fn(&R::Response) -> i16,
+    ) -> Result<R::Response, Error> {
+        let mut tries = 0;
+        loop {
+            let answer = self.client.call(version, request)?;
+            tries += 1;
+            if !matches!(code(&answer), LOADING | CONCURRENT_TRANSACTIONS) || tries == TRIES {
+                return Ok(answer);
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    pub(super) fn create_topic(
+        &mut self,
+        name: &str,
+        partitions: i32,
+        configs: &[(&str, &str)],
+    ) -> Result<(), Error> {
+        let configs = configs.iter().map(|(name, value)| {
+            CreatableTopicConfig::default().with_name(text(name)).with_value(Some(text(value)))
+        });
+        let topic = CreatableTopic::default()
+            .with_name(topic_name(name))
+            .with_num_partitions(partitions)
+            .with_replication_factor(1)
+            .with_configs(configs.collect());
+        let request = CreateTopicsRequest::default()
+            .with_topics(vec![topic])
+            .with_timeout_ms(SERVER_TIMEOUT_MS);
+        let answer = self.client.call(5, &request)?;
+        for topic in answer.topics {
+            accepted("CreateTopics", topic.error_code)?;
+        }
+        let logs = (0..partitions).map(|_| Log::default()).collect();
+        self.model.topics.insert(name.to_owned(), logs);
+        Ok(())
+    }
+
+    /// Records that the model does not have yet.
+    pub(super) fn records(
+        &mut self,
+        count: usize,
+        bytes: usize,
+        key: Option<String>,
+    ) -> Vec<Record> {
+        let record = |id| Record {
+            id,
+            bytes,
+            key: key.clone(),
+            // Any time that grows with the records, and is not so old that retention takes them.
+            timestamp_ms: now_ms() + id as i64,
+            txn: None,
+        };
+        let first = self.model.next_id;
+        self.model.next_id += count as u64;
+        (first..self.model.next_id).map(record).collect()
+    }
+
+    /// Produce without an id. The first offset that the server has assigned is returned.
+    pub(super) fn produce(
+        &mut self,
+        partition: &Partition,
+        records: Vec<Record>,
+    ) -> Result<i64, Error> {
+        let batch = encode_batch(&records, Producer::NONE)?;
+        let base = self.send_batch(7, partition, None, batch)?;
+        self.model.acknowledged(partition, base, records);
+        Ok(base)
+    }
+
+    fn send_batch(
+        &mut self,
+        version: i16,
+        partition: &Partition,
+        transactional_id: Option<&str>,
+        batch: Bytes,
+    ) -> Result<i64, Error> {
+        let data =
+            PartitionProduceData::default().with_index(partition.index).with_records(Some(batch));
+        let topic = TopicProduceData::default()
+            .with_name(topic_name(&partition.topic))
+            .with_partition_data(vec![data]);
+        let request = ProduceRequest::default()
+            .with_transactional_id(transactional_id.map(|id| TransactionalId(text(id))))
+            .with_acks(-1)
+            .with_timeout_ms(SERVER_TIMEOUT_MS)
+            .with_topic_data(vec![topic]);
+        let code = |answer: &ProduceResponse| {
+            let topic = answer.responses.first();
+            topic.and_then(|topic| topic.partition_responses.first()).map_or(0, |it| it.error_code)
+        };
+        let answer = self.call(version, &request, code)?;
+        let told = answer.responses.first().and_then(|topic| topic.partition_responses.first());
+        let told = told.ok_or("an answer to Produce without a partition")?;
+        accepted("Produce", told.error_code)?;
+        Ok(told.base_offset)
+    }
+
+    /// Get a producer id and an epoch. A transaction of the same name that is open ends by an abort.
+    pub(super) fn initialise(&mut self, name: &str, second_version: bool) -> Result<usize, Error> {
+        let request = InitProducerIdRequest::default()
+            .with_transactional_id(Some(TransactionalId(text(name))))
+            .with_transaction_timeout_ms(TRANSACTION_TIMEOUT_MS)
+            .with_producer_id(ProducerId(-1))
+            .with_producer_epoch(-1);
+        let answer = self.call(4, &request, |answer| answer.error_code)?;
+        accepted("InitProducerId", answer.error_code)?;
+        let session = Session {
+            transactional_id: name.to_owned(),
+            second_version,
+            producer_id: answer.producer_id.0,
+            epoch: answer.producer_epoch,
+            sequences: Default::default(),
+            open: None,
+        };
+        let sessions = &mut self.model.sessions;
+        let known = sessions.iter().position(|each| each.transactional_id == name);
+        let Some(index) = known else {
+            sessions.push(session);
+            return Ok(sessions.len() - 1);
+        };
+        if let Some(open) = sessions[index].open {
+            self.model.transactions[open] = Outcome::Aborted;
+        }
+        self.model.sessions[index] = session;
+        Ok(index)
+    }
+
+    /// Write records inside the session's transaction, and begin one if none is open.
+    pub(super) fn write(
+        &mut self,
+        session: usize,
+        partition: &Partition,
+        mut records: Vec<Record>,
+    ) -> Result<i64, Error> {
+        let of = self.model.sessions[session].clone();
+        if !of.second_version {
+            let topic = AddPartitionsToTxnTopic::default()
+                .with_name(topic_name(&partition.topic))
+                .with_partitions(vec![partition.index]);
+            let request = AddPartitionsToTxnRequest::default()
+                .with_v3_and_below_transactional_id(TransactionalId(text(&of.transactional_id)))
+                .with_v3_and_below_producer_id(ProducerId(of.producer_id))
+                .with_v3_and_below_producer_epoch(of.epoch)
+                .with_v3_and_below_topics(vec![topic]);
+            let code = |answer: &AddPartitionsToTxnResponse| {
+                let topic = answer.results_by_topic_v3_and_below.first();
+                let told = topic.and_then(|topic| topic.results_by_partition.first());
+                told.map_or(0, |told| told.partition_error_code)
+            };
+            let answer = self.call(3, &request, code)?;
+            for topic in answer.results_by_topic_v3_and_below {
+                for told in topic.results_by_partition {
+                    accepted("AddPartitionsToTxn", told.partition_error_code)?;
+                }
+            }
+        }
+        let sequence = *of.sequences.get(&partition.to_string()).unwrap_or(&0);
+        let producer =
+            Producer { id: of.producer_id, epoch: of.epoch, sequence, transactional: true };
+        let batch = encode_batch(&records, producer)?;
+        let version = if of.second_version { 12 } else { 7 };
+        let base = self.send_batch(version, partition, Some(&of.transactional_id), batch)?;
+        let txn = self.begun(session);
+        records.iter_mut().for_each(|record| record.txn = Some(txn));
+        let next = sequence + records.len() as i32;
+        self.model.sessions[session].sequences.insert(partition.to_string(), next);
+        self.model.acknowledged(partition, base, records);
+        Ok(base)
+    }
+
+    fn begun(&mut self, session: usize) -> usize {
+        let transactions = &mut self.model.transactions;
+        *self.model.sessions[session].open.get_or_insert_with(|| {
+            transactions.push(Outcome::Open);
+            transactions.len() - 1
+        })
+    }
+
+    /// Commit an offset of a group with the session's transaction, and end it by a commit.
+    pub(super) fn commit_with_offset(
+        &mut self,
+        session: usize,
+        group: &str,
+        partition: &Partition,
+        offset: i64,
+    ) -> Result<(), Error> {
+        let of = self.model.sessions[session].clone();
+        if !of.second_version {
+            let request = AddOffsetsToTxnRequest::default()
+                .with_transactional_id(TransactionalId(text(&of.transactional_id)))
+                .with_producer_id(ProducerId(of.producer_id))
+                .with_producer_epoch(of.epoch)
+                .with_group_id(GroupId(text(group)));
+            let answer = self.call(3, &request, |answer| answer.error_code)?;
+            accepted("AddOffsetsToTxn", answer.error_code)?;
+        }
+        let committed = TxnOffsetCommitRequestPartition::default()
+            .with_partition_index(partition.index)
+            .with_committed_offset(offset)
+            .with_committed_metadata(Some(StrBytes::default()));
+        let topic = TxnOffsetCommitRequestTopic::default()
+            .with_name(topic_name(&partition.topic))
+            .with_partitions(vec![committed]);
+        let request = TxnOffsetCommitRequest::default()
+            .with_transactional_id(TransactionalId(text(&of.transactional_id)))
+            .with_group_id(GroupId(text(group)))
+            .with_producer_id(ProducerId(of.producer_id))
+            .with_producer_epoch(of.epoch)
+            .with_generation_id(-1)
+            .with_topics(vec![topic]);
+        let version = if of.second_version { 5 } else { 3 };
+        let code = |answer: &TxnOffsetCommitResponse| {
+            let topic = answer.topics.first();
+            topic.and_then(|topic| topic.partitions.first()).map_or(0, |told| told.error_code)
+        };
+        for topic in self.call(version, &request, code)?.topics {
+            for told in topic.partitions {
+                accepted("TxnOffsetCommit", told.error_code)?;
+            }
+        }
+        self.begun(session);
+        self.end(session, Outcome::Committed)?;
+        self.committed(group, partition, offset);
+        Ok(())
+    }
+
+    fn committed(&mut self, group: &str, partition: &Partition, offset: i64) {
+        let offsets = self.model.groups.entry(group.to_owned()).or_default();
+        match offsets.iter_mut().find(|(of, _)| of == partition) {
+            Some((_, committed)) => *committed = offset,
+            None => offsets.push((partition.clone(), offset)),
+        }
+    }
+
+    /// End the session's transaction.
+    pub(super) fn end(&mut self, session: usize, outcome: Outcome) -> Result<(), Error> {
+        let of = self.model.sessions[session].clone();
+        let Some(txn) = of.open else { return Ok(()) };
+        let request = EndTxnRequest::default()
+            .with_transactional_id(TransactionalId(text(&of.transactional_id)))
+            .with_producer_id(ProducerId(of.producer_id))
+            .with_producer_epoch(of.epoch)
+            .with_committed(outcome == Outcome::Committed);
+        let version = if of.second_version { 5 } else { 3 };
+        let answer = self.call(version, &request, |answer| answer.error_code)?;
+        accepted("EndTxn", answer.error_code)?;
+        self.model.transactions[txn] = outcome;
+        let session = &mut self.model.sessions[session];
+        session.open = None;
+        if of.second_version {
+            session.producer_id = answer.producer_id.0;
+            session.epoch = answer.producer_epoch;
+            session.sequences.clear();
+        }
+        Ok(())
+    }
+
+    /// Commit an offset of a group that has no members.
+    pub(super) fn commit_offset(
+        &mut self,
+        group: &str,
+        partition: &Partition,
+        offset: i64,
+    ) -> Result<(), Error> {
+        let committed = OffsetCommitRequestPartition::default()
+            .with_partition_index(partition.index)
+            .with_committed_offset(offset)
+            .with_committed_metadata(Some(StrBytes::default()));
+        let topic = OffsetCommitRequestTopic::default()
+            .with_name(topic_name(&partition.topic))
+            .with_partitions(vec![committed]);
+        let request = OffsetCommitRequest::default()
+            .with_group_id(GroupId(text(group)))
+            .with_generation_id_or_member_epoch(-1)
+            .with_topics(vec![topic]);
+        for topic in self.client.call(8, &request)?.topics {
+            for told in topic.partitions {
+                accepted("OffsetCommit", told.error_code)?;
+            }
+        }
+        self.committed(group, partition, offset);
+        Ok(())
+    }
+
+    /// Join a consumer group, so that the server has a member to remember. Its state is not compared afterwards.
+    pub(super) fn join(&mut self, group: &str, topic: &str) -> Result<(), Error> {
+        let request = ConsumerGroupHeartbeatRequest::default()
+            .with_group_id(GroupId(text(group)))
+            .with_member_id(text(&format!("member-of-{group}")))
+            .with_rebalance_timeout_ms(60_000)
+            .with_subscribed_topic_names(Some(vec![topic_name(topic)]))
+            .with_topic_partitions(Some(Vec::new()));
+        accepted("ConsumerGroupHeartbeat", self.client.call(1, &request)?.error_code)
+    }
+}
+
+fn now_ms() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |now| now.as_millis() as i64)
+}
