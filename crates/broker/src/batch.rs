@@ -355,6 +355,38 @@ pub(crate) fn marker(
     bytes
 }
 
+/// Why recovery has written a marker, in place of one that is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mended {
+    /// As was decided.
+    Decided,
+    /// It is not known how the transaction was decided; it is aborted.
+    Unknown,
+}
+
+/// A marker says so where Kafka has the epoch of its coordinator, in which no client looks: below all epochs.
+const COORDINATOR_EPOCH: usize = HEADER_BYTES + 12;
+
+/// Say that a marker was written by recovery.
+pub(crate) fn set_mended(marker: &mut [u8], mended: Mended) {
+    let epoch: i32 = match mended {
+        Mended::Decided => -1,
+        Mended::Unknown => -2,
+    };
+    marker[COORDINATOR_EPOCH..COORDINATOR_EPOCH + 4].copy_from_slice(&epoch.to_be_bytes());
+    set_crc(marker);
+}
+
+/// Whether recovery has written a marker, and why.
+pub(crate) fn mended(marker: &[u8]) -> Option<Mended> {
+    let epoch = marker.get(COORDINATOR_EPOCH..COORDINATOR_EPOCH + 4)?;
+    match i32::from_be_bytes(epoch.try_into().ok()?) {
+        -1 => Some(Mended::Decided),
+        -2 => Some(Mended::Unknown),
+        _ => None,
+    }
+}
+
 /// What a control batch of [`marker`] says; `None` of other control batches.
 pub(crate) fn outcome(batch: &[u8]) -> Option<Outcome> {
     match batch.get(HEADER_BYTES + 5..=MARKER_TYPE)? {

@@ -42,7 +42,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use alluvium_stream::{Batch, Change, Fold, KIND_LOG, Store, StoreError, StreamId, StreamOffset};
+use alluvium_stream::{
+    Batch, Change, Damaged, Fold, KIND_LOG, Store, StoreError, StreamId, StreamOffset,
+};
 use bytes::Bytes;
 use kafka_protocol::protocol::StrBytes;
 use prometheus_client::registry::Registry;
@@ -139,20 +141,27 @@ impl Fold for BrokerFold {
         &self,
         _stream: StreamId,
         kind: u8,
+        from: StreamOffset,
         start: StreamOffset,
         previous: Option<&[u8]>,
         batches: &[Batch],
     ) -> Option<Vec<u8>> {
         match kind {
-            KIND_LOG => producer_state::fold(partition::unix_time_ms(), start, previous, batches),
-            KIND_TRANSACTIONS => state_table::fold::<transactions::Table>(previous, batches),
-            KIND_OFFSETS => state_table::fold::<groups::Offsets>(previous, batches),
-            KIND_GROUP_MEMBERS => state_table::fold::<groups::GroupStates>(previous, batches),
-            KIND_SHARES => state_table::fold::<groups::ShareStates>(previous, batches),
-            KIND_CLASSIC_GROUPS => state_table::fold::<groups::KeptGroups>(previous, batches),
+            KIND_LOG => {
+                producer_state::fold(partition::unix_time_ms(), from, start, previous, batches)
+            }
+            KIND_TRANSACTIONS => state_table::fold::<transactions::Table>(from, previous, batches),
+            KIND_OFFSETS => state_table::fold::<groups::Offsets>(from, previous, batches),
+            KIND_GROUP_MEMBERS => state_table::fold::<groups::GroupStates>(from, previous, batches),
+            KIND_SHARES => state_table::fold::<groups::ShareStates>(from, previous, batches),
+            KIND_CLASSIC_GROUPS => state_table::fold::<groups::KeptGroups>(from, previous, batches),
             // No stream of another kind was ever created.
             other => unreachable!("streams of kind {other} have no owner here"),
         }
+    }
+
+    fn mend(&self, damaged: &Damaged<'_>) -> Vec<(StreamId, Batch)> {
+        transactions::mend(damaged)
     }
 }
 
@@ -245,7 +254,7 @@ impl Broker {
         });
         let named = Arc::downgrade(&server);
         server.store.name_streams(move |id| named.upgrade()?.topics.name_of(id));
-        transactions::resume(&server).await?;
+        transactions::start(&server).await?;
         tokio::spawn(transactions::run(server.clone()));
         tokio::spawn(retention::run(server.clone()));
         tokio::spawn(log_compaction::run(server.clone()));

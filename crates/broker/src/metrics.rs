@@ -64,6 +64,7 @@ pub(crate) struct Metrics {
     pub(crate) fetched_bytes: Counter,
     pub(crate) open_transactions: Gauge<i64, AtomicI64>,
     ended: Family<OutcomeLabel, Counter>,
+    ended_after_loss: Family<OutcomeLabel, Counter>,
     pub(crate) share_acquired: Counter,
     share_acknowledged: Family<KindLabel, Counter>,
     pub(crate) log_compactions: Counter,
@@ -95,6 +96,7 @@ impl Metrics {
             fetched_bytes: Counter::default(),
             open_transactions: Gauge::default(),
             ended: Family::default(),
+            ended_after_loss: Family::default(),
             share_acquired: Counter::default(),
             share_acknowledged: Family::default(),
             log_compactions: Counter::default(),
@@ -150,6 +152,11 @@ impl Metrics {
             "transactions",
             "Transactions that have ended, by outcome",
             metrics.ended.clone(),
+        );
+        registry.register(
+            "transactions_ended_after_loss",
+            "Transactions that were ended at the start since the log had lost their end or a part of them, by outcome; aborted for want of knowledge: unknown, interrupted",
+            metrics.ended_after_loss.clone(),
         );
         registry.register(
             "share_acquired_records",
@@ -227,6 +234,11 @@ impl Metrics {
             Outcome::Commit => "committed",
         };
         self.ended.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    /// `outcome`: committed or aborted, as was decided; unknown, and so aborted; interrupted, a part of it is lost, and so aborted.
+    pub(crate) fn ended_after_loss(&self, outcome: &'static str) {
+        self.ended_after_loss.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
     pub(crate) fn throttled(&self, quota: &'static str) {

@@ -1,5 +1,6 @@
 //! One partition: a stream whose batches are Kafka record batches, and the producers that write to it.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use crate::batch::{self, BatchHeader, Outcome};
+use crate::batch::{self, BatchHeader, Mended, Outcome};
 use crate::configs::AppendRules;
 use crate::errors::ApiError;
 use crate::producer_state::{
@@ -39,6 +40,10 @@ pub(crate) struct Partition {
     /// Batches since the last look that would have begun a transaction too many.
     refused_transactions: AtomicU64,
     totals: Arc<Totals>,
+    /// Whether recovery has found that records are lost.
+    has_lost: bool,
+    /// Markers that recovery has written in place of lost ones.
+    mended: Vec<(Mended, Outcome)>,
     started: Instant,
     /// The wall clock then.
     started_ms: i64,
@@ -113,7 +118,8 @@ impl Partition {
             Some(bytes) => ProducerStates::decode(bytes, started_ms)?,
             None => ProducerStates::default(),
         };
-        producers.replay(&replay.batches, started_ms);
+        let mended =
+            producers.replay(replay.checkpoint_end, &replay.batches, replay.end, started_ms);
         producers.start_clock(started_ms);
         producers.forget_aborted(clean_end.max(stream.start_offset()));
         stream.settle(clean_end);
@@ -125,6 +131,8 @@ impl Partition {
             forgotten_end: AtomicU64::new(0),
             refused_transactions: AtomicU64::new(0),
             totals,
+            mended,
+            has_lost: !replay.gaps().is_empty(),
             started,
             started_ms,
         })
@@ -229,6 +237,34 @@ impl Partition {
     #[cfg(test)]
     pub(crate) fn ending_transactions(&self) -> usize {
         self.producers.lock().ending()
+    }
+
+    /// Whether recovery has found that records are lost.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.has_lost
+    }
+
+    /// Markers that recovery has written in place of lost ones, which are not uploaded yet.
+    pub(crate) fn mended(&self) -> &[(Mended, Outcome)] {
+        &self.mended
+    }
+
+    /// Where the records of the producer's open transaction lie, all of them.
+    pub(crate) fn transaction_span(&self, producer_id: i64) -> Option<Range<u64>> {
+        let producers = self.producers.lock();
+        let first = producers.open_transaction(producer_id)?;
+        Some(first..self.stream.next_offset().0)
+    }
+
+    /// The open transactions: producer id, epoch, and first offset.
+    pub(crate) fn open_transactions(&self) -> Vec<(i64, i16, u64)> {
+        let producers = self.producers.lock();
+        producers.open_transactions().map(|(id, epoch, first, _)| (id, epoch, first)).collect()
+    }
+
+    /// The epoch in which it knows this producer.
+    pub(crate) fn producer_epoch(&self, producer_id: i64) -> Option<i16> {
+        self.producers.lock().epoch(producer_id)
     }
 
     /// See [`ProducerStates::active`].

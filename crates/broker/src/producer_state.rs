@@ -13,7 +13,7 @@ use std::time::Duration;
 use alluvium_stream::{Batch, StreamOffset};
 use kafka_protocol::error::ResponseError;
 
-use crate::batch::{self, BatchHeader, Outcome};
+use crate::batch::{self, BatchHeader, Mended, Outcome};
 use crate::errors::ApiError;
 
 pub(crate) use checkpoint::{BadCheckpoint, fold};
@@ -120,6 +120,9 @@ pub(crate) struct ProducerStates {
     ending: VecDeque<(u64, u64)>,
     /// By the marker's offset.
     aborted: VecDeque<Aborted>,
+    /// The end of the last offsets that were lost to damage. Batches of any producer may have been among them, so the sequence of a producer that
+    /// has appended nothing since is not known exactly.
+    lost_end: u64,
 }
 
 /// Sequence numbers run from 0 to `i32::MAX` and then begin at 0 again:
@@ -181,8 +184,14 @@ impl ProducerStates {
                 ),
             });
         }
+        // Batches behind the last known one may be lost, the first one of a newer epoch too.
+        let may_skip = producer.last_offset < self.lost_end;
         if batch.producer_epoch > producer.epoch {
-            return if batch.base_sequence == 0 { Ok(Verdict::Append) } else { out_of_order(0) };
+            return match batch.base_sequence {
+                0 => Ok(Verdict::Append),
+                _ if may_skip => Ok(Verdict::Append),
+                _ => out_of_order(0),
+            };
         }
         let last_sequence = advance(batch.base_sequence, batch.offsets() - 1);
         let same = |seen: &&Seen| {
@@ -192,7 +201,10 @@ impl ProducerStates {
             return Ok(Verdict::Duplicate(*seen));
         }
         let expected = producer.batches.last().map_or(0, |seen| advance(seen.last_sequence, 1));
-        if batch.base_sequence == expected { Ok(Verdict::Append) } else { out_of_order(expected) }
+        let skipped = distance(expected, batch.base_sequence);
+        // Sequences wrap: what is more than half of them ahead is behind.
+        let is_next = skipped == 0 || (may_skip && skipped < 1 << 30);
+        if is_next { Ok(Verdict::Append) } else { out_of_order(expected) }
     }
 
     /// Remember a batch that is in the log at `base_offset`. `now_ms` is a clock that does not go back, in milliseconds since the Unix epoch.
@@ -329,8 +341,7 @@ impl ProducerStates {
 
     /// Whether a batch would begin a transaction in this partition.
     pub(crate) fn begins_transaction(&self, batch: &BatchHeader) -> bool {
-        let open = || self.producers.get(&batch.producer_id).and_then(|known| known.transaction);
-        batch.is_transactional() && open().is_none()
+        batch.is_transactional() && self.open_transaction(batch.producer_id).is_none()
     }
 
     /// Transactions that are aborted, or may yet be.
@@ -435,9 +446,23 @@ impl ProducerStates {
         active
     }
 
-    /// Remember the batches of a stream, which are durable and not older than `now_ms`. Nothing is checked: they are in the log.
-    pub(crate) fn replay(&mut self, batches: &[Batch], now_ms: i64) {
+    /// Remember the batches of a stream from `from` to `to`, which are durable and not older than `now_ms`. Nothing is checked: they are in the log. Offsets of no batch are lost.
+    ///
+    /// # Returns
+    /// The markers that recovery has written.
+    pub(crate) fn replay(
+        &mut self,
+        from: StreamOffset,
+        batches: &[Batch],
+        to: StreamOffset,
+        now_ms: i64,
+    ) -> Vec<(Mended, Outcome)> {
+        let (mut next, mut mended) = (from, Vec::new());
         for batch in batches {
+            if batch.base > next {
+                self.lost_end = batch.base.0;
+            }
+            next = batch.end();
             let Some(header) = BatchHeader::parse(&batch.payload) else { continue };
             if !header.is_idempotent() {
                 continue;
@@ -446,9 +471,27 @@ impl ProducerStates {
                 self.record(&header, batch.base.0, batch.max_timestamp_ms, now_ms);
             } else if let Some(outcome) = batch::outcome(&batch.payload) {
                 self.record_marker(&header, outcome, batch.base.0, now_ms);
+                mended.extend(batch::mended(&batch.payload).map(|mended| (mended, outcome)));
             }
         }
+        if to > next {
+            self.lost_end = to.0;
+        }
         self.ending.clear();
+        mended
+    }
+
+    /// The first offset of the producer's open transaction.
+    pub(crate) fn open_transaction(&self, producer_id: i64) -> Option<u64> {
+        self.producers.get(&producer_id).and_then(|producer| producer.transaction)
+    }
+
+    /// All open transactions: producer id, epoch, first offset, and the time of the last batch.
+    pub(crate) fn open_transactions(&self) -> impl Iterator<Item = (i64, i16, u64, i64)> {
+        self.open.iter().filter_map(|(first, id)| {
+            let producer = self.producers.get(id)?;
+            Some((*id, producer.epoch, *first, producer.last_timestamp_ms))
+        })
     }
 
     /// When the last producer to append did so.

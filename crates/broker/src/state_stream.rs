@@ -2,6 +2,8 @@
 //!
 //! Kafka keeps such state in compacted internal topics. A state stream is one whose compaction is the fold of its checkpoint.
 
+use std::collections::BTreeMap;
+
 use alluvium_stream::{
     AppendError, Change, Store, StoreError, StreamEpoch, StreamId, StreamWriter,
 };
@@ -78,6 +80,11 @@ pub(crate) async fn open(
     };
     store.stream(id).ok_or(StateError::NoStream(id))?;
     Ok(store.open_stream(id, StreamEpoch(0)).await?)
+}
+
+/// The id of the stream that the catalog's metadata names under `key`, if there is one.
+pub(crate) fn id_in(meta: &BTreeMap<String, Vec<u8>>, key: &'static str) -> Option<StreamId> {
+    parse_stream_id(key, meta.get(key)?).ok()
 }
 
 fn parse_stream_id(key: &'static str, value: &[u8]) -> Result<StreamId, StateError> {

@@ -15,7 +15,7 @@
 
 use std::ops::RangeInclusive;
 
-use alluvium_stream::Batch;
+use alluvium_stream::{Batch, Replay, StreamOffset};
 
 const CRC_LEN: usize = 4;
 const QUARANTINE_VERSION: u8 = 1;
@@ -49,8 +49,13 @@ pub(crate) trait Table: Default {
     /// The oldest one that can still be read.
     const OLDEST_VERSION: u8 = Self::VERSION;
 
+    /// What it means that records are lost to damage, for people.
+    const AFTER_LOSS: &'static str;
+
     /// Change the table as an encoded record says.
     fn apply_encoded(&mut self, record: &[u8]) -> Result<(), Corrupt>;
+    /// Records are lost that would have followed here. What later records and requests cannot put right by themselves must go, or be marked.
+    fn after_loss(&mut self) {}
     /// Write the table, in an order that equal tables share.
     fn write(&self, out: &mut Writer);
     /// Read what [`Self::write`] has written, in this version, which is one of those that can be read.
@@ -81,13 +86,38 @@ pub(crate) fn decode<T: Table>(bytes: &[u8]) -> Result<T, Corrupt> {
     Ok(table)
 }
 
-/// The table that a checkpoint and the batches after it describe.
-pub(crate) fn rebuild<T: Table>(
+/// The table that a stream describes. Whatever is lost of it is reported.
+pub(crate) fn load<T: Table>(replay: &Replay) -> Result<T, Corrupt> {
+    let Replay { checkpoint, checkpoint_end, batches, end } = replay;
+    let mut table: T = rebuild(checkpoint.as_deref(), *checkpoint_end, batches)?;
+    let gaps = replay.gaps();
+    if gaps.last().is_some_and(|gap| gap.end == *end) {
+        table.after_loss();
+    }
+    if !gaps.is_empty() {
+        let changes: u64 = gaps.iter().map(|gap| gap.end.0 - gap.start.0).sum();
+        tracing::error!(
+            "the write-ahead log has lost {changes} changes of {}, at the places {gaps:?}: {}",
+            T::WHAT,
+            T::AFTER_LOSS
+        );
+    }
+    Ok(table)
+}
+
+/// The table that a checkpoint, which describes the stream up to `from`, and the batches after it describe.
+fn rebuild<T: Table>(
     checkpoint: Option<&[u8]>,
+    from: StreamOffset,
     batches: &[Batch],
 ) -> Result<T, Corrupt> {
     let mut table: T = checkpoint.map(decode).transpose()?.unwrap_or_default();
+    let mut next = from;
     for batch in batches {
+        if batch.base > next {
+            table.after_loss();
+        }
+        next = batch.end();
         table.apply_encoded(&batch.payload).map_err(|Corrupt(cause)| {
             Corrupt(format!("the batch at offset {}: {cause}", batch.base))
         })?;
@@ -97,8 +127,12 @@ pub(crate) fn rebuild<T: Table>(
 
 /// The checkpoint after `batches`, see [`alluvium_stream::Fold`]. `None` as long as there is nothing to remember. Input that can not be read
 /// goes into quarantine.
-pub(crate) fn fold<T: Table>(previous: Option<&[u8]>, batches: &[Batch]) -> Option<Vec<u8>> {
-    match rebuild::<T>(previous, batches) {
+pub(crate) fn fold<T: Table>(
+    from: StreamOffset,
+    previous: Option<&[u8]>,
+    batches: &[Batch],
+) -> Option<Vec<u8>> {
+    match rebuild::<T>(previous, from, batches) {
         Ok(table) => (previous.is_some() || !batches.is_empty()).then(|| encode(&table)),
         Err(error) => {
             tracing::error!(%error, "{} are put into quarantine", T::WHAT);

@@ -94,6 +94,21 @@ struct Stored {
     configs: Overrides,
 }
 
+/// The streams of all partitions, by the catalog's metadata: the topic's name and id, and the partition. An entry that cannot be read is left out.
+pub(crate) fn streams(
+    meta: &BTreeMap<String, Vec<u8>>,
+) -> impl Iterator<Item = (StreamId, (Arc<str>, Uuid, i32))> {
+    let topics = meta.iter().filter_map(|(key, value)| {
+        let name: Arc<str> = key.strip_prefix(META_PREFIX)?.into();
+        let stored: Stored = serde_json::from_slice(value).ok()?;
+        Some((name, stored))
+    });
+    topics.flat_map(|(name, Stored { id, streams, .. })| {
+        let of = move |(index, stream)| (stream, (name.clone(), id, index));
+        (0..).zip(streams).map(of)
+    })
+}
+
 /// The catalog's content does not make sense.
 #[derive(Debug, thiserror::Error)]
 #[error("topic {topic}: {reason}")]

@@ -16,6 +16,7 @@ mod compact;
 mod health;
 mod janitor;
 mod losses;
+mod mend;
 pub mod object;
 mod object_table;
 mod objects;
@@ -39,6 +40,7 @@ pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
 pub use compact::{Rewrite, Rewritten, StoredPart};
 pub use health::{Degraded, Reason};
 pub use losses::LostObjects;
+pub use mend::Damaged;
 pub use objects::{
     DiskCacheStats, ErrorKind, ObjectError, Orphan, ReadStats, Requests, StoredObject, Survey,
     Wrong, list_objects, local_objects, object_size, survey, try_objects,

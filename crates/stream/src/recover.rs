@@ -14,11 +14,12 @@ use uuid::Uuid;
 
 use crate::cache::LogCache;
 use crate::catalog::{Catalog, Change, Life, ObjectInfo, Snapshot, StreamRow};
+use crate::mend;
 use crate::options::Options;
 use crate::record;
 use crate::store::{Ids, Lost, ObjectTable, StoreError, Used};
 use crate::tail::{self, BATCH_OVERHEAD_BYTES, Cached, StreamState, Tail};
-use crate::types::{ObjectId, StreamId, StreamOffset};
+use crate::types::{Fold, ObjectId, StreamId, StreamOffset};
 
 /// What recovery found.
 #[derive(Clone, Debug)]
@@ -122,6 +123,7 @@ pub(crate) fn recover(
     device: SharedDevice,
     wal_options: &alluvium_wal::Options,
     catalog: &dyn Catalog,
+    fold: &dyn Fold,
     options: &Options,
     progress: Option<alluvium_wal::Progress>,
 ) -> Result<Recovered, StoreError> {
@@ -171,6 +173,7 @@ pub(crate) fn recover(
         return Err(old_catalog(mark, report.start));
     }
     replay.skip_trimmed();
+    replay.mend(fold, report.start).map_err(StoreError::Failed)?;
     let version = catalog.commit(&[Change::WalMarked(mark)])?;
     // The number tells the epoch: what an owner of the past does not know, because it came after it, has numbers that it never comes to.
     let next_object = next_object.max(u64::from(report.epoch) << 32);
@@ -295,6 +298,15 @@ impl Replay {
             }
         }
         self.gaps.sort_by_key(|gap| (gap.stream, gap.lost.start));
+    }
+
+    /// After all gaps are known.
+    fn mend(&mut self, fold: &dyn Fold, log_start: LogOffset) -> Result<(), String> {
+        let costs = mend::mend(fold, &mut self.streams, &self.meta, &self.gaps, log_start)?;
+        for cost_bytes in costs {
+            self.cache.restore(cost_bytes);
+        }
+        Ok(())
     }
 
     /// | the record's stream and offsets | is |

@@ -366,9 +366,10 @@ impl Store {
         progress: Option<alluvium_wal::Progress>,
     ) -> Result<Opened, StoreError> {
         let recovered = {
-            let (catalog, options) = (catalog.clone(), options.clone());
-            let recover =
-                move || recover::recover(device, &wal_options, &*catalog, &options, progress);
+            let (catalog, fold, options) = (catalog.clone(), fold.clone(), options.clone());
+            let recover = move || {
+                recover::recover(device, &wal_options, &*catalog, &*fold, &options, progress)
+            };
             tokio::task::spawn_blocking(recover)
                 .await
                 .map_err(|error| StoreError::Failed(error.to_string()))??

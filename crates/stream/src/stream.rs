@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use crate::ahead::Reader;
 use crate::objects::{Budget, Enough, Part};
 use crate::store::{Shared, StoreError};
-use crate::tail::{Cached, Range, Source, StreamState};
+use crate::tail::{Cached, Range, Source, StreamState, Tail};
 use crate::types::{Batch, StreamEpoch, StreamId, StreamOffset};
 
 /// A fetch that goes on from one object to the next stops after this many, with what it has.
@@ -61,6 +61,26 @@ pub struct Replay {
     pub checkpoint_end: StreamOffset,
     /// All batches after it, in order, durable or not, and below the stream's start too if a trim has passed them.
     pub batches: Vec<Batch>,
+    /// Where the stream ends: behind the last batch, or further if what followed it is lost.
+    pub end: StreamOffset,
+}
+
+impl Replay {
+    pub(crate) fn of(tail: &Tail) -> Self {
+        Self {
+            checkpoint: tail.checkpoint.clone(),
+            checkpoint_end: tail.uploaded_end,
+            batches: tail.pinned().map(Cached::to_batch).collect(),
+            end: tail.next,
+        }
+    }
+
+    /// The offsets that are lost: where a batch does not begin at the end of what is before it, and behind the last one.
+    pub fn gaps(&self) -> Vec<std::ops::Range<StreamOffset>> {
+        let starts = self.batches.iter().map(|batch| batch.base).chain([self.end]);
+        let ends = [self.checkpoint_end].into_iter().chain(self.batches.iter().map(Batch::end));
+        ends.zip(starts).filter(|(end, start)| end < start).map(|(end, start)| end..start).collect()
+    }
 }
 
 /// One stream, to read from; who writes to it has opened it ([`crate::Store::open_stream`]). Cheap to clone.
@@ -233,12 +253,7 @@ impl Stream {
 
     /// Checkpoint and all batches after it, taken at one moment, for rebuilding state at start.
     pub fn replay(&self) -> Replay {
-        let tail = self.state.tail.lock();
-        Replay {
-            checkpoint: tail.checkpoint.clone(),
-            checkpoint_end: tail.uploaded_end,
-            batches: tail.pinned().map(Cached::to_batch).collect(),
-        }
+        Replay::of(&self.state.tail.lock())
     }
 
     /// Be woken when more of the stream becomes durable, it is deleted, or the store fails. One `Notify` may watch many streams;

@@ -201,6 +201,26 @@ impl Tail {
         self.batches.push_back(batch);
     }
 
+    /// Put a batch in a gap that recovery has found. It is durable with the batch before it, or at its own log offset if there is none. False if
+    /// there is no gap.
+    pub(crate) fn fill(&mut self, mut batch: Cached) -> bool {
+        let at = self.batches.partition_point(|other| other.base < batch.base);
+        let before = at.checked_sub(1).map(|at| &self.batches[at]);
+        let is_free = before.map_or(self.uploaded_end, Cached::end) <= batch.base
+            && batch.end() <= self.batches.get(at).map_or(self.next, |after| after.base);
+        if !is_free {
+            return false;
+        }
+        if let Some(before) = before {
+            batch.log_end = before.log_end;
+        }
+        if batch.end() > self.start {
+            self.young_bytes += batch.payload.len() as u64;
+        }
+        self.batches.insert(at, batch);
+        true
+    }
+
     /// When the log is durable up to here, all of the stream is.
     pub(crate) fn log_end(&self) -> LogOffset {
         self.batches.back().map_or(LogOffset(0), |last| last.log_end)

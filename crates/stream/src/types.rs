@@ -4,6 +4,8 @@ use std::fmt;
 
 use bytes::Bytes;
 
+use crate::mend::Damaged;
+
 /// Names a stream; never reused, not even after the stream was deleted.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
@@ -114,8 +116,8 @@ pub const KIND_STATE: u8 = 1;
 /// below the stream's start count too: a trim does not undo what they did. The owner rebuilds its state from
 /// [`crate::Stream::replay`].
 pub trait Fold: Send + Sync + 'static {
-    /// The checkpoint after `batches`, which follow `previous` without a gap (unless recovery reported damage, see
-    /// [`crate::Recovery::gaps`]). `None` where the stream needs none. Must depend on its arguments alone, but for what it forgets
+    /// The checkpoint after `batches`, given that `previous` describes the stream up to `from`. A jump in offsets, from `from` to the first
+    /// batch or between two, is a loss that recovery has reported ([`crate::Recovery::gaps`]); there are no other jumps. `None` where the stream needs none. Must depend on its arguments alone, but for what it forgets
     /// because it is old by a clock: one upload may call it
     /// several times, each call getting a piece of the batches and the result of the call before, and a restart
     /// may cut the pieces differently, and come later. Runs on a thread that may block.
@@ -125,10 +127,18 @@ pub trait Fold: Send + Sync + 'static {
         &self,
         stream: StreamId,
         kind: u8,
+        from: StreamOffset,
         start: StreamOffset,
         previous: Option<&[u8]>,
         batches: &[Batch],
     ) -> Option<Vec<u8>>;
+
+    /// Recovery has found gaps: the batches to put in them, each within one gap, before anybody reads or folds the streams. The same
+    /// loss is found at every start until the batches behind it are uploaded, so the result must be a function of what the log and the catalog hold.
+    fn mend(&self, damaged: &Damaged<'_>) -> Vec<(StreamId, Batch)> {
+        let _ = damaged;
+        Vec::new()
+    }
 }
 
 /// A fold for streams without checkpoints.
@@ -137,6 +147,7 @@ impl Fold for () {
         &self,
         _: StreamId,
         _: u8,
+        _: StreamOffset,
         _: StreamOffset,
         _: Option<&[u8]>,
         _: &[Batch],

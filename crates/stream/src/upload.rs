@@ -272,13 +272,20 @@ fn fold_part(fold: &dyn Fold, part: &Part) -> Folded {
     loop {
         let batches = part.chunk(from, usize::MAX, Cached::to_batch);
         let Some(last) = batches.last() else { return Folded { checkpoint, written_bytes } };
-        from = last.end();
+        let folded_to = std::mem::replace(&mut from, last.end());
         if part.is_written() {
             let written = batches.iter().filter(|batch| batch.end() > part.start);
             written_bytes += written.map(|batch| batch.payload.len() as u64).sum::<u64>();
         }
         checkpoint = fold
-            .fold(part.stream.id, part.stream.kind, part.settled, checkpoint.as_deref(), &batches)
+            .fold(
+                part.stream.id,
+                part.stream.kind,
+                folded_to,
+                part.settled,
+                checkpoint.as_deref(),
+                &batches,
+            )
             .map(Bytes::from);
     }
 }

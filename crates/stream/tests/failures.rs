@@ -176,6 +176,7 @@ impl Fold for BadFold {
         _: StreamId,
         _: u8,
         _: StreamOffset,
+        _: StreamOffset,
         _: Option<&[u8]>,
         _: &[Batch],
     ) -> Option<Vec<u8>> {

@@ -240,6 +240,12 @@ impl Groups {
         Ok(())
     }
 
+    /// The offset that a group has committed, if it has one.
+    pub(crate) fn committed_offset(&self, group: &str, topic: &str, partition: i32) -> Option<i64> {
+        let offset = |table: &Offsets| Some(table.get(group, topic, partition)?.offset);
+        self.shared.log.read(offset)
+    }
+
     async fn append_decided(&self, group: &str, record: &Prepared) -> Result<(), String> {
         let shared = &self.shared;
         loop {

@@ -33,7 +33,7 @@ impl MemberLog {
     ) -> Result<(Self, T), GroupsError> {
         let stream = state_stream::open(&store, key, kind).await?;
         let replay = stream.replay();
-        let states = state_table::rebuild::<T>(replay.checkpoint.as_deref(), &replay.batches)?;
+        let states = state_table::load::<T>(&replay)?;
         tracing::debug!(
             stream = %stream.id(),
             replayed_batches = replay.batches.len(),

@@ -93,7 +93,7 @@ impl OffsetLog {
     pub(super) async fn open(store: Store, max_table_bytes: usize) -> Result<Self, GroupsError> {
         let stream = state_stream::open(&store, STREAM_KEY, KIND_OFFSETS).await?;
         let replay = stream.replay();
-        let table = state_table::rebuild::<Offsets>(replay.checkpoint.as_deref(), &replay.batches)?;
+        let table = state_table::load::<Offsets>(&replay)?;
         tracing::debug!(
             stream = %stream.id(),
             groups = table.groups().count(),

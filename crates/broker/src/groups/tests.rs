@@ -40,16 +40,17 @@ impl Fold for TestFold {
         &self,
         _: StreamId,
         kind: u8,
+        from: StreamOffset,
         _: StreamOffset,
         previous: Option<&[u8]>,
         batches: &[Batch],
     ) -> Option<Vec<u8>> {
         match kind {
             crate::state_stream::KIND_OFFSETS => {
-                crate::state_table::fold::<Offsets>(previous, batches)
+                crate::state_table::fold::<Offsets>(from, previous, batches)
             }
-            KIND_CLASSIC_GROUPS => crate::state_table::fold::<KeptGroups>(previous, batches),
-            _ => crate::state_table::fold::<GroupStates>(previous, batches),
+            KIND_CLASSIC_GROUPS => crate::state_table::fold::<KeptGroups>(from, previous, batches),
+            _ => crate::state_table::fold::<GroupStates>(from, previous, batches),
         }
     }
 }

@@ -110,7 +110,8 @@ impl Log {
             max_timestamp_ms: header.max_timestamp_ms,
             payload: bytes.into(),
         });
-        self.producers.replay(&self.batches[self.batches.len() - 1..], 0);
+        let (from, to) = (StreamOffset(base), StreamOffset(self.next()));
+        self.producers.replay(from, &self.batches[self.batches.len() - 1..], to, 0);
     }
 
     fn step(&mut self, step: &Step) {

@@ -6,13 +6,15 @@ use alluvium_stream::{Batch, StreamOffset};
 
 use super::{Aborted, Producer, ProducerStates, REMEMBERED_BATCHES, Seen};
 
-const FORMAT_VERSION: u8 = 4;
+const FORMAT_VERSION: u8 = 5;
 /// Knew of no transactions.
 const WITHOUT_TRANSACTIONS: u8 = 1;
 /// Did not say when producers were last there.
 const WITHOUT_TIMES: u8 = 2;
 /// Said so by the times of records.
 const TIMES_OF_RECORDS: u8 = 3;
+/// Did not say where offsets were lost.
+const WITHOUT_LOSSES: u8 = 4;
 
 /// Stands for "no transaction is open".
 const NONE: u64 = u64::MAX;
@@ -49,6 +51,7 @@ impl ProducerStates {
             out.extend_from_slice(&aborted.marker_offset.to_le_bytes());
             out.extend_from_slice(&aborted.stable_end.to_le_bytes());
         }
+        out.extend_from_slice(&self.lost_end.to_le_bytes());
         let crc = crc32c::crc32c(&out);
         out.extend_from_slice(&crc.to_le_bytes());
         Some(out)
@@ -98,11 +101,15 @@ impl ProducerStates {
                 });
             }
         }
+        let mut lost_end = 0;
+        if version > WITHOUT_LOSSES {
+            lost_end = u64::from_le_bytes(reader.take()?);
+        }
         if !reader.0.is_empty() {
             return Err(BadCheckpoint::Content(format!("{} bytes behind the end", reader.0.len())));
         }
         let ending = VecDeque::new();
-        Ok(Self { producers, idle, newest_offset, open, ending, aborted })
+        Ok(Self { producers, idle, newest_offset, open, ending, aborted, lost_end })
     }
 }
 
@@ -156,7 +163,7 @@ fn read_producer(
 /// A producer checkpoint that can not be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadCheckpoint {
-    #[error("producer state of format version {0}, this program reads versions 1 to 4")]
+    #[error("producer state of format version {0}, this program reads versions 1 to 5")]
     Version(u8),
     #[error("producer state ends in the middle")]
     Truncated,
@@ -176,10 +183,11 @@ impl Reader<'_> {
     }
 }
 
-/// The checkpoint after `batches`, for a partition in which nothing is left of aborted transactions that have ended before `start`; see [`alluvium_stream::Fold`].
+/// The checkpoint after `batches`, of which `previous` describes what lies before `from`, for a partition in which nothing is left of aborted transactions that have ended before `start`; see [`alluvium_stream::Fold`].
 /// Producers are forgotten by the server's clock, which is at `now_ms`: milliseconds since the Unix epoch.
 pub(crate) fn fold(
     now_ms: i64,
+    from: StreamOffset,
     start: StreamOffset,
     previous: Option<&[u8]>,
     batches: &[Batch],
@@ -195,7 +203,7 @@ pub(crate) fn fold(
     };
     // A clock that is set back would have these producers look older than they are once it is right again.
     let now_ms = now_ms.max(states.latest_ms());
-    states.replay(batches, now_ms);
+    states.replay(from, batches, batches.last().map_or(from, Batch::end), now_ms);
     states.forget_expired(now_ms);
     states.forget_aborted(start);
     states.encode()

@@ -209,8 +209,88 @@ fn a_checkpoint_is_what_was_written() {
     let shorter = with_checksum(&content[..content.len() - 1]);
     assert_eq!(ProducerStates::decode(&shorter, 0).unwrap_err(), BadCheckpoint::Truncated);
     let mut newer = bytes.clone();
-    newer[0] = 5;
-    assert_eq!(ProducerStates::decode(&newer, 0).unwrap_err(), BadCheckpoint::Version(5));
+    newer[0] = 6;
+    assert_eq!(ProducerStates::decode(&newer, 0).unwrap_err(), BadCheckpoint::Version(6));
+}
+
+/// Version 4 is version 5 without the end of the last loss.
+#[test]
+fn version_4_still_opens() {
+    let mut states = ProducerStates::default();
+    states.record(&batch(5, 1, 7, 2), 9, 11, NOW);
+    let mut bytes = states.encode().unwrap();
+    bytes.truncate(bytes.len() - 4 - 8);
+    bytes[0] = 4;
+    let crc = crc32c::crc32c(&bytes);
+    bytes.extend_from_slice(&crc.to_le_bytes());
+    assert_eq!(ProducerStates::decode(&bytes, NOW).unwrap(), states);
+}
+
+/// Batches of two records each of one producer, by sequence and offset.
+fn batches_at(places: &[(i32, u64)]) -> Vec<Batch> {
+    let batch = |(sequence, base): &(i32, u64)| Batch {
+        base: StreamOffset(*base),
+        count: 2,
+        max_timestamp_ms: 2,
+        payload: batch::tests::encode(
+            kafka_protocol::records::Compression::None,
+            (4, 0, *sequence),
+            &[1, 2],
+        ),
+    };
+    places.iter().map(batch).collect()
+}
+
+#[test]
+fn a_producer_goes_on_behind_a_loss_and_what_is_left_of_it_is_recognised() {
+    let kept = batches_at(&[(0, 0), (2, 2)]);
+    let replay = |batches: &[Batch], to| {
+        let mut states = ProducerStates::default();
+        states.replay(StreamOffset(0), batches, StreamOffset(to), NOW);
+        states
+    };
+    let whole = replay(&kept, 4);
+    let cut = replay(&kept, 8);
+    let verdict = |states: &ProducerStates, epoch, sequence| {
+        states.check(&batch(4, epoch, sequence, 2)).map_err(|error| error.code())
+    };
+    for (states, behind) in [(&whole, Err(45)), (&cut, Ok(Verdict::Append))] {
+        assert!(matches!(verdict(states, 0, 2), Ok(Verdict::Duplicate(_))));
+        assert_eq!(verdict(states, 0, 4), Ok(Verdict::Append));
+        assert_eq!(verdict(states, 0, 8), behind, "the next one of which the last is lost");
+        assert_eq!(verdict(states, 1, 6), behind, "the same in another epoch");
+        assert_eq!(verdict(states, 0, 1), Err(45), "a repetition that is not recognised");
+    }
+    // From its next batch on the sequence is known, also if that is in the log already.
+    let mut on = cut.clone();
+    on.record(&batch(4, 0, 8, 2), 8, 2, NOW);
+    for states in [&on, &replay(&batches_at(&[(0, 0), (2, 2), (8, 8)]), 10)] {
+        assert_eq!(verdict(states, 0, 10), Ok(Verdict::Append));
+        assert_eq!(verdict(states, 0, 12), Err(45));
+        assert_eq!(verdict(states, 0, 4), Err(45), "it would come behind what followed it");
+    }
+}
+
+#[test]
+fn a_fold_over_a_loss_is_what_a_start_makes_of_it() {
+    let batches = batches_at(&[(0, 0), (2, 2), (8, 8), (10, 10)]);
+    let live = |batches: &[Batch], checkpoint: Option<&[u8]>, from| {
+        let mut states = checkpoint.map_or_else(ProducerStates::default, |bytes| {
+            ProducerStates::decode(bytes, NOW).unwrap()
+        });
+        states.replay(StreamOffset(from), batches, StreamOffset(12), NOW);
+        states
+    };
+    let at_once = live(&batches, None, 0);
+    assert_eq!(at_once.lost_end, 8);
+    for cut in 1..batches.len() {
+        let end = batches[cut - 1].end();
+        let (start, begin) = (StreamOffset(0), StreamOffset(0));
+        let first = fold(NOW, begin, start, None, &batches[..cut]);
+        let both = fold(NOW, end, start, first.as_deref(), &batches[cut..]).unwrap();
+        assert_eq!(ProducerStates::decode(&both, NOW).unwrap(), at_once, "cut at {cut}");
+        assert_eq!(live(&batches[cut..], first.as_deref(), end.0), at_once, "cut at {cut}");
+    }
 }
 
 /// Bytes that format version 1 has written; they must open for ever.
@@ -291,9 +371,9 @@ fn folding_in_parts_is_folding_at_once() {
         Batch { base: StreamOffset(base), count: 2, max_timestamp_ms: 2, payload }
     };
     let batches = [produced(0, 0), produced(2, 2), produced(4, 4)];
-    let at_once = fold(NOW, StreamOffset(0), None, &batches);
-    let first = fold(NOW, StreamOffset(0), None, &batches[..1]);
-    let in_parts = fold(NOW, StreamOffset(0), first.as_deref(), &batches[1..]);
+    let at_once = fold(NOW, StreamOffset(0), StreamOffset(0), None, &batches);
+    let first = fold(NOW, StreamOffset(0), StreamOffset(0), None, &batches[..1]);
+    let in_parts = fold(NOW, StreamOffset(2), StreamOffset(0), first.as_deref(), &batches[1..]);
     assert_eq!(at_once, in_parts);
     let states = ProducerStates::decode(&at_once.unwrap(), 0).unwrap();
     assert_eq!(states.check(&batch(4, 0, 6, 1)).unwrap(), Verdict::Append);
@@ -320,7 +400,8 @@ fn log(appended: &[(i64, i32, i64, bool)]) -> Vec<Batch> {
 fn folded(log: &[Batch], pieces: &[(i64, usize)]) -> ProducerStates {
     let (mut checkpoint, mut from) = (None, 0);
     for (now_ms, end) in pieces {
-        checkpoint = fold(*now_ms, StreamOffset(0), checkpoint.as_deref(), &log[from..*end]);
+        let (begin, pieces) = (StreamOffset(2 * from as u64), &log[from..*end]);
+        checkpoint = fold(*now_ms, begin, StreamOffset(0), checkpoint.as_deref(), pieces);
         from = *end;
     }
     assert_eq!(from, log.len());

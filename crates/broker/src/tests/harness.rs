@@ -268,6 +268,22 @@ impl TestServer {
 
     /// Stop without closing the store, as a process that is killed does, and start again.
     pub(super) async fn crash(&mut self) {
+        self.die().await;
+        self.run().await;
+    }
+
+    /// The same with a write-ahead log whose bytes `damage` has changed meanwhile.
+    pub(super) async fn crash_and_damage(&mut self, damage: impl FnOnce(&mut [u8])) {
+        self.die().await;
+        let Backing::Files(dir) = &self.backing else { panic!("simulated") };
+        let path = dir.path().join("wal");
+        let mut bytes = std::fs::read(&path).unwrap();
+        damage(&mut bytes);
+        std::fs::write(&path, &bytes).unwrap();
+        self.run().await;
+    }
+
+    async fn die(&mut self) {
         let Running { broker, store, stepper } = self.running.take().unwrap();
         broker.shutdown().await;
         drop(store);
@@ -285,7 +301,6 @@ impl TestServer {
             };
             tokio::time::timeout(HANG, wait).await.expect("the store's files stay locked");
         }
-        self.run().await;
     }
 
     /// The end of a process at this moment: nothing of it reaches disk, objects or catalog any more. With a power cut the simulated disk loses what

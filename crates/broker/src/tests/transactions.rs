@@ -1,5 +1,6 @@
 //! Transactions over TCP: what producers may, what readers see, what a crash leaves.
 
+mod damaged;
 mod refused;
 mod topics;
 

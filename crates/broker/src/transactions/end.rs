@@ -1,5 +1,6 @@
 //! The end of transactions: what follows a decision, transactions that are over their time, transactional ids that nobody uses.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::record::Event;
-use super::transaction::{State, Transaction};
+use super::transaction::{Span, State, Transaction};
 use super::{Slot, TransactionsError};
 use crate::batch::Outcome;
 use crate::partition::{Partition, unix_time_ms};
@@ -41,7 +42,7 @@ pub(super) fn start(server: &Arc<Server>, slot: &Arc<Slot>) {
 }
 
 /// End what a crash has interrupted, before anybody is served.
-pub(crate) async fn resume(server: &Arc<Server>) -> Result<(), TransactionsError> {
+pub(super) async fn resume(server: &Arc<Server>) -> Result<(), TransactionsError> {
     let slots: Vec<_> = server.transactions.slots.read().values().cloned().collect();
     for slot in slots {
         if !matches!(slot.transaction.lock().state, State::Prepared(_)) {
@@ -54,29 +55,69 @@ pub(crate) async fn resume(server: &Arc<Server>) -> Result<(), TransactionsError
     Ok(())
 }
 
+/// What a place in the spans of a decision takes, about.
+const SPAN_BYTES: u64 = 40;
+
+/// Say in the decision how a transaction ends where its records lie, so that it can be told after damage of the log which records are its own. Where there are
+/// too many partitions for one record it is not said.
+pub(super) fn with_spans(server: &Server, transaction: &Transaction, event: Event) -> Event {
+    let Event::Prepared { outcome, marker, identity, .. } = event else { return event };
+    let spans = transaction.partitions.iter().filter_map(|(topic, index)| {
+        let topic_now = server.topics.stored_by_id(*topic)?;
+        let partition = topic_now.partition(*index)?;
+        let records = partition.transaction_span(transaction.identity.producer_id)?;
+        Some(Span { partition: (*topic, *index), records })
+    });
+    let spans: Vec<_> = spans.collect();
+    let fit = spans.len() as u64 * SPAN_BYTES <= server.store.max_batch_bytes() / 2;
+    Event::Prepared { outcome, marker, identity, spans: fit.then_some(spans) }
+}
+
 /// Append markers, offsets and `Completed`, and wait until they are durable. With `resumed` some of the markers may be there. An error is a
 /// failed store.
 async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<(), String> {
     let transactions = &server.transactions;
-    let Some(Ending { outcome, marker, partitions, offsets }) =
+    let Some(Ending { outcome, marker, partitions, offsets, spans }) =
         Ending::of(&slot.transaction.lock())
     else {
         return Ok(());
     };
+    let spans = spans.filter(|_| resumed).map(|spans| {
+        let spans = spans.into_iter().map(|Span { partition, records }| (partition, records));
+        spans.collect::<HashMap<_, _>>()
+    });
+    // What is open may be a later transaction if the log has lost something.
+    let is_its_own = |place, first| {
+        spans.as_ref().is_none_or(|all| all.get(&place).is_some_and(|of| of.contains(&first)))
+    };
     let (producer_id, epoch) = marker;
-    for (n, (topic, index)) in partitions.into_iter().enumerate() {
+    for (n, place) in partitions.into_iter().enumerate() {
         if n > 0 && n % MARKERS_AT_ONCE == 0 {
             yield_now().await;
         }
+        let (topic, index) = place;
         let Some(topic) = server.topics.stored_by_id(topic) else { continue };
         let Some(partition) = topic.partition(index) else { continue };
         if resumed && !partition.lacks_marker(producer_id, epoch) {
             continue;
         }
-        append_marker(server, partition, (producer_id, epoch), outcome).await?;
+        let open = partition.transaction_span(producer_id).filter(|_| resumed);
+        if open.is_some_and(|records| !is_its_own(place, records.start)) {
+            continue;
+        }
+        let _in_line = append_marker(server, partition, (producer_id, epoch), outcome).await?;
     }
     if outcome == Outcome::Commit {
-        for (group, topics) in offsets {
+        for (group, mut topics) in offsets {
+            if resumed && transactions.has_lost {
+                // They may be committed already, and others since.
+                for (topic, positions) in &mut topics {
+                    positions.retain(|partition, position| {
+                        let now = server.groups.committed_offset(&group, topic, *partition);
+                        now.is_none_or(|now| now < position.offset)
+                    });
+                }
+            }
             let exists = |topic: &str, partition| {
                 let topic = server.topics.stored_by_name(topic);
                 topic.is_some_and(|topic| topic.partition(partition).is_some())
@@ -108,6 +149,7 @@ struct Ending {
     marker: (i64, i16),
     partitions: Vec<(uuid::Uuid, i32)>,
     offsets: Vec<(String, super::transaction::Offsets)>,
+    spans: Option<Vec<Span>>,
 }
 
 impl Ending {
@@ -118,20 +160,22 @@ impl Ending {
             marker: transaction.marker,
             partitions: transaction.partitions.iter().copied().collect(),
             offsets: transaction.offsets.clone().into_iter().collect(),
+            spans: transaction.spans.clone(),
         })
     }
 }
 
-/// Append a marker as soon as there is room. A partition that was deleted meanwhile needs none.
-async fn append_marker(
+/// Append a marker as soon as there is room. A partition that was deleted meanwhile needs none (`None`).
+pub(super) async fn append_marker(
     server: &Server,
     partition: &Partition,
     (producer_id, epoch): (i64, i16),
     outcome: Outcome,
-) -> Result<(), String> {
+) -> Result<Option<Append>, String> {
     loop {
         match partition.append_marker(producer_id, epoch, outcome) {
-            Ok(_) | Err(AppendError::Deleted) => return Ok(()),
+            Ok(append) => return Ok(Some(append)),
+            Err(AppendError::Deleted) => return Ok(None),
             Err(AppendError::Full) => server.store.room().await,
             Err(error) => return Err(error.to_string()),
         }
@@ -178,7 +222,7 @@ async fn abort_late(server: &Arc<Server>) -> bool {
         if transaction.deadline_ms().is_none_or(|at_ms| at_ms > now_ms) {
             continue;
         }
-        let event = transaction.time_out();
+        let event = with_spans(server, &transaction, transaction.time_out());
         match transactions.change(&slot, &mut transaction, event) {
             Ok(_) => {
                 tracing::info!(id = &*slot.id, "a transaction is over its time and is aborted");

@@ -3,11 +3,15 @@
 //! - `transaction`: one transaction as a pure state machine.
 //! - `record`: the records of the state stream, and its checkpoint.
 //! - `end`: writing markers and offsets of a transaction whose end is decided; time-outs; expiry.
+//! - `decisions`, `mend`, `reconcile`: what is lost to damage of the log.
 //! - `forget`: offsets that are not to be committed any more.
 //! - this file: the transactions by transactional id, each behind its lock, and what requests do to them.
 
+mod decisions;
 mod end;
 mod forget;
+mod mend;
+mod reconcile;
 mod record;
 mod transaction;
 
@@ -37,11 +41,13 @@ use crate::state_table::{self, Corrupt};
 
 #[cfg(test)]
 pub(crate) use end::forget_unused;
-pub(crate) use end::{resume, run};
+pub(crate) use end::run;
+pub(crate) use mend::mend;
+pub(crate) use reconcile::start;
 pub(crate) use record::Transactions as Table;
 use record::{Event, Record};
 pub(crate) use transaction::State;
-use transaction::{End, Init, Transaction};
+use transaction::{Doubt, End, Init, Span, Transaction};
 
 const STREAM_KEY: &str = "transactions/stream";
 
@@ -89,6 +95,8 @@ type Slots = HashMap<Arc<str>, Arc<Slot>>;
 /// All transactions.
 pub(crate) struct Transactions {
     store: Store,
+    /// Whether records of the state stream are lost.
+    has_lost: bool,
     /// Locked from its next offset until a record is in line.
     stream: Mutex<StreamWriter>,
     slots: RwLock<Slots>,
@@ -132,7 +140,7 @@ pub(crate) struct Producer<'a> {
 }
 
 impl Transactions {
-    /// Find or create the state stream, and load what it holds. [`resume`] has to follow, once partitions and groups are there.
+    /// Find or create the state stream, and load what it holds. [`start`] has to follow, once partitions and groups are there.
     pub(crate) async fn open(
         store: Store,
         groups: Groups,
@@ -140,9 +148,12 @@ impl Transactions {
     ) -> Result<Self, TransactionsError> {
         let stream = state_stream::open(&store, STREAM_KEY, KIND_TRANSACTIONS).await?;
         let replay = stream.replay();
-        let Table(table) = state_table::rebuild(replay.checkpoint.as_deref(), &replay.batches)?;
+        let Table(table) = state_table::load(&replay)?;
+        let is_doubtful = |transaction: &Transaction| transaction.doubt != Doubt::None;
+        let has_lost = !replay.gaps().is_empty() || table.values().any(is_doubtful);
         let this = Self {
             store,
+            has_lost,
             stream: Mutex::new(stream),
             slots: RwLock::default(),
             unused: Mutex::default(),
@@ -363,6 +374,7 @@ impl Transactions {
                     Step::Done(Some(append), identity.current())
                 }
                 Init::AbortFirst(event) => {
+                    let event = end::with_spans(server, &transaction, event);
                     let _in_line = this.change(&slot, &mut transaction, event)?;
                     end::start(server, &slot);
                     Step::Wait
@@ -554,13 +566,16 @@ impl Transactions {
             let mut transaction = slot.transaction.lock();
             let by = (producer.id, producer.epoch);
             Ok(match transaction.end(by, outcome, raises_epoch, new_producer_id)? {
-                End::Prepare(event) => match this.decide(&slot, &mut transaction, event)? {
-                    Some(append) => {
-                        end::start(server, &slot);
-                        Step::Done(Some(append), transaction.identity.current())
+                End::Prepare(event) => {
+                    let event = end::with_spans(server, &transaction, event);
+                    match this.decide(&slot, &mut transaction, event)? {
+                        Some(append) => {
+                            end::start(server, &slot);
+                            Step::Done(Some(append), transaction.identity.current())
+                        }
+                        None => Step::WaitForOthers,
                     }
-                    None => Step::WaitForOthers,
-                },
+                }
                 End::Done => Step::Done(None, transaction.identity.current()),
                 End::Wait => Step::Wait,
                 End::NeedsProducerId => Step::NeedsProducerId,

@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 
 use uuid::Uuid;
 
-use super::transaction::{Identity, State, Transaction};
+use super::transaction::{Doubt, Identity, Span, State, Transaction};
 use crate::batch::Outcome;
 use crate::groups::Position;
 use crate::state_table::{Corrupt, Reader, Table, Writer};
 
 const VERSION: u8 = 1;
+const CHECKPOINT_VERSION: u8 = 2;
+/// Did not say where records lie, and in what is doubt.
+const WITHOUT_SPANS: u8 = 1;
 
 const KIND_INITIALISED: u8 = 1;
 const KIND_ADDED: u8 = 2;
@@ -17,6 +20,7 @@ const KIND_OFFSETS: u8 = 3;
 const KIND_PREPARED: u8 = 4;
 const KIND_COMPLETED: u8 = 5;
 const KIND_REMOVED: u8 = 6;
+const KIND_PREPARED_WITH_SPANS: u8 = 7;
 
 /// A change of one transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +42,8 @@ pub(super) enum Event {
     /// To be committed for the group when it commits. Of a topic without positions nothing is to be committed any more.
     Offsets { group: String, topics: Vec<(String, Vec<Position>)> },
     /// How it ends is decided. Markers carry `marker` (producer id and epoch); the producer goes on with `identity`.
-    Prepared { outcome: Outcome, marker: (i64, i16), identity: Identity },
+    /// Its records lie in `spans`, of which nothing is said in records of earlier versions.
+    Prepared { outcome: Outcome, marker: (i64, i16), identity: Identity, spans: Option<Vec<Span>> },
     /// Markers and offsets are written.
     Completed,
     /// The transactional id is forgotten.
@@ -54,7 +59,8 @@ impl Record {
             Event::Initialised { .. } => KIND_INITIALISED,
             Event::Added { .. } => KIND_ADDED,
             Event::Offsets { .. } => KIND_OFFSETS,
-            Event::Prepared { .. } => KIND_PREPARED,
+            Event::Prepared { spans: None, .. } => KIND_PREPARED,
+            Event::Prepared { spans: Some(_), .. } => KIND_PREPARED_WITH_SPANS,
             Event::Completed => KIND_COMPLETED,
             Event::Removed => KIND_REMOVED,
         });
@@ -76,11 +82,14 @@ impl Record {
                     out.list(positions, write_position);
                 });
             }
-            Event::Prepared { outcome, marker: (producer_id, epoch), identity } => {
+            Event::Prepared { outcome, marker: (producer_id, epoch), identity, spans } => {
                 out.u8(*outcome as u8);
                 out.i64(*producer_id);
                 out.i32((*epoch).into());
                 write_identity(&mut out, identity);
+                if let Some(spans) = spans {
+                    out.list(spans, write_span);
+                }
             }
             Event::Completed | Event::Removed => {}
         }
@@ -106,10 +115,13 @@ impl Record {
                 group: reader.str()?,
                 topics: reader.list(|reader| Ok((reader.str()?, reader.list(read_position)?)))?,
             },
-            KIND_PREPARED => Event::Prepared {
+            KIND_PREPARED | KIND_PREPARED_WITH_SPANS => Event::Prepared {
                 outcome: read_outcome(&mut reader)?,
                 marker: (reader.i64()?, read_epoch(&mut reader)?),
                 identity: read_identity(&mut reader)?,
+                spans: (kind == KIND_PREPARED_WITH_SPANS)
+                    .then(|| reader.list(read_span))
+                    .transpose()?,
             },
             KIND_COMPLETED => Event::Completed,
             KIND_REMOVED => Event::Removed,
@@ -126,9 +138,11 @@ pub(crate) struct Transactions(pub(super) BTreeMap<String, Transaction>);
 
 impl Table for Transactions {
     const WHAT: &'static str = "transactions";
+    const AFTER_LOSS: &'static str = "what is open is aborted";
     const CHECKPOINT: [u8; 4] = *b"ALTX";
     const QUARANTINE: [u8; 4] = *b"ALTQ";
-    const VERSION: u8 = VERSION;
+    const VERSION: u8 = CHECKPOINT_VERSION;
+    const OLDEST_VERSION: u8 = WITHOUT_SPANS;
 
     fn apply_encoded(&mut self, record: &[u8]) -> Result<(), Corrupt> {
         let Record { id, at_ms, event } = Record::decode(record)?;
@@ -137,6 +151,10 @@ impl Table for Transactions {
             event => self.0.entry(id).or_default().apply(at_ms, event),
         }
         Ok(())
+    }
+
+    fn after_loss(&mut self) {
+        self.0.values_mut().for_each(Transaction::after_loss);
     }
 
     fn write(&self, out: &mut Writer) {
@@ -159,10 +177,15 @@ impl Table for Transactions {
                     out.list(partitions.values(), write_position);
                 });
             });
+            out.u8(transaction.spans.is_some().into());
+            if let Some(spans) = &transaction.spans {
+                out.list(spans, write_span);
+            }
+            out.u8(transaction.doubt.number());
         });
     }
 
-    fn read(reader: &mut Reader<'_>, _version: u8) -> Result<Self, Corrupt> {
+    fn read(reader: &mut Reader<'_>, version: u8) -> Result<Self, Corrupt> {
         let transactions = reader.list(|reader| {
             let id = reader.str()?;
             let mut transaction = Transaction {
@@ -184,6 +207,14 @@ impl Table for Transactions {
                 transaction.add_offsets(group, topics);
                 Ok(())
             })?;
+            if version > WITHOUT_SPANS {
+                transaction.spans = match reader.u8()? {
+                    0 => None,
+                    _ => Some(reader.list(read_span)?),
+                };
+                transaction.doubt = Doubt::from_number(reader.u8()?)
+                    .ok_or_else(|| Corrupt::new("a transaction in an unknown doubt"))?;
+            }
             Ok((id, transaction))
         })?;
         Ok(Self(transactions.into_iter().collect()))
@@ -219,19 +250,34 @@ fn read_outcome(reader: &mut Reader<'_>) -> Result<Outcome, Corrupt> {
 }
 
 fn write_partitions(out: &mut Writer, partitions: &[(Uuid, i32)]) {
-    out.list(partitions, |out, (topic, partition)| {
-        let (high, low) = topic.as_u64_pair();
-        out.i64(high as i64);
-        out.i64(low as i64);
-        out.i32(*partition);
-    });
+    out.list(partitions, write_partition);
+}
+
+fn write_partition(out: &mut Writer, (topic, partition): &(Uuid, i32)) {
+    let (high, low) = topic.as_u64_pair();
+    out.i64(high as i64);
+    out.i64(low as i64);
+    out.i32(*partition);
 }
 
 fn read_partitions(reader: &mut Reader<'_>) -> Result<Vec<(Uuid, i32)>, Corrupt> {
-    reader.list(|reader| {
-        let topic = Uuid::from_u64_pair(reader.i64()? as u64, reader.i64()? as u64);
-        Ok((topic, reader.i32()?))
-    })
+    reader.list(read_partition)
+}
+
+fn read_partition(reader: &mut Reader<'_>) -> Result<(Uuid, i32), Corrupt> {
+    let topic = Uuid::from_u64_pair(reader.i64()? as u64, reader.i64()? as u64);
+    Ok((topic, reader.i32()?))
+}
+
+fn write_span(out: &mut Writer, span: &Span) {
+    write_partition(out, &span.partition);
+    out.u64(span.records.start);
+    out.u64(span.records.end);
+}
+
+fn read_span(reader: &mut Reader<'_>) -> Result<Span, Corrupt> {
+    let partition = read_partition(reader)?;
+    Ok(Span { partition, records: reader.u64()?..reader.u64()? })
 }
 
 fn write_position(out: &mut Writer, position: &Position) {

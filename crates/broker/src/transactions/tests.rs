@@ -52,11 +52,13 @@ fn a_producer_begins_as_by_kafka() {
 
     let open = transaction(State::Ongoing, 5, 7);
     let fenced = identity(5, 8, -1, NONE);
-    let abort = Event::Prepared { outcome: Outcome::Abort, marker: (5, 8), identity: fenced };
+    let abort =
+        Event::Prepared { outcome: Outcome::Abort, marker: (5, 8), identity: fenced, spans: None };
     assert_eq!(open.init(None, None), Ok(Init::AbortFirst(abort.clone())));
     // The same one is told the raised epoch, however often it asks.
     let raised = identity(5, 8, -1, 7);
-    let goes_on = Event::Prepared { outcome: Outcome::Abort, marker: (5, 8), identity: raised };
+    let goes_on =
+        Event::Prepared { outcome: Outcome::Abort, marker: (5, 8), identity: raised, spans: None };
     assert_eq!(open.init(Some((5, 7)), None), Ok(Init::AbortFirst(goes_on.clone())));
     let mut aborted = open.clone();
     aborted.apply(1, goes_on);
@@ -67,7 +69,8 @@ fn a_producer_begins_as_by_kafka() {
     assert_eq!(last.init(Some((5, i16::MAX - 1)), None), Ok(Init::NeedsProducerId));
     let identity_after = identity(9, 0, 5, i16::MAX - 1);
     let marker = (5, i16::MAX);
-    let replaced = Event::Prepared { outcome: Outcome::Abort, marker, identity: identity_after };
+    let replaced =
+        Event::Prepared { outcome: Outcome::Abort, marker, identity: identity_after, spans: None };
     assert_eq!(last.init(Some((5, i16::MAX - 1)), Some(9)), Ok(Init::AbortFirst(replaced)));
     assert_eq!(open.init(Some((6, 7)), None), Err(E::ProducerFenced));
     // Who was fenced, or guesses, aborts nobody's transaction.
@@ -84,8 +87,9 @@ fn a_producer_begins_as_by_kafka() {
 #[test]
 fn a_transaction_ends_as_by_kafka() {
     use Outcome::{Abort, Commit};
-    let prepared =
-        |outcome, marker, identity| Ok(End::Prepare(Event::Prepared { outcome, marker, identity }));
+    let prepared = |outcome, marker, identity| {
+        Ok(End::Prepare(Event::Prepared { outcome, marker, identity, spans: None }))
+    };
     let me = (5, 7);
     // State, by a client of version 2, wanted, what comes of it.
     let table = [
@@ -218,6 +222,7 @@ fn records() -> Vec<Record> {
             outcome: Outcome::Commit,
             marker: (1 << 50, i16::MAX),
             identity: identity(77, 0, 1 << 50, 3),
+            spans: Some(vec![Span { partition: (Uuid::from_u128(9), 1), records: 7..9 }]),
         },
         Event::Completed,
         Event::Removed,
@@ -253,6 +258,76 @@ fn a_topic_without_positions_takes_back_what_was_to_be_committed() {
 }
 
 #[test]
+fn a_loss_puts_transactions_in_doubt_until_their_state_is_told_again() {
+    use Outcome::{Abort, Commit};
+    let added = |n| Event::Added { partitions: vec![(Uuid::from_u128(n), 0)], groups: Vec::new() };
+    let prepared = |outcome| Event::Prepared {
+        outcome,
+        marker: (5, 8),
+        identity: identity(5, 8, -1, 7),
+        spans: Some(vec![Span { partition: (Uuid::from_u128(3), 0), records: 0..1 }]),
+    };
+    let begun = Event::Initialised { identity: identity(5, 9, -1, NONE), timeout_ms: 1 };
+    // What is told after the loss, the state then, the doubt, and how many partitions are part of it.
+    let table = [
+        (vec![], State::Ongoing, Doubt::Stale, 1),
+        (vec![added(2)], State::Ongoing, Doubt::Mixed, 2),
+        (vec![Event::Completed], State::Ongoing, Doubt::Stale, 1),
+        (vec![Event::Completed, added(2)], State::Ongoing, Doubt::Mixed, 2),
+        (vec![prepared(Commit)], State::Prepared(Commit), Doubt::None, 2),
+        (vec![prepared(Abort), Event::Completed], State::Completed(Abort), Doubt::None, 0),
+        (vec![added(2), begun.clone()], State::Empty, Doubt::None, 0),
+        (vec![begun, added(2)], State::Ongoing, Doubt::None, 1),
+    ];
+    for (events, state, doubt, partitions) in table {
+        let mut transaction = transaction(State::Empty, 5, 7);
+        transaction.apply(0, added(1));
+        transaction.after_loss();
+        for event in events.clone() {
+            transaction.apply(1, event);
+        }
+        let found = (transaction.state, transaction.doubt, transaction.partitions.len());
+        assert_eq!(found, (state, doubt, partitions), "{events:?}");
+        // The producer goes on in an epoch that no partition refuses.
+        let event = transaction.settle(20, Abort);
+        transaction.apply(2, event);
+        let expected = match state {
+            State::Ongoing => (State::Prepared(Abort), 21),
+            _ => (State::Empty, 20),
+        };
+        assert_eq!((transaction.state, transaction.identity.epoch), expected, "{events:?}");
+        assert_eq!(transaction.doubt, Doubt::None);
+    }
+}
+
+#[test]
+fn folding_over_a_loss_is_loading_it() {
+    use alluvium_stream::{Batch, Replay, StreamOffset};
+    let batch = |at: usize| Batch {
+        base: StreamOffset(at as u64),
+        count: 1,
+        max_timestamp_ms: 0,
+        payload: records()[at].encode().into(),
+    };
+    let batches: Vec<Batch> = [0, 1, 4].map(batch).into();
+    let replay = |checkpoint: Option<Vec<u8>>, from, batches: &[Batch], end| Replay {
+        checkpoint: checkpoint.map(Into::into),
+        checkpoint_end: StreamOffset(from),
+        batches: batches.to_vec(),
+        end: StreamOffset(end),
+    };
+    let at_once: Table = state_table::load(&replay(None, 0, &batches, 5)).unwrap();
+    assert_eq!(at_once.0["id"].doubt, Doubt::Mixed);
+    let first = state_table::fold::<Table>(StreamOffset(0), None, &batches[..2]);
+    assert_eq!(at_once, state_table::load(&replay(first.clone(), 2, &batches[2..], 5)).unwrap());
+    let both = state_table::fold::<Table>(StreamOffset(2), first.as_deref(), &batches[2..]);
+    assert_eq!(at_once, state_table::decode(&both.unwrap()).unwrap());
+    // At the very end.
+    let end: Table = state_table::load(&replay(first, 2, &[], 3)).unwrap();
+    assert_eq!(end.0["id"].doubt, Doubt::Stale);
+}
+
+#[test]
 fn what_an_event_adds_is_known_before() {
     let mut transaction = Transaction::default();
     for record in records().into_iter().take(4) {
@@ -262,6 +337,22 @@ fn what_an_event_adds_is_known_before() {
         assert_eq!(transaction.growth_bytes(&record.event), 0, "{record:?} again");
     }
     assert!(transaction.size_bytes() > 0);
+}
+
+/// A checkpoint of version 1 has neither spans nor doubt.
+#[test]
+fn a_checkpoint_of_version_1_still_opens() {
+    let records = &records()[..4];
+    let mut table = Table::default();
+    for record in records {
+        table.0.entry(record.id.clone()).or_default().apply(record.at_ms, record.event.clone());
+    }
+    let mut bytes = state_table::encode(&table);
+    bytes.truncate(bytes.len() - 4 - 2);
+    bytes[4] = 1;
+    let crc = crc32c::crc32c(&bytes);
+    bytes.extend_from_slice(&crc.to_le_bytes());
+    assert_eq!(state_table::decode::<Table>(&bytes).unwrap(), table);
 }
 
 /// Bytes that format version 1 has written; they must open for ever.
@@ -274,6 +365,7 @@ fn version_1_still_opens() {
             outcome: Outcome::Commit,
             marker: (3, 1),
             identity: identity(3, 2, -1, 1),
+            spans: None,
         },
     };
     let bytes: Vec<u8> = [
@@ -293,7 +385,7 @@ fn version_1_still_opens() {
 
 #[test]
 fn a_checkpoint_holds_every_state_and_folding_in_parts_is_folding_at_once() {
-    use alluvium_stream::{Batch, StreamOffset};
+    use alluvium_stream::{Batch, Replay, StreamOffset};
     let all = records();
     for end in 0..=all.len() {
         let batch = |(at, record): (usize, &Record)| Batch {
@@ -303,15 +395,18 @@ fn a_checkpoint_holds_every_state_and_folding_in_parts_is_folding_at_once() {
             payload: record.encode().into(),
         };
         let batches: Vec<Batch> = all[..end].iter().enumerate().map(batch).collect();
-        let at_once = state_table::fold::<Table>(None, &batches);
+        let at_once = state_table::fold::<Table>(StreamOffset(0), None, &batches);
         let mut parts = None;
         for batch in batches.chunks(1) {
-            parts = state_table::fold::<Table>(parts.as_deref(), batch);
+            parts = state_table::fold::<Table>(batch[0].base, parts.as_deref(), batch);
         }
         assert_eq!(at_once, parts);
         let Some(bytes) = at_once else { continue };
         let read: Table = state_table::decode(&bytes).unwrap();
-        assert_eq!(read, state_table::rebuild(None, &batches).unwrap(), "after {end} records");
+        let end_offset = StreamOffset(end as u64);
+        let (checkpoint, checkpoint_end) = (None, StreamOffset(0));
+        let replay = Replay { checkpoint, checkpoint_end, batches, end: end_offset };
+        assert_eq!(read, state_table::load(&replay).unwrap(), "after {end} records");
         assert_eq!(read.0.len(), usize::from(end < all.len()));
     }
 }

@@ -3,6 +3,7 @@
 //! The rules are Kafka's (`TransactionMetadata`, `TransactionCoordinator`), in the words of KIP-98, KIP-360 and KIP-890.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use kafka_protocol::error::ResponseError;
 use uuid::Uuid;
@@ -111,6 +112,36 @@ impl State {
 /// Offsets to commit, by topic and partition.
 pub(super) type Offsets = BTreeMap<String, BTreeMap<i32, Position>>;
 
+/// Where a transaction has its records in a partition: its producer's in this range are its own, all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    /// Topic id and partition.
+    pub(super) partition: (Uuid, i32),
+    pub(super) records: Range<u64>,
+}
+
+/// Whether what is known of a transaction is the truth, after records of the state stream were lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Doubt {
+    #[default]
+    None,
+    /// It is what was true before the loss. The transaction may have ended since, and others.
+    Stale,
+    /// What was added later may belong to another transaction than what was added before.
+    Mixed,
+}
+
+impl Doubt {
+    /// As the checkpoint has it.
+    pub(super) fn number(self) -> u8 {
+        self as u8
+    }
+
+    pub(super) fn from_number(number: u8) -> Option<Self> {
+        [Self::None, Self::Stale, Self::Mixed].into_iter().find(|doubt| doubt.number() == number)
+    }
+}
+
 /// The transaction of one transactional id: the present one, or the last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Transaction {
@@ -128,6 +159,9 @@ pub(super) struct Transaction {
     pub(super) groups: BTreeSet<String>,
     /// By group.
     pub(super) offsets: BTreeMap<String, Offsets>,
+    /// Where the records of a prepared transaction lie. `None`: not all were told.
+    pub(super) spans: Option<Vec<Span>>,
+    pub(super) doubt: Doubt,
 }
 
 /// What an InitProducerId comes to.
@@ -168,6 +202,8 @@ impl Default for Transaction {
             partitions: BTreeSet::new(),
             groups: BTreeSet::new(),
             offsets: BTreeMap::new(),
+            spans: None,
+            doubt: Doubt::None,
         }
     }
 }
@@ -232,7 +268,8 @@ impl Transaction {
     /// The open transaction is aborted for somebody else, and its producer fenced.
     fn fence(&self) -> Event {
         let identity = self.identity.raised(NONE);
-        Event::Prepared { outcome: Outcome::Abort, marker: identity.current(), identity }
+        let marker = identity.current();
+        Event::Prepared { outcome: Outcome::Abort, marker, identity, spans: None }
     }
 
     /// Whether this producer may add to the transaction now.
@@ -315,14 +352,14 @@ impl Transaction {
         let current = self.identity;
         if !raises_epoch {
             let (marker, identity) = (current.current(), current);
-            return Some(Event::Prepared { outcome, marker, identity });
+            return Some(Event::Prepared { outcome, marker, identity, spans: None });
         }
         let raised = current.raised(current.epoch);
         let identity = match current.is_exhausted() {
             false => raised,
             true => current.replaced_by(new_producer_id?, current.epoch),
         };
-        Some(Event::Prepared { outcome, marker: raised.current(), identity })
+        Some(Event::Prepared { outcome, marker: raised.current(), identity, spans: None })
     }
 
     /// When an open transaction is over its time, in milliseconds since the Unix epoch.
@@ -345,6 +382,9 @@ impl Transaction {
                 self.timeout_ms = timeout_ms;
                 self.state = State::Empty;
                 self.started_at_ms = -1;
+                // There is something only if the record of its end was lost.
+                self.close();
+                self.doubt = Doubt::None;
             }
             Event::Added { partitions, groups } => {
                 if self.state != State::Ongoing {
@@ -353,23 +393,59 @@ impl Transaction {
                 }
                 self.partitions.extend(partitions);
                 self.groups.extend(groups);
+                self.mix();
             }
-            Event::Offsets { group, topics } => self.add_offsets(group, topics),
-            Event::Prepared { outcome, marker, identity } => {
+            Event::Offsets { group, topics } => {
+                self.add_offsets(group, topics);
+                self.mix();
+            }
+            Event::Prepared { outcome, marker, identity, spans } => {
                 self.state = State::Prepared(outcome);
                 self.marker = marker;
                 self.identity = identity;
+                // Some are new only if the record that added them was lost.
+                self.partitions.extend(spans.iter().flatten().map(|span| span.partition));
+                self.spans = spans;
+                self.doubt = Doubt::None;
             }
             Event::Completed => {
-                if let State::Prepared(outcome) = self.state {
-                    self.state = State::Completed(outcome);
-                }
-                self.partitions.clear();
-                self.groups.clear();
-                self.offsets.clear();
+                // The decision may be lost: then it stays as it was before, in doubt, until it is known how it was decided.
+                let State::Prepared(outcome) = self.state else { return };
+                self.state = State::Completed(outcome);
+                self.close();
             }
             Event::Removed => {}
         }
+    }
+
+    /// Nothing is part of it any more.
+    fn close(&mut self) {
+        self.partitions.clear();
+        self.groups.clear();
+        self.offsets.clear();
+        self.spans = None;
+    }
+
+    fn mix(&mut self) {
+        if self.doubt != Doubt::None {
+            self.doubt = Doubt::Mixed;
+        }
+    }
+
+    /// Records that would have followed were lost.
+    pub(super) fn after_loss(&mut self) {
+        self.doubt = self.doubt.max(Doubt::Stale);
+    }
+
+    /// What puts an end to the doubt: the producer goes on in an epoch that is not below `epoch`, the newest one that partitions know, and what is open ends with `outcome`.
+    pub(super) fn settle(&self, epoch: i16, outcome: Outcome) -> Event {
+        let known = Identity { epoch: epoch.max(self.identity.epoch), ..self.identity };
+        if self.state != State::Ongoing {
+            return Event::Initialised { identity: known, timeout_ms: self.timeout_ms };
+        }
+        // As after a time-out: the producer learns that its transaction has ended, and goes on in the raised epoch.
+        let identity = known.raised(known.epoch);
+        Event::Prepared { outcome, marker: identity.current(), identity, spans: None }
     }
 
     pub(super) fn add_offsets(&mut self, group: String, topics: Vec<(String, Vec<Position>)>) {
@@ -421,6 +497,7 @@ impl Transaction {
             let each = partitions.values().map(|p| 2 * ENTRY_BYTES + p.metadata.len());
             each.chain([ENTRY_BYTES + name.len()])
         });
-        self.partitions.len() * ENTRY_BYTES + groups + positions.sum::<usize>()
+        let spans = self.spans.as_ref().map_or(0, Vec::len);
+        (self.partitions.len() + spans) * ENTRY_BYTES + groups + positions.sum::<usize>()
     }
 }

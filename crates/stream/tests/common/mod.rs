@@ -278,6 +278,7 @@ impl Fold for Hash {
         stream: StreamId,
         _: u8,
         _: StreamOffset,
+        _: StreamOffset,
         previous: Option<&[u8]>,
         batches: &[Batch],
     ) -> Option<Vec<u8>> {
@@ -308,6 +309,7 @@ pub fn state_of(stream: &Stream) -> Option<Vec<u8>> {
         false => Hash.fold(
             stream.id(),
             0,
+            replay.checkpoint_end,
             stream.start_offset(),
             replay.checkpoint.as_deref(),
             &replay.batches,
@@ -317,7 +319,11 @@ pub fn state_of(stream: &Stream) -> Option<Vec<u8>> {
 
 /// What [`state_of`] has to be when the stream has had these batches.
 pub fn expected_state(stream: StreamId, batches: &[Batch]) -> Option<Vec<u8>> {
-    if batches.is_empty() { None } else { Hash.fold(stream, 0, StreamOffset(0), None, batches) }
+    if batches.is_empty() {
+        None
+    } else {
+        Hash.fold(stream, 0, StreamOffset(0), StreamOffset(0), None, batches)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

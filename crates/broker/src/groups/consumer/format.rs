@@ -190,6 +190,8 @@ pub(crate) struct GroupStates(pub(in crate::groups) BTreeMap<String, GroupState>
 
 impl Table for GroupStates {
     const WHAT: &'static str = "members of consumer groups";
+    const AFTER_LOSS: &'static str =
+        "the groups of before have no members any more, and all members join again";
     const CHECKPOINT: [u8; 4] = *b"ALGM";
     const QUARANTINE: [u8; 4] = *b"ALGN";
     /// 2 tells in which epoch members got their partitions.
@@ -215,6 +217,11 @@ impl Table for GroupStates {
             kind => return Err(Corrupt::unknown_kind(kind)),
         }
         Ok(())
+    }
+
+    /// What is left of a group may say that two members have a partition.
+    fn after_loss(&mut self) {
+        self.0.clear();
     }
 
     fn write(&self, out: &mut Writer) {

@@ -171,6 +171,8 @@ pub(crate) struct KeptGroups(pub(in crate::groups) BTreeMap<String, Kept>);
 
 impl Table for KeptGroups {
     const WHAT: &'static str = "members of classic groups";
+    const AFTER_LOSS: &'static str =
+        "the groups of before have no members any more, and all members join again";
     const CHECKPOINT: [u8; 4] = *b"ALGC";
     const QUARANTINE: [u8; 4] = *b"ALGD";
     const VERSION: u8 = VERSION;
@@ -193,6 +195,11 @@ impl Table for KeptGroups {
             kind => return Err(Corrupt::unknown_kind(kind)),
         }
         Ok(())
+    }
+
+    /// What is left may be a generation that has ended.
+    fn after_loss(&mut self) {
+        self.0.clear();
     }
 
     fn write(&self, out: &mut Writer) {

@@ -7,7 +7,8 @@ use super::*;
 use crate::state_table::{decode, encode, quarantined};
 
 fn fold(previous: Option<&[u8]>, batches: &[Batch]) -> Option<Vec<u8>> {
-    crate::state_table::fold::<Offsets>(previous, batches)
+    let from = batches.first().map_or(StreamOffset(0), |first| first.base);
+    crate::state_table::fold::<Offsets>(from, previous, batches)
 }
 
 /// SplitMix64.

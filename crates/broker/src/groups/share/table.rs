@@ -143,6 +143,7 @@ impl Remembered {
 
 impl Table for ShareStates {
     const WHAT: &'static str = "states of share groups";
+    const AFTER_LOSS: &'static str = "records that were acknowledged may be delivered again";
     const CHECKPOINT: [u8; 4] = *b"ALSG";
     const QUARANTINE: [u8; 4] = *b"ALSN";
     const VERSION: u8 = 1;
