@@ -65,3 +65,86 @@ pub(crate) fn mend(
     }
     Ok(costs)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::types::StreamOffset;
+
+    struct Owner(Vec<(u64, u64)>);
+
+    impl Fold for Owner {
+        fn fold(
+            &self,
+            _: StreamId,
+            _: u8,
+            _: StreamOffset,
+            _: StreamOffset,
+            _: Option<&[u8]>,
+            _: &[Batch],
+        ) -> Option<Vec<u8>> {
+            None
+        }
+
+        fn mend(&self, damaged: &Damaged<'_>) -> Vec<(StreamId, Batch)> {
+            let replay = damaged.replay(StreamId(1)).unwrap();
+            assert_eq!(
+                replay.gaps(),
+                damaged.gaps().iter().map(|gap| gap.lost.clone()).collect::<Vec<_>>()
+            );
+            let batch = |(id, base): &(u64, u64)| {
+                let payload = Bytes::from_static(b"mended");
+                let base = StreamOffset(*base);
+                (StreamId(*id), Batch { base, count: 1, max_timestamp_ms: -1, payload })
+            };
+            self.0.iter().map(batch).collect()
+        }
+    }
+
+    /// Stream 1 is uploaded up to 10, has batches at 12 and 13, and ends at 16.
+    fn mended(batches: &[(u64, u64)]) -> Result<Vec<(u64, u64)>, String> {
+        let mut tail = Tail::restored(StreamOffset(0), StreamOffset(10), None, VecDeque::new());
+        for base in [12, 13] {
+            let payload = Bytes::from_static(b"kept");
+            tail.push(Cached {
+                base: StreamOffset(base),
+                count: 1,
+                max_timestamp_ms: -1,
+                log_end: LogOffset(100 * base),
+                payload,
+                crc32c: 0,
+            });
+        }
+        tail.next = StreamOffset(16);
+        let mut streams = HashMap::from([(StreamId(1), (0, tail))]);
+        let lost =
+            |from, to| Gap { stream: StreamId(1), lost: StreamOffset(from)..StreamOffset(to) };
+        let gaps = [lost(10, 12), lost(14, 16)];
+        let owner = Owner(batches.to_vec());
+        let costs = mend(&owner, &mut streams, &BTreeMap::new(), &gaps, LogOffset(7))?;
+        assert_eq!(costs, vec![tail::cost_bytes(6); batches.len()]);
+        let (_, tail) = &streams[&StreamId(1)];
+        assert_eq!(tail.next, StreamOffset(16));
+        Ok(tail.pinned().map(|batch| (batch.base.0, batch.log_end.0)).collect())
+    }
+
+    #[test]
+    fn what_the_owner_puts_into_gaps_is_durable_with_what_is_before_it() {
+        let before = [(12, 1_200), (13, 1_300)];
+        assert_eq!(mended(&[]).unwrap(), before);
+        let all = [(10, 7), (11, 7), (12, 1_200), (13, 1_300), (14, 1_300), (15, 1_300)];
+        assert_eq!(mended(&[(1, 15), (1, 11), (1, 10), (1, 14)]).unwrap(), all);
+    }
+
+    #[test]
+    fn nothing_is_put_where_there_is_no_gap() {
+        for wrong in [(1, 9), (1, 12), (1, 16), (2, 10)] {
+            assert!(mended(&[wrong]).is_err(), "{wrong:?}");
+        }
+        assert!(mended(&[(1, 10), (1, 10)]).is_err(), "it is taken already");
+    }
+}

@@ -3,6 +3,7 @@
 mod bounds;
 mod deleted;
 mod kept;
+mod lost;
 mod transactional;
 
 use std::collections::BTreeMap;

@@ -47,7 +47,7 @@ pub(crate) use reconcile::start;
 pub(crate) use record::Transactions as Table;
 use record::{Event, Record};
 pub(crate) use transaction::State;
-use transaction::{Doubt, End, Init, Span, Transaction};
+use transaction::{Doubt, End, Init, Transaction};
 
 const STREAM_KEY: &str = "transactions/stream";
 

@@ -46,12 +46,12 @@ pub(crate) async fn start(server: &Arc<Server>) -> Result<(), TransactionsError>
     let last = abort_orphans(server).await?.or(last_decided);
     // Until a marker is durable, the transaction's records are not shown.
     match last {
-        Some(append) => append.await.map_err(|cause| not_ended("(several)", cause)),
+        Some(append) => append.await.map_err(|cause| not_ended(&"several", &cause)),
         None => Ok(()),
     }
 }
 
-fn not_ended(id: impl ToString, cause: impl ToString) -> TransactionsError {
+fn not_ended(id: &dyn ToString, cause: &dyn ToString) -> TransactionsError {
     TransactionsError::NotEnded { id: id.to_string(), cause: cause.to_string() }
 }
 
@@ -111,7 +111,7 @@ async fn end_decided(server: &Server) -> Result<Option<Append>, TransactionsErro
             "the marker of a transaction was lost to damage and is written again, as was decided"
         );
         let ended = append_marker(server, partition, (*producer_id, epoch), outcome).await;
-        last = ended.map_err(|cause| not_ended(producer_id, cause))?.or(last);
+        last = ended.map_err(|cause| not_ended(&producer_id, &cause))?.or(last);
         let outcome = if outcome == Outcome::Commit { "committed" } else { "aborted" };
         server.metrics.ended_after_loss(outcome);
     }
@@ -149,7 +149,7 @@ async fn settle(
             match changed {
                 Ok(_) => break,
                 Err(Refused::NoRoom) => server.store.room().await,
-                Err(refused) => return Err(not_ended(&slot.id, format!("{refused:?}"))),
+                Err(refused) => return Err(not_ended(&slot.id, &format!("{refused:?}"))),
             }
         }
     }
@@ -250,7 +250,7 @@ async fn abort_orphans(server: &Server) -> Result<Option<Append>, TransactionsEr
             "the end of a transaction was lost to damage, and it is not known how it was decided: it is ABORTED"
         );
         let ended = append_marker(server, &partition, (producer_id, epoch), Outcome::Abort).await;
-        last = ended.map_err(|cause| not_ended(producer_id, cause))?.or(last);
+        last = ended.map_err(|cause| not_ended(&producer_id, &cause))?.or(last);
         server.metrics.ended_after_loss("unknown");
     }
     Ok(last)

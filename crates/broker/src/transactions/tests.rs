@@ -3,7 +3,7 @@
 use kafka_protocol::error::ResponseError as E;
 
 use super::record::Record;
-use super::transaction::Identity;
+use super::transaction::{Identity, Span};
 use super::*;
 
 const NONE: i16 = -1;

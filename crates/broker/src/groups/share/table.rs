@@ -143,7 +143,7 @@ impl Remembered {
 
 impl Table for ShareStates {
     const WHAT: &'static str = "states of share groups";
-    const AFTER_LOSS: &'static str = "records that were acknowledged may be delivered again";
+    const AFTER_LOSS: &'static str = "records that were acknowledged may be delivered again, and a group whose begin is lost begins as its settings say";
     const CHECKPOINT: [u8; 4] = *b"ALSG";
     const QUARANTINE: [u8; 4] = *b"ALSN";
     const VERSION: u8 = 1;
