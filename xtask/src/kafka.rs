@@ -16,6 +16,18 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 /// Any 16 bytes.
 const CLUSTER: &str = "YWxsdXZpdW0tYmVuY2gtMQ";
 
+/// How a broker is configured where that differs from the default.
+pub(crate) struct Settings<'a> {
+    pub(crate) node: u32,
+    /// Further lines of its `server.properties`.
+    pub(crate) further: &'a str,
+    /// Listeners beside the plaintext one: name, security protocol, address, and the address that
+    /// clients are told.
+    pub(crate) listeners: &'a [(&'a str, &'a str, SocketAddr, SocketAddr)],
+    /// Users and passwords for SCRAM.
+    pub(crate) users: &'a [(&'a str, &'a str)],
+}
+
 /// A running broker. It is killed when dropped.
 pub(crate) struct Kafka {
     address: SocketAddr,
@@ -28,19 +40,36 @@ pub(crate) struct Kafka {
 impl Kafka {
     /// Start one whose logs are in `directory`, with further lines of its `server.properties`.
     pub(crate) fn start(jars: &Path, directory: &Path, further: &str) -> Result<Self, Error> {
+        let settings = Settings { node: 1, further, listeners: &[], users: &[] };
+        Self::start_as(jars, directory, &settings)
+    }
+
+    /// The same with all settings.
+    pub(crate) fn start_as(
+        jars: &Path,
+        directory: &Path,
+        settings: &Settings<'_>,
+    ) -> Result<Self, Error> {
         fs::create_dir_all(directory)?;
         let (address, controller) = (free_address()?, free_address()?);
         let properties = directory.join("server.properties");
+        let Settings { node, further, .. } = settings;
+        let (mut listeners, mut advertised, mut protocols) = <(String, String, String)>::default();
+        for (name, protocol, listen, told) in settings.listeners {
+            listeners = format!("{listeners},{name}://{listen}");
+            advertised = format!("{advertised},{name}://{told}");
+            protocols = format!("{protocols},{name}:{protocol}");
+        }
         fs::write(
             &properties,
             format!(
                 "process.roles=broker,controller\n\
-                 node.id=1\n\
-                 controller.quorum.voters=1@{controller}\n\
-                 listeners=PLAINTEXT://{address},CONTROLLER://{controller}\n\
-                 advertised.listeners=PLAINTEXT://{address}\n\
+                 node.id={node}\n\
+                 controller.quorum.voters={node}@{controller}\n\
+                 listeners=PLAINTEXT://{address},CONTROLLER://{controller}{listeners}\n\
+                 advertised.listeners=PLAINTEXT://{address}{advertised}\n\
                  controller.listener.names=CONTROLLER\n\
-                 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n\
+                 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT{protocols}\n\
                  inter.broker.listener.name=PLAINTEXT\n\
                  offsets.topic.replication.factor=1\n\
                  transaction.state.log.replication.factor=1\n\
@@ -51,7 +80,14 @@ impl Kafka {
             ),
         )?;
         let mut format = java(jars, "kafka.tools.StorageTool");
-        quietly(format.args(["format", "-t", CLUSTER, "-c"]).arg(&properties))?;
+        format.args(["format", "-t", CLUSTER, "-c"]).arg(&properties);
+        for (user, password) in settings.users {
+            for mechanism in ["SCRAM-SHA-256", "SCRAM-SHA-512"] {
+                let user = format!("{mechanism}=[name={user},password={password}]");
+                format.args(["--add-scram", &user]);
+            }
+        }
+        quietly(&mut format)?;
         let log = directory.join("server.log");
         let child = spawn(jars, &properties, &log)?;
         let mut kafka = Self { address, child, jars: jars.to_path_buf(), properties, log };

@@ -1,6 +1,9 @@
 //! Fetches what the tests need from the ordinary package registries, says what and why, and skips what is there.
 
 mod go;
+mod go_suites;
+mod node;
+mod python;
 
 use std::fmt;
 use std::fs;
@@ -14,6 +17,12 @@ use crate::exec::{cargo, output, quietly};
 use crate::s3::Peer;
 
 pub(crate) use go::{Go, GoTest, confluent_tests, go, go_program, kgo_tests};
+pub(crate) use go_suites::{kafka_go_tests, sarama_tests, toxiproxy};
+pub(crate) use node::kafkajs;
+pub(crate) use python::{
+    AIOKAFKA, KAFKA_PYTHON, Kaskade, aiokafka, kafka_python_old, kafka_python_tests, kaskade,
+    python,
+};
 
 /// Why a tool is not there.
 #[derive(Debug)]
@@ -114,53 +123,6 @@ pub(crate) fn words() -> Result<PathBuf, Missing> {
     Ok(path)
 }
 
-/// A Python with confluent-kafka and redis-py, in a virtual environment of its own.
-pub(crate) fn python(root: &Path) -> Result<PathBuf, Missing> {
-    let requirements = root.join("tests/clients/python/requirements.txt");
-    let venv = root.join("target/e2e/venv");
-    virtual_environment(&requirements, &venv, "the confluent-kafka suite and the kill test")?;
-    Ok(venv.join("bin/python"))
-}
-
-/// Makes a virtual environment that has what `requirements` lists.
-fn virtual_environment(requirements: &Path, venv: &Path, why: &str) -> Result<(), Missing> {
-    let done = Stamp::new(&venv.join("alluvium.stamp"), &[requirements.to_path_buf()])?;
-    if done.is_fresh() {
-        return Ok(());
-    }
-    if !runs("python3", &["-c", "import venv, ensurepip"]) {
-        apt(&["python3", "python3-venv", "ca-certificates"], why)?;
-    }
-    println!("setup: pip install -r {} (PyPI)", requirements.display());
-    quietly(Command::new("python3").args(["-m", "venv", "--clear"]).arg(venv))?;
-    let pip = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "-r"];
-    quietly(Command::new(venv.join("bin/python")).args(pip).arg(requirements))?;
-    done.set()?;
-    Ok(())
-}
-
-/// A UI for Kafka in the terminal, and the Python that has what it has.
-pub(crate) struct Kaskade {
-    pub(crate) python: PathBuf,
-    pub(crate) program: PathBuf,
-}
-
-/// kaskade, and tmux, whose terminal it runs in.
-pub(crate) fn kaskade(root: &Path) -> Result<Kaskade, Missing> {
-    if !runs("tmux", &["-V"]) {
-        apt(&["tmux"], "the terminal of a UI")?;
-    }
-    if runs("python3", &["-c", "import sys; sys.exit(sys.version_info >= (3, 10))"]) {
-        let reason = "python3 is too old for kaskade: 3.10 is needed";
-        return Err(Missing::NotAllowed(reason.into()));
-    }
-    let venv = root.join("target/e2e/kaskade");
-    let requirements = root.join("tests/compat/apps/ui/requirements.txt");
-    virtual_environment(&requirements, &venv, "a UI for Kafka")?;
-    let program = |name| venv.join("bin").join(name);
-    Ok(Kaskade { python: program("python"), program: program("kaskade") })
-}
-
 /// What `pom.xml` compiles for.
 const JAVA: u32 = 17;
 
@@ -202,8 +164,13 @@ pub(crate) fn java(root: &Path) -> Result<String, Missing> {
 
 /// The class path of Kafka Streams, Kafka Connect and the application that the tests run.
 pub(crate) fn apps(root: &Path) -> Result<String, Missing> {
-    let project = root.join("tests/compat/apps");
-    let out = root.join("target/e2e/apps");
+    maven_project(root, "apps", "Kafka Streams, Connect and MirrorMaker")
+}
+
+/// The class path of a project in `tests/compat` and of what it needs from Maven Central.
+pub(crate) fn maven_project(root: &Path, name: &str, what: &str) -> Result<String, Missing> {
+    let project = root.join("tests/compat").join(name);
+    let out = root.join("target/e2e").join(name);
     let class_path = format!("{0}/classes:{0}/libs/*", out.display());
     let mut sources = files_below(&project.join("src"))?;
     sources.push(project.join("pom.xml"));
@@ -212,11 +179,9 @@ pub(crate) fn apps(root: &Path) -> Result<String, Missing> {
         return Ok(class_path);
     }
     if !runs("javac", &["-version"]) || !runs("mvn", &["-v"]) {
-        apt(&["default-jdk-headless", "maven"], "Kafka Streams, Connect and MirrorMaker")?;
+        apt(&["default-jdk-headless", "maven"], what)?;
     }
-    println!(
-        "setup: mvn process-classes (Kafka Streams, Connect and MirrorMaker from Maven Central)"
-    );
+    println!("setup: mvn process-classes ({what} from Maven Central)");
     let arguments = ["-q", "-B", "-ntp", "-f", "pom.xml", "process-classes"];
     quietly(Command::new("mvn").current_dir(&project).args(arguments))?;
     done.set()?;
@@ -377,6 +342,11 @@ impl Stamp {
             inputs.push_str(&read(file)?);
         }
         Ok(Self { path: path.to_path_buf(), inputs })
+    }
+
+    /// What is made from what the code says itself.
+    fn of(path: &Path, inputs: &str) -> Self {
+        Self { path: path.to_path_buf(), inputs: inputs.to_owned() }
     }
 
     fn is_fresh(&self) -> bool {

@@ -10,6 +10,7 @@ _OUT = os.fdopen(os.dup(1), "w", buffering=1)
 
 # What a test has come to in its phases so far: it ends with the last one.
 _outcomes = {}
+_count = 0
 
 
 def pytest_collection_finish(session):
@@ -30,7 +31,9 @@ def pytest_runtest_logreport(report):
     if report.when == "teardown":
         result = _outcomes.pop(report.nodeid)
         name = report.nodeid.split("integration/")[-1]
-        print(result.replace("{name}", name, 1), file=_OUT)
+        global _count
+        _count += 1
+        print(result.replace("{name}", f"{_count} - {name}", 1), file=_OUT)
 
 
 def _outcome(report):
@@ -39,12 +42,12 @@ def _outcome(report):
         if hasattr(report, "wasxfail"):
             reason = f"its authors expect it to fail: {report.wasxfail}"
         else:
-            reason = str(report.longrepr[2])
-        return "ok - {name} # SKIP " + reason.replace("\n", " ")
+            reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+        return "ok {name} # SKIP " + reason.replace("\n", " ")
     if report.failed:
         for line in report.longreprtext.splitlines():
             print(f"# {line}", file=_OUT)
         crash = getattr(report.longrepr, "reprcrash", None)
         reason = crash.message if crash else report.longreprtext.splitlines()[-1]
-        return f"not ok - {{name}}: in {report.when}, " + " ".join(reason.split())[:300]
-    return "ok - {name}" if report.when == "call" else None
+        return f"not ok {{name}}: in {report.when}, " + " ".join(reason.split())[:300]
+    return "ok {name}" if report.when == "call" else None

@@ -59,7 +59,7 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
 
 /// The file in which the tests look for a server.
 fn settings(peer: &Peer) -> String {
-    let login = peer.scram().map_or(String::new(), |address| {
+    let login = peer.sasl().map_or(String::new(), |address| {
         let (user, password) = SCRAM_USER;
         format!(
             ", \"BrokersSasl\": \"{address}\", \"SaslUsername\": \"{user}\", \

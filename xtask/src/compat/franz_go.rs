@@ -23,7 +23,7 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
         command.env("KGO_SEEDS", peer.address()).env("KGO_TEST_RF", "1");
         let records = if compat.short { RECORDS_SHORT } else { RECORDS };
         command.env("KGO_TEST_RECORDS", records.to_string()).env("KGO_LOG_LEVEL", "none");
-        if let Some(address) = peer.scram() {
+        if let Some(address) = peer.sasl() {
             let (user, password) = SCRAM_USER;
             command.env("KGO_TEST_SCRAM_SEEDS", address.to_string());
             command.env("KGO_TEST_SCRAM", format!("{user}:{password}"));

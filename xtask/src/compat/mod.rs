@@ -4,9 +4,14 @@ mod apps;
 mod confluent_kafka;
 mod franz_go;
 mod java;
+mod jvm;
+mod kafka_go;
+mod kafkajs;
 mod known;
 mod librdkafka;
 mod peer;
+mod python;
+mod sarama;
 mod security;
 mod tools;
 
@@ -21,7 +26,7 @@ use crate::suites::skip_if_missing;
 use crate::{Error, ServerOptions};
 
 use known::Known;
-use peer::Peer;
+use peer::{Peer, Setup};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -51,18 +56,39 @@ enum Suite {
     Librdkafka,
     /// The tests of confluent-kafka-go that talk to a server.
     ConfluentKafka,
+    /// The tests of kafka-python, and the version of 2020 that is in wide use.
+    KafkaPython,
+    /// aiokafka: two versions, by a program of our own.
+    Aiokafka,
+    /// The tests of segmentio/kafka-go.
+    KafkaGo,
+    /// The functional tests of sarama.
+    Sarama,
+    /// KafkaJS, by a program of our own.
+    Kafkajs,
+    /// An application of Spring Kafka.
+    Spring,
+    /// A job of Flink with exactly-once.
+    Flink,
     /// Kafka Streams, Kafka Connect, a schema registry and a UI.
     Apps,
 }
 
 impl Suite {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 14] = [
         Self::FranzGo,
         Self::KafkaTools,
         Self::KafkaClients,
         Self::Security,
         Self::Librdkafka,
         Self::ConfluentKafka,
+        Self::KafkaPython,
+        Self::Aiokafka,
+        Self::KafkaGo,
+        Self::Sarama,
+        Self::Kafkajs,
+        Self::Spring,
+        Self::Flink,
         Self::Apps,
     ];
 
@@ -74,6 +100,13 @@ impl Suite {
             Self::Security => "security",
             Self::Librdkafka => "librdkafka",
             Self::ConfluentKafka => "confluent-kafka",
+            Self::KafkaPython => "kafka-python",
+            Self::Aiokafka => "aiokafka",
+            Self::KafkaGo => "kafka-go",
+            Self::Sarama => "sarama",
+            Self::Kafkajs => "kafkajs",
+            Self::Spring => "spring",
+            Self::Flink => "flink",
             Self::Apps => "apps",
         }
     }
@@ -150,6 +183,13 @@ impl Compat<'_> {
             Suite::Security => security::run(self),
             Suite::Librdkafka => librdkafka::run(self),
             Suite::ConfluentKafka => confluent_kafka::run(self),
+            Suite::KafkaPython => python::kafka_python(self),
+            Suite::Aiokafka => python::aiokafka(self),
+            Suite::KafkaGo => kafka_go::run(self),
+            Suite::Sarama => sarama::run(self),
+            Suite::Kafkajs => kafkajs::run(self),
+            Suite::Spring => jvm::spring(self),
+            Suite::Flink => jvm::flink(self),
             Suite::Apps => apps::run(self),
         }
     }
@@ -162,10 +202,20 @@ impl Compat<'_> {
         partitions: u32,
         suite: impl FnOnce(&mut Peer, &Path) -> Result<Vec<Case>, Error>,
     ) -> Result<Vec<Case>, Missing> {
+        self.with_peer_as(name, &Setup::with_partitions(partitions), suite)
+    }
+
+    /// The same against a server with further settings.
+    fn with_peer_as(
+        &self,
+        name: &str,
+        setup: &Setup<'_>,
+        suite: impl FnOnce(&mut Peer, &Path) -> Result<Vec<Case>, Error>,
+    ) -> Result<Vec<Case>, Missing> {
         let directory = self.root.join("target/e2e/run").join(format!("compat-{name}"));
         let mut peer = match &self.binary {
-            Some(binary) => Peer::alluvium(binary, &directory, partitions)?,
-            None => Peer::kafka(&setup::kafka(self.root)?, &directory, partitions)?,
+            Some(binary) => Peer::alluvium(binary, &directory, setup)?,
+            None => Peer::kafka(&setup::kafka(self.root)?, &directory, setup)?,
         };
         let mut cases = suite(&mut peer, &directory).unwrap_or_else(|error| {
             vec![Case::failed(name, format!("{error}{}", peer.log_tail()))]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::Error;
-use crate::kafka::Kafka;
+use crate::kafka::{Kafka, Settings};
 use crate::server::{Config, Ending, Objects, Server, free_address};
 
 /// Large enough for a suite's data many times over.
@@ -15,7 +15,8 @@ const WAL_MEBIBYTES: u64 = 256;
 /// Small, so that most of what is read late comes back from objects.
 const LOG_CACHE_MEBIBYTES: u64 = 16;
 
-/// What Apache Kafka needs to know to run all that it has on one node, and what franz-go's own pipeline tells it.
+/// What Apache Kafka needs to know to run all that it has on one node, and what franz-go's own
+/// pipeline tells it.
 const KAFKA_PROPERTIES: &str = "\
     share.coordinator.state.topic.replication.factor=1\n\
     share.coordinator.state.topic.min.isr=1\n\
@@ -28,26 +29,70 @@ const KAFKA_PROPERTIES: &str = "\
 /// Name and password of who may log in.
 pub(super) const SCRAM_USER: (&str, &str) = ("someone", "a-password");
 
+/// What a suite wants of its server.
+#[derive(Clone, Copy)]
+pub(super) struct Setup<'a> {
+    /// Of a topic that is created without a number of partitions.
+    pub(super) partitions: u32,
+    pub(super) node: u32,
+    /// Further options of Alluvium.
+    pub(super) alluvium: &'a [&'a str],
+    /// The same for Apache Kafka, as lines of its `server.properties`.
+    pub(super) kafka: &'a str,
+    /// The address of a proxy: clients that come through it must be told it.
+    pub(super) proxy: Option<SocketAddr>,
+    /// Users and passwords. Apache Kafka has a listener with SASL if there are any; Alluvium always
+    /// has.
+    pub(super) users: &'a [(&'a str, &'a str)],
+}
+
+impl Setup<'_> {
+    /// What most suites want, with so many partitions of a topic.
+    pub(super) fn with_partitions(partitions: u32) -> Self {
+        Self { partitions, node: 1, alluvium: &[], kafka: "", proxy: None, users: &[] }
+    }
+}
+
 /// A running server. It is killed when dropped.
-pub(super) enum Peer {
-    Alluvium { server: Server, scram: SocketAddr },
-    Kafka { server: Kafka, directory: PathBuf },
+pub(super) struct Peer {
+    process: Process,
+    directory: PathBuf,
+    sasl: Option<SocketAddr>,
+    behind_proxy: SocketAddr,
+}
+
+enum Process {
+    Alluvium(Server),
+    Kafka(Kafka),
 }
 
 impl Peer {
-    /// Start Alluvium. A topic that is created without a number of partitions has so many.
+    /// Start Alluvium.
     pub(super) fn alluvium(
         binary: &Path,
         directory: &Path,
-        partitions: u32,
+        setup: &Setup<'_>,
     ) -> Result<Self, Error> {
-        let mut arguments = vec!["--default-partitions".to_owned(), partitions.to_string()];
+        let (sasl, behind_proxy) = (free_address()?, free_address()?);
+        let mechanisms = match setup.users {
+            [] => "",
+            _ => ", sasl-mechanisms=['PLAIN', 'SCRAM-SHA-256', 'SCRAM-SHA-512']",
+        };
+        let mut listeners =
+            format!("{{name='sasl', listen='{sasl}', protocol='SASL_PLAINTEXT'{mechanisms}}}");
+        if let Some(proxy) = setup.proxy {
+            listeners.push_str(&format!(
+                ", {{name='proxied', listen='{behind_proxy}', protocol='PLAINTEXT', advertise='{proxy}'}}"
+            ));
+        }
+        let mut arguments = vec![
+            format!("--default-partitions={}", setup.partitions),
+            format!("--node-id={}", setup.node),
+            format!("--listener=[{listeners}]"),
+        ];
         // As the other one: ACLs hold where there are any.
-        arguments
-            .extend(["--authorization", "--allow-everyone-if-no-acl-found"].map(str::to_owned));
-        let scram = free_address()?;
-        let listener = format!("{{name='scram', listen='{scram}', protocol='SASL_PLAINTEXT'}}");
-        arguments.extend(["--listener".to_owned(), listener]);
+        let authorization = ["--authorization", "--allow-everyone-if-no-acl-found"];
+        arguments.extend(authorization.iter().chain(setup.alluvium).map(|&one| one.to_owned()));
         let server = Server::start(Config {
             binary: binary.to_path_buf(),
             directory: directory.to_path_buf(),
@@ -56,45 +101,63 @@ impl Peer {
             wal: None,
             objects: Some(Objects { arguments, environment: Vec::new() }),
         })?;
-        server.add_user(SCRAM_USER.0, SCRAM_USER.1)?;
-        Ok(Self::Alluvium { server, scram })
+        for (user, password) in setup.users.iter().chain([&SCRAM_USER]) {
+            server.add_user(user, password)?;
+        }
+        let process = Process::Alluvium(server);
+        Ok(Self { process, directory: directory.to_path_buf(), sasl: Some(sasl), behind_proxy })
     }
 
     /// Start Apache Kafka, in the same way.
-    pub(super) fn kafka(jars: &Path, directory: &Path, partitions: u32) -> Result<Self, Error> {
+    pub(super) fn kafka(jars: &Path, directory: &Path, setup: &Setup<'_>) -> Result<Self, Error> {
         if directory.exists() {
             fs::remove_dir_all(directory)?;
         }
-        let further = format!("{KAFKA_PROPERTIES}num.partitions={partitions}\n");
-        let server = Kafka::start(jars, directory, &further)?;
-        Ok(Self::Kafka { server, directory: directory.to_path_buf() })
+        let Setup { partitions, node, users, .. } = *setup;
+        let (sasl, behind_proxy) = (free_address()?, free_address()?);
+        let mut further = format!("{KAFKA_PROPERTIES}num.partitions={partitions}\n{}", setup.kafka);
+        let mut listeners = Vec::new();
+        if let Some(proxy) = setup.proxy {
+            listeners.push(("PROXIED", "PLAINTEXT", behind_proxy, proxy));
+        }
+        if !users.is_empty() {
+            listeners.push(("SASL", "SASL_PLAINTEXT", sasl, sasl));
+            further.push_str(&login_modules(users));
+        }
+        let settings = Settings { node, further: &further, listeners: &listeners, users };
+        let process = Process::Kafka(Kafka::start_as(jars, directory, &settings)?);
+        let sasl = (!users.is_empty()).then_some(sasl);
+        Ok(Self { process, directory: directory.to_path_buf(), sasl, behind_proxy })
     }
 
     /// Where clients connect to.
     pub(super) fn address(&self) -> String {
-        match self {
-            Self::Alluvium { server, .. } => server.address(),
-            Self::Kafka { server, .. } => server.address(),
+        match &self.process {
+            Process::Alluvium(server) => server.address(),
+            Process::Kafka(server) => server.address(),
         }
+    }
+
+    /// Where the proxy connects to that the suite has asked for.
+    pub(super) fn behind_proxy(&self) -> SocketAddr {
+        self.behind_proxy
     }
 
     /// End the server by SIGKILL, and wait until it takes connections again.
     pub(super) fn kill_and_start_again(&mut self) -> Result<(), Error> {
-        match self {
-            Self::Alluvium { server, .. } => {
+        match &mut self.process {
+            Process::Alluvium(server) => {
                 server.end(Ending::Sigkill)?;
                 server.start_again().map(drop)
             }
-            Self::Kafka { server, .. } => server.kill_and_start_again(),
+            Process::Kafka(server) => server.kill_and_start_again(),
         }
     }
 
-    /// Where clients log in by SCRAM as [`SCRAM_USER`], if they can.
-    pub(super) fn scram(&self) -> Option<SocketAddr> {
-        match self {
-            Self::Alluvium { scram, .. } => Some(*scram),
-            Self::Kafka { .. } => None,
-        }
+    /// Where clients log in with SASL, if they can: as one of the suite's users, or on Alluvium as
+    /// [`SCRAM_USER`].
+    pub(super) fn sasl(&self) -> Option<SocketAddr> {
+        self.sasl
     }
 
     /// A command for a client program: it finds the address in `BOOTSTRAP`.
@@ -106,20 +169,35 @@ impl Peer {
 
     /// The last lines of the server's log, to be put behind a message.
     pub(super) fn log_tail(&self) -> String {
-        match self {
-            Self::Alluvium { server, .. } => server.log_tail(),
-            Self::Kafka { server, .. } => server.log_tail(),
+        match &self.process {
+            Process::Alluvium(server) => server.log_tail(),
+            Process::Kafka(server) => server.log_tail(),
         }
     }
 
     /// Stops the server for good and removes its data, since everything went well.
     pub(super) fn finish(self) -> Result<(), Error> {
-        match self {
-            Self::Alluvium { server, .. } => server.finish(),
-            Self::Kafka { server, directory } => {
+        match self.process {
+            Process::Alluvium(server) => server.finish(),
+            Process::Kafka(server) => {
                 drop(server);
-                Ok(fs::remove_dir_all(directory)?)
+                Ok(fs::remove_dir_all(self.directory)?)
             }
         }
     }
+}
+
+/// The lines of `server.properties` that let users log in, with PLAIN and with SCRAM.
+fn login_modules(users: &[(&str, &str)]) -> String {
+    let prefix = "listener.name.sasl";
+    let module = "org.apache.kafka.common.security";
+    let scram = format!("{module}.scram.ScramLoginModule required;");
+    let plain = users.iter().map(|(user, password)| format!(" user_{user}=\"{password}\""));
+    let plain = plain.collect::<String>();
+    format!(
+        "{prefix}.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512\n\
+         {prefix}.plain.sasl.jaas.config={module}.plain.PlainLoginModule required{plain};\n\
+         {prefix}.scram-sha-256.sasl.jaas.config={scram}\n\
+         {prefix}.scram-sha-512.sasl.jaas.config={scram}\n"
+    )
 }

@@ -24,6 +24,15 @@ impl Go {
         command.current_dir(&self.module).env("GOTOOLCHAIN", "auto").env_remove("GOROOT");
         command
     }
+
+    /// Where a downloaded module lies.
+    pub(super) fn source(&self, module: &str) -> PathBuf {
+        let escaped = module.chars().flat_map(|c| {
+            let escape = c.is_ascii_uppercase().then_some('!');
+            escape.into_iter().chain([c.to_ascii_lowercase()])
+        });
+        self.cache.join(escaped.collect::<String>())
+    }
 }
 
 /// Go in the version that `go.mod` names, or one that fetches it.

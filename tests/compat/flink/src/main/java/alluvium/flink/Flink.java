@@ -1,0 +1,168 @@
+package alluvium.flink;
+
+import java.io.File;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.stream.IntStream;
+import java.util.stream.Stream;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.serialization.StringDeserializer;
+import org.apache.kafka.common.serialization.StringSerializer;
+
+/**
+ * Lets {@link Copy} copy a topic while it is written, kills the job and the server in turn, and compares what can be read committed with what was
+ * written. {@code BOOTSTRAP=... Flink DIRECTORY}. Who has started this kills the server and starts it again when it reads {@link #KILL_THE_SERVER}, and
+ * answers with an empty line.
+ */
+public final class Flink {
+    private static final String BOOTSTRAP = System.getenv("BOOTSTRAP");
+    private static final String KILL_THE_SERVER = "kill the server";
+    /** How long a job may take in all. Never what a test measures. */
+    private static final Duration PATIENCE = Duration.ofMinutes(5);
+    private static final int PARTITIONS = 3;
+    private static final int RECORDS = 10_000;
+    /** After so many records in the output something is killed: the job and the server by turns. */
+    private static final int[] KILLS = {1_500, 3_000, 4_500, 6_000, 7_500};
+
+    public static void main(String[] args) throws Exception {
+        // How transactions are named: a new name for each, or names of a pool, whose transactions are asked for with ListTransactions.
+        String[] strategies = {"INCREMENTING", "POOLING"};
+        System.out.println("1.." + (strategies.length + 1));
+        boolean finds = difference(List.of("0", "1", "1")).contains("1 twice") && !difference(List.of()).isEmpty();
+        System.out.println((finds ? "ok" : "not ok") + " 1 - a record that is there twice or not at all would be found");
+        int failed = finds ? 0 : 1;
+        for (int number = 0; number < strategies.length; number++) {
+            String name = (number + 2) + " - a topic is copied exactly once, with transactions named by " + strategies[number];
+            try {
+                new Flink(Path.of(args[0]), strategies[number]).run();
+                System.out.println("ok " + name);
+            } catch (Exception | AssertionError error) {
+                failed++;
+                error.printStackTrace();
+                System.out.println("not ok " + name + ": " + String.valueOf(error.getMessage()).replace('\n', ' '));
+            }
+        }
+        System.exit(failed == 0 ? 0 : 1);
+    }
+
+    private final String from;
+    private final String to;
+    private final File directory;
+    private final String strategy;
+    private final long deadline = System.nanoTime() + PATIENCE.toNanos();
+    private final List<String> copied = new ArrayList<>();
+
+    private Flink(Path directory, String strategy) {
+        this.from = "from-" + strategy.toLowerCase();
+        this.to = "to-" + strategy.toLowerCase();
+        this.directory = directory.resolve(strategy.toLowerCase()).toFile();
+        this.strategy = strategy;
+    }
+
+    private void run() throws Exception {
+        directory.mkdirs();
+        try (Admin admin = Admin.create(Map.of("bootstrap.servers", BOOTSTRAP))) {
+            admin.createTopics(Stream.of(from, to).map(topic -> new NewTopic(topic, PARTITIONS, (short) 1)).toList()).all().get();
+        }
+        Thread writer = new Thread(this::write);
+        writer.setDaemon(true);
+        Process job = start();
+        try (KafkaConsumer<String, String> consumer = new KafkaConsumer<>(Map.of("bootstrap.servers", BOOTSTRAP,
+            "isolation.level", "read_committed", "auto.offset.reset", "earliest"), new StringDeserializer(), new StringDeserializer())) {
+            consumer.assign(IntStream.range(0, PARTITIONS).mapToObj(number -> new TopicPartition(to, number)).toList());
+            writer.start();
+            for (int kill = 0; kill < KILLS.length; kill++) {
+                read(consumer, KILLS[kill], job);
+                if (kill % 2 == 0) {
+                    job.destroyForcibly().waitFor();
+                    job = start();
+                } else {
+                    System.out.println(KILL_THE_SERVER);
+                    if (System.in.read() < 0) {
+                        throw new AssertionError("the server is not there any more");
+                    }
+                }
+            }
+            read(consumer, RECORDS, job);
+            // What was written twice would come now: after some more checkpoints.
+            long until = System.nanoTime() + Duration.ofSeconds(3).toNanos();
+            while (System.nanoTime() < until) {
+                take(consumer);
+            }
+        } finally {
+            job.destroyForcibly().waitFor();
+        }
+        String difference = difference(copied);
+        if (!difference.isEmpty()) {
+            throw new AssertionError(difference);
+        }
+    }
+
+    /** Reads until so many records of the output are there. */
+    private void read(KafkaConsumer<String, String> consumer, int count, Process job) {
+        while (copied.size() < count) {
+            take(consumer);
+            if (!job.isAlive()) {
+                throw new AssertionError("the job has ended, see job.log in " + directory);
+            }
+            if (System.nanoTime() > deadline) {
+                throw new AssertionError(copied.size() + " of " + count + " records within " + PATIENCE.toSeconds() + " s, see " + directory);
+            }
+        }
+    }
+
+    private void take(KafkaConsumer<String, String> consumer) {
+        for (ConsumerRecord<String, String> record : consumer.poll(Duration.ofMillis(200))) {
+            copied.add(record.value());
+        }
+    }
+
+    private Process start() throws Exception {
+        ProcessBuilder java = new ProcessBuilder("java", "-Xmx512m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=info",
+            "--add-opens=java.base/java.util=ALL-UNNAMED", "--add-opens=java.base/java.lang=ALL-UNNAMED",
+            "-cp", System.getProperty("java.class.path"), Copy.class.getName(), from, to, directory.toPath().resolve("checkpoints").toString(), strategy);
+        File log = new File(directory, "job.log");
+        return java.redirectErrorStream(true).redirectOutput(ProcessBuilder.Redirect.appendTo(log)).start();
+    }
+
+    /** Some hundred records a second, so that each kill comes while records are on their way. */
+    private void write() {
+        Map<String, Object> settings = Map.of("bootstrap.servers", BOOTSTRAP, "compression.type", "lz4", "delivery.timeout.ms", 300_000,
+            "linger.ms", 5);
+        try (KafkaProducer<String, String> producer = new KafkaProducer<>(settings, new StringSerializer(), new StringSerializer())) {
+            for (int number = 0; number < RECORDS; number++) {
+                producer.send(new ProducerRecord<>(from, number % PARTITIONS, null, String.valueOf(number)));
+                if (number % 10 == 0) {
+                    Thread.sleep(15);
+                }
+            }
+        } catch (InterruptedException stopped) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    /** What is wrong with the copy: empty if each number is there once. */
+    private static String difference(List<String> copied) {
+        Map<String, Integer> times = new HashMap<>();
+        copied.forEach(value -> times.merge(value, 1, Integer::sum));
+        StringBuilder wrong = new StringBuilder();
+        int told = 0;
+        for (int number = 0; number < RECORDS; number++) {
+            int found = times.getOrDefault(String.valueOf(number), 0);
+            if (found != 1 && told++ < 5) {
+                wrong.append(number).append(found == 0 ? " not at all, " : found == 2 ? " twice, " : " " + found + " times, ");
+            }
+        }
+        return wrong.toString();
+    }
+}

@@ -1,0 +1,47 @@
+//! What runs on Kafka in a JVM beside the `apps`: a job of Flink, an application of Spring.
+
+use std::fs;
+use std::io::Write;
+
+use super::Compat;
+use crate::report::Case;
+use crate::setup::{self, Missing};
+use crate::suites::{tap, tap_that_asks};
+
+/// What the test of Flink says when the server is to be killed.
+const KILL_THE_SERVER: &str = "kill the server";
+
+pub(super) fn flink(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
+    if compat.short {
+        let why = "the short form leaves it out: its downloads and restarts take too long";
+        return Err(Missing::NotAllowed(why.into()));
+    }
+    let class_path = setup::maven_project(compat.root, "flink", "Flink")?;
+    compat.with_peer("flink", 1, |peer, directory| {
+        let place = directory.join("flink");
+        fs::create_dir_all(&place)?;
+        let mut java = peer.client("java");
+        java.args(["-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp"]);
+        java.args([&class_path, "alluvium.flink.Flink"]).arg(&place);
+        tap_that_asks("alluvium.flink.Flink", &mut java, |line, input| {
+            if line == KILL_THE_SERVER {
+                peer.kill_and_start_again()?;
+                input.write_all(b"\n")?;
+            }
+            Ok(())
+        })
+    })
+}
+
+pub(super) fn spring(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
+    if compat.short {
+        let why = "the short form leaves it out: its downloads take too long";
+        return Err(Missing::NotAllowed(why.into()));
+    }
+    let class_path = setup::maven_project(compat.root, "spring", "Spring Kafka")?;
+    compat.with_peer("spring", 1, |peer, _| {
+        let mut java = peer.client("java");
+        java.args(["-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp"]);
+        tap("alluvium.spring.Spring", java.args([&class_path, "alluvium.spring.Spring"]))
+    })
+}

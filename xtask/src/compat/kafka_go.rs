@@ -1,0 +1,79 @@
+//! The tests of segmentio/kafka-go.
+
+use std::time::Duration;
+
+use super::peer::Setup;
+use super::{Compat, Which};
+use crate::exec::follow_all;
+use crate::report::{Case, GoTests};
+use crate::setup::{self, Missing};
+
+/// Above what they take; they give up a minute earlier, and then say which have not ended.
+const LIMIT: Duration = Duration::from_secs(11 * 60);
+
+/// As their authors' servers are started.
+const SETUP: Setup<'_> = Setup {
+    partitions: 1,
+    node: 1,
+    alluvium: &["--max-message-size", "4MiB"],
+    kafka: "message.max.bytes=200000000\n",
+    proxy: None,
+    users: &[
+        ("adminplain", "admin-secret"),
+        ("adminscram256", "admin-secret-256"),
+        ("adminscram512", "admin-secret-512"),
+    ],
+};
+
+/// By this the tests choose what a server must be able to do, and the names of its users.
+const KAFKA_VERSION: &str = "4.0.0";
+
+/// Parts of a test that connect to a name without a port, and so to port 9092.
+const AT_PORT_9092: [&str; 2] =
+    ["TestDialerResolver/resolve_domain_to_ip", "TestDialerResolver/resolve_domain_to_ip_and_port"];
+
+/// Tests that ask right after a change. Apache Kafka may then still answer with what was before:
+/// there they pass or fail by chance.
+const ASKED_AT_ONCE: [&str; 5] = [
+    "TestClient/retrieve_committed_offsets_for_a_consumer_group_and_topic",
+    "TestClientAlterConfigs",
+    "TestClientElectLeaders",
+    "TestClientIncrementalAlterConfigs",
+    "TestDescribeUserScramCredentials",
+];
+
+pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
+    if compat.short {
+        let why = "the short form leaves it out: its tests wait for minutes";
+        return Err(Missing::NotAllowed(why.into()));
+    }
+    let programs = setup::kafka_go_tests(compat.root)?;
+    compat.with_peer_as("kafka-go", &SETUP, |peer, _| {
+        let sasl = peer.sasl().ok_or("a server with users has a listener for them")?;
+        let mut without = AT_PORT_9092
+            .map(|name| (name, "it connects to port 9092, and the server has another one"))
+            .to_vec();
+        if compat.which() == Which::Kafka {
+            let why = "it asks right after a change, where Apache Kafka may be a moment behind";
+            without.extend(ASKED_AT_ONCE.map(|name| (name, why)));
+        }
+        let pattern = |(name, _): &(&str, _)| {
+            name.split('/').map(|part| format!("^{part}$")).collect::<Vec<_>>().join("/")
+        };
+        let skip = without.iter().map(pattern).collect::<Vec<_>>().join("|");
+        let mut cases: Vec<Case> =
+            without.iter().map(|(name, why)| Case::skipped(name, why)).collect();
+        for tests in &programs {
+            let mut command = peer.client(&tests.program);
+            command.current_dir(&tests.package).env("BOOTSTRAP_SASL", sasl.to_string());
+            // As their authors run them: against newer servers their connections fail the tests of
+            // Go's package `nettest`.
+            command.env("KAFKA_VERSION", KAFKA_VERSION).env("KAFKA_SKIP_NETTEST", "1");
+            command.args(["-test.v", "-test.timeout", "10m", "-test.skip", &skip]);
+            let mut tests = GoTests::default();
+            let status = follow_all(&mut command, LIMIT, |line| tests.line(line))?;
+            cases.extend(tests.finish("kafka-go", status));
+        }
+        Ok(cases)
+    })
+}

@@ -1,0 +1,11 @@
+//! KafkaJS, by a program of our own: its package on npm has no tests.
+
+use super::Compat;
+use crate::report::Case;
+use crate::setup::{self, Missing};
+use crate::suites::tap;
+
+pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
+    let program = setup::kafkajs(compat.root)?;
+    compat.with_peer("kafkajs", 1, |peer, _| tap("suite.js", peer.client("node").arg(&program)))
+}

@@ -1,0 +1,98 @@
+//! Clients in Python: kafka-python with its own tests, aiokafka, and the versions of both that are
+//! in wide use.
+
+use std::path::Path;
+
+use super::Compat;
+use super::peer::{Peer, Setup};
+use crate::Error;
+use crate::report::Case;
+use crate::setup::{self, Missing};
+use crate::suites::tap;
+
+/// The tests of kafka-python are told of an external server, and then leave out those that log in.
+const SSL: &str = "test/integration/test_ssl_integration.py";
+
+/// What the tests of kafka-python expect of a server. Its node is 0: a test assigns partitions to
+/// it.
+const KAFKA_PYTHON: Setup<'_> = Setup {
+    partitions: 4,
+    node: 0,
+    alluvium: &["--group-min-session-timeout", "1s"],
+    kafka: "group.min.session.timeout.ms=1000\n",
+    proxy: None,
+    users: &[],
+};
+
+/// The Apache Kafka that the tests take the server for.
+const KAFKA_VERSION: &str = "4.3.1";
+
+pub(super) fn kafka_python(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
+    let versions = if compat.short { &setup::KAFKA_PYTHON[..1] } else { &setup::KAFKA_PYTHON };
+    let tests = versions.iter().map(|version| setup::kafka_python_tests(compat.root, version));
+    let tests = tests.collect::<Result<Vec<_>, _>>()?;
+    let old = setup::kafka_python_old(compat.root);
+    compat.with_peer_as("kafka-python", &KAFKA_PYTHON, |peer, _| {
+        let mut cases = Vec::new();
+        for (version, tests) in versions.iter().zip(&tests) {
+            let mut command = peer.client(&tests.python);
+            command.current_dir(&tests.directory).env("KAFKA_VERSION", KAFKA_VERSION);
+            command.env("KAFKA_URI", format!("kafka://{}", peer.address()));
+            // A directory that must be there, and from which nothing is run.
+            command.env("KAFKA_ROOT", &tests.directory);
+            command.env("PYTHONPATH", compat.root.join("tests/compat/python"));
+            command.args(["-m", "pytest", "-p", "no:terminal", "-p", "pytest_tap"]);
+            command.args(["-p", "no:cacheprovider", "--timeout", "120", "--deselect", SSL]);
+            let ran = tap("pytest", command.arg("test/integration"))?;
+            cases.extend(named(version, ran));
+        }
+        let why = "it starts a server of its own, from an installation of Apache Kafka";
+        cases.push(Case::skipped("test_ssl_integration.py", why));
+        let old_suite = "tests/compat/kafka-python/old.py";
+        cases.extend(ours(compat.root, peer, "2.0.2", &old, old_suite)?);
+        if compat.short {
+            let why = "the short form runs the tests of the newest version only";
+            cases.push(Case::skipped(setup::KAFKA_PYTHON[1], why));
+        }
+        Ok(cases)
+    })
+}
+
+pub(super) fn aiokafka(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
+    let pythons = setup::AIOKAFKA.map(|version| (version, setup::aiokafka(compat.root, version)));
+    compat.with_peer("aiokafka", 1, |peer, _| {
+        let mut cases = Vec::new();
+        for (version, python) in &pythons {
+            let suite = "tests/compat/aiokafka/suite.py";
+            cases.extend(ours(compat.root, peer, version, python, suite)?);
+        }
+        Ok(cases)
+    })
+}
+
+/// Runs a program of our own with a version of a client, if that can be installed.
+fn ours(
+    root: &Path,
+    peer: &Peer,
+    version: &str,
+    python: &Result<std::path::PathBuf, Missing>,
+    suite: &str,
+) -> Result<Vec<Case>, Error> {
+    match python {
+        Ok(python) => {
+            let mut command = peer.client(python);
+            command.env("PYTHONPATH", root.join("tests/clients/python"));
+            Ok(named(version, tap(suite, command.arg(root.join(suite)))?))
+        }
+        Err(Missing::NotAllowed(reason)) => Ok(vec![Case::skipped(version, reason)]),
+        Err(Missing::Failed(error)) => Ok(vec![Case::failed(version, error)]),
+    }
+}
+
+/// The cases of one version of a client.
+fn named(version: &str, mut cases: Vec<Case>) -> Vec<Case> {
+    for case in &mut cases {
+        case.name = format!("{version}: {}", case.name);
+    }
+    cases
+}

@@ -1,0 +1,124 @@
+//! What comes from PyPI.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Missing, Stamp, apt, runs};
+use crate::Error;
+use crate::exec::quietly;
+
+/// A Python with confluent-kafka and redis-py, in a virtual environment of its own.
+pub(crate) fn python(root: &Path) -> Result<PathBuf, Missing> {
+    let requirements = root.join("tests/clients/python/requirements.txt");
+    environment(root, &requirements, "venv", "the confluent-kafka suite and the kill test")
+}
+
+/// Makes a virtual environment that has what `requirements` lists, and returns its Python.
+fn environment(
+    root: &Path,
+    requirements: &Path,
+    name: &str,
+    why: &str,
+) -> Result<PathBuf, Missing> {
+    let venv = root.join("target/e2e").join(name);
+    let python = venv.join("bin/python");
+    let done = Stamp::new(&venv.join("alluvium.stamp"), &[requirements.to_path_buf()])?;
+    if done.is_fresh() {
+        return Ok(python);
+    }
+    if !runs("python3", &["-c", "import venv, ensurepip"]) {
+        apt(&["python3", "python3-venv", "ca-certificates"], why)?;
+    }
+    println!("setup: pip install -r {} (PyPI)", requirements.display());
+    quietly(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))?;
+    let pip = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "-r"];
+    quietly(Command::new(&python).args(pip).arg(requirements))?;
+    done.set()?;
+    Ok(python)
+}
+
+/// Whether `python3` is at least 3.`minor`.
+fn python_is(minor: u32) -> bool {
+    let asks = format!("import sys; sys.exit(sys.version_info < (3, {minor}))");
+    runs("python3", &["-c", &asks])
+}
+
+/// A UI for Kafka in the terminal, and the Python that has what it has.
+pub(crate) struct Kaskade {
+    pub(crate) python: PathBuf,
+    pub(crate) program: PathBuf,
+}
+
+/// kaskade, and tmux, whose terminal it runs in.
+pub(crate) fn kaskade(root: &Path) -> Result<Kaskade, Missing> {
+    if !runs("tmux", &["-V"]) {
+        apt(&["tmux"], "the terminal of a UI")?;
+    }
+    if runs("python3", &["--version"]) && !python_is(10) {
+        let reason = "python3 is too old for kaskade: 3.10 is needed";
+        return Err(Missing::NotAllowed(reason.into()));
+    }
+    let requirements = root.join("tests/compat/apps/ui/requirements.txt");
+    let python = environment(root, &requirements, "kaskade", "a UI for Kafka")?;
+    let program = python.with_file_name("kaskade");
+    Ok(Kaskade { python, program })
+}
+
+/// The versions of kafka-python whose tests run: the newest, and the last of the line before.
+pub(crate) const KAFKA_PYTHON: [&str; 2] = ["3.0.12", "2.3.3"];
+
+/// kafka-python's tests, the directory to run them in, and a Python that has what they need.
+pub(crate) struct PythonTests {
+    pub(crate) python: PathBuf,
+    pub(crate) directory: PathBuf,
+}
+
+/// The tests in the source archive of a version of kafka-python. It lacks a file that starts
+/// servers: one of our own stands in for it.
+pub(crate) fn kafka_python_tests(root: &Path, version: &str) -> Result<PythonTests, Missing> {
+    let ours = root.join("tests/compat/kafka-python");
+    let major = version.split('.').next().expect("a version has a part");
+    let requirements = ours.join(format!("requirements-{major}.txt"));
+    let name = format!("kafka-python@{version}");
+    let python = environment(root, &requirements, &name, "kafka-python's tests")?;
+    let place = root.join("target/e2e/compat").join(&name);
+    let directory = place.join(format!("kafka_python-{version}"));
+    let stand_in = ours.join("service.py");
+    let done = Stamp::new(&place.join("alluvium.stamp"), std::slice::from_ref(&stand_in))?;
+    if !done.is_fresh() {
+        fs::create_dir_all(&place).map_err(Error::from)?;
+        println!("setup: pip download kafka-python {version} (its source archive, from PyPI)");
+        let mut pip = Command::new(&python);
+        pip.args(["-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]);
+        pip.args(["--no-binary", "kafka-python", "-d"]).arg(&place);
+        quietly(pip.arg(format!("kafka-python=={version}")))?;
+        let archive = format!("{}.tar.gz", directory.display());
+        quietly(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(&place))?;
+        // What is tested is the package as it is installed, not the one beside the tests.
+        fs::remove_dir_all(directory.join("kafka")).map_err(Error::from)?;
+        fs::copy(&stand_in, directory.join("test/service.py")).map_err(Error::from)?;
+        fs::write(directory.join("test/__init__.py"), "").map_err(Error::from)?;
+        done.set()?;
+    }
+    Ok(PythonTests { python, directory })
+}
+
+/// A Python with kafka-python 2.0.2.
+pub(crate) fn kafka_python_old(root: &Path) -> Result<PathBuf, Missing> {
+    if python_is(12) {
+        let reason = "kafka-python 2.0.2 can not be imported by Python 3.12 and later";
+        return Err(Missing::NotAllowed(reason.into()));
+    }
+    let requirements = root.join("tests/compat/kafka-python/requirements-2.0.txt");
+    environment(root, &requirements, "kafka-python@2.0.2", "kafka-python 2.0.2")
+}
+
+/// The versions of aiokafka that are tested: the newest, and one in wide use.
+pub(crate) const AIOKAFKA: [&str; 2] = ["0.14.0", "0.12.0"];
+
+/// A Python with aiokafka.
+pub(crate) fn aiokafka(root: &Path, version: &str) -> Result<PathBuf, Missing> {
+    let requirements = root.join(format!("tests/compat/aiokafka/requirements-{version}.txt"));
+    environment(root, &requirements, &format!("aiokafka@{version}"), "aiokafka")
+}
