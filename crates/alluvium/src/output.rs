@@ -94,7 +94,8 @@ impl From<alluvium_wal::OpenError> for Failure {
             E::LargerThanDevice { device, wanted_bytes, device_bytes } => {
                 let (wanted, there) = (Size { bytes: wanted_bytes }, Size { bytes: device_bytes });
                 Self::Failed(format!(
-                    "{device}: a write-ahead log of {wanted} does not fit into {there}"
+                    "{device}: a write-ahead log of {wanted} does not fit into {there}: the file or device was cut, or is \
+                     another one. Restore it in full length: the part that is missing may hold acknowledged records"
                 ))
             }
             other => Self::new(other),

@@ -224,8 +224,10 @@ fn measure_file(path: &Path, fd: OwnedFd, claim: Option<Arc<Claim>>) -> Result<T
             .map_err(|errno| error(path, "looking at it", errno))?;
     let capacity_bytes = stat.stx_size;
     if capacity_bytes == 0 || !capacity_bytes.is_multiple_of(PAGE_BYTES as u64) {
-        let reason =
-            format!("its length of {capacity_bytes} bytes is no positive multiple of {PAGE_BYTES}");
+        let reason = format!(
+            "its length of {capacity_bytes} bytes is no positive multiple of {PAGE_BYTES}: restore it if it was cut, \
+             or remove it if nothing was ever in it"
+        );
         return Err(unsuitable(path, reason));
     }
     let known = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN);

@@ -56,6 +56,8 @@ struct Run<'a> {
     stated: Stated,
     reach: Option<BTreeSet<Extent>>,
     findings: Vec<Finding>,
+    /// So far the log was searched for panics.
+    searched_bytes: usize,
 }
 
 impl Case<'_> {
@@ -80,6 +82,7 @@ impl Case<'_> {
             stated: Stated::default(),
             reach: plan.reach.clone(),
             findings: Vec::new(),
+            searched_bytes: 0,
         };
         let damaged;
         if self.running {
@@ -92,10 +95,8 @@ impl Case<'_> {
             damaged = Files::load(&place.directory)?;
         }
         run.live_on()?;
+        run.check_panics()?;
         let log = place.log()?;
-        if let Some(panic) = panic_in(&log) {
-            run.findings.push(Finding::new(Verdict::Crash, panic));
-        }
         run.findings.sort();
         run.findings.dedup();
         Ok(Some(Shown { plan, damaged, findings: run.findings, log }))
@@ -154,9 +155,21 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// A server that serves must not panic. (At a start that it refuses, a library may do so over a damaged file, and it
+    /// is the refusal that counts.)
+    fn check_panics(&mut self) -> Result<(), Error> {
+        let log = self.place.log()?;
+        if let Some(panic) = panic_in(&log[self.searched_bytes..]) {
+            self.found(Verdict::Crash, panic);
+        }
+        self.searched_bytes = log.len();
+        Ok(())
+    }
+
     /// Start the server. `None` if it does not serve, which is noted.
     fn start(&mut self, settings: Settings) -> Result<Option<Process>, Error> {
-        let before = self.place.log()?.len();
+        self.check_panics()?;
+        let before = self.searched_bytes;
         let started = self.place.start(settings)?;
         let log = self.place.log()?;
         let log = &log[before..];
@@ -182,6 +195,7 @@ impl Run<'_> {
             }
             Start::Ended(status) => {
                 let message = last_words(log);
+                self.searched_bytes = before + log.len();
                 self.ended(status, &message, Verdict::Refused);
                 Ok(None)
             }

@@ -63,7 +63,8 @@ pub(super) struct Image {
     /// Whether it was killed. Else it was stopped.
     pub(super) killed: bool,
     pub(super) files: Files,
-    /// Its log and its catalog at an earlier time.
+    /// Its log and its catalog at an earlier time. Not to be restored together: that is what a backup is, and nothing tells
+    /// it from the last state.
     pub(super) earlier: Files,
     pub(super) model: Model,
     /// Which stream of the store is which partition.
@@ -176,12 +177,13 @@ fn run(
     observe(&process, &model)?;
     process.end(Ending::Sigterm)?;
 
-    // What is written from here on stays in the log.
-    let process = started(place, false)?;
     let earlier = Files::load(&place.directory)?;
     let kept = [WAL, CATALOG]
         .map(|name| (name.to_owned(), earlier.get(name).cloned().unwrap_or_default()));
     Files(kept.into()).keep(&directory.join("earlier"))?;
+
+    // What is written from here on stays in the log.
+    let process = started(place, false)?;
     {
         let mut worker = Worker::new(process.address, &mut model)?;
         for _ in 0..120 {

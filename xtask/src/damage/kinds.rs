@@ -115,7 +115,6 @@ pub(super) const KINDS: &[Kind] = &[
     kind("catalog: empty", false, |s, _| truncated(s, CATALOG, 0, None)),
     kind("catalog: lost", false, |s, _| removed(s, CATALOG)),
     kind("catalog: of an earlier time", false, |s, _| earlier(s, CATALOG)),
-    kind("catalog and log: of an earlier time", false, both_earlier),
     kind("disk cache: flip", true, |s, r| cache_file(s, r, Harm::Flip)),
     kind("disk cache: many flips", true, |s, r| cache_file(s, r, Harm::ManyFlips)),
     kind("disk cache: a zeroed page", true, |s, r| cache_file(s, r, Harm::Zero)),
@@ -432,13 +431,6 @@ fn earlier(scene: &Scene<'_>, file: &str) -> Option<Plan> {
         what: vec![format!("{file}: as it was earlier")],
         reach: None,
     })
-}
-
-fn both_earlier(scene: &Scene<'_>, _: &mut Rng) -> Option<Plan> {
-    let (mut both, catalog) = (earlier(scene, WAL)?, earlier(scene, CATALOG)?);
-    both.edits.extend(catalog.edits);
-    both.what.extend(catalog.what);
-    Some(both)
 }
 
 fn flip_of(plan: &mut Plan, files: &Files, file: &str, at: u64, len: u64, rng: &mut Rng) {

@@ -65,7 +65,7 @@ impl Place {
         self.directory.join("server.log")
     }
 
-    /// Everything that the servers of this place have logged, and how long that is.
+    /// Everything that the servers of this place have logged.
     pub(super) fn log(&self) -> Result<String, Error> {
         match fs::read(self.log_path()) {
             Ok(log) => Ok(String::from_utf8_lossy(&log).into_owned()),
@@ -77,6 +77,7 @@ impl Place {
     /// Start a server and wait until it takes connections.
     pub(super) fn start(&self, settings: Settings) -> Result<Start, Error> {
         let (address, admin) = (free_address()?, free_address()?);
+        let before = self.log()?.len();
         let log = OpenOptions::new().create(true).append(true).open(self.log_path())?;
         let mut command = clean(&self.binary);
         command.arg("serve").arg("--listen").arg(address.to_string());
@@ -104,7 +105,8 @@ impl Place {
             command.spawn().map_err(|error| format!("{}: {error}", self.binary.display()))?;
         let mut process = Process { child, address, admin };
         let begun = Instant::now();
-        while TcpStream::connect(address).is_err() {
+        // Not by a connection: at first the server opens its ports only to see whether they are free.
+        while !self.log()?[before..].contains("alluvium is ready") {
             if let Some(status) = process.child.try_wait()? {
                 return Ok(Start::Ended(status));
             }

@@ -124,6 +124,7 @@ pub(super) fn panic_in(log: &str) -> Option<&str> {
 const ADVICE: &[&str] = &[
     "alluvium ",
     "restore",
+    "point ",
     "open the wal with",
     "open the catalog with",
     "put ",
