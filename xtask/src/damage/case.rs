@@ -19,6 +19,8 @@ use crate::server::Ending;
 
 /// How much is written after the damage.
 const STEPS: u32 = 6;
+/// How often producers may have to begin anew in the meantime.
+const REFUSALS: u32 = 2;
 
 /// What is done to which image, and when.
 pub(super) struct Case<'a> {
@@ -70,7 +72,8 @@ impl Case<'_> {
         (kind.plan)(&scene, &mut Rng::new(self.seed))
     }
 
-    /// Do it, in a directory that may have the files of an earlier case. `None` if there is nothing of the kind.
+    /// Do it, in a directory that may have the files of an earlier case. `None` if there is nothing
+    /// of the kind.
     pub(super) fn run(&self, place: &Place) -> Result<Option<Shown>, Error> {
         let Some(mut plan) = self.plan(&self.image.files) else { return Ok(None) };
         self.image.files.restore(&place.directory)?;
@@ -116,7 +119,8 @@ impl Run<'_> {
         self.findings.push(Finding::new(verdict, detail));
     }
 
-    /// Start a server without damage, let it work, damage its files, and read. It has ended when this returns.
+    /// Start a server without damage, let it work, damage its files, and read. It has ended when
+    /// this returns.
     fn damage_while_running(&mut self) -> Result<Option<(Plan, Files)>, Error> {
         let settings = self.settings();
         let Some(mut process) = self.start(settings)? else {
@@ -155,8 +159,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A server that serves must not panic. (At a start that it refuses, a library may do so over a damaged file, and it
-    /// is the refusal that counts.)
+    /// A server that serves must not panic. (At a start that it refuses, a library may do so over a
+    /// damaged file, and it is the refusal that counts.)
     fn check_panics(&mut self) -> Result<(), Error> {
         let log = self.place.log()?;
         if let Some(panic) = panic_in(&log[self.searched_bytes..]) {
@@ -261,57 +265,26 @@ impl Run<'_> {
     /// Write a little more. Returns whether the server still serves.
     fn work(&mut self, process: &mut Process) -> Result<bool, Error> {
         let load = self.case.image.load;
-        let (mut failed, mut again) = (None, BTreeSet::new());
         let mut worker = Worker::new(process.address, &mut self.model)?;
-        let mut steps = 0;
-        while steps < STEPS && failed.is_none() {
-            steps += 1;
+        let (mut failed, mut refusals) = (None, 0);
+        for _ in 0..STEPS {
             let Err(error) = step(&mut worker, load, &mut self.rng) else { continue };
-            // A transactional producer begins anew after a refusal: what it has sent before may be lost.
-            let names: Vec<_> = worker
-                .model
-                .sessions
-                .iter()
-                .map(|session| (session.transactional_id.clone(), session.second_version))
-                .collect();
-            if !error.is::<Refused>() || names.is_empty() || !again.insert(again.len()) {
+            refusals += 1;
+            // A transactional producer begins anew after a refusal: what it has sent before may be
+            // lost.
+            let may_begin_anew =
+                error.is::<Refused>() && !worker.model.sessions.is_empty() && refusals <= REFUSALS;
+            if !may_begin_anew {
                 failed = Some(error);
                 break;
             }
-            if again.len() > 2 {
-                failed = Some(error);
+            failed = begin_anew(&mut worker).err();
+            if failed.is_some() {
                 break;
-            }
-            for (name, second_version) in names {
-                if let Err(error) = worker.initialise(&name, second_version) {
-                    failed = Some(error);
-                    break;
-                }
             }
         }
-        if failed.is_none() && load == super::image::Load::Transactional && steps.is_multiple_of(2)
-        {
-            let open: Vec<usize> = (0..worker.model.sessions.len())
-                .filter(|index| worker.model.sessions[*index].open.is_some())
-                .collect();
-            for session in open {
-                let outcome = match self.rng.below(3) {
-                    0 => Outcome::Aborted,
-                    1 => Outcome::Committed,
-                    _ => continue,
-                };
-                // A refusal here leaves the outcome to the next initialisation.
-                if let Err(error) = worker.end(session, outcome) {
-                    let of = worker.model.sessions[session].clone();
-                    let begun = error
-                        .is::<Refused>()
-                        .then(|| worker.initialise(&of.transactional_id, of.second_version));
-                    if !matches!(begun, Some(Ok(_))) {
-                        failed = Some(error);
-                        break;
-                    }
-                }
-            }
+        if failed.is_none() {
+            failed = end_some(&mut worker, &mut self.rng).err();
         }
         drop(worker);
         for (partition, offset) in std::mem::take(&mut self.model.reused) {
@@ -339,4 +312,30 @@ impl Run<'_> {
         }
         Ok(())
     }
+}
+
+fn begin_anew(worker: &mut Worker<'_>) -> Result<(), Error> {
+    for session in worker.model.sessions.clone() {
+        worker.initialise(&session.transactional_id, session.second_version)?;
+    }
+    Ok(())
+}
+
+/// End some of the transactions that are open. One that cannot be ended is aborted by its
+/// producer's next beginning.
+fn end_some(worker: &mut Worker<'_>, rng: &mut Rng) -> Result<(), Error> {
+    for (index, session) in worker.model.sessions.clone().iter().enumerate() {
+        let outcome = match rng.below(3) {
+            0 => Outcome::Aborted,
+            1 => Outcome::Committed,
+            _ => continue,
+        };
+        match worker.end(index, outcome) {
+            Err(error) if error.is::<Refused>() => {
+                worker.initialise(&session.transactional_id, session.second_version)?;
+            }
+            ended => ended?,
+        }
+    }
+    Ok(())
 }

@@ -136,7 +136,8 @@ pub(super) struct Batch {
     pub(super) records: Vec<(i64, i64, Option<Bytes>, Option<Bytes>)>,
 }
 
-/// Take apart what a fetch has returned. A last batch that is not complete is left out, as by every client.
+/// Take apart what a fetch has returned. A last batch that is not complete is left out, as by every
+/// client.
 ///
 /// # Errors
 /// What a client would report: a wrong checksum, or a batch that is none.

@@ -153,7 +153,8 @@ fn remove_but(directory: &Path, kept: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The server refuses a log with holes, and to write all of it for each case would take too long: only what differs is written.
+/// The server refuses a log with holes, and to write all of it for each case would take too long:
+/// only what differs is written.
 fn restore_in_place(path: &Path, content: &Content) -> Result<(), Error> {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
     if file.metadata()?.len() > content.len {

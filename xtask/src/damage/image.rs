@@ -22,7 +22,8 @@ use crate::server::Ending;
 
 /// Uploads and log compaction, both as often as can be.
 const UPLOAD_LIMIT: Duration = Duration::from_secs(60);
-/// After this long without a write the log's header says how far it goes, so that a SIGKILL leaves no doubt about it.
+/// After this long without a write the log's header says how far it goes, so that a SIGKILL leaves
+/// no doubt about it.
 const IDLE: Duration = Duration::from_secs(3);
 
 /// What a server has done.
@@ -63,8 +64,8 @@ pub(super) struct Image {
     /// Whether it was killed. Else it was stopped.
     pub(super) killed: bool,
     pub(super) files: Files,
-    /// Its log and its catalog at an earlier time. Not to be restored together: that is what a backup is, and nothing tells
-    /// it from the last state.
+    /// Its log and its catalog at an earlier time. Not to be restored together: that is what a
+    /// backup is, and nothing tells it from the last state.
     pub(super) earlier: Files,
     pub(super) model: Model,
     /// Which stream of the store is which partition.
@@ -76,7 +77,8 @@ impl Image {
         format!("{}-{}", load.name(), if killed { "killed" } else { "stopped" })
     }
 
-    /// Run a server in `directory` and keep what it leaves. If an earlier run has kept an image there, that one is taken.
+    /// Run a server in `directory` and keep what it leaves. If an earlier run has kept an image
+    /// there, that one is taken.
     pub(super) fn build(
         binary: &Path,
         directory: &Path,
@@ -288,7 +290,7 @@ pub(super) fn step(worker: &mut Worker<'_>, load: Load, rng: &mut Rng) -> Result
         }
         Load::Compacted => {
             let key = format!("key {}", rng.below(60));
-            let records = worker.records(count, bytes, Some(key));
+            let records = worker.records(count, bytes, Some(&key));
             worker.produce(&partition, records)?;
         }
         Load::Grouped => {

@@ -1,4 +1,5 @@
-//! The kinds of damage: pure functions from a server's files and random numbers to changes of the files.
+//! The kinds of damage: pure functions from a server's files and random numbers to changes of the
+//! files.
 
 use std::collections::BTreeSet;
 

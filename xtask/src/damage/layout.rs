@@ -1,4 +1,5 @@
-//! Where things lie in a write-ahead log and in objects, read from the documents of their formats (`docs/format/`).
+//! Where things lie in a write-ahead log and in objects, read from the documents of their formats
+//! (`docs/format/`).
 
 use super::files::{Content, Files, WAL};
 

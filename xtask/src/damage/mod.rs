@@ -1,9 +1,11 @@
-//! Damage: flips, truncations, swaps, zeroed pages and lost files in the write-ahead log, the objects, their indexes, the
-//! catalog and the disk cache, of servers that are stopped and of servers that run.
+//! Damage: flips, truncations, swaps, zeroed pages and lost files in the write-ahead log, the
+//! objects, their indexes, the catalog and the disk cache, of servers that are stopped and of
+//! servers that run.
 //!
-//! [`image`] lets servers work under each load and keeps what they leave, with a [`model`] of what they have acknowledged.
-//! Each [`case`] copies an image, does damage of one of the [`kinds`], starts the server on it, reads everything back
-//! ([`observe`]) and compares it with the model and with what the server says ([`says`], [`verdict`]).
+//! [`image`] lets servers work under each load and keeps what they leave, with a [`model`] of what
+//! they have acknowledged. Each [`case`] copies an image, does damage of one of the [`kinds`],
+//! starts the server on it, reads everything back ([`observe`]) and compares it with the model and
+//! with what the server says ([`says`], [`verdict`]).
 
 mod case;
 mod client;
@@ -85,7 +87,8 @@ pub(crate) fn run(
 ) -> Result<Vec<report::Case>, Error> {
     let Campaign { seed, cases, case } = *campaign;
     println!(
-        "damage, {cases} cases, seed {seed}; again with: cargo xtask damage --seed {seed} --cases {cases}"
+        "damage, {cases} cases, seed {seed}; again with: cargo xtask damage \
+         --seed {seed} --cases {cases}"
     );
     // Images of the same seed are kept if a case has failed: a replay finds the same bytes.
     let images = directory.join(format!("images-{seed}"));
@@ -248,7 +251,8 @@ fn keep(case: &KeptCase<'_>, directory: &Path, with_files: bool) -> Result<(), E
     let KeptCase { number, seed, label, image, shown } = case;
     let image = Image::name(image.load, image.killed);
     let mut text = format!(
-        "{label}, on the image {image}\nagain with: cargo xtask damage --seed {seed} --case {number}\n"
+        "{label}, on the image {image}\nagain with: cargo xtask damage \
+         --seed {seed} --case {number}\n"
     );
     for what in &shown.plan.what {
         writeln!(text, "damage: {what}")?;

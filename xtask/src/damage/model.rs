@@ -17,7 +17,8 @@ impl std::fmt::Display for Partition {
     }
 }
 
-/// A record that was acknowledged. Its value follows from its number, so that the model stays small.
+/// A record that was acknowledged. Its value follows from its number, so that the model stays
+/// small.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     /// No two records have the same.
@@ -70,7 +71,8 @@ pub(super) struct Log {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Session {
     pub(super) transactional_id: String,
-    /// Whether it speaks version 2 of the protocol, in which each end of a transaction raises the epoch.
+    /// Whether it speaks version 2 of the protocol, in which each end of a transaction raises the
+    /// epoch.
     pub(super) second_version: bool,
     pub(super) producer_id: i64,
     pub(super) epoch: i16,
@@ -130,7 +132,8 @@ impl Model {
         }
     }
 
-    /// Whether the record at an offset has to be there. In a compacted topic only the last one of each key has.
+    /// Whether the record at an offset has to be there. In a compacted topic only the last one of
+    /// each key has.
     pub(super) fn must_hold(&self, partition: &Partition, offset: i64) -> bool {
         let log = self.log(partition);
         let Some(record) = log.records.get(&offset) else { return false };
@@ -145,7 +148,8 @@ impl Model {
         record.txn.is_none_or(|txn| self.transactions[txn] == Outcome::Committed)
     }
 
-    /// The first offset of a transaction that is open, or the end: readers of committed records get no further.
+    /// The first offset of a transaction that is open, or the end: readers of committed records get
+    /// no further.
     pub(super) fn stable_end(&self, partition: &Partition) -> i64 {
         let log = self.log(partition);
         let is_open =
@@ -188,9 +192,11 @@ mod tests {
 
     #[test]
     fn the_stable_end_is_the_first_offset_of_an_open_transaction() {
-        let mut model = Model::default();
-        model.topics = [("t".into(), vec![Log::default()])].into();
-        model.transactions = vec![Outcome::Committed, Outcome::Open];
+        let mut model = Model {
+            topics: [("t".into(), vec![Log::default()])].into(),
+            transactions: vec![Outcome::Committed, Outcome::Open],
+            ..Model::default()
+        };
         let partition = Partition { topic: "t".into(), index: 0 };
         model.acknowledged(&partition, 0, vec![record(1, "a", Some(0))]);
         assert_eq!(model.stable_end(&partition), 1);

@@ -17,11 +17,13 @@ use super::client::{BatchKind, Client, decode_batches, topic_name};
 use super::model::{Model, Partition};
 use crate::Error;
 
-/// How long one case may wait altogether for answers that do not come. A server that works answers at once.
+/// How long one case may wait altogether for answers that do not come. A server that works answers
+/// at once.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
 const FETCH_BYTES: i32 = 1 << 20;
-/// The error that ends a consumer's read. With all others it tries again, or jumps to another offset.
+/// The error that ends a consumer's read. With all others it tries again, or jumps to another
+/// offset.
 pub(super) const CORRUPT_MESSAGE: i16 = 2;
 const EARLIEST: i64 = -2;
 const LATEST: i64 = -1;
@@ -66,6 +68,9 @@ pub(super) struct View {
     pub(super) log_start: i64,
 }
 
+/// The offset and the time that ListOffsets answers, or its error code.
+pub(super) type Found = Result<(i64, i64), i16>;
+
 /// A partition as clients see it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Held {
@@ -75,7 +80,7 @@ pub(super) struct Held {
     pub(super) earliest: Option<Result<i64, i16>>,
     pub(super) latest: Option<Result<i64, i16>>,
     /// A time, and the offset and time of the first record that is not older.
-    pub(super) by_time: Option<(i64, Result<(i64, i64), i16>)>,
+    pub(super) by_time: Option<(i64, Found)>,
 }
 
 /// Committed offsets by group; an error code where they are refused.
@@ -107,7 +112,8 @@ impl<'a> Reader<'a> {
         Ok(Self { client, model, lost, waited: Duration::ZERO })
     }
 
-    /// Read all partitions and groups of the model. `pick` chooses the time to search for, out of so many records.
+    /// Read all partitions and groups of the model. `pick` chooses the time to search for, out of
+    /// so many records.
     pub(super) fn observe(
         &mut self,
         pick: &mut dyn FnMut(u64) -> u64,
@@ -267,7 +273,7 @@ impl<'a> Reader<'a> {
         self.waited += begun.elapsed();
     }
 
-    fn list(&mut self, partition: &Partition, time: i64) -> Result<Result<(i64, i64), i16>, Error> {
+    fn list(&mut self, partition: &Partition, time: i64) -> Result<Found, Error> {
         let wanted = ListOffsetsPartition::default()
             .with_partition_index(partition.index)
             .with_current_leader_epoch(-1)

@@ -105,7 +105,8 @@ impl Place {
             command.spawn().map_err(|error| format!("{}: {error}", self.binary.display()))?;
         let mut process = Process { child, address, admin };
         let begun = Instant::now();
-        // Not by a connection: at first the server opens its ports only to see whether they are free.
+        // Not by a connection: at first the server opens its ports only to see whether they are
+        // free.
         while !self.log()?[before..].contains("alluvium is ready") {
             if let Some(status) = process.child.try_wait()? {
                 return Ok(Start::Ended(status));

@@ -1,5 +1,5 @@
-//! The proof that the campaign can fail: without damage nothing is found, and against a model with one lie in it, or
-//! with ears closed to what the server says, each lie is.
+//! The proof that the campaign can fail: without damage nothing is found, and against a model with
+//! one lie in it, or with ears closed to what the server says, each lie is.
 
 use std::path::Path;
 
@@ -92,7 +92,8 @@ fn some_record(model: &mut Model) -> &mut Record {
     model.log_mut(&partition).records.values_mut().next_back().expect("the log has records")
 }
 
-/// The first transaction with an outcome had the other one. (The last ones lie behind one that is open.)
+/// The first transaction with an outcome had the other one. (The last ones lie behind one that is
+/// open.)
 fn turn(model: &mut Model, from: Outcome, to: Outcome) {
     let has_records = |txn: &usize| {
         model.partitions().iter().any(|partition| {

@@ -120,7 +120,8 @@ pub(super) struct Facts<'a> {
     pub(super) model: &'a Model,
     pub(super) observation: &'a Observation,
     pub(super) stated: &'a Stated,
-    /// The offsets that the damage may cost, and whose streams are whose. `None` if nobody can tell.
+    /// The offsets that the damage may cost, and whose streams are whose. `None` if nobody can
+    /// tell.
     pub(super) reach: Option<&'a BTreeSet<Extent>>,
     pub(super) streams: &'a BTreeMap<u64, Partition>,
     /// What `/healthz` answers.
@@ -231,7 +232,8 @@ fn may_be_lost(facts: &Facts<'_>, partition: &Partition, offset: i64) -> bool {
     })
 }
 
-/// Readers of committed records see those that are committed, of what the others see, and no others.
+/// Readers of committed records see those that are committed, of what the others see, and no
+/// others.
 fn outcomes(facts: &Facts<'_>, partition: &Partition, held: &Held, findings: &mut Findings) {
     let (log, committed) = (facts.model.log(partition), &held.committed);
     let expected = facts.model.stable_end(partition);
@@ -245,7 +247,8 @@ fn outcomes(facts: &Facts<'_>, partition: &Partition, held: &Held, findings: &mu
             let what = "shown to readers of committed records, and not committed";
             findings.add(Verdict::WrongOutcome, what.into(), *offset);
         }
-        // Log compaction may have removed it since the others have read it, if another one has replaced it.
+        // Log compaction may have removed it since the others have read it, if another one has
+        // replaced it.
         let must_be_shown =
             is_committed && *offset < expected && facts.model.must_hold(partition, *offset);
         if is_shown || !must_be_shown {

@@ -7,9 +7,11 @@ fn partition() -> Partition {
 
 /// Offsets 0 to 9: a committed transaction has 2, an aborted one 4, and a marker is at 6.
 fn model() -> Model {
-    let mut model = Model::default();
-    model.topics = [("t".into(), vec![Log::default()])].into();
-    model.transactions = vec![Outcome::Committed, Outcome::Aborted];
+    let mut model = Model {
+        topics: [("t".into(), vec![Log::default()])].into(),
+        transactions: vec![Outcome::Committed, Outcome::Aborted],
+        ..Model::default()
+    };
     for offset in (0..10).filter(|offset| *offset != 6) {
         let txn = [(2, 0), (4, 1)].into_iter().find(|(of, _)| *of == offset).map(|it| it.1);
         let record = Record {
@@ -52,6 +54,11 @@ fn observation(model: &Model) -> Observation {
         partitions: [(partition(), held)].into(),
         groups: [("g".into(), Ok(model.groups["g"].clone()))].into(),
     }
+}
+
+/// One range.
+fn lost(start: i64, end: i64) -> Vec<std::ops::Range<i64>> {
+    std::iter::once(start..end).collect()
 }
 
 struct Scene {
@@ -115,14 +122,14 @@ fn a_missing_record_is_silent_unless_it_was_named() {
     assert_eq!(scene.verdicts(), [Verdict::SilentLoss]);
     scene.stated.end = true;
     assert_eq!(scene.verdicts(), [Verdict::LossInexact]);
-    scene.stated.streams = vec![0..8];
+    scene.stated.streams = lost(0, 8);
     assert_eq!(scene.verdicts(), [Verdict::LossInexact]);
-    scene.stated.streams = vec![8..9];
+    scene.stated.streams = lost(8, 9);
     assert_eq!(scene.verdicts(), [Verdict::LossUnnamed]);
     let other = Partition { topic: "t".into(), index: 1 };
-    scene.stated.partitions = [(other, vec![8..9])].into();
+    scene.stated.partitions = [(other, lost(8, 9))].into();
     assert_eq!(scene.verdicts(), [Verdict::LossUnnamed]);
-    scene.stated.partitions = [(partition(), vec![8..9])].into();
+    scene.stated.partitions = [(partition(), lost(8, 9))].into();
     assert_eq!(scene.verdicts(), [Verdict::LossStated]);
     scene.health = "ok\n";
     assert_eq!(scene.verdicts(), [Verdict::LossStated, Verdict::HealthOk]);
@@ -131,10 +138,10 @@ fn a_missing_record_is_silent_unless_it_was_named() {
 #[test]
 fn what_is_called_lost_and_is_there_is_misstated() {
     let mut scene = Scene::new();
-    scene.stated.partitions = [(partition(), vec![8..9])].into();
+    scene.stated.partitions = [(partition(), lost(8, 9))].into();
     assert_eq!(scene.verdicts(), [Verdict::LossMisstated]);
     // The offset of a marker has no record, and offsets beyond the end may be skipped.
-    scene.stated.partitions = [(partition(), vec![6..7, 10..64])].into();
+    scene.stated.partitions = [(partition(), [lost(6, 7), lost(10, 64)].concat())].into();
     assert_eq!(scene.verdicts(), []);
 }
 
@@ -142,7 +149,7 @@ fn what_is_called_lost_and_is_there_is_misstated() {
 fn more_than_was_damaged_must_not_be_lost() {
     let mut scene = Scene::new();
     scene.lose(8);
-    scene.stated.partitions = [(partition(), vec![8..9])].into();
+    scene.stated.partitions = [(partition(), lost(8, 9))].into();
     scene.reach = Some([Extent { stream: 7, start: 8, end: 9 }].into());
     assert_eq!(scene.verdicts(), [Verdict::LossStated]);
     for extent in [Extent { stream: 7, start: 9, end: 12 }, Extent { stream: 8, start: 8, end: 9 }]
@@ -254,7 +261,7 @@ fn positions_of_groups_must_be_there() {
         assert_eq!(scene.verdicts(), [verdict]);
     }
     scene.observation.groups = [("g".into(), Ok(vec![(partition(), 2)]))].into();
-    scene.stated.streams = vec![5..6];
+    scene.stated.streams = lost(5, 6);
     assert_eq!(scene.verdicts(), [Verdict::LossStated]);
 }
 

@@ -115,16 +115,11 @@ impl<'a> Worker<'a> {
     }
 
     /// Records that the model does not have yet.
-    pub(super) fn records(
-        &mut self,
-        count: usize,
-        bytes: usize,
-        key: Option<String>,
-    ) -> Vec<Record> {
+    pub(super) fn records(&mut self, count: usize, bytes: usize, key: Option<&str>) -> Vec<Record> {
         let record = |id| Record {
             id,
             bytes,
-            key: key.clone(),
+            key: key.map(str::to_owned),
             // Any time that grows with the records, and is not so old that retention takes them.
             timestamp_ms: now_ms() + id as i64,
             txn: None,
@@ -174,7 +169,8 @@ impl<'a> Worker<'a> {
         Ok(told.base_offset)
     }
 
-    /// Get a producer id and an epoch. A transaction of the same name that is open ends by an abort.
+    /// Get a producer id and an epoch. A transaction of the same name that is open ends by an
+    /// abort.
     pub(super) fn initialise(&mut self, name: &str, second_version: bool) -> Result<usize, Error> {
         let request = InitProducerIdRequest::default()
             .with_transactional_id(Some(TransactionalId(text(name))))
@@ -361,7 +357,8 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Join a consumer group, so that the server has a member to remember. Its state is not compared afterwards.
+    /// Join a consumer group, so that the server has a member to remember. Its state is not
+    /// compared afterwards.
     pub(super) fn join(&mut self, group: &str, topic: &str) -> Result<(), Error> {
         let request = ConsumerGroupHeartbeatRequest::default()
             .with_group_id(GroupId(text(group)))
