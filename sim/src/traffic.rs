@@ -113,6 +113,10 @@ impl Traffic {
 
     /// Trim to any place up to which all is promised.
     pub(crate) fn trim(&mut self, model: &mut Model, random: &mut Random) {
+        if random.chance(0.3) {
+            // As for an idle log, at any moment.
+            self.wal.persist_durable();
+        }
         let promised = model.records.iter().take_while(|(_, entry)| entry.promised);
         let bounds: Vec<u64> = promised.map(|(_, entry)| entry.end).collect();
         if let Some(bound) = (!bounds.is_empty()).then(|| bounds[random.index(bounds.len())])

@@ -70,7 +70,7 @@ pub use crc::crc32c_of_both;
 pub use error::{AppendError, OpenError, ResizeError, VisitError, WalError};
 pub use layout::LogOffset;
 pub use options::{FormatOptions, Options};
-pub use report::{Damage, HeaderInfo, Inspection, Record, RecoveryReport, Slot};
+pub use report::{Damage, DamagedPlace, HeaderInfo, Inspection, Record, RecoveryReport, Slot};
 pub use stats::{Stats, Times};
 pub use wal::{Append, Durable, Resizing, Room, Trim, Wal};
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::layout::{LogOffset, RECORD_HEADER_BYTES, page_floor};
 use crate::record::{Codec, Kind, MAGIC_PREFIX, RecordHeader};
-use crate::report::{Damage, HeaderInfo, Record, RecoveryReport};
+use crate::report::{Damage, DamagedPlace, HeaderInfo, Record, RecoveryReport};
 use crate::tape::Tape;
 use crate::{OpenError, Progress, VisitError};
 
@@ -193,6 +193,7 @@ pub(crate) fn walk(
             end: header.trim,
             clean_shutdown: header.clean_shutdown,
             damage: Vec::new(),
+            damaged_places: Vec::new(),
             dropped_records: 0,
             epoch: header.epoch,
             ring_bytes: header.ring().bytes(),
@@ -297,6 +298,12 @@ impl Walk<'_> {
             None => self.reader.find(from, end, self.epoch),
         };
         let next = next.unwrap_or(end);
+        let head = self.head(x, next);
+        self.report.damaged_places.push(DamagedPlace {
+            range: x..next,
+            is_one_record: place.header().is_some_and(|header| header.end() == next),
+            head,
+        });
         match self.report.damage.last_mut() {
             Some(last) if last.range.end == x => last.range.end = next,
             _ => self.report.damage.push(Damage {
@@ -306,6 +313,16 @@ impl Walk<'_> {
             }),
         }
         next
+    }
+
+    /// What stands where the payload of a record at `x` begins, if that is before `next`.
+    fn head(&mut self, x: LogOffset, next: LogOffset) -> Bytes {
+        let from = x.0 + RECORD_HEADER_BYTES as u64;
+        let len = next.0.saturating_sub(from).min(DamagedPlace::HEAD_BYTES as u64);
+        let mut head = vec![0; len as usize];
+        // Unreadable bytes come as zeros. They are part of the damage that has been noted.
+        self.reader.tape.read(LogOffset(from), &mut head);
+        head.into()
     }
 
     /// Look for records behind a hole at `x`. All that was ever written lies within one window of what was durable: if

@@ -34,6 +34,23 @@ pub struct Damage {
     pub reason: String,
 }
 
+/// A place of the log that is damaged; several of them may make one [`Damage`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DamagedPlace {
+    /// Where in the log. A record starts here, and another one, or the end of the log, follows.
+    pub range: Range<LogOffset>,
+    /// Whether the record header is intact: then the range is exactly one record, and only its payload is damaged.
+    pub is_one_record: bool,
+    /// The first bytes of the payload as they are on the device, if a record header stands before
+    /// them: at most [`DamagedPlace::HEAD_BYTES`]. Not verified by any checksum of the log.
+    pub head: Bytes,
+}
+
+impl DamagedPlace {
+    /// How much of the payload is reported.
+    pub const HEAD_BYTES: usize = 96;
+}
+
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Range { start, end } = &self.range;
@@ -64,6 +81,8 @@ pub struct RecoveryReport {
     pub clean_shutdown: bool,
     /// Acknowledged data that can not be read back, in log order. Never handed out.
     pub damage: Vec<Damage>,
+    /// The same, place by place, with what is left of each record: for a user that can tell from it what was lost.
+    pub damaged_places: Vec<DamagedPlace>,
     /// Intact records behind the end: a crash lost something before them, so that they were never acknowledged.
     pub dropped_records: u64,
     /// The epoch of this writer after [`Wal::open`](crate::Wal::open); of the last one after a scan.

@@ -273,6 +273,14 @@ impl Wal {
         self.handle.shared.marks.mark.get()
     }
 
+    /// Write the durable offset to a header, unless the newest header has it: one write, with a look at both slots before
+    /// it. To be called when the log becomes idle. From then on the next opening knows that everything before
+    /// [`Wal::durable`] was durable, and reports damage at the very end of the log as damage instead of taking it for a
+    /// write that a crash has torn. Does not wait, and does nothing once the WAL has stopped.
+    pub fn persist_durable(&self) {
+        self.handle.shared.persist_durable();
+    }
+
     /// Look whether this is still the log's writer, as before each change of the header: for who is about to do, outside of the log, what only its owner may do.
     /// Blocks; call it outside of completions and async tasks. It tells what was so when the slots were read; only a device that is reserved
     /// ([`Options::reserve`]) promises more.

@@ -159,6 +159,8 @@ struct Headers {
     wanted: LogOffset,
     /// The user's mark that it will carry.
     wanted_mark: u64,
+    /// A header is to carry the durable offset, see [`Shared::persist_durable`].
+    wants_durable: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -166,6 +168,8 @@ enum Writing {
     Nothing,
     FirstSlot,
     SecondSlot,
+    /// A single write that moves the durable offset and changes nothing else.
+    Durable,
 }
 
 struct HeaderWrite {
@@ -235,6 +239,7 @@ impl Shared {
                     wanted: header.trim,
                     wanted_mark: header.mark,
                     newest: header,
+                    wants_durable: false,
                     slot,
                     writing: Writing::Nothing,
                 },
@@ -399,6 +404,19 @@ impl Shared {
         drop(state);
         self.submit_header(write);
         Ok(())
+    }
+
+    /// Have the header carry the durable offset, unless it does. Nothing waits for it.
+    pub(crate) fn persist_durable(self: &Arc<Self>) {
+        let _guard = StopOnPanic::new(self);
+        let mut state = self.state.lock();
+        if state.closing || self.marks.stopped.get().is_some() {
+            return;
+        }
+        state.headers.wants_durable = true;
+        let write = state.next_header();
+        drop(state);
+        self.submit_header(write);
     }
 
     /// Write a header, unless another writer has been there.
@@ -594,7 +612,7 @@ impl Shared {
 }
 
 impl State {
-    /// The first write of a header change, if one is wanted and none is on its way.
+    /// The first write of a header change, or the single write of the durable offset, if one is wanted and none is on its way.
     fn next_header(&mut self) -> Option<HeaderWrite> {
         if self.headers.writing != Writing::Nothing {
             return None;
@@ -605,8 +623,9 @@ impl State {
             || headers.wanted_mark > headers.newest.mark
             || self.window.wants_change();
         if ring.is_none() && !wanted {
-            return None;
+            return self.next_durable_header();
         }
+        headers.wants_durable = false; // this one carries it too
         headers.writing = Writing::FirstSlot;
         if let Some(limiter) = &mut self.limiter {
             // A header is written without delay, twice, each time after a look at both slots.
@@ -622,6 +641,22 @@ impl State {
             durable: self.cursors.durable(),
             ..headers.newest.next()
         };
+        Some(HeaderWrite { slot: 1 - headers.slot, header })
+    }
+
+    /// The single write of a header that moves the durable offset. The slot with the newest header stays as it is, and
+    /// nothing is reused on the strength of this write, so either slot alone can be lost, as after a change.
+    fn next_durable_header(&mut self) -> Option<HeaderWrite> {
+        let headers = &mut self.headers;
+        let durable = self.cursors.durable();
+        if !std::mem::take(&mut headers.wants_durable) || durable == headers.newest.durable {
+            return None;
+        }
+        headers.writing = Writing::Durable;
+        if let Some(limiter) = &mut self.limiter {
+            limiter.charge_undelayed(3, HEADER_SLOT_BYTES);
+        }
+        let header = HeaderInfo { durable, ..headers.newest.next() };
         Some(HeaderWrite { slot: 1 - headers.slot, header })
     }
 
@@ -642,13 +677,18 @@ impl State {
                 headers.writing = Writing::SecondSlot;
                 (Some(HeaderWrite { slot: 1 - slot, header: headers.newest.next() }), None)
             }
-            Writing::SecondSlot => {
+            Writing::SecondSlot | Writing::Durable => {
+                let is_change = headers.writing == Writing::SecondSlot;
                 headers.writing = Writing::Nothing;
                 let (trimmed, mark) = (headers.newest.trim, headers.newest.mark);
-                self.cursors.trim_to(trimmed);
-                self.window.changed(&mut self.cursors, headers.newest.window_bytes);
+                let mut resizes = self.resizing.over();
+                if is_change {
+                    self.cursors.trim_to(trimmed);
+                    self.window.changed(&mut self.cursors, headers.newest.window_bytes);
+                    resizes = self.resized();
+                }
+                // Of a single write too: a close that finds it on its way waits for this.
                 self.counters.moves += 1;
-                let resizes = self.resized();
                 let effect = Effect { trimmed, mark, moves: self.counters.moves, resizes };
                 (self.next_header(), Some(effect))
             }

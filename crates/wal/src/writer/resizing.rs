@@ -47,6 +47,11 @@ impl Resizing {
         self.wanted.as_ref().or(self.change.as_ref()).map(|target| target.capacity_bytes)
     }
 
+    /// Requests that have an outcome.
+    pub(super) fn over(&self) -> u64 {
+        self.over
+    }
+
     /// The log closes: what has not begun does not begin.
     pub(super) fn withdraw(&mut self) {
         self.wanted = None;
