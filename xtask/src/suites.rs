@@ -91,6 +91,11 @@ pub(crate) fn model(root: &Path, options: &ModelOptions) -> Result<Report, Error
     let models = [
         ("streams", options.seeds, ["alluvium-stream", "--test=model", "streams_are_lists"]),
         (
+            "damaged logs",
+            options.seeds,
+            ["alluvium-stream", "--test=lost", "no_seed_hands_an_offset_out_twice"],
+        ),
+        (
             "compacted topics",
             options.seeds.div_ceil(10),
             ["alluvium-broker", "--lib", "a_compacted_topic_is_a_map"],

@@ -11,6 +11,7 @@ use alluvium_wal::LogOffset;
 use bytes::Bytes;
 
 use crate::catalog::{CatalogError, Change, ObjectInfo, ObjectRange, Replaced, Uploaded};
+use crate::ends::LargestCount;
 use crate::health::Reason;
 use crate::store::{Shared, StoreError, Used};
 use crate::tail::{Changed, Range, StreamState, Tail, UploadedPart};
@@ -136,6 +137,24 @@ impl Shared {
     /// object, or with a later one; one that is not may be used again after a restart, under another name.
     pub(crate) fn new_object_id(&self) -> ObjectId {
         ObjectId(self.ids.next_object.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// From the return on, batches of up to `count` records may be appended.
+    pub(crate) async fn commit_largest_count(
+        self: &Arc<Self>,
+        count: u32,
+    ) -> Result<(), StoreError> {
+        let shared = self.clone();
+        self.change(async move {
+            let largest = LargestCount::at_least(count);
+            if largest.0 > shared.ends.largest_count() {
+                shared.write_catalog(vec![largest.change()]).await?;
+                shared.apply(largest.change());
+                shared.ends.set_largest_count(largest);
+            }
+            Ok(())
+        })
+        .await
     }
 
     pub(crate) async fn commit(

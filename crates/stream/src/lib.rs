@@ -13,6 +13,7 @@ mod cache;
 pub mod catalog;
 mod commit;
 mod compact;
+mod ends;
 mod health;
 mod janitor;
 mod losses;
@@ -46,7 +47,7 @@ pub use objects::{
     Wrong, list_objects, local_objects, object_size, survey, try_objects,
 };
 pub use options::{DiskCacheOptions, Options};
-pub use record::decode_record;
+pub use record::{Ends, StreamRecord, decode_record};
 pub use recover::{Gap, Recovery};
 pub use store::{Lost, Opened, Stats, Store, StoreError, UploadFailing};
 pub use stream::{FetchError, Fetched, Replay, Stream, Watch};

@@ -96,6 +96,10 @@ pub struct Options {
     pub retry_initial: Duration,
     /// Longest wait between two attempts. Default 10 s, at least `retry_initial`, at most 1 year.
     pub retry_max: Duration,
+    /// While batches are appended, how far each stream has come is written into the WAL this often, and once after the last one; then, after the same time,
+    /// the WAL's durable offset into its header. Damage to what was appended since may make streams skip offsets that they never had. See
+    /// `docs/format/stream-record.md`. Default 1 s, at least 1 ms, at most 1 year.
+    pub ends_interval: Duration,
     /// An object that the catalog does not know (its upload was cut short) is deleted when it is older than this; younger ones may
     /// still be on their way from an earlier run. They are looked for as often. Default 24 h, at least 1 min, at most 1 year.
     pub orphan_age: Duration,
@@ -115,6 +119,7 @@ impl Default for Options {
             background_threads: 0,
             retry_initial: Duration::from_millis(100),
             retry_max: Duration::from_secs(10),
+            ends_interval: Duration::from_secs(1),
             orphan_age: Duration::from_secs(24 * 60 * 60),
         }
     }
@@ -138,6 +143,7 @@ impl Options {
             retry_initial,
             retry_max,
             orphan_age,
+            ends_interval,
             compaction_bytes,
             ..
         } = *self;
@@ -187,6 +193,12 @@ impl Options {
         }
         if retry_max > YEAR {
             return reject(format!("retry_max = {retry_max:?} is more than 1 year"));
+        }
+        if ends_interval < Duration::from_millis(1) {
+            return reject(format!("ends_interval = {ends_interval:?} is less than 1 ms"));
+        }
+        if ends_interval > YEAR {
+            return reject(format!("ends_interval = {ends_interval:?} is more than 1 year"));
         }
         if orphan_age > YEAR {
             return reject(format!("orphan_age = {orphan_age:?} is more than 1 year"));
@@ -276,6 +288,10 @@ mod tests {
                 .contains("retry_max = 99ms")
         );
         assert!(
+            refused(Options { ends_interval: Duration::ZERO, ..good() })
+                .contains("ends_interval = 0ns")
+        );
+        assert!(
             refused(Options { orphan_age: Duration::from_secs(59), ..good() })
                 .contains("orphan_age = 59s")
         );
@@ -293,6 +309,7 @@ mod tests {
         let endless = Duration::MAX;
         for (name, options) in [
             ("upload_interval", Options { upload_interval: endless, ..good() }),
+            ("ends_interval", Options { ends_interval: endless, ..good() }),
             ("retry_max", Options { retry_max: endless, ..good() }),
             ("orphan_age", Options { orphan_age: endless, ..good() }),
         ] {

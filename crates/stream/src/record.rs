@@ -1,11 +1,16 @@
-//! The payload of a WAL record: a batch with its place in a stream. Layout: `docs/format/stream-record.md`.
+//! The payload of a WAL record: a batch with its place in a stream, or the ends of streams. Layout: `docs/format/stream-record.md`.
 
 use bytes::Bytes;
 
+use alluvium_wal::LogOffset;
+
 use crate::types::{Batch, StreamId, StreamOffset};
 
-const VERSION: u8 = 1;
+/// The first version: a header without a checksum of its own, and batches only.
+const VERSION_1: u8 = 1;
+const VERSION_2: u8 = 2;
 const KIND_BATCH: u8 = 1;
+const KIND_ENDS: u8 = 2;
 
 // Field offsets, each the sum of what lies before it.
 const AT_VERSION: usize = 0;
@@ -15,26 +20,132 @@ const AT_COUNT: usize = AT_RESERVED + 2;
 const AT_STREAM: usize = AT_COUNT + 4;
 const AT_BASE: usize = AT_STREAM + 8;
 const AT_MAX_TIMESTAMP: usize = AT_BASE + 8;
+const HEADER_BYTES_1: usize = AT_MAX_TIMESTAMP + 8;
+const AT_LENGTH: usize = HEADER_BYTES_1;
+const AT_CRC: usize = AT_LENGTH + 4;
+const _: () = assert!(HEADER_BYTES_1 == 32);
 
-/// Bytes before the batch's payload.
-pub(crate) const HEADER_BYTES: usize = AT_MAX_TIMESTAMP + 8;
-const _: () = assert!(HEADER_BYTES == 32);
+/// Bytes before the payload of a batch.
+pub(crate) const HEADER_BYTES: usize = AT_CRC + 4;
+const _: () = assert!(HEADER_BYTES == 40);
 
-/// The header of the record that carries a batch of `stream`.
+/// The least that a record takes in the WAL, whatever its version and kind: no range of the log holds more records than its length over this.
+pub(crate) const MIN_RECORD_BYTES: u64 = WAL_HEADER_BYTES + HEADER_BYTES_1 as u64;
+/// Of the WAL's own record header.
+const WAL_HEADER_BYTES: u64 = 32;
+
+// Fields of the ends record where those of a batch are.
+const AT_FROM: usize = AT_STREAM;
+const AT_TO: usize = AT_BASE;
+const AT_PART: usize = AT_MAX_TIMESTAMP;
+const AT_PARTS: usize = AT_PART + 4;
+/// The header stands twice before the entries.
+const ENDS_HEADER_BYTES: usize = 2 * HEADER_BYTES;
+const ENTRY_BYTES: usize = 16;
+/// What recovery is given of a damaged record has to suffice for both headers.
+const _: () = assert!(ENDS_HEADER_BYTES <= alluvium_wal::DamagedPlace::HEAD_BYTES);
+
+/// A record of the WAL, decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StreamRecord {
+    /// A batch of a stream.
+    Batch(StreamId, Batch),
+    /// Where streams ended.
+    Ends(Ends),
+}
+
+/// Part of a list of where streams ended: of every stream with a batch whose record begins in `from..to`, and perhaps of others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// First log offset that the list covers.
+    pub from: LogOffset,
+    /// Where that range ends.
+    pub to: LogOffset,
+    /// Which part of the list this is, from 0 on.
+    pub part: u32,
+    /// How many parts the list has.
+    pub parts: u32,
+    /// Streams with their next offsets: at least the end of each batch in `from..to`.
+    pub next: Vec<(StreamId, StreamOffset)>,
+}
+
+/// What a damaged record was, by what is left of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Was {
+    /// So many offsets of a stream, from there on.
+    Batch(StreamId, StreamOffset, u32),
+    /// The range that its list covers ends there.
+    Ends(LogOffset),
+}
+
+/// What is left of a damaged record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Remains {
+    pub(crate) was: Was,
+    /// The length of the whole record in the WAL.
+    pub(crate) record_bytes: u64,
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}
+
+/// Writes the fields that all kinds have, and the checksum.
+fn seal(header: &mut [u8; HEADER_BYTES], kind: u8, count: u32, len: u32) {
+    header[AT_VERSION] = VERSION_2;
+    header[AT_KIND] = kind;
+    header[AT_COUNT..AT_STREAM].copy_from_slice(&count.to_le_bytes());
+    header[AT_LENGTH..AT_CRC].copy_from_slice(&len.to_le_bytes());
+    let crc = crc32c::crc32c(&header[..AT_CRC]);
+    header[AT_CRC..].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// The header of the record that carries a batch of `stream` with a payload of `len` bytes.
 pub(crate) fn encode_header(
     stream: StreamId,
     base: StreamOffset,
     count: u32,
     max_timestamp_ms: i64,
+    len: u32,
 ) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
-    header[AT_VERSION] = VERSION;
-    header[AT_KIND] = KIND_BATCH;
-    header[AT_COUNT..AT_STREAM].copy_from_slice(&count.to_le_bytes());
     header[AT_STREAM..AT_BASE].copy_from_slice(&stream.0.to_le_bytes());
     header[AT_BASE..AT_MAX_TIMESTAMP].copy_from_slice(&base.0.to_le_bytes());
-    header[AT_MAX_TIMESTAMP..].copy_from_slice(&max_timestamp_ms.to_le_bytes());
+    header[AT_MAX_TIMESTAMP..HEADER_BYTES_1].copy_from_slice(&max_timestamp_ms.to_le_bytes());
+    seal(&mut header, KIND_BATCH, count, len);
     header
+}
+
+/// The records of a list of ends, none longer than `max_record_bytes`; at least one.
+pub(crate) fn encode_ends(
+    covered: std::ops::Range<LogOffset>,
+    next: &[(StreamId, StreamOffset)],
+    max_record_bytes: u32,
+) -> Vec<Vec<u8>> {
+    let room = (max_record_bytes as usize).saturating_sub(ENDS_HEADER_BYTES) / ENTRY_BYTES;
+    let chunks: Vec<_> = match next.is_empty() {
+        true => vec![next],
+        false => next.chunks(room.max(1)).collect(),
+    };
+    let parts = u32::try_from(chunks.len()).expect("fewer than 2^32 records");
+    let encode = |(part, entries): (u32, &&[(StreamId, StreamOffset)])| {
+        let mut header = [0; HEADER_BYTES];
+        header[AT_FROM..AT_TO].copy_from_slice(&covered.start.0.to_le_bytes());
+        header[AT_TO..AT_PART].copy_from_slice(&covered.end.0.to_le_bytes());
+        header[AT_PART..AT_PARTS].copy_from_slice(&part.to_le_bytes());
+        header[AT_PARTS..HEADER_BYTES_1].copy_from_slice(&parts.to_le_bytes());
+        let count = u32::try_from(entries.len()).expect("fits into a record");
+        let len = count * ENTRY_BYTES as u32;
+        seal(&mut header, KIND_ENDS, count, len);
+        let entries = entries.iter();
+        let entries = entries.flat_map(|(id, next)| [id.0.to_le_bytes(), next.0.to_le_bytes()]);
+        [header.to_vec(), header.to_vec(), entries.collect::<Vec<_>>().concat()].concat()
+    };
+    (0..).zip(&chunks).map(encode).collect()
 }
 
 /// What a WAL record says. The WAL has verified its checksum, so anything odd here was written so: by a newer version
@@ -42,59 +153,130 @@ pub(crate) fn encode_header(
 ///
 /// The payload is copied: a recovered record may be a slice of a large read buffer, and the log cache charges for what it
 /// holds.
-pub fn decode_record(payload: &Bytes) -> Result<(StreamId, Batch), String> {
-    let Some(header) = payload.get(..HEADER_BYTES) else {
-        return Err(format!("a record of {} bytes is shorter than a stream header", payload.len()));
+pub fn decode_record(payload: &Bytes) -> Result<StreamRecord, String> {
+    let too_short =
+        || format!("a record of {} bytes is shorter than a stream header", payload.len());
+    let header = payload.get(..HEADER_BYTES_1).ok_or_else(too_short)?;
+    let header_bytes = match header[AT_VERSION] {
+        VERSION_1 => HEADER_BYTES_1,
+        VERSION_2 => {
+            let header = payload.get(..HEADER_BYTES).ok_or_else(too_short)?;
+            if crc32c::crc32c(&header[..AT_CRC]) != u32_at(header, AT_CRC) {
+                return Err("a stream header has a wrong checksum".into());
+            }
+            HEADER_BYTES
+        }
+        version => {
+            return Err(format!(
+                "stream record version {version} is not known, only {VERSION_1} and {VERSION_2}"
+            ));
+        }
     };
-    let u64_at = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"));
-    if header[AT_VERSION] != VERSION {
-        return Err(format!(
-            "stream record version {} is not known, only {VERSION}",
-            header[AT_VERSION]
-        ));
-    }
-    if header[AT_KIND] != KIND_BATCH {
-        return Err(format!("stream record kind {} is not known", header[AT_KIND]));
-    }
     if header[AT_RESERVED..AT_COUNT] != [0; 2] {
         return Err("reserved bytes of a stream record are not zero".into());
     }
-    let count = u32::from_le_bytes(header[AT_COUNT..AT_STREAM].try_into().expect("4 bytes"));
-    let base = u64_at(AT_BASE);
-    if count == 0 || base.checked_add(u64::from(count)).is_none() {
-        return Err(format!("a batch of {count} records at offset {base} is impossible"));
-    }
-    let batch = Batch {
-        base: StreamOffset(base),
-        count,
-        max_timestamp_ms: u64_at(AT_MAX_TIMESTAMP).cast_signed(),
-        payload: Bytes::copy_from_slice(&payload[HEADER_BYTES..]),
+    let body = |header_bytes: usize| {
+        let body = payload.get(header_bytes..).ok_or_else(too_short)?;
+        match header[AT_VERSION] == VERSION_1 || body.len() == u32_at(payload, AT_LENGTH) as usize {
+            true => Ok(body),
+            false => Err("the length in a stream header is not that of its record".to_owned()),
+        }
     };
-    Ok((StreamId(u64_at(AT_STREAM)), batch))
+    let count = u32_at(header, AT_COUNT);
+    match (header[AT_VERSION], header[AT_KIND]) {
+        (_, KIND_BATCH) => {
+            let base = u64_at(header, AT_BASE);
+            if count == 0 || base.checked_add(u64::from(count)).is_none() {
+                return Err(format!("a batch of {count} records at offset {base} is impossible"));
+            }
+            let batch = Batch {
+                base: StreamOffset(base),
+                count,
+                max_timestamp_ms: u64_at(header, AT_MAX_TIMESTAMP).cast_signed(),
+                payload: Bytes::copy_from_slice(body(header_bytes)?),
+            };
+            Ok(StreamRecord::Batch(StreamId(u64_at(header, AT_STREAM)), batch))
+        }
+        (VERSION_2, KIND_ENDS) => {
+            let (from, to) = (u64_at(header, AT_FROM), u64_at(header, AT_TO));
+            let (part, parts) = (u32_at(header, AT_PART), u32_at(header, AT_PARTS));
+            let entries = body(ENDS_HEADER_BYTES)?;
+            if from > to
+                || part >= parts
+                || entries.len() as u64 != u64::from(count) * ENTRY_BYTES as u64
+            {
+                return Err("the fields of an ends record contradict each other".into());
+            }
+            let next = entries.chunks_exact(ENTRY_BYTES);
+            let next =
+                next.map(|entry| (StreamId(u64_at(entry, 0)), StreamOffset(u64_at(entry, 8))));
+            Ok(StreamRecord::Ends(Ends {
+                from: LogOffset(from),
+                to: LogOffset(to),
+                part,
+                parts,
+                next: next.collect(),
+            }))
+        }
+        (_, kind) => Err(format!("stream record kind {kind} is not known")),
+    }
+}
+
+/// What a damaged record was, if one of its headers is intact; `head` is how its payload begins. Records of version 1 have no checksum that tells.
+pub(crate) fn remains(head: &[u8]) -> Option<Remains> {
+    let header_at = |at: usize| {
+        let header = head.get(at..at + HEADER_BYTES)?;
+        let intact = header[AT_VERSION] == VERSION_2
+            && header[AT_RESERVED..AT_COUNT] == [0; 2]
+            && crc32c::crc32c(&header[..AT_CRC]) == u32_at(header, AT_CRC);
+        intact.then_some(header)
+    };
+    // A batch may contain anything behind its header, so the second place counts for an ends record only if the first is none.
+    let first = header_at(0);
+    let second = || header_at(HEADER_BYTES).filter(|header| header[AT_KIND] == KIND_ENDS);
+    let header = first.or_else(second)?;
+    let len = u64::from(u32_at(header, AT_LENGTH));
+    match header[AT_KIND] {
+        KIND_BATCH => Some(Remains {
+            was: Was::Batch(
+                StreamId(u64_at(header, AT_STREAM)),
+                StreamOffset(u64_at(header, AT_BASE)),
+                u32_at(header, AT_COUNT),
+            ),
+            record_bytes: WAL_HEADER_BYTES + HEADER_BYTES as u64 + len,
+        }),
+        KIND_ENDS => Some(Remains {
+            was: Was::Ends(LogOffset(u64_at(header, AT_TO))),
+            record_bytes: WAL_HEADER_BYTES + ENDS_HEADER_BYTES as u64 + len,
+        }),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const PAYLOAD: &[u8] = b"payload";
+
+    fn header(stream: u64, base: u64, count: u32, max_timestamp_ms: i64) -> [u8; HEADER_BYTES] {
+        let len = PAYLOAD.len() as u32;
+        encode_header(StreamId(stream), StreamOffset(base), count, max_timestamp_ms, len)
+    }
+
     fn record(header: &[u8]) -> Bytes {
-        [header, b"payload"].concat().into()
+        [header, PAYLOAD].concat().into()
+    }
+
+    fn batch(base: u64, count: u32, max_timestamp_ms: i64) -> Batch {
+        let payload = Bytes::from_static(PAYLOAD);
+        Batch { base: StreamOffset(base), count, max_timestamp_ms, payload }
     }
 
     #[test]
     fn a_record_comes_back_as_it_was_written() {
-        let header = encode_header(StreamId(7), StreamOffset(1 << 40), 3, -1);
-        let (stream, batch) = decode_record(&record(&header)).unwrap();
-        assert_eq!(stream, StreamId(7));
-        assert_eq!(
-            batch,
-            Batch {
-                base: StreamOffset(1 << 40),
-                count: 3,
-                max_timestamp_ms: -1,
-                payload: Bytes::from_static(b"payload")
-            }
-        );
+        let decoded = decode_record(&record(&header(7, 1 << 40, 3, -1))).unwrap();
+        assert_eq!(decoded, StreamRecord::Batch(StreamId(7), batch(1 << 40, 3, -1)));
     }
 
     /// Bytes of format version 1. They must decode in every later version of this code.
@@ -107,31 +289,108 @@ mod tests {
             0, 1, 0, 0, 0, 0, 0, 0,
             0xff, 0, 0, 0, 0, 0, 0, 0,
         ];
-        let (stream, batch) = decode_record(&record(&bytes)).unwrap();
-        assert_eq!(
-            (stream, batch.base, batch.count, batch.max_timestamp_ms),
-            (StreamId(9), StreamOffset(256), 2, 255)
-        );
-        assert_eq!(encode_header(StreamId(9), StreamOffset(256), 2, 255), bytes);
+        let decoded = decode_record(&record(&bytes)).unwrap();
+        assert_eq!(decoded, StreamRecord::Batch(StreamId(9), batch(256, 2, 255)));
+        assert_eq!(remains(&record(&bytes)), None, "nothing verifies it");
+    }
+
+    /// Bytes of format version 2, a batch and ends. They must decode in every later version of this code.
+    #[test]
+    fn version_2_still_decodes() {
+        #[rustfmt::skip]
+        let bytes: [u8; 40] = [
+            2, 1, 0, 0, 2, 0, 0, 0,
+            9, 0, 0, 0, 0, 0, 0, 0,
+            0, 1, 0, 0, 0, 0, 0, 0,
+            0xff, 0, 0, 0, 0, 0, 0, 0,
+            7, 0, 0, 0, 147, 222, 79, 89,
+        ];
+        assert_eq!(header(9, 256, 2, 255), bytes);
+        let decoded = decode_record(&record(&bytes)).unwrap();
+        assert_eq!(decoded, StreamRecord::Batch(StreamId(9), batch(256, 2, 255)));
+        #[rustfmt::skip]
+        let half: [u8; 40] = [
+            2, 2, 0, 0, 1, 0, 0, 0,
+            3, 0, 0, 0, 0, 0, 0, 0,
+            0, 2, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 0, 1, 0, 0, 0,
+            16, 0, 0, 0, 175, 101, 132, 215,
+        ];
+        let entry = [9, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0];
+        let next = [(StreamId(9), StreamOffset(258))];
+        let covered = LogOffset(3)..LogOffset(512);
+        assert_eq!(encode_ends(covered, &next, 1000), [[&half[..], &half, &entry].concat()]);
     }
 
     #[test]
     fn the_unknown_and_the_impossible_are_refused() {
-        let good = encode_header(StreamId(1), StreamOffset(0), 1, 0);
         let with = |at: usize, value: u8| {
-            let mut header = good;
+            let mut header = header(1, 0, 1, 0);
             header[at] = value;
+            let crc = crc32c::crc32c(&header[..AT_CRC]);
+            header[AT_CRC..].copy_from_slice(&crc.to_le_bytes());
             record(&header)
         };
-        assert!(decode_record(&record(&good)).is_ok());
-        assert!(decode_record(&with(AT_VERSION, 2)).unwrap_err().contains("version 2"));
-        assert!(decode_record(&with(AT_KIND, 9)).unwrap_err().contains("kind 9"));
-        assert!(decode_record(&with(AT_RESERVED, 1)).unwrap_err().contains("reserved"));
-        assert!(decode_record(&with(AT_COUNT, 0)).unwrap_err().contains("impossible"));
-        assert!(
-            decode_record(&Bytes::copy_from_slice(&good[..31])).unwrap_err().contains("shorter")
-        );
-        let last = encode_header(StreamId(1), StreamOffset(u64::MAX), 1, 0);
-        assert!(decode_record(&record(&last)).unwrap_err().contains("impossible"));
+        let refused = |payload: &Bytes| decode_record(payload).unwrap_err();
+        assert!(decode_record(&with(AT_VERSION, VERSION_2)).is_ok());
+        assert!(refused(&with(AT_VERSION, 3)).contains("version 3"));
+        assert!(refused(&with(AT_KIND, 9)).contains("kind 9"));
+        assert!(refused(&with(AT_RESERVED, 1)).contains("reserved"));
+        assert!(refused(&with(AT_COUNT, 0)).contains("impossible"));
+        assert!(refused(&with(AT_LENGTH, 1)).contains("length"));
+        assert!(refused(&with(AT_KIND, KIND_ENDS)).contains("shorter"));
+        let good = record(&header(1, 0, 1, 0));
+        assert!(refused(&good.slice(..31)).contains("shorter"));
+        assert!(refused(&good.slice(..39)).contains("shorter"));
+        assert!(refused(&record(&header(1, u64::MAX, 1, 0))).contains("impossible"));
+        let mut wrong = header(1, 0, 1, 0);
+        wrong[AT_CRC] ^= 1;
+        assert!(refused(&record(&wrong)).contains("checksum"));
+        // Version 1 knows no ends record.
+        let mut old = [0; 47];
+        (old[AT_VERSION], old[AT_KIND]) = (VERSION_1, KIND_ENDS);
+        assert!(refused(&Bytes::copy_from_slice(&old)).contains("kind 2"));
+    }
+
+    #[test]
+    fn ends_are_split_to_the_size_of_a_record() {
+        let next: Vec<_> = (0..10).map(|id| (StreamId(id), StreamOffset(id * 100))).collect();
+        let covered = LogOffset(5)..LogOffset(99);
+        let encoded = encode_ends(covered, &next, ENDS_HEADER_BYTES as u32 + 4 * 16 + 15);
+        assert_eq!(encoded.len(), 3);
+        let mut back = Vec::new();
+        for (part, payload) in (0..).zip(encoded) {
+            let StreamRecord::Ends(ends) = decode_record(&payload.into()).unwrap() else {
+                panic!("not ends")
+            };
+            assert_eq!((ends.from, ends.to), (LogOffset(5), LogOffset(99)));
+            assert_eq!((ends.part, ends.parts), (part, 3));
+            back.extend(ends.next);
+        }
+        assert_eq!(back, next);
+        assert_eq!(encode_ends(LogOffset(0)..LogOffset(0), &[], 1000).len(), 1);
+    }
+
+    /// Whichever byte of the record is damaged: a batch is known unless it is one of its header, and an ends record is always known.
+    #[test]
+    fn what_is_left_of_a_damaged_record_tells_what_it_was() {
+        let good = record(&header(7, 40, 3, 5));
+        for at in 0..good.len() {
+            let mut damaged = good.to_vec();
+            damaged[at] ^= 0x10;
+            let was = Was::Batch(StreamId(7), StreamOffset(40), 3);
+            let expected = Remains { was, record_bytes: 32 + good.len() as u64 };
+            assert_eq!(remains(&damaged), (at >= HEADER_BYTES).then_some(expected), "byte {at}");
+        }
+        let next = [(StreamId(1), StreamOffset(1)), (StreamId(2), StreamOffset(9))];
+        let good = &encode_ends(LogOffset(1)..LogOffset(2), &next, 1000)[0];
+        for at in 0..good.len() {
+            let mut damaged = good.clone();
+            damaged[at] ^= 0x10;
+            let was = Was::Ends(LogOffset(2));
+            let expected = Remains { was, record_bytes: 32 + good.len() as u64 };
+            assert_eq!(remains(&damaged), Some(expected), "byte {at}");
+        }
+        assert_eq!(remains(b"short"), None);
     }
 }

@@ -14,9 +14,10 @@ use uuid::Uuid;
 
 use crate::cache::LogCache;
 use crate::catalog::{Catalog, Change, Life, ObjectInfo, Snapshot, StreamRow};
+use crate::ends::{self, Ends, Evidence, LargestCount};
 use crate::mend;
 use crate::options::Options;
-use crate::record;
+use crate::record::{self, StreamRecord};
 use crate::store::{Ids, Lost, ObjectTable, StoreError, Used};
 use crate::tail::{self, BATCH_OVERHEAD_BYTES, Cached, StreamState, Tail};
 use crate::types::{Fold, ObjectId, StreamId, StreamOffset};
@@ -36,7 +37,8 @@ pub struct Recovery {
     pub skipped_uploaded: u64,
     /// Batches in the WAL whose stream was deleted.
     pub skipped_deleted: u64,
-    /// Offsets that are lost: the WAL's damage, as the streams see it. Readers skip them.
+    /// Offsets that are lost: the WAL's damage, as the streams see it, sorted by stream. Readers skip them. One at a stream's end may be longer than
+    /// what was there: then it is a bound. Not logged here, since only the owner of the streams has names for them.
     pub gaps: Vec<Gap>,
     /// Set if the log ends before what was uploaded of it: its end is damaged, or the device holds an old copy. What lay in the
     /// range is uploaded; what lay behind it is lost.
@@ -111,6 +113,7 @@ pub(crate) struct Recovered {
     pub(crate) cache: LogCache,
     pub(crate) objects: ObjectTable,
     pub(crate) ids: Ids,
+    pub(crate) ends: Ends,
     /// The catalog's, with the last commit of the opening.
     pub(crate) version: u64,
     /// This life's, and before it those that the catalog remembers.
@@ -172,9 +175,35 @@ pub(crate) fn recover(
     if uploaded < report.start {
         return Err(old_catalog(mark, report.start));
     }
-    replay.skip_trimmed();
+    let kept_count = LargestCount::of(&replay.meta);
+    let is_covered = replay.evidence.covered_to() > replay.last_batch;
+    let bound = kept_count.filter(|kept| replay.largest_count <= kept.0);
+    replay.skip_lost(&report, uploaded, bound.unwrap_or(LargestCount::UNKNOWN));
     replay.mend(fold, report.start).map_err(StoreError::Failed)?;
-    let version = catalog.commit(&[Change::WalMarked(mark)])?;
+    let mut done = vec![Change::WalMarked(mark)];
+    // What is skipped must be in the log before a lower bound is known, with which the next recovery would skip less.
+    let is_noted =
+        replay.gaps.is_empty() || replay.note_ends(&wal, &report, wal_options.max_record_bytes)?;
+    let largest_count = match is_noted {
+        true => kept_count.unwrap_or_default().max(LargestCount::at_least(replay.largest_count)),
+        false => kept_count.unwrap_or(LargestCount::UNKNOWN),
+    };
+    if is_noted && kept_count != Some(largest_count) {
+        let change = largest_count.change();
+        if let Change::PutMeta { key, value } = change.clone() {
+            replay.meta.insert(key, value);
+        }
+        done.push(change);
+    }
+    let version = catalog.commit(&done)?;
+    let ends_from = if is_covered { report.end } else { report.start };
+    let has_batches = replay.batches > 0 || !replay.gaps.is_empty();
+    let ends = Ends::new(
+        ends_from,
+        !is_covered && has_batches,
+        wal_options.max_record_bytes,
+        largest_count,
+    );
     // The number tells the epoch: what an owner of the past does not know, because it came after it, has numbers that it never comes to.
     let next_object = next_object.max(u64::from(report.epoch) << 32);
     replay.objects.committed = next_object;
@@ -194,13 +223,6 @@ pub(crate) fn recover(
              appended behind that is lost",
             missing.start,
             missing.end
-        );
-    }
-    for Gap { stream, lost } in &replay.gaps {
-        tracing::error!(
-            "stream {stream} has lost offsets {}..{} to a damaged WAL; readers skip them",
-            lost.start,
-            lost.end
         );
     }
     let streams = replay.streams.into_iter();
@@ -227,6 +249,7 @@ pub(crate) fn recover(
         cache: replay.cache,
         objects: replay.objects,
         ids,
+        ends,
         version,
         lives,
     })
@@ -244,6 +267,11 @@ struct Replay {
     skipped_uploaded: u64,
     skipped_deleted: u64,
     gaps: Vec<Gap>,
+    /// Where the last batch begins in the log.
+    last_batch: LogOffset,
+    /// The greatest number of offsets of a batch.
+    largest_count: u32,
+    evidence: Evidence,
 }
 
 impl Replay {
@@ -285,17 +313,30 @@ impl Replay {
             skipped_uploaded: 0,
             skipped_deleted: 0,
             gaps: Vec::new(),
+            last_batch: LogOffset(0),
+            largest_count: 0,
+            evidence: Evidence::default(),
         })
     }
 
-    /// After the last record. A stream that was trimmed further than the log goes has lost what was trimmed, before it was folded
-    /// into the checkpoint; these offsets are not handed out again.
-    fn skip_trimmed(&mut self) {
+    /// After the last record: have each stream go on behind all that it can have had. A stream that was trimmed further than the log goes has lost what
+    /// was trimmed, before it was folded into the checkpoint; what the log's damage held may have been a stream's end. These offsets are
+    /// not handed out again.
+    fn skip_lost(&mut self, report: &RecoveryReport, uploaded: LogOffset, largest: LargestCount) {
+        let streams = &self.streams;
+        let next_stream_id = self.next_stream_id;
+        let is_young =
+            |stream: StreamId, end: StreamOffset, is_certain: bool| match streams.get(&stream) {
+                Some((_, tail)) => end > tail.uploaded_end,
+                None => is_certain && stream.0 < next_stream_id,
+            };
+        let loss = std::mem::take(&mut self.evidence).judge(report, uploaded, is_young);
         for (id, (_, tail)) in &mut self.streams {
-            if tail.next < tail.start {
-                self.gaps.push(Gap { stream: *id, lost: tail.next..tail.start });
-                tail.next = tail.start;
+            let next = loss.skipped(*id, tail.next, tail.log_end(), largest.0).max(tail.start);
+            if next > tail.next {
+                self.gaps.push(Gap { stream: *id, lost: tail.next..next });
             }
+            tail.recovered(next);
         }
         self.gaps.sort_by_key(|gap| (gap.stream, gap.lost.start));
     }
@@ -309,6 +350,31 @@ impl Replay {
         Ok(())
     }
 
+    /// Write where all streams end into the log, durably. False if there is no room: then the next upload tells the catalog, before the log is
+    /// trimmed, and until then the damage is where it is.
+    fn note_ends(
+        &self,
+        wal: &Wal,
+        report: &RecoveryReport,
+        max_record_bytes: u32,
+    ) -> Result<bool, StoreError> {
+        let young = self.streams.iter().filter(|(_, (_, tail))| tail.next > tail.uploaded_end);
+        let next: Vec<_> = young.map(|(id, (_, tail))| (*id, tail.next)).collect();
+        let is_noted = ends::append(wal, report.start..report.end, &next, max_record_bytes)?;
+        wal.wait_durable(wal.appended()).wait()?;
+        Ok(is_noted)
+    }
+
+    fn unknown_stream(&self, id: StreamId) -> String {
+        format!(
+            "a record of stream {id}, but the catalog has handed out no id from {} on: it is not the catalog of this WAL, or an old \
+             copy of it",
+            self.next_stream_id
+        )
+    }
+
+    /// Ends records are kept as evidence. Each batch is one case:
+    ///
     /// | the record's stream and offsets | is |
     /// |---|---|
     /// | an id that was never handed out | refused: the catalog is not this WAL's, or older than it |
@@ -318,14 +384,22 @@ impl Replay {
     /// | base > next | taken, with a gap before it |
     /// | else | refused: a duplicate or out of order, which no crash can cause |
     fn visit(&mut self, record: &Record) -> Result<(), String> {
-        let (id, batch) = record::decode_record(&record.payload)?;
+        let (id, batch) = match record::decode_record(&record.payload)? {
+            StreamRecord::Batch(id, batch) => (id, batch),
+            StreamRecord::Ends(ends) => {
+                if let Some((id, _)) = ends.next.iter().find(|(id, _)| id.0 >= self.next_stream_id)
+                {
+                    return Err(self.unknown_stream(*id));
+                }
+                self.evidence.add(ends);
+                return Ok(());
+            }
+        };
         if id.0 >= self.next_stream_id {
-            return Err(format!(
-                "a batch of stream {id}, but the catalog has handed out no id from {} on: it is not the catalog of this WAL, or \
-                 an old copy of it",
-                self.next_stream_id
-            ));
+            return Err(self.unknown_stream(id));
         }
+        self.last_batch = record.offset;
+        self.largest_count = self.largest_count.max(batch.count);
         let Some((_, tail)) = self.streams.get_mut(&id) else {
             self.skipped_deleted += 1;
             return Ok(());
@@ -377,7 +451,7 @@ mod tests {
     }
 
     fn record(stream: u64, base: u64, count: u32) -> Record {
-        let header = record::encode_header(StreamId(stream), StreamOffset(base), count, 0);
+        let header = record::encode_header(StreamId(stream), StreamOffset(base), count, 0, 4);
         let payload: Bytes = [header.as_slice(), b"1234"].concat().into();
         Record { offset: LogOffset(0), end: LogOffset(1), epoch: 1, payload }
     }

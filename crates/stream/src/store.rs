@@ -20,6 +20,7 @@ use crate::ahead::Readers;
 use crate::cache::LogCache;
 use crate::catalog::{Catalog, CatalogError, Change};
 use crate::compact::{self, Compaction};
+use crate::ends::{self, Ends};
 use crate::health::{self, Degraded, Faults, Reason};
 use crate::losses::{Losses, LostObjects};
 pub(crate) use crate::object_table::{ObjectTable, Used};
@@ -251,6 +252,7 @@ pub(crate) struct Shared {
     pub(crate) room: RoomGate,
     pub(crate) wakes: Wakes,
     pub(crate) upload: UploadSignal,
+    pub(crate) ends: Ends,
     pub(crate) object_table: Mutex<ObjectTable>,
     /// Held over each change of the catalog and of what is derived from it in memory, so that both have one order.
     pub(crate) committing: tokio::sync::Mutex<()>,
@@ -277,6 +279,9 @@ pub(crate) struct Ids {
     pub(crate) fresh_streams: Mutex<HashSet<StreamId>>,
     pub(crate) next_object: AtomicU64,
 }
+
+/// Metadata of the store itself.
+pub(crate) const OWN_META_PREFIX: &str = "stream/";
 
 /// How appends ask for an upload.
 pub(crate) struct UploadSignal {
@@ -397,6 +402,7 @@ impl Store {
                 threshold_bytes: AtomicU64::new(options.upload_bytes),
                 trimmed_to: Mutex::new(tokio::time::Instant::now()),
             },
+            ends: recovered.ends,
             object_table: Mutex::new(recovered.objects),
             committing: tokio::sync::Mutex::new(()),
             ids: recovered.ids,
@@ -418,6 +424,7 @@ impl Store {
         let mut handles = vec![
             shared.spawn(upload::run(shared.clone())),
             shared.spawn(wake::run(shared.clone())),
+            shared.spawn(ends::run(shared.clone())),
             shared.spawn(janitor::run(shared.clone(), complete)),
         ];
         if shared.compaction.is_on() {
@@ -460,13 +467,14 @@ impl Store {
         self.shared.streams.read().keys().copied().collect()
     }
 
-    /// All metadata under a prefix, sorted by key.
+    /// All metadata of the owner under a prefix, sorted by key.
     pub fn meta(&self, prefix: &str) -> Vec<(String, Vec<u8>)> {
         let meta = self.shared.meta.read();
         let from_prefix =
             meta.range::<str, _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded));
         let with_prefix = from_prefix.take_while(|(key, _)| key.starts_with(prefix));
-        with_prefix.map(|(key, value)| (key.clone(), value.clone())).collect()
+        let of_owner = with_prefix.filter(|(key, _)| !key.starts_with(OWN_META_PREFIX));
+        of_owner.map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
     /// The metadata under this very key.
@@ -614,6 +622,8 @@ impl Store {
             drop(shared.committing.lock().await);
             // So does a look at the WAL.
             shared.owner.looked().await;
+            // A log that has failed says so when it is closed.
+            let _ = ends::close(&shared).await;
             let wal = shared.wal.clone();
             let closed = tokio::task::spawn_blocking(move || wal.close()).await;
             // Last, since only a later start's speed depends on it.

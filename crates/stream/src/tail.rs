@@ -152,6 +152,8 @@ pub(crate) struct Tail {
     pub(crate) start: StreamOffset,
     pub(crate) next: StreamOffset,
     pub(crate) uploaded_end: StreamOffset,
+    /// Where the stream ended when it was recovered: all before it is durable, or lost.
+    recovered_end: StreamOffset,
     pub(crate) checkpoint: Option<Bytes>,
     /// What the owner says that a checkpoint need not speak of, as of what lies before `start`.
     pub(crate) settled: StreamOffset,
@@ -184,6 +186,7 @@ impl Tail {
             start,
             next: uploaded_end,
             uploaded_end,
+            recovered_end: uploaded_end,
             checkpoint,
             ranges,
             range_bytes,
@@ -221,6 +224,18 @@ impl Tail {
         true
     }
 
+    /// The log is recovered, and has no more batches of the stream. It goes on at `next`; what is missing before that is lost.
+    pub(crate) fn recovered(&mut self, next: StreamOffset) {
+        assert!(next >= self.next, "the stream goes on at {next}, before {}", self.next);
+        self.next = next;
+        self.recovered_end = next;
+    }
+
+    /// Whether the stream's last offsets are lost: a gap with no batch behind it.
+    pub(crate) fn ends_with_gap(&self) -> bool {
+        self.batches.back().map_or(self.uploaded_end, Cached::end) < self.next
+    }
+
     /// When the log is durable up to here, all of the stream is.
     pub(crate) fn log_end(&self) -> LogOffset {
         self.batches.back().map_or(LogOffset(0), |last| last.log_end)
@@ -235,8 +250,8 @@ impl Tail {
             0 => self.batches[0].base,
             durables => self.batches[durables - 1].end(),
         };
-        // Damage may have cost the log's end after a trim beyond what is left of it.
-        end.max(self.start)
+        // The last batch may lie behind a gap: without it the stream still ends where recovery has ended it.
+        end.max(self.recovered_end)
     }
 
     /// The log offset at which the next batch becomes durable.
@@ -261,10 +276,13 @@ impl Tail {
         self.batches.range(self.first_pinned()..)
     }
 
-    /// The end of the pinned batches whose records end at or before `cut`; `None` if there are none.
-    pub(crate) fn pinned_end(&self, cut: LogOffset) -> Option<StreamOffset> {
+    /// How far the stream is uploaded when its pinned batches are whose records end at or before `cut`, lost offsets behind them
+    /// included; and the end of the last one of these batches, the same as before if there are none. `None` if nothing changes by it.
+    pub(crate) fn pinned_end(&self, cut: LogOffset) -> Option<(StreamOffset, StreamOffset)> {
         let below = self.batches.partition_point(|batch| batch.log_end <= cut);
-        (below > self.first_pinned()).then(|| self.batches[below - 1].end())
+        let end = self.batches.get(below).map_or(self.next, |next| next.base);
+        let last = (below > self.first_pinned()).then(|| self.batches[below - 1].end());
+        (end > self.uploaded_end && !self.deleted).then(|| (end, last.unwrap_or(self.uploaded_end)))
     }
 
     /// Pinned batches from `from` to `to`, at least one if there is one, up to both limits, each as `taken`.
@@ -571,7 +589,7 @@ mod tests {
     fn the_durable_end_is_not_below_a_start_that_damage_has_overtaken() {
         let mut tail = Tail::restored(StreamOffset(10), StreamOffset(0), None, [].into());
         push(&mut tail, 0);
-        tail.next = tail.next.max(tail.start); // as recovery does
+        tail.recovered(tail.start); // as recovery does
         assert_eq!(tail.durable_end(LogOffset(10)), StreamOffset(10));
         push(&mut tail, 10);
         assert_eq!(
@@ -685,7 +703,35 @@ mod tests {
         for (cut, end) in
             [(0, None), (49, None), (50, Some(5)), (59, Some(5)), (80, Some(8)), (999, Some(8))]
         {
-            assert_eq!(tail.pinned_end(LogOffset(cut)), end.map(StreamOffset), "cut at {cut}");
+            let both = end.map(|end| (StreamOffset(end), StreamOffset(end)));
+            assert_eq!(tail.pinned_end(LogOffset(cut)), both, "cut at {cut}");
         }
+    }
+
+    /// Lost offsets are uploaded with the batches before them, or alone, and never come back.
+    #[test]
+    fn a_gap_at_the_end_is_uploaded_and_does_not_take_the_durable_end_back() {
+        let ends = |tail: &Tail, cut| {
+            tail.pinned_end(LogOffset(cut)).map(|(uploaded, written)| (uploaded.0, written.0))
+        };
+        let mut tail = tail();
+        assert!(!tail.ends_with_gap());
+        tail.recovered(StreamOffset(20));
+        assert!(tail.ends_with_gap());
+        assert_eq!(ends(&tail, 80), Some((20, 8)));
+        assert_eq!(tail.durable_end(LogOffset(80)), StreamOffset(20));
+        push(&mut tail, 20);
+        assert!(!tail.ends_with_gap());
+        assert_eq!(tail.durable_end(LogOffset(80)), StreamOffset(20), "it is not durable yet");
+        assert_eq!((ends(&tail, 80), ends(&tail, 210)), (Some((20, 8)), Some((21, 21))));
+        let _ = uploaded(&mut tail, 20, Some(range(4, 8)));
+        assert_eq!(ends(&tail, 80), None);
+
+        let mut tail = Tail::restored(StreamOffset(0), StreamOffset(4), None, [range(0, 4)].into());
+        assert_eq!(ends(&tail, 80), None);
+        tail.recovered(StreamOffset(9));
+        assert_eq!(ends(&tail, 80), Some((9, 4)), "nothing is written");
+        let _ = uploaded(&mut tail, 9, None);
+        assert_eq!((ends(&tail, 80), tail.durable_end(LogOffset(0))), (None, StreamOffset(9)));
     }
 }

@@ -37,12 +37,14 @@ pub(crate) const OWN_OBJECT_BYTES: u64 = 8 << 20;
 /// Batches that are folded, or taken for writing, at a time: what an upload adds to the memory of the log cache.
 const CHUNK_BATCHES: usize = 16 << 10;
 
-/// A stream's batches in an upload: from its uploaded end to its last batch below the cut.
+/// A stream's batches in an upload: from its uploaded end to its last batch below the cut, and offsets behind that which are lost.
 #[derive(Clone)]
 struct Part {
     stream: Arc<StreamState>,
     from: StreamOffset,
     to: StreamOffset,
+    /// The end of the last batch.
+    written_to: StreamOffset,
     /// Batches that end at or before it are folded, not written.
     start: StreamOffset,
     /// What is folded need not speak of what lies before it.
@@ -51,7 +53,7 @@ struct Part {
 
 impl Part {
     fn is_written(&self) -> bool {
-        !self.stream.is_state() && self.to > self.start
+        !self.stream.is_state() && self.written_to > self.start.max(self.from)
     }
 
     /// The next batches from `from` on, each as `taken`; none at the end, or when the stream was deleted.
@@ -218,12 +220,12 @@ async fn own(shared: &Arc<Shared>, version: u64) -> Result<bool, StoreError> {
 fn plan(shared: &Shared, cut: LogOffset) -> Vec<Part> {
     let streams: Vec<_> = shared.streams.read().values().cloned().collect();
     let parts = streams.into_iter().filter_map(|stream| {
-        let (from, to, start, settled) = {
-            let tail = stream.tail.lock();
-            let settled = tail.start.max(tail.settled);
-            (tail.uploaded_end, tail.pinned_end(cut)?, tail.start, settled)
-        };
-        Some(Part { stream, from, to, start, settled })
+        let tail = stream.tail.lock();
+        let settled = tail.start.max(tail.settled);
+        let (to, written_to) = tail.pinned_end(cut)?;
+        let (from, start) = (tail.uploaded_end, tail.start);
+        drop(tail);
+        Some(Part { stream, from, to, written_to, start, settled })
     });
     let mut parts: Vec<_> = parts.collect();
     parts.sort_by_key(|part| part.stream.id);

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::ops::Deref;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
@@ -120,13 +121,17 @@ impl StreamWriter {
         }
         // Before the attempt: an event after this is one that a writer who is turned away must not miss.
         let seen = shared.room.generation();
+        if count > shared.ends.largest_count() {
+            return Err(shared.raise_largest_count(count, seen));
+        }
         let cost_bytes = tail::cost_bytes(payload.len());
         if !shared.cache.reserve(cost_bytes) {
             // Who can never go on shall not wait for room.
             self.check(&state.tail.lock())?;
             return Err(shared.turn_away(seen));
         }
-        let header = record::encode_header(state.id, base, count, max_timestamp_ms);
+        let len = u32::try_from(len_bytes).expect("at most what a record holds");
+        let header = record::encode_header(state.id, base, count, max_timestamp_ms, len);
         let mut tail = state.tail.lock();
         let appended = if let Err(refused) = self.check(&tail) {
             Err(refused)
@@ -155,6 +160,7 @@ impl StreamWriter {
             shared.wakes.queue(log_end, state.clone());
         }
         drop(tail);
+        shared.ends.appended();
         shared.grown(log_end);
         Ok(Append { done })
     }
@@ -251,6 +257,25 @@ impl Shared {
                 AppendError::Failed(StoreError::Failed(format!("the WAL refused a batch: {other}")))
             }
         })
+    }
+
+    /// Such a batch is larger than recovery counts on: it can be appended when the catalog knows of the size. That is an event as rare as
+    /// the doubling of a number that never goes back.
+    fn raise_largest_count(self: &Arc<Self>, count: u32, seen: u64) -> AppendError {
+        self.numbers.pushbacks.fetch_add(1, Ordering::Relaxed);
+        self.room.full(seen);
+        if self.ends.begin_to_raise() {
+            let shared = self.clone();
+            self.objects.background().spawn_ahead(async move {
+                if let Err(error) = shared.commit_largest_count(count).await {
+                    tracing::warn!("no batch of {count} records can be appended yet: {error}");
+                    tokio::time::sleep(shared.options.retry_max).await;
+                }
+                shared.ends.end_to_raise();
+                shared.room.open();
+            });
+        }
+        self.failure().map_or(AppendError::Full, AppendError::Failed)
     }
 
     /// There is no room before an upload has made some.

@@ -305,14 +305,24 @@ async fn a_log_that_ends_too_early_is_reported() {
         assert!(missing.start < missing.end && life.recovery.to_string().contains("LOST"));
         let lost = life.store.stats().lost;
         assert_eq!((lost.damaged_ranges, lost.damaged_bytes), (1, missing.end.0 - missing.start.0));
-        check(&life, &all[1..]).await;
+        // Nobody knows what is missing, so each stream skips more than the ring has room for.
+        for (id, batches) in &all {
+            let stream = life.store.stream(*id).unwrap();
+            assert!(stream.next_offset() > StreamOffset(11), "stream {id}");
+            assert_eq!(stream.next_offset(), stream.durable_end(), "stream {id}");
+            if *id == all[1].0 {
+                let fetched = stream.fetch(StreamOffset(0), 100_000).await.unwrap();
+                assert_eq!(fetched.batches, *batches, "stream {id}");
+            }
+        }
         life.crash(&mut world);
     }
     // The next upload makes it true again, so that the catalog of before it is an old one when the log is trimmed.
     let before = world.catalog.load().unwrap();
-    let life = world.start().await;
+    let life = world.try_start(Arc::new(())).await.unwrap();
     let stream = life.open(all[0].0).await;
-    append(&life.store, &stream, &batch(all[0].0, 11, 1, 10)).await.await.unwrap();
+    let next = stream.next_offset().0;
+    append(&life.store, &stream, &batch(all[0].0, next, 1, 10)).await.await.unwrap();
     drop(stream);
     life.store.flush().await.unwrap();
     let appended = life.store.stats().wal.appended;

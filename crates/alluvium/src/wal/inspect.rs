@@ -1,7 +1,7 @@
 //! `alluvium wal inspect`.
 
 use alluvium_device::SharedDevice;
-use alluvium_stream::decode_record;
+use alluvium_stream::{StreamRecord, decode_record};
 use alluvium_wal::{Inspection, Slot, Wal};
 use clap::Args;
 use serde::Serialize;
@@ -179,18 +179,21 @@ impl Inspected {
     }
 }
 
-/// The first record is enough.
+/// The first batch is enough.
 #[derive(Debug, thiserror::Error)]
-#[error("the first record was read")]
+#[error("the first batch was read")]
 struct Enough;
 
-/// The timestamp of the first record, if it is a batch that has one. A log that can not be read is not complained about here.
+/// The timestamp of the first batch, if it has one. A log that can not be read is not complained about here.
 fn oldest_timestamp_ms(device: &SharedDevice) -> Option<u64> {
     let mut first = None;
-    let _ = Wal::scan(device, None, &mut |record| {
-        first = decode_record(&record.payload).ok();
-        Err(Enough.into())
+    let _ = Wal::scan(device, None, &mut |record| match decode_record(&record.payload) {
+        Ok(StreamRecord::Ends(_)) => Ok(()),
+        Ok(StreamRecord::Batch(_, batch)) => {
+            first = Some(batch.max_timestamp_ms);
+            Err(Enough.into())
+        }
+        Err(_) => Err(Enough.into()),
     });
-    let (_, batch) = first?;
-    batch.max_timestamp_ms.try_into().ok()
+    first?.try_into().ok()
 }

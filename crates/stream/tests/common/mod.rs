@@ -48,6 +48,8 @@ pub fn small_options(wal_capacity_bytes: u64) -> (Options, alluvium_wal::Options
         cache_bytes: wal_capacity_bytes,
         upload_bytes: wal_capacity_bytes / 8,
         upload_interval: Duration::from_secs(3600),
+        // Nothing is appended but by the tests.
+        ends_interval: Duration::from_secs(365 * 24 * 60 * 60),
         block_cache_bytes: 1 << 20,
         // Objects stay as they were written, but where a test says otherwise.
         compaction_bytes: 0,
@@ -74,6 +76,11 @@ impl World {
         Wal::format(&disk.device(), &FormatOptions::default()).unwrap();
         let (options, wal_options) = small_options(wal_capacity_bytes);
         Self { disk, objects: Arc::default(), catalog: Arc::default(), options, wal_options }
+    }
+
+    /// For a disk made of an image of this one.
+    pub fn disk_options(&self) -> SimOptions {
+        SimOptions { seed: 1, ..SimOptions::default() }
     }
 
     pub async fn start(&self) -> Life {
