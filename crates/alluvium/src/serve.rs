@@ -1,5 +1,6 @@
 //! `alluvium serve`: start the layers in order, wait for the end, stop them in the opposite order.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use alluvium_broker::groups::GroupConfig;
 use alluvium_broker::{
     Broker, BrokerConfig, BrokerFold, ListenerConfig, SecurityConfig, StartError,
 };
-use alluvium_stream::{Opened, Recovery, Store};
+use alluvium_stream::{Gap, Opened, Recovery, Store, StreamId};
 use prometheus_client::registry::Registry;
 use rustix::fs::Mode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -88,6 +89,9 @@ async fn serve(
 ) -> Result<(), Failure> {
     let device = storage.device.clone();
     let (Opened { store, recovery }, _lock) = recover(config, storage, health).await?;
+    for lost in losses(&recovery, &alluvium_broker::stream_names(&store)) {
+        tracing::error!("{lost}");
+    }
     tracing::info!("{}", summary(&recovery));
     tracing::debug!("recovered {recovery}");
     let largest = Size { bytes: store.max_batch_bytes() };
@@ -176,6 +180,26 @@ async fn recover(
         Failure::Failed(format!("write-ahead log {wal}, catalog in {data}: {error}"))
     })?;
     Ok((opened, lock))
+}
+
+/// Ranges that are named one by one; the rest is counted.
+const NAMED_LOSSES: usize = 1000;
+
+/// Which offsets recovery has lost, by the names that operators know.
+fn losses(recovery: &Recovery, names: &HashMap<StreamId, String>) -> Vec<String> {
+    let told = recovery.gaps.iter().take(NAMED_LOSSES).map(|Gap { stream, lost }| {
+        let name = names.get(stream).cloned().unwrap_or_else(|| format!("stream {stream}"));
+        format!(
+            "{name}: offsets {} to {} are lost, because the write-ahead log is damaged; readers skip them",
+            lost.start,
+            lost.end.0 - 1
+        )
+    });
+    let mut told: Vec<_> = told.collect();
+    if let more @ 1.. = recovery.gaps.len().saturating_sub(NAMED_LOSSES) {
+        told.push(format!("{} of lost offsets more", counted(more as u64, "range", "ranges")));
+    }
+    told
 }
 
 /// What recovery found, in a line; what is as it should be is left out. The log's own words for what is lost came before it.
@@ -346,7 +370,7 @@ impl Signals {
 
 #[cfg(test)]
 mod tests {
-    use alluvium_stream::{Gap, StreamId, StreamOffset};
+    use alluvium_stream::StreamOffset;
     use alluvium_wal::{LogOffset, RecoveryReport};
 
     use super::*;
@@ -360,6 +384,7 @@ mod tests {
             end: LogOffset(0),
             clean_shutdown: true,
             damage: vec![],
+            damaged_places: vec![],
             dropped_records: 0,
             epoch: 2,
             ring_bytes: 1 << 20,
@@ -459,6 +484,26 @@ mod tests {
         assert!(!is_another_wish(Duration::ZERO));
         assert!(!is_another_wish(Duration::from_millis(999)));
         assert!(is_another_wish(Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn lost_offsets_are_told_by_topic_and_partition() {
+        let mut found = recovery();
+        assert!(losses(&found, &HashMap::new()).is_empty());
+        let gap = |stream| Gap { stream, lost: StreamOffset(34)..StreamOffset(36) };
+        found.gaps = vec![gap(StreamId(9)), gap(StreamId(10))];
+        let names = HashMap::from([(StreamId(9), "topic orders, partition 3".to_owned())]);
+        let why = "are lost, because the write-ahead log is damaged; readers skip them";
+        assert_eq!(
+            losses(&found, &names),
+            [
+                format!("topic orders, partition 3: offsets 34 to 35 {why}"),
+                format!("stream 10: offsets 34 to 35 {why}")
+            ]
+        );
+        found.gaps = vec![gap(StreamId(9)); NAMED_LOSSES + 2];
+        let told = losses(&found, &names);
+        assert_eq!(told.last().unwrap(), "2 ranges of lost offsets more");
     }
 
     #[test]

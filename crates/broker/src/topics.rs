@@ -117,6 +117,27 @@ pub(crate) struct BadTopic {
     reason: String,
 }
 
+/// What the catalog says of each stream in words: the topic and partition that it holds, or which of the server's own states. For messages
+/// about streams before the topics are open.
+pub fn stream_names(store: &Store) -> HashMap<StreamId, String> {
+    let mut names = HashMap::new();
+    for (key, value) in store.meta("") {
+        if let Some(topic) = key.strip_prefix(META_PREFIX) {
+            // An entry that can not be read stops the start, later.
+            let Ok(stored) = serde_json::from_slice::<Stored>(&value) else { continue };
+            for (index, id) in stored.streams.into_iter().enumerate() {
+                names.insert(id, format!("topic {topic}, partition {index}"));
+            }
+        } else if let Some(of) = key.strip_suffix("stream")
+            && let Some(id) = std::str::from_utf8(&value).ok().and_then(|text| text.parse().ok())
+        {
+            let what = of.trim_end_matches(['-', '/']).replace(['/', '-'], " ");
+            names.insert(StreamId(id), format!("the server's own state of {what}"));
+        }
+    }
+    names
+}
+
 #[derive(Default)]
 struct Maps {
     by_name: BTreeMap<Arc<str>, Arc<Topic>>,
