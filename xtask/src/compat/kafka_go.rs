@@ -34,9 +34,10 @@ const AT_PORT_9092: [&str; 2] =
 
 /// Tests that ask right after a change. Apache Kafka may then still answer with what was before:
 /// there they pass or fail by chance.
-const ASKED_AT_ONCE: [&str; 5] = [
+const ASKED_AT_ONCE: [&str; 6] = [
     "TestClient/retrieve_committed_offsets_for_a_consumer_group_and_topic",
     "TestClientAlterConfigs",
+    "TestClientDescribeACLs",
     "TestClientElectLeaders",
     "TestClientIncrementalAlterConfigs",
     "TestDescribeUserScramCredentials",
