@@ -89,8 +89,12 @@ async fn serve(
 ) -> Result<(), Failure> {
     let device = storage.device.clone();
     let (Opened { store, recovery }, _lock) = recover(config, storage, health).await?;
-    for lost in losses(&recovery, &alluvium_broker::stream_names(&store)) {
-        tracing::error!("{lost}");
+    if !recovery.gaps.is_empty() {
+        let meta = store.meta("");
+        let meta = meta.iter().map(|(key, value)| (key.as_str(), value.as_slice()));
+        for lost in losses(&recovery, &alluvium_broker::stream_names(meta)) {
+            tracing::error!("{lost}");
+        }
     }
     tracing::info!("{}", summary(&recovery));
     tracing::debug!("recovered {recovery}");
@@ -182,24 +186,25 @@ async fn recover(
     Ok((opened, lock))
 }
 
-/// Ranges that are named one by one; the rest is counted.
+/// Ranges of lost offsets that the log names; the others are counted.
 const NAMED_LOSSES: usize = 1000;
 
-/// Which offsets recovery has lost, by the names that operators know.
+/// Which offsets recovery found lost, by topic and partition.
 fn losses(recovery: &Recovery, names: &HashMap<StreamId, String>) -> Vec<String> {
-    let told = recovery.gaps.iter().take(NAMED_LOSSES).map(|Gap { stream, lost }| {
+    let mut lines = Vec::new();
+    for Gap { stream, lost } in recovery.gaps.iter().take(NAMED_LOSSES) {
         let name = names.get(stream).cloned().unwrap_or_else(|| format!("stream {stream}"));
-        format!(
-            "{name}: offsets {} to {} are lost, because the write-ahead log is damaged; readers skip them",
-            lost.start,
-            lost.end.0 - 1
-        )
-    });
-    let mut told: Vec<_> = told.collect();
-    if let more @ 1.. = recovery.gaps.len().saturating_sub(NAMED_LOSSES) {
-        told.push(format!("{} of lost offsets more", counted(more as u64, "range", "ranges")));
+        let (start, last) = (lost.start, lost.end.0 - 1);
+        lines.push(format!(
+            "offsets {start} to {last} of {name} are lost: the write-ahead log is damaged; \
+             readers skip them"
+        ));
     }
-    told
+    let unnamed = recovery.gaps.len().saturating_sub(NAMED_LOSSES);
+    if unnamed > 0 {
+        lines.push(format!("{} of lost offsets more", counted(unnamed as u64, "range", "ranges")));
+    }
+    lines
 }
 
 /// What recovery found, in a line; what is as it should be is left out. The log's own words for what is lost came before it.
@@ -487,18 +492,18 @@ mod tests {
     }
 
     #[test]
-    fn lost_offsets_are_told_by_topic_and_partition() {
+    fn lost_offsets_are_reported_by_topic_and_partition() {
         let mut found = recovery();
         assert!(losses(&found, &HashMap::new()).is_empty());
         let gap = |stream| Gap { stream, lost: StreamOffset(34)..StreamOffset(36) };
         found.gaps = vec![gap(StreamId(9)), gap(StreamId(10))];
-        let names = HashMap::from([(StreamId(9), "topic orders, partition 3".to_owned())]);
-        let why = "are lost, because the write-ahead log is damaged; readers skip them";
+        let names = HashMap::from([(StreamId(9), "partition 3 of topic orders".to_owned())]);
+        let why = "are lost: the write-ahead log is damaged; readers skip them";
         assert_eq!(
             losses(&found, &names),
             [
-                format!("topic orders, partition 3: offsets 34 to 35 {why}"),
-                format!("stream 10: offsets 34 to 35 {why}")
+                format!("offsets 34 to 35 of partition 3 of topic orders {why}"),
+                format!("offsets 34 to 35 of stream 10 {why}")
             ]
         );
         found.gaps = vec![gap(StreamId(9)); NAMED_LOSSES + 2];

@@ -117,27 +117,6 @@ pub(crate) struct BadTopic {
     reason: String,
 }
 
-/// What the catalog says of each stream in words: the topic and partition that it holds, or which of the server's own states. For messages
-/// about streams before the topics are open.
-pub fn stream_names(store: &Store) -> HashMap<StreamId, String> {
-    let mut names = HashMap::new();
-    for (key, value) in store.meta("") {
-        if let Some(topic) = key.strip_prefix(META_PREFIX) {
-            // An entry that can not be read stops the start, later.
-            let Ok(stored) = serde_json::from_slice::<Stored>(&value) else { continue };
-            for (index, id) in stored.streams.into_iter().enumerate() {
-                names.insert(id, format!("topic {topic}, partition {index}"));
-            }
-        } else if let Some(of) = key.strip_suffix("stream")
-            && let Some(id) = std::str::from_utf8(&value).ok().and_then(|text| text.parse().ok())
-        {
-            let what = of.trim_end_matches(['-', '/']).replace(['/', '-'], " ");
-            names.insert(StreamId(id), format!("the server's own state of {what}"));
-        }
-    }
-    names
-}
-
 #[derive(Default)]
 struct Maps {
     by_name: BTreeMap<Arc<str>, Arc<Topic>>,
@@ -553,17 +532,23 @@ fn partition_name(topic: &str, index: usize) -> String {
     format!("partition {index} of topic {topic}")
 }
 
-/// Topic and partition of each stream that has one, in words, by the metadata in a catalog. What
-/// makes no sense is left out.
+/// The name of each stream by the metadata in a catalog, for messages: the partition and topic that
+/// it holds, or the server's own state. Metadata that cannot be read is left out.
 pub fn stream_names<'a>(
     meta: impl Iterator<Item = (&'a str, &'a [u8])>,
 ) -> HashMap<StreamId, String> {
     let mut names = HashMap::new();
     for (key, value) in meta {
-        let Some(topic) = key.strip_prefix(META_PREFIX) else { continue };
-        let Ok(stored) = serde_json::from_slice::<Stored>(value) else { continue };
-        let streams = stored.streams.into_iter().enumerate();
-        names.extend(streams.map(|(index, stream)| (stream, partition_name(topic, index))));
+        if let Some(topic) = key.strip_prefix(META_PREFIX) {
+            let Ok(stored) = serde_json::from_slice::<Stored>(value) else { continue };
+            let streams = stored.streams.into_iter().enumerate();
+            names.extend(streams.map(|(index, stream)| (stream, partition_name(topic, index))));
+        } else if let Some(state) = key.strip_suffix("stream")
+            && let Some(id) = str::from_utf8(value).ok().and_then(|text| text.parse().ok())
+        {
+            let state = state.trim_end_matches(['-', '/']).replace(['/', '-'], " ");
+            names.insert(StreamId(id), format!("the server's own state of {state}"));
+        }
     }
     names
 }

@@ -30,6 +30,7 @@ impl Fold for Nothing {
         _: StreamId,
         _: u8,
         _: StreamOffset,
+        _: StreamOffset,
         _: Option<&[u8]>,
         _: &[Batch],
     ) -> Option<Vec<u8>> {

@@ -86,15 +86,25 @@ fn partition_in(line: &str, partitions: &[Partition]) -> Option<Partition> {
     partitions.iter().find(names).cloned()
 }
 
-/// All `1..5` behind a word.
+/// All ranges `1..5` (end excluded) and `1 to 4` (end included) behind a word.
 fn ranges_behind(line: &str, word: &str) -> Vec<Range<i64>> {
     let Some((_, rest)) = line.split_once(word) else { return Vec::new() };
+    let number = |word: &str| -> Option<i64> {
+        word.trim_matches(|each: char| !each.is_ascii_digit()).parse().ok()
+    };
     let range = |word: &str| {
         let word = word.trim_matches(|each: char| !each.is_ascii_digit());
         let (start, end) = word.split_once("..")?;
         Some(start.parse().ok()?..end.parse().ok()?)
     };
-    rest.split_whitespace()
+    let words: Vec<&str> = rest.split_whitespace().collect();
+    if let [start, "to", last, ..] = words[..]
+        && let Some((start, last)) = number(start).zip(number(last))
+    {
+        return vec![Range { start, end: last + 1 }];
+    }
+    words
+        .into_iter()
         .map_while(|word| match range(word) {
             Some(range) => Some(Some(range)),
             None if matches!(word, "and" | "of") => Some(None),
@@ -187,6 +197,7 @@ mod tests {
     #[test]
     fn losses_are_found_with_their_partition_however_it_is_written() {
         for line in [
+            "ERROR offsets 34 to 35 of partition 1 of topic orders are lost: the write-ahead log is",
             "ERROR orders-1 has lost offsets 34..36 to a damaged WAL; readers skip them",
             "ERROR topic \"orders\", partition 1: lost offsets 34..36 to damage",
             "ERROR partition 1 of orders has lost offsets 34..36.",
