@@ -17,6 +17,10 @@ use crate::objects::{Cause, OWNER_OBJECT, ObjectError, Request, object_size, try
 use crate::store::Shared;
 use crate::upload::{object_prefix, unix_ms};
 
+/// The length of an owner object, padded with spaces: it stays the same when the object is overwritten
+/// in place on a full disk, where a crash may separate a change of the length from that of the text.
+const PADDED_BYTES: usize = 256;
+
 /// More than any owner object takes.
 const MAX_BYTES: u64 = 4096;
 
@@ -223,8 +227,14 @@ fn unreadable(what: &str) -> object_store::Error {
     object_store::Error::Generic { store: "object store", source }
 }
 
+fn encode(claim: &Claim) -> Vec<u8> {
+    let mut bytes = serde_json::to_vec(claim).expect("numbers and an id");
+    bytes.resize(bytes.len().max(PADDED_BYTES), b' ');
+    bytes
+}
+
 async fn write(shared: &Shared, name: &str, claim: &Claim) -> Result<(), ObjectError> {
-    let bytes = serde_json::to_vec(claim).expect("numbers and an id");
+    let bytes = encode(claim);
     let path = name.into();
     let put = shared.objects.store(Cause::CleanUp).put(&path, PutPayload::from(bytes));
     within(Request::Put, name, put).await.map(drop)
@@ -233,6 +243,23 @@ async fn write(shared: &Shared, name: &str, claim: &Claim) -> Result<(), ObjectE
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Else a crash could leave a part of the text, when it is overwritten in place.
+    #[test]
+    fn the_length_of_an_owner_object_does_not_change() {
+        let claim = |epoch, node_id, version, written_at_ms| Claim {
+            epoch,
+            life: Uuid::from_u128(1),
+            node_id,
+            version,
+            written_at_ms,
+        };
+        for claim in [claim(0, 0, 0, 0), claim(u32::MAX, u32::MAX, u64::MAX, u64::MAX)] {
+            let bytes = encode(&claim);
+            assert_eq!(bytes.len(), PADDED_BYTES);
+            assert_eq!(serde_json::from_slice::<Claim>(&bytes).unwrap(), claim);
+        }
+    }
 
     #[test]
     fn who_owns_the_objects() {
