@@ -596,6 +596,9 @@ impl Scratch {
         }
         let result = match header.codec() {
             Some(Codec::Zstd) => self.decompress_zstd(body, max_bytes),
+            Some(Codec::Snappy) => SnappyBlocks::new(body, max_bytes)
+                .take(max_bytes as u64 + 1)
+                .read_to_end(&mut self.bytes),
             _ => decompress(header, body).and_then(|records| {
                 records.take(max_bytes as u64 + 1).read_to_end(&mut self.bytes)
             }),
@@ -623,7 +626,7 @@ fn decompress<'a>(header: &BatchHeader, body: &'a [u8]) -> io::Result<impl BufRe
         Some(Codec::Gzip) => Box::new(flate2::read::MultiGzDecoder::new(body)),
         Some(Codec::Lz4) => Box::new(lz4::Decoder::new(body)?),
         Some(Codec::Zstd) => Box::new(zstd::stream::read::Decoder::new(body)?),
-        Some(Codec::Snappy) => Box::new(SnappyBlocks::new(body)),
+        Some(Codec::Snappy) => Box::new(SnappyBlocks::new(body, MAX_UNPACKED_BYTES as usize)),
         None => return Err(bad("an unknown compression codec")),
     };
     Ok(BufReader::new(reader.take(MAX_DECOMPRESSED_BYTES)))
@@ -633,6 +636,8 @@ fn decompress<'a>(header: &BatchHeader, body: &'a [u8]) -> io::Result<impl BufRe
 struct SnappyBlocks<'a> {
     framed: bool,
     rest: &'a [u8],
+    /// A block is decompressed as a whole, so a larger one is refused.
+    max_block_bytes: usize,
     block: io::Cursor<Vec<u8>>,
 }
 
@@ -643,10 +648,10 @@ impl<'a> SnappyBlocks<'a> {
     /// What a block holds, as written here.
     const BLOCK_BYTES: usize = 32 << 10;
 
-    fn new(body: &'a [u8]) -> Self {
+    fn new(body: &'a [u8], max_block_bytes: usize) -> Self {
         let framed = body.starts_with(Self::MAGIC) && body.len() >= Self::FRAME_HEADER_BYTES;
         let rest = if framed { &body[Self::FRAME_HEADER_BYTES..] } else { body };
-        Self { framed, rest, block: io::Cursor::default() }
+        Self { framed, rest, max_block_bytes, block: io::Cursor::default() }
     }
 
     fn next_block(&mut self) -> io::Result<()> {
@@ -667,7 +672,7 @@ impl<'a> SnappyBlocks<'a> {
         if len_bytes / 22 > compressed.len() + 3 {
             return Err(bad("a snappy block claims an impossible length"));
         }
-        if len_bytes as u64 > MAX_UNPACKED_BYTES {
+        if len_bytes > self.max_block_bytes {
             return Err(bad("a snappy block is too large to be decompressed at one time"));
         }
         self.block = io::Cursor::new(snap::raw::Decoder::new().decompress_vec(compressed)?);
@@ -777,10 +782,19 @@ mod tests {
     #[test]
     fn a_block_of_snappy_has_a_bound() {
         let block = |len: usize| snap::raw::Encoder::new().compress_vec(&vec![0; len]).unwrap();
-        let read = |block: &[u8]| SnappyBlocks::new(block).read(&mut [0; 9]);
-        assert_eq!(read(&block(1 << 20)).unwrap(), 9);
-        let error = read(&block(MAX_UNPACKED_BYTES as usize + 1)).unwrap_err();
-        assert!(error.to_string().contains("too large"), "{error}");
+        let read = |block: &[u8], most| SnappyBlocks::new(block, most).read(&mut [0; 9]);
+        assert_eq!(read(&block(1 << 20), 1 << 20).unwrap(), 9);
+        for most in [SMALL_BYTES, MAX_UNPACKED_BYTES as usize] {
+            let error = read(&block(most + 1), most).unwrap_err();
+            assert!(error.to_string().contains("too large"), "{error}");
+        }
+        // Scratch memory does not take a block that is larger than what is wanted.
+        let mut batch = stored(Compression::Snappy, &[1]);
+        batch.truncate(HEADER_BYTES);
+        let (header, body) = (BatchHeader::parse(&batch).unwrap(), block(4 << 20));
+        let mut scratch = Scratch::default();
+        assert!(!scratch.decompress(&header, &body, SMALL_BYTES));
+        assert_eq!(scratch.bytes.capacity(), 0);
     }
 
     #[test]
