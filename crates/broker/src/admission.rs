@@ -86,6 +86,9 @@ fn rejection(batch: &[u8], rules: AppendRules, now_ms: i64) -> Result<ApiError, 
     let mut rejected = Vec::new();
     let mut first_is_time = None;
     records::for_each(batch, |index, timestamp_ms, has_key| {
+        if rejected.len() == NAMED_RECORDS {
+            return;
+        }
         let reason = if rules.needs_keys && !has_key {
             first_is_time.get_or_insert(false);
             "Compacted topic cannot accept message without key".to_owned()
@@ -99,9 +102,7 @@ fn rejection(batch: &[u8], rules: AppendRules, now_ms: i64) -> Result<ApiError, 
         } else {
             return;
         };
-        if rejected.len() < NAMED_RECORDS {
-            rejected.push((index, reason));
-        }
+        rejected.push((index, reason));
     })?;
     let times = first_is_time.ok_or_else(|| {
         ApiError::Internal("a batch is refused, but none of its records breaks a rule".into())
