@@ -13,6 +13,9 @@ use regex_automata::{Anchored, Input};
 
 mod re2;
 
+/// Bound on the length of an expression. Its syntax tree is not bounded otherwise, and a class of
+/// five bytes can take some kilobytes there.
+pub(crate) const MAX_BYTES: usize = 4096;
 /// Bound on what an expression compiles to.
 const MAX_COMPILED_BYTES: usize = 1 << 20;
 /// States that are remembered, and how often they may be forgotten, over all names.
@@ -36,6 +39,12 @@ impl Pattern {
     /// # Errors
     /// Why it is no regular expression, or too large a one.
     pub(crate) fn new(regex: &str) -> Result<Self, String> {
+        if regex.len() > MAX_BYTES {
+            return Err(format!(
+                "it has {} bytes, and at most {MAX_BYTES} are allowed",
+                regex.len()
+            ));
+        }
         let translated = re2::translate(regex)?;
         let syntax = syntax::Config::new().utf8(false);
         // By itself first: what is put around it must not complete it.
@@ -118,6 +127,8 @@ mod tests {
         for bad in ["(", "a)|(b", "*", "a{2000}{2000}", r"\", "[z-a]"] {
             assert!(Pattern::new(bad).is_err(), "{bad}");
         }
+        assert!(Pattern::new(&"a".repeat(MAX_BYTES)).is_ok());
+        assert!(Pattern::new(&"a".repeat(MAX_BYTES + 1)).is_err());
     }
 
     /// What RE2/J 1.8 of Kafka 4.4.0 makes of each, by `Pattern.matches`.

@@ -8,10 +8,7 @@ use kafka_protocol::error::ResponseError;
 use super::state::GroupState;
 use super::{Fault, bad_regex};
 use crate::groups::topics_view::{Sight, TopicsView};
-use crate::pattern::Pattern;
-
-/// Bound on the length of a regular expression.
-pub(super) const MAX_REGEX_BYTES: usize = 4096;
+use crate::pattern::{self, Pattern};
 
 /// The matches of all members, as far as they have been needed.
 #[derive(Debug, Default)]
@@ -119,11 +116,11 @@ pub(super) fn matching(regex: &str, topics: &TopicsView) -> Result<Vec<Arc<str>>
 
 /// What no group is needed for to see that it is no regular expression.
 pub(in crate::groups) fn check_regex(regex: &str) -> Result<(), Fault> {
-    if regex.len() > MAX_REGEX_BYTES {
-        let len = regex.len();
+    if regex.len() > pattern::MAX_BYTES {
+        let (len, most) = (regex.len(), pattern::MAX_BYTES);
         return Err(Fault::new(
             ResponseError::InvalidRegularExpression,
-            format!("SubscribedTopicRegex has at most {MAX_REGEX_BYTES} bytes, this one {len}."),
+            format!("SubscribedTopicRegex has at most {most} bytes, this one {len}."),
         ));
     }
     Pattern::new(regex).map(drop).map_err(|error| bad_regex(regex, &error))

@@ -237,7 +237,7 @@ fn regular_expressions_match_whole_names_and_follow_the_topics() {
     let mut group = group(now);
     let matching = |regex: &str| Beat { regex: Some(regex.into()), ..join("a", &["x"]) };
     let topics = view(1, &[("ta", 1), ("tab", 1), ("x", 1)]);
-    for bad in ["(", "a)(b", "(?<", &"a".repeat(matches::MAX_REGEX_BYTES + 1), "(a{1000}){1000}"] {
+    for bad in ["(", "a)(b", "(?<", &"a".repeat(crate::pattern::MAX_BYTES + 1), "(a{1000}){1000}"] {
         let refused = check_regex(bad).expect_err(bad);
         assert_eq!(refused.error, ResponseError::InvalidRegularExpression, "{bad}");
     }
