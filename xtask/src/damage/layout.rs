@@ -8,7 +8,9 @@ pub(super) const PAGE: u64 = 4096;
 pub(super) const SLOTS: [u64; 2] = [0, 32 << 10];
 pub(super) const DATA_START: u64 = 64 << 10;
 const RECORD_HEADER: u64 = 32;
-const STREAM_HEADER: u64 = 32;
+const STREAM_HEADER: u64 = 40;
+/// The kind of a stream record that lists where streams end.
+const KIND_ENDS: u8 = 2;
 const OBJECT_HEADER: u64 = 32;
 const FOOTER: u64 = 64;
 const INDEX_ENTRY: u64 = 56;
@@ -102,6 +104,9 @@ pub(super) fn wal_records(files: &Files) -> Vec<WalRecord> {
         let stream = &header[RECORD_HEADER as usize..];
         let (class, extent) = match &header[..4] {
             b"ALRP" => (Class::Padding, Extent { stream: u64::MAX, start: 0, end: 0 }),
+            b"ALRD" if stream[1] == KIND_ENDS => {
+                (Class::State, Extent { stream: u64::MAX, start: 0, end: 0 })
+            }
             b"ALRD" => {
                 let (id, start) = (u64_at(stream, 8), u64_at(stream, 16));
                 let end = start + u64::from(u32_at(stream, 4));

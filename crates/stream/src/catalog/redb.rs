@@ -265,7 +265,7 @@ impl RedbCatalog {
     }
 
     fn error(&self, error: impl Into<redb::Error>) -> CatalogError {
-        CatalogError::Failed(format!("{}: {}", self.path.display(), error.into()))
+        failed(&self.path, &error.into())
     }
 
     /// The WAL that this catalog belongs to, by that row alone: not verified, as [`Catalog::load`] does it with all rows. Blocking.
@@ -429,7 +429,7 @@ fn open_database(
         DatabaseError::DatabaseAlreadyOpen => {
             named("another process has it open; is the server running already?".into())
         }
-        other => named(other.to_string()),
+        other => failed(path, &other.into()),
     })
 }
 
@@ -439,9 +439,22 @@ fn unless_damaged<T>(
     read: impl FnOnce() -> Result<T, CatalogError>,
 ) -> Result<T, CatalogError> {
     panics::contained(read).unwrap_or_else(|text| {
-        Err(CatalogError::Failed(format!("{}: damaged: {text}", path.display())))
+        Err(CatalogError::Failed(format!("{}: damaged: {text}. {RESTORE}", path.display())))
     })
 }
+
+fn failed(path: &Path, error: &redb::Error) -> CatalogError {
+    let is_damaged = match error {
+        redb::Error::Corrupted(_) => true,
+        redb::Error::Io(error) => error.kind() == std::io::ErrorKind::InvalidData,
+        _ => false,
+    };
+    let advice = if is_damaged { format!(". {RESTORE}") } else { String::new() };
+    CatalogError::Failed(format!("{}: {error}{advice}", path.display()))
+}
+
+/// What an operator does about a damaged catalog.
+const RESTORE: &str = "Restore it from a copy, or from an export by `alluvium catalog import`, of this log's last state";
 
 /// Why reading or applying stopped.
 enum Failure {

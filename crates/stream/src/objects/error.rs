@@ -58,6 +58,10 @@ pub enum ErrorKind {
 impl ObjectError {
     pub(crate) fn store(name: &str, error: &Error) -> Self {
         let text = error.to_string();
+        if is_beyond_the_end(error, &text) {
+            let reason = format!("it is shorter than what was written: {}", in_words(&text).0);
+            return Self::damaged(name, Damage { position: 0, reason });
+        }
         let (mut reason, code) = in_words(&text);
         // A client that got no answer says why only in the causes of its error: no certificate, no connection.
         let mut told = text.clone();
@@ -127,6 +131,15 @@ impl ObjectError {
             Self::Damaged { source, .. } => source.to_string(),
         }
     }
+}
+
+/// Whether a range was asked for that lies beyond the end of an object. Objects are written once and
+/// in full, and ranges come from the catalog or the object's own index, so such an object was cut.
+/// `object_store` has no variant for it: local stores say it in words, others answer with status 416.
+fn is_beyond_the_end(error: &Error, text: &str) -> bool {
+    let is_generic = matches!(error, Error::Generic { .. });
+    is_generic
+        && (text.contains("Requested range was invalid") || text.contains("status code: 416"))
 }
 
 /// What an error says, and its code. Of an answer in XML, code and message are all that is passed on.
@@ -208,6 +221,23 @@ mod tests {
         let error = caused(["no", body, "no"]);
         let shown = format!("{error} {error:?}");
         assert!(shown.contains("no: SlowDown") && !shown.contains("SECRET"), "{shown}");
+    }
+
+    #[tokio::test]
+    async fn an_object_that_was_cut_is_damaged() {
+        use object_store::ObjectStoreExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        let store = crate::objects::local_objects(directory.path()).unwrap();
+        store.put(&"a".into(), "short".into()).await.unwrap();
+        let local = store.get_range(&"a".into(), 100..200).await.unwrap_err();
+        let range = "<Error><Code>InvalidRange</Code></Error>";
+        for error in
+            [ObjectError::store("a", &local), error("416 Range Not Satisfiable", range, generic)]
+        {
+            assert!(error.is_loss() && !error.is_not_found() && !error.may_pass(), "{error}");
+        }
+        let other = error("400 Bad Request", range, generic);
+        assert!(!other.is_loss(), "{other}");
     }
 
     #[test]
