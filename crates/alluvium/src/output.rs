@@ -94,8 +94,9 @@ impl From<alluvium_wal::OpenError> for Failure {
             E::LargerThanDevice { device, wanted_bytes, device_bytes } => {
                 let (wanted, there) = (Size { bytes: wanted_bytes }, Size { bytes: device_bytes });
                 Self::Failed(format!(
-                    "{device}: a write-ahead log of {wanted} does not fit into {there}: the file or device was cut, or is \
-                     another one. Restore it in full length: the part that is missing may hold acknowledged records"
+                    "{device}: a write-ahead log of {wanted} does not fit into {there}. If it \
+                     fitted before, the file or device was cut: restore it in full length, since the \
+                     missing part may hold acknowledged records"
                 ))
             }
             other => Self::new(other),

@@ -52,7 +52,7 @@ fn a_target_smaller_than_asked_is_refused_with_both_sizes() {
     let target = Target::new();
     write_target(&target.path, 8 * MIB, 0, &[]);
     let said = refused(1, &["wal", "format", target.arg(), "--capacity", "16MiB"]);
-    contains(&said, &[target.arg(), "of 16MiB does not fit", "8MiB\n"]);
+    contains(&said, &[target.arg(), "of 16MiB does not fit into 8MiB."]);
     // Nor has any file system so much.
     let target = Target::new();
     let said = refused(1, &["wal", "format", target.arg(), "--capacity", "1024TiB"]);

@@ -179,7 +179,10 @@ impl Run<'_> {
         let log = &log[before..];
         let mut now = Stated::default();
         let partitions = self.model.partitions();
-        now.read(log, &partitions);
+        // The metric counts what recovery lost, not what damaged objects hold.
+        let is_of_recovery = |line: &&str| !line.contains("object ");
+        let of_recovery: Vec<&str> = log.lines().filter(is_of_recovery).collect();
+        now.read(&of_recovery.join("\n"), &partitions);
         if !self.case.deaf {
             self.stated.read(log, &partitions);
         }

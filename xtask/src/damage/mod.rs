@@ -103,19 +103,32 @@ pub(crate) fn run(
     let numbers: Vec<u64> = case.map_or((0..cases).collect(), |case| vec![case]);
     let lines = all(&numbers, seed, &images, binary, directory)?;
     print!("{}", table(&lines));
-    let has_failed = |line: &Line| line.verdict.is_none_or(Verdict::is_failure);
-    let mut tests: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    let mut tests: BTreeMap<&str, (Vec<String>, bool)> = BTreeMap::new();
     for line in &lines {
-        let failures = tests.entry(&line.label).or_default();
-        if has_failed(line) {
+        let (failures, has_run) = tests.entry(&line.label).or_default();
+        *has_run |= line.verdict.is_some();
+        if line.verdict.is_some_and(Verdict::is_failure) {
             failures.push(format!("case {}: {}", line.number, line.reason));
         }
     }
     let mut report = proof;
-    report.extend(tests.into_iter().map(|(label, failures)| match failures.as_slice() {
-        [] => report::Case::passed(label),
-        [first, ..] => report::Case::failed(label, format!("{} failed; {first}", failures.len())),
-    }));
+    report.extend(tests.into_iter().map(
+        |(label, (failures, has_run))| match failures.as_slice() {
+            [] if !has_run => report::Case::skipped(label, "no image has anything of the kind"),
+            [] => report::Case::passed(label),
+            [first, ..] => {
+                report::Case::failed(label, format!("{} failed; {first}", failures.len()))
+            }
+        },
+    ));
+    // A campaign that finds nothing to damage in the logs is a defect of its own.
+    let log_cases = lines.iter().filter(|line| line.label.starts_with("log: flip"));
+    if case.is_none()
+        && log_cases.clone().count() > 4
+        && log_cases.clone().all(|line| line.verdict.is_none())
+    {
+        report.push(report::Case::failed("log", "no record of a log was recognised"));
+    }
     if report.iter().any(report::Case::has_failed) {
         println!(
             "failed cases stay in {}; one again with: cargo xtask damage --seed {seed} --case N",

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::thread;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
@@ -87,7 +89,14 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> Fli
         let number = under_way.next_number;
         under_way.next_number += 1;
         let (sender, landed) = watch::channel(None);
-        let forget = Forget { under_way: self.under_way.clone(), keys: keys.clone(), number };
+        let started = Arc::new(AtomicBool::new(false));
+        let forget = Forget {
+            under_way: self.under_way.clone(),
+            keys: keys.clone(),
+            number,
+            started: started.clone(),
+            starter: thread::current().id(),
+        };
         let task = self.background.spawn(async move {
             let fetched = fetch.await;
             drop(forget);
@@ -98,6 +107,7 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> Fli
             let known = Known { number, task: Arc::downgrade(&task), landed: landed.clone() };
             under_way.by_key.insert(key, known);
         }
+        started.store(true, Ordering::Release);
         Flight { task, landed }
     }
 }
@@ -120,10 +130,18 @@ struct Forget<K: Copy + Eq + Hash, T> {
     under_way: Arc<Mutex<UnderWay<K, T>>>,
     keys: Vec<K>,
     number: u64,
+    /// [`Flights::start`] has done its work.
+    started: Arc<AtomicBool>,
+    starter: thread::ThreadId,
 }
 
 impl<K: Copy + Eq + Hash, T> Drop for Forget<K, T> {
     fn drop(&mut self) {
+        // A runtime that shuts down drops a task within the call that spawns it, where this thread
+        // holds the lock. There is nothing to forget then.
+        if !self.started.load(Ordering::Acquire) && thread::current().id() == self.starter {
+            return;
+        }
         let mut under_way = self.under_way.lock();
         for key in &self.keys {
             // Another one may have started after this one was given up.
