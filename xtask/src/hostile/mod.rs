@@ -213,8 +213,7 @@ impl<'a> Attacks<'a> {
                 code => return Err(format!("topic {topic} is refused with {code}").into()),
             }
         }
-        // The server does not look into what is compressed.
-        let large = Batch { records: vec![0; 900 << 10], attributes: 1, ..Batch::good() };
+        let large = Batch { records: wire::record_of(900 << 10), ..Batch::good() };
         let large = produce(FULL, &large.encode());
         for _ in 0..40 {
             let (code, _) = produced(wire.call(&large)?)?;

@@ -289,6 +289,28 @@ pub(super) fn authenticate(message: &[u8]) -> Vec<u8> {
     request(SASL_AUTHENTICATE, 1, &Body::default().bytes(message))
 }
 
+/// A record without a key, with a value of zeros.
+pub(super) fn record_of(value_bytes: usize) -> Vec<u8> {
+    fn put_varint(to: &mut Vec<u8>, value: usize) {
+        let mut zigzag = value << 1;
+        while zigzag >= 0x80 {
+            to.push(zigzag as u8 | 0x80);
+            zigzag >>= 7;
+        }
+        to.push(zigzag as u8);
+    }
+    // Attributes, time delta, offset delta, and a key length of -1.
+    let mut body = vec![0, 0, 0, 1];
+    put_varint(&mut body, value_bytes);
+    body.resize(body.len() + value_bytes, 0);
+    // No headers.
+    body.push(0);
+    let mut record = Vec::new();
+    put_varint(&mut record, body.len());
+    record.extend(body);
+    record
+}
+
 pub(super) fn produce(topic: &str, batch: &[u8]) -> Vec<u8> {
     let body = Body::default().i16(-1).i16(-1).i32(30_000).i32(1).text(topic);
     // The first version with zstd.
