@@ -127,8 +127,7 @@ impl Honest {
     fn work(address: &str, rounds: &AtomicU64, stop: &AtomicBool) -> Result<(), Error> {
         let mut wire = Wire::connect(address)?;
         let small = Batch::good();
-        // The server does not look into what is compressed.
-        let large = Batch { records: vec![0; LARGE_BYTES], attributes: 1, ..Batch::good() };
+        let large = Batch { records: wire::record_of(LARGE_BYTES), ..Batch::good() };
         let batches = [small.encode(), large.encode()];
         while !stop.load(Ordering::Relaxed) {
             for batch in &batches {
