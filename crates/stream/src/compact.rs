@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::catalog::{CatalogError, ObjectInfo, ObjectRange};
 use crate::commit::Replacement;
+use crate::health::Reason;
 use crate::object::Block;
 use crate::objects::{Cause, ObjectError, Scan, index};
 use crate::options::Options;
@@ -116,7 +117,10 @@ struct LeftOut(HashMap<ObjectId, Left>);
 /// How long an object is left out.
 #[derive(Clone, Copy)]
 enum Left {
-    ForGood,
+    /// It is damaged: the reason `objects_damaged` names it.
+    Damaged,
+    /// The catalog does not take what is made of it.
+    Refused,
     /// After so many failures in a row.
     Until(Instant, u32),
     /// It is to be tried again.
@@ -125,17 +129,21 @@ enum Left {
 
 impl LeftOut {
     fn contains(&self, id: ObjectId) -> bool {
-        matches!(self.0.get(&id), Some(Left::ForGood | Left::Until(..)))
+        matches!(self.0.get(&id), Some(Left::Damaged | Left::Refused | Left::Until(..)))
     }
 
-    fn for_good(&mut self, id: ObjectId) {
-        self.0.insert(id, Left::ForGood);
+    fn damaged(&mut self, id: ObjectId) {
+        self.0.insert(id, Left::Damaged);
+    }
+
+    fn refused(&mut self, id: ObjectId) {
+        self.0.insert(id, Left::Refused);
     }
 
     fn for_now(&mut self, id: ObjectId) {
         let failures = match self.0.get(&id) {
             Some(Left::Until(_, failures) | Left::Over(failures)) => *failures,
-            Some(Left::ForGood) | None => 0,
+            Some(Left::Damaged | Left::Refused) | None => 0,
         };
         let wait = LEFT_OUT.saturating_mul(1 << failures.min(20)).min(LEFT_OUT_MAX);
         self.0.insert(id, Left::Until(Instant::now() + wait, failures.saturating_add(1)));
@@ -145,9 +153,14 @@ impl LeftOut {
     fn next(&self) -> Option<Instant> {
         let ends = self.0.values().filter_map(|left| match left {
             Left::Until(until, _) => Some(*until),
-            Left::ForGood | Left::Over(_) => None,
+            Left::Damaged | Left::Refused | Left::Over(_) => None,
         });
         ends.min()
+    }
+
+    /// Whether some are left out for a reason that no other fault shows.
+    fn is_failing(&self) -> bool {
+        self.0.values().any(|left| !matches!(left, Left::Damaged))
     }
 
     /// Forget those that are no longer in use; true if others are to be tried again.
@@ -211,6 +224,9 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         let failure = match done {
             Ok(done) => {
                 failures = 0;
+                if !left_out.is_failing() {
+                    shared.faults.report(Reason::ObjectCompactionFailing, None);
+                }
                 if !done {
                     indexes = Indexes::default();
                     let expired = async {
@@ -239,7 +255,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             Failure::Full(error) => StoreError::from(error),
             Failure::Refused { error, sources } => {
                 tracing::error!("a defect: compaction leaves {sources:?} as they are: {error}");
-                sources.into_iter().for_each(|id| left_out.for_good(id));
+                sources.into_iter().for_each(|id| left_out.refused(id));
                 StoreError::from(error)
             }
             Failure::Object(error) => {
@@ -248,7 +264,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
                 let source = object_id(name).filter(|id| shared.object_table.lock().is_live(*id));
                 if let Some(id) = source {
                     match error {
-                        ObjectError::Damaged { .. } => left_out.for_good(id),
+                        ObjectError::Damaged { .. } => left_out.damaged(id),
                         ObjectError::Store { .. } => left_out.for_now(id),
                     }
                 }
@@ -257,7 +273,15 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         };
         let wait = backoff(shared.options.retry_initial, RETRY_MAX, failures);
         failures = failures.saturating_add(1);
-        tracing::warn!("can not compact, next try in {wait:?}: {error}");
+        let is_shown = matches!(&error, StoreError::Object(ObjectError::Damaged { .. }));
+        if !is_shown {
+            let detail = format!(
+                "small objects are not merged into larger ones, which makes cold reads slower and \
+                 keeps space in use; failures in a row: {failures}; the last error: {error}"
+            );
+            shared.faults.report(Reason::ObjectCompactionFailing, Some(detail));
+        }
+        tracing::warn!("cannot compact objects, next attempt in {wait:?}: {error}");
         tokio::time::sleep(wait).await;
     }
 }

@@ -25,11 +25,15 @@ pub enum Reason {
     CatalogDiskFull,
     /// Partitions cannot be compacted by key.
     LogCompactionFailing,
+    /// Small objects cannot be merged into larger ones.
+    ObjectCompactionFailing,
+    /// Objects that are not needed cannot be deleted.
+    ObjectDeletionFailing,
 }
 
 impl Reason {
     /// All of them, in the order in which they are listed.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::LogDamaged,
         Self::OffsetsLost,
         Self::UploadsFailing,
@@ -37,6 +41,8 @@ impl Reason {
         Self::ObjectsMissing,
         Self::CatalogDiskFull,
         Self::LogCompactionFailing,
+        Self::ObjectCompactionFailing,
+        Self::ObjectDeletionFailing,
     ];
 
     /// The name of the reason in `/healthz` and in metrics.
@@ -49,6 +55,8 @@ impl Reason {
             Self::ObjectsMissing => "objects_missing",
             Self::CatalogDiskFull => "catalog_disk_full",
             Self::LogCompactionFailing => "log_compaction_failing",
+            Self::ObjectCompactionFailing => "object_compaction_failing",
+            Self::ObjectDeletionFailing => "object_deletion_failing",
         }
     }
 }

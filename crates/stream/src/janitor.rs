@@ -11,6 +11,7 @@ use futures::TryStreamExt;
 use tokio::time::Instant;
 
 use crate::catalog::CatalogError;
+use crate::health::Reason;
 use crate::objects::{Cause, ObjectError, Request, within};
 use crate::owner;
 use crate::store::{Shared, StoreError};
@@ -24,24 +25,46 @@ const HELD: Duration = Duration::from_secs(1);
 /// needs.
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// When something is to be done next.
+/// When a task of the janitor runs next.
 struct Schedule {
     at: Instant,
     failures: u32,
+    last_error: String,
 }
 
 impl Schedule {
-    /// It was done just now.
+    fn now() -> Self {
+        Self { at: Instant::now(), failures: 0, last_error: String::new() }
+    }
+
+    /// The task has run just now.
     fn done(&mut self, shared: &Shared, result: Result<(), StoreError>) {
         let Err(error) = result else {
-            *self = Self { at: Instant::now() + shared.options.orphan_age, failures: 0 };
+            *self = Self { at: Instant::now() + shared.options.orphan_age, ..Self::now() };
             return;
         };
         shared.numbers.clean_up_failures.fetch_add(1, Ordering::Relaxed);
         let wait = backoff(shared.options.retry_initial, RETRY_MAX, self.failures);
-        tracing::warn!("can not clean up the object store, next try in {wait:?}: {error}");
-        *self = Self { at: Instant::now() + wait, failures: self.failures.saturating_add(1) };
+        tracing::warn!("cannot clean up the object store, next attempt in {wait:?}: {error}");
+        *self = Self {
+            at: Instant::now() + wait,
+            failures: self.failures.saturating_add(1),
+            last_error: error.to_string(),
+        };
     }
+}
+
+/// Report whether deletions fail.
+fn report(shared: &Shared, orphans: &Schedule, retired: &Schedule) {
+    let worst = if orphans.failures > retired.failures { orphans } else { retired };
+    let detail = (worst.failures > 0).then(|| {
+        format!(
+            "objects that are not needed are not deleted, and keep their space; failures in a row: \
+             {}; the last error: {}",
+            worst.failures, worst.last_error
+        )
+    });
+    shared.faults.report(Reason::ObjectDeletionFailing, detail);
 }
 
 /// The janitor task: retired objects when there are any, orphans at the start and whenever a next one may have become old enough. What
@@ -50,9 +73,10 @@ impl Schedule {
 /// Not `complete`: recovery has found that something is lost. An upload that was not committed may have written what the WAL has lost
 /// since, so that an orphan is all that is left of it; orphans are counted and kept then.
 pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
-    let mut orphans = Schedule { at: Instant::now(), failures: 0 };
-    let mut retired = Schedule { at: Instant::now(), failures: 0 };
+    let mut orphans = Schedule::now();
+    let mut retired = Schedule::now();
     loop {
+        report(&shared, &orphans, &retired);
         tokio::select! {
             () = tokio::time::sleep_until(retired.at) => {}
             // While deletions fail, further ones wait with them.

@@ -7,7 +7,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use alluvium_device::sim::Random;
-use alluvium_stream::{Batch, Catalog, Requests, Stream, StreamId, StreamOffset, StreamWriter};
+use alluvium_stream::{
+    Batch, Catalog, Reason, Requests, Stream, StreamId, StreamOffset, StreamWriter,
+};
 use common::*;
 use object_store::ObjectStoreExt;
 use parking_lot::Mutex;
@@ -359,6 +361,33 @@ async fn an_object_store_that_fails_delays_it_and_leaves_nothing_behind() {
     settled(&life, &world).await;
     let stats = life.store.stats();
     assert_eq!((stats.compaction_failures, stats.objects), (5, 1));
+    assert_eq!(life.store.degraded(), []);
+    let all = opened(&life, known).await;
+    close(life, all).await;
+}
+
+#[tokio::test]
+async fn the_store_is_degraded_while_compaction_fails() {
+    let mut world = world();
+    off(&mut world);
+    let life = world.start().await;
+    let mut all = streams(&life, 3).await;
+    uploads(&life, &mut all, 8, 500).await;
+    on(&mut world);
+    let known: Vec<_> = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
+    life.close().await;
+    let fail = |objects: &Objects| objects.fail_writes.store(u64::MAX, Ordering::SeqCst);
+    let life = world.start_with(fail).await;
+    let failing = || {
+        let degraded = life.store.degraded();
+        degraded.into_iter().find(|it| it.reason == Reason::ObjectCompactionFailing)
+    };
+    eventually("the failure is reported", || failing().is_some()).await;
+    let detail = failing().unwrap().detail;
+    assert!(detail.contains("failures in a row: "), "{detail}");
+    life.objects.fail_writes.store(0, Ordering::SeqCst);
+    eventually("the report ends", || failing().is_none()).await;
+    assert_eq!(life.store.stats().compactions, 1);
     let all = opened(&life, known).await;
     close(life, all).await;
 }

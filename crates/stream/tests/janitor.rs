@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use alluvium_stream::{
-    Catalog, Change, KIND_LOG, MemoryCatalog, Opened, Store, StreamEpoch, StreamOffset,
+    Catalog, Change, KIND_LOG, MemoryCatalog, Opened, Reason, Store, StreamEpoch, StreamOffset,
 };
 use common::*;
 use object_store::ObjectStoreExt;
@@ -88,8 +88,11 @@ async fn an_orphan_that_can_not_be_listed_or_deleted_is_tried_again() {
     let failures = life.store.stats().clean_up_failures;
     eventually("it tries again", || life.store.stats().clean_up_failures >= failures + 3).await;
     assert_eq!(names(&world).await.len(), 1);
+    let reasons: Vec<_> = life.store.degraded().into_iter().map(|it| it.reason).collect();
+    assert_eq!(reasons, [Reason::ObjectDeletionFailing]);
     life.objects.deletes_fail.store(false, Ordering::SeqCst);
     eventually("it is deleted", || life.store.stats().orphans == 0).await;
+    eventually("the report ends", || life.store.degraded().is_empty()).await;
     assert_eq!((life.store.stats().orphans_deleted, names(&world).await.len()), (1, 0));
     life.close().await;
 }
