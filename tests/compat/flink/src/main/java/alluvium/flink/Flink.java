@@ -38,8 +38,12 @@ public final class Flink {
         // How transactions are named: a new name for each, or names of a pool, whose transactions are asked for with ListTransactions.
         String[] strategies = {"INCREMENTING", "POOLING"};
         System.out.println("1.." + (strategies.length + 1));
-        boolean finds = difference(List.of("0", "1", "1")).contains("1 twice") && !difference(List.of()).isEmpty();
-        System.out.println((finds ? "ok" : "not ok") + " 1 - a record that is there twice or not at all would be found");
+        List<String> input = IntStream.range(0, RECORDS).mapToObj(String::valueOf).toList();
+        boolean finds = difference(input).isEmpty()
+            && difference(input.subList(1, RECORDS)).equals("0 not at all, ")
+            && difference(Stream.concat(input.stream(), Stream.of("1")).toList()).equals("1 twice, ")
+            && difference(Stream.concat(input.stream(), Stream.of("x")).toList()).equals("x is not in the input, ");
+        System.out.println((finds ? "ok" : "not ok") + " 1 - the comparison finds a lost, a repeated and a foreign record");
         int failed = finds ? 0 : 1;
         for (int number = 0; number < strategies.length; number++) {
             String name = (number + 2) + " - a topic is copied exactly once, with transactions named by " + strategies[number];
@@ -77,9 +81,7 @@ public final class Flink {
         Thread writer = new Thread(this::write);
         writer.setDaemon(true);
         Process job = start();
-        try (KafkaConsumer<String, String> consumer = new KafkaConsumer<>(Map.of("bootstrap.servers", BOOTSTRAP,
-            "isolation.level", "read_committed", "auto.offset.reset", "earliest"), new StringDeserializer(), new StringDeserializer())) {
-            consumer.assign(IntStream.range(0, PARTITIONS).mapToObj(number -> new TopicPartition(to, number)).toList());
+        try (KafkaConsumer<String, String> consumer = consumer()) {
             writer.start();
             for (int kill = 0; kill < KILLS.length; kill++) {
                 read(consumer, KILLS[kill], job);
@@ -94,7 +96,7 @@ public final class Flink {
                 }
             }
             read(consumer, RECORDS, job);
-            // What was written twice would come now: after some more checkpoints.
+            // A record that was written twice appears after some more checkpoints.
             long until = System.nanoTime() + Duration.ofSeconds(3).toNanos();
             while (System.nanoTime() < until) {
                 take(consumer);
@@ -102,10 +104,38 @@ public final class Flink {
         } finally {
             job.destroyForcibly().waitFor();
         }
-        String difference = difference(copied);
+        equal("a consumer that read all the time", copied);
+        equal("a consumer that reads from the beginning afterwards", all());
+    }
+
+    private static void equal(String who, List<String> read) {
+        String difference = difference(read);
         if (!difference.isEmpty()) {
-            throw new AssertionError(difference);
+            throw new AssertionError(who + ": " + difference);
         }
+    }
+
+    /** A consumer of the output that starts at its beginning and reads only what is committed. */
+    private KafkaConsumer<String, String> consumer() {
+        KafkaConsumer<String, String> consumer = new KafkaConsumer<>(Map.of("bootstrap.servers", BOOTSTRAP, "isolation.level", "read_committed",
+            "auto.offset.reset", "earliest"), new StringDeserializer(), new StringDeserializer());
+        consumer.assign(IntStream.range(0, PARTITIONS).mapToObj(number -> new TopicPartition(to, number)).toList());
+        return consumer;
+    }
+
+    /** The whole output, as a new consumer reads it: up to the last stable offset of each partition. */
+    private List<String> all() {
+        List<String> values = new ArrayList<>();
+        try (KafkaConsumer<String, String> consumer = consumer()) {
+            Map<TopicPartition, Long> ends = consumer.endOffsets(consumer.assignment());
+            while (ends.entrySet().stream().anyMatch(end -> consumer.position(end.getKey()) < end.getValue())) {
+                consumer.poll(Duration.ofMillis(200)).forEach(record -> values.add(record.value()));
+                if (System.nanoTime() > deadline) {
+                    throw new AssertionError("a new consumer does not reach the ends " + ends + " of the output");
+                }
+            }
+        }
+        return values;
     }
 
     /** Reads until so many records of the output are there. */
@@ -151,18 +181,20 @@ public final class Flink {
         }
     }
 
-    /** What is wrong with the copy: empty if each number is there once. */
+    /** What is wrong with the copy: empty if each number is there once, and nothing else is. */
     private static String difference(List<String> copied) {
         Map<String, Integer> times = new HashMap<>();
         copied.forEach(value -> times.merge(value, 1, Integer::sum));
         StringBuilder wrong = new StringBuilder();
         int told = 0;
         for (int number = 0; number < RECORDS; number++) {
-            int found = times.getOrDefault(String.valueOf(number), 0);
+            Integer count = times.remove(String.valueOf(number));
+            int found = count == null ? 0 : count;
             if (found != 1 && told++ < 5) {
                 wrong.append(number).append(found == 0 ? " not at all, " : found == 2 ? " twice, " : " " + found + " times, ");
             }
         }
+        times.keySet().stream().limit(5).forEach(value -> wrong.append(value).append(" is not in the input, "));
         return wrong.toString();
     }
 }
