@@ -719,7 +719,7 @@ mod tests {
     async fn an_unreadable_object_is_tried_again_soon_and_ever_later_and_a_damaged_one_is_not() {
         let (unreadable, damaged, gone) = (ObjectId(1), ObjectId(2), ObjectId(3));
         let mut left_out = LeftOut::default();
-        left_out.for_good(damaged);
+        left_out.damaged(damaged);
         let is_live = |id| id != gone;
         let seconds = |count| Duration::from_secs(count);
         for wait in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600].map(seconds) {
