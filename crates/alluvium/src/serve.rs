@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -113,12 +114,9 @@ async fn serve(
     let mut registry = Registry::default();
     admin::register(&mut registry, store.clone());
     let socket = Socket::open(config);
-    let broker = Broker::start(broker_config(config), store.clone(), &mut registry).await.map_err(
-        |error| match error {
-            StartError::Config(error) => Failure::Usage(error.to_string()),
-            other => Failure::new(other),
-        },
-    )?;
+    let broker = Broker::start(broker_config(config), store.clone(), &mut registry)
+        .await
+        .map_err(|error| not_started(error, &config.data_dir))?;
     if let Some(admin) = &admin {
         admin.publish(registry);
     }
@@ -166,6 +164,22 @@ async fn serve(
         admin.shutdown().await;
     }
     ended
+}
+
+/// Why the broker could not start, with what to do if it cannot read what it has stored.
+fn not_started(error: StartError, data_dir: &Path) -> Failure {
+    use StartError as E;
+    match error {
+        E::Config(error) => Failure::Usage(error.to_string()),
+        // All of it has passed its checksums.
+        E::Metadata(_) | E::Groups(_) | E::Transactions(_) | E::Users(_) | E::Acls(_) => {
+            Failure::Failed(format!(
+                "data directory {}: {error}. If a newer alluvium wrote this, use that one",
+                data_dir.display()
+            ))
+        }
+        other => Failure::new(other),
+    }
 }
 
 /// Recover the store, and keep the lock of the data directory.
@@ -379,6 +393,19 @@ mod tests {
     use alluvium_wal::{LogOffset, RecoveryReport};
 
     use super::*;
+
+    #[test]
+    fn stored_metadata_that_cannot_be_read_are_refused_with_advice() {
+        let error = StartError::Metadata("topic a: its catalog entry: no JSON".into());
+        let Failure::Failed(message) = not_started(error, Path::new("/var/lib/a")) else {
+            panic!("a failure of another kind");
+        };
+        assert_eq!(
+            message,
+            "data directory /var/lib/a: the stored metadata is damaged: topic a: its catalog \
+             entry: no JSON. If a newer alluvium wrote this, use that one"
+        );
+    }
 
     fn recovery() -> Recovery {
         let wal = RecoveryReport {

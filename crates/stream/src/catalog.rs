@@ -216,6 +216,10 @@ pub struct StreamRow {
     pub ranges: Vec<ObjectRange>,
 }
 
+/// What an operator does about a damaged catalog.
+pub(crate) const RESTORE: &str = "Restore it from a copy, or from an export by `alluvium catalog \
+                                  import`, of this log's last state";
+
 /// A catalog operation failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CatalogError {

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::cache::LogCache;
-use crate::catalog::{Catalog, Change, Life, ObjectInfo, Snapshot, StreamRow};
+use crate::catalog::{Catalog, Change, Life, ObjectInfo, RESTORE, Snapshot, StreamRow};
 use crate::ends::{self, Ends, Evidence, LargestCount};
 use crate::mend;
 use crate::options::Options;
@@ -21,6 +21,9 @@ use crate::record::{self, StreamRecord};
 use crate::store::{Ids, Lost, ObjectTable, StoreError, Used};
 use crate::tail::{self, BATCH_OVERHEAD_BYTES, Cached, StreamState, Tail};
 use crate::types::{Fold, ObjectId, StreamId, StreamOffset};
+
+/// What an operator does about a catalog and a WAL that contradict each other.
+const OTHER_CATALOG: &str = "Open the WAL with the catalog that it was in use with last";
 
 /// What recovery found.
 #[derive(Clone, Debug)]
@@ -286,7 +289,8 @@ impl Replay {
             for range in ranges {
                 let Some(object) = infos.get(&range.object) else {
                     let reason = format!(
-                        "stream {id} has a range in object {}, which the catalog does not know",
+                        "stream {id} has a range in object {}, which the catalog does not know: \
+                         it is damaged. {RESTORE}",
                         range.object
                     );
                     return Err(StoreError::Failed(reason));
@@ -368,7 +372,7 @@ impl Replay {
     fn unknown_stream(&self, id: StreamId) -> String {
         format!(
             "a record of stream {id}, but the catalog has handed out no id from {} on: it is not the catalog of this WAL, or an old \
-             copy of it",
+             copy of it. {OTHER_CATALOG}",
             self.next_stream_id
         )
     }
@@ -410,7 +414,8 @@ impl Replay {
         }
         if batch.base < tail.next {
             return Err(format!(
-                "stream {id}: batch {}..{} overlaps what is before {}",
+                "stream {id}: batch {}..{} overlaps what is before {}: the catalog is not of this WAL's \
+                 last state. {OTHER_CATALOG}",
                 batch.base,
                 batch.end(),
                 tail.next

@@ -62,7 +62,10 @@ pub enum StoreError {
         newest: StreamEpoch,
     },
     /// Catalog and WAL do not belong together. Going on would drop records, or give them to the wrong streams.
-    #[error("the catalog belongs to the WAL {catalog}, the device holds the WAL {wal}")]
+    #[error(
+        "the catalog belongs to the WAL {catalog}, the device holds the WAL {wal}. Open the WAL with \
+         the catalog that it was in use with last"
+    )]
     WrongWal {
         /// In the catalog.
         catalog: Uuid,

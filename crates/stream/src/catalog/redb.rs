@@ -15,8 +15,8 @@ use redb::{
 use uuid::Uuid;
 
 use super::{
-    Catalog, CatalogError, Change, LIVES_KEPT, Life, Replaced, Snapshot, StreamRow, Uploaded,
-    refusal,
+    Catalog, CatalogError, Change, LIVES_KEPT, Life, RESTORE, Replaced, Snapshot, StreamRow,
+    Uploaded, refusal,
 };
 use crate::panics;
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
@@ -183,10 +183,10 @@ impl RedbCatalog {
         let found = unless_damaged(&self.path, || read().map_err(|failure| self.named(failure)))?;
         match found == version {
             true => Ok(()),
-            false => Err(CatalogError::Failed(format!(
-                "{}: version {found} after a refused change of version {version}",
-                self.path.display()
-            ))),
+            false => Err(damaged(
+                &self.path,
+                &format!("version {found} after a refused change of version {version}"),
+            )),
         }
     }
 
@@ -236,6 +236,7 @@ impl RedbCatalog {
     /// Create the tables of a new catalog, or check that this version understands an old one.
     fn initialise(&self) -> Result<(), CatalogError> {
         let transaction = self.begin()?;
+        let is_new = transaction.list_tables().map_err(|e| self.error(e))?.next().is_none();
         let found = {
             let counters = transaction.open_table(COUNTERS).map_err(|e| self.error(e))?;
             let found = counters.get(KEY_FORMAT).map_err(|e| self.error(e))?;
@@ -243,10 +244,13 @@ impl RedbCatalog {
         };
         match found {
             Some(FORMAT_VERSION) => transaction.abort().map_err(|e| self.error(e)),
-            Some(other) => Err(CatalogError::Failed(format!(
-                "{}: format version {other} is not known, only {FORMAT_VERSION}",
-                self.path.display()
-            ))),
+            Some(other) => Err(self.named(Failure::Value(format!(
+                "format version {other} is not known, only {FORMAT_VERSION}"
+            )))),
+            // Anything written to it could make the damage worse.
+            None if !is_new => {
+                Err(self.named(Failure::Value("its format version is not there".into())))
+            }
             None => {
                 let changed = Tables::open(&transaction).and_then(|mut tables| {
                     put(&mut tables.sum, &mut tables.counters, &KEY_FORMAT, &FORMAT_VERSION)?;
@@ -438,23 +442,36 @@ fn unless_damaged<T>(
     path: &Path,
     read: impl FnOnce() -> Result<T, CatalogError>,
 ) -> Result<T, CatalogError> {
-    panics::contained(read).unwrap_or_else(|text| {
-        Err(CatalogError::Failed(format!("{}: damaged: {text}. {RESTORE}", path.display())))
-    })
+    panics::contained(read).unwrap_or_else(|text| Err(damaged(path, &format!("damaged: {text}"))))
 }
 
 fn failed(path: &Path, error: &redb::Error) -> CatalogError {
+    use std::io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     let is_damaged = match error {
-        redb::Error::Corrupted(_) => true,
-        redb::Error::Io(error) => error.kind() == std::io::ErrorKind::InvalidData,
+        // A file that was cut, and pages at impossible places.
+        redb::Error::Io(error) => {
+            matches!(error.kind(), InvalidData | InvalidInput | UnexpectedEof)
+        }
+        redb::Error::Corrupted(_)
+        | redb::Error::UpgradeRequired(_)
+        | redb::Error::TableTypeMismatch { .. }
+        | redb::Error::TableIsMultimap(_)
+        | redb::Error::TableIsNotMultimap(_)
+        | redb::Error::TypeDefinitionChanged { .. }
+        | redb::Error::TableDoesNotExist(_)
+        | redb::Error::RepairAborted => true,
         _ => false,
     };
-    let advice = if is_damaged { format!(". {RESTORE}") } else { String::new() };
-    CatalogError::Failed(format!("{}: {error}{advice}", path.display()))
+    match is_damaged {
+        true => damaged(path, error),
+        false => CatalogError::Failed(format!("{}: {error}", path.display())),
+    }
 }
 
-/// What an operator does about a damaged catalog.
-const RESTORE: &str = "Restore it from a copy, or from an export by `alluvium catalog import`, of this log's last state";
+/// An error about a damaged catalog, with what an operator does about it.
+fn damaged(path: &Path, what: &dyn std::fmt::Display) -> CatalogError {
+    CatalogError::Failed(format!("{}: {what}. {RESTORE}", path.display()))
+}
 
 /// Why reading or applying stopped.
 enum Failure {
@@ -473,10 +490,12 @@ impl RedbCatalog {
     fn named(&self, failure: Failure) -> CatalogError {
         match failure {
             Failure::Database(error) => self.error(error),
-            Failure::Value(what) => CatalogError::Failed(format!(
-                "{}: damaged or of a newer version: {what}",
-                self.path.display()
-            )),
+            Failure::Value(what) => damaged(
+                &self.path,
+                &format!(
+                    "damaged or of a newer version: {what}. If a newer alluvium wrote it, use that one"
+                ),
+            ),
             Failure::Refused(refusal) => refusal,
         }
     }

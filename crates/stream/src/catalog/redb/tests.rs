@@ -95,6 +95,10 @@ fn after_an_error_it_takes_nothing_until_it_is_opened_again() {
     assert!(error.contains("re-open the database"), "{error}");
 }
 
+fn says_what_to_do(error: &CatalogError) -> bool {
+    error.to_string().contains("Restore it from a copy")
+}
+
 /// redb has checksums, but reads without them; what it gives must be right or an error all the
 /// same.
 #[test]
@@ -117,16 +121,20 @@ fn flipped_bits_are_noticed() {
         damaged.set_len(image.len() as u64).unwrap();
         damaged.write(0, &image).unwrap();
         damaged.write(at as u64, &[image[at] ^ 1]).unwrap();
-        let mut loaded = None;
+        let mut loaded: Option<Result<_, CatalogError>> = None;
         let opened = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let opened = RedbCatalog::with_database(&path, Watched::default(), |builder| {
                 builder.create_with_backend(damaged)
             });
-            loaded = opened.and_then(|catalog| catalog.load()).ok();
+            loaded = Some(opened.and_then(|catalog| catalog.load()));
         }));
         assert!(opened.is_ok(), "a panic gets out, byte {at}");
+        let loaded = loaded.unwrap();
+        if let Err(error) = &loaded {
+            assert!(says_what_to_do(error), "byte {at}: {error}");
+        }
         // Else it is of a page that is not in use any more, or of what redb can do without.
-        noticed += u32::from(loaded.is_none());
+        noticed += u32::from(loaded.is_err());
         assert_eq!(loaded.as_ref().unwrap_or(&before), &before, "byte {at}");
     }
     assert!(noticed > 20, "{noticed}");
@@ -143,10 +151,96 @@ fn another_version_and_another_file_are_refused() {
     drop(catalog);
     let error = RedbCatalog::open(&path).unwrap_err().to_string();
     assert!(error.contains("format version 2") && error.contains("catalog"), "{error}");
+    assert!(error.contains("If a newer alluvium wrote it, use that one"), "{error}");
 
     let other = directory.path().join("notes.txt");
     std::fs::write(&other, "not a database").unwrap();
     assert!(RedbCatalog::open(&other).unwrap_err().to_string().contains("notes.txt"));
+}
+
+/// Each refusal of rows that contradict each other says what to do, and changes nothing.
+#[test]
+fn a_catalog_with_rows_missing_or_wrong_is_refused_with_advice() {
+    type Spoil = fn(&WriteTransaction);
+    const SPOILS: &[(&str, Spoil)] = &[
+        ("a range of stream 0", |it| {
+            it.open_table(STREAMS).unwrap().remove(0).unwrap();
+            it.open_table(CHECKPOINTS).unwrap().retain(|_, _| false).unwrap();
+        }),
+        ("a checkpoint of stream 77", |it| {
+            it.open_table(CHECKPOINTS).unwrap().insert(77, b"x".as_slice()).unwrap();
+        }),
+        ("a stream row", |it| {
+            it.open_table(STREAMS).unwrap().insert(0, b"x".as_slice()).unwrap();
+        }),
+        ("a range row", |it| {
+            it.open_table(RANGES).unwrap().insert((0, 0), b"x".as_slice()).unwrap();
+        }),
+        ("an object row", |it| {
+            it.open_table(OBJECTS).unwrap().insert(0, b"x".as_slice()).unwrap();
+        }),
+        ("WAL id", |it| {
+            it.open_table(IDENTITY).unwrap().insert(KEY_WAL, b"x".as_slice()).unwrap();
+        }),
+        ("lives", |it| {
+            it.open_table(IDENTITY).unwrap().insert(KEY_LIVES, b"x".as_slice()).unwrap();
+        }),
+        ("checksum", |it| {
+            it.open_table(META).unwrap().insert("x", b"x".as_slice()).unwrap();
+        }),
+        ("checksum", |it| {
+            it.open_table(CHECKSUM).unwrap().remove(KEY_ROWS).unwrap();
+        }),
+        ("format version", |it| {
+            it.open_table(COUNTERS).unwrap().remove(KEY_FORMAT).unwrap();
+        }),
+        ("format version", |it| {
+            it.delete_table(COUNTERS).unwrap();
+        }),
+        ("objects", |it| {
+            it.delete_table(OBJECTS).unwrap();
+        }),
+        ("meta", |it| {
+            it.delete_table(META).unwrap();
+            let other: TableDefinition<'_, u64, u64> = TableDefinition::new("meta");
+            it.open_table(other).unwrap();
+        }),
+    ];
+    for (named, spoil) in SPOILS {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("catalog");
+        let catalog = RedbCatalog::open(&path).unwrap();
+        super::super::conformance::fill(&catalog);
+        let transaction = catalog.begin().unwrap();
+        spoil(&transaction);
+        transaction.commit().unwrap();
+        drop(catalog);
+        for _ in 0..2 {
+            let error = RedbCatalog::open(&path).and_then(|catalog| catalog.load()).unwrap_err();
+            assert!(error.to_string().contains(named), "{named}: {error}");
+            assert!(says_what_to_do(&error), "{named}: {error}");
+        }
+    }
+}
+
+/// Wherever the file ends, it is whole or refused with what to do.
+#[test]
+fn a_catalog_that_was_cut_is_refused_with_advice() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("catalog");
+    let catalog = RedbCatalog::open(&path).unwrap();
+    super::super::conformance::fill(&catalog);
+    let before = catalog.load().unwrap();
+    drop(catalog);
+    let image = std::fs::read(&path).unwrap();
+    for pages in 0..image.len().div_ceil(4096) {
+        let len = (pages * 4096).max(1);
+        std::fs::write(&path, &image[..len]).unwrap();
+        match RedbCatalog::open(&path).and_then(|catalog| catalog.load()) {
+            Ok(loaded) => assert_eq!(loaded, before, "{len} bytes"),
+            Err(error) => assert!(says_what_to_do(&error), "{len} bytes: {error}"),
+        }
+    }
 }
 
 #[test]
