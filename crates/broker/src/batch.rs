@@ -312,6 +312,26 @@ impl Assembled {
     }
 }
 
+/// The greatest number of offsets that one batch covers.
+pub(crate) const MOST_OFFSETS: u64 = 1 << 31;
+
+/// A batch without records that covers `count` offsets, at least one and at most
+/// [`MOST_OFFSETS`]. Kafka's log compaction leaves such batches; clients continue at their end.
+pub(crate) fn without_records(base_offset: u64, count: u64) -> Vec<u8> {
+    let header = Assembled {
+        base_offset,
+        last_offset_delta: i32::try_from(count - 1).expect("at most 2^31 offsets"),
+        codec: Codec::None,
+        is_log_append_time: false,
+        base_timestamp_ms: -1,
+        max_timestamp_ms: -1,
+        record_count: 0,
+    };
+    let mut bytes = header.batch(&[]);
+    place(&mut bytes, base_offset, crate::partition::LEADER_EPOCH);
+    bytes
+}
+
 /// What a control batch tells about its producer's transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {

@@ -52,6 +52,19 @@ pub struct Fetched {
     pub late: bool,
 }
 
+impl Fetched {
+    /// The durable offsets from `from` on, where the read began, that no batch has: they are lost.
+    /// Empty if there is a batch, or may be one that was not read.
+    pub fn gap(&self, from: StreamOffset) -> std::ops::Range<StreamOffset> {
+        let end = match self.batches.first() {
+            Some(first) => first.base,
+            None if self.late => from,
+            None => self.durable_end,
+        };
+        from..end.max(from)
+    }
+}
+
 /// What a stream's owner rebuilds its state from: fold `batches` into `checkpoint`.
 #[derive(Clone, Debug)]
 pub struct Replay {

@@ -4,6 +4,7 @@
 //! of the one never wait for readers of the other.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use uuid::Uuid;
 use alluvium_stream::{FetchError, Fetched, StreamOffset, Watch};
 
 use super::{Answer, Context, Refused};
+use crate::batch;
 use crate::errors::ApiError;
 use crate::partition::{Before, Partition, kafka_offset};
 use crate::quotas::Bound;
@@ -40,6 +42,9 @@ const SHARE_WAIT: Duration = Duration::from_millis(100);
 const UNCOUNTED_BYTES: usize = 128 << 10;
 
 const READ_COMMITTED: i8 = 1;
+
+/// Batches without records in one answer.
+const MOST_WITHOUT_RECORDS: usize = 1000;
 
 /// What one pass over the partitions gave.
 #[derive(Default)]
@@ -96,18 +101,29 @@ impl Read {
 
     /// What was fetched from `from` on, of which a reader of committed records gets what is below the stable end. `None` if that can not be told any
     /// more: it has to be fetched again.
+    ///
+    /// If all that there is from `from` on are offsets without records, up to the end that the reader
+    /// sees, it gets batches without records that cover them. A reader that waits for its position to
+    /// reach that end would otherwise wait for the next record.
     fn new(
         partition: &Partition,
         mut fetched: Fetched,
         from: StreamOffset,
+        limit_bytes: usize,
         before: Before,
         read_committed: bool,
     ) -> Option<Self> {
         let mut aborted = Vec::new();
+        let mut gap = fetched.gap(from);
         if read_committed {
+            gap.end = gap.end.min(before.stable_end);
             fetched.batches.retain(|batch| batch.base < before.stable_end);
             aborted = partition.aborted_among(from, &fetched.batches, before)?;
         }
+        let batches = match fetched.batches.is_empty() {
+            true => without_records(gap, limit_bytes),
+            false => fetched.batches.into_iter().map(|batch| batch.payload).collect(),
+        };
         Some(Self {
             told: Told {
                 error_code: 0,
@@ -115,7 +131,7 @@ impl Read {
                 stable_end: kafka_offset(before.stable_end),
                 log_start: kafka_offset(fetched.start),
             },
-            batches: fetched.batches.into_iter().map(|batch| batch.payload).collect(),
+            batches,
             aborted: aborted
                 .into_iter()
                 .map(|aborted| {
@@ -139,7 +155,7 @@ impl Read {
             if fetched.late && fetched.batches.is_empty() {
                 return Ok(None);
             }
-            let read = Self::new(partition, fetched, from, before, read_committed);
+            let read = Self::new(partition, fetched, from, limit_bytes, before, read_committed);
             if read.is_some() {
                 return Ok(read);
             }
@@ -459,7 +475,7 @@ async fn read_late(
                 let before = partition.before_reading();
                 let fetched = partition.stream.fetch_until(late.from, limit_bytes, enough).await;
                 let read = fetched.map(|fetched| {
-                    Read::new(partition, fetched, late.from, before, read_committed)
+                    Read::new(partition, fetched, late.from, limit_bytes, before, read_committed)
                 });
                 if let Some(read) = read.transpose() {
                     break read;
@@ -548,6 +564,17 @@ fn locate(cx: &Context, want: &Want, read_committed: bool) -> Result<Source, Api
     Ok(Source { partition, from, one_batch_bytes: largest as usize })
 }
 
+/// Batches without records that cover `gap`, as many as are within the limit, but at least one.
+fn without_records(gap: Range<StreamOffset>, limit_bytes: usize) -> Vec<Bytes> {
+    let most = (limit_bytes / batch::HEADER_BYTES).clamp(1, MOST_WITHOUT_RECORDS);
+    let starts = (gap.start.0..gap.end.0).step_by(batch::MOST_OFFSETS as usize).take(most);
+    let batch = |start: u64| {
+        let count = (gap.end.0 - start).min(batch::MOST_OFFSETS);
+        batch::without_records(start, count).into()
+    };
+    starts.map(batch).collect()
+}
+
 /// Group partitions by their topics, both in the order in which they come.
 fn by_topic(
     reads: impl Iterator<Item = (Want, Read)>,
@@ -588,5 +615,24 @@ mod tests {
         {
             assert_eq!(share(wanted, free, 100), share_bytes, "{wanted} of {free}");
         }
+    }
+
+    #[test]
+    fn a_gap_is_covered_by_batches_of_at_most_2_to_the_31_offsets() {
+        let covered = |gap: Range<u64>, limit_bytes| {
+            let gap = StreamOffset(gap.start)..StreamOffset(gap.end);
+            let batches = without_records(gap, limit_bytes);
+            let header = |batch: &Bytes| batch::BatchHeader::parse(batch).unwrap();
+            let range = |header: batch::BatchHeader| {
+                (header.base_offset, i64::from(header.last_offset_delta) + 1)
+            };
+            batches.iter().map(|batch| range(header(batch))).collect::<Vec<_>>()
+        };
+        assert_eq!(covered(5..5, 1000), []);
+        assert_eq!(covered(5..6, 0), [(5, 1)]);
+        let two = 1 << 31;
+        assert_eq!(covered(5..5 + 2 * two + 1, 999), [(5, two as i64), (5 + two as i64, two as i64), (5 + 2 * two as i64, 1)]);
+        assert_eq!(covered(5..5 + 2 * two, 61), [(5, two as i64)]);
+        assert_eq!(covered(0..u64::MAX >> 1, usize::MAX).len(), MOST_WITHOUT_RECORDS);
     }
 }

@@ -388,8 +388,8 @@ async fn pass(
     (progressed, is_changed)
 }
 
-/// Which offsets the batches have, and whether they are for members: markers are not, nor are records of aborted transactions for a group
-/// that reads what is committed.
+/// Which offsets the batches have, and whether they are for members: markers and batches without
+/// records are not, nor are records of aborted transactions for a group that reads what is committed.
 fn found(batches: &[Bytes], aborted: &[(i64, i64)]) -> Vec<Found> {
     let mut coming = aborted.to_vec();
     coming.sort_unstable_by_key(|(_, first_offset)| std::cmp::Reverse(*first_offset));
@@ -405,7 +405,7 @@ fn found(batches: &[Bytes], aborted: &[(i64, i64)]) -> Vec<Found> {
         }
         let from = StreamOffset(header.base_offset.unsigned_abs());
         let to = StreamOffset(from.0 + u64::from(header.offsets()));
-        let mut is_for_members = true;
+        let mut is_for_members = header.record_count > 0;
         if header.is_control() {
             open.remove(&header.producer_id);
             is_for_members = false;

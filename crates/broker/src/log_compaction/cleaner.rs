@@ -133,9 +133,11 @@ impl Cleaner {
         let mut base = self.covered.expect("a batch has come in");
         let mut open = self.open.take();
         while base < to {
-            let count = (to - base).min(1 << 31);
-            let batch = assemble(base, count, open.take());
-            out.push(batch);
+            let count = (to - base).min(batch::MOST_OFFSETS);
+            out.push(match open.take() {
+                Some(open) => assemble(base, count, open),
+                None => batch_of(base, count, -1, batch::without_records(base, count)),
+            });
             base += count;
         }
         self.covered = Some(to);
@@ -167,18 +169,8 @@ impl Rewrite for Cleaner {
     }
 }
 
-/// A batch with so many offsets, with these records or none.
-fn assemble(base: u64, count: u64, open: Option<Open>) -> Batch {
-    let empty = || Open {
-        records: Vec::new(),
-        count: 0,
-        codec: Codec::None,
-        times: Times::OfRecords,
-        base_timestamp_ms: -1,
-        max_timestamp_ms: -1,
-        last_offset: base,
-    };
-    let open = open.unwrap_or_else(empty);
+/// A batch with so many offsets, with these records.
+fn assemble(base: u64, count: u64, open: Open) -> Batch {
     let compressed = records::compress_all(open.codec, &open.records);
     let (codec, records) = match compressed {
         Ok(compressed) => (open.codec, compressed),
@@ -202,10 +194,14 @@ fn assemble(base: u64, count: u64, open: Option<Open>) -> Batch {
     };
     let mut bytes = header.batch(&records);
     batch::place(&mut bytes, base, LEADER_EPOCH);
+    batch_of(base, count, max_timestamp_ms, bytes)
+}
+
+fn batch_of(base: u64, count: u64, max_timestamp_ms: i64, payload: Vec<u8>) -> Batch {
     Batch {
         base: StreamOffset(base),
         count: u32::try_from(count).expect("at most 2^31 offsets"),
         max_timestamp_ms,
-        payload: bytes.into(),
+        payload: payload.into(),
     }
 }

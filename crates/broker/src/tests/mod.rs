@@ -17,6 +17,7 @@ mod late;
 mod like_kafka;
 mod log_compaction;
 mod losses;
+mod lost_offsets;
 mod producing;
 mod quotas;
 mod remembered;

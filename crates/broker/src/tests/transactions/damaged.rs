@@ -1,5 +1,7 @@
 //! Transactions of which the write-ahead log has lost a part to damage while the server was down.
 
+use super::super::harness::stored;
+use super::super::lost_offsets::{damage, prove};
 use super::*;
 
 /// Damage the record of the log that holds the batch at this offset of a producer: flip one bit behind its header.
@@ -271,4 +273,31 @@ async fn markers_are_not_contradicted_if_the_decision_is_lost() {
         assert_eq!((after.stable_end, &after.aborted), (after.high_watermark, &aborted));
         restarts(&mut server, &after).await;
     }
+}
+
+/// What follows the lost offsets is an open transaction, so a reader of committed records gets to
+/// its first offset and no further.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_of_committed_records_gets_past_lost_offsets_before_an_open_transaction() {
+    let mut server = TestServer::start().await;
+    let topic_id = server.topic("t", 1, &[]).await;
+    let plain = crate::batch::tests::plain(&[1, 2]);
+    assert_eq!(server.client().await.produce("t", 0, &plain).await, (0, 0));
+    prove(&server).await;
+    let lost = [stored(&plain, 0)];
+    server.crash_and_damage(|wal| damage(wal, &lost)).await;
+    let mut producer = Producer::init(&server, "a", true).await;
+    assert_eq!(producer.produce("t", topic_id, 0).await, (0, 2));
+
+    let request = fetch("t", &[(0, 0)], 0).with_isolation_level(1);
+    let response = server.client().await.call(12, &request).await;
+    let partition = &response.responses[0].partitions[0];
+    assert_eq!((partition.high_watermark, partition.last_stable_offset), (4, 2));
+    let records = partition.records.as_ref().unwrap();
+    let header = BatchHeader::parse(records).unwrap();
+    assert_eq!((header.base_offset, header.last_offset_delta, header.record_count), (0, 1, 0));
+    assert_eq!(records.len(), header.len_bytes);
+
+    assert_eq!(producer.end(true).await, 0);
+    assert_eq!(committed(&server, "t", 0).await, seen(5, 5, &[2, 4], &[]));
 }

@@ -1,0 +1,154 @@
+//! Offsets that are lost to damage of the write-ahead log, as clients see them: before the next
+//! record, where a partition ends with them, and in the middle of a partition.
+
+use bytes::Bytes;
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::offset_for_leader_epoch_request::{
+    OffsetForLeaderPartition, OffsetForLeaderTopic,
+};
+use kafka_protocol::messages::{ListOffsetsRequest, OffsetForLeaderEpochRequest, TopicName};
+use kafka_protocol::records::RecordBatchDecoder;
+
+use super::harness::{TestServer, fetch, stored, text};
+use crate::batch::BatchHeader;
+use crate::batch::tests::plain;
+
+/// Damage the records of the log that hold these bytes.
+pub(super) fn damage(wal: &mut [u8], batches: &[Bytes]) {
+    for batch in batches {
+        let mut starts = wal.windows(batch.len()).enumerate();
+        let (at, _) = starts.find(|(_, bytes)| bytes == batch).expect("the batch is in the log");
+        wal[at + batch.len() - 1] ^= 1;
+    }
+}
+
+/// Append a record that proves that those before it were durable: without it, damage to the last one
+/// looks like a torn write.
+pub(super) async fn prove(server: &TestServer) {
+    server.topic("proof", 1, &[]).await;
+    assert_eq!(server.client().await.produce("proof", 0, &plain(&[1])).await, (0, 0));
+}
+
+/// A fetch of partition 0 of `t` from there: first offset, offset after the last one and number of
+/// records of each batch; high watermark, and last stable offset.
+async fn fetched(
+    server: &TestServer,
+    from: i64,
+    is_committed: bool,
+) -> (Vec<(i64, i64, i32)>, i64, i64) {
+    let request = fetch("t", &[(0, from)], 0).with_isolation_level(is_committed.into());
+    let response = server.client().await.call(12, &request).await;
+    let partition = &response.responses[0].partitions[0];
+    assert_eq!(partition.error_code, 0, "from {from}");
+    let mut rest = partition.records.clone().unwrap();
+    // Its checks include the CRC.
+    RecordBatchDecoder::decode_all(&mut rest.clone()).unwrap();
+    let mut batches = Vec::new();
+    while let Some(header) = BatchHeader::parse(&rest) {
+        let end = header.base_offset + i64::from(header.last_offset_delta) + 1;
+        batches.push((header.base_offset, end, header.record_count));
+        rest = rest.slice(header.len_bytes..);
+    }
+    (batches, partition.high_watermark, partition.last_stable_offset)
+}
+
+/// The offset and timestamp that ListOffsets answers for a time.
+async fn listed(server: &TestServer, timestamp_ms: i64) -> (i64, i64) {
+    let partition = ListOffsetsPartition::default().with_timestamp(timestamp_ms);
+    let topic = ListOffsetsTopic::default()
+        .with_name(TopicName(text("t")))
+        .with_partitions(vec![partition]);
+    let request = ListOffsetsRequest::default().with_topics(vec![topic]);
+    let response = server.client().await.call(7, &request).await;
+    let partition = &response.topics[0].partitions[0];
+    assert_eq!(partition.error_code, 0, "{timestamp_ms}");
+    (partition.offset, partition.timestamp)
+}
+
+async fn epoch_end(server: &TestServer) -> (i32, i64) {
+    let partition = OffsetForLeaderPartition::default().with_current_leader_epoch(0);
+    let topic = OffsetForLeaderTopic::default()
+        .with_topic(TopicName(text("t")))
+        .with_partitions(vec![partition]);
+    let request = OffsetForLeaderEpochRequest::default().with_topics(vec![topic]);
+    let response = server.client().await.call(4, &request).await;
+    let partition = &response.topics[0].partitions[0];
+    (partition.leader_epoch, partition.end_offset)
+}
+
+/// Batches of two records each: at 0 and 4 they stay, those at 2 and 6 are lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_get_past_lost_offsets_at_the_end_and_in_the_middle() {
+    let mut server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    let batches = [[10, 20], [30, 40], [50, 60], [70, 80]].map(|times| plain(&times));
+    for (batch, base) in batches.iter().zip([0, 2, 4, 6]) {
+        assert_eq!(client.produce("t", 0, batch).await, (0, base));
+    }
+    prove(&server).await;
+    drop(client);
+    let lost = [stored(&batches[1], 2), stored(&batches[3], 6)];
+    server.crash_and_damage(|wal| damage(wal, &lost)).await;
+    assert_eq!(server.store().stats().lost.gaps, 2);
+
+    // As recovered; once more, from the damaged log; and from what was uploaded.
+    for step in 0..3 {
+        for is_committed in [false, true] {
+            let fetched = |from| fetched(&server, from, is_committed);
+            let told = format!("step {step}, committed {is_committed}");
+            let both = vec![(0, 2, 2), (4, 6, 2)];
+            assert_eq!(fetched(0).await, (both, 8, 8), "{told}");
+            for from in [2, 3, 4, 5] {
+                assert_eq!(fetched(from).await, (vec![(4, 6, 2)], 8, 8), "from {from}, {told}");
+            }
+            for from in [6, 7] {
+                assert_eq!(fetched(from).await, (vec![(from, 8, 0)], 8, 8), "{told}");
+            }
+            assert_eq!(fetched(8).await, (vec![], 8, 8), "{told}");
+        }
+        for (time, found) in [
+            (-1, (8, -1)),
+            (-2, (0, -1)),
+            (-3, (5, 60)),
+            (15, (1, 20)),
+            (25, (4, 50)),
+            (60, (5, 60)),
+            (61, (-1, -1)),
+        ] {
+            assert_eq!(listed(&server, time).await, found, "{time} in step {step}");
+        }
+        assert_eq!(epoch_end(&server).await, (0, 8));
+        match step {
+            0 => server.crash().await,
+            1 => {
+                server.store().flush().await.unwrap();
+                server.restart().await;
+            }
+            _ => {}
+        }
+    }
+    // The gap at the end is one in the middle now.
+    let next = plain(&[90, 100]);
+    assert_eq!(server.client().await.produce("t", 0, &next).await, (0, 8));
+    for from in [6, 7, 8] {
+        assert_eq!(fetched(&server, from, false).await, (vec![(8, 10, 2)], 10, 10));
+    }
+    assert_eq!(listed(&server, 61).await, (8, 90));
+}
+
+/// A fetch that waits for more is answered with what moves its position.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_in_a_gap_at_the_end_does_not_wait() {
+    let mut server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let batch = plain(&[10, 20]);
+    assert_eq!(server.client().await.produce("t", 0, &batch).await, (0, 0));
+    prove(&server).await;
+    let lost = [stored(&batch, 0)];
+    server.crash_and_damage(|wal| damage(wal, &lost)).await;
+    let response = server.client().await.call(12, &fetch("t", &[(0, 0)], i32::MAX)).await;
+    let records = response.responses[0].partitions[0].records.clone().unwrap();
+    let header = BatchHeader::parse(&records).unwrap();
+    assert_eq!((header.base_offset, header.last_offset_delta, header.record_count), (0, 1, 0));
+}
