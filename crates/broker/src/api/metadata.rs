@@ -134,9 +134,12 @@ async fn by_name(cx: &Context, name: &str, may_create: bool) -> Result<Arc<Topic
                 .create_topic(name, server.config.default_partitions, Overrides::new(), false)
                 .await
             {
-                // Somebody else was faster.
+                // As Kafka, which creates it meanwhile: clients ask again, and some of them take
+                // partitions in this answer for a topic that was there before.
+                Ok(_) => Err(ApiError::UnknownTopicOrPartition),
+                // Another request was faster.
                 Err(ApiError::TopicExists(_)) => server.topics.by_name(name),
-                created => created,
+                Err(error) => Err(error),
             }
         }
         Err(ApiError::UnknownTopicOrPartition) => {
