@@ -1,13 +1,10 @@
 //! ApiVersions: which versions of which APIs are served.
 
 use kafka_protocol::error::ResponseError;
-use kafka_protocol::messages::api_versions_response::{
-    ApiVersion, FinalizedFeatureKey, SupportedFeatureKey,
-};
+use kafka_protocol::messages::api_versions_response::ApiVersion;
 use kafka_protocol::messages::{ApiKey, ApiVersionsRequest, ApiVersionsResponse};
-use kafka_protocol::protocol::StrBytes;
 
-use super::{APIS, Context};
+use super::{APIS, Context, features};
 use crate::wire::response::{EncodeError, Response};
 
 pub(super) async fn handle(cx: &Context, request: ApiVersionsRequest) -> ApiVersionsResponse {
@@ -21,37 +18,11 @@ pub(super) async fn handle(cx: &Context, request: ApiVersionsRequest) -> ApiVers
     if cx.version < 3 {
         return response;
     }
-    // Clients of version 3 do not take 0 for the least level.
-    let least = if cx.version == 3 { 1 } else { 0 };
-    let supported = |(name, level): &(&'static str, i16)| {
-        SupportedFeatureKey::default()
-            .with_name(StrBytes::from_static_str(name))
-            .with_min_version(if *name == METADATA_VERSION { *level } else { least })
-            .with_max_version(*level)
-    };
-    let finalized = |(name, level): &(&'static str, i16)| {
-        FinalizedFeatureKey::default()
-            .with_name(StrBytes::from_static_str(name))
-            .with_min_version_level(*level)
-            .with_max_version_level(*level)
-    };
     response
-        .with_supported_features(FEATURES.iter().map(supported).collect())
+        .with_supported_features(features::supported())
         .with_finalized_features_epoch(0)
-        .with_finalized_features(FEATURES.iter().map(finalized).collect())
+        .with_finalized_features(features::finalized())
 }
-
-/// Kafka's features and their levels: clients choose by them what they speak. They do not change while a server runs.
-const FEATURES: &[(&str, i16)] = &[
-    ("group.version", 1),
-    (METADATA_VERSION, 30),
-    ("share.version", 1),
-    ("transaction.version", 2),
-];
-
-/// The format of the metadata that Kafka's controllers keep, here that of 4.3 as far as clients can tell. There are no nodes that could have another one, so
-/// other than of the rest of the features no lower level is supported. (`kraft.version` is about changes of the quorum of controllers, which there are none of.)
-const METADATA_VERSION: &str = "metadata.version";
 
 /// The answer to a version of ApiVersions that is not served: version 0, which every client can read.
 pub(super) fn unsupported(correlation_id: i32) -> Result<Response, EncodeError> {

@@ -14,6 +14,7 @@ mod describe_cluster;
 mod describe_configs;
 mod describe_quorum;
 mod describe_topic_partitions;
+mod features;
 mod fetch;
 mod find_coordinator;
 mod groups;
@@ -242,6 +243,7 @@ pub(crate) static APIS: &[Api] = &[
         scram_credentials::alter(&cx, request)
     }),
     api!(DescribeQuorum, 0..=2, DESCRIBE_QUORUM, describe_quorum::handle),
+    api!(UpdateFeatures, 0..=2, UPDATE_FEATURES, |cx, request| features::update(&cx, request)),
     api!(DescribeCluster, 0..=2, DESCRIBE_CLUSTER, |cx, request| describe_cluster::handle(
         &cx, request
     )),

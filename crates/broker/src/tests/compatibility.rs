@@ -31,6 +31,10 @@ const NOTES: &[(&str, &str)] = &[
         "Objects are not Kafka's remote storage: of what is in that, or not yet, -1 is told, as by Kafka of topics without it.",
     ),
     (
+        "Metadata",
+        "The request that creates a topic is answered with UNKNOWN_TOPIC_OR_PARTITION for it, as by Kafka; the topic is there when the answer is sent.",
+    ),
+    (
         "OffsetCommit",
         "The `retention_time_ms` of versions 2 to 4 is not heeded: the server's `offsets-retention` holds for all offsets.",
     ),
@@ -61,6 +65,10 @@ const NOTES: &[(&str, &str)] = &[
         "DescribeQuorum",
         "The one server is the leader and the only voter; its log end offset is the version of its catalog.",
     ),
+    (
+        "UpdateFeatures",
+        "The level of each feature belongs to the version of the server: an update to that level succeeds, any other fails with INVALID_UPDATE_VERSION. `kafka-features.sh describe` shows the levels; `upgrade --release-version` fails, since it also raises features that are not here (`kraft.version`, `streams.version`).",
+    ),
     ("AddPartitionsToTxn", "Versions 4 and 5 are for brokers among themselves."),
     ("WriteTxnMarkers", "Version 2 is for brokers among themselves."),
     (
@@ -79,10 +87,6 @@ const ABSENT: &[(&str, &str)] = &[
     ("RenewDelegationToken", "As CreateDelegationToken."),
     ("ExpireDelegationToken", "As CreateDelegationToken."),
     ("DescribeDelegationToken", "As CreateDelegationToken."),
-    (
-        "UpdateFeatures",
-        "What is finalized is what the server has; there is nothing to raise or lower.",
-    ),
     ("UnregisterBroker", "There is one broker, which can not be unregistered."),
     (
         "GetTelemetrySubscriptions",

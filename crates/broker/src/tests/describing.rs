@@ -3,7 +3,7 @@
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::{
     ApiVersionsRequest, DescribeClusterRequest, DescribeQuorumRequest, MetadataRequest, TopicName,
-    describe_quorum_request as quorum,
+    UpdateFeaturesRequest, describe_quorum_request as quorum, update_features_request as features,
 };
 use uuid::Uuid;
 
@@ -90,30 +90,120 @@ async fn the_one_server_is_its_own_quorum() {
     }
 }
 
-/// As Kafka's clients read it: a range's lower end is not above its upper end, and before version 4 not 0.
+/// Both sides of one table: ApiVersions announces each feature with the one level that
+/// UpdateFeatures accepts, whether it only validates or not, and whatever the type of the update is.
 #[tokio::test(flavor = "multi_thread")]
-async fn features_are_told_with_their_levels() {
+async fn features_are_announced_with_the_levels_that_an_update_accepts() {
     let server = TestServer::start().await;
+    let mut client = server.client().await;
     for version in 3..=4 {
         let request = ApiVersionsRequest::default()
             .with_client_software_name(text("a"))
             .with_client_software_version(text("1"));
         let response = server.client().await.call(version, &request).await;
         let finalized = response.finalized_features.iter();
-        let levels: Vec<_> = finalized.map(|f| (f.name.to_string(), f.max_version_level)).collect();
-        for feature in [
-            ("metadata.version", 30),
-            ("group.version", 1),
-            ("transaction.version", 2),
-            ("share.version", 1),
-        ] {
-            assert!(levels.contains(&(feature.0.to_owned(), feature.1)), "{levels:?}");
-        }
-        for feature in &response.supported_features {
-            let (min, max) = (feature.min_version, feature.max_version);
-            assert!(min <= max && (version > 3 || min > 0), "{feature:?}");
-            assert!(levels.contains(&(feature.name.to_string(), max)));
-        }
+        let finalized: Vec<_> = finalized
+            .map(|f| (f.name.as_str(), f.min_version_level, f.max_version_level))
+            .collect();
+        assert_eq!(
+            finalized,
+            [
+                ("group.version", 1, 1),
+                ("metadata.version", 30, 30),
+                ("share.version", 1, 1),
+                ("transaction.version", 2, 2),
+            ]
+        );
+        let supported = response.supported_features.iter();
+        assert!(supported.map(|f| (f.name.as_str(), f.min_version, f.max_version)).eq(finalized));
         assert!(response.finalized_features_epoch >= 0);
+
+        for feature in &response.finalized_features {
+            for (version, upgrade_type, validate_only) in
+                [(0, 1, false), (1, 1, true), (1, 2, false), (2, 3, true), (2, 1, false)]
+            {
+                let update = (feature.name.as_str(), feature.max_version_level, upgrade_type);
+                let request = updates(&[update]).with_validate_only(validate_only);
+                let response = client.call(version, &request).await;
+                assert_eq!((response.error_code, response.error_message), (0, None));
+            }
+        }
     }
+}
+
+/// Name of a feature, level and type of the update.
+fn updates(all: &[(&str, i16, i8)]) -> UpdateFeaturesRequest {
+    let update = |&(name, level, upgrade_type): &(&str, i16, i8)| {
+        features::FeatureUpdateKey::default()
+            .with_feature(text(name))
+            .with_max_version_level(level)
+            .with_upgrade_type(upgrade_type)
+    };
+    UpdateFeaturesRequest::default().with_feature_updates(all.iter().map(update).collect())
+}
+
+/// Codes, texts and results are those of Apache Kafka 4.4.0, but for the range of levels.
+#[tokio::test(flavor = "multi_thread")]
+async fn features_are_not_changed() {
+    let server = TestServer::start().await;
+    let mut client = server.client().await;
+    let no_such = "Local controller 1 does not support this feature.";
+    let only_1 = "Local controller 1 only supports versions 1";
+    let only_2 = "Local controller 1 only supports versions 2";
+    let only_30 = "Local controller 1 only supports versions 30";
+    let negative = "A feature version cannot be less than 0.";
+    let no_such_type = "The controller does not support the given upgrade type.";
+    let (groups, transactions) = ("group.version", "transaction.version");
+    // What is asked for; the level and the feature that the answer names, and the reason.
+    type Case<'a> = (&'a [(&'a str, i16, i8)], i16, &'a str, &'a str);
+    let cases: &[Case<'_>] = &[
+        (&[("no.such", 1, 1)], 1, "no.such", no_such),
+        (&[("no.such", 0, 1)], 0, "no.such", "Feature no.such not found."),
+        (&[("", 1, 1)], 1, "", no_such),
+        (&[(groups, -1, 1)], -1, groups, negative),
+        (&[(groups, 2, 1)], 2, groups, only_1),
+        (&[(groups, 0, 1)], 0, groups, only_1),
+        (&[("metadata.version", 29, 1)], 29, "metadata.version", only_30),
+        (&[(groups, 1, 1), ("no.such", 1, 1), ("other", 1, 1)], 1, "no.such", no_such),
+        (&[(groups, 1, 1), (groups, 9, 1)], 9, groups, only_1),
+    ];
+    let downgrades: &[Case<'_>] = &[
+        (&[("no.such", 0, 2)], 0, "no.such", "Feature no.such not found."),
+        (&[(groups, 0, 2)], 0, groups, only_1),
+        (&[(transactions, 1, 3)], 1, transactions, only_2),
+        (&[(groups, 1, 0)], 1, groups, no_such_type),
+        (&[(groups, 1, 4)], 1, groups, no_such_type),
+    ];
+    for version in 0..=2 {
+        // Version 0 has no types.
+        let typed = if version == 0 { &[] } else { downgrades };
+        for (all, level, feature, reason) in cases.iter().chain(typed) {
+            let response = client.call(version, &updates(all)).await;
+            let message = format!(
+                "The update failed for all features since the following feature had an error: \
+                 Invalid update version {level} for feature {feature}. {reason}"
+            );
+            let told = response.error_message.as_ref().map(|text| text.to_string());
+            assert_eq!((response.error_code, told), (95, Some(message)), "v{version} {all:?}");
+            assert_eq!(response.results, []);
+        }
+
+        let nothing = client.call(version, &updates(&[])).await;
+        assert_eq!((nothing.error_code, nothing.error_message), (0, None));
+        assert_eq!(nothing.results, []);
+        // The last update of a feature counts; there is a result for each.
+        let twice = [(groups, 9, 1), (transactions, 2, 1), (groups, 1, 1)];
+        let response = client.call(version, &updates(&twice)).await;
+        assert_eq!((response.error_code, &response.error_message), (0, &None));
+        let results = response.results.iter().map(|result| {
+            let message = result.error_message.as_ref().map(|text| text.as_str());
+            (result.feature.as_str(), result.error_code, message)
+        });
+        let wanted = twice.map(|(name, ..)| (name, 0, Some("NONE")));
+        assert!(results.eq(wanted.into_iter().filter(|_| version <= 1)), "{response:?}");
+    }
+    // An old client's permission to downgrade does not help it, as in Kafka.
+    let mut lower = updates(&[(groups, 0, 1)]);
+    lower.feature_updates[0].allow_downgrade = true;
+    assert_eq!(client.call(0, &lower).await.error_code, 95);
 }

@@ -448,6 +448,7 @@ macro_rules! for_request_of {
             ApiKey::CreateAcls => $call::<CreateAclsRequest>($($arg),*),
             ApiKey::DeleteAcls => $call::<DeleteAclsRequest>($($arg),*),
             ApiKey::DescribeQuorum => $call::<DescribeQuorumRequest>($($arg),*),
+            ApiKey::UpdateFeatures => $call::<UpdateFeaturesRequest>($($arg),*),
             ApiKey::DescribeCluster => $call::<DescribeClusterRequest>($($arg),*),
             ApiKey::AddPartitionsToTxn => $call::<AddPartitionsToTxnRequest>($($arg),*),
             ApiKey::AddOffsetsToTxn => $call::<AddOffsetsToTxnRequest>($($arg),*),

@@ -67,6 +67,25 @@ pub(super) fn body(key: ApiKey, version: i16, world: &World) -> Option<Bytes> {
                 .with_partitions(vec![PartitionData::default()]);
             encode(&DescribeQuorumRequest::default().with_topics(vec![topic]), version)
         }
+        ApiKey::UpdateFeatures => {
+            use update_features_request::*;
+            let update = |feature: &str, level| {
+                let update = FeatureUpdateKey::default().with_feature(text(feature));
+                update.with_max_version_level(level)
+            };
+            let mut request =
+                UpdateFeaturesRequest::default().with_timeout_ms(1000).with_feature_updates(vec![
+                    update("group.version", 1),
+                    update("transaction.version", 2),
+                ]);
+            if version == 0 {
+                request.feature_updates[0].allow_downgrade = true;
+            } else {
+                request.feature_updates[0].upgrade_type = 3;
+                request.validate_only = true;
+            }
+            encode(&request, version)
+        }
         ApiKey::DescribeClientQuotas => {
             use describe_client_quotas_request::*;
             let component = |entity_type: &str, match_type, name: Option<&str>| {

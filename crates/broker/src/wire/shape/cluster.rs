@@ -22,3 +22,8 @@ pub(crate) const DESCRIBE_QUORUM: Shape = shape(0, &[Field(0, MAX, Structs(&QUOR
 
 pub(crate) const DESCRIBE_CLUSTER: Shape =
     shape(0, &[Field(0, MAX, BOOL), Field(1, MAX, INT8), Field(2, MAX, BOOL)]);
+
+const FEATURE_UPDATE: Struct =
+    plain(&[Field(0, MAX, Text), Field(0, MAX, INT16), Field(0, 0, BOOL), Field(1, MAX, INT8)]);
+pub(crate) const UPDATE_FEATURES: Shape =
+    shape(0, &[Field(0, MAX, INT32), Field(0, MAX, Structs(&FEATURE_UPDATE)), Field(1, MAX, BOOL)]);
