@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use alluvium_stream::{Change, KIND_LOG, Store, StreamId, StreamOffset, StreamWriter};
 use parking_lot::{Mutex, RwLock};
@@ -45,6 +46,10 @@ pub(crate) fn check_not_internal(name: &str) -> Result<(), ApiError> {
 
 /// Deleted topics that are remembered, for transactions that have written to them.
 const MAX_DELETED: usize = 1_000;
+
+/// For so long a name that was deleted is not created again by a client that merely asks for it.
+/// sarama, the least patient of the clients, asks again for 750 ms.
+pub(crate) const RECREATION_PAUSE: Duration = Duration::from_millis(500);
 
 /// The longest name that a topic can have.
 pub(crate) const MAX_NAME_BYTES: usize = 249;
@@ -177,8 +182,15 @@ pub(crate) struct Topics {
     view: Mutex<Arc<TopicsView>>,
     /// Held over a change's check and commit, so that changes have one order.
     changing: tokio::sync::Mutex<()>,
-    /// Topics that were deleted since the start, the last ones of them: names and ids.
-    deleted: Mutex<VecDeque<(Arc<str>, Uuid)>>,
+    /// Topics that were deleted since the start, the last ones of them.
+    deleted: Mutex<VecDeque<Deleted>>,
+}
+
+/// A topic that was deleted, or is being deleted as long as there is no time.
+struct Deleted {
+    name: Arc<str>,
+    id: Uuid,
+    at: Option<Instant>,
 }
 
 impl TopicsNow for Topics {
@@ -267,7 +279,15 @@ impl Topics {
     /// The ids of topics of this name that were deleted lately.
     pub(crate) fn deleted_ids(&self, name: &str) -> Vec<Uuid> {
         let deleted = self.deleted.lock();
-        deleted.iter().filter(|(known, _)| **known == *name).map(|(_, id)| *id).collect()
+        deleted.iter().filter(|topic| *topic.name == *name).map(|topic| topic.id).collect()
+    }
+
+    /// Whether a topic of this name has been deleted within [`RECREATION_PAUSE`].
+    pub(crate) fn is_just_deleted(&self, name: &str, now: Instant) -> bool {
+        let just = |at: Instant| now.saturating_duration_since(at) < RECREATION_PAUSE;
+        let deleted = self.deleted.lock();
+        let mut of_name = deleted.iter().filter(|topic| *topic.name == *name);
+        of_name.any(|topic| topic.at.is_none_or(just))
     }
 
     /// Whether there is such a partition.
@@ -458,12 +478,15 @@ impl Topics {
             if deleted.len() == MAX_DELETED {
                 deleted.pop_front();
             }
-            deleted.push_back((topic.name.clone(), topic.id));
+            deleted.push_back(Deleted { name: topic.name.clone(), id: topic.id, at: None });
         }
         // Before the streams go: who waits for their records is woken by that, and must find no topic then.
         self.maps.write().doom(&topic);
         let deleted = self.store.commit(changes).await;
         self.maps.write().settle(&topic, deleted.is_ok());
+        if let Some(last) = self.deleted.lock().back_mut() {
+            last.at = Some(Instant::now());
+        }
         deleted?;
         Ok(topic)
     }

@@ -1,6 +1,7 @@
 //! Metadata: the brokers and the topics. Creates topics that are asked for, where that is allowed.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
@@ -127,6 +128,11 @@ async fn by_name(cx: &Context, name: &str, may_create: bool) -> Result<Arc<Topic
                 cx.authorize(Operation::Create, Resource::Topic(name))?;
             }
             crate::topics::check_name(name)?;
+            // Whoever deletes a topic and then looks finds none, as with Kafka, where a new topic
+            // takes a moment to appear. kafka-go's tests rely on that.
+            if server.topics.is_just_deleted(name, Instant::now()) {
+                return Err(ApiError::UnknownTopicOrPartition);
+            }
             // Who has to wait is told that it does not exist yet, and asks again.
             let partitions = server.config.default_partitions as usize;
             cx.charge_changes(partitions, 0).map_err(|_| ApiError::UnknownTopicOrPartition)?;
@@ -134,12 +140,9 @@ async fn by_name(cx: &Context, name: &str, may_create: bool) -> Result<Arc<Topic
                 .create_topic(name, server.config.default_partitions, Overrides::new(), false)
                 .await
             {
-                // As Kafka, which creates it meanwhile: clients ask again, and some of them take
-                // partitions in this answer for a topic that was there before.
-                Ok(_) => Err(ApiError::UnknownTopicOrPartition),
-                // Another request was faster.
+                // Somebody else was faster.
                 Err(ApiError::TopicExists(_)) => server.topics.by_name(name),
-                Err(error) => Err(error),
+                created => created,
             }
         }
         Err(ApiError::UnknownTopicOrPartition) => {

@@ -32,7 +32,7 @@ const NOTES: &[(&str, &str)] = &[
     ),
     (
         "Metadata",
-        "The request that creates a topic is answered with UNKNOWN_TOPIC_OR_PARTITION for it, as by Kafka; the topic is there when the answer is sent.",
+        "A topic that a request creates is in its answer; Kafka creates it in the background and answers UNKNOWN_TOPIC_OR_PARTITION at first. So does this server in the half second after a topic of the name was deleted, and creates none then.",
     ),
     (
         "OffsetCommit",

@@ -1,6 +1,7 @@
 //! Records and offsets that are deleted, and partitions described some at a time.
 
 use std::pin::pin;
+use std::time::{Duration, Instant};
 
 use futures::poll;
 use kafka_protocol::messages::*;
@@ -8,6 +9,7 @@ use kafka_protocol::messages::*;
 use super::harness::{Client, TestServer, produce, text};
 use super::transactions::Producer;
 use crate::batch::tests::plain;
+use crate::topics::RECREATION_PAUSE;
 use crate::wire::newer::{DescribedLogDirs, Unchanged};
 
 pub(super) async fn delete(
@@ -150,7 +152,7 @@ async fn offsets_of_topics_that_nobody_reads_are_deleted() {
     use join_group_request::JoinGroupRequestProtocol;
     use sync_group_request::SyncGroupRequestAssignment;
     let mut server = TestServer::with(16 << 20, |config| {
-        config.groups.initial_rebalance_delay = std::time::Duration::ZERO;
+        config.groups.initial_rebalance_delay = Duration::ZERO;
     })
     .await;
     server.topic("read", 2, &[]).await;
@@ -195,6 +197,54 @@ async fn offsets_of_topics_that_nobody_reads_are_deleted() {
 async fn delete_topic(client: &mut Client, topic: &str) {
     let delete = DeleteTopicsRequest::default().with_topic_names(vec![TopicName(text(topic))]);
     assert_eq!(client.call(5, &delete).await.responses[0].error_code, 0);
+}
+
+/// kafka-go deletes a topic and then asks for its partitions in a way that may create it. Kafka
+/// needs a moment for that; a client that goes on asking gets the topic.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_topic_is_not_created_again_at_once_by_who_looks_for_it() {
+    let server = TestServer::start().await;
+    for name in ["t", "other"] {
+        server.topic(name, 1, &[]).await;
+    }
+    let mut client = server.client().await;
+    let before = Instant::now();
+    delete_topic(&mut client, "t").await;
+    let after = Instant::now();
+
+    let named = |name: &str| {
+        let topic = metadata_request::MetadataRequestTopic::default();
+        let topic = topic.with_name(Some(TopicName(text(name))));
+        MetadataRequest::default().with_topics(Some(vec![topic]))
+    };
+    loop {
+        let told = client.call(12, &named("t")).await.topics.remove(0);
+        if told.error_code == 0 {
+            assert_eq!(told.partitions.len(), 1);
+            break;
+        }
+        assert_eq!((told.error_code, told.partitions.len()), (3, 0));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(before.elapsed() >= RECREATION_PAUSE);
+    // Others are created at once.
+    let told = client.call(12, &named("new")).await.topics.remove(0);
+    assert_eq!((told.error_code, told.partitions.len()), (0, 1));
+
+    let topics = &server.server().topics;
+    assert!(topics.is_just_deleted("t", before));
+    assert!(topics.is_just_deleted("t", before + RECREATION_PAUSE - Duration::from_nanos(1)));
+    assert!(!topics.is_just_deleted("t", after + RECREATION_PAUSE));
+    assert!(!topics.is_just_deleted("other", after));
+    // Who says that it is to be created gets it.
+    delete_topic(&mut client, "t").await;
+    let topic = create_topics_request::CreatableTopic::default()
+        .with_name(TopicName(text("t")))
+        .with_num_partitions(2)
+        .with_replication_factor(1);
+    let created = client.call(7, &CreateTopicsRequest::default().with_topics(vec![topic])).await;
+    assert_eq!(created.topics[0].error_code, 0);
+    assert_eq!(client.call(12, &named("t")).await.topics[0].partitions.len(), 2);
 }
 
 /// What waits for room in the log means the topic that there was when it came.
