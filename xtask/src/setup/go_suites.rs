@@ -76,6 +76,9 @@ var (
     ("topics", "package topics\n\nimport \"os\"\n\nvar testBroker = os.Getenv(\"BOOTSTRAP\")\n"),
 ];
 
+/// Tests of our own that run with those of the first package.
+const KAFKA_GO_ADDED: &str = include_str!("../../../tests/compat/kafka-go/timestamps_test.go");
+
 /// The tests of kafka-go, a program for each package. They find servers in `BOOTSTRAP` and
 /// `BOOTSTRAP_SASL`.
 pub(crate) fn kafka_go_tests(root: &Path) -> Result<Vec<GoTest>, Missing> {
@@ -85,13 +88,14 @@ pub(crate) fn kafka_go_tests(root: &Path) -> Result<Vec<GoTest>, Missing> {
         GoTest { program: package.join("alluvium.test"), package }
     });
     let go = go(root)?;
-    let changes = format!("{KAFKA_GO_CHANGES:?}{KAFKA_GO_PACKAGES:?}");
+    let changes = format!("{KAFKA_GO_CHANGES:?}{KAFKA_GO_PACKAGES:?}{KAFKA_GO_ADDED}");
     let Some(done) = fresh_copy(&go, KAFKA_GO, &copy, &changes)? else { return Ok(tests.into()) };
     change(&copy, &KAFKA_GO_CHANGES, &KAFKA_GO_UNCHANGED)?;
     for (directory, added) in KAFKA_GO_PACKAGES {
         let file = copy.join(directory).join("alluvium_test.go");
         fs::write(file, added).map_err(Error::from)?;
     }
+    fs::write(copy.join("timestamps_test.go"), KAFKA_GO_ADDED).map_err(Error::from)?;
     for test in &tests {
         compile(&go, test, &[])?;
     }

@@ -115,6 +115,24 @@ pub(super) const CASES: &[Case] = &[
         &["Feature: metadata.version*", "Feature: transaction.version*"],
     ),
     well(
+        "features",
+        "are kept at their level",
+        "upgrade --feature transaction.version=2",
+        &["transaction.version was upgraded to 2."],
+    ),
+    badly(
+        "features",
+        "are not raised beyond what the server has",
+        "upgrade --feature group.version=9",
+        &["*Invalid update version 9 for feature group.version.*"],
+    ),
+    badly(
+        "features",
+        "that nobody knows are not raised",
+        "upgrade --feature no.such=1",
+        &["*Invalid update version 1 for feature no.such. Local controller * does not support*"],
+    ),
+    well(
         "metadata-quorum",
         "its status is described",
         "describe --status",
