@@ -1,0 +1,157 @@
+//! Decompressing the records of a batch. A batch comes from a client, so every length has a bound.
+
+use std::io::{self, BufRead, BufReader, Read};
+
+use super::{MAX_UNPACKED_BYTES, bad};
+use crate::batch::{BatchHeader, Codec};
+
+/// At most so many bytes of one batch are decompressed.
+const MAX_DECOMPRESSED_BYTES: u64 = 256 << 20;
+
+/// The default of the zstd library for streaming decoders (`ZSTD_WINDOWLOG_LIMIT_DEFAULT`), which
+/// brokers and clients of Kafka keep.
+const MAX_ZSTD_WINDOW_BYTES: u64 = 1 << 27;
+
+/// Memory to decompress batches in, and what zstd needs to do so: setting that up takes longer than
+/// a small batch.
+#[derive(Default)]
+pub(super) struct Scratch {
+    pub(super) bytes: Vec<u8>,
+    zstd: Option<zstd::bulk::Decompressor<'static>>,
+}
+
+impl Scratch {
+    /// Decompress the records of a batch, of which the part behind the header is `body`. Whether
+    /// that has succeeded, with at most `max_bytes`.
+    pub(super) fn decompress(
+        &mut self,
+        header: &BatchHeader,
+        body: &[u8],
+        max_bytes: usize,
+    ) -> bool {
+        self.bytes.clear();
+        if body.len() > max_bytes {
+            return false;
+        }
+        let result = match header.codec() {
+            Some(Codec::Zstd) => self.decompress_zstd(body, max_bytes),
+            Some(Codec::Snappy) => SnappyBlocks::new(body, max_bytes)
+                .take(max_bytes as u64 + 1)
+                .read_to_end(&mut self.bytes),
+            _ => decompress(header, body).and_then(|records| {
+                records.take(max_bytes as u64 + 1).read_to_end(&mut self.bytes)
+            }),
+        };
+        result.is_ok_and(|len_bytes| len_bytes <= max_bytes)
+    }
+
+    fn decompress_zstd(&mut self, body: &[u8], max_bytes: usize) -> io::Result<usize> {
+        let zstd = match &mut self.zstd {
+            Some(zstd) => zstd,
+            none => none.insert(zstd::bulk::Decompressor::new()?),
+        };
+        check_zstd_windows(body)?;
+        self.bytes.reserve_exact(max_bytes);
+        zstd.decompress_to_buffer(body, &mut self.bytes)
+    }
+}
+
+/// Refuse frames whose window is larger than what a streaming decoder accepts, here and in clients:
+/// decompressing into a buffer needs no window, and does not look at it.
+///
+/// The layout of a frame's header is that of RFC 8878, section 3.1.1.1.
+fn check_zstd_windows(mut body: &[u8]) -> io::Result<()> {
+    const MAGIC: [u8; 4] = 0xfd2f_b528_u32.to_le_bytes();
+    while !body.is_empty() {
+        if let Some((magic, [descriptor, window, ..])) = body.split_first_chunk::<4>()
+            && *magic == MAGIC
+            // Without a single segment: else the window is the content.
+            && descriptor & 0x20 == 0
+        {
+            let base = 1u64 << (10 + (window >> 3));
+            let window_bytes = base + base / 8 * u64::from(window & 7);
+            if window_bytes > MAX_ZSTD_WINDOW_BYTES {
+                return Err(bad("a window of zstd is larger than 128 MiB"));
+            }
+        }
+        let len = zstd::zstd_safe::find_frame_compressed_size(body)
+            .map_err(|code| bad(zstd::zstd_safe::get_error_name(code)))?;
+        body = body.get(len..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+pub(super) fn decompress<'a>(
+    header: &BatchHeader,
+    body: &'a [u8],
+) -> io::Result<impl BufRead + use<'a>> {
+    let reader: Box<dyn Read + 'a> = match header.codec() {
+        Some(Codec::None) => Box::new(body),
+        Some(Codec::Gzip) => Box::new(flate2::read::MultiGzDecoder::new(body)),
+        Some(Codec::Lz4) => Box::new(lz4::Decoder::new(body)?),
+        Some(Codec::Zstd) => Box::new(zstd::stream::read::Decoder::new(body)?),
+        Some(Codec::Snappy) => Box::new(SnappyBlocks::new(body, MAX_UNPACKED_BYTES as usize)),
+        None => return Err(bad("an unknown compression codec")),
+    };
+    Ok(BufReader::new(reader.take(MAX_DECOMPRESSED_BYTES)))
+}
+
+/// Snappy as Kafka's clients write it: framed as by `snappy-java`, or one bare block.
+pub(super) struct SnappyBlocks<'a> {
+    framed: bool,
+    rest: &'a [u8],
+    /// A block is decompressed as a whole, so a larger one is refused.
+    max_block_bytes: usize,
+    block: io::Cursor<Vec<u8>>,
+}
+
+impl<'a> SnappyBlocks<'a> {
+    /// Magic, then version and compatible version, four bytes each.
+    pub(super) const MAGIC: &'static [u8; 8] = b"\x82SNAPPY\0";
+    pub(super) const FRAME_HEADER_BYTES: usize = 16;
+    /// What a block holds, as written here.
+    pub(super) const BLOCK_BYTES: usize = 32 << 10;
+
+    pub(super) fn new(body: &'a [u8], max_block_bytes: usize) -> Self {
+        let framed = body.starts_with(Self::MAGIC) && body.len() >= Self::FRAME_HEADER_BYTES;
+        let rest = if framed { &body[Self::FRAME_HEADER_BYTES..] } else { body };
+        Self { framed, rest, max_block_bytes, block: io::Cursor::default() }
+    }
+
+    fn next_block(&mut self) -> io::Result<()> {
+        let compressed = if self.framed {
+            let (len, rest) = self
+                .rest
+                .split_first_chunk::<4>()
+                .ok_or_else(|| bad("a snappy frame ends early"))?;
+            let len = u32::from_be_bytes(*len) as usize;
+            let block = rest.get(..len).ok_or_else(|| bad("a snappy block ends early"))?;
+            self.rest = &rest[len..];
+            block
+        } else {
+            std::mem::take(&mut self.rest)
+        };
+        // Three bytes of a block give at most 64 bytes of output, so a greater length is a lie that would allocate.
+        let len_bytes = snap::raw::decompress_len(compressed)?;
+        if len_bytes / 22 > compressed.len() + 3 {
+            return Err(bad("a snappy block claims an impossible length"));
+        }
+        if len_bytes > self.max_block_bytes {
+            return Err(bad("a snappy block is too large to be decompressed at one time"));
+        }
+        self.block = io::Cursor::new(snap::raw::Decoder::new().decompress_vec(compressed)?);
+        Ok(())
+    }
+}
+
+impl Read for SnappyBlocks<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let n = self.block.read(out)?;
+            if n > 0 || out.is_empty() || self.rest.is_empty() {
+                return Ok(n);
+            }
+            self.next_block()?;
+        }
+    }
+}
