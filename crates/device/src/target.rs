@@ -199,18 +199,22 @@ fn volatile_cache(sysfs: &Path, device: u64) -> bool {
         .is_none_or(|state| state.trim() != "write through")
 }
 
-/// Why the device number `device` must not hold a log, if it is a loop device over a file that is not allocated in full: when
-/// the file system below is full, the loop driver reports a write that was cut short as done (drivers/block/loop.c,
-/// `lo_complete_rq` looks for short transfers of reads only). A file that cannot be seen from here is not checked.
+/// Why the device number `device` must not hold a log, if it is a loop device over a sparse file: when the file system
+/// below is full, the loop driver reports a write that was cut short as done (drivers/block/loop.c, `lo_complete_rq`
+/// checks for short transfers of reads only). A file that cannot be opened from here is not checked.
 fn sparse_loop_device(sysfs: &Path, device: u64) -> Option<String> {
-    let file = sysfs_attribute(sysfs, device, "loop/backing_file")?;
-    let file = file.trim_end_matches('\n');
-    let found = fs::metadata(file).ok()?;
+    let path = sysfs_attribute(sysfs, device, "loop/backing_file")?;
+    let path = path.trim_end_matches('\n');
+    let file = fs::File::open(path).ok()?;
+    let found = file.metadata().ok()?;
     let (bytes, allocated_bytes) = (found.len(), found.blocks() * 512);
-    (allocated_bytes < bytes).then(|| {
+    // `fallocate` allocates without writing, and unwritten parts count as holes. A file system that
+    // compresses allocates less than the length although there is no hole.
+    let has_hole = || rustix::fs::seek(&file, SeekFrom::Hole(0)).is_ok_and(|hole| hole < bytes);
+    (allocated_bytes < bytes && has_hole()).then(|| {
         format!(
-            "is a loop device over {file}, which is sparse ({allocated_bytes} of {bytes} bytes are allocated): on a full disk the kernel \
-             would report writes as done that were not. `fallocate --length {bytes} {file}` allocates the rest and keeps what is in it"
+            "is a loop device over {path}, which is sparse ({allocated_bytes} of {bytes} bytes are allocated): on a full disk the kernel \
+             would report writes as done that were not. `fallocate --length {bytes} {path}` allocates the rest and keeps what is in it"
         )
     })
 }
