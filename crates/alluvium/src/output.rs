@@ -9,7 +9,7 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::defect;
-use crate::log_queue::{self, LAST_LINES};
+use crate::log_queue::{self, LAST_LINES, LogQueue};
 use crate::units::Size;
 
 /// Why a command did not do what it was asked, and the exit code that says so.
@@ -181,15 +181,22 @@ pub(crate) fn start_logging(filter: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The same for a server, in which logging neither blocks nor fails, and a panic on any thread ends the process.
+/// Make standard error of this process, a server's, one that never blocks. What is reported before
+/// [`start_server_logging`] goes the same way.
 ///
 /// # Errors
-/// A filter that can not be parsed; no thread for the log.
-pub(crate) fn start_server_logging(filter: &str) -> Result<(), Failure> {
-    let filter = parse(filter)?;
-    let log = log_queue::start()
-        .map_err(|error| Failure::Failed(format!("no thread for the log: {error}")))?;
-    install(filter, || log.line());
+/// No thread for the log.
+pub(crate) fn start_log_queue() -> Result<&'static LogQueue, Failure> {
+    log_queue::start()
+        .map_err(|error| Failure::Failed(format!("cannot start a thread for the log: {error}")))
+}
+
+/// Logging of a server: it neither blocks nor fails, and a panic on any thread ends the process.
+///
+/// # Errors
+/// A filter that can not be parsed.
+pub(crate) fn start_server_logging(log: &'static LogQueue, filter: &str) -> Result<(), Failure> {
+    install(parse(filter)?, || log.line());
     defect::end_process_on_panic(log);
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Progress of what may take long: nothing for the first two seconds, then a bar on a terminal, or a log line every five
-//! seconds where there is none.
+//! seconds where there is none. A server logs lines on a terminal, too: a bar is written by the thread that works, and a
+//! terminal that nobody reads would stop it.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
 
+use crate::log_queue;
 use crate::units::about;
 
 /// What is over sooner needs no report.
@@ -54,7 +56,7 @@ impl Meter {
         let state = State {
             what: what.into(),
             started: Instant::now(),
-            terminal: std::io::stderr().is_terminal(),
+            terminal: log_queue::of_server().is_none() && std::io::stderr().is_terminal(),
             bar: None,
             last_line: None,
         };

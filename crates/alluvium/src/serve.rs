@@ -44,8 +44,9 @@ const SAME_WISH: Duration = Duration::from_secs(1);
 /// # Errors
 /// A configuration that can not be used; a part that can not be opened; a write-ahead log that failed while serving.
 pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
+    let log = output::start_log_queue()?;
     let config = ServeConfig::load(options).map_err(|error| Failure::Usage(error.to_string()))?;
-    output::start_server_logging(&config.log)?;
+    output::start_server_logging(log, &config.log)?;
     // Whatever is created from here on, records and what is kept of passwords, is nobody else's on the machine.
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     tracing::info!(

@@ -125,6 +125,28 @@ fn directory() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary directory")
 }
 
+/// What a Linux pipe holds (pipe(7)).
+const PIPE_BYTES: usize = 65_536;
+
+#[test]
+fn a_refused_configuration_ends_the_process() {
+    let data = tempfile::tempdir().unwrap();
+    for wrong in [["--log", "nonsense"], ["--upload-size", "1TiB"]] {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        writer.write_all(&[b'x'; PIPE_BYTES]).unwrap();
+        let mut command = Server::command(data.path(), &wrong);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(writer);
+        let mut child = command.spawn().unwrap();
+        let mut status = None;
+        until("the process ends", || {
+            status = child.try_wait().unwrap();
+            status.is_some()
+        });
+        assert_eq!(status.unwrap().code(), Some(2), "{wrong:?}");
+        drop(reader);
+    }
+}
+
 #[test]
 fn a_full_disk_under_the_log() {
     let data = directory();
