@@ -153,6 +153,15 @@ mod tests {
     }
 
     #[test]
+    fn unicode_classes_are_bounded() {
+        let class = |count: usize| format!("(?i)[{}]", r"\pL\PL".repeat(count));
+        assert!(Pattern::new(&class(8)).is_ok());
+        let error = Pattern::new(&class(9)).err().expect("there are 18");
+        assert!(error.contains("too many Unicode classes"), "{error}");
+        assert!(Pattern::new(&format!("(?i){}", r"\pL".repeat(17))).is_err());
+    }
+
+    #[test]
     fn one_that_would_take_too_long_is_given_up() {
         // Each state is a set of places at which there was an `a`, of which there are more than anybody can remember.
         let mut seed = 1_u64;

@@ -12,8 +12,9 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use crate::batch::{self, BatchHeader, Codec, HEADER_BYTES};
 use crate::errors::ApiError;
 
-/// At most so many bytes of one batch are decompressed.
-const MAX_DECOMPRESSED_BYTES: u64 = 256 << 20;
+use decompress::{Scratch, SnappyBlocks, decompress};
+
+mod decompress;
 
 /// From here on zstd looks for repetitions in more than a batch usually has: at level 22 with tables of 700 MiB. Those for a window of 2 MiB have 20 MiB.
 const ZSTD_LAST_SMALL_LEVEL: i32 = 9;
@@ -578,118 +579,8 @@ thread_local!(
     static SCRATCH: RefCell<Scratch> = RefCell::default()
 );
 
-/// Memory to decompress batches in, and what zstd needs to do so: setting that up takes longer than
-/// a small batch.
-#[derive(Default)]
-struct Scratch {
-    bytes: Vec<u8>,
-    zstd: Option<zstd::bulk::Decompressor<'static>>,
-}
-
-impl Scratch {
-    /// Decompress the records of a batch, of which the part behind the header is `body`. Whether
-    /// that has succeeded, with at most `max_bytes`.
-    fn decompress(&mut self, header: &BatchHeader, body: &[u8], max_bytes: usize) -> bool {
-        self.bytes.clear();
-        if body.len() > max_bytes {
-            return false;
-        }
-        let result = match header.codec() {
-            Some(Codec::Zstd) => self.decompress_zstd(body, max_bytes),
-            Some(Codec::Snappy) => SnappyBlocks::new(body, max_bytes)
-                .take(max_bytes as u64 + 1)
-                .read_to_end(&mut self.bytes),
-            _ => decompress(header, body).and_then(|records| {
-                records.take(max_bytes as u64 + 1).read_to_end(&mut self.bytes)
-            }),
-        };
-        result.is_ok_and(|len_bytes| len_bytes <= max_bytes)
-    }
-
-    fn decompress_zstd(&mut self, body: &[u8], max_bytes: usize) -> io::Result<usize> {
-        let zstd = match &mut self.zstd {
-            Some(zstd) => zstd,
-            none => none.insert(zstd::bulk::Decompressor::new()?),
-        };
-        self.bytes.reserve_exact(max_bytes);
-        zstd.decompress_to_buffer(body, &mut self.bytes)
-    }
-}
-
 fn bad(reason: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, reason)
-}
-
-fn decompress<'a>(header: &BatchHeader, body: &'a [u8]) -> io::Result<impl BufRead + use<'a>> {
-    let reader: Box<dyn Read + 'a> = match header.codec() {
-        Some(Codec::None) => Box::new(body),
-        Some(Codec::Gzip) => Box::new(flate2::read::MultiGzDecoder::new(body)),
-        Some(Codec::Lz4) => Box::new(lz4::Decoder::new(body)?),
-        Some(Codec::Zstd) => Box::new(zstd::stream::read::Decoder::new(body)?),
-        Some(Codec::Snappy) => Box::new(SnappyBlocks::new(body, MAX_UNPACKED_BYTES as usize)),
-        None => return Err(bad("an unknown compression codec")),
-    };
-    Ok(BufReader::new(reader.take(MAX_DECOMPRESSED_BYTES)))
-}
-
-/// Snappy as Kafka's clients write it: framed as by `snappy-java`, or one bare block.
-struct SnappyBlocks<'a> {
-    framed: bool,
-    rest: &'a [u8],
-    /// A block is decompressed as a whole, so a larger one is refused.
-    max_block_bytes: usize,
-    block: io::Cursor<Vec<u8>>,
-}
-
-impl<'a> SnappyBlocks<'a> {
-    /// Magic, then version and compatible version, four bytes each.
-    const MAGIC: &'static [u8; 8] = b"\x82SNAPPY\0";
-    const FRAME_HEADER_BYTES: usize = 16;
-    /// What a block holds, as written here.
-    const BLOCK_BYTES: usize = 32 << 10;
-
-    fn new(body: &'a [u8], max_block_bytes: usize) -> Self {
-        let framed = body.starts_with(Self::MAGIC) && body.len() >= Self::FRAME_HEADER_BYTES;
-        let rest = if framed { &body[Self::FRAME_HEADER_BYTES..] } else { body };
-        Self { framed, rest, max_block_bytes, block: io::Cursor::default() }
-    }
-
-    fn next_block(&mut self) -> io::Result<()> {
-        let compressed = if self.framed {
-            let (len, rest) = self
-                .rest
-                .split_first_chunk::<4>()
-                .ok_or_else(|| bad("a snappy frame ends early"))?;
-            let len = u32::from_be_bytes(*len) as usize;
-            let block = rest.get(..len).ok_or_else(|| bad("a snappy block ends early"))?;
-            self.rest = &rest[len..];
-            block
-        } else {
-            std::mem::take(&mut self.rest)
-        };
-        // Three bytes of a block give at most 64 bytes of output, so a greater length is a lie that would allocate.
-        let len_bytes = snap::raw::decompress_len(compressed)?;
-        if len_bytes / 22 > compressed.len() + 3 {
-            return Err(bad("a snappy block claims an impossible length"));
-        }
-        if len_bytes > self.max_block_bytes {
-            return Err(bad("a snappy block is too large to be decompressed at one time"));
-        }
-        self.block = io::Cursor::new(snap::raw::Decoder::new().decompress_vec(compressed)?);
-        Ok(())
-    }
-}
-
-impl Read for SnappyBlocks<'_> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        loop {
-            let n = self.block.read(out)?;
-            if n > 0 || out.is_empty() || self.rest.is_empty() {
-                return Ok(n);
-            }
-            self.next_block()?;
-        }
-    }
 }
 
 #[cfg(test)]
@@ -737,6 +628,40 @@ mod tests {
             );
             assert_eq!(find(50_001), None, "{codec:?}");
         }
+    }
+
+    /// A frame of zstd (RFC 8878, 3.1.1) with one block that is not compressed.
+    fn zstd_frame(window_descriptor: u8, content: &[u8]) -> Vec<u8> {
+        let block_header = (content.len() as u32) << 3 | 1;
+        let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0, window_descriptor];
+        frame.extend(&block_header.to_le_bytes()[..3]);
+        frame.extend(content);
+        frame
+    }
+
+    #[test]
+    fn a_zstd_window_that_no_streaming_decoder_accepts_is_refused() {
+        let plain = stored(Compression::None, &[1, 2, 3]);
+        let records = &plain[HEADER_BYTES..];
+        let compressed = stored(Compression::Zstd, &[1, 2, 3]);
+        let with_body = |body: &[u8]| [&compressed[..HEADER_BYTES], body].concat();
+        // The exponent counts from 2^10, in the upper five bits; the lower three are eighths.
+        let window = |log: u8, eighths: u8| (log - 10) << 3 | eighths;
+        let frame = |descriptor| with_body(&zstd_frame(descriptor, records));
+        for descriptor in [window(10, 0), window(21, 7), window(27, 0)] {
+            let checked = small_summary(&frame(descriptor)).unwrap().expect("they are few");
+            assert_eq!(checked.max_timestamp_ms, 3);
+            summary(&frame(descriptor)).unwrap();
+        }
+        for descriptor in [window(27, 1), window(28, 0), window(31, 0), window(41, 7)] {
+            assert!(small_summary(&frame(descriptor)).unwrap().is_none(), "{descriptor}");
+            summary(&frame(descriptor)).unwrap_err();
+        }
+        // In a later frame.
+        let first = zstd_frame(window(20, 0), &records[..5]);
+        let second = |log| zstd_frame(window(log, 0), &records[5..]);
+        summary(&with_body(&[first.clone(), second(27)].concat())).unwrap();
+        summary(&with_body(&[first, second(28)].concat())).unwrap_err();
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::transactions::Transactions;
 
 /// Batches that are decompressed at the same time, off the threads that serve.
 pub(crate) fn concurrent_decompressions() -> usize {
-    std::thread::available_parallelism().map_or(1, NonZero::get).div_ceil(2).max(2)
+    std::thread::available_parallelism().map_or(1, NonZero::get).div_ceil(2).clamp(2, 8)
 }
 
 /// Who this server is to clients.

@@ -14,6 +14,10 @@ use std::str::Chars;
 /// The most that an element can be repeated.
 const MAX_REPETITIONS: u32 = 1000;
 
+/// The most `\p` and `\P` in an expression. Each is a list of hundreds of ranges, which the parser
+/// sorts again for each that is added to a class, so thousands take seconds. RE2/J has no bound.
+const MAX_UNICODE_CLASSES: u32 = 16;
+
 /// A class without characters.
 const NOTHING: &str = r"[^\x{0}-\x{10FFFF}]";
 /// Any character, line breaks as well.
@@ -51,6 +55,7 @@ pub(super) fn translate(regex: &str) -> Result<String, String> {
         is_repetition: false,
         names: BTreeSet::new(),
         has_no_posix_class: false,
+        unicode_classes: 0,
     };
     while translation.rest.peek().is_some() {
         translation.element()?;
@@ -70,6 +75,7 @@ struct Translation<'a> {
     names: BTreeSet<String>,
     /// There is no `:]` in what is left, so that it is not looked for at each bracket.
     has_no_posix_class: bool,
+    unicode_classes: u32,
 }
 
 impl Translation<'_> {
@@ -246,6 +252,12 @@ impl Translation<'_> {
     }
 
     fn unicode_class(&mut self) -> Result<String, String> {
+        self.unicode_classes += 1;
+        if self.unicode_classes > MAX_UNICODE_CLASSES {
+            return Err(format!(
+                r"too many Unicode classes (`\p`, `\P`): at most {MAX_UNICODE_CLASSES} are allowed"
+            ));
+        }
         let mut is_negative = self.rest.next() == Some('P');
         let mut name = match self.rest.next() {
             Some('{') => {
