@@ -250,6 +250,12 @@ pub trait Catalog: Send + Sync + 'static {
     /// there is no space ([`CatalogError::Full`]). After any other error the
     /// changes may or may not have become durable, and the store uses this catalog no more: it has to be opened anew.
     fn commit(&self, changes: &[Change]) -> Result<u64, CatalogError>;
+
+    /// Why changes that add something may be refused for want of space, as the last commit, or the
+    /// opening, has found it. None if they will not be.
+    fn shortage(&self) -> Option<String> {
+        None
+    }
 }
 
 /// The changes that a catalog refuses, in words. Shared by the implementations so that they agree.

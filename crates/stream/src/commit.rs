@@ -80,10 +80,6 @@ impl Shared {
     /// knows what it holds, and it need not take anything any more. So
     /// the store halts, and opening it again reads what has become of it.
     async fn write_catalog(&self, mut changes: Vec<Change>) -> Result<(), StoreError> {
-        let adds = |change: &Change| {
-            matches!(change, Change::CreateStream { .. } | Change::PutMeta { .. })
-        };
-        let adds = changes.iter().any(adds);
         changes.push(Change::WalMarked(self.wal.mark()));
         let catalog = self.catalog.clone();
         let commit = move || catalog.commit(&changes);
@@ -97,9 +93,7 @@ impl Shared {
         match &committed {
             Ok(version) => {
                 self.version.store(*version, Ordering::Release);
-                if adds {
-                    self.faults.report(Reason::CatalogDiskFull, None);
-                }
+                self.faults.report(Reason::CatalogDiskFull, self.catalog.shortage());
             }
             Err(StoreError::Catalog(CatalogError::Refused(_))) => {}
             Err(StoreError::Catalog(error @ CatalogError::Full(_))) => {

@@ -21,6 +21,8 @@ pub enum Reason {
     ObjectsDamaged,
     /// Objects that are in use are not there.
     ObjectsMissing,
+    /// Objects cannot be read now; their records are not known to be lost.
+    ColdReadsFailing,
     /// The disk of the catalog is full: changes that need space are refused.
     CatalogDiskFull,
     /// Partitions cannot be compacted by key.
@@ -33,12 +35,13 @@ pub enum Reason {
 
 impl Reason {
     /// All of them, in the order in which they are listed.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::LogDamaged,
         Self::OffsetsLost,
         Self::UploadsFailing,
         Self::ObjectsDamaged,
         Self::ObjectsMissing,
+        Self::ColdReadsFailing,
         Self::CatalogDiskFull,
         Self::LogCompactionFailing,
         Self::ObjectCompactionFailing,
@@ -53,6 +56,7 @@ impl Reason {
             Self::UploadsFailing => "uploads_failing",
             Self::ObjectsDamaged => "objects_damaged",
             Self::ObjectsMissing => "objects_missing",
+            Self::ColdReadsFailing => "cold_reads_failing",
             Self::CatalogDiskFull => "catalog_disk_full",
             Self::LogCompactionFailing => "log_compaction_failing",
             Self::ObjectCompactionFailing => "object_compaction_failing",

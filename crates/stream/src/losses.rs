@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
+use crate::health::Reason;
 use crate::objects::{Cause, ErrorKind, OWNER_OBJECT, ObjectError, object_size};
 use crate::store::Shared;
 use crate::tail::Range;
@@ -14,6 +17,11 @@ use crate::upload::{object_id, object_prefix};
 
 /// So many streams of an object are listed.
 const LISTED: usize = 10;
+/// So many lost objects are described by their streams and offsets, which takes a walk through all
+/// ranges. Of the others only the name and the error are kept.
+const DESCRIBED: usize = 20;
+/// A client that cannot read repeats the read; a warning is logged at most this often.
+const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What the owner calls a stream.
 type Names = Box<dyn Fn(StreamId) -> Option<String> + Send + Sync>;
@@ -32,6 +40,10 @@ pub(crate) struct Losses {
     found: Mutex<BTreeMap<ObjectId, Loss>>,
     /// Of the objects in [`Self::found`] one is missing, and may come back.
     is_one_missing: AtomicBool,
+    /// Whether [`Reason::ColdReadsFailing`] is reported.
+    reads_fail: AtomicBool,
+    /// The time of the last warning about reads that fail.
+    warned_at: Mutex<Option<Instant>>,
     names: OnceLock<Names>,
 }
 
@@ -51,8 +63,8 @@ impl Losses {
         name.unwrap_or_else(|| format!("stream {stream}"))
     }
 
-    /// An object was read. One that was missing is back.
-    pub(crate) fn was_read(&self, object: ObjectId) {
+    /// An object that was missing is back, if this is one.
+    fn was_read(&self, object: ObjectId) {
         if !self.is_one_missing.load(Ordering::Relaxed) {
             return;
         }
@@ -80,6 +92,37 @@ impl Shared {
         })
     }
 
+    /// An object was read.
+    pub(crate) fn object_was_read(&self, object: ObjectId) {
+        self.losses.was_read(object);
+        self.reads_go_on();
+    }
+
+    /// The object store answers.
+    pub(crate) fn reads_go_on(&self) {
+        if self.losses.reads_fail.load(Ordering::Relaxed)
+            && self.losses.reads_fail.swap(false, Ordering::Relaxed)
+        {
+            self.faults.report(Reason::ColdReadsFailing, None);
+        }
+    }
+
+    /// A read has failed in a way that may pass.
+    fn note_failure(&self, error: &ObjectError) {
+        let detail = format!(
+            "records in objects cannot be read, and clients repeat their reads; the last error: \
+             {error}"
+        );
+        self.faults.report(Reason::ColdReadsFailing, Some(detail));
+        self.losses.reads_fail.store(true, Ordering::Relaxed);
+        let now = Instant::now();
+        let mut warned_at = self.losses.warned_at.lock();
+        if warned_at.is_none_or(|at| now - at >= WARNING_INTERVAL) {
+            *warned_at = Some(now);
+            tracing::warn!("records in objects cannot be read: {error}");
+        }
+    }
+
     /// What an error of reading an object that is in use means, which is noted if its records are
     /// lost. An object that is not there is missing only if the object store is the one that has
     /// the others: a file system that is not mounted has none, and comes back.
@@ -103,6 +146,8 @@ impl Shared {
         };
         if error.is_loss() {
             self.note_loss(&error);
+        } else {
+            self.note_failure(&error);
         }
         error
     }
@@ -111,15 +156,30 @@ impl Shared {
         let (ObjectError::Damaged { name, .. } | ObjectError::Store { name, .. }) = error;
         let is_live = self.object_table.lock().is_live_name(name);
         let Some(id) = object_id(name).filter(|_| is_live) else { return };
-        if self.losses.found.lock().contains_key(&id) {
-            return;
-        }
-        let text = format!("{error}; it has {}", self.content(id));
+        let known = {
+            let found = self.losses.found.lock();
+            if found.contains_key(&id) {
+                return;
+            }
+            found.len()
+        };
+        let is_described = known < DESCRIBED;
+        let text = if is_described {
+            format!("{error}; it has {}", self.content(id))
+        } else {
+            error.to_string()
+        };
         let is_missing = error.is_not_found();
         if is_missing {
             self.losses.is_one_missing.store(true, Ordering::Relaxed);
         }
-        tracing::error!("records are lost: {text}");
+        if is_described {
+            tracing::error!("records cannot be read: {text}");
+        } else {
+            tracing::error!(
+                "records cannot be read: {text}; `alluvium object verify` lists what it has"
+            );
+        }
         self.losses.found.lock().insert(id, Loss { is_missing, text });
     }
 

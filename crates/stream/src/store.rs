@@ -419,6 +419,7 @@ impl Store {
             halted: OnceLock::new(),
             options,
         });
+        shared.faults.report(Reason::CatalogDiskFull, shared.catalog.shortage());
         // What was recovered may already be enough for an upload, and there may be objects to delete.
         shared.upload.wanted.notify_one();
         shared.retired.notify_one();

@@ -205,7 +205,7 @@ impl Stream {
                         let missing = self.shared.judged(objects.missing(&range)).await;
                         return Err(FetchError::Failed(missing.into()));
                     }
-                    self.shared.losses.was_read(range.object.id);
+                    self.shared.object_was_read(range.object.id);
                     if nothing_there {
                         break;
                     }

@@ -631,7 +631,10 @@ mod tests {
         assert_eq!(covered(5..5, 1000), []);
         assert_eq!(covered(5..6, 0), [(5, 1)]);
         let two = 1 << 31;
-        assert_eq!(covered(5..5 + 2 * two + 1, 999), [(5, two as i64), (5 + two as i64, two as i64), (5 + 2 * two as i64, 1)]);
+        assert_eq!(
+            covered(5..5 + 2 * two + 1, 999),
+            [(5, two as i64), (5 + two as i64, two as i64), (5 + 2 * two as i64, 1)]
+        );
         assert_eq!(covered(5..5 + 2 * two, 61), [(5, two as i64)]);
         assert_eq!(covered(0..u64::MAX >> 1, usize::MAX).len(), MOST_WITHOUT_RECORDS);
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use alluvium_wal::LogOffset;
 use bytes::Bytes;
-use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
+use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
 use redb::{
     AccessGuard, Builder, Database, DatabaseError, Durability, Key, ReadOnlyTable,
     ReadableDatabase, ReadableTable, Table, TableDefinition, TableHandle, Value, WriteTransaction,
@@ -55,6 +55,9 @@ const KEY_ROWS: &str = "rows";
 /// server's memory.
 const PAGE_CACHE_BYTES: usize = 8 << 20;
 
+/// A disk with less than this is full: a change may take so much.
+const FULL_BYTES: u64 = 1 << 20;
+
 /// A value may become so much longer without asking for space: a counter gets another digit.
 const PUT_MORE_BYTES: usize = 64;
 
@@ -66,6 +69,8 @@ pub struct RedbCatalog {
     watched: Watched,
     /// Only for a catalog that is in use with a WAL.
     reserve: Option<Reserve>,
+    /// See [`Catalog::shortage`].
+    shortage: Mutex<Option<String>>,
 }
 
 /// A database that is closed without a panic, which damage makes of it even where all rows are whole: what it keeps for writing may be damaged, and is read then.
@@ -130,7 +135,13 @@ impl RedbCatalog {
     ) -> Result<Self, CatalogError> {
         unless_damaged(path, || {
             let database = RwLock::new(Closing(Some(open_database(path, open)?)));
-            let catalog = Self { database, path: path.to_path_buf(), watched, reserve: None };
+            let catalog = Self {
+                database,
+                path: path.to_path_buf(),
+                watched,
+                reserve: None,
+                shortage: Mutex::default(),
+            };
             catalog.initialise()?;
             Ok(catalog)
         })
@@ -148,7 +159,9 @@ impl RedbCatalog {
     fn with_reserve_of(mut self, bytes: u64) -> Self {
         let reserve = Reserve::new(&self.path, bytes);
         if let Err(error) = reserve.fill() {
-            tracing::warn!("{}: {}", self.path.display(), no_reserve(&reserve, &error));
+            let error = self.full(no_reserve(&reserve, &error));
+            tracing::warn!("{error}");
+            self.shortage = Mutex::new(Some(error.to_string()));
         }
         self.reserve = Some(reserve);
         self
@@ -190,13 +203,12 @@ impl RedbCatalog {
         }
     }
 
-    /// Whether it is one of the changes for which the disk must have space beyond the reserve: it
-    /// adds rows, or makes one longer, and drops none.
-    fn takes_space(&self, changes: &[Change]) -> Result<bool, CatalogError> {
-        let mut takes = false;
+    /// What the changes may take of a disk that is full.
+    fn claim(&self, changes: &[Change]) -> Result<Claim, CatalogError> {
+        let mut claim = Claim::All;
         for change in changes {
-            takes |= match change {
-                Change::CreateStream { .. } | Change::NextStreamId(_) => true,
+            match change {
+                Change::CreateStream { .. } | Change::NextStreamId(_) => claim = Claim::None,
                 Change::PutMeta { key, value } => {
                     let read = || -> Result<usize, Failure> {
                         let database = self.database().map_err(Failure::Refused)?;
@@ -207,14 +219,20 @@ impl RedbCatalog {
                         read().map_err(|failure| self.named(failure))
                     });
                     let present = present?;
-                    present == 0 || value.len() > present + PUT_MORE_BYTES
+                    if present == 0 || value.len() > present + PUT_MORE_BYTES {
+                        claim = Claim::None;
+                    }
                 }
-                Change::WalMarked(_) => false,
+                Change::WalMarked(_) => {}
                 // With these, or for these, all of them are to succeed.
-                _ => return Ok(false),
-            };
+                Change::AddObject(_)
+                | Change::Uploaded(_)
+                | Change::LogUploaded(_)
+                | Change::Replaced(_) => return Ok(Claim::Part),
+                _ => return Ok(Claim::All),
+            }
         }
-        Ok(takes)
+        Ok(claim)
     }
 
     /// Space that the file takes, and that no page is in: it serves as a reserve, too.
@@ -364,26 +382,48 @@ impl Catalog for RedbCatalog {
     fn commit(&self, changes: &[Change]) -> Result<u64, CatalogError> {
         unless_damaged(&self.path, || self.commit_in_space(changes))
     }
+
+    fn shortage(&self) -> Option<String> {
+        self.shortage.lock().clone()
+    }
 }
 
 impl RedbCatalog {
     fn commit_in_space(&self, changes: &[Change]) -> Result<u64, CatalogError> {
         let Some(reserve) = &self.reserve else { return self.try_commit(changes) };
-        let takes_space = self.takes_space(changes)?;
-        if takes_space
+        let kept_bytes = match self.claim(changes)? {
+            Claim::None => reserve.bytes(),
+            Claim::Part => reserve.bytes() / 4,
+            Claim::All => 0,
+        };
+        if kept_bytes == reserve.bytes()
             && let Err(error) = reserve.fill()
             && self.slack_bytes()? < reserve.bytes()
         {
             return Err(self.full(no_reserve(reserve, &error)));
         }
-        match self.try_commit(changes) {
-            Err(CatalogError::Full(why)) if !takes_space => match reserve.release() {
+        let committed = match self.try_commit(changes) {
+            Err(CatalogError::Full(why)) => match reserve.release(kept_bytes) {
                 Ok(true) => self.try_commit(changes),
                 Ok(false) => Err(CatalogError::Full(why)),
                 Err(error) => Err(self.full(format!("{why}; the reserve cannot be used: {error}"))),
             },
             committed => committed,
-        }
+        };
+        // The change may have freed what is missing in the reserve.
+        let filled = reserve.fill();
+        *self.shortage.lock() = match (&committed, filled) {
+            (Err(error @ CatalogError::Full(_)), _) => Some(error.to_string()),
+            (_, Err(error)) => Some(self.full(no_reserve(reserve, &error)).to_string()),
+            (_, Ok(())) => self.is_disk_full().then(|| self.full("its disk is full").to_string()),
+        };
+        committed
+    }
+
+    /// By what the file system says, which need not know of a quota.
+    fn is_disk_full(&self) -> bool {
+        let found = rustix::fs::statvfs(&self.path);
+        found.is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < FULL_BYTES)
     }
 
     fn try_commit(&self, changes: &[Change]) -> Result<u64, CatalogError> {
@@ -413,6 +453,18 @@ impl RedbCatalog {
             committed => committed,
         }
     }
+}
+
+/// How much of the reserve a change may take when the disk is full.
+#[derive(Clone, Copy)]
+enum Claim {
+    /// None: it adds rows, or makes one longer, and drops none.
+    None,
+    /// Most of it: uploads and compactions let the WAL be trimmed, and must not take what deletions
+    /// need.
+    Part,
+    /// All of it: it frees space, or belongs to a start.
+    All,
 }
 
 fn no_reserve(reserve: &Reserve, error: &std::io::Error) -> String {

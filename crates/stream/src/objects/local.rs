@@ -16,8 +16,8 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
 use object_store::{
     CopyOptions, Extensions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
-    UploadPart,
+    ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    Result, UploadPart,
 };
 use tokio::sync::Mutex;
 
@@ -89,9 +89,11 @@ impl ObjectStore for Directory {
         options: PutOptions,
     ) -> Result<PutResult> {
         check(self.root.clone()).await?;
+        let overwrites = !matches!(options.mode, PutMode::Create);
+        let is_owner = overwrites && to.filename() == Some(OWNER_OBJECT);
         let put = self.files.put_opts(to, data.clone(), options).await;
         match put {
-            Err(error) if to.filename() == Some(OWNER_OBJECT) && is_no_space(&error) => {
+            Err(error) if is_owner && is_no_space(&error) => {
                 let path = self.files.path_to_filesystem(to)?;
                 let overwritten = blocking(move || overwrite(&path, &Bytes::from(data))).await;
                 // If there is nothing to overwrite, say what was wrong at first.
@@ -191,9 +193,17 @@ fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
     if !(1..=SECTOR_BYTES as u64).contains(&present) || text.len() > SECTOR_BYTES {
         return Err(io::ErrorKind::StorageFull.into());
     }
-    let mut text = text.to_vec();
-    text.resize(text.len().max(present as usize), b' ');
-    file.write_all_at(&text, 0)?;
+    let present = present as usize;
+    // A crash between a new length and the text would leave a text that is cut. An object of an
+    // earlier build has no padding.
+    let text = text.trim_ascii_end();
+    if present < text.len() {
+        file.write_all_at(&vec![b' '; text.len() - present], present as u64)?;
+        file.sync_all()?;
+    }
+    let mut padded = text.to_vec();
+    padded.resize(text.len().max(present), b' ');
+    file.write_all_at(&padded, 0)?;
     file.sync_all()
 }
 

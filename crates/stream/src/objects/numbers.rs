@@ -2,16 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::time::Instant;
-
-use super::ObjectError;
 use crate::types::Batch;
-
-/// Who can not read tries again and again; the log is told so often at most.
-const TOLD_EACH: Duration = Duration::from_secs(10);
 
 /// Reads from objects, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,8 +35,6 @@ pub(super) struct ReadNumbers {
     gets: AtomicU64,
     get_bytes: AtomicU64,
     failures: AtomicU64,
-    /// When the log was told of the last failure that may pass.
-    told: Mutex<Option<Instant>>,
     returned_bytes: AtomicU64,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -60,20 +50,8 @@ impl ReadNumbers {
         self.get_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// For an operator: the reader itself gets the error, and may be anywhere. A loss is told with
-    /// the names of what is lost, by [`crate::losses`].
-    pub(super) fn failed(&self, error: &ObjectError) {
+    pub(super) fn failed(&self) {
         self.failures.fetch_add(1, Ordering::Relaxed);
-        if error.is_loss() {
-            return;
-        }
-        let now = Instant::now();
-        let mut told = self.told.lock();
-        if told.is_some_and(|told| now - told < TOLD_EACH) {
-            return;
-        }
-        *told = Some(now);
-        tracing::warn!("records cannot be read: {error}");
     }
 
     pub(super) fn returned(&self, batches: &[Batch]) {

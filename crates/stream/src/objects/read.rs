@@ -580,7 +580,7 @@ impl Core {
 
     fn damaged(&self, object: &ObjectInfo, damage: Damage) -> ObjectError {
         let error = ObjectError::damaged(&object.name, damage);
-        self.numbers.failed(&error);
+        self.numbers.failed();
         error
     }
 }

@@ -225,11 +225,13 @@ impl Reserve {
         Ok(())
     }
 
-    /// Give the space up; false if there is none to give.
-    pub(super) fn release(&self) -> io::Result<bool> {
+    /// Give space up, but for `kept_bytes`; false if there is none to give.
+    pub(super) fn release(&self, kept_bytes: u64) -> io::Result<bool> {
         self.is_whole.store(false, Ordering::Relaxed);
         match File::options().write(true).open(&self.path) {
-            Ok(file) if file.metadata()?.len() > 0 => file.set_len(0).map(|()| true),
+            Ok(file) if file.metadata()?.len() > kept_bytes => {
+                file.set_len(kept_bytes).map(|()| true)
+            }
             Ok(_) => Ok(false),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),

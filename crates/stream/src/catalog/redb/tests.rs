@@ -6,6 +6,7 @@ use redb::StorageBackend;
 use redb::backends::InMemoryBackend;
 
 use super::*;
+use crate::catalog::ObjectInfo;
 
 #[test]
 fn conforms() {
@@ -364,22 +365,52 @@ fn deletions_succeed_from_the_reserve_when_the_disk_is_full() {
     };
     assert!(matches!(full, CatalogError::Full(_)), "{full}");
     // Nothing at all is left beside the reserve.
-    std::fs::write(directory.path().join("rest"), vec![1; 16 << 20]).unwrap_err();
+    let rest = directory.path().join("rest");
+    std::fs::write(&rest, vec![1; 16 << 20]).unwrap_err();
     let before = catalog.load().unwrap();
     let refused = catalog.commit(&[put_meta(kept, 60_000)]).unwrap_err();
     assert!(matches!(refused, CatalogError::Full(_)), "{refused}");
     assert_eq!(catalog.load().unwrap(), before);
+    assert!(catalog.shortage().is_some());
     // As long, or shorter: no space is asked for.
     catalog.commit(&[put_meta(0, 60_000)]).unwrap();
+    // Uploads use a part of the reserve, and leave the rest to deletions.
+    let upload = |number: u64| {
+        let name = "x".repeat(60_000);
+        let (id, index_bytes, index_position) = (ObjectId(1_000 + number), 56, 900);
+        Change::AddObject(ObjectInfo {
+            id,
+            name,
+            index_position,
+            index_bytes,
+            size_bytes: 1_020,
+            index_crc32c: 0,
+            created_at_ms: 1,
+            generation: 0,
+            payload_bytes: 800,
+        })
+    };
+    let mut uploads = 0;
+    let full = loop {
+        match catalog.commit(&[upload(uploads)]) {
+            Ok(_) => uploads += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(full, CatalogError::Full(_)), "{full}");
+    assert!(uploads > 0, "uploads have a part of the reserve");
+    let before = catalog.load().unwrap();
     for number in 0..kept {
         catalog.commit(&[Change::DeleteMeta(format!("key/{number}"))]).unwrap();
     }
     let mut expected = before;
     expected.meta.retain(|key, _| !key.starts_with("key/"));
-    expected.version += kept as u64 + 1;
+    expected.version += kept as u64;
     assert_eq!(catalog.load().unwrap(), expected);
     std::fs::remove_file(other).unwrap();
+    std::fs::remove_file(rest).unwrap();
     catalog.commit(&[put_meta(kept, 60_000)]).unwrap();
+    assert_eq!(catalog.shortage(), None);
     drop(catalog);
     RedbCatalog::open(&path).unwrap().load().unwrap();
     drop(disk);

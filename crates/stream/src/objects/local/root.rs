@@ -94,7 +94,8 @@ fn read_mark(directory: &Path) -> io::Result<Option<Uuid>> {
     }
 }
 
-/// Mark a directory durably. What a crash leaves is a file with a name that is not listed.
+/// Mark a directory durably, and return the mark that it has then: another process may mark it at
+/// the same time. What a crash leaves is a file with a name that is not listed.
 fn mark(directory: &Path) -> io::Result<Uuid> {
     let id = Uuid::new_v4();
     // The number is not 0: the version of the id is in it.
@@ -109,7 +110,7 @@ fn mark(directory: &Path) -> io::Result<Uuid> {
         let _ = fs::remove_file(&unfinished);
         return Err(error);
     }
-    Ok(id)
+    read_mark(directory)?.ok_or_else(|| io::Error::other("the mark is gone or damaged"))
 }
 
 fn encode(id: Uuid) -> String {
