@@ -7,7 +7,7 @@
 //! [`small_summary`] or [`summary`].
 
 use std::cell::RefCell;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, Read, Write};
 
 use crate::batch::{self, BatchHeader, Codec, HEADER_BYTES};
 use crate::errors::ApiError;

@@ -27,7 +27,10 @@ pub(crate) enum CacheCommand {
 /// What the command says it can fail with.
 pub(crate) fn run(command: CacheCommand) -> Result<(), Failure> {
     match &command {
-        CacheCommand::Serve(args) => output::start_server_logging(args.log())?,
+        CacheCommand::Serve(args) => {
+            let log = output::start_log_queue()?;
+            output::start_server_logging(log, args.log())?;
+        }
         _ => output::start_logging("warn,alluvium::progress=info")?,
     }
     match command {
