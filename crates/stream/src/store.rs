@@ -498,6 +498,12 @@ impl Store {
         self.shared.failure().map(|failure| failure.to_string())
     }
 
+    /// [`Store::failure`], unless the store was closed before anything failed.
+    pub fn failure_unless_closed(&self) -> Option<String> {
+        let failure = self.shared.failure();
+        failure.filter(|it| !matches!(it, StoreError::Closed)).map(|failure| failure.to_string())
+    }
+
     /// Resolves with the cause once nothing can be appended any more, whether or not anybody appends; see [`Store::failure`].
     pub async fn failed(&self) -> StoreError {
         let shared = &*self.shared;

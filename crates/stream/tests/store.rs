@@ -457,6 +457,7 @@ async fn after_close_and_after_a_failure_nothing_hangs() {
     assert!(matches!(stream.append(new_batch(&batch(id, 0, 1, 1))), Err(AppendError::Failed(_))));
     assert!(matches!(store.commit(vec![delete(id)]).await, Err(StoreError::Closed)));
     assert!(store.failure().unwrap().contains("closed"));
+    assert_eq!(store.failure_unless_closed(), None);
     tokio::time::timeout(HANG, store.room()).await.unwrap();
 
     let life = world.start().await;
@@ -470,6 +471,7 @@ async fn after_close_and_after_a_failure_nothing_hangs() {
     let error = append(&life.store, &stream, &batch(id, 1, 1, 1)).await.await.unwrap_err();
     tokio::time::timeout(HANG, notify.notified()).await.expect("watchers learn of a failure");
     eventually("the failure is known", || life.store.failure().is_some()).await;
+    assert_eq!(life.store.failure_unless_closed(), life.store.failure());
     assert!(error.to_string().contains("simulated disk"), "names the device: {error}");
     assert!(matches!(stream.append(new_batch(&batch(id, 2, 1, 1))), Err(AppendError::Failed(_))));
     assert_eq!(read_from(&stream, 0, 10).await.len(), 1, "what is durable can still be read");

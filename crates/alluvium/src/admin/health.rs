@@ -45,7 +45,8 @@ pub(crate) enum Condition {
 impl Condition {
     /// The condition of a server with this store.
     pub(crate) fn of_store(store: &Store) -> Self {
-        if let Some(cause) = store.failure() {
+        // A server that stops closes its store.
+        if let Some(cause) = store.failure_unless_closed() {
             return Self::Failed(cause);
         }
         let faults = store.degraded();
