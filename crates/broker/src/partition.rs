@@ -262,11 +262,6 @@ impl Partition {
         producers.open_transactions().map(|(id, epoch, first, _)| (id, epoch, first)).collect()
     }
 
-    /// The epoch in which it knows this producer.
-    pub(crate) fn producer_epoch(&self, producer_id: i64) -> Option<i16> {
-        self.producers.lock().epoch(producer_id)
-    }
-
     /// See [`ProducerStates::active`].
     pub(crate) fn active_producers(&self) -> Vec<ActiveProducer> {
         self.producers.lock().active()

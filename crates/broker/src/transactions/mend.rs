@@ -7,7 +7,7 @@ use std::ops::Range;
 use alluvium_stream::{Batch, Damaged, Replay, StreamId, StreamOffset};
 
 use super::STREAM_KEY;
-use super::decisions::{Decisions, Known};
+use super::decisions::{Decisions, Known, commits};
 use crate::batch::{self, BatchHeader, Mended, Outcome};
 use crate::partition::LEADER_EPOCH;
 use crate::producer_state::ProducerStates;
@@ -32,8 +32,8 @@ struct Open {
     first: u64,
     epoch: i16,
     time_ms: i64,
-    /// The gaps since the last batch that is certainly part of it.
-    gaps: Range<usize>,
+    /// How many gaps lie before the last batch that is certainly part of it.
+    gaps_before: usize,
 }
 
 /// The markers to put in the gaps of partitions.
@@ -133,34 +133,6 @@ fn marker(lost: &Lost, offset: u64) -> Batch {
     }
 }
 
-/// What goes into [`Decisions::commits`] of the batches of a partition.
-fn commits(replay: &Replay, wanted: &HashSet<i64>) -> Vec<(i64, i16)> {
-    let (mut commits, mut epochs) = (Vec::new(), HashMap::new());
-    let mut next = replay.checkpoint_end;
-    for batch in &replay.batches {
-        if batch.base > next {
-            epochs.clear();
-        }
-        next = batch.end();
-        let Some(header) = BatchHeader::parse(&batch.payload) else { continue };
-        let (producer_id, epoch) = (header.producer_id, header.producer_epoch);
-        if !header.is_transactional() || !wanted.contains(&producer_id) {
-            continue;
-        }
-        if !header.is_control() {
-            epochs.insert(producer_id, epoch);
-            continue;
-        }
-        let written_in = epochs.remove(&producer_id);
-        if written_in.is_some_and(|written_in: i16| written_in.checked_add(1) == Some(epoch))
-            && batch::outcome(&batch.payload) == Some(Outcome::Commit)
-        {
-            commits.extend(written_in.map(|epoch| (producer_id, epoch)));
-        }
-    }
-    commits
-}
-
 /// The markers that must have been in the gaps of a partition, since what follows of their producers is of later transactions. `known` is asked about the transaction of a producer, in this
 /// epoch, that has a record at this offset.
 fn lost_markers(replay: &Replay, known: impl Fn(i64, i16, u64) -> Known) -> Vec<Lost> {
@@ -171,15 +143,11 @@ fn lost_markers(replay: &Replay, known: impl Fn(i64, i16, u64) -> Known) -> Vec<
     let states = states.unwrap_or_default();
     let mut all_open: HashMap<i64, Open> = states
         .open_transactions()
-        .map(|(id, epoch, first, time_ms)| (id, Open { first, epoch, time_ms, gaps: 0..0 }))
+        .map(|(id, epoch, first, time_ms)| (id, Open { first, epoch, time_ms, gaps_before: 0 }))
         .collect();
     let (mut lost, mut passed) = (Vec::new(), 0);
     for batch in &replay.batches {
         while gaps.get(passed).is_some_and(|gap| gap.end <= batch.base) {
-            for open in all_open.values_mut() {
-                let from = if open.gaps.is_empty() { passed } else { open.gaps.start };
-                open.gaps = from..passed + 1;
-            }
             passed += 1;
         }
         let Some(header) = BatchHeader::parse(&batch.payload) else { continue };
@@ -189,7 +157,7 @@ fn lost_markers(replay: &Replay, known: impl Fn(i64, i16, u64) -> Known) -> Vec<
         let (producer_id, epoch, base) = (header.producer_id, header.producer_epoch, batch.base.0);
         let marker = if header.is_control() { batch::outcome(&batch.payload) } else { None };
         let open = all_open.remove(&producer_id);
-        let in_doubt = open.as_ref().filter(|open| !open.gaps.is_empty());
+        let in_doubt = open.as_ref().filter(|open| open.gaps_before < passed);
         let found = in_doubt.and_then(|open| {
             let lost = |epoch, outcome, is_known, end| Lost {
                 producer_id,
@@ -198,8 +166,8 @@ fn lost_markers(replay: &Replay, known: impl Fn(i64, i16, u64) -> Known) -> Vec<
                 is_known,
                 first: open.first,
                 time_ms: open.time_ms,
-                gaps: open.gaps.clone().find(|at| gaps[*at].end.0 > end).unwrap_or(open.gaps.end)
-                    ..open.gaps.end,
+                gaps: (open.gaps_before..passed).find(|at| gaps[*at].end.0 > end).unwrap_or(passed)
+                    ..passed,
             };
             match (known(producer_id, open.epoch, open.first), marker) {
                 (Known::Decided { outcome, epoch: of_marker, end }, None) => {
@@ -224,7 +192,7 @@ fn lost_markers(replay: &Replay, known: impl Fn(i64, i16, u64) -> Known) -> Vec<
         if !header.is_control() {
             let time_ms = batch.max_timestamp_ms;
             let first = open.filter(|_| found.is_none()).map_or(base, |open| open.first);
-            all_open.insert(producer_id, Open { first, epoch, time_ms, gaps: 0..0 });
+            all_open.insert(producer_id, Open { first, epoch, time_ms, gaps_before: passed });
         }
         lost.extend(found);
     }

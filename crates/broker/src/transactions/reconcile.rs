@@ -4,15 +4,15 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use alluvium_stream::{Append, Replay};
+use alluvium_stream::Append;
 use uuid::Uuid;
 
-use super::decisions::{Decisions, Known};
+use super::decisions::{Decisions, Known, Marker, commits, markers};
 use super::end::{append_marker, resume, with_spans};
 use super::record::Event;
 use super::transaction::{Doubt, State, Transaction};
 use super::{Slot, TransactionsError};
-use crate::batch::{self, BatchHeader, Mended, Outcome};
+use crate::batch::{Mended, Outcome};
 use crate::partition::Partition;
 use crate::server::Server;
 use crate::state_stream::Refused;
@@ -82,7 +82,12 @@ async fn end_decided(server: &Server) -> Result<Option<Append>, TransactionsErro
     }
     let wanted: HashSet<i64> = all_open.iter().map(|open| open.producer_id).collect();
     let replay = server.transactions.stream.lock().replay();
-    let decisions = Decisions::read(&replay, &wanted)?;
+    let mut decisions = Decisions::read(&replay, &wanted)?;
+    if decisions.is_partial() {
+        for partition in server.topics.all().iter().flat_map(|topic| &topic.partitions) {
+            decisions.commits.extend(commits(&partition.stream.replay(), &wanted));
+        }
+    }
     // These have not come to their end, which the rest of the start sees to.
     let prepared = decisions.table.0.values().filter(|transaction| {
         matches!(transaction.state, State::Prepared(_)) && wanted.contains(&transaction.marker.0)
@@ -124,25 +129,21 @@ async fn settle(
     chosen: impl Fn(&Transaction) -> bool,
 ) -> Result<(), TransactionsError> {
     let transactions = &server.transactions;
+    let is_chosen = |slot: &Arc<Slot>| {
+        let transaction = slot.transaction.lock();
+        let has_lost = |(topic, index): &(Uuid, i32)| {
+            let topic = server.topics.stored_by_id(*topic);
+            topic.is_some_and(|topic| topic.partition(*index).is_some_and(|p| p.has_lost()))
+        };
+        let is_doubtful = transaction.doubt != Doubt::None
+            || transaction.state == State::Ongoing && transaction.partitions.iter().any(has_lost);
+        chosen(&transaction) && is_doubtful
+    };
     let slots: Vec<_> = transactions.slots.read().values().cloned().collect();
+    let slots: Vec<_> = slots.into_iter().filter(is_chosen).collect();
+    let seen = Seen::of(server, &slots);
     for slot in slots {
-        let is_chosen = |transaction: &Transaction| {
-            let has_lost = |(topic, index): &(Uuid, i32)| {
-                let topic = server.topics.stored_by_id(*topic);
-                topic.is_some_and(|topic| topic.partition(*index).is_some_and(|p| p.has_lost()))
-            };
-            let is_doubtful = transaction.doubt != Doubt::None
-                || transaction.state == State::Ongoing
-                    && transaction.partitions.iter().any(has_lost);
-            chosen(transaction) && is_doubtful
-        };
-        let event = {
-            let transaction = slot.transaction.lock();
-            if !is_chosen(&transaction) {
-                continue;
-            }
-            settled(server, &slot, &transaction)
-        };
+        let event = settled(server, &slot, &slot.transaction.lock(), &seen);
         // Nobody else is there yet who would change it meanwhile.
         loop {
             let changed = transactions.change(&slot, &mut slot.transaction.lock(), event.clone());
@@ -156,8 +157,66 @@ async fn settle(
     Ok(())
 }
 
+/// What partitions know of transactions that are in doubt.
+#[derive(Default)]
+struct Seen {
+    /// The newest epoch of each producer.
+    epochs: HashMap<i64, i16>,
+    /// By partition.
+    markers: HashMap<(Uuid, i32), Vec<Marker>>,
+}
+
+impl Seen {
+    fn of(server: &Server, slots: &[Arc<Slot>]) -> Self {
+        let (mut producers, mut places) = (HashSet::new(), HashSet::new());
+        for slot in slots {
+            let transaction = slot.transaction.lock();
+            if transaction.doubt != Doubt::None {
+                producers.insert(transaction.identity.producer_id);
+                places.extend(transaction.partitions.iter().copied());
+            }
+        }
+        let mut seen = Self::default();
+        if producers.is_empty() {
+            return seen;
+        }
+        for topic in server.topics.all() {
+            for (index, partition) in (0..).zip(&topic.partitions) {
+                let active = partition.active_producers();
+                for producer in active.iter().filter(|it| producers.contains(&it.id)) {
+                    let newest = seen.epochs.entry(producer.id).or_insert(producer.epoch);
+                    *newest = producer.epoch.max(*newest);
+                }
+                let place = (topic.id, index);
+                if places.contains(&place) {
+                    let markers = markers(&partition.stream.replay(), &producers);
+                    seen.markers.insert(place, markers);
+                }
+            }
+        }
+        seen
+    }
+
+    /// How a transaction has ended by a marker in one of its partitions that is certainly its own: it was
+    /// written after the transaction began, and raises the epoch of the records before it, or nothing is
+    /// lost before it.
+    fn outcome(&self, transaction: &Transaction) -> Option<Outcome> {
+        let (producer_id, epoch) = transaction.identity.current();
+        let is_its_own = |marker: &&Marker| {
+            let is_raised =
+                marker.written_in == Some(epoch) && epoch.checked_add(1) == Some(marker.epoch);
+            marker.producer_id == producer_id
+                && marker.at_ms > transaction.started_at_ms
+                && (is_raised || marker.epoch == epoch && marker.is_before_losses)
+        };
+        let markers = transaction.partitions.iter().filter_map(|place| self.markers.get(place));
+        let first = markers.flatten().filter(is_its_own).min_by_key(|marker| marker.at_ms);
+        first.map(|marker| marker.outcome)
+    }
+}
+
 /// The event by which a transaction is beyond doubt.
-fn settled(server: &Server, slot: &Slot, transaction: &Transaction) -> Event {
+fn settled(server: &Server, slot: &Slot, transaction: &Transaction, seen: &Seen) -> Event {
     let (producer_id, epoch) = transaction.identity.current();
     let is_open = transaction.state == State::Ongoing;
     if transaction.doubt == Doubt::None {
@@ -170,11 +229,9 @@ fn settled(server: &Server, slot: &Slot, transaction: &Transaction) -> Event {
         server.metrics.ended_after_loss("interrupted");
         return with_spans(server, transaction, transaction.time_out());
     }
-    let partitions = server.topics.all();
-    let partitions = partitions.iter().flat_map(|topic| &topic.partitions);
-    let newest = partitions.filter_map(|partition| partition.producer_epoch(producer_id)).max();
+    let newest = seen.epochs.get(&producer_id).copied();
     let evidence = match transaction.doubt {
-        Doubt::Stale if is_open => evidence(server, transaction),
+        Doubt::Stale if is_open => seen.outcome(transaction),
         _ => None,
     };
     let outcome = evidence.unwrap_or(Outcome::Abort);
@@ -196,26 +253,6 @@ fn settled(server: &Server, slot: &Slot, transaction: &Transaction) -> Event {
     }
     let event = transaction.settle(newest.unwrap_or(epoch), outcome);
     with_spans(server, transaction, event)
-}
-
-/// How a transaction has ended by a marker that one of its partitions has: it was written after the transaction began, and the producer has begun no other one since that is
-/// known of.
-fn evidence(server: &Server, transaction: &Transaction) -> Option<Outcome> {
-    let (producer_id, epoch) = transaction.identity.current();
-    let marker = |(topic, index): &(Uuid, i32)| {
-        let topic = server.topics.stored_by_id(*topic)?;
-        let Replay { batches, .. } = topic.partition(*index)?.stream.replay();
-        batches.iter().find_map(|batch| {
-            let header = BatchHeader::parse(&batch.payload).filter(BatchHeader::is_control)?;
-            let is_its_own = header.producer_id == producer_id
-                && header.producer_epoch >= epoch
-                && header.max_timestamp_ms > transaction.started_at_ms;
-            let outcome = batch::outcome(&batch.payload)?;
-            is_its_own.then_some((header.max_timestamp_ms, outcome))
-        })
-    };
-    let first = transaction.partitions.iter().filter_map(marker).min_by_key(|(at_ms, _)| *at_ms);
-    first.map(|(_, outcome)| outcome)
 }
 
 /// Abort the open transactions of partitions that the coordinator knows nothing of.

@@ -105,6 +105,25 @@ fn a_commit_that_raises_the_epoch_says_how_the_transaction_of_that_epoch_has_end
     assert_eq!(of(&[Record(4), Marker(4, Commit)]), []);
     assert_eq!(of(&[Record(3), Gap(2), Marker(4, Commit)]), [], "what it ends may be lost");
     assert_eq!(commits(&replay(&[Record(3), Marker(4, Commit)]), &[8].into()), []);
+    // Its records are uploaded already.
+    let mut states = ProducerStates::default();
+    let log = replay(&[Record(3), Marker(4, Commit)]);
+    let (uploaded, rest) = log.batches.split_at(1);
+    let end = uploaded[0].end();
+    states.replay(log.checkpoint_end, uploaded, end, 1);
+    let log = Replay {
+        checkpoint: states.encode().map(Into::into),
+        checkpoint_end: end,
+        batches: rest.to_vec(),
+        end: log.end,
+    };
+    assert_eq!(commits(&log, &[7].into()), [(7, 3)]);
+    // Recovery has written it where something is lost.
+    let mut log = replay(&[Record(3), Marker(4, Commit)]);
+    let mut mended = log.batches[1].payload.to_vec();
+    batch::set_mended(&mut mended, Mended::Decided);
+    log.batches[1].payload = mended.into();
+    assert_eq!(commits(&log, &[7].into()), []);
 }
 
 #[test]
