@@ -232,7 +232,7 @@ impl Collector for StoreCollector {
         let wal = stats.wal;
         let count = |n: usize| n as u64;
         let failing = stats.upload_failing.as_ref();
-        let gauges: [(&str, &str, u64); 31] = [
+        let gauges: [(&str, &str, u64); 33] = [
             ("streams", "Streams that exist", count(stats.streams)),
             ("log_cache_bound_bytes", "Bound of the log cache", stats.cache_bound_bytes),
             ("log_cache_used_bytes", "Batches in the log cache", stats.cache_used_bytes),
@@ -315,10 +315,20 @@ impl Collector for StoreCollector {
             ("recovery_damaged_bytes", "Size of these parts", stats.lost.damaged_bytes),
             (
                 "recovery_lost_offset_ranges",
-                "Ranges of offsets that the start found missing",
+                "Ranges of offsets that the start found lost",
                 count(stats.lost.gaps),
             ),
             ("recovery_lost_offsets", "Offsets in these ranges", stats.lost.offsets),
+            (
+                "recovery_skipped_offset_ranges",
+                "Ranges of offsets that the start has skipped, since they may have been used and lost",
+                count(stats.lost.skipped_gaps),
+            ),
+            (
+                "recovery_skipped_offsets",
+                "Offsets in these ranges: an upper bound",
+                stats.lost.skipped_offsets,
+            ),
             ("wal_durable_offset", "Log offset up to which everything is durable", wal.durable.0),
         ];
         encode_gauges(&mut encoder, &gauges)?;

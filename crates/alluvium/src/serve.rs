@@ -11,7 +11,7 @@ use alluvium_broker::groups::GroupConfig;
 use alluvium_broker::{
     Broker, BrokerConfig, BrokerFold, ListenerConfig, SecurityConfig, StartError,
 };
-use alluvium_stream::{Gap, Opened, Recovery, Store, StreamId};
+use alluvium_stream::{Gap, GapCause, Opened, Recovery, Store, StreamId};
 use prometheus_client::registry::Registry;
 use rustix::fs::Mode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -207,17 +207,25 @@ const NAMED_LOSSES: usize = 1000;
 /// Which offsets recovery found lost, by topic and partition.
 fn losses(recovery: &Recovery, names: &HashMap<StreamId, String>) -> Vec<String> {
     let mut lines = Vec::new();
-    for Gap { stream, lost } in recovery.gaps.iter().take(NAMED_LOSSES) {
+    for Gap { stream, offsets, cause } in recovery.gaps.iter().take(NAMED_LOSSES) {
         let name = names.get(stream).cloned().unwrap_or_else(|| format!("stream {stream}"));
-        let (start, last) = (lost.start, lost.end.0 - 1);
-        lines.push(format!(
-            "offsets {start} to {last} of {name} are lost: the write-ahead log is damaged; \
-             readers skip them"
-        ));
+        let (start, last) = (offsets.start, offsets.end.0 - 1);
+        lines.push(match cause {
+            GapCause::Lost => format!(
+                "offsets {start} to {last} of {name} are lost: the write-ahead log is damaged; \
+                 readers skip them"
+            ),
+            GapCause::Skipped => format!(
+                "offsets {start} to {last} of {name} are skipped: the write-ahead log is damaged, \
+                 and up to so many records may be lost with what it held there, perhaps none; \
+                 readers skip them"
+            ),
+        });
     }
     let unnamed = recovery.gaps.len().saturating_sub(NAMED_LOSSES);
     if unnamed > 0 {
-        lines.push(format!("{} of lost offsets more", counted(unnamed as u64, "range", "ranges")));
+        let ranges = counted(unnamed as u64, "range", "ranges");
+        lines.push(format!("{ranges} of lost or skipped offsets more"));
     }
     lines
 }
@@ -248,9 +256,11 @@ fn summary(recovery: &Recovery) -> String {
         let dropped = counted(wal.dropped_records, "record", "records");
         text += &format!("; {dropped} behind the end of the log dropped: never acknowledged");
     }
-    if !recovery.gaps.is_empty() {
-        let gaps = counted(recovery.gaps.len() as u64, "range", "ranges");
-        text += &format!("; {gaps} of offsets LOST");
+    for (cause, what) in [(GapCause::Lost, "LOST"), (GapCause::Skipped, "SKIPPED")] {
+        let gaps = recovery.gaps.iter().filter(|gap| gap.cause == cause).count();
+        if gaps > 0 {
+            text += &format!("; {} of offsets {what}", counted(gaps as u64, "range", "ranges"));
+        }
     }
     if recovery.missing_end.is_some() {
         text += "; the end of the log LOST";
@@ -523,20 +533,24 @@ mod tests {
     fn lost_offsets_are_reported_by_topic_and_partition() {
         let mut found = recovery();
         assert!(losses(&found, &HashMap::new()).is_empty());
-        let gap = |stream| Gap { stream, lost: StreamOffset(34)..StreamOffset(36) };
-        found.gaps = vec![gap(StreamId(9)), gap(StreamId(10))];
+        let gap =
+            |stream, cause| Gap { stream, offsets: StreamOffset(34)..StreamOffset(36), cause };
+        let lost = gap(StreamId(9), GapCause::Lost);
+        found.gaps = vec![lost.clone(), gap(StreamId(10), GapCause::Skipped)];
         let names = HashMap::from([(StreamId(9), "partition 3 of topic orders".to_owned())]);
         let why = "are lost: the write-ahead log is damaged; readers skip them";
         assert_eq!(
             losses(&found, &names),
             [
                 format!("offsets 34 to 35 of partition 3 of topic orders {why}"),
-                format!("offsets 34 to 35 of stream 10 {why}")
+                "offsets 34 to 35 of stream 10 are skipped: the write-ahead log is damaged, and up to \
+                 so many records may be lost with what it held there, perhaps none; readers skip them"
+                    .to_owned()
             ]
         );
-        found.gaps = vec![gap(StreamId(9)); NAMED_LOSSES + 2];
+        found.gaps = vec![lost; NAMED_LOSSES + 2];
         let told = losses(&found, &names);
-        assert_eq!(told.last().unwrap(), "2 ranges of lost offsets more");
+        assert_eq!(told.last().unwrap(), "2 ranges of lost or skipped offsets more");
     }
 
     #[test]
@@ -553,14 +567,15 @@ mod tests {
             "recovered in 0.007 s after no clean shutdown: 1 batch (1.5 KiB) to upload"
         );
         (found.skipped_uploaded, found.skipped_deleted, found.wal.dropped_records) = (2, 1, 1);
-        let lost = StreamOffset(3)..StreamOffset(9);
-        found.gaps = vec![Gap { stream: StreamId(0), lost }];
+        let offsets = StreamOffset(3)..StreamOffset(9);
+        let gap = |cause| Gap { stream: StreamId(0), offsets: offsets.clone(), cause };
+        found.gaps = vec![gap(GapCause::Lost), gap(GapCause::Skipped)];
         found.missing_end = Some(LogOffset(7)..LogOffset(8));
         assert_eq!(
             summary(&found),
             "recovered in 0.007 s after no clean shutdown: 1 batch (1.5 KiB) to upload, 2 batches uploaded before, 1 batch of \
-             deleted topics; 1 record behind the end of the log dropped: never acknowledged; 1 range of offsets LOST; the \
-             end of the log LOST"
+             deleted topics; 1 record behind the end of the log dropped: never acknowledged; 1 range of offsets LOST; 1 \
+             range of offsets SKIPPED; the end of the log LOST"
         );
     }
 }

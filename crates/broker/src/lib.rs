@@ -39,6 +39,7 @@ mod wire;
 mod tests;
 
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -141,20 +142,26 @@ impl Fold for BrokerFold {
         &self,
         _stream: StreamId,
         kind: u8,
-        from: StreamOffset,
+        offsets: Range<StreamOffset>,
         start: StreamOffset,
         previous: Option<&[u8]>,
         batches: &[Batch],
     ) -> Option<Vec<u8>> {
         match kind {
             KIND_LOG => {
-                producer_state::fold(partition::unix_time_ms(), from, start, previous, batches)
+                producer_state::fold(partition::unix_time_ms(), offsets, start, previous, batches)
             }
-            KIND_TRANSACTIONS => state_table::fold::<transactions::Table>(from, previous, batches),
-            KIND_OFFSETS => state_table::fold::<groups::Offsets>(from, previous, batches),
-            KIND_GROUP_MEMBERS => state_table::fold::<groups::GroupStates>(from, previous, batches),
-            KIND_SHARES => state_table::fold::<groups::ShareStates>(from, previous, batches),
-            KIND_CLASSIC_GROUPS => state_table::fold::<groups::KeptGroups>(from, previous, batches),
+            KIND_TRANSACTIONS => {
+                state_table::fold::<transactions::Table>(offsets, previous, batches)
+            }
+            KIND_OFFSETS => state_table::fold::<groups::Offsets>(offsets, previous, batches),
+            KIND_GROUP_MEMBERS => {
+                state_table::fold::<groups::GroupStates>(offsets, previous, batches)
+            }
+            KIND_SHARES => state_table::fold::<groups::ShareStates>(offsets, previous, batches),
+            KIND_CLASSIC_GROUPS => {
+                state_table::fold::<groups::KeptGroups>(offsets, previous, batches)
+            }
             // No stream of another kind was ever created.
             other => unreachable!("streams of kind {other} have no owner here"),
         }
@@ -253,8 +260,12 @@ impl Broker {
             transactions,
         });
         let named = Arc::downgrade(&server);
-        server.store.name_streams(move |id| named.upgrade()?.topics.name_of(id));
+        let state = topics::state_stream_names(&server.store.meta(""));
+        server.store.name_streams(move |id| {
+            state.get(&id).cloned().or_else(|| named.upgrade()?.topics.name_of(id))
+        });
         transactions::start(&server).await?;
+        server.store.begin_uploads();
         tokio::spawn(transactions::run(server.clone()));
         tokio::spawn(retention::run(server.clone()));
         tokio::spawn(log_compaction::run(server.clone()));

@@ -13,7 +13,7 @@
 //! records, can cause), it keeps its input unread: first the previous checkpoint, then each batch. [`decode`] of a
 //! quarantine fails with the reason, so the server does not start and nothing is lost.
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use alluvium_stream::{Batch, Replay, StreamOffset};
 
@@ -89,11 +89,8 @@ pub(crate) fn decode<T: Table>(bytes: &[u8]) -> Result<T, Corrupt> {
 /// The table that a stream describes. Whatever is lost of it is reported.
 pub(crate) fn load<T: Table>(replay: &Replay) -> Result<T, Corrupt> {
     let Replay { checkpoint, checkpoint_end, batches, end } = replay;
-    let mut table: T = rebuild(checkpoint.as_deref(), *checkpoint_end, batches)?;
+    let table: T = rebuild(checkpoint.as_deref(), *checkpoint_end..*end, batches)?;
     let gaps = replay.gaps();
-    if gaps.last().is_some_and(|gap| gap.end == *end) {
-        table.after_loss();
-    }
     if !gaps.is_empty() {
         let changes: u64 = gaps.iter().map(|gap| gap.end.0 - gap.start.0).sum();
         tracing::error!(
@@ -105,14 +102,15 @@ pub(crate) fn load<T: Table>(replay: &Replay) -> Result<T, Corrupt> {
     Ok(table)
 }
 
-/// The table that a checkpoint, which describes the stream up to `from`, and the batches after it describe.
+/// The table that a checkpoint, which describes the stream up to the start of `offsets`, and the batches
+/// of these offsets describe.
 fn rebuild<T: Table>(
     checkpoint: Option<&[u8]>,
-    from: StreamOffset,
+    offsets: Range<StreamOffset>,
     batches: &[Batch],
 ) -> Result<T, Corrupt> {
     let mut table: T = checkpoint.map(decode).transpose()?.unwrap_or_default();
-    let mut next = from;
+    let mut next = offsets.start;
     for batch in batches {
         if batch.base > next {
             table.after_loss();
@@ -122,17 +120,20 @@ fn rebuild<T: Table>(
             Corrupt(format!("the batch at offset {}: {cause}", batch.base))
         })?;
     }
+    if offsets.end > next {
+        table.after_loss();
+    }
     Ok(table)
 }
 
-/// The checkpoint after `batches`, see [`alluvium_stream::Fold`]. `None` as long as there is nothing to remember. Input that can not be read
+/// The checkpoint at the end of `offsets`, see [`alluvium_stream::Fold`]. `None` as long as there is nothing to remember. Input that can not be read
 /// goes into quarantine.
 pub(crate) fn fold<T: Table>(
-    from: StreamOffset,
+    offsets: Range<StreamOffset>,
     previous: Option<&[u8]>,
     batches: &[Batch],
 ) -> Option<Vec<u8>> {
-    match rebuild::<T>(previous, from, batches) {
+    match rebuild::<T>(previous, offsets, batches) {
         Ok(table) => (previous.is_some() || !batches.is_empty()).then(|| encode(&table)),
         Err(error) => {
             tracing::error!(%error, "{} are put into quarantine", T::WHAT);

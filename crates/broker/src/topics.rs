@@ -566,14 +566,23 @@ pub fn stream_names<'a>(
             let Ok(stored) = serde_json::from_slice::<Stored>(value) else { continue };
             let streams = stored.streams.into_iter().enumerate();
             names.extend(streams.map(|(index, stream)| (stream, partition_name(topic, index))));
-        } else if let Some(state) = key.strip_suffix("stream")
-            && let Some(id) = str::from_utf8(value).ok().and_then(|text| text.parse().ok())
-        {
-            let state = state.trim_end_matches(['-', '/']).replace(['/', '-'], " ");
-            names.insert(StreamId(id), format!("the server's own state of {state}"));
+        } else {
+            names.extend(state_stream_name(key, value));
         }
     }
     names
+}
+
+/// The names of the streams with the server's own state.
+pub(crate) fn state_stream_names(meta: &[(String, Vec<u8>)]) -> HashMap<StreamId, String> {
+    meta.iter().filter_map(|(key, value)| state_stream_name(key, value)).collect()
+}
+
+fn state_stream_name(key: &str, value: &[u8]) -> Option<(StreamId, String)> {
+    let state = key.strip_suffix("stream").filter(|_| !key.starts_with(META_PREFIX))?;
+    let id = str::from_utf8(value).ok()?.parse().ok()?;
+    let state = state.trim_end_matches(['-', '/']).replace(['/', '-'], " ");
+    Some((StreamId(id), format!("the server's own state of {state}")))
 }
 
 fn meta_key(name: &str) -> String {

@@ -104,6 +104,12 @@ impl Shared {
         committed.map(drop)
     }
 
+    /// Have the catalog know the WAL's mark.
+    pub(crate) async fn note_mark(self: &Arc<Self>) -> Result<(), StoreError> {
+        let shared = self.clone();
+        self.change(async move { shared.write_catalog(Vec::new()).await }).await
+    }
+
     /// The catalog's version: at least that of each commit of which anything shows in memory.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)

@@ -13,12 +13,11 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::catalog::Change;
-use crate::record::encode_ends;
+use crate::record::{End, encode_ends};
 use crate::store::{Shared, StoreError};
 use crate::tail::StreamState;
-use crate::types::{StreamId, StreamOffset};
 
-pub(crate) use evidence::Evidence;
+pub(crate) use evidence::{Evidence, GoesOn};
 
 /// Streams that are looked at in one go.
 const CHUNK_STREAMS: usize = 1024;
@@ -136,17 +135,28 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         while ends.changed.swap(false, Ordering::AcqRel) {
             match write(&shared).await {
                 Ok(true) => {}
-                // The log is full. What is not covered now the next list covers.
-                Ok(false) => ends.changed.store(true, Ordering::Release),
+                // The log is full, perhaps for long, so that it may be idle. What is not covered
+                // now the next list covers.
+                Ok(false) => {
+                    ends.changed.store(true, Ordering::Release);
+                    if let Err(error) = persist_durable(&shared).await {
+                        return shared.fail(error);
+                    }
+                }
                 Err(error) => return shared.fail(error),
             }
             tokio::time::sleep(interval).await;
         }
-        if let Err(error) = shared.wal.wait_durable(shared.wal.appended()).await {
-            return shared.fail(error.into());
+        if let Err(error) = persist_durable(&shared).await {
+            return shared.fail(error);
         }
-        shared.wal.persist_durable();
     }
+}
+
+async fn persist_durable(shared: &Shared) -> Result<(), StoreError> {
+    shared.wal.wait_durable(shared.wal.appended()).await?;
+    shared.wal.persist_durable();
+    Ok(())
 }
 
 /// Before the WAL is closed: the last list, if there is room for it.
@@ -180,20 +190,24 @@ async fn write(shared: &Shared) -> Result<bool, StoreError> {
 
 /// The stream's next offset, if the log may have to tell it: a batch was appended at or behind `from` that is not uploaded, or the stream ends
 /// with lost offsets, of which no batch tells.
-fn end_since(stream: &StreamState, from: LogOffset) -> Option<(StreamId, StreamOffset)> {
+fn end_since(stream: &StreamState, from: LogOffset) -> Option<End> {
     let tail = stream.tail.lock();
     let since = tail.log_end() > from || tail.ends_with_gap();
-    (!tail.deleted && since && tail.next > tail.uploaded_end).then_some((stream.id, tail.next))
+    (!tail.deleted && since && tail.next > tail.uploaded_end).then_some(End {
+        stream: stream.id,
+        next: tail.next,
+        known: tail.next,
+    })
 }
 
-/// Append the list of `next`, which covers that range of the log. False if there is no room.
+/// Append the list of `ends`, which covers that range of the log. False if there is no room.
 pub(crate) fn append(
     wal: &Wal,
     covered: std::ops::Range<LogOffset>,
-    next: &[(StreamId, StreamOffset)],
+    ends: &[End],
     max_record_bytes: u32,
 ) -> Result<bool, StoreError> {
-    for payload in encode_ends(covered, next, max_record_bytes) {
+    for payload in encode_ends(covered, ends, max_record_bytes) {
         match wal.append(&[&payload]) {
             Ok(_) => {}
             Err(AppendError::OverCapacity { .. } | AppendError::WindowFull { .. }) => {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-use crate::losses::LostObjects;
+use crate::losses::{LISTED, LostObjects};
 use crate::store::{Lost, Stats, UploadFailing};
 
 /// A kind of fault that does not stop the server. Its label is part of the interface: `/healthz` and
@@ -13,7 +13,7 @@ use crate::store::{Lost, Stats, UploadFailing};
 pub enum Reason {
     /// Parts of the WAL were durable once, and recovery could not read them.
     LogDamaged,
-    /// Recovery found offsets missing: acknowledged records are lost.
+    /// Recovery found offsets missing: acknowledged records are lost, or may be.
     OffsetsLost,
     /// Objects cannot be written.
     UploadsFailing,
@@ -91,27 +91,43 @@ impl Faults {
 }
 
 /// Every fault that is present, at most one of each reason, in the order of [`Reason::ALL`].
-pub(crate) fn degraded(stats: &Stats, reported: &Faults) -> Vec<Degraded> {
+/// `gaps` are those that recovery has found, or the first of them, in words.
+pub(crate) fn degraded(stats: &Stats, gaps: &str, reported: &Faults) -> Vec<Degraded> {
     let mut found = reported.0.lock().clone();
-    found.extend(derived(stats));
+    found.extend(derived(stats, gaps));
     // A detail may quote an error of several lines.
     let one_line = |text: String| text.lines().map(str::trim).collect::<Vec<_>>().join(" ");
     let found = found.into_iter();
     found.map(|(reason, detail)| Degraded { reason, detail: one_line(detail) }).collect()
 }
 
-fn derived(stats: &Stats) -> impl Iterator<Item = (Reason, String)> {
-    let Lost { damaged_ranges, damaged_bytes, gaps, offsets } = stats.lost;
+fn derived(stats: &Stats, named: &str) -> impl Iterator<Item = (Reason, String)> {
+    let Lost { damaged_ranges, damaged_bytes, gaps, offsets, skipped_gaps, skipped_offsets } =
+        stats.lost;
     let log_damaged = (damaged_ranges > 0).then(|| {
         format!(
             "damaged ranges of the write-ahead log found by the last start: {damaged_ranges}, with \
              {damaged_bytes} bytes; the log of that start names them"
         )
     });
-    let offsets_lost = (gaps > 0).then(|| {
+    let lost = (gaps > 0).then(|| {
+        format!("lost, with the records that had been acknowledged: {offsets} in {gaps} ranges")
+    });
+    let skipped = (skipped_gaps > 0).then(|| {
         format!(
-            "offsets found missing by the last start: {offsets}, in {gaps} ranges; acknowledged \
-             records are lost, and the log of that start names them"
+            "skipped, since it is not known whether they had been used: {skipped_offsets} in \
+             {skipped_gaps} ranges, which is an upper bound of what is lost"
+        )
+    });
+    let offsets_lost = (gaps + skipped_gaps > 0).then(|| {
+        let counted: Vec<_> = [lost, skipped].into_iter().flatten().collect();
+        let and_more = match gaps + skipped_gaps > LISTED {
+            true => ", and others, which the log of that start names",
+            false => "",
+        };
+        format!(
+            "offsets found missing by the last start: {}; {named}{and_more}",
+            counted.join("; ")
         )
     });
     let percent = |used: u64, of: u64| (u128::from(used) * 100 / u128::from(of.max(1))) as u64;
@@ -165,19 +181,30 @@ mod tests {
         assert_eq!(store.degraded(), []);
 
         let mut stats = store.stats();
-        stats.lost = Lost { damaged_ranges: 1, damaged_bytes: 4096, gaps: 2, offsets: 7 };
+        stats.lost = Lost {
+            damaged_ranges: 1,
+            damaged_bytes: 4096,
+            gaps: 2,
+            offsets: 7,
+            skipped_gaps: 10,
+            skipped_offsets: 1_000,
+        };
         let elapsed = Duration::from_secs(90);
         let error = "the first line\n  the second".to_owned();
         stats.upload_failing = Some(UploadFailing { elapsed, failures: 5, error });
         let lost = |name: &str| LostObjects { count: 2, first: Some(name.to_owned()) };
         (stats.damaged_objects, stats.missing_objects) = (lost("object a"), lost("object b"));
-        let found = degraded(&stats, &Faults::default());
+        let found = degraded(&stats, "lost: this and that", &Faults::default());
         assert_eq!(found.iter().map(|it| it.reason).collect::<Vec<_>>(), Reason::ALL[..5]);
         assert!(found[3].detail.contains("damaged: 2"), "{found:?}");
         assert!(found[3].detail.ends_with("object a"), "{found:?}");
         assert!(found[4].detail.ends_with("object b"), "{found:?}");
         assert!(found[0].detail.contains("4096 bytes"), "{found:?}");
-        assert!(found[1].detail.contains("missing by the last start: 7, in 2"), "{found:?}");
+        let expected = "offsets found missing by the last start: lost, with the records that had been \
+                        acknowledged: 7 in 2 ranges; skipped, since it is not known whether they had \
+                        been used: 1000 in 10 ranges, which is an upper bound of what is lost; lost: \
+                        this and that, and others, which the log of that start names";
+        assert_eq!(found[1].detail, expected);
         assert!(found[2].detail.contains("for 90 s, 5 in a row"), "{found:?}");
         assert!(found[2].detail.ends_with("the first line the second"), "{found:?}");
 

@@ -47,8 +47,8 @@ pub use objects::{
     Wrong, list_objects, local_objects, object_size, survey, try_objects,
 };
 pub use options::{DiskCacheOptions, Options};
-pub use record::{Ends, StreamRecord, decode_record};
-pub use recover::{Gap, Recovery};
+pub use record::{End, Ends, StreamRecord, decode_record};
+pub use recover::{Gap, GapCause, Recovery};
 pub use store::{Lost, Opened, Stats, Store, StoreError, UploadFailing};
 pub use stream::{FetchError, Fetched, Replay, Stream, Watch};
 pub use types::{

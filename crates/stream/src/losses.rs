@@ -10,13 +10,14 @@ use tokio::time::Instant;
 
 use crate::health::Reason;
 use crate::objects::{Cause, ErrorKind, OWNER_OBJECT, ObjectError, object_size};
+use crate::recover::{Gap, GapCause};
 use crate::store::Shared;
 use crate::tail::Range;
 use crate::types::{ObjectId, StreamId, StreamOffset};
 use crate::upload::{object_id, object_prefix};
 
-/// So many streams of an object are listed.
-const LISTED: usize = 10;
+/// So many streams of an object are listed, and so many gaps.
+pub(crate) const LISTED: usize = 10;
 /// So many lost objects are described by their streams and offsets, which takes a walk through all
 /// ranges. Of the others only the name and the error are kept.
 const DESCRIBED: usize = 20;
@@ -35,8 +36,9 @@ pub struct LostObjects {
     pub first: Option<String>,
 }
 
-#[derive(Default)]
 pub(crate) struct Losses {
+    /// The first ones that recovery has found.
+    gaps: Vec<Gap>,
     found: Mutex<BTreeMap<ObjectId, Loss>>,
     /// Of the objects in [`Self::found`] one is missing, and may come back.
     is_one_missing: AtomicBool,
@@ -53,6 +55,31 @@ struct Loss {
 }
 
 impl Losses {
+    pub(crate) fn new(gaps: &[Gap]) -> Self {
+        Self {
+            gaps: gaps.iter().take(LISTED).cloned().collect(),
+            found: Mutex::default(),
+            is_one_missing: AtomicBool::new(false),
+            reads_fail: AtomicBool::new(false),
+            warned_at: Mutex::default(),
+            names: OnceLock::new(),
+        }
+    }
+
+    /// The first gaps that recovery has found, in words.
+    pub(crate) fn gaps(&self) -> String {
+        let words = |gap: &Gap| {
+            let Gap { stream, offsets, cause } = gap;
+            let what = match cause {
+                GapCause::Lost => "lost",
+                GapCause::Skipped => "skipped",
+            };
+            let (start, last) = (offsets.start, offsets.end.0 - 1);
+            format!("{what}: offsets {start} to {last} of {}", self.name(*stream))
+        };
+        self.gaps.iter().map(words).collect::<Vec<_>>().join(", ")
+    }
+
     pub(crate) fn name_streams(&self, names: Names) {
         // There is one owner.
         let _ = self.names.set(names);

@@ -51,10 +51,11 @@ pub(crate) fn mend(
     let batches = fold.mend(&Damaged { streams, meta, gaps });
     let mut costs = Vec::with_capacity(batches.len());
     for (id, batch) in batches {
-        let lies_in = |gap: &Gap| {
-            gap.stream == id && gap.lost.start <= batch.base && batch.end() <= gap.lost.end
-        };
-        let tail = streams.get_mut(&id).filter(|_| gaps.iter().any(lies_in));
+        let lies_in = |gap: &Gap| gap.offsets.start <= batch.base && batch.end() <= gap.offsets.end;
+        // They are sorted.
+        let first = gaps.partition_point(|gap| (gap.stream, gap.offsets.end) <= (id, batch.base));
+        let is_in_gap = gaps.get(first).is_some_and(|gap| gap.stream == id && lies_in(gap));
+        let tail = streams.get_mut(&id).filter(|_| is_in_gap);
         let Batch { base, count, max_timestamp_ms, payload } = batch;
         let crc32c = crc32c::crc32c(&payload);
         costs.push(tail::cost_bytes(payload.len()));
@@ -73,6 +74,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+    use crate::recover::GapCause;
     use crate::types::StreamOffset;
 
     struct Owner(Vec<(u64, u64)>);
@@ -82,7 +84,7 @@ mod tests {
             &self,
             _: StreamId,
             _: u8,
-            _: StreamOffset,
+            _: std::ops::Range<StreamOffset>,
             _: StreamOffset,
             _: Option<&[u8]>,
             _: &[Batch],
@@ -94,7 +96,7 @@ mod tests {
             let replay = damaged.replay(StreamId(1)).unwrap();
             assert_eq!(
                 replay.gaps(),
-                damaged.gaps().iter().map(|gap| gap.lost.clone()).collect::<Vec<_>>()
+                damaged.gaps().iter().map(|gap| gap.offsets.clone()).collect::<Vec<_>>()
             );
             let batch = |(id, base): &(u64, u64)| {
                 let payload = Bytes::from_static(b"mended");
@@ -121,8 +123,11 @@ mod tests {
         }
         tail.next = StreamOffset(16);
         let mut streams = HashMap::from([(StreamId(1), (0, tail))]);
-        let lost =
-            |from, to| Gap { stream: StreamId(1), lost: StreamOffset(from)..StreamOffset(to) };
+        let lost = |from, to| Gap {
+            stream: StreamId(1),
+            offsets: StreamOffset(from)..StreamOffset(to),
+            cause: GapCause::Lost,
+        };
         let gaps = [lost(10, 12), lost(14, 16)];
         let owner = Owner(batches.to_vec());
         let costs = mend(&owner, &mut streams, &BTreeMap::new(), &gaps, LogOffset(7))?;

@@ -11,6 +11,8 @@ const VERSION_1: u8 = 1;
 const VERSION_2: u8 = 2;
 const KIND_BATCH: u8 = 1;
 const KIND_ENDS: u8 = 2;
+/// Ends of which each also says up to where the offsets before it are known to have been used.
+const KIND_BOUNDS: u8 = 3;
 
 // Field offsets, each the sum of what lies before it.
 const AT_VERSION: usize = 0;
@@ -32,7 +34,7 @@ const _: () = assert!(HEADER_BYTES == 40);
 /// The least that a record takes in the WAL, whatever its version and kind: no range of the log holds more records than its length over this.
 pub(crate) const MIN_RECORD_BYTES: u64 = WAL_HEADER_BYTES + HEADER_BYTES_1 as u64;
 /// Of the WAL's own record header.
-const WAL_HEADER_BYTES: u64 = 32;
+pub(crate) const WAL_HEADER_BYTES: u64 = 32;
 
 // Fields of the ends record where those of a batch are.
 const AT_FROM: usize = AT_STREAM;
@@ -42,6 +44,7 @@ const AT_PARTS: usize = AT_PART + 4;
 /// The header stands twice before the entries.
 const ENDS_HEADER_BYTES: usize = 2 * HEADER_BYTES;
 const ENTRY_BYTES: usize = 16;
+const BOUNDS_ENTRY_BYTES: usize = 24;
 /// What recovery is given of a damaged record has to suffice for both headers.
 const _: () = assert!(ENDS_HEADER_BYTES <= alluvium_wal::DamagedPlace::HEAD_BYTES);
 
@@ -66,7 +69,19 @@ pub struct Ends {
     /// How many parts the list has.
     pub parts: u32,
     /// Streams with their next offsets: at least the end of each batch in `from..to`.
-    pub next: Vec<(StreamId, StreamOffset)>,
+    pub ends: Vec<End>,
+}
+
+/// Where a stream ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// Which stream.
+    pub stream: StreamId,
+    /// Its next offset.
+    pub next: StreamOffset,
+    /// Up to here its offsets have been handed out. Less than `next` if a recovery has skipped the
+    /// others since it did not know whether they had been.
+    pub known: StreamOffset,
 }
 
 /// What a damaged record was, by what is left of it.
@@ -92,6 +107,11 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}
+
+/// Of a list of this kind.
+fn entry_bytes(kind: u8) -> usize {
+    if kind == KIND_BOUNDS { BOUNDS_ENTRY_BYTES } else { ENTRY_BYTES }
 }
 
 /// Writes the fields that all kinds have, and the checksum.
@@ -120,30 +140,38 @@ pub(crate) fn encode_header(
     header
 }
 
-/// The records of a list of ends, none longer than `max_record_bytes`; at least one.
+/// The records of a list of ends, none longer than `max_record_bytes`; at least one. Their kind is one that earlier builds know,
+/// unless there is something to say that they do not.
 pub(crate) fn encode_ends(
     covered: std::ops::Range<LogOffset>,
-    next: &[(StreamId, StreamOffset)],
+    ends: &[End],
     max_record_bytes: u32,
 ) -> Vec<Vec<u8>> {
-    let room = (max_record_bytes as usize).saturating_sub(ENDS_HEADER_BYTES) / ENTRY_BYTES;
-    let chunks: Vec<_> = match next.is_empty() {
-        true => vec![next],
-        false => next.chunks(room.max(1)).collect(),
+    let kind = match ends.iter().any(|end| end.known < end.next) {
+        true => KIND_BOUNDS,
+        false => KIND_ENDS,
+    };
+    let room = (max_record_bytes as usize).saturating_sub(ENDS_HEADER_BYTES) / entry_bytes(kind);
+    let chunks: Vec<_> = match ends.is_empty() {
+        true => vec![ends],
+        false => ends.chunks(room.max(1)).collect(),
     };
     let parts = u32::try_from(chunks.len()).expect("fewer than 2^32 records");
-    let encode = |(part, entries): (u32, &&[(StreamId, StreamOffset)])| {
+    let encode = |(part, entries): (u32, &&[End])| {
         let mut header = [0; HEADER_BYTES];
         header[AT_FROM..AT_TO].copy_from_slice(&covered.start.0.to_le_bytes());
         header[AT_TO..AT_PART].copy_from_slice(&covered.end.0.to_le_bytes());
         header[AT_PART..AT_PARTS].copy_from_slice(&part.to_le_bytes());
         header[AT_PARTS..HEADER_BYTES_1].copy_from_slice(&parts.to_le_bytes());
         let count = u32::try_from(entries.len()).expect("fits into a record");
-        let len = count * ENTRY_BYTES as u32;
-        seal(&mut header, KIND_ENDS, count, len);
-        let entries = entries.iter();
-        let entries = entries.flat_map(|(id, next)| [id.0.to_le_bytes(), next.0.to_le_bytes()]);
-        [header.to_vec(), header.to_vec(), entries.collect::<Vec<_>>().concat()].concat()
+        let len = count * entry_bytes(kind) as u32;
+        seal(&mut header, kind, count, len);
+        let mut record = [header, header].concat();
+        for End { stream, next, known } in *entries {
+            let fields = [stream.0, next.0, known.0].map(u64::to_le_bytes).concat();
+            record.extend_from_slice(&fields[..entry_bytes(kind)]);
+        }
+        record
     };
     (0..).zip(&chunks).map(encode).collect()
 }
@@ -197,25 +225,31 @@ pub fn decode_record(payload: &Bytes) -> Result<StreamRecord, String> {
             };
             Ok(StreamRecord::Batch(StreamId(u64_at(header, AT_STREAM)), batch))
         }
-        (VERSION_2, KIND_ENDS) => {
+        (VERSION_2, kind @ (KIND_ENDS | KIND_BOUNDS)) => {
+            let entry_bytes = entry_bytes(kind);
             let (from, to) = (u64_at(header, AT_FROM), u64_at(header, AT_TO));
             let (part, parts) = (u32_at(header, AT_PART), u32_at(header, AT_PARTS));
             let entries = body(ENDS_HEADER_BYTES)?;
             if from > to
                 || part >= parts
-                || entries.len() as u64 != u64::from(count) * ENTRY_BYTES as u64
+                || entries.len() as u64 != u64::from(count) * entry_bytes as u64
             {
                 return Err("the fields of an ends record contradict each other".into());
             }
-            let next = entries.chunks_exact(ENTRY_BYTES);
-            let next =
-                next.map(|entry| (StreamId(u64_at(entry, 0)), StreamOffset(u64_at(entry, 8))));
+            let end = |entry: &[u8]| {
+                let (stream, next) = (StreamId(u64_at(entry, 0)), StreamOffset(u64_at(entry, 8)));
+                let known = match kind {
+                    KIND_BOUNDS => StreamOffset(u64_at(entry, 16)).min(next),
+                    _ => next,
+                };
+                End { stream, next, known }
+            };
             Ok(StreamRecord::Ends(Ends {
                 from: LogOffset(from),
                 to: LogOffset(to),
                 part,
                 parts,
-                next: next.collect(),
+                ends: entries.chunks_exact(entry_bytes).map(end).collect(),
             }))
         }
         (_, kind) => Err(format!("stream record kind {kind} is not known")),
@@ -233,7 +267,8 @@ pub(crate) fn remains(head: &[u8]) -> Option<Remains> {
     };
     // A batch may contain anything behind its header, so the second place counts for an ends record only if the first is none.
     let first = header_at(0);
-    let second = || header_at(HEADER_BYTES).filter(|header| header[AT_KIND] == KIND_ENDS);
+    let is_ends = |header: &&[u8]| matches!(header[AT_KIND], KIND_ENDS | KIND_BOUNDS);
+    let second = || header_at(HEADER_BYTES).filter(is_ends);
     let header = first.or_else(second)?;
     let len = u64::from(u32_at(header, AT_LENGTH));
     match header[AT_KIND] {
@@ -245,7 +280,7 @@ pub(crate) fn remains(head: &[u8]) -> Option<Remains> {
             ),
             record_bytes: WAL_HEADER_BYTES + HEADER_BYTES as u64 + len,
         }),
-        KIND_ENDS => Some(Remains {
+        KIND_ENDS | KIND_BOUNDS => Some(Remains {
             was: Was::Ends(LogOffset(u64_at(header, AT_TO))),
             record_bytes: WAL_HEADER_BYTES + ENDS_HEADER_BYTES as u64 + len,
         }),
@@ -294,7 +329,12 @@ mod tests {
         assert_eq!(remains(&record(&bytes)), None, "nothing verifies it");
     }
 
-    /// Bytes of format version 2, a batch and ends. They must decode in every later version of this code.
+    fn end(stream: u64, next: u64) -> End {
+        let next = StreamOffset(next);
+        End { stream: StreamId(stream), next, known: next }
+    }
+
+    /// Bytes of format version 2, a batch and ends, without bounds and with them. They must decode in every later version of this code.
     #[test]
     fn version_2_still_decodes() {
         #[rustfmt::skip]
@@ -317,9 +357,25 @@ mod tests {
             16, 0, 0, 0, 175, 101, 132, 215,
         ];
         let entry = [9, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0];
-        let next = [(StreamId(9), StreamOffset(258))];
         let covered = LogOffset(3)..LogOffset(512);
-        assert_eq!(encode_ends(covered, &next, 1000), [[&half[..], &half, &entry].concat()]);
+        let encoded = encode_ends(covered.clone(), &[end(9, 258)], 1000);
+        assert_eq!(encoded, [[&half[..], &half, &entry].concat()]);
+        #[rustfmt::skip]
+        let half: [u8; 40] = [
+            2, 3, 0, 0, 1, 0, 0, 0,
+            3, 0, 0, 0, 0, 0, 0, 0,
+            0, 2, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 0, 1, 0, 0, 0,
+            24, 0, 0, 0, 106, 144, 6, 0,
+        ];
+        let known = [7, 0, 0, 0, 0, 0, 0, 0];
+        let bound = End { known: StreamOffset(7), ..end(9, 258) };
+        let bytes = [&half[..], &half, &entry, &known].concat();
+        assert_eq!(encode_ends(covered.clone(), &[bound], 1000), [bytes.clone()]);
+        let decoded = decode_record(&bytes.into()).unwrap();
+        let (from, to) = (covered.start, covered.end);
+        let ends = Ends { from, to, part: 0, parts: 1, ends: vec![bound] };
+        assert_eq!(decoded, StreamRecord::Ends(ends));
     }
 
     #[test]
@@ -354,9 +410,9 @@ mod tests {
 
     #[test]
     fn ends_are_split_to_the_size_of_a_record() {
-        let next: Vec<_> = (0..10).map(|id| (StreamId(id), StreamOffset(id * 100))).collect();
+        let all: Vec<_> = (0..10).map(|id| end(id, id * 100)).collect();
         let covered = LogOffset(5)..LogOffset(99);
-        let encoded = encode_ends(covered, &next, ENDS_HEADER_BYTES as u32 + 4 * 16 + 15);
+        let encoded = encode_ends(covered, &all, ENDS_HEADER_BYTES as u32 + 4 * 16 + 15);
         assert_eq!(encoded.len(), 3);
         let mut back = Vec::new();
         for (part, payload) in (0..).zip(encoded) {
@@ -365,9 +421,9 @@ mod tests {
             };
             assert_eq!((ends.from, ends.to), (LogOffset(5), LogOffset(99)));
             assert_eq!((ends.part, ends.parts), (part, 3));
-            back.extend(ends.next);
+            back.extend(ends.ends);
         }
-        assert_eq!(back, next);
+        assert_eq!(back, all);
         assert_eq!(encode_ends(LogOffset(0)..LogOffset(0), &[], 1000).len(), 1);
     }
 
@@ -382,14 +438,16 @@ mod tests {
             let expected = Remains { was, record_bytes: 32 + good.len() as u64 };
             assert_eq!(remains(&damaged), (at >= HEADER_BYTES).then_some(expected), "byte {at}");
         }
-        let next = [(StreamId(1), StreamOffset(1)), (StreamId(2), StreamOffset(9))];
-        let good = &encode_ends(LogOffset(1)..LogOffset(2), &next, 1000)[0];
-        for at in 0..good.len() {
-            let mut damaged = good.clone();
-            damaged[at] ^= 0x10;
-            let was = Was::Ends(LogOffset(2));
-            let expected = Remains { was, record_bytes: 32 + good.len() as u64 };
-            assert_eq!(remains(&damaged), Some(expected), "byte {at}");
+        let bound = End { known: StreamOffset(3), ..end(2, 9) };
+        for ends in [[end(1, 1), end(2, 9)], [end(1, 1), bound]] {
+            let good = &encode_ends(LogOffset(1)..LogOffset(2), &ends, 1000)[0];
+            for at in 0..good.len() {
+                let mut damaged = good.clone();
+                damaged[at] ^= 0x10;
+                let was = Was::Ends(LogOffset(2));
+                let expected = Remains { was, record_bytes: 32 + good.len() as u64 };
+                assert_eq!(remains(&damaged), Some(expected), "byte {at}");
+            }
         }
         assert_eq!(remains(b"short"), None);
     }

@@ -13,11 +13,13 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::cache::LogCache;
-use crate::catalog::{Catalog, Change, Life, ObjectInfo, RESTORE, Snapshot, StreamRow};
-use crate::ends::{self, Ends, Evidence, LargestCount};
+use crate::catalog::{
+    Catalog, CatalogError, Change, Life, ObjectInfo, RESTORE, Snapshot, StreamRow,
+};
+use crate::ends::{self, Ends, Evidence, GoesOn, LargestCount};
 use crate::mend;
 use crate::options::Options;
-use crate::record::{self, StreamRecord};
+use crate::record::{self, End, StreamRecord};
 use crate::store::{Ids, Lost, ObjectTable, StoreError, Used};
 use crate::tail::{self, BATCH_OVERHEAD_BYTES, Cached, StreamState, Tail};
 use crate::types::{Fold, ObjectId, StreamId, StreamOffset};
@@ -40,8 +42,8 @@ pub struct Recovery {
     pub skipped_uploaded: u64,
     /// Batches in the WAL whose stream was deleted.
     pub skipped_deleted: u64,
-    /// Offsets that are lost: the WAL's damage, as the streams see it, sorted by stream. Readers skip them. One at a stream's end may be longer than
-    /// what was there: then it is a bound. Not logged here, since only the owner of the streams has names for them.
+    /// Offsets without records: the WAL's damage, as the streams see it, sorted by stream and offset. Readers skip them. Not logged here, since only
+    /// the owner of the streams has names for them.
     pub gaps: Vec<Gap>,
     /// Set if the log ends before what was uploaded of it: its end is damaged, or the device holds an old copy. What lay in the
     /// range is uploaded; what lay behind it is lost.
@@ -50,26 +52,51 @@ pub struct Recovery {
     pub elapsed: Duration,
 }
 
-/// Offsets of a stream that should be in the WAL and are not.
+/// Offsets of a stream that have no records, because of damage to the WAL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gap {
     /// Which stream.
     pub stream: StreamId,
     /// Which offsets.
-    pub lost: Range<StreamOffset>,
+    pub offsets: Range<StreamOffset>,
+    /// What is known of them.
+    pub cause: GapCause,
+}
+
+/// Why offsets have no records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GapCause {
+    /// Their records were in the WAL and are lost.
+    Lost,
+    /// Some of them may have been in the WAL. It is not known which, if any, so all of them are
+    /// skipped: they are an upper bound of what is lost.
+    Skipped,
+}
+
+impl Gap {
+    fn len(&self) -> u64 {
+        self.offsets.end.0 - self.offsets.start.0
+    }
 }
 
 impl Recovery {
     /// What is missing, in numbers.
     pub(crate) fn lost(&self) -> Lost {
         let damaged = self.wal.damage.iter().map(|damage| &damage.range).chain(&self.missing_end);
-        let lost = self.gaps.iter().map(|Gap { lost, .. }| lost.end.0 - lost.start.0);
-        Lost {
+        let mut lost = Lost {
             damaged_ranges: damaged.clone().count(),
             damaged_bytes: damaged.map(|range| range.end.0 - range.start.0).sum(),
-            gaps: self.gaps.len(),
-            offsets: lost.fold(0, u64::saturating_add), // each stream has up to u64::MAX
+            ..Lost::default()
+        };
+        for gap in &self.gaps {
+            let (gaps, offsets) = match gap.cause {
+                GapCause::Lost => (&mut lost.gaps, &mut lost.offsets),
+                GapCause::Skipped => (&mut lost.skipped_gaps, &mut lost.skipped_offsets),
+            };
+            *gaps += 1;
+            *offsets = offsets.saturating_add(gap.len()); // each stream has up to u64::MAX
         }
+        lost
     }
 }
 
@@ -92,8 +119,13 @@ impl fmt::Display for Recovery {
              {skipped_deleted} of deleted streams; {:.3} s; WAL: {wal}",
             elapsed.as_secs_f64()
         )?;
-        if !gaps.is_empty() {
-            write!(f, "; {} ranges of offsets are LOST", gaps.len())?;
+        let count = |cause| gaps.iter().filter(|gap| gap.cause == cause).count();
+        let (lost, skipped) = (count(GapCause::Lost), count(GapCause::Skipped));
+        if lost > 0 {
+            write!(f, "; {lost} ranges of offsets are LOST")?;
+        }
+        if skipped > 0 {
+            write!(f, "; {skipped} ranges of offsets are SKIPPED, since they may have been used")?;
         }
         if let Some(missing) = missing_end {
             write!(
@@ -187,18 +219,29 @@ pub(crate) fn recover(
     // What is skipped must be in the log before a lower bound is known, with which the next recovery would skip less.
     let is_noted =
         replay.gaps.is_empty() || replay.note_ends(&wal, &report, wal_options.max_record_bytes)?;
-    let largest_count = match is_noted {
+    let mut largest_count = match is_noted {
         true => kept_count.unwrap_or_default().max(LargestCount::at_least(replay.largest_count)),
         false => kept_count.unwrap_or(LargestCount::UNKNOWN),
     };
     if is_noted && kept_count != Some(largest_count) {
-        let change = largest_count.change();
-        if let Change::PutMeta { key, value } = change.clone() {
-            replay.meta.insert(key, value);
-        }
-        done.push(change);
+        done.push(largest_count.change());
     }
-    let version = catalog.commit(&done)?;
+    let missing_end = (report.end < uploaded).then_some(report.end..uploaded);
+    if is_noted && missing_end.is_some() {
+        // What was skipped is in the log: the next start does not miss the end again.
+        done.push(Change::LogUploaded(report.end));
+    }
+    let version = match catalog.commit(&done) {
+        // What is not noted is true with the next start, or when there is space.
+        Err(CatalogError::Full(_)) => {
+            largest_count = kept_count.unwrap_or(LargestCount::UNKNOWN);
+            catalog.commit(&[Change::WalMarked(mark)])?
+        }
+        committed => committed?,
+    };
+    if let Change::PutMeta { key, value } = largest_count.change() {
+        replay.meta.insert(key, value);
+    }
     let ends_from = if is_covered { report.end } else { report.start };
     let has_batches = replay.batches > 0 || !replay.gaps.is_empty();
     let ends = Ends::new(
@@ -219,7 +262,6 @@ pub(crate) fn recover(
     for damage in &report.damage {
         tracing::error!("acknowledged data can not be read back: {damage}");
     }
-    let missing_end = (report.end < uploaded).then_some(report.end..uploaded);
     if let Some(missing) = &missing_end {
         tracing::error!(
             "the log ends at {}, but was durable up to {} once: its end is damaged, or the device holds an old copy. What was \
@@ -335,14 +377,27 @@ impl Replay {
                 None => is_certain && stream.0 < next_stream_id,
             };
         let loss = std::mem::take(&mut self.evidence).judge(report, uploaded, is_young);
+        let mut gaps = std::mem::take(&mut self.gaps);
         for (id, (_, tail)) in &mut self.streams {
-            let next = loss.skipped(*id, tail.next, tail.log_end(), largest.0).max(tail.start);
-            if next > tail.next {
-                self.gaps.push(Gap { stream: *id, lost: tail.next..next });
+            let GoesOn { known, next } = loss.goes_on(*id, tail.next, tail.log_end(), largest.0);
+            let (known, next) = (known.max(tail.start), next.max(tail.start));
+            if known > tail.next {
+                let offsets = tail.next..known;
+                gaps.push(Gap { stream: *id, offsets, cause: GapCause::Lost });
+            }
+            if next > known {
+                self.gaps.push(Gap { stream: *id, offsets: known..next, cause: GapCause::Skipped });
             }
             tail.recovered(next);
         }
-        self.gaps.sort_by_key(|gap| (gap.stream, gap.lost.start));
+        for Gap { stream, offsets, .. } in gaps {
+            let parts = loss.parts(stream, offsets).into_iter();
+            self.gaps.extend(parts.map(|(offsets, is_bound)| {
+                let cause = if is_bound { GapCause::Skipped } else { GapCause::Lost };
+                Gap { stream, offsets, cause }
+            }));
+        }
+        self.gaps.sort_by_key(|gap| (gap.stream, gap.offsets.start));
     }
 
     /// After all gaps are known.
@@ -362,9 +417,24 @@ impl Replay {
         report: &RecoveryReport,
         max_record_bytes: u32,
     ) -> Result<bool, StoreError> {
+        // Of each stream that ends with skipped offsets, where these begin.
+        let mut known: HashMap<StreamId, StreamOffset> = HashMap::new();
+        for Gap { stream, offsets, .. } in
+            self.gaps.iter().rev().filter(|gap| gap.cause == GapCause::Skipped)
+        {
+            let ends_at = known.get(stream).copied();
+            if offsets.end == ends_at.unwrap_or_else(|| self.streams[stream].1.next) {
+                known.insert(*stream, offsets.start);
+            }
+        }
         let young = self.streams.iter().filter(|(_, (_, tail))| tail.next > tail.uploaded_end);
-        let next: Vec<_> = young.map(|(id, (_, tail))| (*id, tail.next)).collect();
-        let is_noted = ends::append(wal, report.start..report.end, &next, max_record_bytes)?;
+        let ends = young.map(|(stream, (_, tail))| End {
+            stream: *stream,
+            next: tail.next,
+            known: known.get(stream).copied().unwrap_or(tail.next),
+        });
+        let ends: Vec<_> = ends.collect();
+        let is_noted = ends::append(wal, report.start..report.end, &ends, max_record_bytes)?;
         wal.wait_durable(wal.appended()).wait()?;
         Ok(is_noted)
     }
@@ -391,9 +461,9 @@ impl Replay {
         let (id, batch) = match record::decode_record(&record.payload)? {
             StreamRecord::Batch(id, batch) => (id, batch),
             StreamRecord::Ends(ends) => {
-                if let Some((id, _)) = ends.next.iter().find(|(id, _)| id.0 >= self.next_stream_id)
-                {
-                    return Err(self.unknown_stream(*id));
+                let unknown = ends.ends.iter().find(|end| end.stream.0 >= self.next_stream_id);
+                if let Some(end) = unknown {
+                    return Err(self.unknown_stream(end.stream));
                 }
                 self.evidence.add(ends);
                 return Ok(());
@@ -422,7 +492,8 @@ impl Replay {
             ));
         }
         if batch.base > tail.next {
-            self.gaps.push(Gap { stream: id, lost: tail.next..batch.base });
+            let offsets = tail.next..batch.base;
+            self.gaps.push(Gap { stream: id, offsets, cause: GapCause::Lost });
         }
         self.batches += 1;
         self.payload_bytes += batch.payload.len() as u64;
@@ -479,7 +550,8 @@ mod tests {
         assert_eq!(replay.gaps, []);
 
         replay.visit(&record(0, 20, 1)).unwrap();
-        let gap = Gap { stream: StreamId(0), lost: StreamOffset(13)..StreamOffset(20) };
+        let offsets = StreamOffset(13)..StreamOffset(20);
+        let gap = Gap { stream: StreamId(0), offsets, cause: GapCause::Lost };
         assert_eq!(replay.gaps, [gap]);
 
         for (refused, why) in [

@@ -207,10 +207,14 @@ pub struct Lost {
     pub damaged_ranges: usize,
     /// Their size.
     pub damaged_bytes: u64,
-    /// Ranges of stream offsets that are missing; see [`Recovery::gaps`].
+    /// Ranges of stream offsets whose records are lost; see [`Recovery::gaps`].
     pub gaps: usize,
     /// Offsets in these ranges.
     pub offsets: u64,
+    /// Ranges of stream offsets that are skipped, since some of them may have been used.
+    pub skipped_gaps: usize,
+    /// Offsets in these ranges: an upper bound of what is lost beside [`Self::offsets`].
+    pub skipped_offsets: u64,
 }
 
 /// All streams of one WAL. Cheap to clone; must live, and be opened, in a `tokio` runtime.
@@ -291,6 +295,8 @@ pub(crate) struct UploadSignal {
     pub(crate) wanted: Notify,
     /// An append found no room.
     pub(crate) forced: AtomicBool,
+    /// Recovery has found gaps, and the owner of the streams has not dealt with them yet.
+    pub(crate) held: AtomicBool,
     /// The log offset of the last cut.
     pub(crate) cut: AtomicU64,
     /// [`Options::upload_bytes`], or a quarter of the WAL if that is less since the WAL was resized.
@@ -401,6 +407,7 @@ impl Store {
             upload: UploadSignal {
                 wanted: Notify::new(),
                 forced: AtomicBool::new(false),
+                held: AtomicBool::new(!recovered.recovery.gaps.is_empty()),
                 cut: AtomicU64::new(start.0),
                 threshold_bytes: AtomicU64::new(options.upload_bytes),
                 trimmed_to: Mutex::new(tokio::time::Instant::now()),
@@ -410,7 +417,7 @@ impl Store {
             committing: tokio::sync::Mutex::new(()),
             ids: recovered.ids,
             retired: Notify::new(),
-            losses: Losses::default(),
+            losses: Losses::new(&recovered.recovery.gaps),
             compaction: Compaction::new(&options),
             numbers: Numbers::new(&recovered.recovery),
             faults: Faults::default(),
@@ -464,6 +471,14 @@ impl Store {
     /// What the owner calls its streams, for messages about them. The first call counts.
     pub fn name_streams(&self, names: impl Fn(StreamId) -> Option<String> + Send + Sync + 'static) {
         self.shared.losses.name_streams(Box::new(names));
+    }
+
+    /// The owner of the streams has dealt with what recovery found ([`Recovery::gaps`]). An upload
+    /// makes gaps a part of checkpoints, from where no replay tells of them, so if there are any,
+    /// none begins before this is called, unless an append finds no room.
+    pub fn begin_uploads(&self) {
+        self.shared.upload.held.store(false, Ordering::Release);
+        self.shared.upload.wanted.notify_one();
     }
 
     /// The ids of all streams, in no order.
@@ -589,7 +604,7 @@ impl Store {
 
     /// What is wrong while the store serves, at most one entry for each reason; empty if all is well.
     pub fn degraded(&self) -> Vec<Degraded> {
-        health::degraded(&self.stats(), &self.shared.faults)
+        health::degraded(&self.stats(), &self.shared.losses.gaps(), &self.shared.faults)
     }
 
     /// Report a fault of a layer above the store, or, with `None`, that it is over. See
@@ -634,8 +649,19 @@ impl Store {
             shared.owner.looked().await;
             // A log that has failed says so when it is closed.
             let _ = ends::close(&shared).await;
-            let wal = shared.wal.clone();
-            let closed = tokio::task::spawn_blocking(move || wal.close()).await;
+            // A mark that no copy of the WAL has that was made before.
+            let _ = shared.wal.set_mark(shared.version()).await;
+            let (wal, catalog) = (shared.wal.clone(), shared.catalog.clone());
+            let close = move || {
+                let mark = wal.mark();
+                wal.close()?;
+                // Such a copy would be refused all the same if the log had been used since.
+                if let Err(error) = catalog.commit(&[Change::WalMarked(mark)]) {
+                    tracing::warn!("an old copy of the WAL may not be recognized: {error}");
+                }
+                Ok(())
+            };
+            let closed = tokio::task::spawn_blocking(close).await;
             // Last, since only a later start's speed depends on it.
             shared.objects.close().await;
             closed.map_err(|error| StoreError::Failed(error.to_string()))?.map_err(StoreError::Wal)

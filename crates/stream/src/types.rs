@@ -1,6 +1,7 @@
 //! Positions and batches.
 
 use std::fmt;
+use std::ops::Range;
 
 use bytes::Bytes;
 
@@ -116,8 +117,9 @@ pub const KIND_STATE: u8 = 1;
 /// below the stream's start count too: a trim does not undo what they did. The owner rebuilds its state from
 /// [`crate::Stream::replay`].
 pub trait Fold: Send + Sync + 'static {
-    /// The checkpoint after `batches`, given that `previous` describes the stream up to `from`. A jump in offsets, from `from` to the first
-    /// batch or between two, is a loss that recovery has reported ([`crate::Recovery::gaps`]); there are no other jumps. `None` where the stream needs none. Must depend on its arguments alone, but for what it forgets
+    /// The checkpoint at the end of `offsets`, given that `previous` describes the stream up to their start, and `batches` are all that
+    /// there is of them. A jump in offsets, from the start to the first batch, between two, or from the last one to the end, is a loss
+    /// that recovery has reported ([`crate::Recovery::gaps`]); there are no other jumps. There may be no batch at all. `None` where the stream needs none. Must depend on its arguments alone, but for what it forgets
     /// because it is old by a clock: one upload may call it
     /// several times, each call getting a piece of the batches and the result of the call before, and a restart
     /// may cut the pieces differently, and come later. Runs on a thread that may block.
@@ -127,7 +129,7 @@ pub trait Fold: Send + Sync + 'static {
         &self,
         stream: StreamId,
         kind: u8,
-        from: StreamOffset,
+        offsets: Range<StreamOffset>,
         start: StreamOffset,
         previous: Option<&[u8]>,
         batches: &[Batch],
@@ -147,7 +149,7 @@ impl Fold for () {
         &self,
         _: StreamId,
         _: u8,
-        _: StreamOffset,
+        _: Range<StreamOffset>,
         _: StreamOffset,
         _: Option<&[u8]>,
         _: &[Batch],

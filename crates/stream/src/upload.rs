@@ -30,7 +30,7 @@ use crate::owner;
 use crate::pace::Pace;
 use crate::store::{Shared, StoreError};
 use crate::tail::{Cached, StreamState};
-use crate::types::{Fold, ObjectId, StreamOffset};
+use crate::types::{Batch, Fold, ObjectId, StreamOffset};
 
 /// A stream with so much in an upload has an object of its own: who reads it gets nothing of others, and it can be deleted with the stream.
 pub(crate) const OWN_OBJECT_BYTES: u64 = 8 << 20;
@@ -76,6 +76,10 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             () = tokio::time::sleep_until(last + shared.options.upload_interval) => true,
         };
         let forced = shared.upload.forced.load(Ordering::Acquire);
+        if shared.upload.held.load(Ordering::Acquire) && !forced {
+            last = Instant::now();
+            continue;
+        }
         shared.follow_capacity();
         let threshold_bytes = shared.upload.threshold_bytes.load(Ordering::Relaxed);
         if !(elapsed || forced || shared.log_behind_bytes() >= threshold_bytes) {
@@ -142,7 +146,11 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
     }
     shared.wal.trim_and_mark(..cut, shared.version()).await?;
     *shared.upload.trimmed_to.lock() = taken;
-    Ok(())
+    // A copy of the WAL from before is known as such from here on, not only after the next commit.
+    match shared.note_mark().await {
+        Err(StoreError::Catalog(CatalogError::Full(_))) => Ok(()),
+        noted => noted,
+    }
 }
 
 /// Commit the upload, as soon as the catalog's disk has space for it.
@@ -272,10 +280,14 @@ fn fold_part(fold: &dyn Fold, part: &Part) -> Folded {
     let mut checkpoint = part.stream.tail.lock().checkpoint.clone();
     let mut written_bytes = 0;
     let mut from = part.from;
-    loop {
+    while from < part.to {
         let batches = part.chunk(from, usize::MAX, Cached::to_batch);
-        let Some(last) = batches.last() else { return Folded { checkpoint, written_bytes } };
-        let folded_to = std::mem::replace(&mut from, last.end());
+        if batches.is_empty() && part.stream.tail.lock().deleted {
+            break; // and its checkpoint is gone
+        }
+        // Behind the last batch there may be lost offsets, of which the checkpoint has to know.
+        let to = batches.last().map_or(part.to, Batch::end);
+        let offsets = std::mem::replace(&mut from, to)..to;
         if part.is_written() {
             let written = batches.iter().filter(|batch| batch.end() > part.start);
             written_bytes += written.map(|batch| batch.payload.len() as u64).sum::<u64>();
@@ -284,13 +296,14 @@ fn fold_part(fold: &dyn Fold, part: &Part) -> Folded {
             .fold(
                 part.stream.id,
                 part.stream.kind,
-                folded_to,
+                offsets,
                 part.settled,
                 checkpoint.as_deref(),
                 &batches,
             )
             .map(Bytes::from);
     }
+    Folded { checkpoint, written_bytes }
 }
 
 type Written = (ObjectInfo, Vec<Option<ObjectRange>>);

@@ -259,13 +259,42 @@ async fn an_old_copy_of_the_wal_is_refused() {
     let life = world.start().await;
     let stream = life.open(id).await;
     assert_eq!(read_from(&stream, 0, 1500).await, batches);
+    // Nothing is uploaded or trimmed behind this copy, but the log is closed: that is enough.
+    let mut copies = vec![cloned(&world.disk)];
+    append(&life.store, &stream, &batch(id, 3, 1, 1000)).await.await.unwrap();
+    copies.push(cloned(&world.disk));
     drop(stream);
-    let of_last_life = cloned(&world.disk);
     life.close().await;
-
-    // Nothing was uploaded, but the WAL was opened: that is enough.
+    // So it is that the log is opened.
+    copies.push(cloned(&world.disk));
+    let closed = world.disk.clone();
+    for copy in copies.drain(..2) {
+        world.disk = copy;
+        assert!(matches!(refused(&world).await, StoreError::OldWal { .. }));
+    }
+    world.disk = closed;
     world.start().await.close().await;
-    world.disk = of_last_life;
+    world.disk = copies.remove(0);
+    assert!(matches!(refused(&world).await, StoreError::OldWal { .. }));
+}
+
+/// The copy is of the same life, from before its last upload, and the server was killed.
+#[tokio::test]
+async fn a_copy_of_the_wal_from_before_an_upload_is_refused() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let id = stream.id();
+    append(&life.store, &stream, &batch(id, 0, 1, 1000)).await.await.unwrap();
+    let copy = cloned(&world.disk);
+    life.store.flush().await.unwrap();
+    append(&life.store, &stream, &batch(id, 1, 1, 1000)).await.await.unwrap();
+    let seen = || world.catalog.load().unwrap().wal_mark;
+    let mark = Wal::inspect(&world.disk.device()).unwrap().header.mark;
+    eventually("the catalog knows the mark", || seen() == mark).await;
+    drop(stream);
+    life.crash(&mut world);
+    world.disk = copy;
     assert!(matches!(refused(&world).await, StoreError::OldWal { .. }));
 }
 

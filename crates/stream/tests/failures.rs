@@ -175,7 +175,7 @@ impl Fold for BadFold {
         &self,
         _: StreamId,
         _: u8,
-        _: StreamOffset,
+        _: std::ops::Range<StreamOffset>,
         _: StreamOffset,
         _: Option<&[u8]>,
         _: &[Batch],

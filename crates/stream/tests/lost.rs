@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use alluvium_device::sim::{Random, SimDisk};
 use alluvium_stream::{
-    AppendError, Batch, Catalog, Change, Fold, Gap, StreamId, StreamOffset, StreamRecord,
+    AppendError, Batch, Catalog, Change, Fold, Gap, GapCause, StreamId, StreamOffset, StreamRecord,
     decode_record,
 };
 use alluvium_wal::Wal;
 use common::*;
+use parking_lot::Mutex;
 
 const WAL_BYTES: u64 = 1 << 20;
 const DATA_START: u64 = 64 << 10;
@@ -29,7 +30,7 @@ impl Fold for Nothing {
         &self,
         _: StreamId,
         _: u8,
-        _: StreamOffset,
+        _: std::ops::Range<StreamOffset>,
         _: StreamOffset,
         _: Option<&[u8]>,
         _: &[Batch],
@@ -91,7 +92,12 @@ fn batch_at(disk: &SimDisk, stream: StreamId, base: u64) -> std::ops::Range<u64>
 }
 
 fn gap(stream: StreamId, lost: std::ops::Range<u64>) -> Gap {
-    Gap { stream, lost: StreamOffset(lost.start)..StreamOffset(lost.end) }
+    let offsets = StreamOffset(lost.start)..StreamOffset(lost.end);
+    Gap { stream, offsets, cause: GapCause::Lost }
+}
+
+fn skipped(stream: StreamId, offsets: std::ops::Range<u64>) -> Gap {
+    Gap { cause: GapCause::Skipped, ..gap(stream, offsets) }
 }
 
 fn world(ends_interval: Duration) -> World {
@@ -197,6 +203,7 @@ async fn an_offset_is_never_handed_out_twice() {
 
 /// Streams go on at `next` and keep that, after a crash and when the damage is trimmed.
 async fn goes_on(life: Life, world: &mut World, streams: &[StreamId], next: &[u64], told: &str) {
+    let gaps = life.recovery.gaps.clone();
     // A consumer that waits at the end.
     let stream = life.store.stream(streams[0]).unwrap();
     let fetched = stream.fetch(StreamOffset(next[0]), 1000).await.unwrap();
@@ -206,6 +213,10 @@ async fn goes_on(life: Life, world: &mut World, streams: &[StreamId], next: &[u6
     let life = world.try_start(Arc::new(Nothing)).await.unwrap();
     let expected: Vec<_> = next.iter().map(|next| (*next, *next)).collect();
     assert_eq!(ends_of(&life, streams), expected, "after a crash: {told}");
+    assert_eq!(
+        life.recovery.gaps, gaps,
+        "it is known still what is lost and what was skipped: {told}"
+    );
     let read = bases(&life, streams[1]).await;
     life.store.flush().await.unwrap();
     assert_eq!(ends_of(&life, streams), expected, "after an upload: {told}");
@@ -253,9 +264,14 @@ async fn what_no_ends_record_covers_is_skipped_by_a_bound() {
             Part::StreamHeader | Part::Everything => {
                 let records = (range.end - range.start).div_ceil(64);
                 let most = records * (16 << 10);
-                let gaps = [gap(streams[0], 6..6 + most), gap(streams[1], 4..4 + most)];
+                let gaps = [skipped(streams[0], 6..6 + most), skipped(streams[1], 4..4 + most)];
                 assert_eq!(life.recovery.gaps, gaps, "{told}");
-                assert_eq!(life.store.stats().lost.offsets, 2 * most);
+                let lost = life.store.stats().lost;
+                assert_eq!((lost.gaps, lost.offsets), (0, 0));
+                assert_eq!((lost.skipped_gaps, lost.skipped_offsets), (2, 2 * most));
+                let detail = life.store.degraded().pop().unwrap().detail;
+                let named = format!("skipped: offsets 6 to {} of stream", 5 + most);
+                assert!(detail.contains(&named), "{detail}");
             }
         }
         goes_on(life, &mut world, &streams, &next, &told).await;
@@ -311,6 +327,54 @@ async fn a_stream_can_be_trimmed_into_a_gap_at_its_end() {
     life.crash(&mut world);
     let life = world.try_start(Arc::new(Nothing)).await.unwrap();
     assert_eq!(ends_of(&life, &streams), [(6, 6)]);
+    life.close().await;
+}
+
+/// What folds are asked for: the offsets, and how many batches there are of them.
+#[derive(Default)]
+struct Asked(Mutex<Vec<(std::ops::Range<u64>, usize)>>);
+
+impl Fold for Asked {
+    fn fold(
+        &self,
+        _: StreamId,
+        _: u8,
+        offsets: std::ops::Range<StreamOffset>,
+        _: StreamOffset,
+        _: Option<&[u8]>,
+        batches: &[Batch],
+    ) -> Option<Vec<u8>> {
+        self.0.lock().push((offsets.start.0..offsets.end.0, batches.len()));
+        None
+    }
+}
+
+/// An upload makes lost offsets at the end a part of the checkpoint, and not before their owner has
+/// looked at them.
+#[tokio::test]
+async fn a_gap_at_the_end_is_folded_when_its_owner_knows_it() {
+    let mut world = world(HOUR);
+    let life = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let streams = create(&life, 1).await;
+    fill(&life, &streams, 0..3).await;
+    life.close().await;
+    world.disk = world.disk.process_crash();
+    Part::Payload.damage(&world.disk, &batch_at(&world.disk, streams[0], 4));
+
+    world.options.upload_interval = Duration::from_millis(1);
+    let asked = Arc::new(Asked::default());
+    let life = world.try_start(asked.clone()).await.unwrap();
+    tokio::time::sleep(20 * world.options.upload_interval).await;
+    assert_eq!((life.store.stats().uploads, &*asked.0.lock()), (0, &vec![]));
+    let replay = life.store.stream(streams[0]).unwrap().replay();
+    assert_eq!(replay.gaps(), [StreamOffset(4)..StreamOffset(6)]);
+    life.store.begin_uploads();
+    eventually("it is uploaded", || life.store.stats().uploads > 0).await;
+    assert_eq!(*asked.0.lock(), [(0..4, 2), (4..6, 0)]);
+    life.crash(&mut world);
+    let life = world.try_start(asked).await.unwrap();
+    let replay = life.store.stream(streams[0]).unwrap().replay();
+    assert_eq!((replay.checkpoint_end, replay.gaps()), (StreamOffset(6), vec![]));
     life.close().await;
 }
 
@@ -379,7 +443,8 @@ async fn damaged_lives(seed: u64) -> (u64, u64) {
             assert_eq!(next, durable, "seed {seed}");
             let gaps: Vec<_> = life.recovery.gaps.iter().filter(|gap| gap.stream == *id).collect();
             let is_lost = |batch: &Batch| {
-                gaps.iter().any(|gap| gap.lost.start <= batch.base && batch.end() <= gap.lost.end)
+                gaps.iter()
+                    .any(|gap| gap.offsets.start <= batch.base && batch.end() <= gap.offsets.end)
             };
             known.batches.retain(|batch| !is_lost(batch));
             let read = read_all(&life, *id).await;

@@ -7,7 +7,7 @@ use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use alluvium_stream::{
-    AppendError, Batch, Change, FetchError, Gap, KIND_STATE, Options, StoreError, Stream,
+    AppendError, Batch, Change, FetchError, Gap, GapCause, KIND_STATE, Options, StoreError, Stream,
     StreamEpoch, StreamId, StreamOffset,
 };
 use alluvium_wal::LogOffset;
@@ -282,7 +282,11 @@ async fn trimmed_offsets_are_not_handed_out_again_even_if_the_log_is_lost() {
     let life = world.start().await;
     assert_eq!(life.recovery.batches, 0);
     let lost = StreamOffset(0)..StreamOffset(9);
-    assert_eq!(life.recovery.gaps, [Gap { stream: id, lost }], "they were not folded");
+    assert_eq!(
+        life.recovery.gaps,
+        [Gap { stream: id, offsets: lost, cause: GapCause::Lost }],
+        "they were not folded"
+    );
     let stream = life.open(id).await;
     assert_eq!((stream.start_offset(), stream.next_offset()), (StreamOffset(9), StreamOffset(9)));
     append(&life.store, &stream, &batch(id, 9, 1, 100)).await.await.unwrap();

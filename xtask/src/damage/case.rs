@@ -190,11 +190,14 @@ impl Run<'_> {
             Start::Ready(process) => {
                 let told = now.partitions.values().flatten().chain(&now.streams);
                 let told: i64 = told.map(|range| range.end - range.start).sum();
-                let metric = process.metric("alluvium_recovery_lost_offsets")?;
-                if metric.is_some_and(|metric| metric != told as f64) {
+                let lost = process.metric("alluvium_recovery_lost_offsets")?;
+                let skipped = process.metric("alluvium_recovery_skipped_offsets")?;
+                let counted = lost.map(|lost| lost + skipped.unwrap_or_default());
+                if counted.is_some_and(|counted| counted != told as f64) {
                     let detail = format!(
-                        "alluvium_recovery_lost_offsets is {}, and the log names {told} offsets",
-                        metric.unwrap_or_default()
+                        "alluvium_recovery_lost_offsets and alluvium_recovery_skipped_offsets are \
+                         {} together, and the log names {told} offsets",
+                        counted.unwrap_or_default()
                     );
                     self.found(Verdict::LossMisstated, detail);
                 }

@@ -41,17 +41,19 @@ impl Fold for TestFold {
         &self,
         _: StreamId,
         kind: u8,
-        from: StreamOffset,
+        offsets: std::ops::Range<StreamOffset>,
         _: StreamOffset,
         previous: Option<&[u8]>,
         batches: &[Batch],
     ) -> Option<Vec<u8>> {
         match kind {
             crate::state_stream::KIND_OFFSETS => {
-                crate::state_table::fold::<Offsets>(from, previous, batches)
+                crate::state_table::fold::<Offsets>(offsets, previous, batches)
             }
-            KIND_CLASSIC_GROUPS => crate::state_table::fold::<KeptGroups>(from, previous, batches),
-            _ => crate::state_table::fold::<GroupStates>(from, previous, batches),
+            KIND_CLASSIC_GROUPS => {
+                crate::state_table::fold::<KeptGroups>(offsets, previous, batches)
+            }
+            _ => crate::state_table::fold::<GroupStates>(offsets, previous, batches),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The checkpoint of a partition's producers. Layout: `docs/format/producer-state.md`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::ops::Range;
 
 use alluvium_stream::{Batch, StreamOffset};
 
@@ -183,11 +184,11 @@ impl Reader<'_> {
     }
 }
 
-/// The checkpoint after `batches`, of which `previous` describes what lies before `from`, for a partition in which nothing is left of aborted transactions that have ended before `start`; see [`alluvium_stream::Fold`].
+/// The checkpoint at the end of `offsets`, of which there are `batches`, if `previous` describes what lies before them, for a partition in which nothing is left of aborted transactions that have ended before `start`; see [`alluvium_stream::Fold`].
 /// Producers are forgotten by the server's clock, which is at `now_ms`: milliseconds since the Unix epoch.
 pub(crate) fn fold(
     now_ms: i64,
-    from: StreamOffset,
+    offsets: Range<StreamOffset>,
     start: StreamOffset,
     previous: Option<&[u8]>,
     batches: &[Batch],
@@ -203,7 +204,7 @@ pub(crate) fn fold(
     };
     // A clock that is set back would have these producers look older than they are once it is right again.
     let now_ms = now_ms.max(states.latest_ms());
-    states.replay(from, batches, batches.last().map_or(from, Batch::end), now_ms);
+    states.replay(offsets.start, batches, offsets.end, now_ms);
     states.forget_expired(now_ms);
     states.forget_aborted(start);
     states.encode()

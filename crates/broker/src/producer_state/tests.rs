@@ -274,22 +274,30 @@ fn a_producer_goes_on_behind_a_loss_and_what_is_left_of_it_is_recognised() {
 #[test]
 fn a_fold_over_a_loss_is_what_a_start_makes_of_it() {
     let batches = batches_at(&[(0, 0), (2, 2), (8, 8), (10, 10)]);
-    let live = |batches: &[Batch], checkpoint: Option<&[u8]>, from| {
+    let live = |batches: &[Batch], checkpoint: Option<&[u8]>, from, to| {
         let mut states = checkpoint.map_or_else(ProducerStates::default, |bytes| {
             ProducerStates::decode(bytes, NOW).unwrap()
         });
-        states.replay(StreamOffset(from), batches, StreamOffset(12), NOW);
+        states.replay(StreamOffset(from), batches, StreamOffset(to), NOW);
         states
     };
-    let at_once = live(&batches, None, 0);
-    assert_eq!(at_once.lost_end, 8);
-    for cut in 1..batches.len() {
-        let end = batches[cut - 1].end();
-        let (start, begin) = (StreamOffset(0), StreamOffset(0));
-        let first = fold(NOW, begin, start, None, &batches[..cut]);
-        let both = fold(NOW, end, start, first.as_deref(), &batches[cut..]).unwrap();
-        assert_eq!(ProducerStates::decode(&both, NOW).unwrap(), at_once, "cut at {cut}");
-        assert_eq!(live(&batches[cut..], first.as_deref(), end.0), at_once, "cut at {cut}");
+    let start = StreamOffset(0);
+    // The partition ends with a batch, or with lost offsets.
+    for (to, lost_end) in [(12, 8), (14, 14)] {
+        let at_once = live(&batches, None, 0, to);
+        assert_eq!(at_once.lost_end, lost_end);
+        for cut in 1..=batches.len() {
+            // An upload ends with a batch, or with lost offsets behind it.
+            let next = batches.get(cut).map_or(StreamOffset(to), |next| next.base);
+            for end in [batches[cut - 1].end(), next] {
+                let first = fold(NOW, start..end, start, None, &batches[..cut]);
+                let rest = end..StreamOffset(to);
+                let both = fold(NOW, rest, start, first.as_deref(), &batches[cut..]).unwrap();
+                let told = format!("cut at {cut}, {end} of {to}");
+                assert_eq!(ProducerStates::decode(&both, NOW).unwrap(), at_once, "{told}");
+                assert_eq!(live(&batches[cut..], first.as_deref(), end.0, to), at_once, "{told}");
+            }
+        }
     }
 }
 
@@ -371,9 +379,15 @@ fn folding_in_parts_is_folding_at_once() {
         Batch { base: StreamOffset(base), count: 2, max_timestamp_ms: 2, payload }
     };
     let batches = [produced(0, 0), produced(2, 2), produced(4, 4)];
-    let at_once = fold(NOW, StreamOffset(0), StreamOffset(0), None, &batches);
-    let first = fold(NOW, StreamOffset(0), StreamOffset(0), None, &batches[..1]);
-    let in_parts = fold(NOW, StreamOffset(2), StreamOffset(0), first.as_deref(), &batches[1..]);
+    let at_once = fold(NOW, StreamOffset(0)..StreamOffset(6), StreamOffset(0), None, &batches);
+    let first = fold(NOW, StreamOffset(0)..StreamOffset(2), StreamOffset(0), None, &batches[..1]);
+    let in_parts = fold(
+        NOW,
+        StreamOffset(2)..StreamOffset(6),
+        StreamOffset(0),
+        first.as_deref(),
+        &batches[1..],
+    );
     assert_eq!(at_once, in_parts);
     let states = ProducerStates::decode(&at_once.unwrap(), 0).unwrap();
     assert_eq!(states.check(&batch(4, 0, 6, 1)).unwrap(), Verdict::Append);
@@ -400,8 +414,9 @@ fn log(appended: &[(i64, i32, i64, bool)]) -> Vec<Batch> {
 fn folded(log: &[Batch], pieces: &[(i64, usize)]) -> ProducerStates {
     let (mut checkpoint, mut from) = (None, 0);
     for (now_ms, end) in pieces {
-        let (begin, pieces) = (StreamOffset(2 * from as u64), &log[from..*end]);
-        checkpoint = fold(*now_ms, begin, StreamOffset(0), checkpoint.as_deref(), pieces);
+        let offsets = StreamOffset(2 * from as u64)..StreamOffset(2 * *end as u64);
+        let pieces = &log[from..*end];
+        checkpoint = fold(*now_ms, offsets, StreamOffset(0), checkpoint.as_deref(), pieces);
         from = *end;
     }
     assert_eq!(from, log.len());

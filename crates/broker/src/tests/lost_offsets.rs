@@ -1,17 +1,23 @@
 //! Offsets that are lost to damage of the write-ahead log, as clients see them: before the next
 //! record, where a partition ends with them, and in the middle of a partition.
 
+use alluvium_stream::Reason;
 use bytes::Bytes;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::offset_commit_request::{
+    OffsetCommitRequestPartition, OffsetCommitRequestTopic,
+};
 use kafka_protocol::messages::offset_for_leader_epoch_request::{
     OffsetForLeaderPartition, OffsetForLeaderTopic,
 };
-use kafka_protocol::messages::{ListOffsetsRequest, OffsetForLeaderEpochRequest, TopicName};
-use kafka_protocol::records::RecordBatchDecoder;
+use kafka_protocol::messages::{
+    GroupId, ListOffsetsRequest, OffsetCommitRequest, OffsetForLeaderEpochRequest, TopicName,
+};
+use kafka_protocol::records::{Compression, RecordBatchDecoder};
 
 use super::harness::{TestServer, fetch, stored, text};
 use crate::batch::BatchHeader;
-use crate::batch::tests::plain;
+use crate::batch::tests::{encode, plain};
 
 /// Damage the records of the log that hold these bytes.
 pub(super) fn damage(wal: &mut [u8], batches: &[Bytes]) {
@@ -135,6 +141,58 @@ async fn clients_get_past_lost_offsets_at_the_end_and_in_the_middle() {
         assert_eq!(fetched(&server, from, false).await, (vec![(8, 10, 2)], 10, 10));
     }
     assert_eq!(listed(&server, 61).await, (8, 90));
+}
+
+/// A loss in a stream with the server's own state is counted and named as one in a partition is.
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_state_is_counted_and_named() {
+    let mut server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let commit = OffsetCommitRequest::default()
+        .with_group_id(GroupId(text("a-group-of-this-test")))
+        .with_topics(vec![
+            OffsetCommitRequestTopic::default().with_name(TopicName(text("t"))).with_partitions(
+                vec![OffsetCommitRequestPartition::default().with_committed_offset(7)],
+            ),
+        ]);
+    let committed = server.client().await.call(8, &commit).await;
+    assert_eq!(committed.topics[0].partitions[0].error_code, 0);
+    prove(&server).await;
+    server
+        .crash_and_damage(|wal| {
+            let name = b"a-group-of-this-test";
+            let found = wal.windows(name.len()).position(|bytes| bytes == name).unwrap();
+            wal[found] ^= 1;
+        })
+        .await;
+    let lost = server.store().stats().lost;
+    assert_eq!((lost.gaps, lost.offsets, lost.skipped_gaps), (1, 1, 0));
+    let degraded = server.store().degraded().into_iter();
+    let detail = degraded.filter(|found| found.reason == Reason::OffsetsLost).map(|it| it.detail);
+    let detail = detail.collect::<String>();
+    let named = "lost: offsets 0 to 0 of the server's own state of groups offsets";
+    assert!(detail.contains(named), "{detail}");
+}
+
+/// What is lost at the end of a partition is known after it was uploaded: a producer that may have
+/// appended it is not refused for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_producer_whose_last_batch_is_lost_goes_on_after_an_upload() {
+    let mut server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let batch = |sequence| encode(Compression::None, (9, 0, sequence), &[1, 2]);
+    let mut client = server.client().await;
+    for sequence in [0, 2] {
+        assert_eq!(client.produce("t", 0, &batch(sequence)).await, (0, i64::from(sequence)));
+    }
+    prove(&server).await;
+    drop(client);
+    let lost = [stored(&batch(2), 2)];
+    server.crash_and_damage(|wal| damage(wal, &lost)).await;
+    server.store().flush().await.unwrap();
+    server.restart().await;
+    assert_eq!(server.store().stats().lost.gaps, 0);
+    assert_eq!(server.client().await.produce("t", 0, &batch(4)).await, (0, 4));
 }
 
 /// A fetch that waits for more is answered with what moves its position.

@@ -318,13 +318,20 @@ fn folding_over_a_loss_is_loading_it() {
     };
     let at_once: Table = state_table::load(&replay(None, 0, &batches, 5)).unwrap();
     assert_eq!(at_once.0["id"].doubt, Doubt::Mixed);
-    let first = state_table::fold::<Table>(StreamOffset(0), None, &batches[..2]);
+    let first = state_table::fold::<Table>(StreamOffset(0)..StreamOffset(2), None, &batches[..2]);
     assert_eq!(at_once, state_table::load(&replay(first.clone(), 2, &batches[2..], 5)).unwrap());
-    let both = state_table::fold::<Table>(StreamOffset(2), first.as_deref(), &batches[2..]);
+    let both = state_table::fold::<Table>(
+        StreamOffset(2)..StreamOffset(5),
+        first.as_deref(),
+        &batches[2..],
+    );
     assert_eq!(at_once, state_table::decode(&both.unwrap()).unwrap());
     // At the very end.
-    let end: Table = state_table::load(&replay(first, 2, &[], 3)).unwrap();
+    let end: Table = state_table::load(&replay(first.clone(), 2, &[], 3)).unwrap();
     assert_eq!(end.0["id"].doubt, Doubt::Stale);
+    let folded =
+        state_table::fold::<Table>(StreamOffset(2)..StreamOffset(3), first.as_deref(), &[]);
+    assert_eq!(end, state_table::decode(&folded.unwrap()).unwrap());
 }
 
 #[test]
@@ -395,10 +402,12 @@ fn a_checkpoint_holds_every_state_and_folding_in_parts_is_folding_at_once() {
             payload: record.encode().into(),
         };
         let batches: Vec<Batch> = all[..end].iter().enumerate().map(batch).collect();
-        let at_once = state_table::fold::<Table>(StreamOffset(0), None, &batches);
+        let at_once =
+            state_table::fold::<Table>(StreamOffset(0)..StreamOffset(end as u64), None, &batches);
         let mut parts = None;
         for batch in batches.chunks(1) {
-            parts = state_table::fold::<Table>(batch[0].base, parts.as_deref(), batch);
+            parts =
+                state_table::fold::<Table>(batch[0].base..batch[0].end(), parts.as_deref(), batch);
         }
         assert_eq!(at_once, parts);
         let Some(bytes) = at_once else { continue };

@@ -19,6 +19,7 @@ use super::{
     Uploaded, refusal,
 };
 use crate::panics;
+use crate::store::OWN_META_PREFIX;
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 
 mod disk;
@@ -209,6 +210,8 @@ impl RedbCatalog {
         for change in changes {
             match change {
                 Change::CreateStream { .. } | Change::NextStreamId(_) => claim = Claim::None,
+                // A few short values, without which larger batches could not be appended.
+                Change::PutMeta { key, .. } if key.starts_with(OWN_META_PREFIX) => {}
                 Change::PutMeta { key, value } => {
                     let read = || -> Result<usize, Failure> {
                         let database = self.database().map_err(Failure::Refused)?;

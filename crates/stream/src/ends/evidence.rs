@@ -5,17 +5,22 @@ use std::ops::Range;
 
 use alluvium_wal::{LogOffset, RecoveryReport};
 
-use crate::record::{Ends, MIN_RECORD_BYTES, Was, remains};
+use crate::record::{End, Ends, HEADER_BYTES, MIN_RECORD_BYTES, WAL_HEADER_BYTES, Was, remains};
 use crate::types::{StreamId, StreamOffset};
 
 /// More offsets than any number of clients claims in the time between two ends records. It keeps the sum far from the end of the offsets.
 const MOST_SKIPPED: u64 = 1 << 48;
+
+/// Of the log.
+const PAGE_BYTES: u64 = 4096;
 
 /// Collected from the intact records.
 #[derive(Default)]
 pub(crate) struct Evidence {
     /// The greatest end that was listed of each stream.
     next: HashMap<StreamId, StreamOffset>,
+    /// Offsets that an earlier recovery has skipped since they may have been handed out.
+    skipped: HashMap<StreamId, Vec<Range<StreamOffset>>>,
     /// Ranges of the log of which all batches are listed.
     covered: Vec<Range<LogOffset>>,
     /// The list whose parts come in: the range that it covers, and how many have come, without a break.
@@ -26,16 +31,30 @@ pub(crate) struct Evidence {
 pub(crate) struct Loss {
     /// Streams whose batches certainly came this far.
     pub(crate) next: HashMap<StreamId, StreamOffset>,
-    /// Parts of the log that held nobody knows what: where each begins, and how many records it may have held.
-    pub(crate) unknown: Vec<(LogOffset, u64)>,
+    /// Parts of the log of which nothing tells what they held, in order: where each begins, and how many records it and those
+    /// behind it may have held.
+    unknown: Vec<(LogOffset, u64)>,
+    skipped: HashMap<StreamId, Vec<Range<StreamOffset>>>,
+}
+
+/// Where a stream goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GoesOn {
+    /// All before it was handed out.
+    pub(crate) known: StreamOffset,
+    /// Nothing from here on was. The offsets before it may have been.
+    pub(crate) next: StreamOffset,
 }
 
 impl Evidence {
     /// An intact ends record. Records come in log order.
     pub(crate) fn add(&mut self, ends: Ends) {
-        for (stream, next) in ends.next {
-            let known = self.next.entry(stream).or_default();
-            *known = next.max(*known);
+        for End { stream, next, known } in ends.ends {
+            let greatest = self.next.entry(stream).or_default();
+            *greatest = next.max(*greatest);
+            if known < next {
+                self.skipped.entry(stream).or_default().push(known..next);
+            }
         }
         let range = ends.from..ends.to;
         let before = match self.coming.take() {
@@ -61,7 +80,7 @@ impl Evidence {
     ///
     /// What is left of a damaged record may be what stood there one lap before, if the write over it got lost. Then it is trimmed, and so its list covers
     /// nothing behind the log's start, or its batch is uploaded, or of a stream that was deleted. `is_young` says whether a batch is none of that; of a deleted
-    /// stream it may be if that is certain, since the log's own record header is intact.
+    /// stream it may be if that is certain: the log's own record header is intact, and on the same page.
     pub(crate) fn judge(
         mut self,
         report: &RecoveryReport,
@@ -81,8 +100,8 @@ impl Evidence {
                     Was::Ends(to) => to >= report.start,
                     Was::Batch(stream, base, count) => {
                         let end = StreamOffset(base.0.saturating_add(count.into()));
-                        let is_told =
-                            range.start >= uploaded && is_young(stream, end, place.is_one_record);
+                        let is_certain = place.is_one_record && has_header_on_page(range.start);
+                        let is_told = range.start >= uploaded && is_young(stream, end, is_certain);
                         if is_told {
                             let known = self.next.entry(stream).or_default();
                             *known = end.max(*known);
@@ -104,7 +123,7 @@ impl Evidence {
             // The log's end is gone, and nothing tells how much of it.
             unknown.push((uploaded, report.ring_bytes / MIN_RECORD_BYTES));
         }
-        Loss { next: self.next, unknown }
+        Loss { next: self.next, unknown: from_the_end(unknown), skipped: self.skipped }
     }
 
     /// The parts of `range` that no list covers.
@@ -129,20 +148,66 @@ impl Evidence {
 impl Loss {
     /// Where a stream goes on that ends at `next`, and whose last batch in the log ends at `log_end`: behind all that it can have had.
     /// No batch has more than `largest_count` offsets.
-    pub(crate) fn skipped(
+    pub(crate) fn goes_on(
         &self,
         stream: StreamId,
         next: StreamOffset,
         log_end: LogOffset,
         largest_count: u32,
-    ) -> StreamOffset {
+    ) -> GoesOn {
         let known = self.next.get(&stream).map_or(next, |known| next.max(*known));
         // What lies before an intact batch of the stream is told by its base.
-        let unknown = self.unknown.iter().filter(|(at, _)| *at >= log_end);
-        let records = unknown.fold(0u64, |sum, (_, records)| sum.saturating_add(*records));
+        let first = self.unknown.partition_point(|(at, _)| *at < log_end);
+        let records = self.unknown.get(first).map_or(0, |(_, records)| *records);
         let offsets = records.saturating_mul(largest_count.into()).min(MOST_SKIPPED);
-        StreamOffset(known.0.saturating_add(offsets))
+        GoesOn { known, next: StreamOffset(known.0.saturating_add(offsets)) }
     }
+
+    /// The parts of a gap, in order, and whether each is a bound of an earlier recovery: its offsets may have been handed out, while
+    /// those of the others were.
+    pub(crate) fn parts(
+        &self,
+        stream: StreamId,
+        gap: Range<StreamOffset>,
+    ) -> Vec<(Range<StreamOffset>, bool)> {
+        let skipped = self.skipped.get(&stream).map_or(&[][..], |skipped| skipped);
+        let mut skipped: Vec<_> = skipped
+            .iter()
+            .map(|range| range.start.max(gap.start)..range.end.min(gap.end))
+            .filter(|range| range.start < range.end)
+            .collect();
+        skipped.sort_by_key(|range| range.start);
+        let (mut parts, mut at) = (Vec::new(), gap.start);
+        for range in skipped {
+            if at < range.start {
+                parts.push((at..range.start, false));
+            }
+            if at < range.end {
+                parts.push((at.max(range.start)..range.end, true));
+            }
+            at = at.max(range.end);
+        }
+        if at < gap.end {
+            parts.push((at..gap.end, false));
+        }
+        parts
+    }
+}
+
+/// Sum up the numbers from each place on.
+fn from_the_end(mut unknown: Vec<(LogOffset, u64)>) -> Vec<(LogOffset, u64)> {
+    let mut sum = 0u64;
+    for (_, records) in unknown.iter_mut().rev() {
+        sum = sum.saturating_add(*records);
+        *records = sum;
+    }
+    unknown
+}
+
+/// Whether the headers of a record that starts there, the log's own and that of the stream, lie on one page, which one write has
+/// put there.
+fn has_header_on_page(at: LogOffset) -> bool {
+    at.0 % PAGE_BYTES + WAL_HEADER_BYTES + HEADER_BYTES as u64 <= PAGE_BYTES
 }
 
 #[cfg(test)]
@@ -154,8 +219,9 @@ mod tests {
     }
 
     fn part(from: u64, to: u64, part: u32, parts: u32) -> Ends {
-        let next = vec![(StreamId(u64::from(part)), StreamOffset(to))];
-        Ends { from: LogOffset(from), to: LogOffset(to), part, parts, next }
+        let (stream, next) = (StreamId(u64::from(part)), StreamOffset(to));
+        let ends = vec![End { stream, next, known: next }];
+        Ends { from: LogOffset(from), to: LogOffset(to), part, parts, ends }
     }
 
     #[test]
@@ -184,16 +250,44 @@ mod tests {
     #[test]
     fn what_is_skipped_is_bounded_by_the_bytes_and_the_largest_batch() {
         let next = HashMap::from([(StreamId(1), StreamOffset(50))]);
-        let loss = Loss { next, unknown: vec![(LogOffset(100), 2), (LogOffset(400), 3)] };
-        let skipped = |stream, next, log_end| {
-            loss.skipped(StreamId(stream), StreamOffset(next), LogOffset(log_end), 10).0
+        let unknown = from_the_end(vec![(LogOffset(100), 2), (LogOffset(400), 3)]);
+        let loss = Loss { next, unknown, skipped: HashMap::new() };
+        let goes_on = |stream, next, log_end| {
+            let next = StreamOffset(next);
+            let GoesOn { known, next } =
+                loss.goes_on(StreamId(stream), next, LogOffset(log_end), 10);
+            (known.0, next.0)
         };
-        assert_eq!(skipped(1, 20, 0), 100, "from the listed end on");
-        assert_eq!(skipped(1, 70, 100), 120);
-        assert_eq!(skipped(2, 20, 300), 50, "a batch behind the first damage tells what that cost");
-        assert_eq!(skipped(2, 20, 401), 20);
-        let all = Loss { next: HashMap::new(), unknown: vec![(LogOffset(0), u64::MAX)] };
-        let skipped = all.skipped(StreamId(1), StreamOffset(7), LogOffset(0), u32::MAX);
-        assert_eq!(skipped.0, 7 + MOST_SKIPPED);
+        assert_eq!(goes_on(1, 20, 0), (50, 100), "from the listed end on");
+        assert_eq!(goes_on(1, 70, 100), (70, 120));
+        let told = "a batch behind the first damage tells what that cost";
+        assert_eq!(goes_on(2, 20, 300), (20, 50), "{told}");
+        assert_eq!(goes_on(2, 20, 401), (20, 20));
+        let unknown = from_the_end(vec![(LogOffset(0), u64::MAX), (LogOffset(9), 1)]);
+        let all = Loss { next: HashMap::new(), unknown, skipped: HashMap::new() };
+        let goes_on = all.goes_on(StreamId(1), StreamOffset(7), LogOffset(0), u32::MAX);
+        assert_eq!(goes_on.next.0, 7 + MOST_SKIPPED);
+    }
+
+    #[test]
+    fn what_was_skipped_before_is_told_from_what_is_lost() {
+        let offsets = |start, end| StreamOffset(start)..StreamOffset(end);
+        let skipped = vec![offsets(50, 60), offsets(20, 30), offsets(25, 35)];
+        let loss = Loss {
+            next: HashMap::new(),
+            unknown: vec![],
+            skipped: HashMap::from([(StreamId(1), skipped)]),
+        };
+        let parts = |stream, gap| loss.parts(StreamId(stream), gap);
+        let expected = [
+            (offsets(10, 20), false),
+            (offsets(20, 30), true),
+            (offsets(30, 35), true),
+            (offsets(35, 50), false),
+            (offsets(50, 55), true),
+        ];
+        assert_eq!(parts(1, offsets(10, 55)), expected);
+        assert_eq!(parts(1, offsets(22, 24)), [(offsets(22, 24), true)]);
+        assert_eq!(parts(2, offsets(22, 24)), [(offsets(22, 24), false)]);
     }
 }

@@ -284,7 +284,7 @@ impl Fold for Hash {
         &self,
         stream: StreamId,
         _: u8,
-        _: StreamOffset,
+        offsets: Range<StreamOffset>,
         _: StreamOffset,
         previous: Option<&[u8]>,
         batches: &[Batch],
@@ -296,6 +296,7 @@ impl Fold for Hash {
             ),
             None => (0, u32::try_from(stream.0).unwrap()),
         };
+        assert_eq!(offsets.start.0, end, "stream {stream}: a fold must not skip or repeat offsets");
         for batch in batches {
             assert_eq!(
                 batch.base.0, end,
@@ -304,6 +305,7 @@ impl Fold for Hash {
             end = batch.end().0;
             crc = crc32c::crc32c_append(crc, &batch.payload);
         }
+        assert_eq!(offsets.end.0, end, "stream {stream}");
         Some([end.to_le_bytes().as_slice(), &crc.to_le_bytes()].concat())
     }
 }
@@ -316,7 +318,7 @@ pub fn state_of(stream: &Stream) -> Option<Vec<u8>> {
         false => Hash.fold(
             stream.id(),
             0,
-            replay.checkpoint_end,
+            replay.checkpoint_end..replay.end,
             stream.start_offset(),
             replay.checkpoint.as_deref(),
             &replay.batches,
@@ -329,7 +331,8 @@ pub fn expected_state(stream: StreamId, batches: &[Batch]) -> Option<Vec<u8>> {
     if batches.is_empty() {
         None
     } else {
-        Hash.fold(stream, 0, StreamOffset(0), StreamOffset(0), None, batches)
+        let end = batches[batches.len() - 1].end();
+        Hash.fold(stream, 0, StreamOffset(0)..end, StreamOffset(0), None, batches)
     }
 }
 

@@ -8,7 +8,8 @@ use crate::state_table::{decode, encode, quarantined};
 
 fn fold(previous: Option<&[u8]>, batches: &[Batch]) -> Option<Vec<u8>> {
     let from = batches.first().map_or(StreamOffset(0), |first| first.base);
-    crate::state_table::fold::<Offsets>(from, previous, batches)
+    let to = batches.last().map_or(from, Batch::end);
+    crate::state_table::fold::<Offsets>(from..to, previous, batches)
 }
 
 /// SplitMix64.
