@@ -301,13 +301,25 @@ fn what_recovery_has_lost_is_counted() {
     assert_eq!(metric(&server, "alluvium_recovery_lost_offsets"), 0);
     server.stop(Signal::TERM);
     let wal = data.path().join("wal");
-    let second = ok(&["wal", "dump", text(&wal), "--json"]);
-    let second: serde_json::Value = serde_json::from_str(second.lines().nth(1).unwrap()).unwrap();
+    let named = ["--data-dir", text(data.path())];
+    let dump = ok(&[&["wal", "dump", text(&wal)][..], &named].concat());
+    contains(&dump, &["batch: offsets 1 to 1 of partition 0 of topic orders"]);
+    contains(&dump, &["3 of partition 0 of topic orders", "ends of "]);
+    contains(&ok(&["wal", "dump", text(&wal)]), &["batch: offsets 1 to 1 of stream "]);
+    let dump = ok(&["wal", "dump", text(&wal), "--json"]);
+    let records = dump.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let is_second = |line: &serde_json::Value| line["record"]["content"]["first_offset"] == 1;
+    let second = records.into_iter().find(is_second).unwrap();
     // The ring starts at 64 KiB, and the log is in its first lap.
     let at = (64 << 10) + second["record"]["offset"].as_u64().unwrap() as usize;
     let mut content = fs::read(&wal).unwrap();
     content[at + 40] ^= 1;
     fs::write(&wal, content).unwrap();
+    let verified = run(&[&["wal", "verify", text(&wal)][..], &named].concat());
+    assert_eq!(verified.status.code(), Some(1));
+    let verified = String::from_utf8(verified.stdout).unwrap();
+    contains(&verified, &["2 batches of 1 stream, 1 list of the ends of streams"]);
+    contains(&verified, &["MISSING OFFSETS", "partition 0 of topic orders"]);
 
     let server = Server::start(data.path(), &[]);
     contains(&server.log, &["ERROR", "can not be read back"]);
@@ -321,7 +333,8 @@ fn what_recovery_has_lost_is_counted() {
     assert_eq!(lines.len(), 3, "{health}");
     assert_eq!(lines[0], "degraded");
     contains(lines[1], &["log_damaged: ", "by the last start: 1,"]);
-    contains(lines[2], &["offsets_lost: ", "by the last start: 1,"]);
+    contains(lines[2], &["offsets_lost: ", "by the last start: lost, ", ": 1 in 1 ranges; lost: "]);
+    contains(lines[2], &["offsets 1 to 1 of partition 0 of topic orders"]);
     for reason in ["log_damaged", "offsets_lost"] {
         assert_eq!(metric(&server, &format!("alluvium_degraded{{reason=\"{reason}\"}}")), 1);
     }

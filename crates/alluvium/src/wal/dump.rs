@@ -7,6 +7,7 @@ use alluvium_wal::{OpenError, Record, RecoveryReport, Wal};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use super::content::{CatalogArgs, Content, Held, Streams};
 use super::{LogArgs, Walk, open_read_only, overtaken, resized, unusable};
 use crate::output::{self, Failure};
 use crate::progress::Meter;
@@ -16,6 +17,8 @@ use crate::units::{about, counted};
 pub(crate) struct DumpArgs {
     #[command(flatten)]
     log: LogArgs,
+    #[command(flatten)]
+    catalog: CatalogArgs,
     /// Stop after so many records. Default: all.
     #[arg(long, value_name = "N")]
     limit: Option<u64>,
@@ -43,10 +46,11 @@ enum Line {
         end_offset: u64,
         epoch: u32,
         payload_bytes: usize,
+        content: Held,
         #[serde(skip_serializing_if = "Option::is_none")]
         payload: Option<String>,
     },
-    Scan(Walk),
+    Scan(Box<Walk>),
 }
 
 /// Ends the walk early: the visitor's "error" when it has seen enough, or can not print any more.
@@ -64,6 +68,8 @@ enum Stop {
 /// The target can not be read, holds no write-ahead log, or a damaged one.
 pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
     let device = open_read_only(args.log.path())?;
+    let streams = args.catalog.streams()?;
+    let mut content = Content::new(&streams);
     // Lines that run over the terminal are progress enough, and a bar between them would be noise.
     let to_terminal = std::io::stdout().is_terminal();
     let meter =
@@ -75,11 +81,12 @@ pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
             return Err(Stop::Enough.into());
         }
         listed += 1;
-        print(args, &record).map_err(|failure| Stop::Output(failure).into())
+        content.add(&record);
+        print(args, &streams, &record).map_err(|failure| Stop::Output(failure).into())
     };
     if !args.json {
         let (offset, end, epoch, payload) = ("OFFSET", "END", "EPOCH", "PAYLOAD B");
-        output::line(format_args!("{offset:>20}  {end:>20}  {epoch:>10}  {payload:>10}"))?;
+        output::line(format_args!("{offset:>20}  {end:>20}  {epoch:>10}  {payload:>10}  CONTENT"))?;
     }
     let changed = |how: &str| {
         let path = args.log.path().display();
@@ -91,7 +98,7 @@ pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
         .and_then(|report| Ok((overtaken(&device, &report)?, report)));
     match listed {
         Ok((true, _)) => changed("trimmed and overwritten"),
-        Ok((false, report)) => finish(args, &report),
+        Ok((false, report)) => finish(args, &report, content),
         Err(OpenError::Visit { at, source }) => match source.downcast::<Stop>() {
             Ok(stop) => match *stop {
                 Stop::Enough => Ok(()),
@@ -106,7 +113,7 @@ pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
     }
 }
 
-fn print(args: &DumpArgs, record: &Record) -> Result<(), Failure> {
+fn print(args: &DumpArgs, streams: &Streams, record: &Record) -> Result<(), Failure> {
     let payload = (args.payload == Payload::Hex).then(|| hex(&record.payload));
     if args.json {
         let line = Line::Record {
@@ -114,26 +121,28 @@ fn print(args: &DumpArgs, record: &Record) -> Result<(), Failure> {
             end_offset: record.end.0,
             epoch: record.epoch,
             payload_bytes: record.payload.len(),
+            content: streams.held(record),
             payload,
         };
         return output::line(serde_json::to_string(&line).map_err(Failure::new)?);
     }
     output::line(format_args!(
-        "{:>20}  {:>20}  {:>10}  {:>10}{}{}",
+        "{:>20}  {:>20}  {:>10}  {:>10}  {}{}{}",
         record.offset.0,
         record.end.0,
         record.epoch,
         record.payload.len(),
+        streams.held(record),
         if payload.is_some() { "  " } else { "" },
         payload.unwrap_or_default()
     ))
 }
 
-fn finish(args: &DumpArgs, report: &RecoveryReport) -> Result<(), Failure> {
-    let walk = Walk::of(report);
+fn finish(args: &DumpArgs, report: &RecoveryReport, content: Content) -> Result<(), Failure> {
+    let walk = Walk::of(report, content);
     if args.json {
         let verdict = walk.verdict(args.log.path());
-        output::line(serde_json::to_string(&Line::Scan(walk)).map_err(Failure::new)?)?;
+        output::line(serde_json::to_string(&Line::Scan(Box::new(walk))).map_err(Failure::new)?)?;
         return verdict;
     }
     output::line(format_args!(

@@ -6,6 +6,7 @@ use alluvium_wal::{Inspection, Slot, Wal};
 use clap::Args;
 use serde::Serialize;
 
+use super::content::Streams;
 use super::{Header, LogArgs, TargetInfo, Walk, ago, entry, open_read_only, scan, unusable};
 use crate::output::{self, Failure, Table};
 use crate::progress::Meter;
@@ -73,7 +74,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let inspection = Wal::inspect(&device).map_err(unusable)?;
     let walk = if args.scan {
         let meter = Meter::new(format!("reading {}", args.log.path().display()));
-        Some(Walk::of(&scan(&device, &meter.callback())?))
+        Some(scan(&device, &Streams::default(), &meter.callback())?)
     } else {
         None
     };

@@ -3,6 +3,7 @@
 mod bench;
 mod cloud;
 mod compare;
+mod content;
 mod drive;
 mod dump;
 mod fio;
@@ -21,10 +22,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use alluvium_device::{Access, Geometry, OpenOptions, SharedDevice};
-use alluvium_wal::{Damage, HeaderInfo, OpenError, Progress, RecoveryReport, Wal};
+use alluvium_wal::{Damage, HeaderInfo, OpenError, Progress, Record, RecoveryReport, Wal};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use self::content::{Content, Streams};
 use crate::output::{self, Failure, Table};
 use crate::units::{Size, about, counted};
 
@@ -34,7 +36,8 @@ pub(crate) enum WalCommand {
     Format(format::FormatArgs),
     /// Show both header slots, the geometry and the usage. Reads only, also beside a running server.
     Inspect(inspect::InspectArgs),
-    /// List the records. Reads only, also beside a running server.
+    /// List the records, and what is in them: batches with their offsets and streams, and the ends of streams. Reads only, also beside a running
+    /// server. Topics are named with --data-dir.
     Dump(dump::DumpArgs),
     Verify(verify::VerifyArgs),
     Recover(recover::RecoverArgs),
@@ -113,15 +116,20 @@ fn not_claimed(error: alluvium_device::OpenError) -> Failure {
 }
 
 /// Walk a log to its end, which somebody may be writing to. A walk that was overtaken is repeated from where the log begins now.
-fn scan(device: &SharedDevice, progress: &Progress) -> Result<RecoveryReport, Failure> {
+fn scan(device: &SharedDevice, streams: &Streams, progress: &Progress) -> Result<Walk, Failure> {
     /// A log is trimmed once per upload, and read in seconds.
     const ATTEMPTS: u32 = 5;
     let mut device = device.clone();
     for _ in 0..ATTEMPTS {
-        let walked = Wal::scan(&device, Some(progress.clone()), &mut |_| Ok(()))
+        let mut content = Content::new(streams);
+        let mut visit = |record: Record| {
+            content.add(&record);
+            Ok(())
+        };
+        let walked = Wal::scan(&device, Some(progress.clone()), &mut visit)
             .and_then(|report| Ok((overtaken(&device, &report)?, report)));
         match walked {
-            Ok((false, report)) => return Ok(report),
+            Ok((false, report)) => return Ok(Walk::of(&report, content)),
             Ok((true, _)) => {}
             Err(error) => device = resized(&device)?.ok_or_else(|| unusable(error))?,
         }
@@ -262,6 +270,7 @@ struct Walk {
     epoch: u32,
     dropped_records: u64,
     damage: Vec<Damaged>,
+    content: Content,
     elapsed_ms: u128,
 }
 
@@ -274,7 +283,7 @@ struct Damaged {
 }
 
 impl Walk {
-    fn of(report: &RecoveryReport) -> Self {
+    fn of(report: &RecoveryReport, content: Content) -> Self {
         let damaged = |damage: &Damage| Damaged {
             start_offset: damage.range.start.0,
             end_offset: damage.range.end.0,
@@ -292,6 +301,7 @@ impl Walk {
             epoch: report.epoch,
             dropped_records: report.dropped_records,
             damage: report.damage.iter().map(damaged).collect(),
+            content: content.finish(),
             elapsed_ms: report.elapsed.as_millis(),
         }
     }
@@ -306,7 +316,7 @@ impl Walk {
             entry("dropped", format!("{dropped} behind the end, never acknowledged"))?;
         }
         if self.damage.is_empty() {
-            return Ok(());
+            return self.content.print();
         }
         let mut table =
             Table::of_text(&["DAMAGED FROM", "TO", "BYTES", "AT DEVICE BYTE", "REASON"]);
@@ -319,6 +329,7 @@ impl Walk {
                 damage.reason.clone(),
             ]);
         }
+        self.content.print()?;
         output::line(format_args!("\n{table}"))
     }
 
@@ -423,10 +434,10 @@ mod tests {
         assert!(overtaken(&reader, &once).unwrap());
         assert_eq!(once.records, 0);
 
-        let repeated = scan(&reader, &overtaking(4)).unwrap();
+        let repeated = scan(&reader, &Streams::default(), &overtaking(4)).unwrap();
         assert_eq!((repeated.records, repeated.damage.len()), (15, 0));
-        assert_eq!(repeated.end, wal.appended());
-        let refused = scan(&reader, &overtaking(5)).unwrap_err();
+        assert_eq!(repeated.end_offset, wal.appended().0);
+        let refused = scan(&reader, &Streams::default(), &overtaking(5)).err().unwrap();
         assert!(format!("{refused:?}").contains("faster than it can be read"), "{refused:?}");
     }
 
@@ -451,7 +462,8 @@ mod tests {
                     append(&wal, 3);
                 }
             });
-            let report = scan(&open_read_only(&path).unwrap(), &resizing).unwrap();
+            let report =
+                scan(&open_read_only(&path).unwrap(), &Streams::default(), &resizing).unwrap();
             assert_eq!((report.records, report.damage.len()), (3, 0));
             assert_eq!(report.ring_bytes, bytes - (64 << 10));
         }

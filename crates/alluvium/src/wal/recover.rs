@@ -1,9 +1,10 @@
 //! `alluvium wal recover`.
 
-use alluvium_wal::{Options, Wal};
+use alluvium_wal::{Options, Record, Wal};
 use clap::Args;
 use serde::Serialize;
 
+use super::content::{CatalogArgs, Content};
 use super::{Header, LogArgs, TargetInfo, Walk, ago, entry, open_exclusively, unusable};
 use crate::output::{self, Failure};
 use crate::progress::Meter;
@@ -13,7 +14,8 @@ use crate::units::Size;
 /// Take the log over from a server that is gone, and close it.
 ///
 /// The log is recovered as at the start of a server, and closed, so that the next start takes its end from the header. It keeps what a
-/// start would keep, which is every acknowledged record that is not damaged. Nothing is uploaded or trimmed: that is for the server.
+/// start would keep, which is every acknowledged record that is not damaged. Nothing is uploaded or trimmed: that is for the server. Offsets of
+/// streams whose batches are missing are listed, with topic and partition if --data-dir is given.
 ///
 /// To take over means to open the log under the next epoch. It ends at the first place that was never durable; records
 /// behind that, which nobody was told to be durable, are given up for good. The owner before it is shut out: if it still runs, on
@@ -30,6 +32,8 @@ use crate::units::Size;
 pub(crate) struct RecoverArgs {
     #[command(flatten)]
     log: LogArgs,
+    #[command(flatten)]
+    catalog: CatalogArgs,
     /// Reserve the device for this machine first, so that it refuses what another one still writes (a whole SCSI disk or NVMe namespace with persistent
     /// reservations). It stays reserved: servers on other machines need --wal-reserve from then on.
     #[arg(long)]
@@ -56,6 +60,7 @@ struct Recovered {
 /// Somebody has it open, it can not be read or written, it holds no write-ahead log, or a damaged one.
 pub(crate) fn run(args: &RecoverArgs) -> Result<(), Failure> {
     let path = args.log.path();
+    let streams = args.catalog.streams()?;
     let device = open_exclusively(path)?;
     let found = Wal::inspect(&device).map_err(unusable)?;
     let before = found.header;
@@ -96,16 +101,20 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<(), Failure> {
     let window = half_ring.min(Size { bytes: Options::default().window_bytes });
     let options = Options { node_id: before.node_id, reserve: args.reserve, ..with_window(window) };
     let meter = Meter::new(format!("recovering {}", path.display()));
-    let (wal, report) =
-        Wal::open(device.clone(), &options, Some(meter.callback()), &mut |_| Ok(()))
-            .map_err(unusable)?;
+    let mut content = Content::new(&streams);
+    let mut visit = |record: Record| {
+        content.add(&record);
+        Ok(())
+    };
+    let (wal, report) = Wal::open(device.clone(), &options, Some(meter.callback()), &mut visit)
+        .map_err(unusable)?;
     drop(meter);
     wal.close().map_err(Failure::new)?;
     let now = Wal::inspect(&device).map_err(unusable)?;
     let recovered = Recovered {
         target,
         before: Header::of(&before),
-        scan: Some(Walk::of(&report)),
+        scan: Some(Walk::of(&report, content)),
         header: Header::of(&now.header),
     };
     let walk = recovered.scan.as_ref().expect("just set");

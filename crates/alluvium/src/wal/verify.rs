@@ -4,6 +4,7 @@ use alluvium_wal::{OpenError, Wal};
 use clap::Args;
 use serde::Serialize;
 
+use super::content::CatalogArgs;
 use super::inspect::Inspected;
 use super::{LogArgs, Walk, entry, open_read_only, scan, unusable};
 use crate::output::{self, Failure};
@@ -13,7 +14,8 @@ use crate::progress::Meter;
 ///
 /// Both copies of the header are looked at, and every record from the trim offset to the end of the log, with its checksums. Each gap
 /// is listed with its range of the log, the byte of the device where it begins, and what was found there. Records behind the
-/// end, which a crash left and nobody was told to be durable, are counted; they are no damage.
+/// end, which a crash left and nobody was told to be durable, are counted; they are no damage. Offsets of streams whose batches
+/// are missing are listed, with topic and partition if --data-dir is given.
 ///
 /// Nothing is written and no lock is taken: beside a running server it sees the log up to where it is when it gets there.
 #[derive(Args, Debug)]
@@ -24,6 +26,8 @@ use crate::progress::Meter;
 pub(crate) struct VerifyArgs {
     #[command(flatten)]
     log: LogArgs,
+    #[command(flatten)]
+    catalog: CatalogArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -46,9 +50,10 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let device = open_read_only(path).map_err(Failure::not_looked)?;
     let inspection = Wal::inspect(&device).map_err(refusal)?;
     let meter = Meter::new(format!("verifying {}", path.display()));
-    let report = scan(&device, &meter.callback()).map_err(Failure::not_looked)?;
+    let streams = args.catalog.streams().map_err(Failure::not_looked)?;
+    let scan = scan(&device, &streams, &meter.callback()).map_err(Failure::not_looked)?;
     drop(meter);
-    let (inspected, scan) = (Inspected::of(&device, &inspection), Walk::of(&report));
+    let inspected = Inspected::of(&device, &inspection);
     let mut complaints = inspected.complaints();
     complaints.extend(scan.complaint());
     let verified = Verified { intact: complaints.is_empty(), inspected, scan };
