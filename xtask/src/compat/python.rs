@@ -10,7 +10,7 @@ use crate::report::Case;
 use crate::setup::{self, Missing};
 use crate::suites::tap;
 
-/// The tests of kafka-python are told of an external server, and then leave out those that log in.
+/// The tests of kafka-python are told of an external server. This one cannot be.
 const SSL: &str = "test/integration/test_ssl_integration.py";
 
 /// What the tests of kafka-python expect of a server. Its node is 0: a test assigns partitions to
@@ -21,7 +21,8 @@ const KAFKA_PYTHON: Setup<'_> = Setup {
     alluvium: &["--group-min-session-timeout", "1s"],
     kafka: "group.min.session.timeout.ms=1000\n",
     proxy: None,
-    users: &[],
+    // As the tests log in.
+    users: &[("alice", "alice-secret")],
 };
 
 /// The Apache Kafka that the tests take the server for.
@@ -33,11 +34,14 @@ pub(super) fn kafka_python(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     let tests = tests.collect::<Result<Vec<_>, _>>()?;
     let old = setup::kafka_python_old(compat.root);
     compat.with_peer_as("kafka-python", &KAFKA_PYTHON, |peer, _| {
+        let sasl = peer.sasl().ok_or("a server with users has a listener for them")?;
         let mut cases = Vec::new();
         for (version, tests) in versions.iter().zip(&tests) {
             let mut command = peer.client(&tests.python);
             command.current_dir(&tests.directory).env("KAFKA_VERSION", KAFKA_VERSION);
             command.env("KAFKA_URI", format!("kafka://{}", peer.address()));
+            command.env("SASL_HOST", sasl.ip().to_string());
+            command.env("SASL_PORT", sasl.port().to_string());
             // A directory that must be there, and from which nothing is run.
             command.env("KAFKA_ROOT", &tests.directory);
             command.env("PYTHONPATH", compat.root.join("tests/compat/python"));

@@ -5,6 +5,7 @@ use kafka_protocol::messages::{
     ApiVersionsRequest, DescribeClusterRequest, DescribeQuorumRequest, MetadataRequest, TopicName,
     UpdateFeaturesRequest, describe_quorum_request as quorum, update_features_request as features,
 };
+use kafka_protocol::protocol::StrBytes;
 use uuid::Uuid;
 
 use super::harness::{TestServer, text};
@@ -183,7 +184,7 @@ async fn features_are_not_changed() {
                 "The update failed for all features since the following feature had an error: \
                  Invalid update version {level} for feature {feature}. {reason}"
             );
-            let told = response.error_message.as_ref().map(|text| text.to_string());
+            let told = response.error_message.as_ref().map(ToString::to_string);
             assert_eq!((response.error_code, told), (95, Some(message)), "v{version} {all:?}");
             assert_eq!(response.results, []);
         }
@@ -196,7 +197,7 @@ async fn features_are_not_changed() {
         let response = client.call(version, &updates(&twice)).await;
         assert_eq!((response.error_code, &response.error_message), (0, &None));
         let results = response.results.iter().map(|result| {
-            let message = result.error_message.as_ref().map(|text| text.as_str());
+            let message = result.error_message.as_ref().map(StrBytes::as_str);
             (result.feature.as_str(), result.error_code, message)
         });
         let wanted = twice.map(|(name, ..)| (name, 0, Some("NONE")));
