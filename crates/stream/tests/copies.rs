@@ -339,6 +339,22 @@ async fn open_with(
     Ok(opened.recovery)
 }
 
+/// An upgrade notes something new in the catalog. Where its disk is full that comes later.
+#[tokio::test]
+async fn a_catalog_whose_disk_is_full_is_opened() {
+    let world = World::new(WAL_BYTES, 1);
+    let full = |commit| match commit {
+        1 => Err(CatalogError::Full("injected".into())),
+        _ => Ok(()),
+    };
+    let largest_count = || world.catalog.load().unwrap().meta.get("stream/largest-count").cloned();
+    open_with(&world, full).await.unwrap();
+    let mark = Wal::inspect(&world.disk.device()).unwrap().header.mark;
+    assert_eq!((world.catalog.load().unwrap().wal_mark, largest_count()), (mark, None));
+    open_with(&world, |_| Ok(())).await.unwrap();
+    assert_eq!(largest_count().as_deref(), Some(&b"16384"[..]));
+}
+
 /// Whatever an attempt leaves behind, the catalog, the header, or both, the next one is not refused.
 #[tokio::test]
 async fn attempts_that_were_cut_short_refuse_nobody() {

@@ -4,6 +4,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use alluvium_device::sim::{Random, SimDisk};
@@ -413,6 +414,32 @@ async fn an_idle_log_stays_as_it_is() {
     tokio::time::sleep(20 * SOON).await;
     assert_eq!((wal().appended, wal().header_writes), before);
     life.close().await;
+}
+
+/// A log may be full for long, and then nothing is appended.
+#[tokio::test]
+async fn the_header_tells_the_end_of_a_full_log() {
+    let mut world = world(SOON);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    life.objects.down.store(true, Ordering::SeqCst);
+    let mut next = 0;
+    // In the end there is no room for a list of ends either, which is larger.
+    for len_bytes in [10_000, 500, 1] {
+        loop {
+            match stream.append(new_batch(&batch(stream.id(), next, 1, len_bytes))) {
+                Ok(append) => append.await.unwrap(),
+                Err(AppendError::Full) => break,
+                Err(error) => panic!("{error}"),
+            }
+            next += 1;
+        }
+    }
+    let header = || life.store.wal_header();
+    let appended = || life.store.stats().wal.appended;
+    eventually("the header tells the end", || header().durable == appended()).await;
+    drop(stream);
+    life.crash(&mut world);
 }
 
 /// A stream as its clients know it.

@@ -329,6 +329,17 @@ fn a_full_disk_refuses_a_change_and_nothing_else() {
     assert_eq!(RedbCatalog::open(&path).unwrap().load().unwrap(), before);
 }
 
+/// Without it an upgraded server would not start, and larger batches would not be appended.
+#[test]
+fn what_the_store_notes_of_itself_may_take_the_whole_reserve() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = RedbCatalog::open(&directory.path().join("catalog")).unwrap();
+    let key = format!("{OWN_META_PREFIX}largest-count");
+    let own = Change::PutMeta { key, value: b"16384".to_vec() };
+    assert!(matches!(catalog.claim(&[Change::WalMarked(1), own.clone()]), Ok(Claim::All)));
+    assert!(matches!(catalog.claim(&[own, put_meta(1, 5)]), Ok(Claim::None)));
+}
+
 /// There is nothing to lose yet: the next start makes one where the first has found no space.
 #[test]
 fn a_catalog_that_found_no_space_is_made_later() {
