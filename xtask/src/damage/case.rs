@@ -2,25 +2,27 @@
 
 use std::collections::BTreeSet;
 use std::process::ExitStatus;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::files::Files;
-use super::image::{Image, step};
+use super::image::{BUSY, IDLE_PRODUCER, Image, step};
 use super::kinds::{Kind, Plan, Scene};
 use super::layout::Extent;
-use super::model::{Model, Outcome};
+use super::model::{Idempotent, Model, Outcome, Partition, Session};
 use super::observe::Reader;
 use super::process::{Place, Process, Settings, Start};
 use super::says::{Stated, advice, last_words, panic_in};
 use super::verdict::{Facts, Finding, Verdict, judge};
-use super::work::{Refused, Worker};
+use super::work::{Refused, Who, Worker};
 use crate::Error;
 use crate::rng::Rng;
 use crate::server::Ending;
 
 /// How much is written after the damage.
 const STEPS: u32 = 6;
-/// How often producers may have to begin anew in the meantime.
-const REFUSALS: u32 = 2;
+/// How long uploads may take that a case waits for. What cannot be uploaded is not waited for.
+const UPLOAD_LIMIT: Duration = Duration::from_secs(2);
 
 /// What is done to which image, and when.
 pub(super) struct Case<'a> {
@@ -32,6 +34,23 @@ pub(super) struct Case<'a> {
     pub(super) seed: u64,
     /// Take no notice of what the server says, to see that it would be missed.
     pub(super) deaf: bool,
+}
+
+const LOST_OFFSETS: &str = "alluvium_recovery_lost_offsets";
+const SKIPPED_OFFSETS: &str = "alluvium_recovery_skipped_offsets";
+
+/// What is wrong with the metrics of a server whose log names so many lost and skipped offsets.
+fn miscounted(told: i64, lost: Option<f64>, skipped: Option<f64>) -> Option<String> {
+    let (Some(lost), Some(skipped)) = (lost, skipped) else {
+        let missing = if lost.is_none() { LOST_OFFSETS } else { SKIPPED_OFFSETS };
+        return Some(format!("there is no metric {missing}"));
+    };
+    (lost + skipped != told as f64).then(|| {
+        format!(
+            "{LOST_OFFSETS} is {lost}, {SKIPPED_OFFSETS} is {skipped}, and the log names {told} \
+             offsets"
+        )
+    })
 }
 
 /// What has come of a case.
@@ -145,15 +164,20 @@ impl Run<'_> {
         Ok(Some((plan, damaged)))
     }
 
-    /// Start, read, work, stop, start again and read again.
+    /// Start, read, work, stop, start again, read again and go on with the producers.
     fn live_on(&mut self) -> Result<(), Error> {
         let settings = self.settings();
         let Some(mut process) = self.start(settings)? else { return Ok(()) };
         if self.look(&mut process, true)? && self.work(&mut process)? {
+            if settings.uploads {
+                wait_for_uploads(&process)?;
+            }
             self.end(process)?;
             let settings = self.settings();
             let Some(mut process) = self.start(settings)? else { return Ok(()) };
-            self.look(&mut process, false)?;
+            if self.look(&mut process, false)? {
+                self.go_on(&mut process)?;
+            }
             self.end(process)?;
         }
         Ok(())
@@ -188,17 +212,10 @@ impl Run<'_> {
         }
         match started {
             Start::Ready(process) => {
-                let told = now.partitions.values().flatten().chain(&now.streams);
-                let told: i64 = told.map(|range| range.end - range.start).sum();
-                let lost = process.metric("alluvium_recovery_lost_offsets")?;
-                let skipped = process.metric("alluvium_recovery_skipped_offsets")?;
-                let counted = lost.map(|lost| lost + skipped.unwrap_or_default());
-                if counted.is_some_and(|counted| counted != told as f64) {
-                    let detail = format!(
-                        "alluvium_recovery_lost_offsets and alluvium_recovery_skipped_offsets are \
-                         {} together, and the log names {told} offsets",
-                        counted.unwrap_or_default()
-                    );
+                let told: i64 = now.ranges().map(|range| range.end - range.start).sum();
+                let metrics = [LOST_OFFSETS, SKIPPED_OFFSETS].map(|name| process.metric(name));
+                let [lost, skipped] = metrics;
+                if let Some(detail) = miscounted(told, lost?, skipped?) {
                     self.found(Verdict::LossMisstated, detail);
                 }
                 Ok(Some(process))
@@ -236,7 +253,7 @@ impl Run<'_> {
                 self.ended(status, &message, Verdict::Stopped);
                 return Ok(());
             }
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
         }
         self.found(Verdict::Hang, what);
         Ok(())
@@ -271,28 +288,57 @@ impl Run<'_> {
     /// Write a little more. Returns whether the server still serves.
     fn work(&mut self, process: &mut Process) -> Result<bool, Error> {
         let load = self.case.image.load;
+        let mut refusals = Refusals::default();
         let mut worker = Worker::new(process.address, &mut self.model)?;
-        let (mut failed, mut refusals) = (None, 0);
+        let mut failed = None;
         for _ in 0..STEPS {
-            let Err(error) = step(&mut worker, load, &mut self.rng) else { continue };
-            refusals += 1;
-            // A transactional producer begins anew after a refusal: what it has sent before may be
-            // lost.
-            let may_begin_anew =
-                error.is::<Refused>() && !worker.model.sessions.is_empty() && refusals <= REFUSALS;
-            if !may_begin_anew {
-                failed = Some(error);
-                break;
-            }
-            failed = begin_anew(&mut worker).err();
+            let done = step(&mut worker, load, &mut self.rng, false);
+            failed = refusals.take(done, &mut worker, &self.stated).err();
             if failed.is_some() {
                 break;
             }
         }
         if failed.is_none() {
-            failed = end_some(&mut worker, &mut self.rng).err();
+            failed = end_some(&mut worker, &mut self.rng, &mut refusals, &self.stated).err();
         }
         drop(worker);
+        self.worked(process, refusals, failed)
+    }
+
+    /// Have each idempotent producer go on in each partition, twice, so that one that is refused
+    /// for ever is told from one that is refused once.
+    fn go_on(&mut self, process: &mut Process) -> Result<bool, Error> {
+        let mut refusals = Refusals::default();
+        let mut worker = Worker::new(process.address, &mut self.model)?;
+        let mut failed = None;
+        let producers = [IDLE_PRODUCER, BUSY, IDLE_PRODUCER];
+        let producers = producers.iter().filter(|it| **it < worker.model.idempotent.len());
+        let partitions = worker.model.partitions();
+        let turns: Vec<_> = producers
+            .flat_map(|it| partitions.iter().map(move |partition| (*it, partition)))
+            .collect();
+        for (producer, partition) in turns {
+            let records = worker.records(2, 100, None);
+            let done = worker.produce_next(producer, partition, records);
+            failed = refusals.take(done, &mut worker, &self.stated).err();
+            if failed.is_some() {
+                break;
+            }
+        }
+        drop(worker);
+        self.worked(process, refusals, failed)
+    }
+
+    /// Note what has come of writing.
+    fn worked(
+        &mut self,
+        process: &mut Process,
+        refusals: Refusals,
+        failed: Option<Error>,
+    ) -> Result<bool, Error> {
+        for detail in refusals.found {
+            self.found(Verdict::ProducerRefused, detail);
+        }
         for (partition, offset) in std::mem::take(&mut self.model.reused) {
             let detail = format!("{partition}: a new record gets offset {offset}");
             self.found(Verdict::OffsetReused, detail);
@@ -320,28 +366,111 @@ impl Run<'_> {
     }
 }
 
-fn begin_anew(worker: &mut Worker<'_>) -> Result<(), Error> {
-    for session in worker.model.sessions.clone() {
-        worker.initialise(&session.transactional_id, session.second_version)?;
+fn wait_for_uploads(process: &Process) -> Result<(), Error> {
+    let begun = Instant::now();
+    while process.metric("alluvium_log_cache_pinned_bytes")?.is_some_and(|bytes| bytes > 0.0)
+        && begun.elapsed() < UPLOAD_LIMIT
+    {
+        thread::sleep(Duration::from_millis(20));
     }
     Ok(())
 }
 
+/// Producers that were refused since a start.
+#[derive(Default)]
+struct Refusals {
+    /// Transactional ids.
+    sessions: BTreeSet<String>,
+    /// Refusals without a cause.
+    found: Vec<String>,
+}
+
+impl Refusals {
+    /// Take note if a producer was refused, and have a transactional one begin anew, as clients do.
+    /// All other errors are handed on.
+    fn take(
+        &mut self,
+        done: Result<(), Error>,
+        worker: &mut Worker<'_>,
+        stated: &Stated,
+    ) -> Result<(), Error> {
+        let error = match done {
+            Ok(()) => return Ok(()),
+            Err(error) if !error.is::<Refused>() => return Err(error),
+            Err(error) => error,
+        };
+        match worker.who.clone() {
+            None => Err(error),
+            Some(Who::Session(session)) => {
+                let session = worker.model.sessions[session].clone();
+                let id = &session.transactional_id;
+                let is_first = self.sessions.insert(id.clone());
+                if !is_first || !may_be_refused(&session, worker.model, stated) {
+                    let why = if is_first { "without a loss" } else { "again since the start" };
+                    self.found.push(format!("transactional id {id}, {why}: {error}"));
+                }
+                // If this is refused, the producer can never go on.
+                worker.initialise(id, session.second_version).map(drop)
+            }
+            Some(Who::Idempotent(producer, partition)) => {
+                let producer = &worker.model.idempotent[producer];
+                if !may_skip(producer, &partition, stated) {
+                    let (id, name) = (producer.producer_id, partition.to_string());
+                    let next = producer.sequences.get(&name).unwrap_or(&0);
+                    let times = producer.refusals.get(&name).unwrap_or(&0);
+                    self.found.push(format!(
+                        "producer {id} goes on in {partition} with sequence number {next}, \
+                         refusal {times}: {error}"
+                    ));
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Whether a transactional producer may be refused: its state may be lost, or its transaction was
+/// aborted since a partition that it has written to has lost records.
+fn may_be_refused(session: &Session, model: &Model, stated: &Stated) -> bool {
+    let has_written_to = |partition: &&Partition| {
+        let mut records = model.log(partition).records.values();
+        session.open.is_some() && records.any(|record| record.txn == session.open)
+    };
+    stated.has_lost_state("transactions") || stated.partitions.keys().any(|it| has_written_to(&it))
+}
+
+/// Whether the refusals of an idempotent producer in a partition are as they may be: none, or one if
+/// a batch of its own is lost.
+fn may_skip(producer: &Idempotent, partition: &Partition, stated: &Stated) -> bool {
+    let name = partition.to_string();
+    let own = producer.offsets.get(&name).into_iter().flatten();
+    match producer.refusals.get(&name) {
+        None => true,
+        Some(1) => own.into_iter().any(|offset| stated.is_lost(partition, *offset)),
+        Some(_) => false,
+    }
+}
+
 /// End some of the transactions that are open. One that cannot be ended is aborted by its
 /// producer's next beginning.
-fn end_some(worker: &mut Worker<'_>, rng: &mut Rng) -> Result<(), Error> {
-    for (index, session) in worker.model.sessions.clone().iter().enumerate() {
+fn end_some(
+    worker: &mut Worker<'_>,
+    rng: &mut Rng,
+    refusals: &mut Refusals,
+    stated: &Stated,
+) -> Result<(), Error> {
+    for index in 0..worker.model.sessions.len() {
         let outcome = match rng.below(3) {
             0 => Outcome::Aborted,
             1 => Outcome::Committed,
             _ => continue,
         };
-        match worker.end(index, outcome) {
-            Err(error) if error.is::<Refused>() => {
-                worker.initialise(&session.transactional_id, session.second_version)?;
-            }
-            ended => ended?,
-        }
+        let ended = worker.end(index, outcome);
+        refusals.take(ended, worker, stated)?;
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "case_tests.rs"]
+mod tests;

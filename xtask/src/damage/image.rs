@@ -15,7 +15,7 @@ use super::observe::{Observation, Reader};
 use super::process::{Place, Process, Settings, Start};
 use super::says::Stated;
 use super::verdict::{Facts, judge};
-use super::work::Worker;
+use super::work::{ABORTED_OFFSETS, Worker};
 use crate::Error;
 use crate::rng::Rng;
 use crate::server::Ending;
@@ -25,6 +25,11 @@ const UPLOAD_LIMIT: Duration = Duration::from_secs(60);
 /// After this long without a write the log's header says how far it goes, so that a SIGKILL leaves
 /// no doubt about it.
 const IDLE: Duration = Duration::from_secs(3);
+
+/// The idempotent producer that writes as long as servers run, and the one that writes nothing
+/// between the damage and the second start after it.
+pub(super) const BUSY: usize = 0;
+pub(super) const IDLE_PRODUCER: usize = 1;
 
 /// What a server has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -163,7 +168,7 @@ fn run(
         // Some objects, each with some blocks.
         for _ in 0..5 {
             for _ in 0..40 {
-                step(&mut worker, load, &mut rng)?;
+                step(&mut worker, load, &mut rng, true)?;
             }
             wait_until(&process, "alluvium_log_cache_pinned_bytes", &|bytes| bytes == 0.0)?;
         }
@@ -189,14 +194,15 @@ fn run(
     {
         let mut worker = Worker::new(process.address, &mut model)?;
         for _ in 0..120 {
-            step(&mut worker, load, &mut rng)?;
+            step(&mut worker, load, &mut rng, true)?;
         }
         // A transaction that has not ended.
         if load == Load::Transactional {
             let partition = Partition { topic: load.topic().into(), index: 1 };
             let records = worker.records(2, 200, None);
             worker.end(0, Outcome::Committed)?;
-            worker.write(0, &partition, records)?;
+            let base = worker.write(0, &partition, records)?;
+            worker.stage_offset(0, "readers", &partition, base + ABORTED_OFFSETS)?;
         }
     }
     thread::sleep(IDLE);
@@ -264,6 +270,11 @@ fn prepare(worker: &mut Worker<'_>, load: Load) -> Result<(), Error> {
             worker.initialise(name, second_version)?;
         }
     }
+    if load == Load::Plain {
+        for _ in [BUSY, IDLE_PRODUCER] {
+            worker.identify()?;
+        }
+    }
     if load == Load::Grouped {
         for group in ["members-0", "members-1"] {
             worker.join(group, topic)?;
@@ -272,8 +283,13 @@ fn prepare(worker: &mut Worker<'_>, load: Load) -> Result<(), Error> {
     Ok(())
 }
 
-/// A little of the load. Also what follows on damage.
-pub(super) fn step(worker: &mut Worker<'_>, load: Load, rng: &mut Rng) -> Result<(), Error> {
+/// A little of the load. Also what follows on damage, at first without the idle producer.
+pub(super) fn step(
+    worker: &mut Worker<'_>,
+    load: Load,
+    rng: &mut Rng,
+    with_idle: bool,
+) -> Result<(), Error> {
     let topic = load.topic();
     let partitions = worker.model.topics[topic].len() as u64;
     let partition = Partition { topic: topic.into(), index: rng.below(partitions) as i32 };
@@ -286,7 +302,11 @@ pub(super) fn step(worker: &mut Worker<'_>, load: Load, rng: &mut Rng) -> Result
     match load {
         Load::Plain => {
             let records = worker.records(count, bytes, None);
-            worker.produce(&partition, records)?;
+            match rng.below(3) {
+                0 => worker.produce_next(BUSY, &partition, records)?,
+                1 if with_idle => worker.produce_next(IDLE_PRODUCER, &partition, records)?,
+                _ => drop(worker.produce(&partition, records)?),
+            }
         }
         Load::Compacted => {
             let key = format!("key {}", rng.below(60));
@@ -306,7 +326,15 @@ pub(super) fn step(worker: &mut Worker<'_>, load: Load, rng: &mut Rng) -> Result
             match rng.below(6) {
                 0 | 1 => worker.end(session, Outcome::Committed)?,
                 2 => worker.end(session, Outcome::Aborted)?,
-                3 => worker.commit_with_offset(session, "readers", &partition, base)?,
+                3 => {
+                    let outcome = match rng.below(3) {
+                        0 => Outcome::Aborted,
+                        _ => Outcome::Committed,
+                    };
+                    let aborted = if outcome == Outcome::Aborted { ABORTED_OFFSETS } else { 0 };
+                    worker.stage_offset(session, "readers", &partition, base + aborted)?;
+                    worker.end(session, outcome)?;
+                }
                 _ => {} // it goes on
             }
         }

@@ -56,6 +56,21 @@ pub(super) enum Outcome {
     Open,
 }
 
+/// A transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Transaction {
+    pub(super) producer_id: i64,
+    pub(super) outcome: Outcome,
+}
+
+/// An offset of a group that was once asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Commit {
+    pub(super) offset: i64,
+    /// The transaction that it is part of.
+    pub(super) txn: Option<usize>,
+}
+
 /// A partition's log.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Log {
@@ -82,6 +97,20 @@ pub(super) struct Session {
     pub(super) open: Option<usize>,
 }
 
+/// A producer that is idempotent and not transactional: where it goes on. It keeps its id and its
+/// epoch over restarts of the server, and has one batch on its way at a time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Idempotent {
+    pub(super) producer_id: i64,
+    pub(super) epoch: i16,
+    /// Next sequence number by partition.
+    pub(super) sequences: BTreeMap<String, i32>,
+    /// Offsets of its records by partition.
+    pub(super) offsets: BTreeMap<String, Vec<i64>>,
+    /// How often it was refused, by partition.
+    pub(super) refusals: BTreeMap<String, u32>,
+}
+
 /// Everything that was acknowledged.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Model {
@@ -89,10 +118,12 @@ pub(super) struct Model {
     pub(super) compacted: Vec<String>,
     /// Logs by topic, one for each partition.
     pub(super) topics: BTreeMap<String, Vec<Log>>,
-    pub(super) transactions: Vec<Outcome>,
-    /// Committed offsets by group and partition.
-    pub(super) groups: BTreeMap<String, Vec<(Partition, i64)>>,
+    pub(super) transactions: Vec<Transaction>,
+    /// By group and partition, all commits in their order. Those of transactions that were aborted
+    /// or have not ended are among them.
+    pub(super) groups: BTreeMap<String, Vec<(Partition, Vec<Commit>)>>,
     pub(super) sessions: Vec<Session>,
+    pub(super) idempotent: Vec<Idempotent>,
     /// The next record's number.
     pub(super) next_id: u64,
     /// Offsets that were handed out although somebody may have seen another record there.
@@ -143,9 +174,33 @@ impl Model {
         !log.records.range(offset + 1..).any(|(_, later)| later.key == record.key)
     }
 
+    /// How a transaction has ended.
+    pub(super) fn outcome(&self, txn: usize) -> Outcome {
+        self.transactions[txn].outcome
+    }
+
     /// Whether readers of committed records get this one, all markers being there.
     pub(super) fn is_committed(&self, record: &Record) -> bool {
-        record.txn.is_none_or(|txn| self.transactions[txn] == Outcome::Committed)
+        record.txn.is_none_or(|txn| self.outcome(txn) == Outcome::Committed)
+    }
+
+    /// Those commits of a group that count: of no transaction, or of one that was committed.
+    pub(super) fn counting<'a>(
+        &'a self,
+        commits: &'a [Commit],
+    ) -> impl DoubleEndedIterator<Item = &'a Commit> {
+        commits
+            .iter()
+            .filter(|commit| commit.txn.is_none_or(|txn| self.outcome(txn) == Outcome::Committed))
+    }
+
+    /// A group has asked for this.
+    pub(super) fn commit(&mut self, group: &str, partition: &Partition, commit: Commit) {
+        let all = self.groups.entry(group.to_owned()).or_default();
+        match all.iter_mut().find(|(of, _)| of == partition) {
+            Some((_, commits)) => commits.push(commit),
+            None => all.push((partition.clone(), vec![commit])),
+        }
     }
 
     /// The first offset of a transaction that is open, or the end: readers of committed records get
@@ -153,7 +208,7 @@ impl Model {
     pub(super) fn stable_end(&self, partition: &Partition) -> i64 {
         let log = self.log(partition);
         let is_open =
-            |record: &Record| record.txn.is_some_and(|txn| self.transactions[txn] == Outcome::Open);
+            |record: &Record| record.txn.is_some_and(|txn| self.outcome(txn) == Outcome::Open);
         log.records
             .iter()
             .find(|(_, record)| is_open(record))
@@ -194,7 +249,9 @@ mod tests {
     fn the_stable_end_is_the_first_offset_of_an_open_transaction() {
         let mut model = Model {
             topics: [("t".into(), vec![Log::default()])].into(),
-            transactions: vec![Outcome::Committed, Outcome::Open],
+            transactions: [Outcome::Committed, Outcome::Open]
+                .map(|outcome| Transaction { producer_id: 1, outcome })
+                .into(),
             ..Model::default()
         };
         let partition = Partition { topic: "t".into(), index: 0 };

@@ -10,17 +10,38 @@ use super::model::Partition;
 pub(super) struct Stated {
     /// Lost offsets of partitions.
     pub(super) partitions: BTreeMap<Partition, Vec<Range<i64>>>,
+    /// Lost offsets of the server's own state, by what it is about.
+    pub(super) states: BTreeMap<String, Vec<Range<i64>>>,
     /// Lost offsets of which the log does not tell whose they are but by the number of a stream.
     pub(super) streams: Vec<Range<i64>>,
     /// The log says that its end is missing, and not what was there.
     pub(super) end: bool,
-    /// Partitions in which a transaction was aborted because nobody knows its outcome.
-    pub(super) outcomes: BTreeSet<Partition>,
+    /// Transactions that were aborted because nobody knows their outcome.
+    pub(super) aborts: BTreeSet<Abort>,
     /// The lines, for people.
     pub(super) lines: Vec<String>,
 }
 
+/// A transaction that the log calls aborted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Abort {
+    pub(super) producer_id: i64,
+    /// Where, and its first offset there. `None` if the log does not say it.
+    pub(super) place: Option<(Partition, i64)>,
+}
+
 impl Stated {
+    /// Whether offsets of the server's own state of this are lost.
+    pub(super) fn has_lost_state(&self, of: &str) -> bool {
+        self.states.keys().any(|state| state.contains(of))
+    }
+
+    /// All ranges of lost offsets.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = &Range<i64>> {
+        let named = self.partitions.values().chain(self.states.values()).flatten();
+        named.chain(&self.streams)
+    }
+
     pub(super) fn is_lost(&self, partition: &Partition, offset: i64) -> bool {
         let ranges = self.partitions.get(partition);
         ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&offset)))
@@ -39,22 +60,22 @@ impl Stated {
             if lower.contains("lost") || lower.contains("skipped") {
                 for range in ranges_behind(line, "offsets") {
                     is_new = true;
-                    match &named {
-                        Some(partition) => {
+                    match (&named, state_in(line)) {
+                        (Some(partition), _) => {
                             self.partitions.entry(partition.clone()).or_default().push(range);
                         }
-                        None => self.streams.push(range),
+                        (None, Some(state)) => {
+                            self.states.entry(state.to_owned()).or_default().push(range);
+                        }
+                        (None, None) => self.streams.push(range),
                     }
                 }
             }
             if lower.contains("the log ends at") {
                 (self.end, is_new) = (true, true);
             }
-            if lower.contains("transaction")
-                && lower.contains("abort")
-                && let Some(partition) = named
-            {
-                is_new |= self.outcomes.insert(partition);
+            if let Some(abort) = abort_in(line, named) {
+                is_new |= self.aborts.insert(abort);
             }
             if is_new {
                 self.lines.push(line.to_owned());
@@ -65,6 +86,31 @@ impl Stated {
 
 fn is_complaint(line: &str) -> bool {
     line.contains("ERROR") || line.contains("WARN")
+}
+
+/// The state of its own that a line names: `the server's own state of transactions are lost`.
+fn state_in(line: &str) -> Option<&str> {
+    let (_, state) = line.split_once("the server's own state of ")?;
+    state.split_once(" are ").map(|(state, _)| state)
+}
+
+/// The transaction that a line calls aborted for want of an outcome. One that was decided so, or of
+/// which a marker says so, is none: nothing of it was lost.
+fn abort_in(line: &str, named: Option<Partition>) -> Option<Abort> {
+    let is_one = line.contains("transaction")
+        && line.contains("ABORTED")
+        && !line.contains("as was decided")
+        && field(line, "outcome").is_none_or(|outcome| outcome != "Commit")
+        && field(line, "is_known").is_none_or(|is_known| is_known != "true");
+    let producer_id = field(line, "producer_id").filter(|_| is_one)?.parse().ok()?;
+    let first = field(line, "first").and_then(|first| first.parse().ok());
+    Some(Abort { producer_id, place: named.zip(first) })
+}
+
+/// The value of a field behind a message: `first=7`, `topic="orders"`.
+fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    let value = |word: &'a str| word.strip_prefix(name)?.strip_prefix('=');
+    line.split_whitespace().find_map(value).map(|value| value.trim_matches('"'))
 }
 
 /// The partition that a line names: `topic-0`, `topic "topic" partition 0`, `partition 0 of topic`.
@@ -221,6 +267,42 @@ mod tests {
         let fine = "INFO orders-1: offsets 1..5 are uploaded\nINFO lost offsets 1..2";
         assert_eq!(stated(fine), Stated::default());
         assert!(stated("ERROR the log ends at 5, but was durable up to 9 once").end);
+    }
+
+    #[test]
+    fn a_loss_of_the_servers_own_state_is_told_apart() {
+        let line = |state| {
+            format!(
+                "ERROR offsets 5 to 8 of the server's own state of {state} are lost: the \
+                 write-ahead log is damaged"
+            )
+        };
+        let stated = stated(&(line("groups offsets") + "\n" + &line("transactions")));
+        assert!(stated.has_lost_state("offsets") && stated.has_lost_state("transactions"));
+        assert!(!stated.has_lost_state("members") && !stated.is_lost_somewhere(5));
+        assert_eq!(stated.ranges().cloned().collect::<Vec<_>>(), [5..9, 5..9]);
+    }
+
+    #[test]
+    fn an_aborted_transaction_is_named_by_partition_producer_and_first_offset() {
+        let abort = |line: &str| stated(line).aborts.into_iter().next();
+        let named = "ERROR the end of a transaction was lost, and it is not known how it was \
+                     decided: it is ABORTED topic=\"orders\" partition=1 producer_id=7 epoch=2 \
+                     transactional_id=\"two\" first=34";
+        let place = Some((partitions()[1].clone(), 34));
+        assert_eq!(abort(named), Some(Abort { producer_id: 7, place }));
+        let vague = "ERROR records of the state of an open transaction were lost to damage; it is \
+                     ended as a marker says, or ABORTED transactional_id=\"one\" producer_id=0 \
+                     epoch=0 outcome=Abort is_known=false";
+        assert_eq!(abort(vague), Some(Abort { producer_id: 0, place: None }));
+        for no_loss in [
+            vague.replace("=false", "=true"),
+            vague.replace("outcome=Abort", "outcome=Commit"),
+            named.replace("it is ABORTED", "it is ended as was decided, ABORTED"),
+            named.replace("ERROR", "INFO"),
+        ] {
+            assert_eq!(abort(&no_loss), None, "{no_loss}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::layout::Extent;
-use super::model::{Model, Partition};
+use super::model::{Commit, Model, Partition, Record};
 use super::observe::{CORRUPT_MESSAGE, Held, Observation, Refused, Seen, View, Why};
 use super::says::Stated;
 
@@ -36,6 +36,8 @@ pub(super) enum Verdict {
     NoAdvice,
     /// Clients are told to try again, for ever.
     EndlessRetry,
+    /// A producer is refused that has lost nothing, or more than once.
+    ProducerRefused,
     /// The server neither starts nor ends, or clients get no answer.
     Hang,
     /// The server has crashed, or one of its threads has.
@@ -51,7 +53,7 @@ pub(super) enum Verdict {
 }
 
 impl Verdict {
-    pub(super) const ALL: [Self; 18] = [
+    pub(super) const ALL: [Self; 19] = [
         Self::Whole,
         Self::LossStated,
         Self::ReadError,
@@ -64,6 +66,7 @@ impl Verdict {
         Self::LossExcessive,
         Self::NoAdvice,
         Self::EndlessRetry,
+        Self::ProducerRefused,
         Self::Hang,
         Self::Crash,
         Self::WrongOutcome,
@@ -92,6 +95,7 @@ impl fmt::Display for Verdict {
             Self::LossExcessive => "more lost than damaged",
             Self::NoAdvice => "refused without advice",
             Self::EndlessRetry => "endless retry",
+            Self::ProducerRefused => "producer refused",
             Self::Hang => "hang",
             Self::Crash => "crash",
             Self::WrongOutcome => "wrong outcome",
@@ -150,7 +154,9 @@ pub(super) fn judge(facts: &Facts<'_>) -> Vec<Finding> {
             Finding::new(verdict, format!("{partition}: {what}: {count} from offset {first} on"))
         }));
     }
-    groups(facts, &mut findings);
+    let sides = sides(facts);
+    atomicity(facts, &sides, &mut findings);
+    groups(facts, &sides, &mut findings);
     let needs_attention = findings.iter().any(|finding| {
         !matches!(finding.verdict, Verdict::Whole | Verdict::WrongOutcome | Verdict::FalseBytes)
     });
@@ -259,16 +265,9 @@ fn outcomes(facts: &Facts<'_>, partition: &Partition, held: &Held, findings: &mu
                 let (verdict, what) = refused_as(&refused.why);
                 findings.add(verdict, format!("{what}, to readers of committed records"), *offset);
             }
-            None if facts.stated.outcomes.contains(partition) => {
-                let what = "aborted for want of an outcome, as the log says";
-                findings.add(Verdict::LossStated, what.into(), *offset);
-            }
             None => {
-                let what = format!(
-                    "committed and hidden, the last stable offset being {}",
-                    committed.stable_end
-                );
-                findings.add(Verdict::WrongOutcome, what, *offset);
+                let (verdict, what) = hidden(facts, partition, record, committed);
+                findings.add(verdict, what, *offset);
             }
         }
     }
@@ -276,6 +275,88 @@ fn outcomes(facts: &Facts<'_>, partition: &Partition, held: &Held, findings: &mu
     if committed.refused.is_empty() && committed.stable_end < reachable {
         let what = format!("the last stable offset is stuck, and should be {reachable}");
         findings.add(Verdict::WrongOutcome, what, committed.stable_end);
+    }
+}
+
+/// A committed record that is there and hidden, as a finding.
+fn hidden(
+    facts: &Facts<'_>,
+    partition: &Partition,
+    record: &Record,
+    committed: &View,
+) -> (Verdict, String) {
+    let stable_end = committed.stable_end;
+    let (log, wrong) = (facts.model.log(partition), Verdict::WrongOutcome);
+    let Some(txn) = record.txn else {
+        return (wrong, format!("hidden, the last stable offset being {stable_end}"));
+    };
+    let producer_id = facts.model.transactions[txn].producer_id;
+    let aborts = || facts.stated.aborts.iter().filter(|abort| abort.producer_id == producer_id);
+    let is_named = aborts().any(|abort| {
+        abort.place.as_ref().is_some_and(|(of, first)| {
+            let first = log.records.get(first);
+            of == partition && first.is_some_and(|first| first.txn == Some(txn))
+        })
+    });
+    if !decisions_may_be_lost(facts) {
+        let what = "committed and hidden, and its decision was not damaged";
+        (wrong, what.into())
+    } else if is_named {
+        (Verdict::LossStated, "aborted for want of an outcome, as the log says".into())
+    } else if aborts().any(|abort| abort.place.is_none()) {
+        let what =
+            format!("aborted for want of an outcome: the log names producer {producer_id} only");
+        (Verdict::LossInexact, what)
+    } else {
+        (wrong, format!("committed and hidden, the last stable offset being {stable_end}"))
+    }
+}
+
+/// Whether the damage is to anything but records of partitions.
+fn decisions_may_be_lost(facts: &Facts<'_>) -> bool {
+    let is_state = |extent: &Extent| !facts.streams.contains_key(&extent.stream);
+    facts.reach.is_none_or(|reach| reach.iter().any(is_state))
+}
+
+/// Where a transaction is shown to readers of committed records, and where it is hidden from them
+/// although it can be read: one place for each.
+#[derive(Default)]
+struct Sides {
+    shown: Option<(Partition, i64)>,
+    hidden: Option<(Partition, i64)>,
+}
+
+fn sides(facts: &Facts<'_>) -> BTreeMap<usize, Sides> {
+    let mut sides: BTreeMap<usize, Sides> = BTreeMap::new();
+    for (partition, held) in &facts.observation.partitions {
+        let log = facts.model.log(partition);
+        for offset in held.all.records.keys().filter(|at| **at < held.committed.stable_end) {
+            let Some(txn) = log.records.get(offset).and_then(|record| record.txn) else { continue };
+            let of = sides.entry(txn).or_default();
+            let side = match held.committed.records.contains_key(offset) {
+                true => &mut of.shown,
+                false if refusal(&held.committed, *offset).is_some() => continue,
+                // Log compaction may have removed it in the meantime.
+                false if !facts.model.must_hold(partition, *offset) => continue,
+                false => &mut of.hidden,
+            };
+            side.get_or_insert_with(|| (partition.clone(), *offset));
+        }
+    }
+    sides
+}
+
+/// A transaction is shown as a whole or hidden as a whole, whatever was lost and said.
+fn atomicity(facts: &Facts<'_>, sides: &BTreeMap<usize, Sides>, findings: &mut Vec<Finding>) {
+    for (txn, sides) in sides {
+        if let Sides { shown: Some((shown, at)), hidden: Some((hidden, hidden_at)) } = sides {
+            let producer_id = facts.model.transactions[*txn].producer_id;
+            let detail = format!(
+                "a transaction of producer {producer_id} is shown in part: offset {at} of {shown} \
+                 is shown, and offset {hidden_at} of {hidden} is hidden"
+            );
+            findings.push(Finding::new(Verdict::WrongOutcome, detail));
+        }
     }
 }
 
@@ -330,10 +411,9 @@ fn positions(facts: &Facts<'_>, partition: &Partition, held: &Held, findings: &m
     }
 }
 
-fn groups(facts: &Facts<'_>, findings: &mut Vec<Finding>) {
-    for (group, expected) in &facts.model.groups {
-        let answer = facts.observation.groups.get(group);
-        let held = match answer {
+fn groups(facts: &Facts<'_>, sides: &BTreeMap<usize, Sides>, findings: &mut Vec<Finding>) {
+    for (group, commits) in &facts.model.groups {
+        let held = match facts.observation.groups.get(group) {
             None => continue,
             Some(Err(code)) => {
                 let detail = format!("group {group}: OffsetFetch: error code {code}");
@@ -342,26 +422,66 @@ fn groups(facts: &Facts<'_>, findings: &mut Vec<Finding>) {
             }
             Some(Ok(held)) => held,
         };
-        for (partition, offset) in expected {
+        for (partition, commits) in commits {
             let found = held.iter().find(|(of, _)| of == partition).map(|(_, offset)| *offset);
-            let detail = format!(
-                "group {group}, {partition}: committed {offset}, found {}",
-                found.map_or("none".to_owned(), |found| found.to_string())
-            );
-            match found {
-                Some(found) if found == *offset => {}
-                Some(found) if found > *offset => {
-                    findings.push(Finding::new(Verdict::FalseBytes, detail));
-                }
-                // Positions go back to those before, or to none, if their records are lost.
-                _ if !facts.stated.streams.is_empty() => {
-                    findings.push(Finding::new(Verdict::LossStated, detail));
-                }
-                _ if facts.stated.end => findings.push(Finding::new(Verdict::LossInexact, detail)),
-                _ => findings.push(Finding::new(Verdict::SilentLoss, detail)),
+            if let Some((verdict, what)) = position(facts, sides, commits, found) {
+                findings.push(Finding::new(verdict, format!("group {group}, {partition}: {what}")));
+            }
+        }
+        for (partition, offset) in held {
+            if !commits.iter().any(|(of, _)| of == partition) {
+                let detail = format!("group {group}, {partition}: found {offset}, never committed");
+                findings.push(Finding::new(Verdict::FalseBytes, detail));
             }
         }
     }
+}
+
+/// The committed offset of a group in a partition.
+fn position(
+    facts: &Facts<'_>,
+    sides: &BTreeMap<usize, Sides>,
+    commits: &[Commit],
+    found: Option<i64>,
+) -> Option<(Verdict, String)> {
+    let counting: Vec<&Commit> = facts.model.counting(commits).collect();
+    let shown = |offset: Option<i64>| offset.map_or("none".to_owned(), |it| it.to_string());
+    let expected = counting.last().map(|commit| commit.offset);
+    let detail = format!("committed {}, found {}", shown(expected), shown(found));
+    let at = match found {
+        None => None,
+        Some(found) => match counting.iter().rposition(|commit| commit.offset == found) {
+            Some(at) => Some(at),
+            None if commits.iter().any(|commit| commit.offset == found) => {
+                let what = "which is of a transaction that was not committed";
+                return Some((Verdict::WrongOutcome, format!("{detail}, {what}")));
+            }
+            None => return Some((Verdict::FalseBytes, format!("{detail}, never committed"))),
+        },
+    };
+    let txn = at.and_then(|at| counting[at].txn);
+    if let Some((hidden, offset)) =
+        txn.and_then(|txn| sides.get(&txn)).and_then(|sides| sides.hidden.as_ref())
+    {
+        let what =
+            format!("of a transaction whose record at offset {offset} of {hidden} is hidden");
+        return Some((Verdict::WrongOutcome, format!("{detail}, {what}")));
+    }
+    let newer = &counting[at.map_or(0, |at| at + 1)..];
+    // Positions go back to those before, or to none, if the records of those behind are lost.
+    let stated = facts.stated;
+    let is_lost = |commit: &&Commit| {
+        stated.has_lost_state("offsets")
+            || commit.txn.is_some() && stated.has_lost_state("transactions")
+    };
+    let verdict = match newer {
+        [] => return None,
+        newer if newer.iter().all(is_lost) => Verdict::LossStated,
+        _ if !stated.streams.is_empty() => Verdict::LossUnnamed,
+        _ if stated.end => Verdict::LossInexact,
+        _ => Verdict::SilentLoss,
+    };
+    Some((verdict, detail))
 }
 
 #[cfg(test)]

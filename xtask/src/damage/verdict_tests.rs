@@ -1,5 +1,6 @@
 use super::*;
-use crate::damage::model::{Log, Outcome, Record};
+use crate::damage::model::{Log, Outcome, Record, Transaction};
+use crate::damage::says::Abort;
 
 fn partition() -> Partition {
     Partition { topic: "t".into(), index: 0 }
@@ -9,7 +10,9 @@ fn partition() -> Partition {
 fn model() -> Model {
     let mut model = Model {
         topics: [("t".into(), vec![Log::default()])].into(),
-        transactions: vec![Outcome::Committed, Outcome::Aborted],
+        transactions: [Outcome::Committed, Outcome::Aborted]
+            .map(|outcome| Transaction { producer_id: 5, outcome })
+            .into(),
         ..Model::default()
     };
     for offset in (0..10).filter(|offset| *offset != 6) {
@@ -23,7 +26,9 @@ fn model() -> Model {
         };
         model.acknowledged(&partition(), offset, vec![record]);
     }
-    model.groups = [("g".into(), vec![(partition(), 3)])].into();
+    for offset in [2, 3] {
+        model.commit("g", &partition(), Commit { offset, txn: None });
+    }
     model
 }
 
@@ -52,7 +57,7 @@ fn observation(model: &Model) -> Observation {
     };
     Observation {
         partitions: [(partition(), held)].into(),
-        groups: [("g".into(), Ok(model.groups["g"].clone()))].into(),
+        groups: [("g".into(), Ok(vec![(partition(), 3)]))].into(),
     }
 }
 
@@ -201,7 +206,25 @@ fn outcomes_must_not_change() {
     let mut hidden = Scene::new();
     hidden.held().committed.records.remove(&2);
     assert_eq!(hidden.verdicts(), [Verdict::WrongOutcome]);
-    hidden.stated.outcomes = [partition()].into();
+    let abort = |producer_id, place| Abort { producer_id, place };
+    let other = Partition { topic: "t".into(), index: 1 };
+    for (abort, verdict) in [
+        (abort(5, Some((partition(), 2))), Verdict::LossStated),
+        (abort(5, None), Verdict::LossInexact),
+        // Of another transaction, in another partition, of another producer.
+        (abort(5, Some((partition(), 4))), Verdict::WrongOutcome),
+        (abort(5, Some((other, 2))), Verdict::WrongOutcome),
+        (abort(6, Some((partition(), 2))), Verdict::WrongOutcome),
+        (abort(6, None), Verdict::WrongOutcome),
+    ] {
+        hidden.stated.aborts = [abort.clone()].into();
+        assert_eq!(hidden.verdicts(), [verdict], "{abort:?}");
+    }
+    // What is stated is no excuse if the decision was not damaged.
+    hidden.stated.aborts = [abort(5, Some((partition(), 2)))].into();
+    hidden.reach = Some([Extent { stream: 7, start: 3, end: 4 }].into());
+    assert_eq!(hidden.verdicts(), [Verdict::WrongOutcome]);
+    hidden.reach = Some([Extent { stream: 8, start: 3, end: 4 }].into());
     assert_eq!(hidden.verdicts(), [Verdict::LossStated]);
 
     let mut shown = Scene::new();
@@ -212,7 +235,7 @@ fn outcomes_must_not_change() {
     let mut stuck = Scene::new();
     stuck.held().committed.stable_end = 4;
     assert_eq!(stuck.verdicts(), [Verdict::WrongOutcome]);
-    stuck.model.transactions[1] = Outcome::Open;
+    stuck.model.transactions[1].outcome = Outcome::Open;
     stuck.held().committed.records.retain(|offset, _| *offset < 4);
     assert_eq!(stuck.verdicts(), []);
 }
@@ -248,6 +271,59 @@ fn a_search_by_time_finds_the_first_record_and_its_time() {
     }
 }
 
+/// The committed transaction has offset 2 of one partition and offset 0 of another one.
+fn two_partitions() -> (Scene, Partition) {
+    let mut scene = Scene::new();
+    let other = Partition { topic: "t".into(), index: 1 };
+    let mut record = scene.model.log(&partition()).records[&2].clone();
+    record.id = 100;
+    scene.model.topics.get_mut("t").unwrap().push(Log::default());
+    scene.model.acknowledged(&other, 0, vec![record.clone()]);
+    let seen = Seen {
+        key: record.key.clone().map(String::into_bytes),
+        value: Some(record.value()),
+        timestamp_ms: record.timestamp_ms,
+    };
+    let view =
+        View { records: [(0, seen)].into(), high_watermark: 1, stable_end: 1, ..View::default() };
+    let held = Held { all: view.clone(), committed: view, ..Held::default() };
+    scene.observation.partitions.insert(other.clone(), held);
+    (scene, other)
+}
+
+#[test]
+fn a_transaction_is_shown_as_a_whole_whatever_was_stated() {
+    let (mut scene, other) = two_partitions();
+    assert_eq!(scene.verdicts(), []);
+    let abort =
+        |partition: Partition, first| Abort { producer_id: 5, place: Some((partition, first)) };
+    scene.stated.aborts = [abort(partition(), 2), abort(other.clone(), 0)].into();
+    scene.held().committed.records.remove(&2);
+    assert_eq!(scene.verdicts(), [Verdict::LossStated, Verdict::WrongOutcome]);
+    let hide = |scene: &mut Scene| {
+        let held = scene.observation.partitions.get_mut(&other).unwrap();
+        held.committed.records.clear();
+    };
+    hide(&mut scene);
+    assert_eq!(scene.verdicts(), [Verdict::LossStated, Verdict::LossStated]);
+
+    // The same if it was aborted: it is shown in one partition.
+    let (mut scene, _) = two_partitions();
+    scene.model.transactions[0].outcome = Outcome::Aborted;
+    hide(&mut scene);
+    assert_eq!(scene.verdicts(), [Verdict::WrongOutcome, Verdict::WrongOutcome]);
+
+    // What cannot be read, or not yet, is not hidden.
+    let (mut scene, other) = two_partitions();
+    hide(&mut scene);
+    let held = scene.observation.partitions.get_mut(&other).unwrap();
+    held.committed.refused = vec![Refused { from: 0, to: 1, why: Why::Code(CORRUPT_MESSAGE) }];
+    assert_eq!(scene.verdicts(), [Verdict::ReadError]);
+    let held = scene.observation.partitions.get_mut(&other).unwrap();
+    (held.all.records, held.committed.refused) = Default::default();
+    assert_eq!(scene.verdicts(), [Verdict::SilentLoss]);
+}
+
 #[test]
 fn positions_of_groups_must_be_there() {
     let mut scene = Scene::new();
@@ -255,14 +331,65 @@ fn positions_of_groups_must_be_there() {
         (Ok(vec![(partition(), 2)]), Verdict::SilentLoss),
         (Ok(vec![]), Verdict::SilentLoss),
         (Ok(vec![(partition(), 4)]), Verdict::FalseBytes),
+        (Ok(vec![(partition(), 1)]), Verdict::FalseBytes),
         (Err(14), Verdict::Hang),
     ] {
         scene.observation.groups = [("g".into(), held)].into();
         assert_eq!(scene.verdicts(), [verdict]);
     }
-    scene.observation.groups = [("g".into(), Ok(vec![(partition(), 2)]))].into();
-    scene.stated.streams = lost(5, 6);
-    assert_eq!(scene.verdicts(), [Verdict::LossStated]);
+    let other = Partition { topic: "t".into(), index: 1 };
+    scene.observation.groups = [("g".into(), Ok(vec![(partition(), 3), (other, 1)]))].into();
+    assert_eq!(scene.verdicts(), [Verdict::FalseBytes]);
+}
+
+#[test]
+fn a_position_goes_back_only_if_the_offsets_of_groups_are_lost() {
+    let mut scene = Scene::new();
+    let states = |of: &str| [(of.to_owned(), lost(5, 6))].into();
+    for held in [vec![(partition(), 2)], vec![]] {
+        scene.observation.groups = [("g".into(), Ok(held))].into();
+        for (of, verdict) in [
+            ("groups offsets", Verdict::LossStated),
+            ("groups members", Verdict::SilentLoss),
+            ("transactions", Verdict::SilentLoss),
+        ] {
+            scene.stated.states = states(of);
+            assert_eq!(scene.verdicts(), [verdict], "{of}");
+        }
+        scene.stated.states.clear();
+        scene.stated.streams = lost(5, 6);
+        assert_eq!(scene.verdicts(), [Verdict::LossUnnamed]);
+        scene.stated.streams.clear();
+    }
+    // One that was not committed is no step back, and one that was committed is no excuse.
+    scene.observation.groups = [("g".into(), Ok(vec![(partition(), 1)]))].into();
+    scene.stated.states = states("groups offsets");
+    assert_eq!(scene.verdicts(), [Verdict::FalseBytes]);
+}
+
+#[test]
+fn offsets_of_a_transaction_go_with_its_records() {
+    let mut scene = Scene::new();
+    let (committed, aborted) = (Some(0), Some(1));
+    scene.model.commit("g", &partition(), Commit { offset: 7, txn: committed });
+    scene.model.commit("g", &partition(), Commit { offset: 900, txn: aborted });
+    let found = |scene: &mut Scene, offset| {
+        scene.observation.groups = [("g".into(), Ok(vec![(partition(), offset)]))].into();
+        scene.verdicts()
+    };
+    assert_eq!(found(&mut scene, 7), []);
+    assert_eq!(found(&mut scene, 3), [Verdict::SilentLoss]);
+    scene.stated.states = [("transactions".into(), lost(0, 1))].into();
+    assert_eq!(found(&mut scene, 3), [Verdict::LossStated]);
+    assert_eq!(found(&mut scene, 2), [Verdict::SilentLoss], "3 is of no transaction");
+    // Whatever was lost, what was aborted is never committed.
+    scene.stated.states.insert("groups offsets".into(), lost(0, 1));
+    assert_eq!(found(&mut scene, 900), [Verdict::WrongOutcome]);
+
+    scene.stated.aborts = [Abort { producer_id: 5, place: Some((partition(), 2)) }].into();
+    scene.held().committed.records.remove(&2);
+    assert_eq!(found(&mut scene, 3), [Verdict::LossStated, Verdict::LossStated]);
+    assert_eq!(found(&mut scene, 7), [Verdict::LossStated, Verdict::WrongOutcome]);
 }
 
 #[test]

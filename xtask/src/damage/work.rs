@@ -24,7 +24,9 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::{Request, StrBytes};
 
 use super::client::{Client, Producer, encode_batch, topic_name};
-use super::model::{Log, Model, Outcome, Partition, Record, Session};
+use super::model::{
+    Commit, Idempotent, Log, Model, Outcome, Partition, Record, Session, Transaction,
+};
 use crate::Error;
 
 const SERVER_TIMEOUT_MS: i32 = 30_000;
@@ -33,8 +35,11 @@ const CONCURRENT_TRANSACTIONS: i16 = 51;
 /// A transaction ends within milliseconds.
 const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(20);
-/// Longer than any case, so that a transaction that is left open stays open.
-const TRANSACTION_TIMEOUT_MS: i32 = 600_000;
+/// Longer than any campaign, so that a transaction that is left open stays open.
+const TRANSACTION_TIMEOUT_MS: i32 = 23 * 60 * 60 * 1000;
+/// Beyond all offsets that are committed otherwise: what is added to those of transactions that are
+/// to be aborted, so that no other commit has them.
+pub(super) const ABORTED_OFFSETS: i64 = 1_000_000;
 
 /// A refusal by error code.
 #[derive(Debug)]
@@ -63,11 +68,20 @@ fn text(text: &str) -> StrBytes {
 pub(super) struct Worker<'a> {
     pub(super) client: Client,
     pub(super) model: &'a mut Model,
+    /// The producer of the last request.
+    pub(super) who: Option<Who>,
+}
+
+/// A producer of the model.
+#[derive(Clone)]
+pub(super) enum Who {
+    Session(usize),
+    Idempotent(usize, Partition),
 }
 
 impl<'a> Worker<'a> {
     pub(super) fn new(address: SocketAddr, model: &'a mut Model) -> Result<Self, Error> {
-        Ok(Self { client: Client::connect(address)?, model })
+        Ok(Self { client: Client::connect(address)?, model, who: None })
     }
 
     /// Call again while the server asks for it: it still loads, or ends an earlier transaction.
@@ -135,6 +149,7 @@ impl<'a> Worker<'a> {
         partition: &Partition,
         records: Vec<Record>,
     ) -> Result<i64, Error> {
+        self.who = None;
         let batch = encode_batch(&records, Producer::NONE)?;
         let base = self.send_batch(7, partition, None, batch)?;
         self.model.acknowledged(partition, base, records);
@@ -169,6 +184,55 @@ impl<'a> Worker<'a> {
         Ok(told.base_offset)
     }
 
+    /// Get an id for a producer that is idempotent and not transactional.
+    pub(super) fn identify(&mut self) -> Result<(), Error> {
+        let request = InitProducerIdRequest::default()
+            .with_transactional_id(None)
+            .with_producer_id(ProducerId(-1))
+            .with_producer_epoch(-1);
+        let answer = self.call(4, &request, |answer| answer.error_code)?;
+        accepted("InitProducerId", answer.error_code)?;
+        self.model.idempotent.push(Idempotent {
+            producer_id: answer.producer_id.0,
+            epoch: answer.producer_epoch,
+            sequences: Default::default(),
+            offsets: Default::default(),
+            refusals: Default::default(),
+        });
+        Ok(())
+    }
+
+    /// Produce with the next sequence number of an idempotent producer. A refusal is counted in the
+    /// model: the producer goes on with the same number.
+    pub(super) fn produce_next(
+        &mut self,
+        producer: usize,
+        partition: &Partition,
+        records: Vec<Record>,
+    ) -> Result<(), Error> {
+        self.who = Some(Who::Idempotent(producer, partition.clone()));
+        let of = &self.model.idempotent[producer];
+        let name = partition.to_string();
+        let sequence = *of.sequences.get(&name).unwrap_or(&0);
+        let (id, epoch) = (of.producer_id, of.epoch);
+        let batch = encode_batch(&records, Producer { id, epoch, sequence, transactional: false })?;
+        let sent = self.send_batch(7, partition, None, batch);
+        let of = &mut self.model.idempotent[producer];
+        let base = match sent {
+            Ok(base) => base,
+            Err(error) => {
+                if error.is::<Refused>() {
+                    *of.refusals.entry(name).or_default() += 1;
+                }
+                return Err(error);
+            }
+        };
+        of.sequences.insert(name.clone(), sequence + records.len() as i32);
+        of.offsets.entry(name).or_default().extend(base..base + records.len() as i64);
+        self.model.acknowledged(partition, base, records);
+        Ok(())
+    }
+
     /// Get a producer id and an epoch. A transaction of the same name that is open ends by an
     /// abort.
     pub(super) fn initialise(&mut self, name: &str, second_version: bool) -> Result<usize, Error> {
@@ -194,7 +258,7 @@ impl<'a> Worker<'a> {
             return Ok(sessions.len() - 1);
         };
         if let Some(open) = sessions[index].open {
-            self.model.transactions[open] = Outcome::Aborted;
+            self.model.transactions[open].outcome = Outcome::Aborted;
         }
         self.model.sessions[index] = session;
         Ok(index)
@@ -207,6 +271,7 @@ impl<'a> Worker<'a> {
         partition: &Partition,
         mut records: Vec<Record>,
     ) -> Result<i64, Error> {
+        self.who = Some(Who::Session(session));
         let of = self.model.sessions[session].clone();
         if !of.second_version {
             let topic = AddPartitionsToTxnTopic::default()
@@ -245,20 +310,23 @@ impl<'a> Worker<'a> {
 
     fn begun(&mut self, session: usize) -> usize {
         let transactions = &mut self.model.transactions;
-        *self.model.sessions[session].open.get_or_insert_with(|| {
-            transactions.push(Outcome::Open);
+        let session = &mut self.model.sessions[session];
+        let producer_id = session.producer_id;
+        *session.open.get_or_insert_with(|| {
+            transactions.push(Transaction { producer_id, outcome: Outcome::Open });
             transactions.len() - 1
         })
     }
 
-    /// Commit an offset of a group with the session's transaction, and end it by a commit.
-    pub(super) fn commit_with_offset(
+    /// Commit an offset of a group with the session's transaction, which goes on.
+    pub(super) fn stage_offset(
         &mut self,
         session: usize,
         group: &str,
         partition: &Partition,
         offset: i64,
     ) -> Result<(), Error> {
+        self.who = Some(Who::Session(session));
         let of = self.model.sessions[session].clone();
         if !of.second_version {
             let request = AddOffsetsToTxnRequest::default()
@@ -293,22 +361,14 @@ impl<'a> Worker<'a> {
                 accepted("TxnOffsetCommit", told.error_code)?;
             }
         }
-        self.begun(session);
-        self.end(session, Outcome::Committed)?;
-        self.committed(group, partition, offset);
+        let txn = Some(self.begun(session));
+        self.model.commit(group, partition, Commit { offset, txn });
         Ok(())
-    }
-
-    fn committed(&mut self, group: &str, partition: &Partition, offset: i64) {
-        let offsets = self.model.groups.entry(group.to_owned()).or_default();
-        match offsets.iter_mut().find(|(of, _)| of == partition) {
-            Some((_, committed)) => *committed = offset,
-            None => offsets.push((partition.clone(), offset)),
-        }
     }
 
     /// End the session's transaction.
     pub(super) fn end(&mut self, session: usize, outcome: Outcome) -> Result<(), Error> {
+        self.who = Some(Who::Session(session));
         let of = self.model.sessions[session].clone();
         let Some(txn) = of.open else { return Ok(()) };
         let request = EndTxnRequest::default()
@@ -319,7 +379,7 @@ impl<'a> Worker<'a> {
         let version = if of.second_version { 5 } else { 3 };
         let answer = self.call(version, &request, |answer| answer.error_code)?;
         accepted("EndTxn", answer.error_code)?;
-        self.model.transactions[txn] = outcome;
+        self.model.transactions[txn].outcome = outcome;
         let session = &mut self.model.sessions[session];
         session.open = None;
         if of.second_version {
@@ -353,7 +413,7 @@ impl<'a> Worker<'a> {
                 accepted("OffsetCommit", told.error_code)?;
             }
         }
-        self.committed(group, partition, offset);
+        self.model.commit(group, partition, Commit { offset, txn: None });
         Ok(())
     }
 
