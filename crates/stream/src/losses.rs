@@ -1,14 +1,14 @@
 //! Objects whose records are lost, as far as a reader or compaction has met them.
 
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::health::Reason;
+use crate::health::{Faults, Reason};
 use crate::objects::{Cause, ErrorKind, OWNER_OBJECT, ObjectError, object_size};
 use crate::recover::{Gap, GapCause};
 use crate::store::Shared;
@@ -36,6 +36,7 @@ pub struct LostObjects {
     pub first: Option<String>,
 }
 
+#[derive(Default)]
 pub(crate) struct Losses {
     /// The first ones that recovery has found.
     gaps: Vec<Gap>,
@@ -47,6 +48,8 @@ pub(crate) struct Losses {
     /// The time of the last warning about reads that fail.
     warned_at: Mutex<Option<Instant>>,
     names: OnceLock<Names>,
+    /// The store's.
+    pub(crate) faults: Arc<Faults>,
 }
 
 struct Loss {
@@ -56,14 +59,7 @@ struct Loss {
 
 impl Losses {
     pub(crate) fn new(gaps: &[Gap]) -> Self {
-        Self {
-            gaps: gaps.iter().take(LISTED).cloned().collect(),
-            found: Mutex::default(),
-            is_one_missing: AtomicBool::new(false),
-            reads_fail: AtomicBool::new(false),
-            warned_at: Mutex::default(),
-            names: OnceLock::new(),
-        }
+        Self { gaps: gaps.iter().take(LISTED).cloned().collect(), ..Self::default() }
     }
 
     /// The first gaps that recovery has found, in words.
@@ -90,8 +86,9 @@ impl Losses {
         name.unwrap_or_else(|| format!("stream {stream}"))
     }
 
-    /// An object that was missing is back, if this is one.
-    fn was_read(&self, object: ObjectId) {
+    /// An object was read from the object store, not from a cache. If it was missing, it is back.
+    pub(crate) fn was_read(&self, object: ObjectId) {
+        self.reads_go_on();
         if !self.is_one_missing.load(Ordering::Relaxed) {
             return;
         }
@@ -101,6 +98,14 @@ impl Losses {
         }
         let is_one = found.values().any(|loss| loss.is_missing);
         self.is_one_missing.store(is_one, Ordering::Relaxed);
+    }
+
+    /// The object store answers.
+    pub(crate) fn reads_go_on(&self) {
+        if self.reads_fail.load(Ordering::Relaxed) && self.reads_fail.swap(false, Ordering::Relaxed)
+        {
+            self.faults.report(Reason::ColdReadsFailing, None);
+        }
     }
 }
 
@@ -117,21 +122,6 @@ impl Shared {
             let first = losses.next().map(|loss| loss.text.clone());
             LostObjects { count: usize::from(first.is_some()) + losses.count(), first }
         })
-    }
-
-    /// An object was read.
-    pub(crate) fn object_was_read(&self, object: ObjectId) {
-        self.losses.was_read(object);
-        self.reads_go_on();
-    }
-
-    /// The object store answers.
-    pub(crate) fn reads_go_on(&self) {
-        if self.losses.reads_fail.load(Ordering::Relaxed)
-            && self.losses.reads_fail.swap(false, Ordering::Relaxed)
-        {
-            self.faults.report(Reason::ColdReadsFailing, None);
-        }
     }
 
     /// A read has failed in a way that may pass.

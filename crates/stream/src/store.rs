@@ -266,10 +266,10 @@ pub(crate) struct Shared {
     pub(crate) ids: Ids,
     /// Wakes the janitor.
     pub(crate) retired: Notify,
-    pub(crate) losses: Losses,
+    pub(crate) losses: Arc<Losses>,
     pub(crate) compaction: Compaction,
     pub(crate) numbers: Numbers,
-    pub(crate) faults: Faults,
+    pub(crate) faults: Arc<Faults>,
     /// Why nothing can be appended any more.
     failure: OnceLock<StoreError>,
     /// `failure` was set.
@@ -389,11 +389,13 @@ impl Store {
                 .map_err(|error| StoreError::Failed(error.to_string()))??
         };
         let start = recovered.recovery.wal.start;
+        let losses = Arc::new(Losses::new(&recovered.recovery.gaps));
+        let objects = Objects::new(&objects, &options, losses.clone())?;
         let shared = Arc::new(Shared {
             wal_id: recovered.recovery.wal.wal_id,
             owner: Owner::new(&recovered.wal, recovered.lives),
             wal: recovered.wal,
-            objects: Objects::new(&objects, &options)?,
+            objects,
             readers: Readers::default(),
             catalog,
             version: recovered.version.into(),
@@ -417,10 +419,10 @@ impl Store {
             committing: tokio::sync::Mutex::new(()),
             ids: recovered.ids,
             retired: Notify::new(),
-            losses: Losses::new(&recovered.recovery.gaps),
             compaction: Compaction::new(&options),
             numbers: Numbers::new(&recovered.recovery),
-            faults: Faults::default(),
+            faults: losses.faults.clone(),
+            losses,
             failure: OnceLock::new(),
             failed: Notify::new(),
             halted: OnceLock::new(),

@@ -205,7 +205,6 @@ impl Stream {
                         let missing = self.shared.judged(objects.missing(&range)).await;
                         return Err(FetchError::Failed(missing.into()));
                     }
-                    self.shared.object_was_read(range.object.id);
                     if nothing_there {
                         break;
                     }

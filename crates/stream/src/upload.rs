@@ -94,7 +94,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             Err(error) => return shared.halt(error),
         }
         shared.numbers.upload_done();
-        shared.reads_go_on();
+        shared.losses.reads_go_on();
         // In this order: whoever was turned away before tries again after the gate has opened, and forces
         // another upload if it still finds no room.
         shared.upload.forced.store(false, Ordering::Release);

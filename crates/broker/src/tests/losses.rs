@@ -13,19 +13,40 @@ const CORRUPT_MESSAGE: i16 = 2;
 const UNKNOWN_SERVER_ERROR: i16 = -1;
 const KAFKA_STORAGE_ERROR: i16 = 56;
 
+/// A batch in each partition of topic t, in an object only, and the object's file: it begins with
+/// that of partition 0.
+async fn two_partitions() -> (TestServer, PathBuf) {
+    let mut server = TestServer::start().await;
+    server.topic("t", 2, &[]).await;
+    for partition in [0, 1] {
+        server.client().await.produce("t", partition, &plain(&[1, 2, 3])).await;
+    }
+    let file = in_an_object(&mut server).await;
+    (server, file)
+}
+
 /// A batch in partition 1 of topic t that is in an object only, and the object's file.
 async fn one_object() -> (TestServer, PathBuf) {
     let mut server = TestServer::start().await;
     server.topic("t", 2, &[]).await;
     server.client().await.produce("t", 1, &plain(&[1, 2, 3])).await;
+    let file = in_an_object(&mut server).await;
+    (server, file)
+}
+
+/// Bring all records into an object and out of memory.
+async fn in_an_object(server: &mut TestServer) -> PathBuf {
     server.store().flush().await.unwrap();
     server.restart().await;
     let streams = server.objects().join("streams");
     let store = std::fs::read_dir(streams).unwrap().next().unwrap().unwrap().path();
     let files = std::fs::read_dir(store).unwrap().map(|file| file.unwrap().path());
-    let mut files: Vec<_> = files.filter(|file| !file.ends_with("owner")).collect();
+    // The file of a claim that is being written has a number behind its name.
+    let is_owner =
+        |file: &PathBuf| file.file_name().unwrap().as_encoded_bytes().starts_with(b"owner");
+    let mut files: Vec<_> = files.filter(|file| !is_owner(file)).collect();
     assert_eq!(files.len(), 1, "{files:?}");
-    (server, files.remove(0))
+    files.remove(0)
 }
 
 /// The codes of a fetch of the batch, and of a search by time.
@@ -96,5 +117,27 @@ async fn a_missing_object_ends_a_read_until_it_is_back() {
     let response = server.client().await.call(12, &fetch("t", &[(1, 0)], 0)).await;
     let partition = &response.responses[0].partitions[0];
     assert_eq!(partition.records, Some(stored(&plain(&[1, 2, 3]), 0)));
+    assert_eq!(degraded(&server), []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_from_a_cache_do_not_bring_a_missing_object_back() {
+    let (server, file) = two_partitions().await;
+    let read = async |partition| {
+        let response = server.client().await.call(12, &fetch("t", &[(partition, 0)], 0)).await;
+        response.responses[0].partitions[0].error_code
+    };
+    assert_eq!(read(0).await, 0);
+    let away = file.with_extension("away");
+    std::fs::rename(&file, &away).unwrap();
+    assert_eq!(codes(&server).await, (CORRUPT_MESSAGE, UNKNOWN_SERVER_ERROR));
+    for _ in 0..2 {
+        assert_eq!(read(0).await, 0);
+        let [(Reason::ObjectsMissing, _)] = &degraded(&server)[..] else {
+            panic!("{:?}", degraded(&server));
+        };
+    }
+    std::fs::rename(&away, &file).unwrap();
+    assert_eq!(read(1).await, 0);
     assert_eq!(degraded(&server), []);
 }

@@ -21,6 +21,7 @@ use super::{Cause, ObjectError, Request, Requests, Way, within};
 use crate::background::Background;
 use crate::bandwidth::Bandwidth;
 use crate::catalog::ObjectInfo;
+use crate::losses::Losses;
 use crate::object::{Block, Damage, ENTRY_BYTES};
 use crate::options::Options;
 use crate::store::StoreError;
@@ -109,6 +110,7 @@ struct Core {
     ahead_bytes: u64,
     bandwidth: Bandwidth,
     numbers: Arc<ReadNumbers>,
+    losses: Arc<Losses>,
 }
 
 /// Completes when a reader has waited enough. After that it is not polled again.
@@ -131,7 +133,11 @@ enum Timely<T> {
 impl Objects {
     /// # Errors
     /// There can be no threads for late reads.
-    pub(crate) fn new(store: &Arc<dyn ObjectStore>, options: &Options) -> Result<Self, StoreError> {
+    pub(crate) fn new(
+        store: &Arc<dyn ObjectStore>,
+        options: &Options,
+        losses: Arc<Losses>,
+    ) -> Result<Self, StoreError> {
         let background = Arc::new(Background::start(options.background_threads)?);
         let ahead_bytes = (options.late_read_bytes / 2).min(options.block_cache_bytes / 4);
         let cache_bytes = options.block_cache_bytes - ahead_bytes;
@@ -165,6 +171,7 @@ impl Objects {
             ahead_bytes,
             bandwidth: Bandwidth::new(options.object_store_bytes_per_s),
             numbers: Arc::default(),
+            losses,
         };
         Ok(Self { core: Arc::new(core) })
     }

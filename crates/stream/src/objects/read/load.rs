@@ -184,7 +184,11 @@ impl Core {
     ) -> Result<Vec<Bytes>, ObjectError> {
         self.numbers.get(lens.iter().map(|len| *len as u64).sum());
         let got = get(self.stores.get(Cause::Read), &object.name, from, lens).await;
-        got.inspect_err(|_| self.numbers.failed())
+        match &got {
+            Ok(_) => self.losses.was_read(object.id),
+            Err(_) => self.numbers.failed(),
+        }
+        got
     }
 }
 
