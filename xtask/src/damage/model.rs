@@ -194,6 +194,15 @@ impl Model {
             .filter(|commit| commit.txn.is_none_or(|txn| self.outcome(txn) == Outcome::Committed))
     }
 
+    /// A transaction has ended. Its commits of offsets take effect now, in front of which others of
+    /// the same group may have been made in the meantime.
+    pub(super) fn end(&mut self, txn: usize, outcome: Outcome) {
+        self.transactions[txn].outcome = outcome;
+        for (_, commits) in self.groups.values_mut().flatten() {
+            commits.sort_by_key(|commit| commit.txn == Some(txn));
+        }
+    }
+
     /// A group has asked for this.
     pub(super) fn commit(&mut self, group: &str, partition: &Partition, commit: Commit) {
         let all = self.groups.entry(group.to_owned()).or_default();
@@ -243,6 +252,24 @@ mod tests {
             let held: Vec<_> = (0..4).map(|at| model.must_hold(&partition, at)).collect();
             assert_eq!(held, [topic == "p", true, true, false]);
         }
+    }
+
+    #[test]
+    fn offsets_of_a_transaction_count_from_its_end_on() {
+        let open = Transaction { producer_id: 1, outcome: Outcome::Open };
+        let mut model = Model { transactions: vec![open, open], ..Model::default() };
+        let partition = Partition { topic: "t".into(), index: 0 };
+        for (offset, txn) in [(7, Some(0)), (8, Some(1)), (3, None)] {
+            model.commit("g", &partition, Commit { offset, txn });
+        }
+        let counting = |model: &Model| -> Vec<i64> {
+            let commits = &model.groups["g"][0].1;
+            model.counting(commits).map(|commit| commit.offset).collect()
+        };
+        assert_eq!(counting(&model), [3]);
+        model.end(0, Outcome::Committed);
+        model.end(1, Outcome::Aborted);
+        assert_eq!(counting(&model), [3, 7]);
     }
 
     #[test]

@@ -258,7 +258,7 @@ impl<'a> Worker<'a> {
             return Ok(sessions.len() - 1);
         };
         if let Some(open) = sessions[index].open {
-            self.model.transactions[open].outcome = Outcome::Aborted;
+            self.model.end(open, Outcome::Aborted);
         }
         self.model.sessions[index] = session;
         Ok(index)
@@ -379,7 +379,7 @@ impl<'a> Worker<'a> {
         let version = if of.second_version { 5 } else { 3 };
         let answer = self.call(version, &request, |answer| answer.error_code)?;
         accepted("EndTxn", answer.error_code)?;
-        self.model.transactions[txn].outcome = outcome;
+        self.model.end(txn, outcome);
         let session = &mut self.model.sessions[session];
         session.open = None;
         if of.second_version {
