@@ -258,16 +258,30 @@ pub(crate) fn kafka(root: &Path) -> Result<PathBuf, Missing> {
 /// wheel from PyPI has a newer librdkafka, without tests.
 const RDKAFKA_SYS: &str = "4.10.0+2.12.1";
 
-/// librdkafka and its tests, built from source: the directory in which `test-runner` runs.
-pub(crate) fn librdkafka_tests(root: &Path) -> Result<PathBuf, Missing> {
+/// What is changed in the source of its tests: file, old text and new text. Some tests want three
+/// replicas but use nothing else of a cluster. Apache Kafka 4 refuses segments below 1 MiB.
+const RDKAFKA_EDITS: [(&str, &str, &str); 2] = [
+    (
+        "test.c",
+        "rd_kafka_NewTopic_new(topicname, partition_cnt, replication_factor,",
+        "rd_kafka_NewTopic_new(topicname, partition_cnt,\
+         replication_factor > 1 ? 1 : replication_factor,",
+    ),
+    ("0129-fetch_aborted_msgs.c", "\"segment.bytes\", \"20000\"", "\"segment.bytes\", \"1048576\""),
+];
+
+/// librdkafka and its tests, built from source: the directory in which `test-runner` runs. One of
+/// the tests starts a Java program, which is compiled with Kafka's `jars`.
+pub(crate) fn librdkafka_tests(root: &Path, jars: &Path) -> Result<PathBuf, Missing> {
     let place = root.join("target/e2e/compat/librdkafka");
     let source = place.join("vendor/rdkafka-sys/librdkafka");
     let tests = source.join("tests");
     let manifest = place.join("Cargo.toml");
     // Of no workspace, and nothing in it: cargo only has to fetch what it depends on.
     let wanted = format!(
-        "[package]\nname = \"fetch\"\nedition = \"2024\"\n\n[lib]\npath = \"lib.rs\"\n\n\
-         [dependencies]\nrdkafka-sys = \"={RDKAFKA_SYS}\"\n\n[workspace]\n"
+        "[package]\nname = \"fetch\"\nedition = \"2024\"\n\
+         description = \"built with RapidJSON, the Java producer, segments of 1 MiB\"\n\n\
+         [lib]\npath = \"lib.rs\"\n\n[dependencies]\nrdkafka-sys = \"={RDKAFKA_SYS}\"\n\n[workspace]\n"
     );
     fs::create_dir_all(&place).map_err(Error::from)?;
     for (name, text) in [("Cargo.toml", wanted.as_str()), ("lib.rs", "")] {
@@ -283,26 +297,41 @@ pub(crate) fn librdkafka_tests(root: &Path) -> Result<PathBuf, Missing> {
     if !runs("pkg-config", &["--exists", "openssl", "zlib"]) {
         apt(&["pkg-config", "libssl-dev", "zlib1g-dev"], "builds librdkafka's tests")?;
     }
+    // Without it, the tests that read the client's statistics are skipped.
+    if !runs("pkg-config", &["--exists", "RapidJSON"]) {
+        apt(&["rapidjson-dev"], "librdkafka's tests read statistics with it")?;
+    }
+    if !runs("javac", &["-version"]) {
+        apt(&["default-jdk-headless"], "compiles a producer for one of librdkafka's tests")?;
+    }
     println!("setup: cargo vendor rdkafka-sys {RDKAFKA_SYS} (librdkafka's source from crates.io)");
     quietly(cargo(root).current_dir(&place).args(["vendor", "--quiet", "vendor"]))?;
     for script in ["configure", "lds-gen.py"] {
         make_executable(&source.join(script))?;
     }
-    // Some tests want three replicas, and mind nothing else of a cluster: on one node they get the one that there is.
-    let shared = tests.join("test.c");
-    let text = read(&shared)?;
-    let call = "rd_kafka_NewTopic_new(topicname, partition_cnt, replication_factor,";
-    if !text.contains(call) {
-        return Err(Missing::Failed("librdkafka's test.c creates topics in another way".into()));
+    for (file, old, new) in RDKAFKA_EDITS {
+        let path = tests.join(file);
+        let text = read(&path)?;
+        if !text.contains(old) {
+            let what = format!("librdkafka's {file} does not have `{old}`");
+            return Err(Missing::Failed(what.into()));
+        }
+        fs::write(&path, text.replace(old, new)).map_err(Error::from)?;
     }
-    let one = call.replace("replication_factor", "replication_factor > 1 ? 1 : replication_factor");
-    fs::write(&shared, text.replace(call, &one)).map_err(Error::from)?;
     println!("setup: make (librdkafka and its tests; takes minutes)");
     let mut configure = Command::new("./configure");
     // Neither is there on every machine, and no test here needs them.
     quietly(configure.current_dir(&source).args(["--disable-gssapi", "--disable-curl"]))?;
     quietly(Command::new("make").current_dir(&source).args(["-j2", "libs"]))?;
     quietly(Command::new("make").current_dir(&tests).args(["-j2", "build"]))?;
+    let java = tests.join("java");
+    make_executable(&java.join("run-class.sh"))?;
+    let mut javac = Command::new("javac");
+    javac.current_dir(&java).arg("-cp").arg(format!("{}/*", jars.display()));
+    // All of them: a test that misses one would build them itself, with jars from elsewhere.
+    let programs =
+        ["Murmur2Cli.java", "TransactionProducerCli.java", "IncrementalRebalanceCli.java"];
+    quietly(javac.args(programs))?;
     done.set()?;
     Ok(tests)
 }

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use super::peer::{Peer, SCRAM_USER};
-use super::{Compat, Which};
+use super::peer::{Peer, SCRAM_USER, Setup};
+use super::{Compat, NEW_GROUPS, Which};
 use crate::Error;
 use crate::exec::follow_all;
 use crate::report::{Case, GoTests};
@@ -24,12 +24,15 @@ const WITH_GROUPS: &str = "TestIntegration";
 /// pass or fail by chance.
 const READ_AT_ONCE: [&str; 2] = ["TestAdminConfig", "TestAdminClient_UserScramCredentials"];
 
-/// The groups of KIP-848, as librdkafka's setting calls them.
-const NEW_GROUPS: &str = "group.protocol=consumer";
-
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     let tests = setup::confluent_tests(compat.root)?;
-    compat.with_peer("confluent-kafka", PARTITIONS, |peer, directory| {
+    let mut setup = Setup::with_partitions(PARTITIONS);
+    if compat.which() == Which::Kafka {
+        // A test that logs in creates an ACL of the cluster. From then on Apache Kafka on one node,
+        // as it is started here, denies its own broker the way to its controller.
+        setup.users = &[];
+    }
+    compat.with_peer_as("confluent-kafka", &setup, |peer, directory| {
         // They look for it where they run.
         fs::write(directory.join("testconf.json"), settings(peer))?;
         let (asking, others) = sort(&tests.package)?;

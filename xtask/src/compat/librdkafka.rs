@@ -1,48 +1,159 @@
-//! librdkafka's own tests in their quick mode, by its own program.
+//! librdkafka's own tests, by its own program: all in quick mode, and then those that this leaves out
+//! or that need another server.
 
 use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Compat, tools};
+use super::peer::{Peer, SCRAM_USER, Setup};
+use super::{Compat, NEW_GROUPS, tools};
+use crate::Error;
 use crate::exec::each_line;
 use crate::report::{Case, Outcome};
 use crate::setup::{self, Missing};
 
-/// Far above what they take. Each test has a limit of its own, after which the program ends with a summary.
+/// Far above what they take. Each test has a limit of its own, after which the program ends with a
+/// summary.
 const LIMIT: Duration = Duration::from_secs(40 * 60);
 
-/// Tests at a time. They wait more than they compute.
-const PARALLEL: u32 = 4;
+/// The tests count on topics that have more than one partition by default, as on their authors'
+/// servers. Clients that use SASL must authenticate again after a while: a test asks for it.
+const SERVER: Setup<'_> = Setup {
+    partitions: 4,
+    node: 1,
+    alluvium: &["--session-lifetime=5s"],
+    kafka: "connections.max.reauth.ms=5000\n",
+    proxy: None,
+    users: &[SCRAM_USER],
+};
 
-/// The tests count on topics that have more than one partition by themselves, as their authors' servers are told.
-const PARTITIONS: u32 = 4;
+/// What their authors call the scenario `noautocreate`.
+const WITHOUT_AUTO_CREATE: Setup<'_> = Setup {
+    alluvium: &["--auto-create-topics=false"],
+    kafka: "auto.create.topics.enable=false\n",
+    users: &[],
+    ..SERVER
+};
 
-/// What continuous integration runs: what librdkafka's authors call smoke tests, and some more that take seconds.
-const SHORT: &str = "0000,0001,0004,0005,0012,0013,0017,0022,0030,0031,0033,0039,0044,0049,0052,0073,0086,0090,0099";
+/// A run of the program.
+struct Pass<'a> {
+    name: &'a str,
+    /// The numbers of the tests, or nothing for all.
+    tests: &'a str,
+    arguments: &'a [&'a str],
+    /// What is added to the names of the tests.
+    suffix: &'a str,
+}
+
+/// All tests, in quick mode and without those that emulate a bad network (`-E`), four at a time: they
+/// wait more than they compute.
+const QUICK: Pass<'_> =
+    Pass { name: "quick", tests: "", arguments: &["-Q", "-E", "-p4"], suffix: "" };
+
+/// What continuous integration runs of them: what librdkafka's authors call smoke tests, and some
+/// more that take seconds.
+const SHORT: &str =
+    "0000,0001,0004,0005,0012,0013,0017,0022,0030,0031,0033,0039,0044,0052,0073,0086,0090,0099";
+
+/// Those that delay and cut connections and expect timeouts, and one that the quick mode leaves
+/// out. They are run one at a time, because they must not delay each other.
+const NETWORK: Pass<'_> = Pass {
+    name: "network",
+    tests: "0049,0068,0075,0076,0082,0088,0094",
+    arguments: &["-p1"],
+    suffix: "",
+};
+
+/// Those that authenticate.
+const SASL: Pass<'_> =
+    Pass { name: "sasl", tests: "0135,0142", arguments: &["-Q", "-p2"], suffix: "" };
+
+/// Those that consume as members of a group, with the groups of KIP-848.
+const GROUPS: Pass<'_> = Pass {
+    name: "consumer",
+    tests: "0018,0019,0022,0026,0029,0030,0033,0040,0042,0045,0050,0056,0069,0081,0083,0089,0091,\
+            0093,0098,0102,0106,0109,0113,0118,0119,0120,0122,0132,0137,0147,0148,0153",
+    arguments: &["-Q", "-E", "-p4"],
+    suffix: NEW_GROUPS,
+};
+
+/// Those that create topics while clients ask for them.
+const NO_AUTO_CREATE: Pass<'_> = Pass {
+    name: "noautocreate",
+    tests: "0045,0107,0111",
+    arguments: &["-p4", "-s", "noautocreate"],
+    suffix: "",
+};
 
 /// The Kafka whose features the tests may ask for.
 const VERSION: &str = "4.3.1";
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
-    let tests = setup::librdkafka_tests(compat.root)?;
     let jars = setup::kafka(compat.root)?;
-    compat.with_peer("librdkafka", PARTITIONS, |peer, directory| {
-        let settings = directory.join("test.conf");
-        let text = format!("metadata.broker.list={}\ntest.topic.random=true\n", peer.address());
+    let program = Program { tests: setup::librdkafka_tests(compat.root, &jars)?, jars };
+    let mut cases = compat.with_peer_as("librdkafka", &SERVER, |peer, directory| {
+        if compat.short {
+            return program.pass(peer, directory, &Pass { tests: SHORT, ..QUICK });
+        }
+        let mut cases = program.pass(peer, directory, &QUICK)?;
+        for pass in [NETWORK, SASL, GROUPS] {
+            merge(&mut cases, program.pass(peer, directory, &pass)?);
+        }
+        Ok(cases)
+    })?;
+    if !compat.short {
+        let name = "librdkafka-noautocreate";
+        let more = compat.with_peer_as(name, &WITHOUT_AUTO_CREATE, |peer, directory| {
+            program.pass(peer, directory, &NO_AUTO_CREATE)
+        })?;
+        merge(&mut cases, more);
+        say_why(&mut cases);
+    }
+    let source = fs::read_to_string(program.tests.join("test.c")).map_err(Error::from)?;
+    let more = left_out(&source, &cases, compat.short);
+    cases.extend(more);
+    Ok(cases)
+}
+
+/// librdkafka's `test-runner`, and the jars of Kafka's tools that it calls.
+struct Program {
+    tests: PathBuf,
+    jars: PathBuf,
+}
+
+impl Program {
+    fn pass(&self, peer: &Peer, directory: &Path, pass: &Pass<'_>) -> Result<Vec<Case>, Error> {
+        let Pass { name, tests, arguments, suffix } = *pass;
+        let mut text = String::from("test.topic.random=true\n");
+        let mut address = peer.address();
+        if name == SASL.name {
+            let sasl = peer.sasl().ok_or("the server has no listener with SASL")?;
+            let (user, password) = SCRAM_USER;
+            text.push_str(&format!(
+                "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\n\
+                 sasl.username={user}\nsasl.password={password}\n"
+            ));
+            address = sasl.to_string();
+        }
+        text.push_str(&format!("metadata.broker.list={address}\n"));
+        let settings = directory.join(format!("{name}.conf"));
         fs::write(&settings, text)?;
-        let log = directory.join("tests.log");
+        let log = directory.join(format!("{name}.log"));
         println!("what the tests say is in {}", log.display());
         let scripts = directory.join("kafka");
-        tools::scripts(&jars, &scripts.join("bin"))?;
-        // What a test that does not end would take with it is written at the end of each line, not of all.
+        tools::scripts(&self.jars, &scripts.join("bin"))?;
+        // Line by line, so that a test that does not end does not take the other lines with it.
         let mut command = peer.client("stdbuf");
-        command.args(["-oL", "./test-runner"]).current_dir(&tests);
-        command.env("RDKAFKA_TEST_CONF", &settings).env("BROKERS", peer.address());
+        command.args(["-oL", "./test-runner"]).current_dir(&self.tests);
+        command.env("RDKAFKA_TEST_CONF", &settings).env("BROKERS", &address);
         command.env("KAFKA_PATH", &scripts);
         command.env("LD_LIBRARY_PATH", "../src:../src-cpp");
-        command.args(["-Q", "-E", &format!("-p{PARALLEL}"), "-V", VERSION]);
-        if compat.short {
-            command.env("TESTS", SHORT);
+        command.args(arguments).args(["-V", VERSION]);
+        if !tests.is_empty() {
+            command.env("TESTS", tests);
+        }
+        if suffix == NEW_GROUPS {
+            command.env("TEST_CONSUMER_GROUP_PROTOCOL", "consumer");
         }
         command.stderr(File::create(&log)?);
         let mut cases = Vec::new();
@@ -53,16 +164,44 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
             }
             cases.extend(case(&line));
         })?;
-        if !status.success() && !cases.iter().any(Case::has_failed) {
-            cases.push(Case::failed("test-runner", status));
+        if cases.is_empty() || (!status.success() && !cases.iter().any(Case::has_failed)) {
+            cases.push(Case::failed(&format!("test-runner, {name}"), status));
         }
-        let more = left_out(&fs::read_to_string(tests.join("test.c"))?, &cases, compat.short);
-        cases.extend(more);
+        if !suffix.is_empty() {
+            for case in &mut cases {
+                case.name = format!("{}, {suffix}", case.name);
+            }
+        }
         Ok(cases)
-    })
+    }
 }
 
-/// The tests of the program that its summary does not name: of those that were not asked for it says nothing.
+/// Adds the cases of a further pass. One that was skipped before has now run.
+fn merge(cases: &mut Vec<Case>, more: Vec<Case>) {
+    for case in more {
+        let skipped =
+            |old: &&mut Case| old.name == case.name && matches!(old.outcome, Outcome::Skipped(_));
+        match cases.iter_mut().find(skipped) {
+            Some(old) => *old = case,
+            None => cases.push(case),
+        }
+    }
+}
+
+/// Says why a test is still skipped that the program leaves out by its flags: those for the network
+/// have run.
+fn say_why(cases: &mut [Case]) {
+    for case in cases {
+        if let Outcome::Skipped(why) = &mut case.outcome
+            && why.starts_with("Filtered due to negative test flags")
+        {
+            *why = "its authors have marked it as one that is known to fail".to_owned();
+        }
+    }
+}
+
+/// The tests of the program that its summary does not name: of those that were not asked for it
+/// says nothing.
 fn left_out(source: &str, cases: &[Case], short: bool) -> Vec<Case> {
     let names = source.lines().filter_map(|line| line.trim_start().strip_prefix("_TEST("));
     let names = names.filter_map(|rest| rest.split([',', ')']).next());
@@ -123,6 +262,16 @@ mod tests {
         assert_eq!(names(left_out(source, &cases, false)), ["b", "c"]);
         assert_eq!(names(left_out(source, &cases, true)), ["2 more tests"]);
         assert!(left_out("_TEST(a, 0)", &cases, true).is_empty());
+    }
+
+    #[test]
+    fn a_test_that_a_further_pass_runs_is_not_skipped() {
+        let mut cases = vec![Case::passed("a"), Case::skipped("b", "x"), Case::skipped("c", "x")];
+        let more = vec![Case::failed("a", "1"), Case::failed("b", "2"), Case::passed("d")];
+        merge(&mut cases, more);
+        let (a, b) = (Case::failed("a", "1"), Case::failed("b", "2"));
+        let skipped = Case::skipped("c", "x");
+        assert_eq!(cases, [Case::passed("a"), b, skipped, a, Case::passed("d")]);
     }
 
     #[test]

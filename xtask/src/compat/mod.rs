@@ -112,6 +112,9 @@ impl Suite {
     }
 }
 
+/// The groups of KIP-848, as librdkafka's setting calls them.
+const NEW_GROUPS: &str = "group.protocol=consumer";
+
 /// A server that speaks Kafka.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Which {

@@ -26,7 +26,7 @@ const KAFKA_PROPERTIES: &str = "\
     authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
     allow.everyone.if.no.acl.found=true\n";
 
-/// Name and password of who may log in.
+/// Name and password of a user who may log in.
 pub(super) const SCRAM_USER: (&str, &str) = ("someone", "a-password");
 
 /// What a suite wants of its server.
@@ -41,15 +41,14 @@ pub(super) struct Setup<'a> {
     pub(super) kafka: &'a str,
     /// The address of a proxy: clients that come through it must be told it.
     pub(super) proxy: Option<SocketAddr>,
-    /// Users and passwords. Apache Kafka has a listener with SASL if there are any; Alluvium always
-    /// has.
+    /// Users and passwords. The server has a listener with SASL if there are any.
     pub(super) users: &'a [(&'a str, &'a str)],
 }
 
 impl Setup<'_> {
     /// What most suites want, with so many partitions of a topic.
     pub(super) fn with_partitions(partitions: u32) -> Self {
-        Self { partitions, node: 1, alluvium: &[], kafka: "", proxy: None, users: &[] }
+        Self { partitions, node: 1, alluvium: &[], kafka: "", proxy: None, users: &[SCRAM_USER] }
     }
 }
 
@@ -74,21 +73,23 @@ impl Peer {
         setup: &Setup<'_>,
     ) -> Result<Self, Error> {
         let (sasl, behind_proxy) = (free_address()?, free_address()?);
-        let mechanisms = match setup.users {
-            [] => "",
-            _ => ", sasl-mechanisms=['PLAIN', 'SCRAM-SHA-256', 'SCRAM-SHA-512']",
-        };
-        let mut listeners =
-            format!("{{name='sasl', listen='{sasl}', protocol='SASL_PLAINTEXT'{mechanisms}}}");
+        let mut listeners = Vec::new();
+        if !setup.users.is_empty() {
+            listeners.push(format!(
+                "{{name='sasl', listen='{sasl}', protocol='SASL_PLAINTEXT', \
+                 sasl-mechanisms=['PLAIN', 'SCRAM-SHA-256', 'SCRAM-SHA-512']}}"
+            ));
+        }
         if let Some(proxy) = setup.proxy {
-            listeners.push_str(&format!(
-                ", {{name='proxied', listen='{behind_proxy}', protocol='PLAINTEXT', advertise='{proxy}'}}"
+            listeners.push(format!(
+                "{{name='proxied', listen='{behind_proxy}', protocol='PLAINTEXT', \
+                 advertise='{proxy}'}}"
             ));
         }
         let mut arguments = vec![
             format!("--default-partitions={}", setup.partitions),
             format!("--node-id={}", setup.node),
-            format!("--listener=[{listeners}]"),
+            format!("--listener=[{}]", listeners.join(", ")),
         ];
         // As the other one: ACLs hold where there are any.
         let authorization = ["--authorization", "--allow-everyone-if-no-acl-found"];
@@ -101,11 +102,12 @@ impl Peer {
             wal: None,
             objects: Some(Objects { arguments, environment: Vec::new() }),
         })?;
-        for (user, password) in setup.users.iter().chain([&SCRAM_USER]) {
+        for (user, password) in setup.users {
             server.add_user(user, password)?;
         }
+        let sasl = (!setup.users.is_empty()).then_some(sasl);
         let process = Process::Alluvium(server);
-        Ok(Self { process, directory: directory.to_path_buf(), sasl: Some(sasl), behind_proxy })
+        Ok(Self { process, directory: directory.to_path_buf(), sasl, behind_proxy })
     }
 
     /// Start Apache Kafka, in the same way.
@@ -154,8 +156,7 @@ impl Peer {
         }
     }
 
-    /// Where clients log in with SASL, if they can: as one of the suite's users, or on Alluvium as
-    /// [`SCRAM_USER`].
+    /// Where clients log in with SASL, as one of the suite's users, if it has any.
     pub(super) fn sasl(&self) -> Option<SocketAddr> {
         self.sasl
     }

@@ -103,11 +103,13 @@ pub(super) fn case_passes(
 /// The tools as scripts in a directory, as Kafka's archive has them, for those who start them by name.
 pub(super) fn scripts(jars: &Path, directory: &Path) -> Result<(), Error> {
     fs::create_dir_all(directory)?;
-    for (tool, class) in cases::CLASSES {
+    // The last one starts any class, of those on `CLASSPATH` too.
+    for (tool, class) in cases::CLASSES.iter().copied().chain([("run-class", "")]) {
         let script = directory.join(format!("kafka-{tool}.sh"));
         let jars = jars.display();
         let options = "-XX:TieredStopAtLevel=1 -Dorg.slf4j.simpleLogger.defaultLogLevel=warn";
-        let text = format!("#!/bin/sh\nexec java {options} -cp '{jars}/*' {class} \"$@\"\n");
+        let path = format!("\"${{CLASSPATH:+$CLASSPATH:}}{jars}/*\"");
+        let text = format!("#!/bin/sh\nexec java {options} -cp {path} {class} \"$@\"\n");
         fs::write(&script, text)?;
         setup::make_executable(&script)?;
     }
