@@ -41,6 +41,7 @@ const FIXED: &[BrokerSetting] = &[
     fixed("broker.id", Int, None, "This server's id."),
     fixed("broker.rack", String, None, "Where this server stands."),
     fixed("connections.max.idle.ms", Long, Some("600000"), "Idle connections are closed after this time."),
+    fixed("connections.max.reauth.ms", Long, Some("0"), "Clients that have logged in by SASL do so again after this time at the latest; 0: never."),
     fixed("default.replication.factor", Int, Some("1"), "There is one replica."),
     fixed("delete.topic.enable", Boolean, Some("true"), "Topics can be deleted."),
     fixed("fetch.max.bytes", Int, Some("57671680"), "The largest fetch response, a first batch that is larger excepted."),
@@ -252,6 +253,7 @@ pub(super) fn started_with(config: &BrokerConfig) -> Overrides {
         ("auto.create.topics.enable", config.auto_create_topics.to_string()),
         ("broker.id", config.node_id.to_string()),
         ("connections.max.idle.ms", millis(config.idle_timeout)),
+        ("connections.max.reauth.ms", millis(config.security.session_lifetime.unwrap_or_default())),
         ("fetch.max.bytes", number(config.max_fetch_bytes.into())),
         ("group.consumer.heartbeat.interval.ms", millis(groups.consumer.heartbeat_interval)),
         (
@@ -319,6 +321,18 @@ mod tests {
         assert_eq!(started_with["message.max.bytes"], "77");
         assert!(!started_with.contains_key("num.partitions"));
         assert!(started_with.contains_key("max.connections"));
+    }
+
+    #[test]
+    fn the_time_after_which_clients_authenticate_again_is_shown() {
+        let name = "connections.max.reauth.ms";
+        let mut config = BrokerConfig::default();
+        let settings = settings();
+        let setting = settings.iter().find(|setting| setting.name == name);
+        assert_eq!(setting.expect("a setting").default, Some("0"));
+        assert!(!started_with(&config).contains_key(name));
+        config.security.session_lifetime = Some(std::time::Duration::from_secs(5));
+        assert_eq!(started_with(&config)[name], "5000");
     }
 
     #[test]
