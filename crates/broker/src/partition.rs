@@ -1,5 +1,6 @@
 //! One partition: a stream whose batches are Kafka record batches, and the producers that write to it.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -262,6 +263,18 @@ impl Partition {
         producers.open_transactions().map(|(id, epoch, first, _)| (id, epoch, first)).collect()
     }
 
+    /// The epoch in which it knows this producer.
+    pub(crate) fn producer_epoch(&self, producer_id: i64) -> Option<i16> {
+        self.producers.lock().epoch(producer_id)
+    }
+
+    /// The epochs in which it knows those of these producers that it knows.
+    pub(crate) fn producer_epochs(&self, of: &HashSet<i64>) -> Vec<(i64, i16)> {
+        let producers = self.producers.lock();
+        let epoch = |id: &i64| Some((*id, producers.epoch(*id)?));
+        of.iter().filter_map(epoch).collect()
+    }
+
     /// See [`ProducerStates::active`].
     pub(crate) fn active_producers(&self) -> Vec<ActiveProducer> {
         self.producers.lock().active()
@@ -270,11 +283,6 @@ impl Partition {
     /// Whether it remembers this producer.
     pub(crate) fn knows_producer(&self, producer_id: i64) -> bool {
         self.producers.lock().epoch(producer_id).is_some()
-    }
-
-    /// See [`ProducerStates::lacks_marker`].
-    pub(crate) fn lacks_marker(&self, producer_id: i64, epoch: i16) -> bool {
-        self.producers.lock().lacks_marker(producer_id, epoch)
     }
 
     /// Put the marker in line that ends a producer's transaction.

@@ -423,12 +423,6 @@ impl ProducerStates {
         self.producers.get(&producer_id).map(|producer| producer.epoch)
     }
 
-    /// Whether a marker with this epoch is still to come: the producer has a transaction open, or is known by an older epoch.
-    pub(crate) fn lacks_marker(&self, producer_id: i64, epoch: i16) -> bool {
-        let producer = self.producers.get(&producer_id);
-        producer.is_some_and(|producer| producer.transaction.is_some() || producer.epoch < epoch)
-    }
-
     /// All producers, by id.
     pub(crate) fn active(&self) -> Vec<ActiveProducer> {
         let mut active: Vec<_> = self

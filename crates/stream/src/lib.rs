@@ -37,6 +37,7 @@ mod upload;
 mod wake;
 mod writer;
 
+pub use alluvium_wal::LogOffset;
 pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
 pub use compact::{Rewrite, Rewritten, StoredPart};
 pub use health::{Degraded, Reason};
@@ -50,7 +51,7 @@ pub use options::{DiskCacheOptions, Options};
 pub use record::{End, Ends, StreamRecord, decode_record};
 pub use recover::{Gap, GapCause, Recovery};
 pub use store::{Lost, Opened, Stats, Store, StoreError, UploadFailing};
-pub use stream::{FetchError, Fetched, Replay, Stream, Watch};
+pub use stream::{FetchError, Fetched, History, Replay, Stream, Watch};
 pub use types::{
     Batch, Fold, KIND_LOG, KIND_STATE, NewBatch, ObjectId, StreamEpoch, StreamId, StreamOffset,
 };

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use alluvium_wal::LogOffset;
 
 use crate::recover::Gap;
-use crate::stream::Replay;
+use crate::stream::{History, Replay};
 use crate::tail::{self, Cached, Tail};
 use crate::types::{Batch, Fold, StreamId};
 
@@ -30,6 +30,11 @@ impl Damaged<'_> {
     /// What there is of a stream, as [`crate::Stream::replay`] gives it.
     pub fn replay(&self, stream: StreamId) -> Option<Replay> {
         self.streams.get(&stream).map(|(_, tail)| Replay::of(tail))
+    }
+
+    /// The same with positions in the log.
+    pub fn history(&self, stream: StreamId) -> Option<History> {
+        self.streams.get(&stream).map(|(_, tail)| History::of(tail))
     }
 }
 

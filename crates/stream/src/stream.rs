@@ -4,6 +4,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 
+use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
@@ -93,6 +94,23 @@ impl Replay {
         let starts = self.batches.iter().map(|batch| batch.base).chain([self.end]);
         let ends = [self.checkpoint_end].into_iter().chain(self.batches.iter().map(Batch::end));
         ends.zip(starts).filter(|(end, start)| end < start).map(|(end, start)| end..start).collect()
+    }
+}
+
+/// A [`Replay`], and where in the log its batches lie.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// The stream.
+    pub replay: Replay,
+    /// Of each batch, the end of its record. All streams share the log, so these positions tell in
+    /// which order batches of different streams were appended.
+    pub log_ends: Vec<LogOffset>,
+}
+
+impl History {
+    pub(crate) fn of(tail: &Tail) -> Self {
+        let log_ends = tail.pinned().map(|cached| cached.log_end).collect();
+        Self { replay: Replay::of(tail), log_ends }
     }
 }
 
@@ -266,6 +284,11 @@ impl Stream {
     /// Checkpoint and all batches after it, taken at one moment, for rebuilding state at start.
     pub fn replay(&self) -> Replay {
         Replay::of(&self.state.tail.lock())
+    }
+
+    /// As [`Self::replay`], with positions in the log.
+    pub fn history(&self) -> History {
+        History::of(&self.state.tail.lock())
     }
 
     /// Be woken when more of the stream becomes durable, it is deleted, or the store fails. One `Notify` may watch many streams;

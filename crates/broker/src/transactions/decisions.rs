@@ -1,106 +1,112 @@
-//! How transactions were decided to end, as far as the state stream still says it.
+//! How transactions have ended, as far as the state stream says it or a marker proves it.
+//! Argument: `docs/transactions.md`, "Damage".
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
-use alluvium_stream::Replay;
+use alluvium_stream::{History, LogOffset};
 use uuid::Uuid;
 
 use super::record::{Event, Record, Transactions as Table};
-use super::transaction::{Doubt, Span, State, Transaction};
+use super::transaction::{Span, State};
 use crate::batch::{self, BatchHeader, Outcome};
-use crate::producer_state::ProducerStates;
 use crate::state_table::{self, Corrupt, Table as _};
 
-struct Decision {
-    outcome: Outcome,
-    /// Of the markers.
-    epoch: i16,
-    spans: Option<Vec<Span>>,
-}
+/// A partition: topic id and index.
+pub(super) type Place = (Uuid, i32);
 
-/// Of some producers.
-#[derive(Default)]
-pub(super) struct Decisions {
-    by_producer: HashMap<i64, Vec<Decision>>,
-    /// Some may be missing.
-    is_partial: bool,
-    /// The transactions after the last record.
-    pub(super) table: Table,
-    /// See [`commits`].
-    pub(super) commits: HashSet<(i64, i16)>,
-    /// By producer id.
-    transactional_ids: HashMap<i64, String>,
-}
-
-/// A marker that the coordinator, or a client, has written to a partition.
+/// Where a batch lies in its partition and in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Marker {
-    pub(super) producer_id: i64,
-    pub(super) epoch: i16,
+pub(super) struct At {
+    pub(super) offset: u64,
+    /// The end of its record; zero if the batch is uploaded.
+    pub(super) log: LogOffset,
+}
+
+/// How a transaction ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Decision {
     pub(super) outcome: Outcome,
-    pub(super) at_ms: i64,
-    /// The epoch of the producer's last records, with nothing lost since.
-    pub(super) written_in: Option<i16>,
-    /// Nothing that is not uploaded is lost before it.
-    pub(super) is_before_losses: bool,
+    /// Of the markers.
+    pub(super) epoch: i16,
+    /// It is the last one, and the transaction is not completed.
+    pub(super) is_due: bool,
+    records: Records,
 }
 
-/// The markers of some producers in a partition. One that recovery has written lies where records are
-/// lost, and is none.
-pub(super) fn markers(replay: &Replay, wanted: &HashSet<i64>) -> Vec<Marker> {
-    let checkpoint = replay.checkpoint.as_ref();
-    // A start fails with a checkpoint that cannot be read.
-    let states = checkpoint.and_then(|bytes| ProducerStates::decode(bytes, 0).ok());
-    let states = states.unwrap_or_default();
-    let open = states.open_transactions().map(|(id, epoch, ..)| (id, epoch));
-    let mut epochs: HashMap<i64, i16> = open.filter(|(id, _)| wanted.contains(id)).collect();
-    let (mut markers, mut is_before_losses) = (Vec::new(), true);
-    let mut next = replay.checkpoint_end;
-    for batch in &replay.batches {
-        if batch.base > next || batch::mended(&batch.payload).is_some() {
-            epochs.clear();
-            is_before_losses = false;
-        }
-        next = batch.end();
-        let Some(header) = BatchHeader::parse(&batch.payload) else { continue };
-        let (producer_id, epoch) = (header.producer_id, header.producer_epoch);
-        if !header.is_transactional() || !wanted.contains(&producer_id) {
-            continue;
-        }
-        if !header.is_control() {
-            epochs.insert(producer_id, epoch);
-            continue;
-        }
-        let written_in = epochs.remove(&producer_id);
-        let is_mended = batch::mended(&batch.payload).is_some();
-        let Some(outcome) = batch::outcome(&batch.payload).filter(|_| !is_mended) else { continue };
-        let at_ms = header.max_timestamp_ms;
-        markers.push(Marker { producer_id, epoch, outcome, at_ms, written_in, is_before_losses });
+/// Which records of its producer belong to a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Records {
+    /// Those at these offsets of partitions.
+    Spans(HashMap<Place, Range<u64>>),
+    /// Those in this part of the log, in which the producer had no other transaction open.
+    Log(Range<LogOffset>),
+}
+
+impl Decision {
+    /// Of a transaction with records in these places.
+    pub(super) fn of_spans(outcome: Outcome, epoch: i16, spans: &[Span]) -> Self {
+        let spans = spans.iter().map(|Span { partition, records }| (*partition, records.clone()));
+        Self { outcome, epoch, is_due: false, records: Records::Spans(spans.collect()) }
     }
-    markers
-}
 
-/// Producer ids, and the epochs in which they have written what was committed by a marker of the epoch
-/// behind it.
-pub(super) fn commits(replay: &Replay, wanted: &HashSet<i64>) -> Vec<(i64, i16)> {
-    let raised = |marker: Marker| {
-        let written_in = marker.written_in?;
-        let is_raised = written_in.checked_add(1) == Some(marker.epoch);
-        let is_commit = marker.outcome == Outcome::Commit;
-        (is_raised && is_commit).then_some((marker.producer_id, written_in))
-    };
-    markers(replay, wanted).into_iter().filter_map(raised).collect()
+    /// Whether a record of the producer belongs to the transaction.
+    pub(super) fn holds(&self, place: Place, at: At) -> bool {
+        match &self.records {
+            Records::Spans(spans) => {
+                spans.get(&place).is_some_and(|records| records.contains(&at.offset))
+            }
+            Records::Log(part) => part.contains(&at.log),
+        }
+    }
+
+    /// The marker in a partition does not lie below this offset.
+    pub(super) fn end(&self, place: Place) -> u64 {
+        match &self.records {
+            Records::Spans(spans) => spans.get(&place).map_or(0, |records| records.end),
+            Records::Log(_) => 0,
+        }
+    }
 }
 
 /// What is known of the end of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Known {
-    /// It ends so. Its records all lie below `end`; `None`: they are those of the epoch before the marker's.
-    Decided { outcome: Outcome, epoch: i16, end: Option<u64> },
+pub(super) enum Known<'a> {
+    Decided(&'a Decision),
     /// Nothing was decided of it.
     Undecided,
     /// It may be decided or not.
     Unknown,
+}
+
+/// These partitions were added at `at` to a transaction that was open since `from`, or longer.
+struct Added {
+    from: LogOffset,
+    at: LogOffset,
+    /// The next decision about a transaction of the producer that is known.
+    until: LogOffset,
+    places: HashSet<Place>,
+    /// Losses of the state stream before it. If there is another one before `until`, an earlier
+    /// decision may be lost.
+    losses: usize,
+}
+
+/// The next decision is not known.
+const OPEN: LogOffset = LogOffset(u64::MAX);
+
+/// The decisions about the transactions of some producers.
+#[derive(Default)]
+pub(super) struct Decisions {
+    by_producer: HashMap<i64, Vec<Decision>>,
+    /// To transactions of which the decision may be lost.
+    added: HashMap<i64, Vec<Added>>,
+    /// Producers whose last transaction is committed, though its decision is lost.
+    committed: HashSet<i64>,
+    /// Some decisions may be missing.
+    is_partial: bool,
+    /// Of the state stream, up to where it is read.
+    losses: usize,
+    ids: HashMap<i64, String>,
 }
 
 impl Decisions {
@@ -108,94 +114,176 @@ impl Decisions {
     ///
     /// # Errors
     /// It cannot be read.
-    pub(super) fn read(replay: &Replay, wanted: &HashSet<i64>) -> Result<Self, Corrupt> {
+    pub(super) fn read(
+        History { replay, log_ends }: &History,
+        wanted: &HashSet<i64>,
+    ) -> Result<Self, Corrupt> {
         let mut this = Self { is_partial: !replay.gaps().is_empty(), ..Self::default() };
-        if let Some(checkpoint) = &replay.checkpoint {
-            this.table = state_table::decode(checkpoint)?;
-        }
-        let mut by_producer = HashMap::new();
-        for transaction in this.table.0.values() {
-            this.is_partial |= transaction.doubt != Doubt::None;
-            note(&mut by_producer, transaction, wanted);
+        let mut table: Table =
+            replay.checkpoint.as_deref().map(state_table::decode).transpose()?.unwrap_or_default();
+        for transaction in table.0.values() {
+            this.is_partial |= transaction.doubt.is_open();
+            let (marker, producer_id) = (transaction.marker, transaction.identity.producer_id);
+            match transaction.state {
+                State::Prepared(outcome) if wanted.contains(&marker.0) => {
+                    this.decide(marker, outcome, transaction.spans.as_deref(), LogOffset(1));
+                }
+                State::Ongoing if wanted.contains(&producer_id) && !transaction.doubt.is_open() => {
+                    this.add(producer_id, transaction.partitions.iter(), LogOffset(0));
+                }
+                _ => {}
+            }
         }
         let mut next = replay.checkpoint_end;
-        for batch in &replay.batches {
+        for (batch, log) in replay.batches.iter().zip(log_ends) {
             if batch.base > next {
-                this.table.after_loss();
+                table.after_loss();
+                this.losses += 1;
             }
             next = batch.end();
-            this.table.apply_encoded(&batch.payload)?;
             let Record { id, event, .. } = Record::decode(&batch.payload)?;
-            if let Event::Prepared { .. } = event
-                && let Some(transaction) = this.table.0.get(&id)
-            {
-                note(&mut by_producer, transaction, wanted);
+            let producer_id = table.0.get(&id).map_or(-1, |known| known.identity.producer_id);
+            match &event {
+                Event::Added { partitions, .. } if wanted.contains(&producer_id) => {
+                    this.add(producer_id, partitions.iter(), *log);
+                }
+                Event::Prepared { outcome, marker, spans, .. } if wanted.contains(&marker.0) => {
+                    this.decide(*marker, *outcome, spans.as_deref(), *log);
+                }
+                Event::Initialised { .. } | Event::Removed => drop(this.close(producer_id, *log)),
+                _ => {}
             }
+            table.apply_encoded(&batch.payload)?;
         }
         if replay.end > next {
-            this.table.after_loss();
+            table.after_loss();
+            this.losses += 1;
         }
-        this.by_producer = by_producer;
-        for (id, transaction) in &this.table.0 {
-            for producer_id in [transaction.identity.producer_id, transaction.marker.0] {
+        for added in this.added.values_mut() {
+            added.retain(|added| added.losses < this.losses);
+        }
+        for (id, transaction) in &table.0 {
+            if let State::Prepared(_) = transaction.state
+                && let Some(last) = this.by_producer.get_mut(&transaction.marker.0)
+            {
+                last.iter_mut().last().into_iter().for_each(|last| last.is_due = true);
+            }
+            for producer_id in [transaction.marker.0, transaction.identity.producer_id] {
                 if wanted.contains(&producer_id) {
-                    this.transactional_ids.insert(producer_id, id.clone());
+                    this.ids.insert(producer_id, id.clone());
                 }
             }
         }
         Ok(this)
     }
 
-    /// Whether some may be missing.
+    fn add<'a>(&mut self, id: i64, places: impl Iterator<Item = &'a Place>, at: LogOffset) {
+        let (places, losses) = (places.copied().collect(), self.losses);
+        let added = self.added.entry(id).or_default();
+        let same = added.last().filter(|last| last.until == OPEN && last.losses == losses);
+        let from = same.map_or(at, |last| last.from);
+        added.push(Added { from, at, until: OPEN, places, losses });
+    }
+
+    /// A transaction of the producer has ended. Returns from where on it certainly was this one.
+    fn close(&mut self, producer_id: i64, at: LogOffset) -> Option<LogOffset> {
+        let added = self.added.get_mut(&producer_id)?;
+        let began = added.iter().find(|added| added.losses == self.losses).map(|added| added.from);
+        added.retain(|added| added.losses < self.losses);
+        for added in added.iter_mut().filter(|added| added.until == OPEN) {
+            added.until = at;
+        }
+        began
+    }
+
+    fn decide(
+        &mut self,
+        (producer_id, epoch): (i64, i16),
+        outcome: Outcome,
+        spans: Option<&[Span]>,
+        at: LogOffset,
+    ) {
+        let began = self.close(producer_id, at);
+        let decision = match spans {
+            Some(spans) => Decision::of_spans(outcome, epoch, spans),
+            None => {
+                // What the checkpoint has as decided was open when it was made.
+                let from = if at == LogOffset(1) { LogOffset(0) } else { began.unwrap_or(at) };
+                Decision { outcome, epoch, is_due: false, records: Records::Log(from..at) }
+            }
+        };
+        self.by_producer.entry(producer_id).or_default().push(decision);
+    }
+
+    /// Whether decisions may be missing, so that markers are to be asked ([`Self::prove`]).
     pub(super) fn is_partial(&self) -> bool {
         self.is_partial
     }
 
-    /// What is known of the transaction to which the record at offset `first` of a partition belongs, which this producer has written in this epoch.
-    pub(super) fn of(
-        &self,
-        producer_id: i64,
-        epoch: i16,
-        partition: (Uuid, i32),
-        first: u64,
-    ) -> Known {
-        let decisions = self.by_producer.get(&producer_id).map_or(&[][..], Vec::as_slice);
-        for Decision { outcome, epoch, spans } in decisions {
-            let mut spans = spans.iter().flatten();
-            let holds = |span: &&Span| span.partition == partition && span.records.contains(&first);
-            if let Some(span) = spans.find(holds) {
-                let (outcome, epoch, end) = (*outcome, *epoch, Some(span.records.end));
-                return Known::Decided { outcome, epoch, end };
+    /// Find what the markers of a partition say of transactions whose decisions may be lost.
+    ///
+    /// Each partition of a transaction gets its marker, in the log behind the record that added
+    /// the partition, and in front of whatever the producer does next. So the first marker of
+    /// the producer behind that record is its own, if nothing of the partition is lost between
+    /// them. All that the producer has written in this part of the log is of this transaction.
+    pub(super) fn prove(&mut self, place: Place, History { replay, log_ends }: &History) {
+        let mut before: HashMap<i64, LogOffset> = HashMap::new();
+        let (mut next, mut lost_to, mut is_mended) = (replay.checkpoint_end, LogOffset(0), false);
+        for (batch, log) in replay.batches.iter().zip(log_ends) {
+            // A marker that recovery has written stands where something is lost.
+            if batch.base > next || is_mended {
+                lost_to = *log;
             }
-        }
-        let are_all_told = decisions.iter().all(|decision| decision.spans.is_some());
-        if !self.is_partial && are_all_told {
-            return Known::Undecided;
-        }
-        // Only commits of version 2 of transactions raise the epoch, and then there is one transaction in it.
-        let raised = epoch.saturating_add(1);
-        match self.commits.contains(&(producer_id, epoch)) {
-            true => Known::Decided { outcome: Outcome::Commit, epoch: raised, end: None },
-            false => Known::Unknown,
+            next = batch.end();
+            let header = BatchHeader::parse(&batch.payload).filter(BatchHeader::is_control);
+            is_mended = header.is_some() && batch::mended(&batch.payload).is_some();
+            let Some((header, outcome)) = header.zip(batch::outcome(&batch.payload)) else {
+                continue;
+            };
+            let (producer_id, epoch) = (header.producer_id, header.producer_epoch);
+            let Some(added) = self.added.get(&producer_id).filter(|_| !is_mended) else { continue };
+            let from =
+                before.insert(producer_id, *log).map_or(lost_to, |before| before.max(lost_to));
+            let own = |added: &&Added| {
+                added.places.contains(&place)
+                    && from <= added.at
+                    && added.at < *log
+                    && *log < added.until
+            };
+            // Other outcomes than this need no proof.
+            let Some(own) = added.iter().find(own).filter(|_| outcome == Outcome::Commit) else {
+                continue;
+            };
+            if own.until == OPEN {
+                self.committed.insert(producer_id);
+            }
+            let records = Records::Log(own.from..*log);
+            let decision = Decision { outcome, epoch, is_due: false, records };
+            self.by_producer.entry(producer_id).or_default().push(decision);
         }
     }
 
-    /// The transactional id of a producer that is wanted.
-    pub(super) fn transactional_id(&self, producer_id: i64) -> Option<&str> {
-        self.transactional_ids.get(&producer_id).map(String::as_str)
+    /// What is known of the transaction to which a record of a partition belongs, which this
+    /// producer has written.
+    pub(super) fn of(&self, producer_id: i64, place: Place, at: At) -> Known<'_> {
+        let decisions = self.by_producer.get(&producer_id).map_or(&[][..], Vec::as_slice);
+        match decisions.iter().find(|decision| decision.holds(place, at)) {
+            Some(decision) => Known::Decided(decision),
+            None if self.is_partial => Known::Unknown,
+            None => Known::Undecided,
+        }
+    }
+
+    /// Whether the transaction that the state stream leaves open is proven to be committed.
+    pub(super) fn is_committed(&self, producer_id: i64) -> bool {
+        self.committed.contains(&producer_id)
+    }
+
+    /// The transactional id of a producer.
+    pub(super) fn transactional_id(&self, producer_id: i64) -> &str {
+        self.ids.get(&producer_id).map_or("unknown", String::as_str)
     }
 }
 
-fn note(
-    decisions: &mut HashMap<i64, Vec<Decision>>,
-    transaction: &Transaction,
-    wanted: &HashSet<i64>,
-) {
-    let (producer_id, epoch) = transaction.marker;
-    if let State::Prepared(outcome) = transaction.state
-        && wanted.contains(&producer_id)
-    {
-        let spans = transaction.spans.clone();
-        decisions.entry(producer_id).or_default().push(Decision { outcome, epoch, spans });
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -61,7 +61,9 @@ const SPAN_BYTES: u64 = 40;
 /// Say in the decision how a transaction ends where its records lie, so that it can be told after damage of the log which records are its own. Where there are
 /// too many partitions for one record it is not said.
 pub(super) fn with_spans(server: &Server, transaction: &Transaction, event: Event) -> Event {
-    let Event::Prepared { outcome, marker, identity, .. } = event else { return event };
+    let Event::Prepared { outcome, marker, identity, is_settled, .. } = event else {
+        return event;
+    };
     let spans = transaction.partitions.iter().filter_map(|(topic, index)| {
         let topic_now = server.topics.stored_by_id(*topic)?;
         let partition = topic_now.partition(*index)?;
@@ -70,7 +72,7 @@ pub(super) fn with_spans(server: &Server, transaction: &Transaction, event: Even
     });
     let spans: Vec<_> = spans.collect();
     let fit = spans.len() as u64 * SPAN_BYTES <= server.store.max_batch_bytes() / 2;
-    Event::Prepared { outcome, marker, identity, spans: fit.then_some(spans) }
+    Event::Prepared { outcome, marker, identity, spans: fit.then_some(spans), is_settled }
 }
 
 /// Append markers, offsets and `Completed`, and wait until they are durable. With `resumed` some of the markers may be there. An error is a
@@ -98,7 +100,9 @@ async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<()
         let (topic, index) = place;
         let Some(topic) = server.topics.stored_by_id(topic) else { continue };
         let Some(partition) = topic.partition(index) else { continue };
-        if resumed && !partition.lacks_marker(producer_id, epoch) {
+        // Each partition has the marker of each transaction that it was part of, so that a marker can be told
+        // to be that of a transaction whose decision is lost. If this one is there, it does no harm again.
+        if resumed && partition.producer_epoch(producer_id).is_some_and(|known| known > epoch) {
             continue;
         }
         let open = partition.transaction_span(producer_id).filter(|_| resumed);
@@ -127,7 +131,7 @@ async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<()
     }
     let at_ms = unix_time_ms();
     let append: Append = loop {
-        match transactions.append(slot, at_ms, &Event::Completed) {
+        match transactions.append(&slot.id, at_ms, &Event::Completed) {
             Ok(append) => break append,
             Err(Refused::NoRoom) => transactions.store.room().await,
             Err(refused) => return Err(format!("{refused:?}")),

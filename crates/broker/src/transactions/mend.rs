@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use alluvium_stream::{Batch, Damaged, Replay, StreamId, StreamOffset};
+use alluvium_stream::{Batch, Damaged, History, LogOffset, StreamId, StreamOffset};
 
 use super::STREAM_KEY;
-use super::decisions::{Decisions, Known, commits};
+use super::decisions::{At, Decisions, Known, Place};
 use crate::batch::{self, BatchHeader, Mended, Outcome};
 use crate::partition::LEADER_EPOCH;
 use crate::producer_state::ProducerStates;
@@ -29,47 +29,77 @@ struct Lost {
 
 /// An open transaction on the way through the log.
 struct Open {
-    first: u64,
+    /// Its first batch.
+    first: At,
     epoch: i16,
     time_ms: i64,
     /// How many gaps lie before the last batch that is certainly part of it.
     gaps_before: usize,
 }
 
+impl Open {
+    /// Its marker is lost, in one of the gaps since its last batch: one that reaches behind `end`.
+    fn lost(
+        &self,
+        (producer_id, epoch): (i64, i16),
+        (outcome, is_known): (Outcome, bool),
+        passed: &[Range<StreamOffset>],
+        end: u64,
+    ) -> Lost {
+        let from = passed.partition_point(|gap| gap.end.0 <= end).max(self.gaps_before);
+        Lost {
+            producer_id,
+            epoch,
+            outcome,
+            is_known,
+            first: self.first.offset,
+            time_ms: self.time_ms,
+            gaps: from..passed.len(),
+        }
+    }
+}
+
 /// The markers to put in the gaps of partitions.
 pub(crate) fn mend(damaged: &Damaged<'_>) -> Vec<(StreamId, Batch)> {
     let streams: HashMap<StreamId, _> = topics::streams(damaged.meta()).collect();
     let lossy: HashSet<StreamId> = damaged.gaps().iter().map(|gap| gap.stream).collect();
-    let replays = |stream: &StreamId| damaged.replay(*stream);
+    let histories = |stream: &StreamId| damaged.history(*stream);
     let mut partitions: Vec<_> = lossy
         .into_iter()
-        .filter_map(|stream| Some((stream, streams.get(&stream)?, replays(&stream)?)))
+        .filter_map(|stream| Some((stream, streams.get(&stream)?, histories(&stream)?)))
         .collect();
     partitions.sort_unstable_by_key(|(stream, ..)| *stream);
     let wanted = RefCell::new(HashSet::new());
-    let note = |producer_id, _, _| {
+    let note = |producer_id, _| {
         wanted.borrow_mut().insert(producer_id);
         Known::Undecided
     };
-    for (_, _, replay) in &partitions {
-        drop(lost_markers(replay, note));
+    for (_, (_, topic_id, index), history) in &partitions {
+        drop(lost_markers((*topic_id, *index), history, note));
     }
     let wanted = wanted.into_inner();
     if wanted.is_empty() {
         return Vec::new();
     }
     let coordinator = state_stream::id_in(damaged.meta(), STREAM_KEY);
-    let read =
-        coordinator.as_ref().and_then(replays).map(|replay| Decisions::read(&replay, &wanted));
+    let state = coordinator.as_ref().and_then(histories);
     // The server does not start with a state stream that cannot be read.
-    let Some(Ok(mut decisions)) = read else { return Vec::new() };
-    for replay in streams.keys().filter_map(replays) {
-        decisions.commits.extend(commits(&replay, &wanted));
+    let Some(Ok(mut decisions)) = state.map(|state| Decisions::read(&state, &wanted)) else {
+        return Vec::new();
+    };
+    if decisions.is_partial() {
+        for (stream, (_, topic_id, index)) in &streams {
+            if let Some(history) = histories(stream) {
+                decisions.prove((*topic_id, *index), &history);
+            }
+        }
     }
     let mut mended = Vec::new();
-    for (stream, (topic, topic_id, index), replay) in partitions {
-        let of = |id, epoch, first| decisions.of(id, epoch, (*topic_id, *index), first);
-        let (placed, unplaced) = place(lost_markers(&replay, of), &replay.gaps());
+    for (stream, (topic, topic_id, index), history) in partitions {
+        let place = (*topic_id, *index);
+        let known = |producer_id, first| decisions.of(producer_id, place, first);
+        let lost = lost_markers(place, &history, known);
+        let (placed, unplaced) = find_room(lost, &history.replay.gaps());
         for (offset, lost) in placed {
             tell(topic, *index, &decisions, &lost, Some(offset));
             mended.push((stream, marker(&lost, offset)));
@@ -83,7 +113,7 @@ pub(crate) fn mend(damaged: &Damaged<'_>) -> Vec<(StreamId, Batch)> {
 
 fn tell(topic: &str, partition: i32, decisions: &Decisions, lost: &Lost, offset: Option<u64>) {
     let Lost { producer_id, epoch, outcome, is_known, first, .. } = lost;
-    let transactional_id = decisions.transactional_id(*producer_id).unwrap_or("unknown");
+    let transactional_id = decisions.transactional_id(*producer_id);
     let Some(offset) = offset else {
         tracing::error!(
             topic,
@@ -133,9 +163,14 @@ fn marker(lost: &Lost, offset: u64) -> Batch {
     }
 }
 
-/// The markers that must have been in the gaps of a partition, since what follows of their producers is of later transactions. `known` is asked about the transaction of a producer, in this
-/// epoch, that has a record at this offset.
-fn lost_markers(replay: &Replay, known: impl Fn(i64, i16, u64) -> Known) -> Vec<Lost> {
+/// The markers that must have been in the gaps of a partition, since what follows of their producers
+/// belongs to later transactions. `known` is asked about the transaction of a producer whose first batch
+/// lies there.
+fn lost_markers<'a>(
+    place: Place,
+    History { replay, log_ends }: &History,
+    known: impl Fn(i64, At) -> Known<'a>,
+) -> Vec<Lost> {
     let gaps = replay.gaps();
     let checkpoint = replay.checkpoint.as_ref();
     // A start fails with a checkpoint that cannot be read.
@@ -143,10 +178,13 @@ fn lost_markers(replay: &Replay, known: impl Fn(i64, i16, u64) -> Known) -> Vec<
     let states = states.unwrap_or_default();
     let mut all_open: HashMap<i64, Open> = states
         .open_transactions()
-        .map(|(id, epoch, first, time_ms)| (id, Open { first, epoch, time_ms, gaps_before: 0 }))
+        .map(|(id, epoch, offset, time_ms)| {
+            let first = At { offset, log: LogOffset(0) };
+            (id, Open { first, epoch, time_ms, gaps_before: 0 })
+        })
         .collect();
     let (mut lost, mut passed) = (Vec::new(), 0);
-    for batch in &replay.batches {
+    for (batch, log) in replay.batches.iter().zip(log_ends) {
         while gaps.get(passed).is_some_and(|gap| gap.end <= batch.base) {
             passed += 1;
         }
@@ -154,44 +192,31 @@ fn lost_markers(replay: &Replay, known: impl Fn(i64, i16, u64) -> Known) -> Vec<
         if !header.is_transactional() || !header.is_idempotent() {
             continue;
         }
-        let (producer_id, epoch, base) = (header.producer_id, header.producer_epoch, batch.base.0);
+        let (producer_id, epoch) = (header.producer_id, header.producer_epoch);
+        let at = At { offset: batch.base.0, log: *log };
         let marker = if header.is_control() { batch::outcome(&batch.payload) } else { None };
         let open = all_open.remove(&producer_id);
         let in_doubt = open.as_ref().filter(|open| open.gaps_before < passed);
         let found = in_doubt.and_then(|open| {
-            let lost = |epoch, outcome, is_known, end| Lost {
-                producer_id,
-                epoch,
-                outcome,
-                is_known,
-                first: open.first,
-                time_ms: open.time_ms,
-                gaps: (open.gaps_before..passed).find(|at| gaps[*at].end.0 > end).unwrap_or(passed)
-                    ..passed,
+            let unknown = || {
+                open.lost((producer_id, open.epoch), (Outcome::Abort, false), &gaps[..passed], 0)
             };
-            match (known(producer_id, open.epoch, open.first), marker) {
-                (Known::Decided { outcome, epoch: of_marker, end }, None) => {
-                    let goes_on = match end {
-                        Some(end) => base < end,
-                        None => epoch < of_marker,
-                    };
-                    (!goes_on).then(|| lost(of_marker, outcome, true, end.unwrap_or(0)))
+            match (known(producer_id, open.first), marker) {
+                // Whether a marker is its own or a later one's, it ends as was decided.
+                (Known::Decided(decision), Some(ends)) if ends == decision.outcome => None,
+                (Known::Decided(decision), None) if decision.holds(place, at) => None,
+                (Known::Decided(decision), _) => {
+                    let (ends, end) = ((decision.outcome, true), decision.end(place));
+                    Some(open.lost((producer_id, decision.epoch), ends, &gaps[..passed], end))
                 }
-                // Whether the marker is its own or a later one's, it ends as was decided.
-                (Known::Decided { outcome, epoch: of_marker, end }, Some(ends)) => {
-                    (ends != outcome).then(|| lost(of_marker, outcome, true, end.unwrap_or(0)))
-                }
-                (Known::Undecided, _) => None,
-                (Known::Unknown, None) => Some(lost(open.epoch, Outcome::Abort, false, 0)),
-                // It may be of a later transaction.
-                (Known::Unknown, Some(ends)) => {
-                    (ends == Outcome::Commit).then(|| lost(open.epoch, Outcome::Abort, false, 0))
-                }
+                (Known::Undecided, _) | (Known::Unknown, Some(Outcome::Abort)) => None,
+                // It may belong to a later transaction.
+                (Known::Unknown, None | Some(Outcome::Commit)) => Some(unknown()),
             }
         });
         if !header.is_control() {
             let time_ms = batch.max_timestamp_ms;
-            let first = open.filter(|_| found.is_none()).map_or(base, |open| open.first);
+            let first = open.filter(|_| found.is_none()).map_or(at, |open| open.first);
             all_open.insert(producer_id, Open { first, epoch, time_ms, gaps_before: passed });
         }
         lost.extend(found);
@@ -200,9 +225,9 @@ fn lost_markers(replay: &Replay, known: impl Fn(i64, i16, u64) -> Known) -> Vec<
 }
 
 /// An offset for each lost marker in one of the gaps that it may have been in, and the markers for which there is none.
-fn place(mut lost: Vec<Lost>, gaps: &[Range<StreamOffset>]) -> (Vec<(u64, Lost)>, Vec<Lost>) {
+fn find_room(mut lost: Vec<Lost>, gaps: &[Range<StreamOffset>]) -> (Vec<(u64, Lost)>, Vec<Lost>) {
     // Those that have to be in an early gap first: if there is room for all, they all find it.
-    lost.sort_by_key(|lost| (lost.gaps.end, lost.first));
+    lost.sort_by_key(|lost| (lost.gaps.end, lost.first, lost.producer_id));
     let mut placed = Vec::new();
     for (at, gap) in gaps.iter().enumerate() {
         let mut next = gap.start.0;

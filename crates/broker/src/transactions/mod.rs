@@ -47,7 +47,7 @@ pub(crate) use reconcile::start;
 pub(crate) use record::Transactions as Table;
 use record::{Event, Record};
 pub(crate) use transaction::State;
-use transaction::{Doubt, End, Init, Transaction};
+use transaction::{End, Init, Transaction};
 
 const STREAM_KEY: &str = "transactions/stream";
 
@@ -149,7 +149,7 @@ impl Transactions {
         let stream = state_stream::open(&store, STREAM_KEY, KIND_TRANSACTIONS).await?;
         let replay = stream.replay();
         let Table(table) = state_table::load(&replay)?;
-        let is_doubtful = |transaction: &Transaction| transaction.doubt != Doubt::None;
+        let is_doubtful = |transaction: &Transaction| transaction.doubt.is_open();
         let has_lost = !replay.gaps().is_empty() || table.values().any(is_doubtful);
         let this = Self {
             store,
@@ -239,8 +239,8 @@ impl Transactions {
             return Ok(false);
         };
         let (_, id) = &oldest;
-        if let Some(slot) = slots.get(id) {
-            let _in_line = self.append(slot, unix_time_ms(), &Event::Removed)?;
+        if slots.contains_key(id) {
+            let _in_line = self.append(id, unix_time_ms(), &Event::Removed)?;
         }
         slots.remove(id);
         unused.remove(&oldest);
@@ -256,7 +256,7 @@ impl Transactions {
         event: Event,
     ) -> Result<Append, Refused> {
         let at_ms = unix_time_ms();
-        let append = self.append(slot, at_ms, &event)?;
+        let append = self.append(&slot.id, at_ms, &event)?;
         self.apply(slot, transaction, at_ms, event);
         Ok(append)
     }
@@ -280,8 +280,8 @@ impl Transactions {
         decided.map(Some)
     }
 
-    fn append(&self, slot: &Slot, at_ms: i64, event: &Event) -> Result<Append, Refused> {
-        let record = Record { id: slot.id.to_string(), at_ms, event: event.clone() };
+    fn append(&self, id: &str, at_ms: i64, event: &Event) -> Result<Append, Refused> {
+        let record = Record { id: id.to_owned(), at_ms, event: event.clone() };
         let payload = Bytes::from(record.encode().into_boxed_slice());
         let stream = self.stream.lock();
         let base = stream.next_offset();

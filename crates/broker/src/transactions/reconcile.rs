@@ -4,16 +4,15 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use alluvium_stream::Append;
-use uuid::Uuid;
+use alluvium_stream::{Append, History, LogOffset};
 
-use super::decisions::{Decisions, Known, Marker, commits, markers};
+use super::decisions::{At, Decisions, Known, Place};
 use super::end::{append_marker, resume, with_spans};
 use super::record::Event;
 use super::transaction::{Doubt, State, Transaction};
 use super::{Slot, TransactionsError};
 use crate::batch::{Mended, Outcome};
-use crate::partition::Partition;
+use crate::partition::{Partition, unix_time_ms};
 use crate::server::Server;
 use crate::state_stream::Refused;
 
@@ -21,10 +20,10 @@ use crate::state_stream::Refused;
 struct Open {
     topic: Arc<str>,
     partition: Arc<Partition>,
-    place: (Uuid, i32),
+    place: Place,
     producer_id: i64,
     epoch: i16,
-    first: u64,
+    first: At,
 }
 
 /// Bring coordinator and partitions to one opinion.
@@ -38,11 +37,16 @@ pub(crate) async fn start(server: &Arc<Server>) -> Result<(), TransactionsError>
             });
         }
     }
-    let last_decided = end_decided(server).await?;
-    settle(server, |transaction| transaction.state == State::Ongoing).await?;
+    // All that is known is read before anything is written, which may lead to an upload.
+    let all_open = all_open(server);
+    let doubtful = doubtful(server);
+    let mut wanted: HashSet<i64> = all_open.iter().map(|open| open.producer_id).collect();
+    wanted.extend(&doubtful);
+    let decisions = decisions(server, &wanted)?;
+    let last_decided = end_decided(server, &decisions, all_open).await?;
+    settle(server, &decisions, &doubtful).await?;
     resume(server).await?;
-    settle(server, |transaction| transaction.doubt != Doubt::None).await?;
-    resume(server).await?;
+    settled(server).await?;
     let last = abort_orphans(server).await?.or(last_decided);
     // Until a marker is durable, the transaction's records are not shown.
     match last {
@@ -55,67 +59,89 @@ fn not_ended(id: &dyn ToString, cause: &dyn ToString) -> TransactionsError {
     TransactionsError::NotEnded { id: id.to_string(), cause: cause.to_string() }
 }
 
+fn slots(server: &Server) -> Vec<Arc<Slot>> {
+    server.transactions.slots.read().values().cloned().collect()
+}
+
 fn all_open(server: &Server) -> Vec<Open> {
     let mut all = Vec::new();
     for topic in server.topics.all() {
         for (index, partition) in (0..).zip(&topic.partitions) {
-            let open = partition.open_transactions().into_iter();
-            all.extend(open.map(|(producer_id, epoch, first)| Open {
+            let open = partition.open_transactions();
+            if open.is_empty() {
+                continue;
+            }
+            let History { replay, log_ends } = partition.stream.history();
+            let at = |offset| {
+                let found = replay.batches.binary_search_by_key(&offset, |batch| batch.base.0);
+                At { offset, log: found.map_or(LogOffset(0), |at| log_ends[at]) }
+            };
+            all.extend(open.into_iter().map(|(producer_id, epoch, first)| Open {
                 topic: topic.name.clone(),
                 partition: partition.clone(),
                 place: (topic.id, index),
                 producer_id,
                 epoch,
-                first,
+                first: at(first),
             }));
         }
     }
     all
 }
 
-/// Write the markers again of transactions of which the state stream says how they have ended.
-async fn end_decided(server: &Server) -> Result<Option<Append>, TransactionsError> {
-    let mut last = None;
-    let all_open = all_open(server);
-    if all_open.is_empty() {
-        return Ok(last);
+/// The producers whose open transactions are in doubt.
+fn doubtful(server: &Server) -> HashSet<i64> {
+    let slots = slots(server).into_iter();
+    let doubtful = slots.filter_map(|slot| {
+        let transaction = slot.transaction.lock();
+        let is_doubtful = transaction.state == State::Ongoing && transaction.doubt.is_open();
+        is_doubtful.then_some(transaction.identity.producer_id)
+    });
+    doubtful.collect()
+}
+
+/// What is known of how transactions of these producers end.
+fn decisions(server: &Server, wanted: &HashSet<i64>) -> Result<Decisions, TransactionsError> {
+    if wanted.is_empty() {
+        return Ok(Decisions::default());
     }
-    let wanted: HashSet<i64> = all_open.iter().map(|open| open.producer_id).collect();
-    let replay = server.transactions.stream.lock().replay();
-    let mut decisions = Decisions::read(&replay, &wanted)?;
+    let state = server.transactions.stream.lock().history();
+    let mut decisions = Decisions::read(&state, wanted)?;
     if decisions.is_partial() {
-        for partition in server.topics.all().iter().flat_map(|topic| &topic.partitions) {
-            decisions.commits.extend(commits(&partition.stream.replay(), &wanted));
+        for topic in server.topics.all() {
+            for (index, partition) in (0..).zip(&topic.partitions) {
+                decisions.prove((topic.id, index), &partition.stream.history());
+            }
         }
     }
-    // These have not come to their end, which the rest of the start sees to.
-    let prepared = decisions.table.0.values().filter(|transaction| {
-        matches!(transaction.state, State::Prepared(_)) && wanted.contains(&transaction.marker.0)
-    });
-    let prepared: HashMap<_, _> = prepared
-        .flat_map(|transaction| {
-            let spans = transaction.spans.iter().flatten();
-            spans.map(|span| ((transaction.marker.0, span.partition), span.records.clone()))
-        })
-        .collect();
-    for open in all_open {
-        let Open { topic, partition, place, producer_id, epoch, first } = &open;
-        let known = decisions.of(*producer_id, *epoch, *place, *first);
-        let Known::Decided { outcome, epoch, .. } = known else { continue };
-        if prepared.get(&(*producer_id, *place)).is_some_and(|own| own.contains(first)) {
+    Ok(decisions)
+}
+
+/// Write the markers again of transactions of which it is known how they have ended.
+async fn end_decided(
+    server: &Server,
+    decisions: &Decisions,
+    all_open: Vec<Open>,
+) -> Result<Option<Append>, TransactionsError> {
+    let mut last = None;
+    for Open { topic, partition, place, producer_id, first, .. } in all_open {
+        let Known::Decided(decision) = decisions.of(producer_id, place, first) else { continue };
+        if decision.is_due {
+            // What follows it is about to be written.
             continue;
         }
+        let (outcome, epoch) = (decision.outcome, decision.epoch);
         tracing::warn!(
-            topic = &**topic,
+            topic = &*topic,
             partition = place.1,
             producer_id,
             epoch,
-            transactional_id = decisions.transactional_id(*producer_id).unwrap_or("unknown"),
-            first,
+            transactional_id = decisions.transactional_id(producer_id),
+            first = first.offset,
             ?outcome,
             "the marker of a transaction was lost to damage and is written again, as was decided"
         );
-        let ended = append_marker(server, partition, (*producer_id, epoch), outcome).await;
+        let ended = append_marker(server, &partition, (producer_id, epoch), outcome).await;
         last = ended.map_err(|cause| not_ended(&producer_id, &cause))?.or(last);
         let outcome = if outcome == Outcome::Commit { "committed" } else { "aborted" };
         server.metrics.ended_after_loss(outcome);
@@ -123,29 +149,49 @@ async fn end_decided(server: &Server) -> Result<Option<Append>, TransactionsErro
     Ok(last)
 }
 
-/// Put an end to the doubt about transactions of which records were lost, of those that are `chosen`: of the state stream, or of their partitions.
+/// End the open transactions of which records were lost: of the state stream, or of their partitions.
 async fn settle(
     server: &Server,
-    chosen: impl Fn(&Transaction) -> bool,
+    decisions: &Decisions,
+    doubtful: &HashSet<i64>,
 ) -> Result<(), TransactionsError> {
-    let transactions = &server.transactions;
-    let is_chosen = |slot: &Arc<Slot>| {
-        let transaction = slot.transaction.lock();
-        let has_lost = |(topic, index): &(Uuid, i32)| {
-            let topic = server.topics.stored_by_id(*topic);
-            topic.is_some_and(|topic| topic.partition(*index).is_some_and(|p| p.has_lost()))
+    let mut newest: HashMap<i64, i16> = HashMap::new();
+    if !doubtful.is_empty() {
+        for partition in server.topics.all().iter().flat_map(|topic| &topic.partitions) {
+            for (producer_id, epoch) in partition.producer_epochs(doubtful) {
+                let newest = newest.entry(producer_id).or_insert(epoch);
+                *newest = epoch.max(*newest);
+            }
+        }
+    }
+    for slot in slots(server) {
+        let event = {
+            let transaction = slot.transaction.lock();
+            if transaction.state != State::Ongoing {
+                continue;
+            }
+            if transaction.doubt.is_open() {
+                let (producer_id, epoch) = transaction.identity.current();
+                let is_committed =
+                    transaction.doubt == Doubt::Stale && decisions.is_committed(producer_id);
+                let newest = newest.get(&producer_id).copied().unwrap_or(epoch);
+                end_in_doubt(server, &slot, &transaction, newest, is_committed)
+            } else if has_lost(server, &transaction) {
+                tell_aborted(
+                    server,
+                    &slot,
+                    &transaction,
+                    "an open transaction is ABORTED: partitions that it has written to have lost records to damage, which may be its own",
+                );
+                server.metrics.ended_after_loss("interrupted");
+                with_spans(server, &transaction, transaction.time_out())
+            } else {
+                continue;
+            }
         };
-        let is_doubtful = transaction.doubt != Doubt::None
-            || transaction.state == State::Ongoing && transaction.partitions.iter().any(has_lost);
-        chosen(&transaction) && is_doubtful
-    };
-    let slots: Vec<_> = transactions.slots.read().values().cloned().collect();
-    let slots: Vec<_> = slots.into_iter().filter(is_chosen).collect();
-    let seen = Seen::of(server, &slots);
-    for slot in slots {
-        let event = settled(server, &slot, &slot.transaction.lock(), &seen);
         // Nobody else is there yet who would change it meanwhile.
         loop {
+            let transactions = &server.transactions;
             let changed = transactions.change(&slot, &mut slot.transaction.lock(), event.clone());
             match changed {
                 Ok(_) => break,
@@ -157,102 +203,82 @@ async fn settle(
     Ok(())
 }
 
-/// What partitions know of transactions that are in doubt.
-#[derive(Default)]
-struct Seen {
-    /// The newest epoch of each producer.
-    epochs: HashMap<i64, i16>,
-    /// By partition.
-    markers: HashMap<(Uuid, i32), Vec<Marker>>,
+/// Whether a partition that the transaction has added has lost records.
+fn has_lost(server: &Server, transaction: &Transaction) -> bool {
+    transaction.partitions.iter().any(|(topic, index)| {
+        let topic = server.topics.stored_by_id(*topic);
+        topic.is_some_and(|topic| topic.partition(*index).is_some_and(|p| p.has_lost()))
+    })
 }
 
-impl Seen {
-    fn of(server: &Server, slots: &[Arc<Slot>]) -> Self {
-        let (mut producers, mut places) = (HashSet::new(), HashSet::new());
-        for slot in slots {
-            let transaction = slot.transaction.lock();
-            if transaction.doubt != Doubt::None {
-                producers.insert(transaction.identity.producer_id);
-                places.extend(transaction.partitions.iter().copied());
-            }
-        }
-        let mut seen = Self::default();
-        if producers.is_empty() {
-            return seen;
-        }
-        for topic in server.topics.all() {
-            for (index, partition) in (0..).zip(&topic.partitions) {
-                let active = partition.active_producers();
-                for producer in active.iter().filter(|it| producers.contains(&it.id)) {
-                    let newest = seen.epochs.entry(producer.id).or_insert(producer.epoch);
-                    *newest = producer.epoch.max(*newest);
-                }
-                let place = (topic.id, index);
-                if places.contains(&place) {
-                    let markers = markers(&partition.stream.replay(), &producers);
-                    seen.markers.insert(place, markers);
-                }
-            }
-        }
-        seen
+/// The event by which an open transaction is beyond doubt.
+fn end_in_doubt(
+    server: &Server,
+    slot: &Slot,
+    transaction: &Transaction,
+    newest: i16,
+    is_committed: bool,
+) -> Event {
+    if !is_committed {
+        tell_aborted(
+            server,
+            slot,
+            transaction,
+            "it is not known how a transaction was decided, since records of its state were lost to damage: what is open of it is ABORTED",
+        );
+        server.metrics.ended_after_loss("unknown");
+        return with_spans(server, transaction, transaction.settle(newest, Outcome::Abort));
     }
-
-    /// How a transaction has ended by a marker in one of its partitions that is certainly its own: it was
-    /// written after the transaction began, and raises the epoch of the records before it, or nothing is
-    /// lost before it.
-    fn outcome(&self, transaction: &Transaction) -> Option<Outcome> {
-        let (producer_id, epoch) = transaction.identity.current();
-        let is_its_own = |marker: &&Marker| {
-            let is_raised =
-                marker.written_in == Some(epoch) && epoch.checked_add(1) == Some(marker.epoch);
-            marker.producer_id == producer_id
-                && marker.at_ms > transaction.started_at_ms
-                && (is_raised || marker.epoch == epoch && marker.is_before_losses)
-        };
-        let markers = transaction.partitions.iter().filter_map(|place| self.markers.get(place));
-        let first = markers.flatten().filter(is_its_own).min_by_key(|marker| marker.at_ms);
-        first.map(|marker| marker.outcome)
-    }
-}
-
-/// The event by which a transaction is beyond doubt.
-fn settled(server: &Server, slot: &Slot, transaction: &Transaction, seen: &Seen) -> Event {
     let (producer_id, epoch) = transaction.identity.current();
-    let is_open = transaction.state == State::Ongoing;
-    if transaction.doubt == Doubt::None {
-        tracing::error!(
-            transactional_id = &*slot.id,
-            producer_id,
-            epoch,
-            "an open transaction is ABORTED: partitions that it has written to have lost records to damage, which may be its own"
-        );
-        server.metrics.ended_after_loss("interrupted");
-        return with_spans(server, transaction, transaction.time_out());
+    tracing::warn!(
+        transactional_id = &*slot.id,
+        producer_id,
+        epoch,
+        "the decision about a transaction was lost to damage; it is committed, as one of its markers says"
+    );
+    server.metrics.ended_after_loss("committed");
+    // Its records have their markers already. What is open is of a later transaction.
+    let event = transaction.settle(newest, Outcome::Commit);
+    let Event::Prepared { outcome, marker, identity, is_settled, .. } = event else { return event };
+    Event::Prepared { outcome, marker, identity, spans: Some(Vec::new()), is_settled }
+}
+
+/// Log that a transaction is aborted, for each partition in which it is open.
+fn tell_aborted(server: &Server, slot: &Slot, transaction: &Transaction, why: &str) {
+    let (producer_id, epoch) = transaction.identity.current();
+    let transactional_id = &*slot.id;
+    let mut is_open = false;
+    for (topic, partition) in &transaction.partitions {
+        let Some(topic) = server.topics.stored_by_id(*topic) else { continue };
+        let span = topic.partition(*partition).and_then(|p| p.transaction_span(producer_id));
+        let Some(first) = span.map(|span| span.start) else { continue };
+        is_open = true;
+        let topic = &*topic.name;
+        tracing::error!(topic, partition, producer_id, epoch, transactional_id, first, "{why}");
     }
-    let newest = seen.epochs.get(&producer_id).copied();
-    let evidence = match transaction.doubt {
-        Doubt::Stale if is_open => seen.outcome(transaction),
-        _ => None,
-    };
-    let outcome = evidence.unwrap_or(Outcome::Abort);
-    if is_open {
-        let label = match evidence {
-            Some(Outcome::Commit) => "committed",
-            Some(Outcome::Abort) => "aborted",
-            None => "unknown",
-        };
-        tracing::error!(
-            transactional_id = &*slot.id,
-            producer_id,
-            epoch,
-            ?outcome,
-            is_known = evidence.is_some(),
-            "records of the state of an open transaction were lost to damage; it is ended as a marker says, or ABORTED"
-        );
-        server.metrics.ended_after_loss(label);
+    if !is_open {
+        tracing::error!(producer_id, epoch, transactional_id, "{why}");
     }
-    let event = transaction.settle(newest.unwrap_or(epoch), outcome);
-    with_spans(server, transaction, event)
+}
+
+/// Put an end to the doubt about all transactional ids.
+async fn settled(server: &Server) -> Result<(), TransactionsError> {
+    let slots = slots(server);
+    let is_doubtful = |slot: &Arc<Slot>| slot.transaction.lock().doubt.is_open();
+    if !slots.iter().any(is_doubtful) {
+        return Ok(());
+    }
+    loop {
+        match server.transactions.append("", unix_time_ms(), &Event::Settled) {
+            Ok(_) => break,
+            Err(Refused::NoRoom) => server.store.room().await,
+            Err(refused) => return Err(not_ended(&"several", &format!("{refused:?}"))),
+        }
+    }
+    for slot in slots {
+        slot.transaction.lock().settled();
+    }
+    Ok(())
 }
 
 /// Abort the open transactions of partitions that the coordinator knows nothing of.
@@ -262,7 +288,7 @@ async fn abort_orphans(server: &Server) -> Result<Option<Append>, TransactionsEr
     if all_open.is_empty() {
         return Ok(last);
     }
-    let slots: Vec<_> = server.transactions.slots.read().values().cloned().collect();
+    let slots = slots(server);
     let by_producer = slots.iter().map(|slot| {
         let producer_id = slot.transaction.lock().identity.producer_id;
         (producer_id, slot)
@@ -283,7 +309,7 @@ async fn abort_orphans(server: &Server) -> Result<Option<Append>, TransactionsEr
             producer_id,
             epoch,
             transactional_id = its_own.map_or("unknown", |slot| &*slot.id),
-            first,
+            first = first.offset,
             "the end of a transaction was lost to damage, and it is not known how it was decided: it is ABORTED"
         );
         let ended = append_marker(server, &partition, (producer_id, epoch), Outcome::Abort).await;

@@ -21,6 +21,8 @@ const KIND_PREPARED: u8 = 4;
 const KIND_COMPLETED: u8 = 5;
 const KIND_REMOVED: u8 = 6;
 const KIND_PREPARED_WITH_SPANS: u8 = 7;
+const KIND_PREPARED_AT_START: u8 = 8;
+const KIND_SETTLED: u8 = 9;
 
 /// A change of one transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,11 +45,20 @@ pub(super) enum Event {
     Offsets { group: String, topics: Vec<(String, Vec<Position>)> },
     /// How it ends is decided. Markers carry `marker` (producer id and epoch); the producer goes on with `identity`.
     /// Its records lie in `spans`, of which nothing is said in records of earlier versions.
-    Prepared { outcome: Outcome, marker: (i64, i16), identity: Identity, spans: Option<Vec<Span>> },
+    /// `is_settled`: a start has decided so, about what is known of before a loss.
+    Prepared {
+        outcome: Outcome,
+        marker: (i64, i16),
+        identity: Identity,
+        spans: Option<Vec<Span>>,
+        is_settled: bool,
+    },
     /// Markers and offsets are written.
     Completed,
     /// The transactional id is forgotten.
     Removed,
+    /// Of all transactional ids: a start has ended what was open and in doubt.
+    Settled,
 }
 
 impl Record {
@@ -59,10 +70,12 @@ impl Record {
             Event::Initialised { .. } => KIND_INITIALISED,
             Event::Added { .. } => KIND_ADDED,
             Event::Offsets { .. } => KIND_OFFSETS,
+            Event::Prepared { is_settled: true, .. } => KIND_PREPARED_AT_START,
             Event::Prepared { spans: None, .. } => KIND_PREPARED,
             Event::Prepared { spans: Some(_), .. } => KIND_PREPARED_WITH_SPANS,
             Event::Completed => KIND_COMPLETED,
             Event::Removed => KIND_REMOVED,
+            Event::Settled => KIND_SETTLED,
         });
         out.str(&self.id);
         out.i64(self.at_ms);
@@ -82,16 +95,25 @@ impl Record {
                     out.list(positions, write_position);
                 });
             }
-            Event::Prepared { outcome, marker: (producer_id, epoch), identity, spans } => {
+            Event::Prepared {
+                outcome,
+                marker: (producer_id, epoch),
+                identity,
+                spans,
+                is_settled,
+            } => {
                 out.u8(*outcome as u8);
                 out.i64(*producer_id);
                 out.i32((*epoch).into());
                 write_identity(&mut out, identity);
+                if *is_settled {
+                    out.u8(spans.is_some().into());
+                }
                 if let Some(spans) = spans {
                     out.list(spans, write_span);
                 }
             }
-            Event::Completed | Event::Removed => {}
+            Event::Completed | Event::Removed | Event::Settled => {}
         }
         out.into_bytes()
     }
@@ -115,16 +137,20 @@ impl Record {
                 group: reader.str()?,
                 topics: reader.list(|reader| Ok((reader.str()?, reader.list(read_position)?)))?,
             },
-            KIND_PREPARED | KIND_PREPARED_WITH_SPANS => Event::Prepared {
+            KIND_PREPARED | KIND_PREPARED_WITH_SPANS | KIND_PREPARED_AT_START => Event::Prepared {
                 outcome: read_outcome(&mut reader)?,
                 marker: (reader.i64()?, read_epoch(&mut reader)?),
                 identity: read_identity(&mut reader)?,
-                spans: (kind == KIND_PREPARED_WITH_SPANS)
-                    .then(|| reader.list(read_span))
-                    .transpose()?,
+                spans: match kind {
+                    KIND_PREPARED => None,
+                    KIND_PREPARED_WITH_SPANS => Some(reader.list(read_span)?),
+                    _ => read_spans(&mut reader)?,
+                },
+                is_settled: kind == KIND_PREPARED_AT_START,
             },
             KIND_COMPLETED => Event::Completed,
             KIND_REMOVED => Event::Removed,
+            KIND_SETTLED => Event::Settled,
             kind => return Err(Corrupt::unknown_kind(kind)),
         };
         reader.end()?;
@@ -148,6 +174,7 @@ impl Table for Transactions {
         let Record { id, at_ms, event } = Record::decode(record)?;
         match event {
             Event::Removed => drop(self.0.remove(&id)),
+            Event::Settled => self.0.values_mut().for_each(Transaction::settled),
             event => self.0.entry(id).or_default().apply(at_ms, event),
         }
         Ok(())
@@ -208,10 +235,7 @@ impl Table for Transactions {
                 Ok(())
             })?;
             if version > WITHOUT_SPANS {
-                transaction.spans = match reader.u8()? {
-                    0 => None,
-                    _ => Some(reader.list(read_span)?),
-                };
+                transaction.spans = read_spans(reader)?;
                 transaction.doubt = Doubt::from_number(reader.u8()?)
                     .ok_or_else(|| Corrupt::new("a transaction in an unknown doubt"))?;
             }
@@ -278,6 +302,14 @@ fn write_span(out: &mut Writer, span: &Span) {
 fn read_span(reader: &mut Reader<'_>) -> Result<Span, Corrupt> {
     let partition = read_partition(reader)?;
     Ok(Span { partition, records: reader.u64()?..reader.u64()? })
+}
+
+/// In records of recovery, and in checkpoints.
+fn read_spans(reader: &mut Reader<'_>) -> Result<Option<Vec<Span>>, Corrupt> {
+    match reader.u8()? {
+        0 => Ok(None),
+        _ => reader.list(read_span).map(Some),
+    }
 }
 
 fn write_position(out: &mut Writer, position: &Position) {

@@ -3,7 +3,7 @@
 use kafka_protocol::error::ResponseError as E;
 
 use super::record::Record;
-use super::transaction::{Identity, Span};
+use super::transaction::{Doubt, Identity, Span};
 use super::*;
 
 const NONE: i16 = -1;
@@ -52,13 +52,23 @@ fn a_producer_begins_as_by_kafka() {
 
     let open = transaction(State::Ongoing, 5, 7);
     let fenced = identity(5, 8, -1, NONE);
-    let abort =
-        Event::Prepared { outcome: Outcome::Abort, marker: (5, 8), identity: fenced, spans: None };
+    let abort = Event::Prepared {
+        outcome: Outcome::Abort,
+        marker: (5, 8),
+        identity: fenced,
+        spans: None,
+        is_settled: false,
+    };
     assert_eq!(open.init(None, None), Ok(Init::AbortFirst(abort.clone())));
     // The same one is told the raised epoch, however often it asks.
     let raised = identity(5, 8, -1, 7);
-    let goes_on =
-        Event::Prepared { outcome: Outcome::Abort, marker: (5, 8), identity: raised, spans: None };
+    let goes_on = Event::Prepared {
+        outcome: Outcome::Abort,
+        marker: (5, 8),
+        identity: raised,
+        spans: None,
+        is_settled: false,
+    };
     assert_eq!(open.init(Some((5, 7)), None), Ok(Init::AbortFirst(goes_on.clone())));
     let mut aborted = open.clone();
     aborted.apply(1, goes_on);
@@ -69,8 +79,13 @@ fn a_producer_begins_as_by_kafka() {
     assert_eq!(last.init(Some((5, i16::MAX - 1)), None), Ok(Init::NeedsProducerId));
     let identity_after = identity(9, 0, 5, i16::MAX - 1);
     let marker = (5, i16::MAX);
-    let replaced =
-        Event::Prepared { outcome: Outcome::Abort, marker, identity: identity_after, spans: None };
+    let replaced = Event::Prepared {
+        outcome: Outcome::Abort,
+        marker,
+        identity: identity_after,
+        spans: None,
+        is_settled: false,
+    };
     assert_eq!(last.init(Some((5, i16::MAX - 1)), Some(9)), Ok(Init::AbortFirst(replaced)));
     assert_eq!(open.init(Some((6, 7)), None), Err(E::ProducerFenced));
     // Who was fenced, or guesses, aborts nobody's transaction.
@@ -88,7 +103,13 @@ fn a_producer_begins_as_by_kafka() {
 fn a_transaction_ends_as_by_kafka() {
     use Outcome::{Abort, Commit};
     let prepared = |outcome, marker, identity| {
-        Ok(End::Prepare(Event::Prepared { outcome, marker, identity, spans: None }))
+        Ok(End::Prepare(Event::Prepared {
+            outcome,
+            marker,
+            identity,
+            spans: None,
+            is_settled: false,
+        }))
     };
     let me = (5, 7);
     // State, by a client of version 2, wanted, what comes of it.
@@ -223,7 +244,16 @@ fn records() -> Vec<Record> {
             marker: (1 << 50, i16::MAX),
             identity: identity(77, 0, 1 << 50, 3),
             spans: Some(vec![Span { partition: (Uuid::from_u128(9), 1), records: 7..9 }]),
+            is_settled: false,
         },
+        Event::Prepared {
+            outcome: Outcome::Abort,
+            marker: (77, 1),
+            identity: identity(77, 1, -1, NONE),
+            spans: Some(vec![Span { partition: (Uuid::from_u128(9), 1), records: 7..9 }]),
+            is_settled: true,
+        },
+        Event::Settled,
         Event::Completed,
         Event::Removed,
     ];
@@ -266,6 +296,7 @@ fn a_loss_puts_transactions_in_doubt_until_their_state_is_told_again() {
         marker: (5, 8),
         identity: identity(5, 8, -1, 7),
         spans: Some(vec![Span { partition: (Uuid::from_u128(3), 0), records: 0..1 }]),
+        is_settled: false,
     };
     let begun = Event::Initialised { identity: identity(5, 9, -1, NONE), timeout_ms: 1 };
     // What is told after the loss, the state then, the doubt, and how many partitions are part of it.
@@ -288,16 +319,100 @@ fn a_loss_puts_transactions_in_doubt_until_their_state_is_told_again() {
         }
         let found = (transaction.state, transaction.doubt, transaction.partitions.len());
         assert_eq!(found, (state, doubt, partitions), "{events:?}");
-        // The producer goes on in an epoch that no partition refuses.
+        transaction.settled();
+        assert_eq!(transaction.doubt, doubt, "it is open, {events:?}");
+        if state != State::Ongoing {
+            continue;
+        }
+        // It ends in an epoch that no partition refuses, and nobody may go on in it.
         let event = transaction.settle(20, Abort);
         transaction.apply(2, event);
-        let expected = match state {
-            State::Ongoing => (State::Prepared(Abort), 21),
-            _ => (State::Empty, 20),
-        };
-        assert_eq!((transaction.state, transaction.identity.epoch), expected, "{events:?}");
-        assert_eq!(transaction.doubt, Doubt::None);
+        let found = (transaction.state, transaction.identity, transaction.doubt);
+        assert_eq!(found, (State::Prepared(Abort), identity(5, 21, -1, NONE), Doubt::Renew));
     }
+}
+
+#[test]
+fn offsets_of_before_a_loss_are_not_committed_by_a_decision_behind_it() {
+    let offsets = |offset| {
+        let position = Position { partition: 0, offset, leader_epoch: -1, metadata: String::new() };
+        let topics = vec![(format!("topic-{offset}"), vec![position])];
+        Event::Offsets { group: "group".to_owned(), topics }
+    };
+    let prepared = |is_settled| Event::Prepared {
+        outcome: Outcome::Commit,
+        marker: (5, 8),
+        identity: identity(5, 8, -1, 7),
+        spans: None,
+        is_settled,
+    };
+    let begun = Event::Added { partitions: Vec::new(), groups: vec!["group".to_owned()] };
+    // What follows the loss, and the offsets that are to be committed then.
+    let table = [
+        (vec![prepared(false)], vec![]),
+        (vec![begun.clone(), prepared(false)], vec![]),
+        (vec![begun, offsets(2), prepared(false)], vec!["topic-2"]),
+        (vec![offsets(2), offsets(3), prepared(false)], vec!["topic-2", "topic-3"]),
+        // A start has found a proof that the transaction of before the loss is committed.
+        (vec![prepared(true)], vec!["topic-1"]),
+    ];
+    for (events, wanted) in table {
+        let mut transaction = transaction(State::Ongoing, 5, 7);
+        transaction.apply(0, offsets(1));
+        transaction.after_loss();
+        for event in events.clone() {
+            transaction.apply(1, event);
+        }
+        let names: Vec<_> = transaction.offsets.values().flat_map(|topics| topics.keys()).collect();
+        assert_eq!(names, wanted, "{events:?}");
+        // Without a loss they stay.
+        let mut transaction = Transaction { offsets: [].into(), ..transaction };
+        transaction.apply(2, offsets(4));
+        transaction.apply(3, prepared(false));
+        assert_eq!(transaction.offsets["group"].len(), 1);
+    }
+}
+
+/// Transactions may be lost as a whole, and epochs that were handed out.
+#[test]
+fn who_was_in_doubt_gets_a_new_producer_id() {
+    use Outcome::Commit;
+    let mut known = transaction(State::Completed(Commit), 5, 7);
+    known.identity.previous_epoch = 6;
+    known.after_loss();
+    known.settled();
+    assert_eq!(known.doubt, Doubt::Settled);
+    // The epoch says which transaction the client asks for, by version 2.
+    assert_eq!(known.end((5, 6), Commit, true, None), Ok(End::Done));
+    assert_eq!(known.end((5, 7), Commit, false, None), Err(E::InvalidTxnState));
+    let renewed = Identity { previous_epoch: NONE, ..identity(9, 0, 5, NONE) };
+    // After a transaction of version 1, too, whose end tells no new id.
+    for begun in [false, true] {
+        if begun {
+            known.apply(1, Event::Added { partitions: Vec::new(), groups: vec!["g".to_owned()] });
+            let Ok(End::Prepare(event)) = known.end((5, 7), Commit, false, None) else {
+                panic!("it ends")
+            };
+            known.apply(2, event);
+            known.apply(3, Event::Completed);
+            assert_eq!(known.end((5, 7), Commit, false, None), Ok(End::Done));
+        }
+        assert_eq!(known.init(None, None), Ok(Init::NeedsProducerId));
+        assert_eq!(known.init(None, Some(9)), Ok(Init::Begin(Some(renewed))));
+        assert_eq!(known.init(Some((5, 7)), None), Ok(Init::NeedsProducerId));
+    }
+    known.apply(4, Event::Added { partitions: Vec::new(), groups: vec!["g".to_owned()] });
+    assert_eq!(known.end((5, 7), Commit, true, None), Ok(End::NeedsProducerId));
+    let Ok(End::Prepare(event)) = known.end((5, 7), Commit, true, Some(9)) else {
+        panic!("it ends")
+    };
+    known.apply(5, event);
+    known.apply(6, Event::Completed);
+    assert_eq!((known.identity, known.doubt), (identity(9, 0, 5, 7), Doubt::None));
+    // Who has lost the answer asks again.
+    assert_eq!(known.end((5, 7), Commit, true, None), Ok(End::Done));
+    assert_eq!(known.init(Some((5, 7)), None), Ok(Init::Begin(None)));
+    assert_eq!(known.init(None, None), Ok(Init::Begin(Some(identity(9, 1, 5, NONE)))));
 }
 
 #[test]
@@ -373,6 +488,7 @@ fn version_1_still_opens() {
             marker: (3, 1),
             identity: identity(3, 2, -1, 1),
             spans: None,
+            is_settled: false,
         },
     };
     let bytes: Vec<u8> = [

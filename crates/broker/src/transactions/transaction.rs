@@ -48,10 +48,6 @@ impl Identity {
         (self.producer_id, self.epoch)
     }
 
-    fn is_exhausted(&self) -> bool {
-        self.epoch >= LAST_EPOCH
-    }
-
     /// A new producer, of which this one was the predecessor.
     fn replaced_by(&self, producer_id: i64, previous_epoch: i16) -> Self {
         Self { producer_id, epoch: 0, previous_producer_id: self.producer_id, previous_epoch }
@@ -121,7 +117,7 @@ pub(super) struct Span {
 }
 
 /// Whether what is known of a transaction is the truth, after records of the state stream were lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Doubt {
     #[default]
     None,
@@ -129,16 +125,27 @@ pub(super) enum Doubt {
     Stale,
     /// What was added later may belong to another transaction than what was added before.
     Mixed,
+    /// What was open has been ended at a start. Transactions may have ended since of which nothing is
+    /// known, and epochs may have been handed out.
+    Settled,
+    /// The last transaction is known again. The next epoch may have been handed out before.
+    Renew,
 }
 
 impl Doubt {
+    /// Whether a start has to settle it.
+    pub(super) fn is_open(self) -> bool {
+        matches!(self, Self::Stale | Self::Mixed)
+    }
+
     /// As the checkpoint has it.
     pub(super) fn number(self) -> u8 {
         self as u8
     }
 
     pub(super) fn from_number(number: u8) -> Option<Self> {
-        [Self::None, Self::Stale, Self::Mixed].into_iter().find(|doubt| doubt.number() == number)
+        let all = [Self::None, Self::Stale, Self::Mixed, Self::Settled, Self::Renew];
+        all.into_iter().find(|doubt| doubt.number() == number)
     }
 }
 
@@ -227,7 +234,8 @@ impl Transaction {
             return Ok(new(NONE));
         }
         if let Some((producer_id, epoch)) = expected {
-            let is_predecessor = producer_id == current.previous_producer_id && epoch >= LAST_EPOCH;
+            let is_predecessor = producer_id == current.previous_producer_id
+                && (epoch >= LAST_EPOCH || current.epoch == 0 && epoch == current.previous_epoch);
             if producer_id != current.producer_id && !is_predecessor {
                 return Err(ResponseError::ProducerFenced);
             }
@@ -247,9 +255,9 @@ impl Transaction {
             State::Empty | State::Completed(_) => {}
         }
         match expected {
-            None if current.is_exhausted() => Ok(new(NONE)),
+            None if self.is_exhausted() => Ok(new(NONE)),
             None => Ok(Init::Begin(Some(current.raised(NONE)))),
-            Some((_, epoch)) if epoch == current.epoch && current.is_exhausted() => Ok(new(epoch)),
+            Some((_, epoch)) if epoch == current.epoch && self.is_exhausted() => Ok(new(epoch)),
             Some((_, epoch)) if epoch == current.epoch => {
                 Ok(Init::Begin(Some(current.raised(epoch))))
             }
@@ -257,6 +265,12 @@ impl Transaction {
             Some((_, epoch)) if epoch == current.previous_epoch => Ok(Init::Begin(None)),
             Some(_) => Err(ResponseError::ProducerFenced),
         }
+    }
+
+    /// Whether the next producer needs another producer id, since no epoch is left that certainly
+    /// nobody has had.
+    fn is_exhausted(&self) -> bool {
+        self.identity.epoch >= LAST_EPOCH || matches!(self.doubt, Doubt::Settled | Doubt::Renew)
     }
 
     /// The open transaction is over its time. Its producer learns of that with what it does next, and goes on: who aborts or begins anew as the one that it was is told the epoch that it has now, as by Kafka with
@@ -269,7 +283,8 @@ impl Transaction {
     fn fence(&self) -> Event {
         let identity = self.identity.raised(NONE);
         let marker = identity.current();
-        Event::Prepared { outcome: Outcome::Abort, marker, identity, spans: None }
+        let outcome = Outcome::Abort;
+        Event::Prepared { outcome, marker, identity, spans: None, is_settled: false }
     }
 
     /// Whether this producer may add to the transaction now.
@@ -311,7 +326,8 @@ impl Transaction {
         let asks_again = raises_epoch && epoch != NONE && epoch == current.previous_epoch && {
             let by_epoch =
                 producer_id == current.producer_id && current.epoch.checked_sub(1) == Some(epoch);
-            let by_id = producer_id == current.previous_producer_id && epoch == LAST_EPOCH;
+            // The epoch of before is that of the producer of before.
+            let by_id = producer_id == current.previous_producer_id && current.epoch == 0;
             (is_prepared || has_ended) && (by_epoch || by_id)
         };
         if producer_id != current.producer_id && !asks_again {
@@ -321,7 +337,8 @@ impl Transaction {
         if !is_next && !asks_again {
             return Err(ResponseError::ProducerFenced);
         }
-        let is_repetition = asks_again || !raises_epoch;
+        // By version 1 the epoch does not tell which transaction the client asks for.
+        let is_repetition = asks_again || (!raises_epoch && self.doubt != Doubt::Settled);
         let prepare = || {
             let event = self.prepare(outcome, raises_epoch, new_producer_id);
             event.map_or(End::NeedsProducerId, End::Prepare)
@@ -352,14 +369,16 @@ impl Transaction {
         let current = self.identity;
         if !raises_epoch {
             let (marker, identity) = (current.current(), current);
-            return Some(Event::Prepared { outcome, marker, identity, spans: None });
+            let (spans, is_settled) = (None, false);
+            return Some(Event::Prepared { outcome, marker, identity, spans, is_settled });
         }
         let raised = current.raised(current.epoch);
-        let identity = match current.is_exhausted() {
+        let identity = match self.is_exhausted() {
             false => raised,
             true => current.replaced_by(new_producer_id?, current.epoch),
         };
-        Some(Event::Prepared { outcome, marker: raised.current(), identity, spans: None })
+        let (marker, spans, is_settled) = (raised.current(), None, false);
+        Some(Event::Prepared { outcome, marker, identity, spans, is_settled })
     }
 
     /// When an open transaction is over its time, in milliseconds since the Unix epoch.
@@ -378,13 +397,16 @@ impl Transaction {
         self.updated_at_ms = at_ms;
         match event {
             Event::Initialised { identity, timeout_ms } => {
+                // The same producer may ask again.
+                if self.doubt.is_open() || identity.producer_id != self.identity.producer_id {
+                    self.doubt = Doubt::None;
+                }
                 self.identity = identity;
                 self.timeout_ms = timeout_ms;
                 self.state = State::Empty;
                 self.started_at_ms = -1;
                 // There is something only if the record of its end was lost.
                 self.close();
-                self.doubt = Doubt::None;
             }
             Event::Added { partitions, groups } => {
                 if self.state != State::Ongoing {
@@ -396,17 +418,26 @@ impl Transaction {
                 self.mix();
             }
             Event::Offsets { group, topics } => {
-                self.add_offsets(group, topics);
                 self.mix();
+                self.add_offsets(group, topics);
             }
-            Event::Prepared { outcome, marker, identity, spans } => {
+            Event::Prepared { outcome, marker, identity, spans, is_settled } => {
+                if !is_settled {
+                    // A later transaction than that of before the loss may end.
+                    self.mix();
+                }
+                self.doubt = match self.doubt {
+                    _ if is_settled => Doubt::Renew,
+                    _ if identity.producer_id != self.identity.producer_id => Doubt::None,
+                    Doubt::Settled | Doubt::Renew => Doubt::Renew,
+                    Doubt::None | Doubt::Stale | Doubt::Mixed => Doubt::None,
+                };
                 self.state = State::Prepared(outcome);
                 self.marker = marker;
                 self.identity = identity;
                 // Some are new only if the record that added them was lost.
                 self.partitions.extend(spans.iter().flatten().map(|span| span.partition));
                 self.spans = spans;
-                self.doubt = Doubt::None;
             }
             Event::Completed => {
                 // The decision may be lost: then it stays as it was before, in doubt, until it is known how it was decided.
@@ -414,7 +445,7 @@ impl Transaction {
                 self.state = State::Completed(outcome);
                 self.close();
             }
-            Event::Removed => {}
+            Event::Removed | Event::Settled => {}
         }
     }
 
@@ -426,26 +457,38 @@ impl Transaction {
         self.spans = None;
     }
 
+    /// Something follows that may belong to a later transaction than what is known of before a loss.
+    /// Offsets of before are not committed with it: they may be those of an aborted transaction,
+    /// whose records would be skipped.
     fn mix(&mut self) {
-        if self.doubt != Doubt::None {
+        if self.doubt == Doubt::Stale {
+            self.offsets.clear();
             self.doubt = Doubt::Mixed;
         }
     }
 
     /// Records that would have followed were lost.
     pub(super) fn after_loss(&mut self) {
-        self.doubt = self.doubt.max(Doubt::Stale);
+        if self.doubt != Doubt::Mixed {
+            self.doubt = Doubt::Stale;
+        }
     }
 
-    /// What puts an end to the doubt: the producer goes on in an epoch that is not below `epoch`, the newest one that partitions know, and what is open ends with `outcome`.
+    /// A start has ended what was open.
+    pub(super) fn settled(&mut self) {
+        if self.doubt.is_open() && self.state != State::Ongoing {
+            self.doubt = Doubt::Settled;
+        }
+    }
+
+    /// How a start ends an open transaction that is in doubt, if `epoch` is the newest one in which
+    /// partitions know its producer. Nobody may write in the raised epoch: the producer may have been
+    /// fenced.
     pub(super) fn settle(&self, epoch: i16, outcome: Outcome) -> Event {
         let known = Identity { epoch: epoch.max(self.identity.epoch), ..self.identity };
-        if self.state != State::Ongoing {
-            return Event::Initialised { identity: known, timeout_ms: self.timeout_ms };
-        }
-        // As after a time-out: the producer learns that its transaction has ended, and goes on in the raised epoch.
-        let identity = known.raised(known.epoch);
-        Event::Prepared { outcome, marker: identity.current(), identity, spans: None }
+        let identity = known.raised(NONE);
+        let (marker, spans) = (identity.current(), None);
+        Event::Prepared { outcome, marker, identity, spans, is_settled: true }
     }
 
     pub(super) fn add_offsets(&mut self, group: String, topics: Vec<(String, Vec<Position>)>) {
@@ -486,6 +529,7 @@ impl Transaction {
             Event::Initialised { .. }
             | Event::Prepared { .. }
             | Event::Completed
+            | Event::Settled
             | Event::Removed => 0,
         }
     }
