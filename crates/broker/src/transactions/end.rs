@@ -100,8 +100,8 @@ async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<()
         let (topic, index) = place;
         let Some(topic) = server.topics.stored_by_id(topic) else { continue };
         let Some(partition) = topic.partition(index) else { continue };
-        // Each partition has the marker of each transaction that it was part of, so that a marker can be told
-        // to be that of a transaction whose decision is lost. If this one is there, it does no harm again.
+        // Each partition gets the marker of each transaction that it is part of, so that a marker
+        // proves whose it is if decisions are lost. Written twice, it does no harm.
         if resumed && partition.producer_epoch(producer_id).is_some_and(|known| known > epoch) {
             continue;
         }

@@ -163,9 +163,9 @@ fn marker(lost: &Lost, offset: u64) -> Batch {
     }
 }
 
-/// The markers that must have been in the gaps of a partition, since what follows of their producers
-/// belongs to later transactions. `known` is asked about the transaction of a producer whose first batch
-/// lies there.
+/// The markers that must have been in the gaps of a partition, since what follows of their
+/// producers belongs to later transactions. `known` is asked about the transaction of a producer
+/// whose first batch lies there.
 fn lost_markers<'a>(
     place: Place,
     History { replay, log_ends }: &History,

@@ -125,8 +125,8 @@ pub(super) enum Doubt {
     Stale,
     /// What was added later may belong to another transaction than what was added before.
     Mixed,
-    /// What was open has been ended at a start. Transactions may have ended since of which nothing is
-    /// known, and epochs may have been handed out.
+    /// What was open has been ended at a start. Before it, transactions may have ended of which
+    /// nothing is known, and epochs may have been handed out.
     Settled,
     /// The last transaction is known again. The next epoch may have been handed out before.
     Renew,
@@ -457,9 +457,9 @@ impl Transaction {
         self.spans = None;
     }
 
-    /// Something follows that may belong to a later transaction than what is known of before a loss.
-    /// Offsets of before are not committed with it: they may be those of an aborted transaction,
-    /// whose records would be skipped.
+    /// What follows may belong to a later transaction than what was known before the loss. Offsets
+    /// from before the loss are not committed with it: they may be those of an aborted transaction,
+    /// and the group would skip records.
     fn mix(&mut self) {
         if self.doubt == Doubt::Stale {
             self.offsets.clear();
@@ -481,9 +481,8 @@ impl Transaction {
         }
     }
 
-    /// How a start ends an open transaction that is in doubt, if `epoch` is the newest one in which
-    /// partitions know its producer. Nobody may write in the raised epoch: the producer may have been
-    /// fenced.
+    /// How a start ends an open transaction that is in doubt; `epoch` is the newest one in which
+    /// partitions know its producer. The producer is fenced: another one may have come since.
     pub(super) fn settle(&self, epoch: i16, outcome: Outcome) -> Event {
         let known = Identity { epoch: epoch.max(self.identity.epoch), ..self.identity };
         let identity = known.raised(NONE);
