@@ -176,7 +176,7 @@ async fn offsets_are_committed_with_a_transaction_that_a_marker_proves_to_be_com
                 flip_state(wal, b'a', PREPARED, 0);
                 flip_state(wal, b'a', COMPLETED, 0);
                 let found = wal.windows(3).enumerate().filter(|(_, bytes)| *bytes == begin);
-                let at = found.map(|(at, _)| at).last().expect("the group's commit");
+                let at = found.map(|(at, _)| at).next_back().expect("the group's commit");
                 wal[at + 2] ^= 1;
             })
             .await;

@@ -97,10 +97,10 @@ fn a_commit_marker_behind_the_addition_of_its_partition_proves_the_commit() {
     }
     // Partitions that are added one after the other.
     let state_2 = [added(10, &[A]), added(25, &[B]), (0, Lost)];
-    assert_eq!(known(&state_2, &[commit.clone()], 15), (Some(Commit), true));
+    assert_eq!(known(&state_2, std::slice::from_ref(&commit), 15), (Some(Commit), true));
     // What it has written before this transaction, or behind its marker, belongs to others.
     for at in [5, 35] {
-        assert_eq!(known(&state, &[commit.clone()], at).0, None);
+        assert_eq!(known(&state, std::slice::from_ref(&commit), at).0, None);
     }
     // An abort is what becomes of it anyway.
     assert_eq!(known(&state, &[(30, Marker(0, Abort))], 15), (None, false));
@@ -119,9 +119,12 @@ fn a_commit_marker_behind_the_addition_of_its_partition_proves_the_commit() {
     // What is lost before it was added does not matter.
     assert_eq!(known(&state, &[(3, Rec), (0, Lost), (6, Rec), commit.clone()], 15).0, Some(Commit));
     // A partition that may be part of a later transaction only.
-    assert_eq!(known(&[added(10, &[A]), (0, Lost)], &[commit.clone()], 15), (None, false));
+    assert_eq!(
+        known(&[added(10, &[A]), (0, Lost)], std::slice::from_ref(&commit), 15),
+        (None, false)
+    );
     let later = [added(10, &[A]), (0, Lost), added(25, &[B])];
-    assert_eq!(known(&later, &[commit.clone()], 15), (None, false));
+    assert_eq!(known(&later, std::slice::from_ref(&commit), 15), (None, false));
     // Nothing is lost between that addition and the marker, so it is decided, or is open.
     let known_since = [(0, Lost), added(10, &[A, B])];
     assert_eq!(known(&known_since, &[commit], 15), (None, false));
