@@ -12,6 +12,7 @@ use crate::health::{Faults, Reason};
 use crate::objects::{Cause, ErrorKind, OWNER_OBJECT, ObjectError, object_size};
 use crate::recover::{Gap, GapCause};
 use crate::store::Shared;
+use crate::stream::FetchError;
 use crate::tail::Range;
 use crate::types::{ObjectId, StreamId, StreamOffset};
 use crate::upload::{object_id, object_prefix};
@@ -163,10 +164,17 @@ impl Shared {
         };
         if error.is_loss() {
             self.note_loss(&error);
-        } else {
-            self.note_failure(&error);
         }
         error
+    }
+
+    /// The same for a read on behalf of a client, which repeats it if it may succeed later.
+    pub(crate) async fn read_failed(&self, error: ObjectError) -> FetchError {
+        let error = self.judged(error).await;
+        if !error.is_loss() {
+            self.note_failure(&error);
+        }
+        FetchError::Failed(error.into())
     }
 
     fn note_loss(&self, error: &ObjectError) {

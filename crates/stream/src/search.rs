@@ -229,7 +229,7 @@ impl Stream {
         if error.is_not_found() && gone.replace(range.object.id) != Some(range.object.id) {
             return Ok(());
         }
-        Err(FetchError::Failed(self.shared.judged(error).await.into()))
+        Err(self.shared.read_failed(error).await)
     }
 }
 

@@ -220,8 +220,7 @@ impl Stream {
                     reading.add(batches);
                     // Not passed over: what the catalog says to be there is lost.
                     if nothing_there && reading.batches.is_empty() {
-                        let missing = self.shared.judged(objects.missing(&range)).await;
-                        return Err(FetchError::Failed(missing.into()));
+                        return Err(self.shared.read_failed(objects.missing(&range)).await);
                     }
                     if nothing_there {
                         break;
@@ -241,7 +240,7 @@ impl Stream {
                     missing = Some(range.object.id);
                 }
                 Err(error) => {
-                    return Err(FetchError::Failed(self.shared.judged(error).await.into()));
+                    return Err(self.shared.read_failed(error).await);
                 }
             }
         }

@@ -361,12 +361,12 @@ fn a_catalog_that_found_no_space_is_made_later() {
 #[test]
 fn deletions_succeed_from_the_reserve_when_the_disk_is_full() {
     let directory = tempfile::tempdir().unwrap();
-    let Some(disk) = SmallDisk::mount(directory.path(), "16m") else { return };
+    let Some(disk) = SmallDisk::mount(directory.path(), "32m") else { return };
     let path = directory.path().join("catalog");
     let catalog = RedbCatalog::open(&path).unwrap().with_reserve_of(4 << 20);
     super::super::conformance::fill(&catalog);
     let other = directory.path().join("other");
-    std::fs::write(&other, vec![1; 4 << 20]).unwrap();
+    std::fs::write(&other, vec![1; 20 << 20]).unwrap();
     let mut kept = 0;
     let full = loop {
         match catalog.commit(&[put_meta(kept, 60_000)]) {
@@ -377,7 +377,7 @@ fn deletions_succeed_from_the_reserve_when_the_disk_is_full() {
     assert!(matches!(full, CatalogError::Full(_)), "{full}");
     // Nothing at all is left beside the reserve.
     let rest = directory.path().join("rest");
-    std::fs::write(&rest, vec![1; 16 << 20]).unwrap_err();
+    std::fs::write(&rest, vec![1; 32 << 20]).unwrap_err();
     let before = catalog.load().unwrap();
     let refused = catalog.commit(&[put_meta(kept, 60_000)]).unwrap_err();
     assert!(matches!(refused, CatalogError::Full(_)), "{refused}");
