@@ -185,7 +185,9 @@ impl ProducerStates {
             });
         }
         // Batches behind the last known one may be lost, the first one of a newer epoch too.
-        let may_skip = producer.last_offset < self.lost_end;
+        // Its marker may be there all the same: that one says nothing of the sequence.
+        let known = producer.batches.last().map_or(producer.last_offset, |seen| seen.base_offset);
+        let may_skip = known < self.lost_end;
         if batch.producer_epoch > producer.epoch {
             return match batch.base_sequence {
                 0 => Ok(Verdict::Append),

@@ -272,6 +272,23 @@ fn a_producer_goes_on_behind_a_loss_and_what_is_left_of_it_is_recognised() {
 }
 
 #[test]
+fn a_marker_behind_a_loss_says_nothing_of_the_sequence() {
+    let record = |sequence| BatchHeader { attributes: 1 << 4, ..batch(4, 0, sequence, 2) };
+    let mut states = ProducerStates::default();
+    states.record(&record(0), 0, 0, NOW);
+    // The producer's next batch, with sequence numbers 2 and 3, is lost. Its marker is not.
+    states.lost_end = 4;
+    states.record_marker(&batch(4, 0, -1, 1), Outcome::Commit, 4, NOW);
+    let verdict = |states: &ProducerStates, sequence| {
+        states.check(&record(sequence)).map_err(|error| error.code())
+    };
+    assert_eq!(verdict(&states, 4), Ok(Verdict::Append));
+    states.record(&record(4), 5, 0, NOW);
+    assert_eq!(verdict(&states, 6), Ok(Verdict::Append));
+    assert_eq!(verdict(&states, 8), Err(45), "only once");
+}
+
+#[test]
 fn a_fold_over_a_loss_is_what_a_start_makes_of_it() {
     let batches = batches_at(&[(0, 0), (2, 2), (8, 8), (10, 10)]);
     let live = |batches: &[Batch], checkpoint: Option<&[u8]>, from, to| {
