@@ -83,7 +83,7 @@ impl Image {
     }
 
     /// Run a server in `directory` and keep what it leaves. If an earlier run has kept an image
-    /// there, that one is taken.
+    /// there, that one is taken, unless an earlier version of the campaign has written it.
     pub(super) fn build(
         binary: &Path,
         directory: &Path,
@@ -92,7 +92,9 @@ impl Image {
         seed: u64,
     ) -> Result<Self, Error> {
         let model_path = directory.join("model.json");
-        if !model_path.exists() {
+        let kept = fs::read(&model_path).ok();
+        let kept = kept.and_then(|kept| serde_json::from_slice::<Model>(&kept).ok());
+        if kept.is_none() {
             Place::clear(directory)?;
             let place = Place { binary: binary.to_owned(), directory: directory.join("server") };
             Place::clear(&place.directory)?;

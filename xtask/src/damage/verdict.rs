@@ -157,6 +157,13 @@ pub(super) fn judge(facts: &Facts<'_>) -> Vec<Finding> {
     let sides = sides(facts);
     atomicity(facts, &sides, &mut findings);
     groups(facts, &sides, &mut findings);
+    if is_store_away(facts.health) {
+        for finding in &mut findings {
+            if finding.verdict == Verdict::EndlessRetry {
+                finding.verdict = Verdict::ReadError;
+            }
+        }
+    }
     let needs_attention = findings.iter().any(|finding| {
         !matches!(finding.verdict, Verdict::Whole | Verdict::WrongOutcome | Verdict::FalseBytes)
     });
@@ -164,6 +171,16 @@ pub(super) fn judge(facts: &Facts<'_>) -> Vec<Finding> {
         findings.push(Finding::new(Verdict::HealthOk, "/healthz says `ok`"));
     }
     findings
+}
+
+/// Whether `/healthz` says that the object store as a whole is away. A directory that is gone cannot
+/// be told from one whose file system is not mounted, so clients repeat their reads until it is back
+/// (docs/storage-faults.md).
+fn is_store_away(health: &str) -> bool {
+    let away = ["is not the directory that was opened", "is this the right object store"];
+    health.lines().any(|line| {
+        line.starts_with("cold_reads_failing: ") && away.iter().any(|text| line.contains(text))
+    })
 }
 
 fn refusal(view: &View, offset: i64) -> Option<&Refused> {

@@ -183,6 +183,27 @@ fn an_error_must_end_the_read() {
 }
 
 #[test]
+fn reads_may_be_repeated_while_health_says_that_the_object_store_is_away() {
+    for (health, verdict) in [
+        (
+            "degraded\ncold_reads_failing: a: b is not the directory that was opened: c",
+            Verdict::ReadError,
+        ),
+        ("degraded\ncold_reads_failing: no answer", Verdict::EndlessRetry),
+        (
+            "degraded\nobjects_missing: a is not the directory that was opened",
+            Verdict::EndlessRetry,
+        ),
+        ("ok", Verdict::EndlessRetry),
+    ] {
+        let mut scene = Scene::new();
+        scene.health = health;
+        scene.refuse(8, &Why::Code(56));
+        assert!(scene.verdicts().contains(&verdict), "{health}");
+    }
+}
+
+#[test]
 fn other_bytes_are_false_whatever_differs() {
     let spoil: [fn(&mut Seen); 3] = [
         |seen| seen.key = None,
