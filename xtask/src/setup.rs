@@ -270,6 +270,18 @@ const RDKAFKA_EDITS: [(&str, &str, &str); 2] = [
     ("0129-fetch_aborted_msgs.c", "\"segment.bytes\", \"20000\"", "\"segment.bytes\", \"1048576\""),
 ];
 
+/// Changes text of a file that others have written. An edit that finds nothing to change is an error.
+fn edit(file: &Path, edits: &[(&str, &str)]) -> Result<(), Error> {
+    let mut text = read(file)?;
+    for (old, new) in edits {
+        if !text.contains(old) {
+            return Err(format!("{} does not have `{old}`", file.display()).into());
+        }
+        text = text.replace(old, new);
+    }
+    Ok(fs::write(file, text)?)
+}
+
 /// librdkafka and its tests, built from source: the directory in which `test-runner` runs. One of
 /// the tests starts a Java program, which is compiled with Kafka's `jars`.
 pub(crate) fn librdkafka_tests(root: &Path, jars: &Path) -> Result<PathBuf, Missing> {
@@ -310,13 +322,7 @@ pub(crate) fn librdkafka_tests(root: &Path, jars: &Path) -> Result<PathBuf, Miss
         make_executable(&source.join(script))?;
     }
     for (file, old, new) in RDKAFKA_EDITS {
-        let path = tests.join(file);
-        let text = read(&path)?;
-        if !text.contains(old) {
-            let what = format!("librdkafka's {file} does not have `{old}`");
-            return Err(Missing::Failed(what.into()));
-        }
-        fs::write(&path, text.replace(old, new)).map_err(Error::from)?;
+        edit(&tests.join(file), &[(old, new)])?;
     }
     println!("setup: make (librdkafka and its tests; takes minutes)");
     let mut configure = Command::new("./configure");

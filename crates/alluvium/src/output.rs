@@ -181,8 +181,8 @@ pub(crate) fn start_logging(filter: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Make standard error of this process, a server's, one that never blocks. What is reported before
-/// [`start_server_logging`] goes the same way.
+/// Start the queue through which a server writes to standard error, so that no write blocks. What
+/// is reported before [`start_server_logging`] takes the queue as well.
 ///
 /// # Errors
 /// No thread for the log.
@@ -194,7 +194,7 @@ pub(crate) fn start_log_queue() -> Result<&'static LogQueue, Failure> {
 /// Logging of a server: it neither blocks nor fails, and a panic on any thread ends the process.
 ///
 /// # Errors
-/// A filter that can not be parsed.
+/// A filter that cannot be parsed.
 pub(crate) fn start_server_logging(log: &'static LogQueue, filter: &str) -> Result<(), Failure> {
     install(parse(filter)?, || log.line());
     defect::end_process_on_panic(log);

@@ -1,6 +1,6 @@
-//! Progress of what may take long: nothing for the first two seconds, then a bar on a terminal, or a log line every five
-//! seconds where there is none. A server logs lines on a terminal, too: a bar is written by the thread that works, and a
-//! terminal that nobody reads would stop it.
+//! Progress of what may take long: nothing for the first two seconds, then a bar on a terminal, or a
+//! log line every five seconds where there is none. A server logs lines on a terminal, too: the
+//! thread that works draws the bar, and would block on a terminal that is not read.
 
 use std::io::IsTerminal;
 use std::sync::Arc;

@@ -224,8 +224,8 @@ fn losses(recovery: &Recovery, names: &HashMap<StreamId, String>) -> Vec<String>
     }
     let unnamed = recovery.gaps.len().saturating_sub(NAMED_LOSSES);
     if unnamed > 0 {
-        let ranges = counted(unnamed as u64, "range", "ranges");
-        lines.push(format!("{ranges} of lost or skipped offsets more"));
+        let ranges = counted(unnamed as u64, "more range", "more ranges");
+        lines.push(format!("{ranges} of lost or skipped offsets"));
     }
     lines
 }
@@ -550,7 +550,7 @@ mod tests {
         );
         found.gaps = vec![lost; NAMED_LOSSES + 2];
         let told = losses(&found, &names);
-        assert_eq!(told.last().unwrap(), "2 ranges of lost or skipped offsets more");
+        assert_eq!(told.last().unwrap(), "2 more ranges of lost or skipped offsets");
     }
 
     #[test]

@@ -126,8 +126,8 @@ fn rebuild<T: Table>(
     Ok(table)
 }
 
-/// The checkpoint at the end of `offsets`, see [`alluvium_stream::Fold`]. `None` as long as there is nothing to remember. Input that can not be read
-/// goes into quarantine.
+/// The checkpoint at the end of `offsets`, see [`alluvium_stream::Fold`]. `None` as long as there is
+/// nothing to remember. Input that cannot be read goes into quarantine.
 pub(crate) fn fold<T: Table>(
     offsets: Range<StreamOffset>,
     previous: Option<&[u8]>,

@@ -104,7 +104,7 @@ impl Shared {
         committed.map(drop)
     }
 
-    /// Have the catalog know the WAL's mark.
+    /// Note the WAL's mark in the catalog.
     pub(crate) async fn note_mark(self: &Arc<Self>) -> Result<(), StoreError> {
         let shared = self.clone();
         self.change(async move { shared.write_catalog(Vec::new()).await }).await

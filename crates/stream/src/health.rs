@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use parking_lot::Mutex;
 
 use crate::losses::{LISTED, LostObjects};
-use crate::store::{Lost, Stats, UploadFailing};
+use crate::numbers::{Lost, UploadFailing};
+use crate::store::Stats;
 
 /// A kind of fault that does not stop the server. Its label is part of the interface: `/healthz` and
 /// the metric `alluvium_degraded` carry it, and docs/metrics.md explains each.

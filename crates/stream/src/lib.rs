@@ -18,6 +18,7 @@ mod health;
 mod janitor;
 mod losses;
 mod mend;
+mod numbers;
 pub mod object;
 mod object_table;
 mod objects;
@@ -43,6 +44,7 @@ pub use compact::{Rewrite, Rewritten, StoredPart};
 pub use health::{Degraded, Reason};
 pub use losses::LostObjects;
 pub use mend::Damaged;
+pub use numbers::{Lost, UploadFailing};
 pub use objects::{
     DiskCacheStats, ErrorKind, ObjectError, Orphan, ReadStats, Requests, StoredObject, Survey,
     Wrong, list_objects, local_objects, object_size, survey, try_objects,
@@ -50,7 +52,7 @@ pub use objects::{
 pub use options::{DiskCacheOptions, Options};
 pub use record::{End, Ends, StreamRecord, decode_record};
 pub use recover::{Gap, GapCause, Recovery};
-pub use store::{Lost, Opened, Stats, Store, StoreError, UploadFailing};
+pub use store::{Opened, Stats, Store, StoreError};
 pub use stream::{FetchError, Fetched, History, Replay, Stream, Watch};
 pub use types::{
     Batch, Fold, KIND_LOG, KIND_STATE, NewBatch, ObjectId, StreamEpoch, StreamId, StreamOffset,

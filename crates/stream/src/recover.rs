@@ -18,9 +18,10 @@ use crate::catalog::{
 };
 use crate::ends::{self, Ends, Evidence, GoesOn, LargestCount};
 use crate::mend;
+use crate::numbers::Lost;
 use crate::options::Options;
 use crate::record::{self, End, StreamRecord};
-use crate::store::{Ids, Lost, ObjectTable, StoreError, Used};
+use crate::store::{Ids, ObjectTable, StoreError, Used};
 use crate::tail::{self, BATCH_OVERHEAD_BYTES, Cached, StreamState, Tail};
 use crate::types::{Fold, ObjectId, StreamId, StreamOffset};
 

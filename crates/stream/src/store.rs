@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use alluvium_device::SharedDevice;
 use alluvium_wal::{HeaderInfo, LogOffset, ResizeError, Resizing, Wal, WalError};
@@ -23,6 +23,7 @@ use crate::compact::{self, Compaction};
 use crate::ends::{self, Ends};
 use crate::health::{self, Degraded, Faults, Reason};
 use crate::losses::{Losses, LostObjects};
+use crate::numbers::{Lost, Numbers, UploadFailing};
 pub(crate) use crate::object_table::{ObjectTable, Used};
 use crate::objects::{DiskCacheStats, ObjectError, Objects, ReadStats, Requests};
 use crate::options::Options;
@@ -189,34 +190,6 @@ pub struct Stats {
     pub wal: alluvium_wal::Stats,
 }
 
-/// Objects can not be written now, or there is no answer; it is tried again. Until that succeeds the WAL fills up, and in the end appends find no room.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UploadFailing {
-    /// Time since the first failure in a row.
-    pub elapsed: Duration,
-    /// Failures in a row; at least 1.
-    pub failures: u32,
-    /// The last one. Says so if no further try can succeed before bucket or credentials are changed.
-    pub error: String,
-}
-
-/// What recovery should have found, and did not. All 0 unless the WAL's device is damaged or the catalog does not belong to it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lost {
-    /// Parts of the WAL that were durable once and can not be read back, [`Recovery::missing_end`] included.
-    pub damaged_ranges: usize,
-    /// Their size.
-    pub damaged_bytes: u64,
-    /// Ranges of stream offsets whose records are lost; see [`Recovery::gaps`].
-    pub gaps: usize,
-    /// Offsets in these ranges.
-    pub offsets: u64,
-    /// Ranges of stream offsets that are skipped, since some of them may have been used.
-    pub skipped_gaps: usize,
-    /// Offsets in these ranges: an upper bound of what is lost beside [`Self::offsets`].
-    pub skipped_offsets: u64,
-}
-
 /// All streams of one WAL. Cheap to clone; must live, and be opened, in a `tokio` runtime.
 ///
 /// Close it with [`Store::close`]. Dropping the last handle instead stops it as a crash would, and wakes who still waits at a
@@ -303,63 +276,6 @@ pub(crate) struct UploadSignal {
     pub(crate) threshold_bytes: AtomicU64,
     /// When the cut was taken that the WAL is trimmed to; at first, the start. No record that was appended in this life and is not trimmed is older.
     pub(crate) trimmed_to: Mutex<tokio::time::Instant>,
-}
-
-#[derive(Default)]
-pub(crate) struct Numbers {
-    pub(crate) uploads: AtomicU64,
-    pub(crate) uploaded_bytes: AtomicU64,
-    pub(crate) upload_failures: AtomicU64,
-    pub(crate) upload_failing: Mutex<Option<FailingSince>>,
-    pub(crate) orphans: AtomicUsize,
-    pub(crate) orphans_deleted: AtomicU64,
-    pub(crate) clean_up_failures: AtomicU64,
-    pub(crate) owner_conflicts: AtomicU64,
-    pub(crate) pushbacks: AtomicU64,
-    pub(crate) compactions: AtomicU64,
-    pub(crate) compacted_bytes: AtomicU64,
-    pub(crate) compaction_failures: AtomicU64,
-    pub(crate) lost: Lost,
-}
-
-/// [`UploadFailing`], as it is kept.
-pub(crate) struct FailingSince {
-    since: Instant,
-    failures: u32,
-    error: String,
-}
-
-impl Numbers {
-    fn new(recovery: &Recovery) -> Self {
-        Self { lost: recovery.lost(), ..Self::default() }
-    }
-
-    /// An attempt of the running upload has failed; returns how many in a row.
-    pub(crate) fn upload_failed(&self, error: &str) -> u32 {
-        self.upload_failures.fetch_add(1, Ordering::Relaxed);
-        let mut failing = self.upload_failing.lock();
-        let failing = failing.get_or_insert_with(|| FailingSince {
-            since: Instant::now(),
-            failures: 0,
-            error: String::new(),
-        });
-        failing.failures = failing.failures.saturating_add(1);
-        error.clone_into(&mut failing.error);
-        failing.failures
-    }
-
-    pub(crate) fn upload_done(&self) {
-        *self.upload_failing.lock() = None;
-    }
-
-    fn upload_failing(&self) -> Option<UploadFailing> {
-        let failing = self.upload_failing.lock();
-        failing.as_ref().map(|FailingSince { since, failures, error }| UploadFailing {
-            elapsed: since.elapsed(),
-            failures: *failures,
-            error: error.clone(),
-        })
-    }
 }
 
 impl Store {

@@ -105,6 +105,20 @@ async fn restarted_to_wait(
     (life, known, reading.into_inner().expect("nobody reads yet"))
 }
 
+/// A server that is closed, has uploaded eight objects of so many streams, and compacts them when
+/// it is started again; the streams with what they must hold.
+async fn eight_objects(count: usize) -> (World, Vec<(StreamId, Vec<Batch>)>) {
+    let mut world = world();
+    off(&mut world);
+    let life = world.start().await;
+    let mut all = streams(&life, count).await;
+    uploads(&life, &mut all, 8, 500).await;
+    on(&mut world);
+    let known = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
+    life.close().await;
+    (world, known)
+}
+
 async fn opened(
     life: &Life,
     known: impl IntoIterator<Item = (StreamId, Vec<Batch>)>,
@@ -348,14 +362,7 @@ async fn trims_and_deletions_in_the_middle_are_respected() {
 
 #[tokio::test]
 async fn an_object_store_that_fails_delays_it_and_leaves_nothing_behind() {
-    let mut world = world();
-    off(&mut world);
-    let life = world.start().await;
-    let mut all = streams(&life, 3).await;
-    uploads(&life, &mut all, 8, 500).await;
-    on(&mut world);
-    let known: Vec<_> = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
-    life.close().await;
+    let (world, known) = eight_objects(3).await;
     let life = world.start_with(|objects| objects.fail_writes.store(5, Ordering::SeqCst)).await;
     eventually("it succeeds", || life.store.stats().compactions == 1).await;
     settled(&life, &world).await;
@@ -368,14 +375,7 @@ async fn an_object_store_that_fails_delays_it_and_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn the_store_is_degraded_while_compaction_fails() {
-    let mut world = world();
-    off(&mut world);
-    let life = world.start().await;
-    let mut all = streams(&life, 3).await;
-    uploads(&life, &mut all, 8, 500).await;
-    on(&mut world);
-    let known: Vec<_> = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
-    life.close().await;
+    let (world, known) = eight_objects(3).await;
     let fail = |objects: &Objects| objects.fail_writes.store(u64::MAX, Ordering::SeqCst);
     let life = world.start_with(fail).await;
     let failing = || {
@@ -420,14 +420,7 @@ async fn what_is_damaged_stays_where_it_is() {
 async fn what_comes_damaged_is_compacted_all_the_same() {
     // Each of its reads, of eight indexes and eight objects' blocks.
     for read in 0..16 {
-        let mut world = world();
-        off(&mut world);
-        let life = world.start().await;
-        let mut all = streams(&life, 2).await;
-        uploads(&life, &mut all, 8, 500).await;
-        on(&mut world);
-        let known: Vec<_> = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
-        life.close().await;
+        let (world, known) = eight_objects(2).await;
         let flip = |objects: &Objects| objects.flip_reads.store(1 << read, Ordering::SeqCst);
         let life = world.start_with(flip).await;
         settled(&life, &world).await;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Missing, Stamp, apt, read, runs};
+use super::{Missing, Stamp, apt, edit, read, runs};
 use crate::Error;
 use crate::exec::quietly;
 
@@ -115,15 +115,7 @@ pub(crate) fn kafka_python_tests(root: &Path, version: &str) -> Result<PythonTes
         let archive = format!("{}.tar.gz", directory.display());
         quietly(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(&place))?;
         if major == "3" {
-            let file = directory.join("test/integration/test_sasl_integration.py");
-            let mut text = read(&file)?;
-            for (from, to) in LOGGING_IN {
-                if !text.contains(from) {
-                    return Err(Error::from(format!("{}: no `{from}`", file.display())).into());
-                }
-                text = text.replace(from, to);
-            }
-            fs::write(&file, text).map_err(Error::from)?;
+            edit(&directory.join("test/integration/test_sasl_integration.py"), &LOGGING_IN)?;
         }
         // What is tested is the package as it is installed, not the one beside the tests.
         fs::remove_dir_all(directory.join("kafka")).map_err(Error::from)?;

@@ -36,8 +36,8 @@ pub(crate) enum WalCommand {
     Format(format::FormatArgs),
     /// Show both header slots, the geometry and the usage. Reads only, also beside a running server.
     Inspect(inspect::InspectArgs),
-    /// List the records, and what is in them: batches with their offsets and streams, and the ends of streams. Reads only, also beside a running
-    /// server. Topics are named with --data-dir.
+    /// List the records, and what is in them: batches with their offsets and streams, and the ends
+    /// of streams. Reads only, also beside a running server. Topics are named with --data-dir.
     Dump(dump::DumpArgs),
     Verify(verify::VerifyArgs),
     Recover(recover::RecoverArgs),

@@ -14,8 +14,9 @@ use crate::units::Size;
 /// Take the log over from a server that is gone, and close it.
 ///
 /// The log is recovered as at the start of a server, and closed, so that the next start takes its end from the header. It keeps what a
-/// start would keep, which is every acknowledged record that is not damaged. Nothing is uploaded or trimmed: that is for the server. Offsets of
-/// streams whose batches are missing are listed, with topic and partition if --data-dir is given.
+/// start would keep, which is every acknowledged record that is not damaged. Nothing is uploaded or
+/// trimmed: that is for the server. Missing offsets of streams are listed, with topic and partition
+/// if --data-dir is given.
 ///
 /// To take over means to open the log under the next epoch. It ends at the first place that was never durable; records
 /// behind that, which nobody was told to be durable, are given up for good. The owner before it is shut out: if it still runs, on

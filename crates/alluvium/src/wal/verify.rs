@@ -14,8 +14,8 @@ use crate::progress::Meter;
 ///
 /// Both copies of the header are looked at, and every record from the trim offset to the end of the log, with its checksums. Each gap
 /// is listed with its range of the log, the byte of the device where it begins, and what was found there. Records behind the
-/// end, which a crash left and nobody was told to be durable, are counted; they are no damage. Offsets of streams whose batches
-/// are missing are listed, with topic and partition if --data-dir is given.
+/// end, which a crash left and which were never acknowledged, are counted; they are no damage.
+/// Missing offsets of streams are listed, with topic and partition if --data-dir is given.
 ///
 /// Nothing is written and no lock is taken: beside a running server it sees the log up to where it is when it gets there.
 #[derive(Args, Debug)]

@@ -1,4 +1,4 @@
-//! The features that ApiVersions announces, and UpdateFeatures, which is asked to change their levels.
+//! The features that ApiVersions announces, and UpdateFeatures, which changes their levels in Kafka.
 
 use std::collections::HashMap;
 

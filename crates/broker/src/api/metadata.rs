@@ -128,8 +128,8 @@ async fn by_name(cx: &Context, name: &str, may_create: bool) -> Result<Arc<Topic
                 cx.authorize(Operation::Create, Resource::Topic(name))?;
             }
             crate::topics::check_name(name)?;
-            // Whoever deletes a topic and then looks finds none, as with Kafka, where a new topic
-            // takes a moment to appear. kafka-go's tests rely on that.
+            // A client that deletes a topic and then asks for it finds none, as with Kafka, where a
+            // new topic takes a moment to appear. kafka-go's tests rely on that.
             if server.topics.is_just_deleted(name, Instant::now()) {
                 return Err(ApiError::UnknownTopicOrPartition);
             }

@@ -98,7 +98,7 @@ async fn clients_get_past_lost_offsets_at_the_end_and_in_the_middle() {
     server.crash_and_damage(|wal| damage(wal, &lost)).await;
     assert_eq!(server.store().stats().lost.gaps, 2);
 
-    // As recovered; once more, from the damaged log; and from what was uploaded.
+    // As recovered; recovered again from the damaged log; and from what was uploaded.
     for step in 0..3 {
         for is_committed in [false, true] {
             let fetched = |from| fetched(&server, from, is_committed);

@@ -126,7 +126,9 @@ impl Decisions {
             let (marker, producer_id) = (transaction.marker, transaction.identity.producer_id);
             match transaction.state {
                 State::Prepared(outcome) if wanted.contains(&marker.0) => {
-                    this.decide(marker, outcome, transaction.spans.as_deref(), LogOffset(1));
+                    // It was open when the checkpoint was made: its records are uploaded.
+                    let part = LogOffset(0)..LogOffset(1);
+                    this.decide(marker, outcome, transaction.spans.as_deref(), part);
                 }
                 State::Ongoing if wanted.contains(&producer_id) && !transaction.doubt.is_open() => {
                     this.add(producer_id, transaction.partitions.iter(), LogOffset(0));
@@ -148,7 +150,8 @@ impl Decisions {
                     this.add(producer_id, partitions.iter(), *log);
                 }
                 Event::Prepared { outcome, marker, spans, .. } if wanted.contains(&marker.0) => {
-                    this.decide(*marker, *outcome, spans.as_deref(), *log);
+                    let began = this.close(marker.0, *log).unwrap_or(*log);
+                    this.decide(*marker, *outcome, spans.as_deref(), began..*log);
                 }
                 Event::Initialised { .. } | Event::Removed => drop(this.close(producer_id, *log)),
                 _ => {}
@@ -164,9 +167,10 @@ impl Decisions {
         }
         for (id, transaction) in &table.0 {
             if let State::Prepared(_) = transaction.state
-                && let Some(last) = this.by_producer.get_mut(&transaction.marker.0)
+                && let Some(decisions) = this.by_producer.get_mut(&transaction.marker.0)
+                && let Some(last) = decisions.last_mut()
             {
-                last.iter_mut().last().into_iter().for_each(|last| last.is_due = true);
+                last.is_due = true;
             }
             for producer_id in [transaction.marker.0, transaction.identity.producer_id] {
                 if wanted.contains(&producer_id) {
@@ -196,21 +200,17 @@ impl Decisions {
         began
     }
 
+    /// The transaction was open in `part` of the log; it is decided at its end.
     fn decide(
         &mut self,
         (producer_id, epoch): (i64, i16),
         outcome: Outcome,
         spans: Option<&[Span]>,
-        at: LogOffset,
+        part: Range<LogOffset>,
     ) {
-        let began = self.close(producer_id, at);
         let decision = match spans {
             Some(spans) => Decision::of_spans(outcome, epoch, spans),
-            None => {
-                // What the checkpoint has as decided was open when it was made.
-                let from = if at == LogOffset(1) { LogOffset(0) } else { began.unwrap_or(at) };
-                Decision { outcome, epoch, is_due: false, records: Records::Log(from..at) }
-            }
+            None => Decision { outcome, epoch, is_due: false, records: Records::Log(part) },
         };
         self.by_producer.entry(producer_id).or_default().push(decision);
     }

@@ -63,10 +63,10 @@ impl Open {
 pub(crate) fn mend(damaged: &Damaged<'_>) -> Vec<(StreamId, Batch)> {
     let streams: HashMap<StreamId, _> = topics::streams(damaged.meta()).collect();
     let lossy: HashSet<StreamId> = damaged.gaps().iter().map(|gap| gap.stream).collect();
-    let histories = |stream: &StreamId| damaged.history(*stream);
+    let history = |stream: &StreamId| damaged.history(*stream);
     let mut partitions: Vec<_> = lossy
         .into_iter()
-        .filter_map(|stream| Some((stream, streams.get(&stream)?, histories(&stream)?)))
+        .filter_map(|stream| Some((stream, streams.get(&stream)?, history(&stream)?)))
         .collect();
     partitions.sort_unstable_by_key(|(stream, ..)| *stream);
     let wanted = RefCell::new(HashSet::new());
@@ -82,14 +82,14 @@ pub(crate) fn mend(damaged: &Damaged<'_>) -> Vec<(StreamId, Batch)> {
         return Vec::new();
     }
     let coordinator = state_stream::id_in(damaged.meta(), STREAM_KEY);
-    let state = coordinator.as_ref().and_then(histories);
+    let state = coordinator.as_ref().and_then(history);
     // The server does not start with a state stream that cannot be read.
     let Some(Ok(mut decisions)) = state.map(|state| Decisions::read(&state, &wanted)) else {
         return Vec::new();
     };
     if decisions.is_partial() {
         for (stream, (_, topic_id, index)) in &streams {
-            if let Some(history) = histories(stream) {
+            if let Some(history) = history(stream) {
                 decisions.prove((*topic_id, *index), &history);
             }
         }

@@ -267,8 +267,8 @@ impl Transaction {
         }
     }
 
-    /// Whether the next producer needs another producer id, since no epoch is left that certainly
-    /// nobody has had.
+    /// Whether the next producer needs another producer id, since every epoch that is left may have
+    /// been handed out.
     fn is_exhausted(&self) -> bool {
         self.identity.epoch >= LAST_EPOCH || matches!(self.doubt, Doubt::Settled | Doubt::Renew)
     }

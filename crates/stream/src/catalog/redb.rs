@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs::{File, Permissions};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use alluvium_wal::LogOffset;
@@ -19,17 +19,18 @@ use super::{
     Uploaded, refusal,
 };
 use crate::panics;
-use crate::store::OWN_META_PREFIX;
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 
 mod disk;
 mod rows;
+mod space;
 
 use disk::{Disk, RESERVE_BYTES, Reserve, Watched};
 use rows::{
     decode_lives, decode_object, decode_range, decode_stream, decode_wal_id, encode_lives,
     encode_object, encode_range, encode_stream,
 };
+use space::no_reserve;
 
 const FORMAT_VERSION: u64 = 1;
 
@@ -55,12 +56,6 @@ const KEY_ROWS: &str = "rows";
 /// The catalog is small and read once, so a small page cache does; redb's default of 1 GiB would be most of an idle
 /// server's memory.
 const PAGE_CACHE_BYTES: usize = 8 << 20;
-
-/// A disk with less than this is full: a change may take so much.
-const FULL_BYTES: u64 = 1 << 20;
-
-/// A value may become so much longer without asking for space: a counter gets another digit.
-const PUT_MORE_BYTES: usize = 64;
 
 /// The embedded catalog, on `redb`: one file, one process at a time.
 pub struct RedbCatalog {
@@ -204,56 +199,6 @@ impl RedbCatalog {
         }
     }
 
-    /// What the changes may take of a disk that is full.
-    fn claim(&self, changes: &[Change]) -> Result<Claim, CatalogError> {
-        let mut claim = Claim::All;
-        for change in changes {
-            match change {
-                Change::CreateStream { .. } | Change::NextStreamId(_) => claim = Claim::None,
-                // A few short values, without which larger batches could not be appended.
-                Change::PutMeta { key, .. } if key.starts_with(OWN_META_PREFIX) => {}
-                Change::PutMeta { key, value } => {
-                    let read = || -> Result<usize, Failure> {
-                        let database = self.database().map_err(Failure::Refused)?;
-                        let found = database.begin_read()?.open_table(META)?.get(key.as_str())?;
-                        Ok(found.map_or(0, |found| found.value().len()))
-                    };
-                    let present = unless_damaged(&self.path, || {
-                        read().map_err(|failure| self.named(failure))
-                    });
-                    let present = present?;
-                    if present == 0 || value.len() > present + PUT_MORE_BYTES {
-                        claim = Claim::None;
-                    }
-                }
-                Change::WalMarked(_) => {}
-                // With these, or for these, all of them are to succeed.
-                Change::AddObject(_)
-                | Change::Uploaded(_)
-                | Change::LogUploaded(_)
-                | Change::Replaced(_) => return Ok(Claim::Part),
-                _ => return Ok(Claim::All),
-            }
-        }
-        Ok(claim)
-    }
-
-    /// Space that the file takes, and that no page is in: it serves as a reserve, too.
-    fn slack_bytes(&self) -> Result<u64, CatalogError> {
-        let transaction = self.begin()?;
-        let stats = transaction.stats().map_err(|e| self.error(e))?;
-        transaction.abort().map_err(|e| self.error(e))?;
-        let found = std::fs::metadata(&self.path);
-        let found =
-            found.map_err(|e| CatalogError::Failed(format!("{}: {e}", self.path.display())))?;
-        let used_bytes = stats.allocated_pages() * stats.page_size() as u64;
-        Ok((found.blocks() * 512).saturating_sub(used_bytes))
-    }
-
-    fn full(&self, what: impl std::fmt::Display) -> CatalogError {
-        CatalogError::Full(format!("{}: {what}", self.path.display()))
-    }
-
     /// Create the tables of a new catalog, or check that this version understands an old one.
     fn initialise(&self) -> Result<(), CatalogError> {
         let transaction = self.begin()?;
@@ -392,43 +337,6 @@ impl Catalog for RedbCatalog {
 }
 
 impl RedbCatalog {
-    fn commit_in_space(&self, changes: &[Change]) -> Result<u64, CatalogError> {
-        let Some(reserve) = &self.reserve else { return self.try_commit(changes) };
-        let kept_bytes = match self.claim(changes)? {
-            Claim::None => reserve.bytes(),
-            Claim::Part => reserve.bytes() / 4,
-            Claim::All => 0,
-        };
-        if kept_bytes == reserve.bytes()
-            && let Err(error) = reserve.fill()
-            && self.slack_bytes()? < reserve.bytes()
-        {
-            return Err(self.full(no_reserve(reserve, &error)));
-        }
-        let committed = match self.try_commit(changes) {
-            Err(CatalogError::Full(why)) => match reserve.release(kept_bytes) {
-                Ok(true) => self.try_commit(changes),
-                Ok(false) => Err(CatalogError::Full(why)),
-                Err(error) => Err(self.full(format!("{why}; the reserve cannot be used: {error}"))),
-            },
-            committed => committed,
-        };
-        // The change may have freed what is missing in the reserve.
-        let filled = reserve.fill();
-        *self.shortage.lock() = match (&committed, filled) {
-            (Err(error @ CatalogError::Full(_)), _) => Some(error.to_string()),
-            (_, Err(error)) => Some(self.full(no_reserve(reserve, &error)).to_string()),
-            (_, Ok(())) => self.is_disk_full().then(|| self.full("its disk is full").to_string()),
-        };
-        committed
-    }
-
-    /// By what the file system says, which need not know of a quota.
-    fn is_disk_full(&self) -> bool {
-        let found = rustix::fs::statvfs(&self.path);
-        found.is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < FULL_BYTES)
-    }
-
     fn try_commit(&self, changes: &[Change]) -> Result<u64, CatalogError> {
         self.watched.begin();
         let transaction = self.begin()?;
@@ -456,26 +364,6 @@ impl RedbCatalog {
             committed => committed,
         }
     }
-}
-
-/// How much of the reserve a change may take when the disk is full.
-#[derive(Clone, Copy)]
-enum Claim {
-    /// None: it adds rows, or makes one longer, and drops none.
-    None,
-    /// Most of it: uploads and compactions let the WAL be trimmed, and must not take what deletions
-    /// need.
-    Part,
-    /// All of it: it frees space, or belongs to a start.
-    All,
-}
-
-fn no_reserve(reserve: &Reserve, error: &std::io::Error) -> String {
-    format!(
-        "there is no space for the {} MiB that are kept for deletions: {error}. Free space on that \
-         disk",
-        reserve.bytes() >> 20
-    )
 }
 
 fn open_database(

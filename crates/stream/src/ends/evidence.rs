@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use alluvium_device::PAGE_BYTES;
 use alluvium_wal::{LogOffset, RecoveryReport};
 
 use crate::record::{End, Ends, HEADER_BYTES, MIN_RECORD_BYTES, WAL_HEADER_BYTES, Was, remains};
@@ -10,9 +11,6 @@ use crate::types::{StreamId, StreamOffset};
 
 /// More offsets than any number of clients claims in the time between two ends records. It keeps the sum far from the end of the offsets.
 const MOST_SKIPPED: u64 = 1 << 48;
-
-/// Of the log.
-const PAGE_BYTES: u64 = 4096;
 
 /// Collected from the intact records.
 #[derive(Default)]
@@ -207,7 +205,8 @@ fn from_the_end(mut unknown: Vec<(LogOffset, u64)>) -> Vec<(LogOffset, u64)> {
 /// Whether the headers of a record that starts there, the log's own and that of the stream, lie on one page, which one write has
 /// put there.
 fn has_header_on_page(at: LogOffset) -> bool {
-    at.0 % PAGE_BYTES + WAL_HEADER_BYTES + HEADER_BYTES as u64 <= PAGE_BYTES
+    let page_bytes = PAGE_BYTES as u64;
+    at.0 % page_bytes + WAL_HEADER_BYTES + HEADER_BYTES as u64 <= page_bytes
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::super::harness::stored;
 use super::super::lost_offsets::{damage, prove};
+use super::damaged_decisions::{PREPARED, begin, flip_batch, flip_state};
 use super::*;
 
 /// Damage the record of the log that holds the batch at this offset of a producer: flip one bit behind its header.
@@ -25,28 +26,8 @@ fn flip(wal: &mut [u8], (producer_id, base_offset): (i64, u64), is_control: bool
     wal[starts[0] + 65] ^= 1;
 }
 
-/// The same where several partitions have such a batch, of the first one in the log.
-fn flip_first(wal: &mut [u8], (producer_id, base_offset): (i64, u64)) {
-    let starts = wal.windows(8).enumerate();
-    let mut starts = starts.filter(|(_, bytes)| **bytes == base_offset.to_be_bytes());
-    let found = starts.find(|(at, _)| {
-        let header = wal.get(*at..).and_then(BatchHeader::parse);
-        header.is_some_and(|header| header.magic == 2 && header.producer_id == producer_id)
-    });
-    let at = found.expect("it is in the log").0;
-    wal[at + 65] ^= 1;
-}
-
 fn flip_marker(wal: &mut [u8], producer_id: i64, offset: u64) {
     flip(wal, (producer_id, offset), true);
-}
-
-/// Damage the record of the state stream that says for the `n`th time how transactions of the id `a` end.
-fn flip_decision(wal: &mut [u8], n: usize) {
-    let begin = [1, 7, 1, 0, b'a'];
-    let starts = wal.windows(begin.len()).enumerate().filter(|(_, bytes)| *bytes == begin);
-    let starts: Vec<usize> = starts.map(|(at, _)| at).collect();
-    wal[starts[n] + begin.len()] ^= 1;
 }
 
 /// Transactions that were ended at the start, by outcome.
@@ -57,12 +38,6 @@ fn ended_after_loss(server: &TestServer, outcome: &str) -> u64 {
         format!("alluvium_kafka_transactions_ended_after_loss_total{{outcome=\"{outcome}\"}} ");
     let value = text.lines().find_map(|line| line.strip_prefix(&name));
     value.map_or(0, |value| value.parse().unwrap())
-}
-
-async fn begin(producer: &mut Producer, partitions: &[i32]) {
-    if !producer.version_2 {
-        assert_eq!(producer.add("t", partitions).await, 0);
-    }
 }
 
 /// All combinations of: version of transactions, the outcome whose marker is lost, the outcome of the producer's next transaction.
@@ -152,7 +127,7 @@ async fn a_transaction_is_aborted_if_nobody_knows_how_it_was_decided() {
         server
             .crash_and_damage(|wal| {
                 flip_marker(wal, id, 2);
-                flip_decision(wal, 0);
+                flip_state(wal, b'a', PREPARED, 0);
             })
             .await;
         assert_eq!(ended_after_loss(&server, "unknown"), 1, "{version_2} {lost} {next}");
@@ -215,7 +190,7 @@ async fn an_open_transaction_is_aborted_if_all_that_it_has_written_is_lost() {
         server
             .crash_and_damage(|wal| {
                 // Both partitions have one at this offset; the first one in the log is that of partition 0.
-                flip_first(wal, (id, 0));
+                flip_batch(wal, (id, 0), 0);
             })
             .await;
         assert_eq!(committed(&server, "t", 1).await, seen(3, 3, &[0, 2], &[(id, 0)]));
@@ -247,9 +222,9 @@ async fn markers_are_not_contradicted_if_the_decision_is_lost() {
         }
         server
             .crash_and_damage(|wal| {
-                flip_decision(wal, 0);
+                flip_state(wal, b'a', PREPARED, 0);
                 if with_marker {
-                    flip_first(wal, (id, 2));
+                    flip_batch(wal, (id, 2), 0);
                 }
             })
             .await;

@@ -3,13 +3,14 @@
 
 use super::*;
 
+/// Kinds of records of the state stream: docs/format/transaction-state.md.
 const INITIALISED: u8 = 1;
 const ADDED: u8 = 2;
-const PREPARED: u8 = 7;
+pub(super) const PREPARED: u8 = 7;
 const COMPLETED: u8 = 5;
 
 /// Damage the `n`th batch of this producer at this offset of some partition, in log order.
-fn flip_batch(wal: &mut [u8], (producer_id, base_offset): (i64, u64), n: usize) {
+pub(super) fn flip_batch(wal: &mut [u8], (producer_id, base_offset): (i64, u64), n: usize) {
     let is_it = |at: &usize| {
         let header = wal.get(*at..).and_then(BatchHeader::parse);
         header.is_some_and(|header| {
@@ -24,14 +25,14 @@ fn flip_batch(wal: &mut [u8], (producer_id, base_offset): (i64, u64), n: usize) 
 
 /// Damage the `n`th record of this kind that the state stream has of a transactional id of one
 /// letter.
-fn flip_state(wal: &mut [u8], id: u8, kind: u8, n: usize) {
+pub(super) fn flip_state(wal: &mut [u8], id: u8, kind: u8, n: usize) {
     let begin = [1, kind, 1, 0, id];
     let found = wal.windows(begin.len()).enumerate().filter(|(_, bytes)| *bytes == begin);
     let at = found.map(|(at, _)| at).nth(n).expect("it is in the log");
     wal[at + begin.len()] ^= 1;
 }
 
-async fn begin(producer: &mut Producer, partitions: &[i32]) {
+pub(super) async fn begin(producer: &mut Producer, partitions: &[i32]) {
     if !producer.version_2 {
         assert_eq!(producer.add("t", partitions).await, 0);
     }

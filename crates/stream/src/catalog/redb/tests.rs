@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use redb::StorageBackend;
 use redb::backends::InMemoryBackend;
 
+use super::space::Claim;
 use super::*;
 use crate::catalog::ObjectInfo;
+use crate::store::OWN_META_PREFIX;
 
 #[test]
 fn conforms() {
