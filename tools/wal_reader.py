@@ -46,7 +46,7 @@ assert RECORD.size == RECORD_CHECKED + 4
 
 
 class Refused(Exception):
-    """The log can not be read, and why."""
+    """The log cannot be read, and why."""
 
     code = 2
 
@@ -83,7 +83,7 @@ def page_floor(x):
 
 
 class Device:
-    """A file or block device, read at any byte. What can not be read is zero, and is remembered by its page."""
+    """A file or block device, read at any byte. What cannot be read is zero, and is remembered by its page."""
 
     def __init__(self, path):
         try:
@@ -143,7 +143,7 @@ class Header:
         return page_floor(self.trim) + self.ring
 
     def contradiction(self):
-        """What in the fields can not be, by the table of section 3; None if nothing."""
+        """What in the fields cannot be, by the table of section 3; None if nothing."""
         if self.capacity % PAGE or self.ring < SMALLEST_RING:
             return "capacity"
         if self.window % PAGE or not 0 < self.window <= self.ring // 2:
@@ -168,7 +168,7 @@ def read_slot(device, slot):
         return "other", "the device ends before it"
     page = device.read(at, PAGE)
     if not device.readable(at, PAGE):
-        return "damaged", "can not be read"
+        return "damaged", "cannot be read"
     if not any(page):
         return "empty", "all zero"
     (magic, version, flags, wal_id, generation, capacity, trim, window, epoch, node, epoch_start, durable, written_at, shutdown, origin,
@@ -225,7 +225,7 @@ class Place:
 
 @dataclass
 class Damage:
-    """A range of the log that was durable once and can not be read back."""
+    """A range of the log that was durable once and cannot be read back."""
 
     start: int
     end: int
@@ -367,13 +367,13 @@ class Log:
                 if x >= known:
                     dropped = behind
                     if not self.readable_throughout(x, looked_to):
-                        raise Refused(f"it can not be read at {x}, where the log may end")
+                        raise Refused(f"it cannot be read at {x}, where the log may end")
                     break
             damage = damage or Damage(x, x, self.device_offset(x), place.wrong)
             x = min(place.end, known) if place.end else self.first_header(x + 1, known, before) or known
             damage.end = x
         if not self.readable_throughout(page_floor(x), x):
-            raise Refused(f"it can not be read right before {x}, where the log ends")
+            raise Refused(f"it cannot be read right before {x}, where the log ends")
         if damage:
             yield damage
         yield End(x, header.shutdown == CLEAN, dropped)

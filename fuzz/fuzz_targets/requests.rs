@@ -1,9 +1,12 @@
-//! Requests against a real server on a simulated disk: whatever the bytes are, nothing panics, and memory stays bounded.
+//! Requests against a real server on a simulated disk: whatever the bytes are, nothing panics, and
+//! memory stays bounded.
 //!
-//! An input is what one client sends. Its first byte chooses the listener: one where everybody may do everything, or one where clients log in
-//! and ACLs hold. A row of requests follows: two bytes are the key of an API and a version, two are the length of the body, which follows. The header is
-//! made right, and so is the checksum of record batches, as they would hide all else. The server goes on from one input to the next, so that
-//! requests find topics, groups and transactions that others have made, and is a new one after some thousand of them.
+//! An input is what one client sends. Its first byte chooses the listener: one where everybody may
+//! do everything, or one where clients log in and ACLs hold. A row of requests follows: two bytes
+//! are the key of an API and a version, two are the length of the body, which follows. The header
+//! is made right, and so is the checksum of record batches, as they would hide all else. The server
+//! goes on from one input to the next, so that requests find topics, groups and transactions that
+//! others have made, and is a new one after some thousand of them.
 #![no_main]
 
 use std::cell::RefCell;

@@ -1,23 +1,30 @@
 //! The power-cut campaign: random lives of a WAL on a simulated disk, checked against a model.
 //!
-//! A seed decides everything: geometry, options, what is appended and trimmed, the order in which the disk completes requests, where the power is cut
-//! or the process killed (recovery's own header writes included), and what the disk keeps of what it had not flushed. Between lives the log
-//! is sometimes resized, with a power cut on the way, and so it is by its owner while it is in use; and sometimes a life does not end: its owner goes on, as if on another machine, while the
-//! next one opens the log. After each end the log is recovered and compared with the model:
+//! A seed decides everything: geometry, options, what is appended and trimmed, the order in which
+//! the disk completes requests, where the power is cut or the process killed (recovery's own header
+//! writes included), and what the disk keeps of what it had not flushed. Between lives the log is
+//! sometimes resized, with a power cut on the way, and so it is by its owner while it is in use;
+//! and sometimes a life does not end: its owner goes on, as if on another machine, while the next
+//! one opens the log. After each end the log is recovered and compared with the model:
 //!
-//! - every acknowledged record that was not trimmed is there, unchanged and in order, and so is every record that an earlier recovery
-//!   has handed out, even one that was interrupted;
+//! - every acknowledged record that was not trimmed is there, unchanged and in order, and so is
+//!   every record that an earlier recovery has handed out, even one that was interrupted;
 //! - what is handed out is exactly what was written, without a gap before the end of the log;
-//! - a record that a recovery dropped does not come back, nor does one that was durably trimmed, nor one of an owner whose time was over;
+//! - a record that a recovery dropped does not come back, nor does one that was durably trimmed,
+//!   nor one of an owner whose time was over;
 //! - damage is reported where the disk did damage, and nowhere else;
-//! - every header on the disk states a window that the records behind its durable offset keep to, and an epoch that never goes back;
-//! - a resize leaves the old capacity or the new one and the same records, and one that is refused leaves the disk as it was;
+//! - every header on the disk states a window that the records behind its durable offset keep to,
+//!   and an epoch that never goes back;
+//! - a resize leaves the old capacity or the new one and the same records, and one that is refused
+//!   leaves the disk as it was;
 //! - an owner whose time is over writes no header, and is told.
 //!
-//! [`Profile::PowerCut`] has a disk that keeps its promises, and that refuses the old owner of a log that was taken over: nothing may be lost.
-//! [`Profile::Faults`] adds bit rot, failing reads, writes and flushes, a full disk, lost and misdirected writes, and old owners that are not refused: damage may be
-//! lost, never handed out, and must be reported, within the limits that `docs/format/wal.md` states. [`Mutation`]s break something on
-//! purpose, to show that the campaign has teeth.
+//! [`Profile::PowerCut`] has a disk that keeps its promises, and that refuses the old owner of a
+//! log that was taken over: nothing may be lost. [`Profile::Faults`] adds bit rot, failing reads,
+//! writes and flushes, a full disk, lost and misdirected writes, and old owners that are not
+//! refused: damage may be lost, never handed out, and must be reported, within the limits that
+//! `docs/format/wal.md` states. [`Mutation`]s break something on purpose, to show that the campaign
+//! has teeth.
 #![forbid(unsafe_code)]
 
 pub mod fuzz;
@@ -38,7 +45,8 @@ pub use plug::Mutation;
 pub enum Profile {
     /// Power cuts, process crashes, and takeovers with a fence.
     PowerCut,
-    /// Also bit rot, read, write and flush errors, a full disk, lost and misdirected writes, takeovers without a fence.
+    /// Also bit rot, read, write and flush errors, a full disk, lost and misdirected writes,
+    /// takeovers without a fence.
     Faults,
 }
 
@@ -184,7 +192,8 @@ pub fn run(plan: Plan) -> Result<Outcome, Failure> {
     life::Run::new(plan).and_then(life::Run::run).map_err(|what| Failure { plan, what })
 }
 
-/// Run the seeds `start..start + count` on all processors; the first failure (by seed) ends the campaign.
+/// Run the seeds `start..start + count` on all processors; the first failure (by seed) ends the
+/// campaign.
 pub fn campaign(
     start: u64,
     count: u64,

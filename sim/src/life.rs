@@ -29,7 +29,8 @@ pub(crate) struct Run {
 /// How an attempt to open ended.
 enum Opened {
     Traffic(Wal, Arc<Plug>),
-    /// It has to be tried again. The records that were handed out before, if the plug was pulled after the walk was complete.
+    /// It has to be tried again. The records that were handed out before, if the plug was pulled
+    /// after the walk was complete.
     Interrupted(Option<Vec<Record>>),
     /// Faults left nothing to open; the simulation ends here.
     Beyond(String),
@@ -126,7 +127,7 @@ impl Run {
 
     /// With `probability`, if the profile allows it: requests fail for a while.
     pub(crate) fn misbehave(&mut self, probability: f64) {
-        // A header that can not be read is none; the other one may be an old owner's.
+        // A header that cannot be read is none; the other one may be an old owner's.
         let allowed = self.plan.profile == Profile::Faults && !self.hits.lock().late_header;
         if allowed && self.random.chance(probability) {
             let faults = match self.random.below(5) {
@@ -293,7 +294,7 @@ impl Run {
     ) -> Result<Opened, String> {
         self.say(|| format!("not opened: {cause}"));
         if self.plan.profile == Profile::PowerCut {
-            return Err(format!("can not be opened: {cause}"));
+            return Err(format!("cannot be opened: {cause}"));
         }
         let failed = self.failures() > errors || self.disk.failure().is_some();
         match cause {
@@ -314,7 +315,7 @@ impl Run {
                 Ok(Opened::Interrupted(None))
             }
             _ if self.hits.lock().any_in(&(0..DATA_START)) => Ok(Opened::Beyond(cause.to_string())),
-            _ => Err(format!("can not be opened: {cause}")),
+            _ => Err(format!("cannot be opened: {cause}")),
         }
     }
 
@@ -438,7 +439,8 @@ impl Run {
             }
             _ => {}
         }
-        // What fails at the end may be followed by a write, into which the plug must not be pulled again.
+        // What fails at the end may be followed by a write, into which the plug must not be pulled
+        // again.
         plug.set_fuse(None);
         let end = self.end();
         let successor = end.of(&self.disk);

@@ -20,13 +20,13 @@ struct Cli {
     /// Replay this seed alone and print each step.
     #[arg(long)]
     seed: Option<u64>,
-    /// What the disk does wrong: `power-cut`, or `faults` (also bit rot, I/O errors, a full disk, lost and misdirected
-    /// writes, and old owners that go on writing).
+    /// What the disk does wrong: `power-cut`, or `faults` (also bit rot, I/O errors, a full disk,
+    /// lost and misdirected writes, and old owners that go on writing).
     #[arg(long, default_value = "power-cut", value_parser = profile)]
     profile: Profile,
-    /// Break this on purpose, to see it found: `trusted-cache`, `no-flush-at-open`, `volatile-headers`, `one-header-slot`,
-    /// `early-completion`, `volatile-copies`, `unsaid-growth`, `blind-owner`,
-    /// `blind-opening` or `open-fence`.
+    /// Break this on purpose, to see it found: `trusted-cache`, `no-flush-at-open`,
+    /// `volatile-headers`, `one-header-slot`, `early-completion`, `volatile-copies`,
+    /// `unsaid-growth`, `blind-owner`, `blind-opening` or `open-fence`.
     #[arg(long = "break", value_name = "MUTATION", default_value = "sound", value_parser = mutation)]
     mutation: Mutation,
 }

@@ -31,7 +31,8 @@ pub(crate) struct Model {
     /// Of the last one who opened the log.
     epoch: u32,
     pub(crate) records: BTreeMap<u64, Entry>,
-    /// Records that a recovery has dropped, and those that an old owner appended; they may not come back.
+    /// Records that a recovery has dropped, and those that an old owner appended; they may not come
+    /// back.
     dropped: BTreeMap<(u64, u64), Entry>,
     /// Trimmed for certain, and the most that was ever asked for.
     pub(crate) trimmed: u64,
@@ -223,8 +224,9 @@ impl Model {
                 .range((offset, 0)..=(offset, u64::MAX))
                 .any(|(_, entry)| genuine(entry));
             match dropped {
-                // A write that the disk lost or sent elsewhere uncovers what stood there before, and one that came late puts it there: the
-                // limit that section 8 of the format states. The newest epoch has no such thing.
+                // A write that the disk lost or sent elsewhere uncovers what stood there before,
+                // and one that came late puts it there: the limit that section 8 of the format
+                // states. The newest epoch has no such thing.
                 true if self.hit(hits, &(offset..end)) && record.offset < epoch_start => {}
                 true => return Err(format!("the dropped record {offset}..{end} has come back")),
                 false => return Err(format!("record {offset}..{end} was never written")),
@@ -271,7 +273,8 @@ impl Model {
         }
     }
 
-    /// A recovery is complete. `hits` are the faults that may excuse a loss; without any, nothing is excused.
+    /// A recovery is complete. `hits` are the faults that may excuse a loss; without any, nothing
+    /// is excused.
     pub(crate) fn recovered(&mut self, seen: &Seen<'_>, hits: &Hits) -> Result<(), String> {
         let report = seen.report;
         let (start, end) = (report.start.0, report.end.0);
@@ -286,7 +289,8 @@ impl Model {
                 .iter()
                 .any(|damage| damage.range.start.0 < range.end && range.start < damage.range.end.0)
         };
-        // A lost write uncovers a dropped record, and the padding behind it, where others were: a limit that section 8 states.
+        // A lost write uncovers a dropped record, and the padding behind it, where others were: a
+        // limit that section 8 states.
         let uncovered = |range: &Range<u64>| {
             let before = seen.records.partition_point(|record| record.offset.0 < range.end);
             before.checked_sub(1).is_some_and(|last| {
@@ -301,7 +305,8 @@ impl Model {
                 .take_while(|(_, entry)| entry.end > range.start)
                 .any(|(&offset, entry)| self.hit(hits, &(offset..entry.end)))
         };
-        // A padding that was hit behind the page boundary in its header: what is left of it lies before that.
+        // A padding that was hit behind the page boundary in its header: what is left of it lies
+        // before that.
         let start_of_hit_padding = |range: &Range<u64>| {
             let before = self.records.range(..range.start).next_back();
             let follows = before.is_some_and(|(_, entry)| entry.end == range.start);
@@ -330,7 +335,8 @@ impl Model {
         for (&offset, entry) in self.records.range(start..) {
             let range = offset..entry.end;
             if offset < end {
-                // Before the end, nothing is left out but what is reported; and only a hit record is damaged.
+                // Before the end, nothing is left out but what is reported; and only a hit record
+                // is damaged.
                 let excused = (reported(&range) || uncovered(&range) || under_padding(&range))
                     && self.hit(hits, &range);
                 if !handed_out(offset) && !excused {
@@ -356,8 +362,9 @@ impl Model {
         Ok(())
     }
 
-    /// Whether a fault explains that the log ends at `end` although promised records follow: what stands at `end` was hit,
-    /// and no record behind it that is intact proves that it was durable. See the limit stated in the format.
+    /// Whether a fault explains that the log ends at `end` although promised records follow: what
+    /// stands at `end` was hit, and no record behind it that is intact proves that it was durable.
+    /// See the limit stated in the format.
     fn end_excused(&self, hits: &Hits, end: u64, window_bytes: u64) -> bool {
         let Some((_, first)) = self.records.range(end..).next() else { return false };
         let proven = self.records.range(end..end + window_bytes).any(|(&offset, entry)| {

@@ -1,5 +1,6 @@
-//! The device between a WAL and its simulated disk: pulls the plug at a chosen write, injects faults that the model knows
-//! about, misbehaves on purpose where a test wants to see the campaign notice, and is the way of an old owner to a disk that has another one.
+//! The device between a WAL and its simulated disk: pulls the plug at a chosen write, injects
+//! faults that the model knows about, misbehaves on purpose where a test wants to see the campaign
+//! notice, and is the way of an old owner to a disk that has another one.
 
 use std::fmt;
 use std::io;
@@ -92,7 +93,8 @@ impl End {
     }
 }
 
-/// Places of the device that do not hold what was written there: rotten, or hit by a lost, misdirected or late write.
+/// Places of the device that do not hold what was written there: rotten, or hit by a lost,
+/// misdirected or late write.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hits {
     ranges: Vec<Range<u64>>,
@@ -285,7 +287,8 @@ impl Plug {
         go_astray();
         let hits = self.hits.clone();
         let added = hits.lock().added;
-        // The first page may repeat what stood there, rot included, and a copy is no better than what was copied.
+        // The first page may repeat what stood there, rot included, and a copy is no better than
+        // what was copied.
         let healed = match header {
             true => at..at + len,
             false if copies => at..at,
@@ -340,7 +343,8 @@ impl Plug {
 
     // -- An old owner's way
 
-    /// From now on this disk has another owner: requests wait until they [arrive](Self::arrive), and do not see the disk's queue.
+    /// From now on this disk has another owner: requests wait until they [arrive](Self::arrive),
+    /// and do not see the disk's queue.
     pub(crate) fn set_adrift(&self, fenced: bool) {
         let adrift =
             Adrift { fenced, waits: true, waiting: Vec::new(), counts: Arrivals::default() };

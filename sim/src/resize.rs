@@ -66,7 +66,7 @@ impl Run {
             ) if failed => {
                 self.replace_disk(self.disk.process_crash());
             }
-            (Err(cause), None) => return Err(format!("can not be resized: {cause}")),
+            (Err(cause), None) => return Err(format!("cannot be resized: {cause}")),
         }
         let Ok(after) = Wal::inspect(&self.disk.device()) else {
             return match self.plan.profile {

@@ -1,4 +1,5 @@
-//! Where the bytes of the log lie on the device, written down a second time: the model must not believe the log's own arithmetic.
+//! Where the bytes of the log lie on the device, written down a second time: the model must not
+//! believe the log's own arithmetic.
 
 use std::ops::Range;
 

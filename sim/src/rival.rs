@@ -1,4 +1,5 @@
-//! A log whose owner goes on although another one has opened it: as if both were machines that reach the same disk.
+//! A log whose owner goes on although another one has opened it: as if both were machines that
+//! reach the same disk.
 
 use std::sync::Arc;
 
@@ -41,7 +42,8 @@ impl Run {
         }
         let fenced = self.plan.profile == Profile::PowerCut || self.random.chance(0.3);
         plug.set_adrift(fenced);
-        // What has reached the disk happens, and is what the next owner finds. What follows from it is too late.
+        // What has reached the disk happens, and is what the next owner finds. What follows from it
+        // is too late.
         self.disk.set_mode(Mode::Immediate);
         let Self { model, random, outcome, .. } = self;
         traffic.settle(model, outcome)?;

@@ -43,7 +43,8 @@ impl Traffic {
     fn record_len(&self, random: &mut Random) -> usize {
         let to_boundary = PAGE - (self.wal.appended().0 + 32) % PAGE;
         let len = match random.below(10) {
-            // Exactly to the page boundary, or close before it: the places where a padding is empty or spills over.
+            // Exactly to the page boundary, or close before it: the places where a padding is empty
+            // or spills over.
             0 => to_boundary,
             1 => to_boundary.saturating_sub(random.below(70)).max(1),
             2 => random.below(self.largest) + 1,

@@ -1,4 +1,5 @@
-//! The fuzz targets without a fuzzer: their seeds, and a bounded number of random inputs. `cargo xtask fuzz` goes further.
+//! The fuzz targets without a fuzzer: their seeds, and a bounded number of random inputs. `cargo
+//! xtask fuzz` goes further.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,6 @@
-//! A compacted topic under SIGKILL: the server is killed at random moments while records, some in transactions, are written and compacted as often as
-//! can be, and after each restart a reader that knows nothing must find the last record of each key, and nothing that was aborted.
+//! A compacted topic under SIGKILL: the server is killed at random moments while records, some in
+//! transactions, are written and compacted as often as can be, and after each restart a reader that
+//! knows nothing must find the last record of each key, and nothing that was aborted.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};

@@ -1,4 +1,5 @@
-//! Many bytes through a small WAL: the server must run for ever, so it must upload and trim as it goes.
+//! Many bytes through a small WAL: the server must run for ever, so it must upload and trim as it
+//! goes.
 
 use std::path::Path;
 use std::time::Duration;

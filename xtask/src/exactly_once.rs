@@ -1,8 +1,9 @@
-//! Exactly once under SIGKILL: records are consumed, transformed and produced in transactions while the server and the transformers are
-//! killed at random moments; in the end the output has each input once.
+//! Exactly once under SIGKILL: records are consumed, transformed and produced in transactions while
+//! the server and the transformers are killed at random moments; in the end the output has each
+//! input once.
 //!
-//! Two transformers share a group: franz-go with version 2 of transactions (KIP-890), librdkafka with version 1. The feed is never killed, so
-//! that it can tell how many records there are.
+//! Two transformers share a group: franz-go with version 2 of transactions (KIP-890), librdkafka
+//! with version 1. The feed is never killed, so that it can tell how many records there are.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -16,7 +17,8 @@ use crate::exec::{describe, output, wait};
 use crate::rng::Rng;
 use crate::server::{Config, Ending, Server};
 
-/// A transformer that was killed holds its partitions for a session timeout of 6 s, and its open transaction for 10 s.
+/// A transformer that was killed holds its partitions for a session timeout of 6 s, and its open
+/// transaction for 10 s.
 const CATCH_UP_LIMIT: Duration = Duration::from_secs(180);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const WAL_MEBIBYTES: u64 = 128;

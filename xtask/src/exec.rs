@@ -65,8 +65,8 @@ pub(crate) fn follow(
     })
 }
 
-/// The same with what it writes to standard error in its place among the rest, as `go test` shows what tests write: a program that crashes says there
-/// why.
+/// The same with what it writes to standard error in its place among the rest, as `go test` shows
+/// what tests write: a program that crashes says there why.
 pub(crate) fn follow_all(
     command: &mut Command,
     limit: Duration,
@@ -87,8 +87,8 @@ pub(crate) fn follow_all(
 
 /// Runs a program without input, and hands each line of its standard output to `on_line`.
 ///
-/// A program that is still running after `limit` is killed: a suite that hangs must fail, not block what
-/// comes after it. The limit is far above what the slowest machine needs; it measures nothing.
+/// A program that is still running after `limit` is killed: a suite that hangs must fail, not block
+/// what comes after it. The limit is far above what the slowest machine needs; it measures nothing.
 pub(crate) fn each_line(
     command: &mut Command,
     limit: Duration,
@@ -97,8 +97,8 @@ pub(crate) fn each_line(
     lines(command.stdin(Stdio::null()), limit, |line, _| on_line(line))
 }
 
-/// Runs a program that asks by lines of its standard output, shows them, and lets `on_line` write answers. When that fails, the program's
-/// input ends.
+/// Runs a program that asks by lines of its standard output, shows them, and lets `on_line` write
+/// answers. When that fails, the program's input ends.
 pub(crate) fn converse(
     command: &mut Command,
     limit: Duration,

@@ -1,7 +1,9 @@
-//! The fence test: a disk that two hosts reach refuses the one that was taken over from, and the log is whole.
+//! The fence test: a disk that two hosts reach refuses the one that was taken over from, and the
+//! log is whole.
 //!
-//! One machine plays all parts. Linux's SCSI target (LIO) serves a file as a disk at two iSCSI targets on loopback, and the machine logs in to both: two
-//! disks for the kernel, two hosts for the target. The actor is `sim/src/bin/fence.rs`.
+//! One machine plays all parts. Linux's SCSI target (LIO) serves a file as a disk at two iSCSI
+//! targets on loopback, and the machine logs in to both: two disks for the kernel, two hosts for
+//! the target. The actor is `sim/src/bin/fence.rs`.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -21,8 +23,9 @@ const LIMIT: Duration = Duration::from_secs(300);
 const MODULES: [&str; 5] =
     ["sd_mod", "target_core_mod", "target_core_file", "iscsi_target_mod", "iscsi_tcp"];
 
-/// The first program of the guest: the disk, the two ways to it, and then the actor, with what stands behind `--` on the kernel's command line. The second serial port is
-/// the journal. LIO keeps reservations in `/var/target/pr`.
+/// The first program of the guest: the disk, the two ways to it, and then the actor, with what
+/// stands behind `--` on the kernel's command line. The second serial port is the journal. LIO
+/// keeps reservations in `/var/target/pr`.
 const INIT: &str = "#!/bin/busybox sh
 busybox=/bin/busybox
 $busybox mount -t proc proc /proc

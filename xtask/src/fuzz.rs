@@ -70,8 +70,10 @@ fn install() -> Result<(), Missing> {
 
 /// `cargo fuzz` with a subcommand, on the toolchain that is there.
 ///
-/// Coverage instrumentation is an unstable flag of rustc, which RUSTC_BOOTSTRAP lets a stable one take. Without AddressSanitizer, since what
-/// is looked at has no `unsafe`; without traced comparisons, since checksums are made right by the targets: both cost more runs than they are worth.
+/// Coverage instrumentation is an unstable flag of rustc, which RUSTC_BOOTSTRAP lets a stable one
+/// take. Without AddressSanitizer, since what is looked at has no `unsafe`; without traced
+/// comparisons, since checksums are made right by the targets: both cost more runs than they are
+/// worth.
 fn cargo_fuzz(root: &Path, subcommand: &str, target: &str) -> Command {
     let mut command = cargo(root);
     command.env("RUSTC_BOOTSTRAP", "1").args(["fuzz", subcommand, "--fuzz-dir", "fuzz"]);

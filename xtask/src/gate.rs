@@ -15,7 +15,8 @@ const STEP_LIMIT: Duration = Duration::from_secs(45 * 60);
 /// What must not be among the dependencies of the log.
 const RUNTIMES: [&str; 6] = ["async-io", "async-std", "futures-executor", "mio", "smol", "tokio"];
 
-/// Format, lints, documentation, dependencies, tests; then a look at whether any of it has changed the work tree.
+/// Format, lints, documentation, dependencies, tests; then a look at whether any of it has changed
+/// the work tree.
 pub(crate) fn run(root: &Path) -> Result<Report, Error> {
     let before = work_tree(root);
     let mut report = Report::default();
@@ -51,8 +52,9 @@ pub(crate) fn run(root: &Path) -> Result<Report, Error> {
     Ok(report)
 }
 
-/// The bench of the journal cache, a package of its own that nothing else builds between two of its runs: a change to the crate must not break it unseen. Not its tests: they link RocksDB and LevelDB, which
-/// are to be installed first, and all engines would be built, not only checked.
+/// The bench of the journal cache, a package of its own that nothing else builds between two of its
+/// runs: a change to the crate must not break it unseen. Not its tests: they link RocksDB and
+/// LevelDB, which are to be installed first, and all engines would be built, not only checked.
 fn bench(root: &Path) -> Result<Vec<Case>, Error> {
     step(
         cargo(root)
@@ -67,7 +69,8 @@ fn bench(root: &Path) -> Result<Vec<Case>, Error> {
 fn work_tree(root: &Path) -> Result<String, String> {
     let status = output(Command::new("git").current_dir(root).args(["status", "--porcelain"]))
         .map_err(|error| format!("not a git checkout: {error}"))?;
-    // The status alone would not see that a file which was modified already has been modified again.
+    // The status alone would not see that a file which was modified already has been modified
+    // again.
     let diff = output(Command::new("git").current_dir(root).args(["diff", "HEAD"]))
         .map_err(|error| format!("not a git checkout: {error}"))?;
     Ok(String::from_utf8_lossy(&[status, diff].concat()).into_owned())

@@ -1,4 +1,5 @@
-//! What a virtual machine of the tests starts from: Debian's kernel and, in an initial file system, a few programs. Nothing is installed for it but QEMU.
+//! What a virtual machine of the tests starts from: Debian's kernel and, in an initial file system,
+//! a few programs. Nothing is installed for it but QEMU.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -20,7 +21,8 @@ pub(crate) struct Image {
 
 /// What is in an initial file system beside busybox.
 pub(crate) struct Contents<'a> {
-    /// The first program: a script of `/bin/busybox sh`. It loads what is in `/modules`, in the order of the names.
+    /// The first program: a script of `/bin/busybox sh`. It loads what is in `/modules`, in the
+    /// order of the names.
     pub(crate) init: &'a str,
     /// Drivers, without those that they need themselves.
     pub(crate) modules: &'a [&'a str],
@@ -55,7 +57,8 @@ impl Image {
     }
 }
 
-/// Debian's kernel for virtual machines, unpacked below `cache` and not installed: this machine's own boot stays as it is.
+/// Debian's kernel for virtual machines, unpacked below `cache` and not installed: this machine's
+/// own boot stays as it is.
 fn kernel(cache: &Path) -> Result<PathBuf, Missing> {
     let unpacked = cache.join("kernel");
     if unpacked.exists() {
@@ -94,7 +97,8 @@ pub(crate) fn unpack(directory: &Path, packages: &[&str], why: &str) -> Result<(
     Ok(fs::rename(&unfinished, directory)?)
 }
 
-/// Make the guest's file system: the programs with their libraries, and the drivers in the order in which they load.
+/// Make the guest's file system: the programs with their libraries, and the drivers in the order in
+/// which they load.
 fn pack(
     packaged: &Path,
     root: &Path,
@@ -171,7 +175,8 @@ fn find(directory: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<Option<PathBu
     Ok(found.map(|name| directory.join(name)))
 }
 
-/// The names of all that lies below `root/at`, relative to `root`, directories before what is in them.
+/// The names of all that lies below `root/at`, relative to `root`, directories before what is in
+/// them.
 fn names_below(root: &Path, at: &Path) -> Result<Vec<String>, Error> {
     let directory = root.join(at);
     let entries = fs::read_dir(&directory);

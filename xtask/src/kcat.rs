@@ -1,4 +1,5 @@
-//! kcat against the server: data that nobody here has generated goes in and comes out byte for byte.
+//! kcat against the server: data that nobody here has generated goes in and comes out byte for
+//! byte.
 
 use std::fs;
 use std::path::Path;
@@ -41,14 +42,15 @@ pub(crate) fn run(server: &Server, words: &Path, scratch: &Path) -> Result<Vec<C
     Ok(cases)
 }
 
-/// The file's lines with their ends, without the empty ones: kcat sends no message for an empty line.
+/// The file's lines with their ends, without the empty ones: kcat sends no message for an empty
+/// line.
 fn lines_of(text: &[u8]) -> Vec<u8> {
     let lines = text.split_inclusive(|&byte| byte == b'\n').filter(|&line| line != b"\n");
     lines.flatten().copied().collect()
 }
 
-/// What Debian's package manager says about the installed packages, cut into pieces of about 100 KB; or why there is no such
-/// text.
+/// What Debian's package manager says about the installed packages, cut into pieces of about 100
+/// KB; or why there is no such text.
 fn package_descriptions() -> Result<Vec<Vec<u8>>, String> {
     let path = "/var/lib/dpkg/status";
     let text = fs::read(path).map_err(|error| format!("{path}: {error}"))?;
@@ -105,7 +107,8 @@ impl Suite<'_> {
         same(&self.consume(&topic, "%s\n", &[])?, lines)
     }
 
-    /// Each file is one message; the messages are written out one after the other, without anything between them.
+    /// Each file is one message; the messages are written out one after the other, without anything
+    /// between them.
     fn files(&self, codec: &str, files: &[Vec<u8>]) -> Result<(), Error> {
         let topic = format!("kcat-files-{codec}");
         let mut command = self.kcat(&["-P", "-t", &topic, "-p", "0", "-z", codec]);
@@ -116,7 +119,8 @@ impl Suite<'_> {
         }
         let before = self.server.metric(PRODUCED_BYTES)?;
         output(&mut command)?;
-        // A client that takes a server for one that knows no compression sends everything as it is, and says so in its log at most.
+        // A client that takes a server for one that knows no compression sends everything as it is,
+        // and says so in its log at most.
         let (sent, text) = (self.server.metric(PRODUCED_BYTES)? - before, files.concat());
         if codec != "none" && sent > text.len() as f64 * MOST_OF_A_TEXT {
             return Err(format!("{sent} bytes have come for a text of {}", text.len()).into());

@@ -1,4 +1,5 @@
-//! The models of what threads do to each other, run by loom. They lie beside what they are about, in files named `models.rs`.
+//! The models of what threads do to each other, run by loom. They lie beside what they are about,
+//! in files named `models.rs`.
 
 use std::path::Path;
 

@@ -24,8 +24,8 @@ pub(crate) struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Attaches a file with Direct I/O, so that a flush of the device is a flush of the file and nothing stays in a
-    /// cache of its own.
+    /// Attaches a file with Direct I/O, so that a flush of the device is a flush of the file and
+    /// nothing stays in a cache of its own.
     ///
     /// Fails where loop devices are not allowed: without root, or in most containers.
     pub(crate) fn attach(file: &Path) -> Result<Self, Error> {
@@ -35,14 +35,16 @@ impl LoopDevice {
         Ok(Self { path: PathBuf::from(String::from_utf8(printed)?.trim()) })
     }
 
-    /// The devices of files in `directory`, which a run that was ended by a signal has left attached. Those of other files are not touched.
+    /// The devices of files in `directory`, which a run that was ended by a signal has left
+    /// attached. Those of other files are not touched.
     pub(crate) fn left_in(directory: &Path) -> Result<Vec<Self>, Error> {
         // As the kernel names it.
         let directory = directory.canonicalize()?;
         let mut left = Vec::new();
         for device in fs::read_dir("/sys/block")? {
             let device = device?;
-            // There only where a file is attached. One that was deleted has that said behind its name.
+            // There only where a file is attached. One that was deleted has that said behind its
+            // name.
             let file = fs::read_to_string(device.path().join("loop/backing_file"));
             if file.is_ok_and(|file| Path::new(file.trim_end()).starts_with(&directory)) {
                 left.push(Self { path: Path::new("/dev").join(device.file_name()) });

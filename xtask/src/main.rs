@@ -1,4 +1,5 @@
-//! Developer tasks, started as `cargo xtask`: the gate, the test suites with real clients, long campaigns.
+//! Developer tasks, started as `cargo xtask`: the gate, the test suites with real clients, long
+//! campaigns.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -33,7 +34,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// What every task can fail with. A task that can not go on says so in words; nothing matches on the kind.
+/// What every task can fail with. A task that cannot go on says so in words; nothing matches on
+/// the kind.
 type Error = Box<dyn std::error::Error>;
 
 #[derive(Parser)]
@@ -48,55 +50,69 @@ struct Cli {
 enum Task {
     /// Check format, lints, documentation and all cargo tests. Changes nothing in the work tree.
     ///
-    /// Lints of bench/journal too, which is no member of the workspace; its tests are run by `cargo test --manifest-path bench/journal/Cargo.toml`: they link librocksdb-dev and libleveldb-dev, and build seven
-    /// engines.
+    /// Lints of bench/journal too, which is no member of the workspace; its tests are run by `cargo
+    /// test --manifest-path bench/journal/Cargo.toml`: they link librocksdb-dev and libleveldb-dev,
+    /// and build seven engines.
     ///
     /// Runs every step even if one fails, so that one run shows all there is to mend.
     Gate,
     /// Install what the tests need, then run all of them: cargo tests, real clients, kill test.
     ///
-    /// What is missing comes from the ordinary package registries: kcat, OpenSSL, redis-tools, Java, Maven, Python, Go and a word list by
-    /// apt-get (as root or through sudo), confluent-kafka and redis-py from PyPI, kafka-clients from Maven Central, franz-go, confluent-kafka-go and
-    /// versitygw from the Go module proxy, and a newer Go too where Debian's is too old. Everything but the Debian packages lands under target/e2e and in the caches of the
-    /// package managers.
+    /// What is missing comes from the ordinary package registries: kcat, OpenSSL, redis-tools,
+    /// Java, Maven, Python, Go and a word list by apt-get (as root or through sudo),
+    /// confluent-kafka and redis-py from PyPI, kafka-clients from Maven Central, franz-go,
+    /// confluent-kafka-go and versitygw from the Go module proxy, and a newer Go too where Debian's
+    /// is too old. Everything but the Debian packages lands under target/e2e and in the caches of
+    /// the package managers.
     ///
-    /// A suite whose tools can not be installed for lack of permission is skipped, with the reason. Data and logs of a
-    /// suite that failed stay under target/e2e/run.
+    /// A suite whose tools cannot be installed for lack of permission is skipped, with the reason.
+    /// Data and logs of a suite that failed stay under target/e2e/run.
     Test(TestOptions),
-    /// Run suites that others have written for Kafka, and Kafka's own programs, against the real binary.
+    /// Run suites that others have written for Kafka, and Kafka's own programs, against the real
+    /// binary.
     ///
-    /// They come from the ordinary package registries, as the tools of `cargo xtask test` do. What is known to fail, and why, is listed in
-    /// tests/compat/known.txt.
+    /// They come from the ordinary package registries, as the tools of `cargo xtask test` do. What
+    /// is known to fail, and why, is listed in tests/compat/known.txt.
     Compat(compat::Options),
     /// Simulate power cuts under the WAL on the simulated disk: `--seeds 10000`.
     Sim(SimOptions),
     /// Run what threads do to each other in every order, in a model checker: a campaign.
     Loom(LoomOptions),
-    /// Compare streams with plain lists, and a compacted topic with a map, through uploads, compaction, crashes and power cuts; look for an order of what threads did to a journal cache: a campaign.
+    /// Compare streams with plain lists, and a compacted topic with a map, through uploads,
+    /// compaction, crashes and power cuts; look for an order of what threads did to a journal
+    /// cache: a campaign.
     Model(ModelOptions),
-    /// Kill the server with SIGKILL under load, again and again, and check what it holds; then the same with a journal cache: a campaign.
+    /// Kill the server with SIGKILL under load, again and again, and check what it holds; then the
+    /// same with a journal cache: a campaign.
     Kill(KillOptions),
-    /// Kill the server and transactional clients with SIGKILL, again and again; the output must have each input once: a campaign.
+    /// Kill the server and transactional clients with SIGKILL, again and again; the output must
+    /// have each input once: a campaign.
     ExactlyOnce(ExactlyOnceOptions),
-    /// Kill the server with SIGKILL while a topic is compacted, again and again; the last record of each key must be there: a campaign.
+    /// Kill the server with SIGKILL while a topic is compacted, again and again; the last record of
+    /// each key must be there: a campaign.
     Compacted(CompactedOptions),
-    /// Damage the files of servers that are stopped or running; each serves true bytes and states the loss, or refuses to
-    /// start with advice: a campaign.
+    /// Damage the files of servers that are stopped or running; each serves true bytes and states
+    /// the loss, or refuses to start with advice: a campaign.
     Damage(DamageOptions),
-    /// Cut the power of a virtual machine's disk under the WAL, again and again, and check what is left: a campaign.
+    /// Cut the power of a virtual machine's disk under the WAL, again and again, and check what is
+    /// left: a campaign.
     Crash(CrashOptions),
-    /// Take a WAL over from one host to another on a disk that both reach and that is reserved, in a virtual machine.
+    /// Take a WAL over from one host to another on a disk that both reach and that is reserved, in
+    /// a virtual machine.
     Fence(FenceOptions),
-    /// Run with an S3 server as the object store: faults on the way, an outage, TLS, credentials, tools, SIGKILL of both: a campaign.
+    /// Run with an S3 server as the object store: faults on the way, an outage, TLS, credentials,
+    /// tools, SIGKILL of both: a campaign.
     S3(S3Options),
-    /// Run the fuzz targets of the WAL, of the journal cache and of the server's requests: all, or the ones named.
+    /// Run the fuzz targets of the WAL, of the journal cache and of the server's requests: all, or
+    /// the ones named.
     Fuzz(FuzzOptions),
-    /// Attack the server as clients can: connections, half and bad requests, bombs, answers that nobody reads, names without end, stolen
-    /// logins.
+    /// Attack the server as clients can: connections, half and bad requests, bombs, answers that
+    /// nobody reads, names without end, stolen logins.
     Hostile(HostileOptions),
     /// Write many bytes through a small WAL and read all of them back: a campaign.
     Endless(EndlessOptions),
-    /// Measure a server under load: beside a real Apache Kafka, beside itself without uploads, beside its own bounds.
+    /// Measure a server under load: beside a real Apache Kafka, beside itself without uploads,
+    /// beside its own bounds.
     #[command(subcommand)]
     Bench(bench::Bench),
 }
@@ -133,7 +149,8 @@ enum Suite {
     Restart,
     /// The journal cache as a server: redis-cli, redis-benchmark, redis-py.
     Redis,
-    /// An S3 server (versitygw) as the object store: faults on the way, an outage, TLS, credentials, tools, three rounds of SIGKILL.
+    /// An S3 server (versitygw) as the object store: faults on the way, an outage, TLS,
+    /// credentials, tools, three rounds of SIGKILL.
     S3,
     /// Transactions under SIGKILL of server and clients, six rounds.
     ExactlyOnce,
@@ -155,7 +172,8 @@ enum Suite {
 
 #[derive(Args)]
 struct ServerOptions {
-    /// Take this binary instead of building one, with the dev profile, or for a benchmark with the release profile.
+    /// Take this binary instead of building one, with the dev profile, or for a benchmark with the
+    /// release profile.
     #[arg(long, value_name = "PATH")]
     server: Option<PathBuf>,
 }
@@ -172,7 +190,8 @@ struct SimOptions {
 
 #[derive(Args)]
 struct ModelOptions {
-    /// How many seeds of streams to run, a tenth as many of compacted topics, and a twentieth as many of a journal cache.
+    /// How many seeds of streams to run, a tenth as many of compacted topics, and a twentieth as
+    /// many of a journal cache.
     #[arg(long, default_value_t = 20_000)]
     seeds: u64,
     /// The first one.
@@ -198,7 +217,8 @@ struct KillOptions {
     /// What the server's WAL lies on. Default: first one, then the other.
     #[arg(long)]
     target: Option<kill::Target>,
-    /// Kill a process that has a journal cache open, and no server. Default: first the one, then the other.
+    /// Kill a process that has a journal cache open, and no server. Default: first the one, then
+    /// the other.
     #[arg(long, conflicts_with_all = ["target", "server"])]
     cache: bool,
     #[command(flatten)]
@@ -266,7 +286,8 @@ struct S3Options {
     /// Rounds of the kill test.
     #[arg(long, default_value_t = 50)]
     rounds: u32,
-    /// Decides what requests meet on their way, and when to kill. Default: from the clock; it is printed.
+    /// Decides what requests meet on their way, and when to kill. Default: from the clock; it is
+    /// printed.
     #[arg(long)]
     seed: Option<u64>,
     /// Which S3 server, built from source by Go.
@@ -278,7 +299,8 @@ struct S3Options {
 
 #[derive(Args)]
 struct FuzzOptions {
-    /// Which targets: `headers`, `records`, `recovery`, `requests`; `cache_records`, `cache_hints`, `cache_opening`. Default: all.
+    /// Which targets: `headers`, `records`, `recovery`, `requests`; `cache_records`, `cache_hints`,
+    /// `cache_opening`. Default: all.
     targets: Vec<String>,
     /// Seconds for each.
     #[arg(long, default_value_t = 60)]

@@ -15,13 +15,15 @@ use crate::report::Case;
 use crate::server::free_address;
 use crate::suites::tap;
 
-/// Opening and closing an almost empty cache takes a moment; a slow machine under load may take longer.
+/// Opening and closing an almost empty cache takes a moment; a slow machine under load may take
+/// longer.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Of each kind of request.
 const REQUESTS: u32 = 20_000;
 const PASSWORD: &str = "open-sesame";
 
-/// Runs all tests. `words` is a list of words, one a line; `python` has the client, `script` uses it.
+/// Runs all tests. `words` is a list of words, one a line; `python` has the client, `script` uses
+/// it.
 pub(crate) fn run(
     binary: &Path,
     words: &Path,

@@ -94,7 +94,7 @@ impl Tally {
 }
 
 impl Report {
-    /// Runs a suite and adds its cases. A suite that can not say what it ran counts as failed.
+    /// Runs a suite and adds its cases. A suite that cannot say what it ran counts as failed.
     pub(crate) fn suite(&mut self, name: &str, run: impl FnOnce() -> Result<Vec<Case>, Error>) {
         println!("\n== {name}");
         let start = Instant::now();
@@ -182,7 +182,8 @@ impl Tap {
         }
     }
 
-    /// The cases, with one more failure if fewer were reported than planned: then the program ended too early.
+    /// The cases, with one more failure if fewer were reported than planned: then the program ended
+    /// too early.
     pub(crate) fn finish(mut self, name: &str) -> Vec<Case> {
         if self.planned != Some(self.cases.len()) {
             let planned = self.planned.map_or("an unknown number of".to_owned(), |n| n.to_string());
@@ -241,8 +242,8 @@ impl GoTests {
         }
     }
 
-    /// The cases without those that only group others. A test that has begun and not ended has failed, and so has the program if it has crashed or
-    /// says so without a test that has.
+    /// The cases without those that only group others. A test that has begun and not ended has
+    /// failed, and so has the program if it has crashed or says so without a test that has.
     pub(crate) fn finish(self, name: &str, status: ExitStatus) -> Vec<Case> {
         let Self { started, messages, crash, others, mut cases, .. } = self;
         for case in &mut cases {
@@ -310,8 +311,8 @@ fn only_leaves(cases: Vec<Case>) -> Vec<Case> {
     cases.into_iter().filter(is_leaf).collect()
 }
 
-/// Collects the cases of `cargo test -- --show-output`, which also tells what tests that have passed have printed: where one does not run, it
-/// says `skipped: ` and why.
+/// Collects the cases of `cargo test -- --show-output`, which also tells what tests that have
+/// passed have printed: where one does not run, it says `skipped: ` and why.
 #[derive(Default)]
 pub(crate) struct CargoTests {
     cases: Vec<Case>,

@@ -1,4 +1,5 @@
-//! A random number generator that a seed replays: SplitMix64. The tests must not depend on the ambient one.
+//! A random number generator that a seed replays: SplitMix64. The tests must not depend on the
+//! ambient one.
 
 use std::time::Duration;
 

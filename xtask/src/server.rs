@@ -23,7 +23,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(120);
 
 /// Builds the binary, or takes the one that was named.
 ///
-/// The dev profile is enough: its dependencies are optimised, and the gate has built most of it already.
+/// The dev profile is enough: its dependencies are optimised, and the gate has built most of it
+/// already.
 pub(crate) fn binary(root: &Path, named: Option<&Path>) -> Result<PathBuf, Error> {
     built(root, named, "dev")
 }
@@ -63,11 +64,13 @@ pub(crate) struct Config {
     pub(crate) directory: PathBuf,
     /// Capacity of the WAL in MiB.
     pub(crate) wal_mebibytes: u64,
-    /// Memory for recent records in MiB. Smaller than a suite's data, so that most of it is read back from objects.
+    /// Memory for recent records in MiB. Smaller than a suite's data, so that most of it is read
+    /// back from objects.
     pub(crate) log_cache_mebibytes: u64,
     /// Where the WAL lies, if not in the data directory.
     pub(crate) wal: Option<PathBuf>,
-    /// Where objects go, and what is kept of them in memory, if not to the data directory and as it comes.
+    /// Where objects go, and what is kept of them in memory, if not to the data directory and as it
+    /// comes.
     pub(crate) objects: Option<Objects>,
 }
 
@@ -304,7 +307,8 @@ fn log_path(config: &Config) -> PathBuf {
     config.directory.join("server.log")
 }
 
-/// A command of the binary without the settings, the credentials and the proxies that are in the operator's environment: they are not under test.
+/// A command of the binary without the settings, the credentials and the proxies that are in the
+/// operator's environment: they are not under test.
 pub(crate) fn clean(binary: &Path) -> Command {
     let mut command = Command::new(binary);
     for (name, _) in std::env::vars_os() {
@@ -337,10 +341,11 @@ fn spawn(config: &Config, address: SocketAddr) -> Result<Child, Error> {
     command.spawn().map_err(|error| format!("{}: {error}", config.binary.display()).into())
 }
 
-/// A free port on the loopback interface, outside of the range that the kernel hands out to clients.
+/// A free port on the loopback interface, outside of the range that the kernel hands out to
+/// clients.
 ///
-/// Inside of it, a client that reconnects while the server is away can be given the server's own port as its
-/// source port and so connect to itself; the server then finds its port taken.
+/// Inside of it, a client that reconnects while the server is away can be given the server's own
+/// port as its source port and so connect to itself; the server then finds its port taken.
 pub(crate) fn free_address() -> Result<SocketAddr, Error> {
     static ASKED: AtomicU64 = AtomicU64::new(0);
     // What was given out before may not be listened to yet.

@@ -1,4 +1,5 @@
-//! Fetches what the tests need from the ordinary package registries, says what and why, and skips what is there.
+//! Fetches what the tests need from the ordinary package registries, says what and why, and skips
+//! what is there.
 
 mod go;
 mod go_suites;
@@ -73,7 +74,8 @@ pub(crate) fn apt(packages: &[&str], why: &str) -> Result<(), Missing> {
         if sudo {
             command.args(["-n", "env"]);
         }
-        // Nobody is there to be asked. A new machine may be installing its updates: that is waited for.
+        // Nobody is there to be asked. A new machine may be installing its updates: that is waited
+        // for.
         command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q"]);
         command.args(["-o", "DPkg::Lock::Timeout=600", "-o", "Acquire::Retries=3"]);
         quietly(command.args(arguments))
@@ -254,8 +256,9 @@ pub(crate) fn kafka(root: &Path) -> Result<PathBuf, Missing> {
     Ok(libs)
 }
 
-/// The crate of Rust's registry that holds librdkafka's source with its tests, as the archives of other registries do not. It is the newest one: the
-/// wheel from PyPI has a newer librdkafka, without tests.
+/// The crate of Rust's registry that holds librdkafka's source with its tests, as the archives of
+/// other registries do not. It is the newest one: the wheel from PyPI has a newer librdkafka,
+/// without tests.
 const RDKAFKA_SYS: &str = "4.10.0+2.12.1";
 
 /// What is changed in the source of its tests: file, old text and new text. Some tests want three
@@ -270,7 +273,8 @@ const RDKAFKA_EDITS: [(&str, &str, &str); 2] = [
     ("0129-fetch_aborted_msgs.c", "\"segment.bytes\", \"20000\"", "\"segment.bytes\", \"1048576\""),
 ];
 
-/// Changes text of a file that others have written. An edit that finds nothing to change is an error.
+/// Changes text of a file that others have written. An edit that finds nothing to change is an
+/// error.
 fn edit(file: &Path, edits: &[(&str, &str)]) -> Result<(), Error> {
     let mut text = read(file)?;
     for (old, new) in edits {

@@ -316,7 +316,8 @@ impl Bench<'_> {
         })
     }
 
-    /// Stop and start again: what was there must be there, and clients that stayed connected must go on.
+    /// Stop and start again: what was there must be there, and clients that stayed connected must
+    /// go on.
     fn restart(&self) -> Result<Vec<Case>, Missing> {
         let python = setup::python(self.root)?;
         let script = self.root.join("tests/clients/python/restart.py");

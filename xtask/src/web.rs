@@ -1,4 +1,5 @@
-//! What the tests need of the web: an authority whose certificates no system knows, and a small server.
+//! What the tests need of the web: an authority whose certificates no system knows, and a small
+//! server.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,12 +20,14 @@ use crate::exec::quietly;
 
 const NEW_KEY: &str = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
 
-/// A certificate authority of the test's own, and a certificate of its for the loopback interface, in a directory.
+/// A certificate authority of the test's own, and a certificate of its for the loopback interface,
+/// in a directory.
 #[derive(Clone)]
 pub(crate) struct Authority(PathBuf);
 
 impl Authority {
-    /// Its name is that of the directory: of two with one name, a certificate of the other is not unknown, but wrong.
+    /// Its name is that of the directory: of two with one name, a certificate of the other is not
+    /// unknown, but wrong.
     pub(crate) fn new(directory: &Path) -> Result<Self, Error> {
         if directory.exists() {
             fs::remove_dir_all(directory)?;

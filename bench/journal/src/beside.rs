@@ -1,4 +1,5 @@
-//! Reads of the journal cache while it compacts, compresses or evicts, beside its reads while it does nothing of that. `docs/benchmarks.md`, "Reads beside maintenance".
+//! Reads of the journal cache while it compacts, compresses or evicts, beside its reads while it
+//! does nothing of that. `docs/benchmarks.md`, "Reads beside maintenance".
 
 mod load;
 mod report;
@@ -25,7 +26,8 @@ impl Setting {
     fn of(options: &Options) -> Self {
         let bytes_per_second = options.rate * MIB;
         match options.is_whole() {
-            // Small ones, so that one after the other is compacted, compressed or evicted within seconds.
+            // Small ones, so that one after the other is compacted, compressed or evicted within
+            // seconds.
             true => Self {
                 journal_bytes: 16 * MIB,
                 bytes_per_second,
@@ -63,7 +65,8 @@ pub fn run(options: &Options) -> Result<()> {
             // None is always the first.
             let scenario = SCENARIOS[(position + round as usize - 1) % SCENARIOS.len()];
             println!("round {round} of {rounds}: reads beside maintenance: {}", scenario.text());
-            // What the one before has left to the kernel must not be written while this one is measured.
+            // What the one before has left to the kernel must not be written while this one is
+            // measured.
             system::sync(&options.dir)?;
             let measured = load::run(scenario, &setting, &store);
             remove(&store)?;

@@ -1,4 +1,5 @@
-//! A bound on all memory of a process, with the pages of files that the kernel keeps for it: what an engine leaves to the page cache counts as its memory too.
+//! A bound on all memory of a process, with the pages of files that the kernel keeps for it: what
+//! an engine leaves to the page cache counts as its memory too.
 
 use std::fs;
 use std::io;

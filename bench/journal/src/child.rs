@@ -204,7 +204,8 @@ impl Visit for Race<'_> {
     }
 }
 
-/// Read for a while, or everything, so that caches hold what they would hold: the first reads of a store that was just filled tell of the filling.
+/// Read for a while, or everything, so that caches hold what they would hold: the first reads of a
+/// store that was just filled tell of the filling.
 fn warm<E: Engine>(store: &E, spec: &Spec) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(WARM * spec.seconds);
     let mut session = store.session()?;
@@ -230,7 +231,8 @@ const WARM: u64 = 2;
 /// Keys that are looked for after an opening.
 const LOOKED_FOR: u32 = 1000;
 
-/// Open, read a value, and close; how long the first two took, and which part of the keys was there with a value of at least this generation.
+/// Open, read a value, and close; how long the first two took, and which part of the keys was there
+/// with a value of at least this generation.
 fn reopen<E: Engine>(setup: &Setup, least: Option<u8>) -> Result<(f64, Option<f64>)> {
     let opening = Instant::now();
     let store = E::open(setup)?;

@@ -1,4 +1,5 @@
-//! The index of the journal cache beside concurrent maps of 128 bits to 32, which is what a place in a journal takes: decision 0013.
+//! The index of the journal cache beside concurrent maps of 128 bits to 32, which is what a place
+//! in a journal takes: decision 0013.
 
 use std::hash::{BuildHasherDefault, Hasher};
 use std::process::{Command, Stdio};
@@ -111,7 +112,8 @@ impl Map for scc::HashMap<u128, u32, Hash> {
     }
 }
 
-/// The key of a number: a bijection, so that keys are different (SplitMix64's finalizer, for each half).
+/// The key of a number: a bijection, so that keys are different (SplitMix64's finalizer, for each
+/// half).
 fn key(number: u64) -> u128 {
     let mix = |seed: u64| {
         let mut word = number.wrapping_add(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -122,7 +124,8 @@ fn key(number: u64) -> u128 {
     u128::from(mix(1)) << 64 | u128::from(mix(2))
 }
 
-/// Of one process: us of the wall's time for each call, as the thread sees it that calls, and bytes for each entry.
+/// Of one process: us of the wall's time for each call, as the thread sees it that calls, and bytes
+/// for each entry.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Figures {
     put_us: f64,

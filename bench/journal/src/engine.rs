@@ -8,7 +8,7 @@ use crate::workload::{Key, Puts};
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An engine's own error, as what it says: some of them can not be sent to another thread.
+/// An engine's own error, as what it says: some of them cannot be sent to another thread.
 pub fn told(error: impl Display) -> Error {
     error.to_string().into()
 }
@@ -35,7 +35,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Of the write buffers of a log-structured merge tree: an eighth of the memory, within what their authors recommend.
+    /// Of the write buffers of a log-structured merge tree: an eighth of the memory, within what
+    /// their authors recommend.
     pub fn write_buffer_bytes(&self) -> usize {
         usize::try_from((self.memory_bytes / 8).clamp(4 << 20, 128 << 20)).unwrap_or(usize::MAX)
     }

@@ -84,7 +84,8 @@ mod tests {
     struct Check<'a>(&'a Setup);
 
     impl Visit for Check<'_> {
-        /// It keeps what it is given, also when it is closed and opened again, and the newest of each key.
+        /// It keeps what it is given, also when it is closed and opened again, and the newest of
+        /// each key.
         fn visit<E: Engine>(self) -> Result<()> {
             let mut values = Values::new(7);
             let store = E::open(self.0)?;

@@ -24,7 +24,8 @@ use crate::{Data, Options};
 const MIB: u64 = 1 << 20;
 /// Entries from which on it is a measurement.
 const WHOLE: u64 = 1_000_000;
-/// Of an index in memory, for each key: 16 bytes with the slack of a hash table. Every engine gets it beside the memory.
+/// Of an index in memory, for each key: 16 bytes with the slack of a hash table. Every engine gets
+/// it beside the memory.
 const INDEX_BYTES_PER_KEY: u64 = 32;
 /// Of memory, per byte of data: where all fit, and where they do not.
 const FITS: u64 = 3;
@@ -35,10 +36,12 @@ const MIN_MEMORY_BYTES: u64 = 24 * MIB;
 const SLACK_BYTES: u64 = 128 * MIB;
 /// Of the program alone.
 const PROGRAM_BYTES: u64 = 32 * MIB;
-/// Disk space of engines with a bound, per byte of data: more than all that is put, so that nothing has to go.
+/// Disk space of engines with a bound, per byte of data: more than all that is put, so that nothing
+/// has to go.
 const DISK: u64 = 6;
 const MIN_DISK_BYTES: u64 = 512 * MIB;
-/// Free disk space that a run takes, per byte of data: engines without a bound put off their garbage.
+/// Free disk space that a run takes, per byte of data: engines without a bound put off their
+/// garbage.
 const FREE: u64 = 16;
 /// Puts in a transaction: each alone, or many.
 const BATCHES: [u32; 2] = [1, 1000];
@@ -145,7 +148,8 @@ pub fn run(options: &Options) -> Result<()> {
                         results.outcomes.push(outcome);
                         Ok(())
                     });
-                    // One that fails does not take the others' figures with it; it is told at the end.
+                    // One that fails does not take the others' figures with it; it is told at the
+                    // end.
                     if let Err(error) = run {
                         let what = format!(
                             "{}, {}, round {round}: {error}",
@@ -220,7 +224,8 @@ impl Options {
 /// The bound on all memory of the process of an engine that is told to use so much.
 fn limit_bytes(engine: Name, memory_bytes: u64) -> u64 {
     match engine {
-        // It is told nothing: what the system lets it have is what it uses, to the last page, and the others do not.
+        // It is told nothing: what the system lets it have is what it uses, to the last page, and
+        // the others do not.
         Name::Lmdb => memory_bytes + PROGRAM_BYTES,
         _ => memory_bytes / 8 * 9 + SLACK_BYTES,
     }
@@ -335,7 +340,8 @@ impl Race<'_> {
         };
         let path = |group: &Group| -> PathBuf { group.path().to_owned() };
         let spec = Spec { group: group.as_ref().map(path), ..spec.clone() };
-        // What the one before has left to the kernel must not be written while this one is measured.
+        // What the one before has left to the kernel must not be written while this one is
+        // measured.
         system::sync(&self.options.dir)?;
         if self.options.is_whole() {
             system::forget_memory();

@@ -1,4 +1,5 @@
-//! What a run writes down while it goes on, and tables of what several runs have written: a run is hours, and its parts can be measured on different days, or be ended in between.
+//! What a run writes down while it goes on, and tables of what several runs have written: a run is
+//! hours, and its parts can be measured on different days, or be ended in between.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -71,7 +72,7 @@ impl Log {
 /// What several runs have written down, as if it had been one.
 ///
 /// # Errors
-/// A file can not be read, or their settings are not the same.
+/// A file cannot be read, or their settings are not the same.
 pub fn together(directories: &[PathBuf]) -> Result<Results> {
     let mut settings: Option<(Settings, &Path)> = None;
     let (mut outcomes, mut notes, mut failures) = (Vec::new(), Vec::new(), Vec::new());

@@ -47,7 +47,8 @@ pub fn reset_peak() -> Result<()> {
     Ok(fs::write("/proc/self/clear_refs", "5")?)
 }
 
-/// Bytes that this process had written to disks so far, those that the kernel will write by itself included.
+/// Bytes that this process had written to disks so far, those that the kernel will write by itself
+/// included.
 pub fn written_bytes() -> Result<u64> {
     let io = fs::read_to_string("/proc/self/io")?;
     let line = io.lines().find_map(|line| line.strip_prefix("write_bytes:"));
@@ -63,8 +64,10 @@ pub fn sync(directory: &Path) -> Result<()> {
 /// As long as the kernel takes, and longer, to give back what a process of some GiB has left.
 const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(10);
 
-/// Whether the kernel of a virtual machine may give memory that is free back to its host, a few seconds after it came free (free page reporting). Who is given such memory again waits for the host to find and clear it,
-/// some twenty times as long as for what has just come free: so the one who runs right behind another has it better.
+/// Whether the kernel of a virtual machine may give memory that is free back to its host, a few
+/// seconds after it came free (free page reporting). Who is given such memory again waits for the
+/// host to find and clear it, some twenty times as long as for what has just come free: so the one
+/// who runs right behind another has it better.
 pub fn gives_memory_back() -> bool {
     Path::new("/sys/module/page_reporting").exists()
 }
@@ -95,7 +98,8 @@ const QUIET_WINDOW: Duration = Duration::from_millis(100);
 const QUIET: Duration = Duration::from_millis(5);
 const QUIET_LIMIT: Duration = Duration::from_secs(60);
 
-/// Wait until the engine's own threads have nothing to do any more, for a minute at most: what an engine has put off is its own, and not of what comes next.
+/// Wait until the engine's own threads have nothing to do any more, for a minute at most: what an
+/// engine has put off is its own, and not of what comes next.
 pub fn settle() {
     let until = Instant::now() + QUIET_LIMIT;
     loop {

@@ -13,7 +13,8 @@ pub const VALUE_BYTES: usize = 100;
 pub const ENTRY_BYTES: u64 = (size_of::<Key>() + VALUE_BYTES) as u64;
 /// Keys that are asked for in one call.
 pub const BATCH_KEYS: usize = 32;
-/// Operations of which one is timed. A prime, so that it does not fall in step with transactions or batches.
+/// Operations of which one is timed. A prime, so that it does not fall in step with transactions or
+/// batches.
 pub const TIMED: u32 = 17;
 
 /// What is done.
@@ -93,10 +94,12 @@ pub fn missing(number: u64) -> Key {
     key_of(number, !scattered(number))
 }
 
-/// Makes values of 100 bytes, half of them compressible as `db_bench` has it, that tell whose they are.
+/// Makes values of 100 bytes, half of them compressible as `db_bench` has it, that tell whose they
+/// are.
 pub struct Values {
     sample: Vec<u8>,
-    /// Where in the sample the next one begins: one behind the other, which the processor fetches ahead, so that making values takes little of what is measured.
+    /// Where in the sample the next one begins: one behind the other, which the processor fetches
+    /// ahead, so that making values takes little of what is measured.
     at: usize,
     value: [u8; VALUE_BYTES],
 }
@@ -151,7 +154,8 @@ impl Order {
         Self { count, mask, shift: (bits / 2).max(1), seed: Random::new(seed).next_u64() }
     }
 
-    /// The one at this place. Each step is one to one on the numbers of so many bits, and so is stepping until the number is one of ours.
+    /// The one at this place. Each step is one to one on the numbers of so many bits, and so is
+    /// stepping until the number is one of ours.
     pub fn at(&self, place: u64) -> u64 {
         let mut number = place;
         loop {
@@ -236,7 +240,8 @@ impl<'a> Sampler<'a> {
     }
 }
 
-/// The puts of one thread. The time between two draws is that of a put, with the beginning and the end of a transaction where they come between.
+/// The puts of one thread. The time between two draws is that of a put, with the beginning and the
+/// end of a transaction where they come between.
 pub struct Puts<'a> {
     pub sampler: Sampler<'a>,
     values: Values,
@@ -248,7 +253,8 @@ pub struct Puts<'a> {
 }
 
 impl<'a> Puts<'a> {
-    /// Of `threads` threads the one with this number, which puts each `threads`th of `entries` keys.
+    /// Of `threads` threads the one with this number, which puts each `threads`th of `entries`
+    /// keys.
     pub fn new(
         workload: Workload,
         entries: u64,

@@ -4,7 +4,8 @@ use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
-/// An address to listen on: `127.0.0.1:9092`, `[::1]:9092`, or a name that resolves, such as `localhost:9092`.
+/// An address to listen on: `127.0.0.1:9092`, `[::1]:9092`, or a name that resolves, such as
+/// `localhost:9092`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address(pub(crate) SocketAddr);
 

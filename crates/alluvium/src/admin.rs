@@ -1,4 +1,5 @@
-//! The admin port: `/metrics` for Prometheus; `/livez`, `/readyz` and `/healthz` for probes. Never the Kafka port.
+//! The admin port: `/metrics` for Prometheus; `/livez`, `/readyz` and `/healthz` for probes. Never
+//! the Kafka port.
 
 mod health;
 mod visits;
@@ -63,7 +64,7 @@ impl Admin {
         bounds: Bounds,
     ) -> Result<Self, Failure> {
         let failed =
-            |error| Failure::Failed(format!("can not listen on admin port {listen}: {error}"));
+            |error| Failure::Failed(format!("cannot listen on admin port {listen}: {error}"));
         let listener = TcpListener::bind(listen).await.map_err(failed)?;
         let local_addr = listener.local_addr().map_err(failed)?;
         let mut registry = Registry::default();
@@ -117,7 +118,7 @@ async fn metrics(State(shown): State<Arc<Shown>>) -> impl IntoResponse {
         Err(error) => (
             StatusCode::INTERNAL_SERVER_ERROR,
             [(header::CONTENT_TYPE, "text/plain; charset=utf-8")],
-            format!("the metrics can not be encoded: {error}\n"),
+            format!("the metrics cannot be encoded: {error}\n"),
         ),
     }
 }
@@ -257,7 +258,7 @@ impl Collector for StoreCollector {
             ("objects_bytes", "Size of the objects in use", stats.object_bytes),
             ("objects_retired", "Objects waiting to be deleted", count(stats.retired_objects)),
             ("wal_ring_bytes", "Size of the write-ahead log's ring", wal.ring_bytes),
-            ("wal_used_bytes", "Bytes of the ring that can not be reused yet", wal.used_bytes),
+            ("wal_used_bytes", "Bytes of the ring that cannot be reused yet", wal.used_bytes),
             (
                 "wal_resize_to_bytes",
                 "Capacity that the write-ahead log is to have, if that is another one; else 0",

@@ -17,8 +17,9 @@ use crate::units::counted;
 pub(crate) enum CatalogCommand {
     /// Write all that the catalog holds as JSON with a checksum. The server must be stopped.
     Export(ExportArgs),
-    /// Make a catalog from an export, where there is none. An import is a copy of the catalog as it was at its export: it goes with the
-    /// write-ahead log of that moment. If that was trimmed since, the server refuses to start on it.
+    /// Make a catalog from an export, where there is none. An import is a copy of the catalog as it
+    /// was at its export: it goes with the write-ahead log of that moment. If that was trimmed
+    /// since, the server refuses to start on it.
     Import(ImportArgs),
 }
 
@@ -57,7 +58,7 @@ pub(crate) fn run(command: CatalogCommand) -> Result<(), Failure> {
 /// All that the catalog in `data_dir` holds, and the lock that keeps it so.
 ///
 /// # Errors
-/// There is none, it is in use, or it can not be read.
+/// There is none, it is in use, or it cannot be read.
 pub(crate) fn load(data_dir: &Path) -> Result<(Snapshot, File), Failure> {
     let path = data_dir.join(CATALOG_FILE);
     // Else one would be made, in an empty file too.

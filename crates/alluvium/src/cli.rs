@@ -29,10 +29,10 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run the server.
     ///
-    /// Every option can also be given as an environment variable (shown in brackets) or in a TOML file under the
-    /// same name without the dashes in front, as in `wal-capacity = "2GiB"`. A flag wins over the environment, the environment over the
-    /// file, the file over the default. Sizes are written as 64KiB, 512MiB, 2GiB or in plain bytes, times as
-    /// 500ms, 60s or 5m.
+    /// Every option can also be given as an environment variable (shown in brackets) or in a TOML
+    /// file under the same name without the dashes in front, as in `wal-capacity = "2GiB"`. A flag
+    /// wins over the environment, the environment over the file, the file over the default. Sizes
+    /// are written as 64KiB, 512MiB, 2GiB or in plain bytes, times as 500ms, 60s or 5m.
     Serve(Box<ServeOptions>),
     /// Create, list, describe and delete topics of a running server.
     #[command(subcommand)]

@@ -1,7 +1,8 @@
 //! Configuration of `alluvium serve`: flag over environment over file over default.
 //!
-//! [`ServeOptions`] is what a person may write, each field optional, once for the command line and the environment and once for the
-//! file. [`ServeConfig`] is what results: complete and checked. Nothing is rewritten silently; a value out of bounds is an error.
+//! [`ServeOptions`] is what a person may write, each field optional, once for the command line and
+//! the environment and once for the file. [`ServeConfig`] is what results: complete and checked.
+//! Nothing is rewritten silently; a value out of bounds is an error.
 
 mod groups;
 mod options;
@@ -53,7 +54,8 @@ pub(crate) mod limits {
     pub(crate) const DISK_CACHE_MAX: Size = Size::tib(16);
     pub(crate) const DISK_CACHE_MEMORY: Size = Size::mib(128);
     pub(crate) const DISK_CACHE_MEMORY_MIN: Size = Size::mib(16);
-    /// Of the size on disk at least this part, or there would be more journals than a cache can have.
+    /// Of the size on disk at least this part, or there would be more journals than a cache can
+    /// have.
     pub(crate) const DISK_CACHE_MEMORY_PART: u64 = 16_384;
 
     pub(crate) const RATE_MIN: Size = Size::mib(1);
@@ -126,7 +128,8 @@ pub(crate) struct ServeConfig {
     pub(crate) data_dir: PathBuf,
     pub(crate) security: Security,
     pub(crate) wal: PathBuf,
-    /// `None`: an existing log keeps its size, a new file gets [`limits::WAL_CAPACITY`], a block device is taken whole.
+    /// `None`: an existing log keeps its size, a new file gets [`limits::WAL_CAPACITY`], a block
+    /// device is taken whole.
     pub(crate) wal_capacity: Option<Size>,
     pub(crate) wal_reserve: bool,
     pub(crate) force_format: bool,
@@ -174,7 +177,7 @@ pub(crate) struct ServeConfig {
     pub(crate) log: String,
 }
 
-/// The configuration can not be used; the message names the option and what is allowed.
+/// The configuration cannot be used; the message names the option and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct ConfigError(String);
@@ -183,7 +186,7 @@ impl ServeConfig {
     /// Add the file that `options` names, then the defaults; check the bounds.
     ///
     /// # Errors
-    /// A file that can not be read, an unknown key, a value out of bounds.
+    /// A file that cannot be read, an unknown key, a value out of bounds.
     pub(crate) fn load(options: ServeOptions) -> Result<Self, ConfigError> {
         let file = match &options.config {
             Some(path) => options::read_file(path)?,
@@ -368,7 +371,8 @@ impl ServeConfig {
 }
 
 impl fmt::Display for ServeConfig {
-    /// For the log: what is in effect, by the options' names. A default that depends on what else there is has no value yet.
+    /// For the log: what is in effect, by the options' names. A default that depends on what else
+    /// there is has no value yet.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let or = |value: Option<String>, none: &str| value.unwrap_or_else(|| none.to_string());
         let listeners: Vec<_> = self.security.listeners.iter().map(ToString::to_string).collect();

@@ -1,7 +1,9 @@
-//! The control socket: how a command asks something of the server that runs in a data directory. Both ends of it.
+//! The control socket: how a command asks something of the server that runs in a data directory.
+//! Both ends of it.
 //!
-//! A connection carries one [`Request`], a line of JSON. Lines with a [`Reply`] come back, until one of them is the outcome. Only the server's own user, and
-//! root, are let in. What was asked goes on whether or not somebody listens.
+//! A connection carries one [`Request`], a line of JSON. Lines with a [`Reply`] come back, until
+//! one of them is the outcome. Only the server's own user, and root, are let in. What was asked
+//! goes on whether or not somebody listens.
 
 use std::fs::{self, Permissions};
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
@@ -96,7 +98,8 @@ impl Target {
 
 // -- The command's end
 
-/// Ask the server behind `socket` to give the log at `target` another capacity, and wait for that. False if no server is there, or it has another log.
+/// Ask the server behind `socket` to give the log at `target` another capacity, and wait for that.
+/// False if no server is there, or it has another log.
 ///
 /// # Errors
 /// The server refuses it, could not do it, or ends before it is done.
@@ -187,7 +190,8 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Open it before the ports: whoever has found one of these finds the socket too. `None`, with a warning, where that is not possible: the server is not worth less.
+    /// Open it before the ports: whoever has found one of these finds the socket too. `None`, with
+    /// a warning, where that is not possible: the server is not worth less.
     pub(crate) fn open(config: &ServeConfig) -> Option<Self> {
         let path = config.data_dir.join(SOCKET);
         match Target::at(&config.wal).and_then(|wal| Ok((listen(&path)?, wal))) {
@@ -233,8 +237,8 @@ impl Control {
         }
     }
 
-    /// The log is closed, and with it every request is gone: take back what was added to the file for one. A file that is being made longer all
-    /// the while stays as long as it gets.
+    /// The log is closed, and with it every request is gone: take back what was added to the file
+    /// for one. A file that is being made longer all the while stays as long as it gets.
     pub(crate) async fn closed(self) {
         let step = self.resizer.steps.lock();
         if let Ok(_step) = tokio::time::timeout(STEP_ENDS_WITHIN, step).await {
@@ -433,8 +437,8 @@ impl Resizer {
             })
     }
 
-    /// Cut off what of the file nothing needs any more. After a failure nobody knows what the headers say; and what is still under way comes here
-    /// when it is over.
+    /// Cut off what of the file nothing needs any more. After a failure nobody knows what the
+    /// headers say; and what is still under way comes here when it is over.
     async fn cut_off(&self) {
         let _step = self.steps.lock().await;
         if self.store.failure().is_none() && self.store.stats().wal.resize_to_bytes.is_none() {

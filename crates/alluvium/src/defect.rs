@@ -1,4 +1,5 @@
-//! A panic anywhere in a server ends its process; see docs/decisions/0015-a-panic-ends-the-server.md.
+//! A panic anywhere in a server ends its process; see
+//! docs/decisions/0015-a-panic-ends-the-server.md.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::{self, PanicHookInfo};

@@ -27,7 +27,8 @@ pub(crate) fn broker_config(config: &Oauth) -> OauthConfig {
     OauthConfig { keys, issuer, audience, principal_claim, scopes, clock_skew: skew }
 }
 
-/// A file as it is; of a URL neither the user nor the query, which may be what lets the server in there.
+/// A file as it is; of a URL neither the user nor the query, which may be what lets the server in
+/// there.
 fn without_secrets(jwks: &str) -> String {
     if !jwks.starts_with("https://") {
         return jwks.to_owned();
@@ -76,7 +77,7 @@ async fn fetch(url: &str) -> Result<Option<Vec<u8>>, reqwest::Error> {
 mod tests {
     use super::*;
 
-    /// They are logged whenever the document can not be read.
+    /// They are logged whenever the document cannot be read.
     #[tokio::test]
     async fn errors_tell_no_secret_of_the_url() {
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

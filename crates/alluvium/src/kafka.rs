@@ -1,4 +1,5 @@
-//! A small blocking Kafka client: one connection, versions by what both sides know, through TLS and after a login if the server wants that.
+//! A small blocking Kafka client: one connection, versions by what both sides know, through TLS and
+//! after a login if the server wants that.
 
 mod access;
 mod login;
@@ -84,13 +85,14 @@ impl Client {
     /// Connect, ask which versions the broker serves, and log in.
     ///
     /// # Errors
-    /// The address does not resolve, nobody listens, what answers is not a Kafka server, or it does not let the client in.
+    /// The address does not resolve, nobody listens, what answers is not a Kafka server, or it does
+    /// not let the client in.
     pub(crate) fn connect(broker: &HostPort, access: &Access) -> Result<Self, ClientError> {
         let name = broker.to_string();
         let fail = |reason: String| ClientError { broker: name.clone(), reason };
         let addresses = (broker.host.as_str(), broker.port)
             .to_socket_addrs()
-            .map_err(|error| fail(format!("can not resolve the name: {error}")))?;
+            .map_err(|error| fail(format!("cannot resolve the name: {error}")))?;
         let mut last_error = "the name has no address".to_string();
         let mut connected = None;
         for address in addresses {
@@ -103,7 +105,7 @@ impl Client {
             }
         }
         let stream = connected.ok_or_else(|| {
-            fail(format!("can not connect: {last_error}; is `alluvium serve` running there?"))
+            fail(format!("cannot connect: {last_error}; is `alluvium serve` running there?"))
         })?;
         stream.set_nodelay(true).map_err(|error| fail(error.to_string()))?;
         let stream = match &access.tls {
@@ -143,7 +145,8 @@ impl Client {
                 .sending
                 .error(format!("no login by {mechanism}: {others} ({reason})")));
         }
-        // An exchange ends by a refusal, or by a connection that breaks; which, the caller is to know.
+        // An exchange ends by a refusal, or by a connection that breaks; which, the caller is to
+        // know.
         let mut broken = None;
         let outcome = login.run(&mut |message| {
             let request = SaslAuthenticateRequest::default().with_auth_bytes(message.into());
@@ -205,7 +208,7 @@ impl Client {
     /// Send a request and wait for its answer.
     ///
     /// # Errors
-    /// The connection failed, or the answer can not be decoded.
+    /// The connection failed, or the answer cannot be decoded.
     pub(crate) fn call<R: Request>(
         &mut self,
         version: i16,
@@ -220,7 +223,7 @@ impl Sending {
     /// Send a request. Returns its correlation id.
     ///
     /// # Errors
-    /// The connection failed, or the request can not be encoded.
+    /// The connection failed, or the request cannot be encoded.
     pub(crate) fn send<R: Request>(
         &mut self,
         version: i16,
@@ -237,13 +240,13 @@ impl Sending {
         header
             .encode(&mut self.frame, R::header_version(version))
             .and_then(|()| request.encode(&mut self.frame, version))
-            .map_err(|error| self.error(format!("can not encode the request: {error}")))?;
+            .map_err(|error| self.error(format!("cannot encode the request: {error}")))?;
         let body_bytes = i32::try_from(self.frame.len() - 4)
             .map_err(|_| self.error("the request is too large".into()))?;
         self.frame[..4].copy_from_slice(&body_bytes.to_be_bytes());
         self.stream
             .write_all(&self.frame)
-            .map_err(|error| self.error(format!("can not send: {}", self.stream.reason(&error))))?;
+            .map_err(|error| self.error(format!("cannot send: {}", self.stream.reason(&error))))?;
         Ok(self.correlation)
     }
 
@@ -253,10 +256,11 @@ impl Sending {
 }
 
 impl Receiving {
-    /// Wait for the answer to the oldest request that has none, which was an `R` with this correlation id.
+    /// Wait for the answer to the oldest request that has none, which was an `R` with this
+    /// correlation id.
     ///
     /// # Errors
-    /// The connection failed, or the answer can not be decoded.
+    /// The connection failed, or the answer cannot be decoded.
     pub(crate) fn answer<R: Request>(
         &mut self,
         version: i16,

@@ -10,7 +10,8 @@ use serde::Deserialize;
 use crate::address::{Address, HostPort};
 use crate::config::{from_text, required_text};
 
-/// The `[[listener]]` tables of the file; or the value of the flag: a table in braces, or several in brackets.
+/// The `[[listener]]` tables of the file; or the value of the flag: a table in braces, or several
+/// in brackets.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Listeners(Vec<ListenerOptions>);
@@ -75,7 +76,8 @@ impl FromStr for Listeners {
 }
 
 impl Listeners {
-    /// What the server is to open: these, and one in plain text at `listen`, or at `default` if there is no other.
+    /// What the server is to open: these, and one in plain text at `listen`, or at `default` if
+    /// there is no other.
     ///
     /// # Errors
     /// Options that do not go together.

@@ -1,4 +1,5 @@
-//! What the loads of `alluvium wal bench` and `alluvium bench` have in common: what they write, and what they say about latency.
+//! What the loads of `alluvium wal bench` and `alluvium bench` have in common: what they write, and
+//! what they say about latency.
 
 use std::time::Duration;
 

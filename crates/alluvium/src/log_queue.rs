@@ -1,6 +1,6 @@
 //! The log of a server on its way to standard error: a queue bounded by bytes, and a thread that
-//! writes. Code that logs never waits and never fails, whatever becomes of standard error; lines that
-//! are not written are counted.
+//! writes. Code that logs never waits and never fails, whatever becomes of standard error; lines
+//! that are not written are counted.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -206,8 +206,8 @@ mod tests {
         assert_eq!(queue.dropped.load(Ordering::Relaxed), 3);
         assert_eq!(queue.state.lock().bytes, BOUND_BYTES);
         assert!(!queue.flush(Duration::from_millis(1)));
-        // Once the writer goes on, the lines are written, and the loss is reported once. Whether the
-        // first line was on its way before there was a loss depends on the threads.
+        // Once the writer goes on, the lines are written, and the loss is reported once. Whether
+        // the first line was on its way before there was a loss depends on the threads.
         for _ in 0..=room {
             steer.send(Ok(())).unwrap();
         }

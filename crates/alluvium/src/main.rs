@@ -1,5 +1,5 @@
-//! The `alluvium` binary: the server, and the tools beside it. This crate parses, wires and prints; what it wires lives in the
-//! crates below.
+//! The `alluvium` binary: the server, and the tools beside it. This crate parses, wires and prints;
+//! what it wires lives in the crates below.
 #![forbid(unsafe_code)]
 
 mod address;
@@ -36,8 +36,9 @@ use clap::Parser;
 
 use cli::{Cli, Command};
 
-// Batches of some KiB live in the log cache until thousands of newer ones push them out, between what comes and goes with each request: glibc's malloc, with an arena for
-// each thread, keeps half as much again (docs/benchmarks.md, "Memory").
+// Batches of some KiB live in the log cache until thousands of newer ones push them out, between
+// what comes and goes with each request: glibc's malloc, with an arena for each thread, keeps half
+// as much again (docs/benchmarks.md, "Memory").
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

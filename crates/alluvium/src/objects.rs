@@ -21,9 +21,10 @@ use crate::profile::Profile;
 const REQUEST: Duration = Duration::from_secs(20);
 /// Where nobody listens, that is known soon.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long, and how often, the client itself repeats a request that has met a 5xx, a 429, silence or a broken connection, waiting longer and
-/// longer, and never as long as others do: so long that one silence is followed by another try, and so short that an outage is soon told. Who waits for the answer has a deadline of its own (`alluvium_stream`), and an upload is tried for
-/// ever.
+/// How long, and how often, the client itself repeats a request that has met a 5xx, a 429, silence
+/// or a broken connection, waiting longer and longer, and never as long as others do: so long that
+/// one silence is followed by another try, and so short that an outage is soon told. Who waits for
+/// the answer has a deadline of its own (`alluvium_stream`), and an upload is tried for ever.
 const RETRY: Duration = Duration::from_secs(25);
 const RETRIES: usize = 10;
 /// How long a start waits for the answer of an object store, which it could do without.
@@ -49,7 +50,8 @@ pub(crate) struct Bucket {
     pub(crate) settings: S3Settings,
 }
 
-/// How S3 is reached. What is not set comes from AWS's own environment variables, and at last from AWS's defaults.
+/// How S3 is reached. What is not set comes from AWS's own environment variables, and at last from
+/// AWS's defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct S3Settings {
     pub(crate) endpoint: Option<String>,
@@ -79,7 +81,8 @@ impl ObjectStoreUrl {
                 })?;
                 settings.bucket_endpoint(name)?;
                 let prefix = url.path().trim_matches('/');
-                // Else the objects would lie under another name than what was asked for, and what a policy of the bucket states.
+                // Else the objects would lie under another name than what was asked for, and what a
+                // policy of the bucket states.
                 if Location::from(prefix).as_ref() != prefix {
                     return Err(format!(
                         "object-store `{text}`: a prefix has letters, digits and -_.!'() in it, and single slashes"
@@ -94,7 +97,8 @@ impl ObjectStoreUrl {
     }
 }
 
-/// Parse a URL that is shown and logged, so that nothing secret may be in it. If there is, the message does not repeat it.
+/// Parse a URL that is shown and logged, so that nothing secret may be in it. If there is, the
+/// message does not repeat it.
 fn without_secrets(option: &str, text: &str, example: &str) -> Result<Url, String> {
     let url = Url::parse(text).map_err(|error| match text.contains('@') {
         true => format!("{option} is not a URL ({error}); write {example}"),
@@ -169,7 +173,7 @@ impl S3Settings {
         if !self.path_style() {
             let Some(Host::Domain(name)) = url.host() else {
                 return Err(format!(
-                    "s3-endpoint is {endpoint}: an address can not be preceded by a bucket's name; leave --s3-path-style on"
+                    "s3-endpoint is {endpoint}: an address cannot be preceded by a bucket's name; leave --s3-path-style on"
                 ));
             };
             let name = format!("{bucket}.{name}");
@@ -188,7 +192,7 @@ impl S3Settings {
 /// Open the object store. Nothing is asked of it yet.
 ///
 /// # Errors
-/// A local directory that can not be made; settings that make no sense.
+/// A local directory that cannot be made; settings that make no sense.
 pub(crate) fn open(url: &ObjectStoreUrl) -> Result<Arc<dyn ObjectStore>, Failure> {
     match url {
         ObjectStoreUrl::Directory(directory) => alluvium_stream::local_objects(directory)
@@ -256,10 +260,11 @@ fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Credentials and region from AWS's environment variables, or from a profile; without any, the machine's own (container, instance).
+/// Credentials and region from AWS's environment variables, or from a profile; without any, the
+/// machine's own (container, instance).
 ///
 /// # Errors
-/// The profile can not be used, or the container can not be asked with what is there.
+/// The profile cannot be used, or the container cannot be asked with what is there.
 fn credentials(variable: impl Fn(&str) -> Option<String>) -> Result<AmazonS3Builder, Failure> {
     use AmazonS3ConfigKey as Key;
     let mut builder = AmazonS3Builder::new();
@@ -300,8 +305,8 @@ fn profile(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Profile>,
     }
 }
 
-/// What the client takes for no error: with an address and no token it asks the instance for its credentials, which are others, and with a token that no
-/// header can have in it, it panics.
+/// What the client takes for no error: with an address and no token it asks the instance for its
+/// credentials, which are others, and with a token that no header can have in it, it panics.
 fn check_container(variable: impl Fn(&str) -> Option<String>) -> Result<(), String> {
     const URI: &str = "AWS_CONTAINER_CREDENTIALS_FULL_URI";
     const TOKEN: &str = "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE";
@@ -333,9 +338,10 @@ fn certificates(file: &Path) -> Result<Vec<Certificate>, Failure> {
     }
 }
 
-/// Ask the object store for what it holds, of the store with the log `wal_id` if there is one yet, up to the first name that `is_known`. What can never succeed ends the start,
-/// before anything is made or written. What may succeed later does not hinder it: records are taken as long as the log has room. Whether there was a name; `None`
-/// if that is not known now, or says nothing.
+/// Ask the object store for what it holds, of the store with the log `wal_id` if there is one yet,
+/// up to the first name that `is_known`. What can never succeed ends the start, before anything is
+/// made or written. What may succeed later does not hinder it: records are taken as long as the log
+/// has room. Whether there was a name; `None` if that is not known now, or says nothing.
 ///
 /// # Errors
 /// The bucket does not exist, or the credentials are refused.
@@ -372,7 +378,7 @@ fn check_with(
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =
-        runtime.map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
+        runtime.map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))?;
     runtime.block_on(asked)
 }
 
@@ -399,7 +405,8 @@ async fn ask(
     }
 }
 
-/// What helps who has forgotten them, or does not know of them: where credentials come from, if not from the environment.
+/// What helps who has forgotten them, or does not know of them: where credentials come from, if not
+/// from the environment.
 fn source(url: &ObjectStoreUrl) -> String {
     if !matches!(url, ObjectStoreUrl::S3(_)) {
         return String::new();
@@ -419,7 +426,7 @@ fn source(url: &ObjectStoreUrl) -> String {
 
 fn warn(url: &ObjectStoreUrl, reason: &str) {
     tracing::warn!(
-        "the object store can not be used now: {url}: {reason}{}. The server starts without it, and tries again; until then nothing is \
+        "the object store cannot be used now: {url}: {reason}{}. The server starts without it, and tries again; until then nothing is \
          uploaded, and the write-ahead log fills up",
         source(url)
     );
@@ -576,7 +583,8 @@ mod tests {
         ObjectStoreUrl::parse("s3://bucket/prefix", at(&endpoint)).unwrap()
     }
 
-    /// The check as it is, but for credentials: there may be none in the environment, and the machine's are not asked for.
+    /// The check as it is, but for credentials: there may be none in the environment, and the
+    /// machine's are not asked for.
     fn checked(url: &ObjectStoreUrl) -> Result<Option<bool>, Failure> {
         let credentials =
             AmazonS3Builder::new().with_access_key_id("id").with_secret_access_key("hush");

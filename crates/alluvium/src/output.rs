@@ -17,9 +17,10 @@ use crate::units::Size;
 pub(crate) enum Failure {
     /// It failed: exit code 1.
     Failed(String),
-    /// Wrong usage or configuration: exit code 2, as for arguments that can not be parsed.
+    /// Wrong usage or configuration: exit code 2, as for arguments that cannot be parsed.
     Usage(String),
-    /// A check could not look at what it was to check: exit code 2, so that 1 is for what it has found.
+    /// A check could not look at what it was to check: exit code 2, so that 1 is for what it has
+    /// found.
     NotLooked(String),
     /// The write-ahead log failed while serving: exit code 3.
     WalFailed(String),
@@ -78,7 +79,8 @@ impl From<alluvium_device::OpenError> for Failure {
     }
 }
 
-/// In the cause's words, but for sizes, which it has in bytes, and with what it means where that is not plain.
+/// In the cause's words, but for sizes, which it has in bytes, and with what it means where that is
+/// not plain.
 impl From<alluvium_wal::OpenError> for Failure {
     fn from(error: alluvium_wal::OpenError) -> Self {
         use alluvium_wal::OpenError as E;
@@ -104,7 +106,8 @@ impl From<alluvium_wal::OpenError> for Failure {
     }
 }
 
-/// Writes a line to standard output. A reader that has seen enough (`| head`) ends the command quietly.
+/// Writes a line to standard output. A reader that has seen enough (`| head`) ends the command
+/// quietly.
 pub(crate) fn line(text: impl fmt::Display) -> Result<(), Failure> {
     match writeln!(io::stdout().lock(), "{text}") {
         Ok(()) => Ok(()),
@@ -119,7 +122,8 @@ pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), Failure> {
     line(text)
 }
 
-/// Columns of text under their headings; all but the first column are aligned to the right if `numbers`.
+/// Columns of text under their headings; all but the first column are aligned to the right if
+/// `numbers`.
 pub(crate) struct Table {
     numbers: bool,
     rows: Vec<Vec<String>>,
@@ -175,7 +179,7 @@ impl fmt::Display for Table {
 /// Send the log of a command to standard error. `filter` is a level or a list of `target=level`.
 ///
 /// # Errors
-/// A filter that can not be parsed.
+/// A filter that cannot be parsed.
 pub(crate) fn start_logging(filter: &str) -> Result<(), Failure> {
     install(parse(filter)?, io::stderr);
     Ok(())
@@ -230,7 +234,8 @@ where
 fn parse(filter: &str) -> Result<EnvFilter, Failure> {
     let wrong =
         |reason: &dyn fmt::Display| Failure::Usage(format!("log filter `{filter}`: {reason}"));
-    // A lone word that is no level would be taken for a target, and a typing error would silence everything.
+    // A lone word that is no level would be taken for a target, and a typing error would silence
+    // everything.
     let lone = |part: &&str| !part.contains(['=', '[']);
     for word in filter.split(',').map(str::trim).filter(lone) {
         word.parse::<LevelFilter>().map_err(|_| {
@@ -240,7 +245,8 @@ fn parse(filter: &str) -> Result<EnvFilter, Failure> {
         })?;
     }
     let asked = filter.parse::<EnvFilter>().map_err(|error| wrong(&error))?;
-    // That a request is repeated is no news; one that has failed is told by who has sent it. Who names this target gets it all the same.
+    // That a request is repeated is no news; one that has failed is told by who has sent it. Who
+    // names this target gets it all the same.
     Ok(match asked.max_level_hint() {
         Some(level) if level < LevelFilter::WARN => asked,
         _ => EnvFilter::new(format!("object_store=warn,{filter}")),

@@ -30,11 +30,12 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
-    /// The profile that `AWS_PROFILE` names, or `default` if there is one, of the files that `AWS_SHARED_CREDENTIALS_FILE` and `AWS_CONFIG_FILE` name, or of those in
-    /// `~/.aws`.
+    /// The profile that `AWS_PROFILE` names, or `default` if there is one, of the files that
+    /// `AWS_SHARED_CREDENTIALS_FILE` and `AWS_CONFIG_FILE` name, or of those in `~/.aws`.
     ///
     /// # Errors
-    /// The named one is not there or has no credentials, its credentials are of a kind that is not known here, or a file can not be read.
+    /// The named one is not there or has no credentials, its credentials are of a kind that is not
+    /// known here, or a file cannot be read.
     pub(crate) fn find(variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let named = variable("AWS_PROFILE");
         let home = variable("HOME").map(PathBuf::from).or_else(std::env::home_dir);
@@ -59,7 +60,8 @@ impl Profile {
     }
 }
 
-/// A profile's keys; read again when a file has changed, as tools change it that renew keys before they expire.
+/// A profile's keys; read again when a file has changed, as tools change it that renew keys before
+/// they expire.
 #[derive(Debug)]
 pub(crate) struct ProfileCredentials {
     place: Place,

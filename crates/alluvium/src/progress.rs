@@ -1,5 +1,5 @@
-//! Progress of what may take long: nothing for the first two seconds, then a bar on a terminal, or a
-//! log line every five seconds where there is none. A server logs lines on a terminal, too: the
+//! Progress of what may take long: nothing for the first two seconds, then a bar on a terminal, or
+//! a log line every five seconds where there is none. A server logs lines on a terminal, too: the
 //! thread that works draws the bar, and would block on a terminal that is not read.
 
 use std::io::IsTerminal;
@@ -99,8 +99,8 @@ impl State {
     }
 }
 
-/// Mean speed since the start, and what it leaves to wait. The bar's own estimate would begin when the bar does, and take what was done
-/// before for the work of an instant.
+/// Mean speed since the start, and what it leaves to wait. The bar's own estimate would begin when
+/// the bar does, and take what was done before for the work of an instant.
 fn pace(done: u64, total: u64, elapsed: Duration) -> String {
     let per_second = done as f64 / elapsed.as_secs_f64().max(f64::MIN_POSITIVE);
     let speed = format!("{}/s", about(per_second as u64));

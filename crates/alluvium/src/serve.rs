@@ -29,25 +29,29 @@ use crate::units::{Size, Span, about, counted};
 /// Exit code when a second signal does not want to wait for the end of a graceful stop.
 const STOPPED_AT_ONCE: i32 = 130;
 
-/// Files beside those of connections, about: of the log, the catalog, the runtime and the ports, of objects, and of requests to the object store.
+/// Files beside those of connections, about: of the log, the catalog, the runtime and the ports, of
+/// objects, and of requests to the object store.
 const OTHER_FILES: u64 = 100;
 
 /// How long the end of a server waits for what it does not need.
 const LAST_TASKS: Duration = Duration::from_secs(5);
 
-/// A second signal that comes sooner is the first one delivered twice: a supervisor signals a process and its group, and a
-/// terminal the group, in which a parent may pass it on. A person takes longer to lose patience.
+/// A second signal that comes sooner is the first one delivered twice: a supervisor signals a
+/// process and its group, and a terminal the group, in which a parent may pass it on. A person
+/// takes longer to lose patience.
 const SAME_WISH: Duration = Duration::from_secs(1);
 
 /// Run the server until a signal stops it or its write-ahead log fails.
 ///
 /// # Errors
-/// A configuration that can not be used; a part that can not be opened; a write-ahead log that failed while serving.
+/// A configuration that cannot be used; a part that cannot be opened; a write-ahead log that
+/// failed while serving.
 pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
     let log = output::start_log_queue()?;
     let config = ServeConfig::load(options).map_err(|error| Failure::Usage(error.to_string()))?;
     output::start_server_logging(log, &config.log)?;
-    // Whatever is created from here on, records and what is kept of passwords, is nobody else's on the machine.
+    // Whatever is created from here on, records and what is kept of passwords, is nobody else's on
+    // the machine.
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     tracing::info!(
         "alluvium {}, node {}, data in {}",
@@ -59,8 +63,9 @@ pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
-    // Before anything that may take long: else a supervisor takes a server that starts for a dead one.
+        .map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))?;
+    // Before anything that may take long: else a supervisor takes a server that starts for a dead
+    // one.
     let health = Health::new();
     let admin = match config.admin_listen {
         Some(listen) => Some(runtime.block_on(Admin::start(listen, health.clone()))?),
@@ -68,8 +73,8 @@ pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
     };
     check_ports(&config)?;
     have_files(&config);
-    // On this thread, on which the runtime runs nothing. A signal ends the process at once, which is harmless at every moment
-    // up to here.
+    // On this thread, on which the runtime runs nothing. A signal ends the process at once, which
+    // is harmless at every moment up to here.
     let storage = Storage::open(&config, &health)?;
     tracing::info!(
         "objects: {}, one when {} are waiting, or after {}",
@@ -158,7 +163,8 @@ async fn serve(
             }
             closed
         }
-        // Only opening it again tells what a device or a catalog holds after a failed write. There is nothing to close.
+        // Only opening it again tells what a device or a catalog holds after a failed write. There
+        // is nothing to close.
         Some(cause) => Err(Failure::WalFailed(cause)),
     };
     if let Some(admin) = admin {
@@ -230,7 +236,8 @@ fn losses(recovery: &Recovery, names: &HashMap<StreamId, String>) -> Vec<String>
     lines
 }
 
-/// What recovery found, in a line; what is as it should be is left out. The log's own words for what is lost came before it.
+/// What recovery found, in a line; what is as it should be is left out. The log's own words for
+/// what is lost came before it.
 fn summary(recovery: &Recovery) -> String {
     let Recovery { wal, batches, payload_bytes, .. } = recovery;
     let of_batches = |n: u64| counted(n, "batch", "batches");
@@ -268,19 +275,22 @@ fn summary(recovery: &Recovery) -> String {
     text
 }
 
-/// Find out that a port of clients is taken before a log is pre-written and recovered for nothing. The ports are opened for good
-/// when there is something to serve; if one is taken in between, the start fails then.
+/// Find out that a port of clients is taken before a log is pre-written and recovered for nothing.
+/// The ports are opened for good when there is something to serve; if one is taken in between, the
+/// start fails then.
 fn check_ports(config: &ServeConfig) -> Result<(), Failure> {
     for address in config.security.listeners.iter().map(|listener| listener.listen) {
         TcpListener::bind(address).map_err(|error| {
-            Failure::Failed(format!("can not listen on kafka port {address}: {error}"))
+            Failure::Failed(format!("cannot listen on kafka port {address}: {error}"))
         })?;
     }
     Ok(())
 }
 
-/// Have as many files as the system lets us: each connection is one, each journal of the disk cache, and each object that is read or written. What most processes are given at first
-/// (1,024) is not enough for the connections that there may be as it comes, and who has none left neither accepts clients nor reads and writes objects.
+/// Have as many files as the system lets us: each connection is one, each journal of the disk
+/// cache, and each object that is read or written. What most processes are given at first (1,024)
+/// is not enough for the connections that there may be as it comes, and who has none left neither
+/// accepts clients nor reads and writes objects.
 fn have_files(config: &ServeConfig) {
     let connections = config.max_connections;
     match crate::open_files::raise_limit() {
@@ -363,8 +373,7 @@ impl Signals {
     /// Take them from now on: they do not end the process any more.
     pub(crate) fn install() -> Result<Self, Failure> {
         let install = |kind| {
-            signal(kind)
-                .map_err(|error| Failure::Failed(format!("can not handle signals: {error}")))
+            signal(kind).map_err(|error| Failure::Failed(format!("cannot handle signals: {error}")))
         };
         Ok(Self {
             terminate: install(SignalKind::terminate())?,
@@ -380,7 +389,8 @@ impl Signals {
         }
     }
 
-    /// The server stops since now: another one ends the process, unless it is the first one delivered twice.
+    /// The server stops since now: another one ends the process, unless it is the first one
+    /// delivered twice.
     pub(crate) fn insist(mut self) {
         let stopping_since = Instant::now();
         tokio::spawn(async move {

@@ -1,5 +1,5 @@
-//! What a server stands on: data directory, catalog, write-ahead log, object store. Found or made, and checked to belong together
-//! before anything is written to any of them.
+//! What a server stands on: data directory, catalog, write-ahead log, object store. Found or made,
+//! and checked to belong together before anything is written to any of them.
 
 use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{Read, Write};
@@ -34,10 +34,11 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    /// Open all parts. What is missing is made: directory, catalog, write-ahead log. Blocks while a new log is pre-written.
+    /// Open all parts. What is missing is made: directory, catalog, write-ahead log. Blocks while a
+    /// new log is pre-written.
     ///
     /// # Errors
-    /// A part can not be opened, holds something else, or belongs to another server.
+    /// A part cannot be opened, holds something else, or belongs to another server.
     pub(crate) fn open(config: &ServeConfig, health: &Arc<Health>) -> Result<Self, Failure> {
         if !config.wal.exists() {
             // Known before a file is pre-written, so said before.
@@ -53,8 +54,8 @@ impl Storage {
         let lock = lock_directory(&config.data_dir)?;
         health.begin("opening the catalog");
         let catalog = RedbCatalog::open(&catalog_path).map_err(Failure::new)?.with_reserve();
-        // Recovery reads all of it, and writes nothing before. Only what would be written here has to be certain here: a catalog without a
-        // log is small.
+        // Recovery reads all of it, and writes nothing before. Only what would be written here has
+        // to be certain here: a catalog without a log is small.
         let wal_id = match catalog.wal_id().map_err(Failure::new)? {
             Some(wal_id) => Some(wal_id),
             None => catalog.load().map_err(Failure::new)?.wal_id,
@@ -73,7 +74,8 @@ impl Storage {
         let options = stream_options(config, capacity)?;
         let objects = crate::objects::open(&config.object_store)?;
         if !bound {
-            // Before the log is opened for the first time, so that one that was opened is bound, whenever the server is killed.
+            // Before the log is opened for the first time, so that one that was opened is bound,
+            // whenever the server is killed.
             catalog.commit(&[Change::BindWal(header.wal_id)]).map_err(Failure::new)?;
         }
         let wal_options = wal_options(config.node_id, capacity);
@@ -82,8 +84,9 @@ impl Storage {
     }
 }
 
-/// The object store of a catalog that knows objects: one that has none of them is another one, or is not mounted, whatever else is there. Uploads would go there, and the log
-/// be trimmed, and whoever sets it right would miss those.
+/// The object store of a catalog that knows objects: one that has none of them is another one, or
+/// is not mounted, whatever else is there. Uploads would go there, and the log be trimmed, and
+/// whoever sets it right would miss those.
 fn check_objects(
     config: &ServeConfig,
     catalog: &RedbCatalog,
@@ -108,12 +111,14 @@ fn check_objects(
     }
 }
 
-/// Lock the directory for this process, and leave its id there for who wants to signal it. The lock goes with the process; the id stays.
+/// Lock the directory for this process, and leave its id there for who wants to signal it. The lock
+/// goes with the process; the id stays.
 pub(crate) fn lock_directory(directory: &Path) -> Result<File, Failure> {
     let failed = |action: &str, error: std::io::Error| {
         Failure::Failed(format!("data directory {}: {action}: {error}", directory.display()))
     };
-    // What lies in it, what is kept of passwords for one, is nobody else's on the machine. (Who wants it otherwise makes the directory.)
+    // What lies in it, what is kept of passwords for one, is nobody else's on the machine. (Who
+    // wants it otherwise makes the directory.)
     let parents = directory.parent().map_or(Ok(()), std::fs::create_dir_all);
     let made = parents.and_then(|()| DirBuilder::new().mode(0o700).create(directory));
     let created = made.or_else(|error| if directory.is_dir() { Ok(()) } else { Err(error) });
@@ -121,7 +126,7 @@ pub(crate) fn lock_directory(directory: &Path) -> Result<File, Failure> {
         std::io::ErrorKind::AlreadyExists => {
             Failure::Failed(format!("data directory {}: is not a directory", directory.display()))
         }
-        _ => failed("can not be created", error),
+        _ => failed("cannot be created", error),
     })?;
     // Not truncated before the lock is held: what is in there is the other one's.
     let mut lock = File::options()
@@ -132,7 +137,7 @@ pub(crate) fn lock_directory(directory: &Path) -> Result<File, Failure> {
         // Who may open it may hold it.
         .mode(0o600)
         .open(directory.join("lock"))
-        .map_err(|error| failed("its lock file can not be opened", error))?;
+        .map_err(|error| failed("its lock file cannot be opened", error))?;
     match lock.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
@@ -144,11 +149,11 @@ pub(crate) fn lock_directory(directory: &Path) -> Result<File, Failure> {
                 holder.trim()
             )));
         }
-        Err(TryLockError::Error(error)) => return Err(failed("can not be locked", error)),
+        Err(TryLockError::Error(error)) => return Err(failed("cannot be locked", error)),
     }
     lock.set_len(0)
         .and_then(|()| writeln!(lock, "{}", std::process::id()))
-        .map_err(|error| failed("its lock file can not be written", error))?;
+        .map_err(|error| failed("its lock file cannot be written", error))?;
     Ok(lock)
 }
 
@@ -221,8 +226,9 @@ fn open_wal(
     Ok((device, header))
 }
 
-/// A new catalog may take a log that nobody has used, and no other: even if it is empty, another catalog is bound to it, and
-/// whatever that one says of topics and objects is the other half of what the log holds.
+/// A new catalog may take a log that nobody has used, and no other: even if it is empty, another
+/// catalog is bound to it, and whatever that one says of topics and objects is the other half of
+/// what the log holds.
 fn check_unused(
     config: &ServeConfig,
     header: &HeaderInfo,
@@ -278,7 +284,8 @@ fn open_device(
     Ok(device)
 }
 
-/// The option is for a new log. No error: the log may have been resized under a server that was started with it, and has to start again.
+/// The option is for a new log. No error: the log may have been resized under a server that was
+/// started with it, and has to start again.
 fn compare_capacity(config: &ServeConfig, header: &HeaderInfo) {
     let there = Size { bytes: header.capacity_bytes };
     if let Some(asked) = config.wal_capacity
@@ -301,7 +308,8 @@ fn wal_options(node_id: u32, capacity: Size) -> alluvium_wal::Options {
     alluvium_wal::Options { node_id, ..with_window(Size { bytes: window_bytes }) }
 }
 
-/// The log's defaults with this window, rounded down to a page, and with blocks and records lowered to what it allows.
+/// The log's defaults with this window, rounded down to a page, and with blocks and records lowered
+/// to what it allows.
 pub(crate) fn with_window(window: Size) -> alluvium_wal::Options {
     const PAGE_BYTES: u64 = alluvium_device::PAGE_BYTES as u64;
     let window_bytes = window.bytes - window.bytes % PAGE_BYTES;

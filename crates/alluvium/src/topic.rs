@@ -1,4 +1,5 @@
-//! `alluvium topic`: administration of topics over the Kafka protocol, so that it works from any machine.
+//! `alluvium topic`: administration of topics over the Kafka protocol, so that it works from any
+//! machine.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -69,8 +70,9 @@ pub(crate) struct Common {
         default_value = "127.0.0.1:9092"
     )]
     pub(crate) bootstrap: HostPort,
-    /// How to get in: a file with `security.protocol`, `ssl.ca.location`, `sasl.mechanism`, `sasl.username`, `sasl.password` and so on, in
-    /// the words of librdkafka or of Kafka's tools (docs/security.md). Default none: plain text, no login.
+    /// How to get in: a file with `security.protocol`, `ssl.ca.location`, `sasl.mechanism`,
+    /// `sasl.username`, `sasl.password` and so on, in the words of librdkafka or of Kafka's tools
+    /// (docs/security.md). Default none: plain text, no login.
     #[arg(long, env = "ALLUVIUM_COMMAND_CONFIG", value_name = "FILE")]
     command_config: Option<PathBuf>,
     /// Print JSON.
@@ -82,7 +84,7 @@ impl Common {
     /// What the file says.
     ///
     /// # Errors
-    /// It can not be used.
+    /// It cannot be used.
     pub(crate) fn access(&self) -> Result<Access, Failure> {
         let access = self.command_config.as_deref().map(Access::read).transpose();
         access.map(Option::unwrap_or_default).map_err(Failure::Usage)
@@ -103,7 +105,7 @@ fn key_and_value(text: &str) -> Result<(String, String), String> {
 /// Run a `topic` command.
 ///
 /// # Errors
-/// The server can not be reached, or refuses.
+/// The server cannot be reached, or refuses.
 pub(crate) fn run(command: TopicCommand) -> Result<(), Failure> {
     match command {
         TopicCommand::Create { name, partitions, config, common } => {

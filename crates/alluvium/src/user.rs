@@ -1,4 +1,5 @@
-//! `alluvium user`: the users who log in with a password, changed through the control socket, so that the first one needs no other.
+//! `alluvium user`: the users who log in with a password, changed through the control socket, so
+//! that the first one needs no other.
 
 use std::io::{IsTerminal as _, Read as _};
 use std::path::PathBuf;

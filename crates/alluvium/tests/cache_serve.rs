@@ -1,4 +1,5 @@
-//! `alluvium cache serve` and `compact`, by the built binary: the Redis protocol over TCP, in bytes.
+//! `alluvium cache serve` and `compact`, by the built binary: the Redis protocol over TCP, in
+//! bytes.
 
 mod support;
 
@@ -316,7 +317,8 @@ fn errors_that_nobody_takes_have_the_bound_of_all_answers() {
             }
             thread::sleep(Duration::from_millis(1));
         }
-        // Of each 64 KiB for requests and as much for answers, the MiB that they share, and something of the allocator and the runtime for each and for all.
+        // Of each 64 KiB for requests and as much for answers, the MiB that they share, and
+        // something of the allocator and the runtime for each and for all.
         let grown = resident().saturating_sub(before);
         let most = CLIENTS * (192 << 10) + (1 << 20) + (2 << 20);
         assert!(grown < most, "{login:?}: {before} + {grown}");
@@ -601,7 +603,7 @@ fn what_can_not_be_served_is_refused() {
     assert!(!directory.path().join("cache").exists(), "nothing was made");
     let server = start(directory.path(), &[]);
     contains(&refuse(1, &["--listen", "127.0.0.1:0"]), &["in use by another process"]);
-    contains(&refuse(1, &["--listen", &server.redis]), &["can not listen", &server.redis]);
+    contains(&refuse(1, &["--listen", &server.redis]), &["cannot listen", &server.redis]);
     contains(&refused(1, &["cache", "compact", dir, "--memory", "8MiB"]), &["in use by another"]);
     contains(&help(&["cache", "serve", "--help"]), &["AUTH", "127.0.0.1:6379", "512MiB", "evict"]);
 }
@@ -647,7 +649,8 @@ fn every_metric_is_documented_with_its_type() {
     assert!(status.contains("200") && health == "ok\n", "{status}: {health}");
 }
 
-/// A directory in the place of the oldest journal's name: it can not be removed, and so there is no room for others.
+/// A directory in the place of the oldest journal's name: it cannot be removed, and so there is no
+/// room for others.
 #[test]
 fn eviction_that_fails_is_told_until_it_does_its_work_again() {
     let directory = tempfile::tempdir().unwrap();

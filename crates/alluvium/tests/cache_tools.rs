@@ -91,7 +91,7 @@ fn exit_codes_tell_damage_from_what_could_not_be_looked_at() {
 
     fs::write(path.join("cache"), "no longer").unwrap();
     for tool in all {
-        contains(&refused(2, tool), &["the file `cache` can not be used"]);
+        contains(&refused(2, tool), &["the file `cache` cannot be used"]);
     }
     fs::remove_dir_all(&path).unwrap();
     for tool in all {

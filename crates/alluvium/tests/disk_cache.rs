@@ -1,4 +1,5 @@
-//! `alluvium serve --disk-cache`, by the built binary: late readers who come back after a restart ask the object store for nothing, and a cache that is lost or in use stops nobody.
+//! `alluvium serve --disk-cache`, by the built binary: late readers who come back after a restart
+//! ask the object store for nothing, and a cache that is lost or in use stops nobody.
 
 mod support;
 

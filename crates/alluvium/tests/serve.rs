@@ -91,7 +91,8 @@ fn topics_survive_a_graceful_stop_and_a_kill() {
     contains(&log, &["SIGTERM", "closed"]);
 
     server = Server::start(data.path(), &[]);
-    // The version, the admin port, where the data lies, what was recovered, what is served and where: a line each.
+    // The version, the admin port, where the data lies, what was recovered, what is served and
+    // where: a line each.
     assert_eq!(server.log.lines().count(), 7, "{}", server.log);
     contains(
         &server.log,
@@ -322,7 +323,7 @@ fn what_recovery_has_lost_is_counted() {
     contains(&verified, &["MISSING OFFSETS", "partition 0 of topic orders"]);
 
     let server = Server::start(data.path(), &[]);
-    contains(&server.log, &["ERROR", "can not be read back"]);
+    contains(&server.log, &["ERROR", "cannot be read back"]);
     assert_eq!(metric(&server, "alluvium_recovery_damaged_ranges"), 1);
     assert!(metric(&server, "alluvium_recovery_damaged_bytes") > 0);
     assert_eq!(metric(&server, "alluvium_recovery_lost_offset_ranges"), 1);
@@ -407,7 +408,8 @@ fn a_log_that_is_missing_or_blank_is_not_replaced() {
     Server::start(data.path(), &["--wal", text(&moved)]).stop(Signal::TERM);
 }
 
-/// The log may be empty: what it belongs to is in the other catalog, which would go on writing to it too.
+/// The log may be empty: what it belongs to is in the other catalog, which would go on writing to
+/// it too.
 #[test]
 fn a_new_catalog_does_not_take_over_a_log_that_was_in_use() {
     let (used, new) = (directory(), directory());
@@ -429,7 +431,8 @@ fn a_new_catalog_does_not_take_over_a_log_that_was_in_use() {
     contains(&will_not_serve(used.path(), &[]), &["belongs to the WAL", id.trim_matches('"')]);
 }
 
-/// The catalog is bound before the log is opened for the first time, so that these are all states that a kill can leave.
+/// The catalog is bound before the log is opened for the first time, so that these are all states
+/// that a kill can leave.
 #[test]
 fn a_first_start_that_was_killed_can_be_repeated() {
     for (bound, opened) in [(false, false), (true, false), (true, true)] {
@@ -486,7 +489,8 @@ fn an_existing_log_keeps_its_capacity() {
     server.stop(Signal::TERM);
 }
 
-/// A supervisor signals the process and its group, a terminal the whole group: it is one wish that arrives twice.
+/// A supervisor signals the process and its group, a terminal the whole group: it is one wish that
+/// arrives twice.
 #[test]
 fn a_signal_that_is_delivered_twice_is_a_graceful_stop() {
     let data = directory();
@@ -521,7 +525,7 @@ fn a_port_in_use_is_named() {
     contains(&said, &[&first.kafka, "listen"]);
     assert!(
         !two.path().join("wal").exists(),
-        "no log is pre-written for a server that can not serve"
+        "no log is pre-written for a server that cannot serve"
     );
 }
 
@@ -607,7 +611,8 @@ fn acknowledged_records_are_there_after_a_kill() {
     assert_eq!(described[0]["partitions"][0]["high_watermark"], 3);
 }
 
-/// A write that fails is provoked by a limit on the size of files: the kernel refuses to write at all from then on.
+/// A write that fails is provoked by a limit on the size of files: the kernel refuses to write at
+/// all from then on.
 #[test]
 fn a_failed_log_ends_the_server_with_an_exit_code_of_its_own() {
     let data = directory();
@@ -667,14 +672,16 @@ fn trusting_the_device_is_a_choice_that_is_logged() {
     assert_eq!(server.log.matches("WARN").count(), 2, "one for each: {}", server.log);
 }
 
-/// Each connection is a file, and most processes begin with 1,024 of these: less than `--max-connections` may be.
+/// Each connection is a file, and most processes begin with 1,024 of these: less than
+/// `--max-connections` may be.
 #[test]
 fn connections_find_files_also_where_the_process_has_few_at_first() {
     let data = directory();
     let server = Server::start_with_files(100, data.path(), &SMALL);
     let connect = |_| std::net::TcpStream::connect(&server.kafka).unwrap();
     let open: Vec<_> = (0..200).map(connect).collect();
-    // Connections are accepted in their order, so this one is served after all of them were accepted.
+    // Connections are accepted in their order, so this one is served after all of them were
+    // accepted.
     let listed = ok(&["topic", "list", "--bootstrap", &server.kafka]);
     assert_eq!(listed, "there are no topics\n");
     drop(open);

@@ -1,4 +1,5 @@
-//! A server whose standard error takes nothing any more: it goes on, and a failed log still ends it.
+//! A server whose standard error takes nothing any more: it goes on, and a failed log still ends
+//! it.
 
 mod support;
 

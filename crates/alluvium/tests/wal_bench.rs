@@ -1,4 +1,5 @@
-//! `alluvium wal bench`, by the built binary: modelled disks, loads on a schedule, plots, windows. What it does to targets is in `wal.rs`.
+//! `alluvium wal bench`, by the built binary: modelled disks, loads on a schedule, plots, windows.
+//! What it does to targets is in `wal.rs`.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! The tools on a block device. A test process of its own: between fork and exec, a child holds a copy of each descriptor, and with it of the
-//! claim on a device.
+//! The tools on a block device. A test process of its own: between fork and exec, a child holds a
+//! copy of each descriptor, and with it of the claim on a device.
 
 mod support;
 

@@ -57,7 +57,8 @@ fn recover_opens_the_next_epoch_and_closes_it() {
 #[test]
 fn recover_shuts_out_the_owner_before_it() {
     let target = Target::formatted();
-    // A claim holds on one machine only. On the other one, the command runs on what the device holds now.
+    // A claim holds on one machine only. On the other one, the command runs on what the device
+    // holds now.
     let wal = writer(&target.path);
     let one = wal.append(&[b"one"]).unwrap();
     let end = one.end();
@@ -80,13 +81,13 @@ fn what_can_not_be_reserved_is_refused_to_who_asks_for_it() {
     append(&target.path, &[b"one"], false);
     let before = std::fs::read(&target.path).unwrap();
     let said = refused(1, &["wal", "recover", target.arg(), "--reserve"]);
-    contains(&said, &[target.arg(), "can not be reserved", "regular file"]);
+    contains(&said, &[target.arg(), "cannot be reserved", "regular file"]);
     assert!(std::fs::read(&target.path).unwrap() == before);
 
     let data = tempfile::tempdir().unwrap();
     let serve = ["serve", "--data-dir", text(data.path()), "--listen", "127.0.0.1:0"];
     let more = ["--admin-listen", "none", "--wal-capacity", "64MiB", "--wal-reserve"];
-    contains(&refused(1, &[&serve[..], &more].concat()), &["can not be reserved", "regular file"]);
+    contains(&refused(1, &[&serve[..], &more].concat()), &["cannot be reserved", "regular file"]);
 }
 
 #[test]
@@ -211,7 +212,7 @@ fn a_file_that_is_longer_than_its_log_is_not_shortened() {
     target.change(|bytes| assert!(bytes[7 << 20..].iter().all(|byte| *byte == 9)));
 }
 
-/// A file that can not be a log's is refused before anything is done to it.
+/// A file that cannot be a log's is refused before anything is done to it.
 #[test]
 fn a_sparse_file_is_refused_as_it_is() {
     let target = Target::formatted();
@@ -373,7 +374,8 @@ fn the_document_has_every_field_and_no_other() {
     let undocumented: Vec<_> =
         printed.iter().filter(|name| !section.contains(&format!("`{name}`"))).collect();
     assert!(undocumented.is_empty(), "{undocumented:?}");
-    // The first column of each table names fields; of the first one, commands, and the second one fields.
+    // The first column of each table names fields; of the first one, commands, and the second one
+    // fields.
     let mut column = 2;
     for row in section.lines().filter(|line| line.starts_with('|')) {
         if row.starts_with("| field |") {

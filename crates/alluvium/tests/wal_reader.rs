@@ -1,5 +1,6 @@
-//! `tools/wal_reader.py`, which was made from `docs/format/wal.md` alone, against `alluvium wal dump`, on logs that the real
-//! write-ahead log has written. Where they differ, the document or one of the two is wrong.
+//! `tools/wal_reader.py`, which was made from `docs/format/wal.md` alone, against `alluvium wal
+//! dump`, on logs that the real write-ahead log has written. Where they differ, the document or one
+//! of the two is wrong.
 
 mod support;
 
@@ -182,7 +183,8 @@ fn append_one(wal: &Wal, payload: &[u8]) -> Append {
     }
 }
 
-/// Append records of these sizes, `together` at a time: alone each one is a cut block, together they are padded ones.
+/// Append records of these sizes, `together` at a time: alone each one is a cut block, together
+/// they are padded ones.
 fn append(wal: &Wal, sizes: &[usize], together: usize) -> Vec<(u64, u64)> {
     let mut random = Random(sizes.len() as u64);
     let mut places = Vec::new();
@@ -386,7 +388,8 @@ fn damage_anywhere() {
 /// What befalls the page of a header slot.
 type Change = fn(&mut [u8]);
 
-/// Byte 8 is in the version, byte 12 in the flags, byte 16 in the WAL id, byte 32 in the generation.
+/// Byte 8 is in the version, byte 12 in the flags, byte 16 in the WAL id, byte 32 in the
+/// generation.
 fn change_slot(page: &mut [u8], at: usize) {
     page[at] ^= 0x10;
     let crc = crc32c::crc32c(&page[..124]);
@@ -434,7 +437,8 @@ fn every_pair_of_header_slots() {
             assert_eq!(lines(&theirs)[0]["header"], ours["header"], "{first}, {second}");
         }
     }
-    // One slot valid and the other one valid, rotten, empty, other data or impossible; or both of another WAL.
+    // One slot valid and the other one valid, rotten, empty, other data or impossible; or both of
+    // another WAL.
     assert_eq!(accepted, 9 + 1 + 8);
 }
 

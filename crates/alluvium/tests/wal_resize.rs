@@ -260,7 +260,8 @@ fn what_a_server_can_not_have_is_refused_and_the_log_stays() {
     ok(&["wal", "resize", text(&wal), "--capacity", "90MiB"]);
 }
 
-/// Smaller than a server would make it. What the log has can be asked for nevertheless: that withdraws a request.
+/// Smaller than a server would make it. What the log has can be asked for nevertheless: that
+/// withdraws a request.
 #[test]
 fn the_size_that_the_log_has_is_never_refused() {
     let data = tempfile::tempdir().unwrap();
@@ -345,7 +346,8 @@ fn a_server_in_a_directory_with_a_long_name_works_without_a_socket() {
     ok(&["wal", "resize", text(&wal), "--capacity", "80MiB"]);
 }
 
-/// What was made ready for a request goes with it: the file is as long as its log, or no later command would ever shorten it.
+/// What was made ready for a request goes with it: the file is as long as its log, or no later
+/// command would ever shorten it.
 #[test]
 fn a_server_that_is_stopped_takes_back_what_a_request_has_added_to_the_file() {
     let data = tempfile::tempdir().unwrap();
@@ -355,7 +357,8 @@ fn a_server_that_is_stopped_takes_back_what_a_request_has_added_to_the_file() {
         &["--wal-capacity", "160MiB", "--upload-interval", "1h", "--upload-size", "35MiB"],
     );
     ok(&["topic", "create", "t", "--bootstrap", &server.kafka]);
-    // The fourth upload has trimmed it to 140, the fifth comes at 175: its records cross the end of the ring.
+    // The fourth upload has trimmed it to 140, the fifth comes at 175: its records cross the end of
+    // the ring.
     produce_up_to(&server, 165);
     let (watching, _said) = waiting(&wal, "300MiB");
     assert_eq!(fs::metadata(&wal).unwrap().len(), 300 << 20);
@@ -365,7 +368,7 @@ fn a_server_that_is_stopped_takes_back_what_a_request_has_added_to_the_file() {
     assert_eq!(fs::metadata(&wal).unwrap().len(), 160 << 20, "{log}");
 }
 
-/// A request that can not be is no end of the server.
+/// A request that cannot be is no end of the server.
 #[test]
 fn a_server_is_not_killed_by_the_limit_on_the_size_of_its_files() {
     let data = tempfile::tempdir().unwrap();

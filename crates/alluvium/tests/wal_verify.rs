@@ -1,4 +1,5 @@
-//! `alluvium wal verify` and `inspect` on logs that are whole, damaged, or none, and what every tool says of a target that it can not use.
+//! `alluvium wal verify` and `inspect` on logs that are whole, damaged, or none, and what every
+//! tool says of a target that it cannot use.
 
 mod support;
 
@@ -185,7 +186,7 @@ fn what_is_no_log_of_ours_is_not_looked_at_and_is_named() {
     contains(&refused(1, &["wal", "verify", target.arg()]), &["contradict", "generation"]);
 }
 
-/// Each tool, on a target that can not be opened: its exit code.
+/// Each tool, on a target that cannot be opened: its exit code.
 fn tools(path: &str) -> [(Vec<&str>, i32); 5] {
     [
         (vec!["wal", "inspect", path], 1),
@@ -266,7 +267,8 @@ impl Unprivileged {
     fn run(&self, arguments: &[&str]) -> Output {
         loop {
             match self.command().args(arguments).output() {
-                // Another test has begun a process while the copy was written, which has it open until it runs its own program.
+                // Another test has begun a process while the copy was written, which has it open
+                // until it runs its own program.
                 Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => {}
                 output => return output.expect("the binary starts"),
             }

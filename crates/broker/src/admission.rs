@@ -1,8 +1,9 @@
-//! Which batches a topic takes, and as what: checked, with a header that is true, compressed as the topic wants it.
+//! Which batches a topic takes, and as what: checked, with a header that is true, compressed as the
+//! topic wants it.
 //!
-//! The records of every batch are checked, as by Kafka's `LogValidator`: those of a compressed batch are
-//! decompressed for that. What the header says of them is an index that readers, retention and
-//! searches by time rely on, so it is never taken from the producer
+//! The records of every batch are checked, as by Kafka's `LogValidator`: those of a compressed
+//! batch are decompressed for that. What the header says of them is an index that readers,
+//! retention and searches by time rely on, so it is never taken from the producer
 //! (`docs/decisions/0016-compressed-batches-are-checked.md`).
 
 use bytes::Bytes;
@@ -20,10 +21,12 @@ const NAMED_RECORDS: usize = 100;
 /// Let a batch that a producer has sent in, or refuse it.
 ///
 /// # Returns
-/// It as it is to be appended, and its header. As nearly always nothing has to be changed, they are the very bytes that came.
+/// It as it is to be appended, and its header. As nearly always nothing has to be changed, they are
+/// the very bytes that came.
 ///
 /// # Errors
-/// As [`batch::check_produced`], [`records::check_plain`]; and [`ApiError::RejectedRecords`] for the records that break the rules.
+/// As [`batch::check_produced`], [`records::check_plain`]; and [`ApiError::RejectedRecords`] for
+/// the records that break the rules.
 pub(crate) async fn admit(
     server: &Server,
     rules: AppendRules,

@@ -1,4 +1,5 @@
-//! The record batch of Kafka's message format 2: its header, and what is checked of a batch that a producer sends.
+//! The record batch of Kafka's message format 2: its header, and what is checked of a batch that a
+//! producer sends.
 //!
 //! The records behind the header stay opaque bytes, compressed or not.
 
@@ -6,8 +7,8 @@ use bytes::{Bytes, BytesMut};
 
 use crate::errors::ApiError;
 
-// Layout, big-endian. The CRC covers everything from the attributes to the end, so that base offset and leader
-// epoch can be set without computing it again.
+// Layout, big-endian. The CRC covers everything from the attributes to the end, so that base offset
+// and leader epoch can be set without computing it again.
 const BASE_OFFSET: usize = 0;
 const LENGTH: usize = BASE_OFFSET + 8;
 const LEADER_EPOCH: usize = LENGTH + 4;
@@ -62,8 +63,8 @@ pub(crate) struct BatchHeader {
 }
 
 impl BatchHeader {
-    /// Read the header at the start of `bytes`. `None` when there are too few bytes for one, or the length field is
-    /// smaller than a header.
+    /// Read the header at the start of `bytes`. `None` when there are too few bytes for one, or the
+    /// length field is smaller than a header.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         fn at<const N: usize>(header: &[u8; HEADER_BYTES], from: usize) -> [u8; N] {
             std::array::from_fn(|i| header[from + i])
@@ -102,7 +103,8 @@ impl BatchHeader {
         }
     }
 
-    /// All records carry the time at which the server appended them: the header's greatest timestamp.
+    /// All records carry the time at which the server appended them: the header's greatest
+    /// timestamp.
     pub(crate) fn is_log_append_time(&self) -> bool {
         self.attributes & LOG_APPEND_TIME != 0
     }
@@ -128,13 +130,15 @@ impl BatchHeader {
     }
 }
 
-/// Check the record set that a producer sent for one partition: exactly one intact batch, written by a client. Kafka's rules, from
-/// `ProduceRequest.validateRecords`, `UnifiedLog.analyzeAndValidateRecords` and `LogValidator.validateBatch`.
+/// Check the record set that a producer sent for one partition: exactly one intact batch, written
+/// by a client. Kafka's rules, from `ProduceRequest.validateRecords`,
+/// `UnifiedLog.analyzeAndValidateRecords` and `LogValidator.validateBatch`.
 ///
 /// The records behind the header are not examined here; see [`crate::admission`].
 ///
 /// # Errors
-/// As those name them: a damaged batch is corrupt, a batch that a client may not send is an invalid record. So is one that is cut off, in which Kafka 4.4 finds no batch.
+/// As those name them: a damaged batch is corrupt, a batch that a client may not send is an invalid
+/// record. So is one that is cut off, in which Kafka 4.4 finds no batch.
 pub(crate) fn check_produced(
     records: &[u8],
     version: i16,
@@ -251,7 +255,8 @@ pub(crate) fn set_log_append_time(batch: &mut [u8], now_ms: i64) {
     set_max_timestamp(batch, now_ms);
 }
 
-/// Say which codec compresses what is behind the header, and set the length to what there is. Computes the CRC again.
+/// Say which codec compresses what is behind the header, and set the length to what there is.
+/// Computes the CRC again.
 pub(crate) fn set_codec(batch: &mut [u8], codec: Codec) {
     let bits = match codec {
         Codec::None => 0,
@@ -277,7 +282,8 @@ fn set_crc(batch: &mut [u8]) {
     batch[CRC..CRC + 4].copy_from_slice(&crc.to_be_bytes());
 }
 
-/// The header of a batch that the server has put together. It has no producer, and no leader's epoch but the one there is.
+/// The header of a batch that the server has put together. It has no producer, and no leader's
+/// epoch but the one there is.
 pub(crate) struct Assembled {
     pub(crate) base_offset: u64,
     pub(crate) last_offset_delta: i32,
@@ -339,8 +345,8 @@ pub(crate) enum Outcome {
     Commit,
 }
 
-/// The one record of a control batch. Key: version and type, value: version and the coordinator's epoch (`ControlRecordType` and
-/// `EndTransactionMarker` of Kafka).
+/// The one record of a control batch. Key: version and type, value: version and the coordinator's
+/// epoch (`ControlRecordType` and `EndTransactionMarker` of Kafka).
 const MARKER_RECORD: [u8; 17] = [
     32, // Length of what follows, as a zigzag varint; so are the others.
     0,  // Attributes.
@@ -384,7 +390,8 @@ pub(crate) enum Mended {
     Unknown,
 }
 
-/// A marker says so where Kafka has the epoch of its coordinator, in which no client looks: below all epochs.
+/// A marker says so where Kafka has the epoch of its coordinator, in which no client looks: below
+/// all epochs.
 const COORDINATOR_EPOCH: usize = HEADER_BYTES + 12;
 
 /// Say that a marker was written by recovery.
@@ -424,7 +431,8 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A batch as a producer encodes it: `(producer id, epoch, base sequence)`, and the timestamps of its records.
+    /// A batch as a producer encodes it: `(producer id, epoch, base sequence)`, and the timestamps
+    /// of its records.
     pub(crate) fn encode(
         compression: Compression,
         producer: (i64, i16, i32),

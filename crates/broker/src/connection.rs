@@ -1,10 +1,13 @@
 //! One client connection: frames in, handled one after the other; responses out, in the same order.
 //!
-//! A request is handled (its effects take place) before the next one is. Only the wait for durability of a produce request
-//! happens later, beside the handling of the requests behind it: its response holds its place in the queue of responses.
-//! It is given up some time after the client has closed its side, also where there is no place for more responses and nothing is read; what is in line becomes durable all the same.
-//! A handler is not cancelled when the client has gone, only when a stopping server has waited for its whole grace period: but for those that
-//! may wait long and do no harm half done ([`api::may_be_given_up`]), so that nobody reads objects for a client that is not there, and its connection is free for others.
+//! A request is handled (its effects take place) before the next one is. Only the wait for
+//! durability of a produce request happens later, beside the handling of the requests behind it:
+//! its response holds its place in the queue of responses. It is given up some time after the
+//! client has closed its side, also where there is no place for more responses and nothing is read;
+//! what is in line becomes durable all the same. A handler is not cancelled when the client has
+//! gone, only when a stopping server has waited for its whole grace period: but for those that may
+//! wait long and do no harm half done ([`api::may_be_given_up`]), so that nobody reads objects for
+//! a client that is not there, and its connection is free for others.
 
 mod frame;
 mod sides;
@@ -33,13 +36,13 @@ use crate::wire::response::{EncodeError, Response};
 pub(crate) use frame::{Frame, read_frame};
 use sides::Incoming;
 
-/// Responses of one connection that wait to be written, or to be known: their number, and their bytes. A response that is larger than
-/// the bound waits alone.
+/// Responses of one connection that wait to be written, or to be known: their number, and their
+/// bytes. A response that is larger than the bound waits alone.
 const MAX_UNWRITTEN: usize = 64;
 const MAX_UNWRITTEN_BYTES: u64 = 256 << 10;
 
-/// While others wait for the memory that answers, or requests, take, a client has to take its own, or send it, at this rate at least, over a tenth of the time that it has
-/// for a transfer.
+/// While others wait for the memory that answers, or requests, take, a client has to take its own,
+/// or send it, at this rate at least, over a tenth of the time that it has for a transfer.
 const LEAST_BYTES_PER_SECOND: f64 = 65_536.0;
 
 const READ_BUFFER_BYTES: usize = 2 << 10;
@@ -248,8 +251,10 @@ async fn mute(server: &Server, throttle: Duration, outgoing: &mpsc::Sender<Outgo
     }
 }
 
-/// Resolves some time after the client has closed its side, or the server has begun to stop; it is for who reads nothing meanwhile, and would see neither. The end of a client that has sent
-/// more than the system takes for it is behind that, and never seen: after the time in which it might as well have sent nothing it is not waited for.
+/// Resolves some time after the client has closed its side, or the server has begun to stop; it is
+/// for who reads nothing meanwhile, and would see neither. The end of a client that has sent more
+/// than the system takes for it is behind that, and never seen: after the time in which it might as
+/// well have sent nothing it is not waited for.
 async fn waited_for_long(server: &Server, incoming: &impl Incoming) -> End {
     let patience = server.config.transfer_timeout;
     let closed = async {
@@ -269,7 +274,8 @@ async fn waited_for_long(server: &Server, incoming: &impl Incoming) -> End {
     End::GivenUp
 }
 
-/// Resolves when the client has gone. One that has sent more requests is taken to be there until they have been read.
+/// Resolves when the client has gone. One that has sent more requests is taken to be there until
+/// they have been read.
 async fn gone(reader: &mut BufReader<impl AsyncRead + Unpin>, outgoing: &mpsc::Sender<Outgoing>) {
     let closed = async {
         match reader.fill_buf().await {
@@ -283,7 +289,8 @@ async fn gone(reader: &mut BufReader<impl AsyncRead + Unpin>, outgoing: &mpsc::S
     }
 }
 
-/// Write the responses. One that is not known yet is not waited for any more once `given_up` is ready: its client has most likely gone.
+/// Write the responses. One that is not known yet is not waited for any more once `given_up` is
+/// ready: its client has most likely gone.
 async fn write_all(
     server: &Server,
     mut writer: impl AsyncWrite + Unpin,
@@ -316,12 +323,14 @@ async fn write_all(
     Ok(closed.await.map_err(|_| End::SlowResponse)??)
 }
 
-/// At how many bytes a second an answer has to be taken while others wait. A large one must not live much longer than one of which nothing is taken.
+/// At how many bytes a second an answer has to be taken while others wait. A large one must not
+/// live much longer than one of which nothing is taken.
 fn least_rate(len_bytes: usize, patience: Duration) -> f64 {
     LEAST_BYTES_PER_SECOND.max(len_bytes as f64 / patience.as_secs_f64())
 }
 
-/// Resolves when so few bytes have `moved` in a span of time that others have to wait for the memory that these keep.
+/// Resolves when so few bytes have `moved` in a span of time that others have to wait for the
+/// memory that these keep.
 async fn is_too_slow(
     span: Duration,
     least_rate: f64,

@@ -50,8 +50,8 @@ impl Connections {
         Arc::new(Self { limits: RwLock::new(limits), open: Mutex::default() })
     }
 
-    /// Other limits hold from now on, for those that come. `limits` is asked for them in the order of
-    /// the changes.
+    /// Other limits hold from now on, for those that come. `limits` is asked for them in the order
+    /// of the changes.
     pub(crate) fn refresh(&self, limits: impl FnOnce() -> Limits) {
         let mut current = self.limits.write();
         *current = limits();

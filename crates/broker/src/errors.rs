@@ -6,8 +6,8 @@ use kafka_protocol::protocol::StrBytes;
 
 use crate::security::ResourceType;
 
-/// Why a request, or its part for one topic or partition, is refused. The text is for people and goes into the response's
-/// error message where the protocol has one.
+/// Why a request, or its part for one topic or partition, is refused. The text is for people and
+/// goes into the response's error message where the protocol has one.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApiError {
     #[error("the topic or partition does not exist")]
@@ -92,7 +92,7 @@ pub(crate) enum ApiError {
     TimedOut,
     #[error("objects could not be read in the request's time; what came of them is cached")]
     ObjectsTooSlow,
-    #[error("resources of type {0} can not be configured")]
+    #[error("resources of type {0} cannot be configured")]
     UnsupportedResourceType(i8),
     #[error("timestamp {0} has no meaning in this version")]
     UnsupportedTimestamp(i64),
@@ -195,7 +195,8 @@ impl From<StoreError> for ApiError {
 impl From<AppendError> for ApiError {
     fn from(error: AppendError) -> Self {
         match error {
-            // Whoever appends waits for room instead; what reaches the client is that the wait was too long.
+            // Whoever appends waits for room instead; what reaches the client is that the wait was
+            // too long.
             AppendError::Full => Self::TimedOut,
             AppendError::TooLarge { len_bytes, max_bytes } => {
                 Self::BatchTooLarge { len_bytes, max_bytes }

@@ -11,8 +11,8 @@ pub(crate) fn hash(text: &str) -> u32 {
     text.encode_utf16().fold(0_u32, |hash, unit| hash.wrapping_mul(31).wrapping_add(unit.into()))
 }
 
-/// Sort as a map has its elements, by their `hashCode`. Those that share a bucket, which a map has in
-/// the order in which they came, stay in the present order.
+/// Sort as a map has its elements, by their `hashCode`. Those that share a bucket, which a map has
+/// in the order in which they came, stay in the present order.
 pub(crate) fn sort<T>(elements: &mut [T], min_capacity: usize, hash: impl Fn(&T) -> u32) {
     let mut buckets = min_capacity;
     // A table is doubled when more than three quarters of it are taken.

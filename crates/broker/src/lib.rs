@@ -1,7 +1,7 @@
 //! A Kafka server over streams.
 //!
-//! A topic's partition is one stream of the store; a record batch is one batch of the stream, kept as the bytes that the producer
-//! sent. See `ARCHITECTURE.md` for the paths.
+//! A topic's partition is one stream of the store; a record batch is one batch of the stream, kept
+//! as the bytes that the producer sent. See `ARCHITECTURE.md` for the paths.
 //!
 //! The store is opened by the caller with [`BrokerFold`], and handed to [`Broker::start`].
 #![forbid(unsafe_code)]
@@ -90,14 +90,14 @@ pub enum StartError {
     #[error("configuration: {0}")]
     Config(#[from] InvalidConfig),
     /// The listener could not be opened.
-    #[error("can not listen on {addr}: {cause}")]
+    #[error("cannot listen on {addr}: {cause}")]
     Listen {
         /// The address wanted.
         addr: SocketAddr,
         /// The operating system's reason.
         cause: std::io::Error,
     },
-    /// The certificates of a listener can not be used.
+    /// The certificates of a listener cannot be used.
     #[error("listener {listener}: {cause}")]
     Tls {
         /// Its name.
@@ -105,7 +105,7 @@ pub enum StartError {
         /// What is wrong with which file.
         cause: String,
     },
-    /// What the catalog or a checkpoint says of topics can not be used.
+    /// What the catalog or a checkpoint says of topics cannot be used.
     #[error("the stored metadata is damaged: {0}")]
     Metadata(String),
     /// The store belongs to another cluster.
@@ -133,7 +133,8 @@ pub enum StartError {
     Store(#[from] StoreError),
 }
 
-/// What the store has to be opened with: derives the checkpoints of partitions (producer sequences) and of the state streams: committed offsets, members of groups, transactions, share partitions.
+/// What the store has to be opened with: derives the checkpoints of partitions (producer sequences)
+/// and of the state streams: committed offsets, members of groups, transactions, share partitions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BrokerFold;
 
@@ -172,15 +173,17 @@ impl Fold for BrokerFold {
     }
 }
 
-/// A running server. Dropping it without [`Broker::shutdown`] leaves it running until the runtime ends.
+/// A running server. Dropping it without [`Broker::shutdown`] leaves it running until the runtime
+/// ends.
 pub struct Broker {
     server: Arc<Server>,
     accepting: Vec<JoinHandle<()>>,
 }
 
 impl Broker {
-    /// Rebuild the state from `store`, open the listener and serve. `store` must have been opened with [`BrokerFold`].
-    /// Metrics are registered in `registry` under names that begin with `alluvium_kafka_`.
+    /// Rebuild the state from `store`, open the listener and serve. `store` must have been opened
+    /// with [`BrokerFold`]. Metrics are registered in `registry` under names that begin with
+    /// `alluvium_kafka_`.
     ///
     /// # Errors
     /// An invalid configuration, damaged metadata, an address that is in use, failed storage.
@@ -276,7 +279,8 @@ impl Broker {
         Ok(Broker { server, accepting })
     }
 
-    /// The listeners in the order of the configuration, and the addresses that they are bound to (useful with port 0).
+    /// The listeners in the order of the configuration, and the addresses that they are bound to
+    /// (useful with port 0).
     pub fn listeners(&self) -> impl Iterator<Item = (&ListenerConfig, SocketAddr)> {
         self.server.listeners.iter().map(|listener| (&listener.config, listener.local_addr))
     }
@@ -307,11 +311,12 @@ impl Broker {
         api.is_some_and(|api| api.key.request_header_version(version) >= 2)
     }
 
-    /// Stop accepting, answer what is in flight (at most for the configured grace period), close all connections. The store
-    /// stays open: closing it is the caller's, afterwards.
+    /// Stop accepting, answer what is in flight (at most for the configured grace period), close
+    /// all connections. The store stays open: closing it is the caller's, afterwards.
     pub async fn shutdown(self) {
         self.server.stop.send_replace(true);
-        // Members that wait for a rebalance are told to look for another coordinator, so that their connections can end.
+        // Members that wait for a rebalance are told to look for another coordinator, so that their
+        // connections can end.
         self.server.groups.shutdown().await;
         for accepting in self.accepting {
             if let Err(error) = accepting.await {
@@ -335,8 +340,9 @@ impl BareClient {
         self.peer.sends_bare_message()
     }
 
-    /// Read and handle the bytes of one request, without its length, as if they had come in over a connection, up to its encoded response; false if the
-    /// connection would be closed now. What takes longer than `patience` is dropped, as with a client that has gone.
+    /// Read and handle the bytes of one request, without its length, as if they had come in over a
+    /// connection, up to its encoded response; false if the connection would be closed now. What
+    /// takes longer than `patience` is dropped, as with a client that has gone.
     #[doc(hidden)]
     pub async fn send(&self, request: Bytes, patience: Duration) -> bool {
         let handled = async {
@@ -366,7 +372,7 @@ impl UserAdmin {
     /// Add a user, or give one another password, for PLAIN and SCRAM.
     ///
     /// # Errors
-    /// A name or a password that can not be used; a store that failed.
+    /// A name or a password that cannot be used; a store that failed.
     pub async fn set_password(&self, user: &str, password: &str) -> Result<(), UserError> {
         self.0.authentication.users.set_password(user, password).await
     }

@@ -14,14 +14,16 @@ use crate::quotas::{Bound, Who};
 use crate::security::Listener;
 use crate::server::Server;
 
-/// After an accept that failed, typically for want of file descriptors: the kernel offers no event for when there are some again.
+/// After an accept that failed, typically for want of file descriptors: the kernel offers no event
+/// for when there are some again.
 const RETRY_ACCEPT: Duration = Duration::from_millis(100);
 
-/// Connections of a listener that are held open only to be closed later. Of more than these each is closed at once.
+/// Connections of a listener that are held open only to be closed later. Of more than these each is
+/// closed at once.
 const MAX_HELD_BACK: usize = 256;
 
-/// Accept and serve connections until the server stops; then wait for the connections to end, at most for the configured
-/// grace period.
+/// Accept and serve connections until the server stops; then wait for the connections to end, at
+/// most for the configured grace period.
 pub(crate) async fn run(server: Arc<Server>, listener: Arc<Listener>, socket: TcpListener) {
     let mut connections = JoinSet::new();
     let held_back = Arc::new(Semaphore::new(MAX_HELD_BACK));
@@ -84,7 +86,8 @@ pub(crate) async fn run(server: Arc<Server>, listener: Arc<Listener>, socket: Tc
     tracing::debug!(connections = open, "all connections are closed");
 }
 
-/// Close a connection, and not before its client could open one: else it would try at once, and again.
+/// Close a connection, and not before its client could open one: else it would try at once, and
+/// again.
 async fn hold_back(
     server: Arc<Server>,
     _socket: TcpStream,

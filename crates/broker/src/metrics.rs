@@ -236,7 +236,8 @@ impl Metrics {
         self.ended.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
-    /// `outcome`: committed or aborted, as was decided; unknown, and so aborted; interrupted, a part of it is lost, and so aborted.
+    /// `outcome`: committed or aborted, as was decided; unknown, and so aborted; interrupted, a
+    /// part of it is lost, and so aborted.
     pub(crate) fn ended_after_loss(&self, outcome: &'static str) {
         self.ended_after_loss.get_or_create(&OutcomeLabel { outcome }).inc();
     }

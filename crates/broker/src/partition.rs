@@ -1,4 +1,5 @@
-//! One partition: a stream whose batches are Kafka record batches, and the producers that write to it.
+//! One partition: a stream whose batches are Kafka record batches, and the producers that write to
+//! it.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -31,12 +32,15 @@ pub(crate) const WRITER_EPOCH: StreamEpoch = StreamEpoch(LEADER_EPOCH.unsigned_a
 /// One partition of a topic.
 pub(crate) struct Partition {
     pub(crate) stream: StreamWriter,
-    /// Held from the check of a batch's sequence until the batch is in line, so that offsets and sequences have one order.
+    /// Held from the check of a batch's sequence until the batch is in line, so that offsets and
+    /// sequences have one order.
     producers: Mutex<Counted>,
-    /// Whether any transaction is open, or has ended by a marker that may not be durable: changed under the producers' lock, before the batch
-    /// that makes it true is in line. So readers without transactions need not take that lock.
+    /// Whether any transaction is open, or has ended by a marker that may not be durable: changed
+    /// under the producers' lock, before the batch that makes it true is in line. So readers
+    /// without transactions need not take that lock.
     unstable: AtomicBool,
-    /// Aborted transactions were forgotten that have ended before it, none that have ended behind it: changed under the producers' lock.
+    /// Aborted transactions were forgotten that have ended before it, none that have ended behind
+    /// it: changed under the producers' lock.
     forgotten_end: AtomicU64,
     /// Batches since the last look that would have begun a transaction too many.
     refused_transactions: AtomicU64,
@@ -103,11 +107,11 @@ impl From<AppendError> for NotAdmitted {
 }
 
 impl Partition {
-    /// Rebuild the producers' state from the stream's checkpoint and the batches after it. Everything before `clean_end` was compacted by key. What is remembered
-    /// counts in `totals`.
+    /// Rebuild the producers' state from the stream's checkpoint and the batches after it.
+    /// Everything before `clean_end` was compacted by key. What is remembered counts in `totals`.
     ///
     /// # Errors
-    /// A checkpoint that can not be read.
+    /// A checkpoint that cannot be read.
     pub(crate) fn open(
         stream: StreamWriter,
         clean_end: StreamOffset,
@@ -155,8 +159,8 @@ impl Partition {
         kafka_offset(self.stream.durable_end())
     }
 
-    /// Kafka's last stable offset: below it, and only there, each record's transaction is known to be committed or aborted
-    /// (`docs/transactions.md`).
+    /// Kafka's last stable offset: below it, and only there, each record's transaction is known to
+    /// be committed or aborted (`docs/transactions.md`).
     pub(crate) fn stable_end(&self) -> StreamOffset {
         // Before the flag: a transactional batch that is durable by now has set it.
         let durable_end = self.stream.durable_end();
@@ -177,8 +181,9 @@ impl Partition {
         Before { stable_end: self.stable_end(), forgotten_end }
     }
 
-    /// The aborted transactions with records among `batches`, which were read from `from` on, after `before` was noted. `None` if some
-    /// were forgotten since that may be among them: what is read now has nothing of those any more.
+    /// The aborted transactions with records among `batches`, which were read from `from` on, after
+    /// `before` was noted. `None` if some were forgotten since that may be among them: what is read
+    /// now has nothing of those any more.
     pub(crate) fn aborted_among(
         &self,
         from: StreamOffset,
@@ -199,8 +204,8 @@ impl Partition {
         self.producers.lock().aborted_in(0, to.0)
     }
 
-    /// Everything before `end` was compacted: what is read from now on has nothing of transactions that were aborted before it. They are
-    /// forgotten (`docs/log-compaction.md`).
+    /// Everything before `end` was compacted: what is read from now on has nothing of transactions
+    /// that were aborted before it. They are forgotten (`docs/log-compaction.md`).
     pub(crate) fn compacted(&self, end: StreamOffset) {
         self.forget_aborted(&mut self.producers.lock(), end);
         self.stream.settle(end);
@@ -214,7 +219,8 @@ impl Partition {
     /// Forget what nobody needs any more: of a quiet partition nothing else does.
     ///
     /// # Returns
-    /// Batches since the last time that were refused since too many aborted transactions are remembered.
+    /// Batches since the last time that were refused since too many aborted transactions are
+    /// remembered.
     pub(crate) fn sweep(&self) -> u64 {
         self.trimmed();
         let now_ms = self.now_ms();
@@ -301,7 +307,8 @@ impl Partition {
     /// The same for a marker that is not the coordinator's.
     ///
     /// # Errors
-    /// Besides these, INVALID_PRODUCER_EPOCH: the producer has come with a newer epoch since; INVALID_REQUEST: there can be no such producer.
+    /// Besides these, INVALID_PRODUCER_EPOCH: the producer has come with a newer epoch since;
+    /// INVALID_REQUEST: there can be no such producer.
     pub(crate) fn append_foreign_marker(
         &self,
         producer_id: i64,
@@ -351,7 +358,8 @@ impl Partition {
     /// Whether there is room to remember one more transaction, should it be aborted.
     ///
     /// # Errors
-    /// TRANSACTION_ABORTABLE. There is none before old records go, which takes longer than any client tries again, or for ever if nothing lets them go.
+    /// TRANSACTION_ABORTABLE. There is none before old records go, which takes longer than any
+    /// client tries again, or for ever if nothing lets them go.
     fn check_room(&self, producers: &mut Counted) -> Result<(), ApiError> {
         if producers.has_room_for_transaction() {
             return Ok(());
@@ -377,16 +385,19 @@ impl Partition {
         }
     }
 
-    /// Put a batch in line that [`batch::check_produced`] has let pass; `header` is its header. Waits while there is no
-    /// room, until `deadline`; once in line, the batch will become durable whether or not anybody waits for it.
+    /// Put a batch in line that [`batch::check_produced`] has let pass; `header` is its header.
+    /// Waits while there is no room, until `deadline`; once in line, the batch will become durable
+    /// whether or not anybody waits for it.
     ///
-    /// In line are the very bytes of `records` if nobody else has them, or else a copy. The log cache keeps their memory and counts their length, so the caller sees to it
-    /// that there is nothing else in it.
+    /// In line are the very bytes of `records` if nobody else has them, or else a copy. The log
+    /// cache keeps their memory and counts their length, so the caller sees to it that there is
+    /// nothing else in it.
     ///
     /// Each attempt asks `admit` first and holds what it gives until the batch is in line.
     ///
     /// # Errors
-    /// What `admit` or [`ProducerStates::check`] refuses, TRANSACTION_ABORTABLE for a transaction too many, [`ApiError::TimedOut`] without room, failed storage.
+    /// What `admit` or [`ProducerStates::check`] refuses, TRANSACTION_ABORTABLE for a transaction
+    /// too many, [`ApiError::TimedOut`] without room, failed storage.
     pub(crate) async fn append<G>(
         &self,
         store: &Store,
@@ -469,8 +480,9 @@ impl Partition {
         })
     }
 
-    /// Wait until a batch is durable, with everything before it, however long that takes: it is in line, so a client that was told of a timeout and sent it once more
-    /// would have it in the log twice.
+    /// Wait until a batch is durable, with everything before it, however long that takes: it is in
+    /// line, so a client that was told of a timeout and sent it once more would have it in the log
+    /// twice.
     ///
     /// # Errors
     /// Failed storage.

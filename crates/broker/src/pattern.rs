@@ -1,8 +1,10 @@
 //! Regular expressions that are matched with names, of topics and of transactions, in bounded time.
 //!
-//! They come from clients, and are matched with all names while the group is locked. The crate `regex` is linear in the length of a name times
-//! the size of the expression: one of 100 bytes takes 16 s for 10,000 topics, if both are made for it. So its lazy automaton is used by
-//! itself, which gives up instead of falling back to a slower way when its states do not fit in memory. Those of expressions that people write do.
+//! They come from clients, and are matched with all names while the group is locked. The crate
+//! `regex` is linear in the length of a name times the size of the expression: one of 100 bytes
+//! takes 16 s for 10,000 topics, if both are made for it. So its lazy automaton is used by itself,
+//! which gives up instead of falling back to a slower way when its states do not fit in memory.
+//! Those of expressions that people write do.
 
 use std::sync::Arc;
 
@@ -163,7 +165,8 @@ mod tests {
 
     #[test]
     fn one_that_would_take_too_long_is_given_up() {
-        // Each state is a set of places at which there was an `a`, of which there are more than anybody can remember.
+        // Each state is a set of places at which there was an `a`, of which there are more than
+        // anybody can remember.
         let mut seed = 1_u64;
         let mut letter = |_| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -1,8 +1,10 @@
-//! The sequences of idempotent producers in one partition, and their transactions: a pure function of the partition's batches.
+//! The sequences of idempotent producers in one partition, and their transactions: a pure function
+//! of the partition's batches.
 //!
-//! Each batch of an idempotent producer carries the producer's id, an epoch, and the sequence number of its first record. A batch
-//! that was sent twice is recognised among the producer's last five (a Java producer has at most five in
-//! flight), a missing one by a gap. A transaction begins with a batch that says so, and ends with a marker; see `docs/transactions.md`.
+//! Each batch of an idempotent producer carries the producer's id, an epoch, and the sequence
+//! number of its first record. A batch that was sent twice is recognised among the producer's last
+//! five (a Java producer has at most five in flight), a missing one by a gap. A transaction begins
+//! with a batch that says so, and ends with a marker; see `docs/transactions.md`.
 
 mod checkpoint;
 mod totals;
@@ -22,7 +24,8 @@ pub(crate) use totals::{Counted, Totals};
 /// Batches of a producer that a retry is recognised among, as in Kafka.
 const REMEMBERED_BATCHES: usize = 5;
 
-/// Producers that one partition remembers. One more drops the one whose last batch is the oldest in the log.
+/// Producers that one partition remembers. One more drops the one whose last batch is the oldest in
+/// the log.
 const MAX_PRODUCERS: usize = 5_000;
 
 /// A producer that has not appended for so long is forgotten (`producer.id.expiration.ms`).
@@ -32,7 +35,8 @@ const EXPIRATION_MS: i64 = EXPIRATION.as_millis() as i64;
 /// Room for so many is kept though it is empty.
 const SMALL_TABLE: usize = 64;
 
-/// After a start nobody is forgotten for so long: the server may have been down for a day, and who has got no answer tries again (`delivery.timeout.ms`, 2 minutes as it comes).
+/// After a start nobody is forgotten for so long: the server may have been down for a day, and who
+/// has got no answer tries again (`delivery.timeout.ms`, 2 minutes as it comes).
 const GRACE_MS: i64 = 3_600_000;
 
 /// A batch that a producer has appended.
@@ -66,14 +70,16 @@ pub(crate) enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Producer {
     epoch: i16,
-    /// Of this epoch, oldest first. None yet if a marker has brought the epoch. With no more memory than they take: most producers send one batch.
+    /// Of this epoch, oldest first. None yet if a marker has brought the epoch. With no more memory
+    /// than they take: most producers send one batch.
     batches: Vec<Seen>,
     /// The first offset of its open transaction.
     transaction: Option<u64>,
     /// The first offset of its last batch or marker, and its time.
     last_offset: u64,
     last_timestamp_ms: i64,
-    /// When it last appended, by the server's clock, or a little later: milliseconds since the Unix epoch. What records say of their time is the client's.
+    /// When it last appended, by the server's clock, or a little later: milliseconds since the Unix
+    /// epoch. What records say of their time is the client's.
     used_ms: i64,
 }
 
@@ -90,7 +96,8 @@ pub(crate) struct Aborted {
     pub(crate) producer_id: i64,
     pub(crate) first_offset: u64,
     pub(crate) marker_offset: u64,
-    /// No transaction was open then that begins below this offset: so begin none of those that were aborted later.
+    /// No transaction was open then that begins below this offset: so begin none of those that were
+    /// aborted later.
     stable_end: u64,
 }
 
@@ -116,12 +123,14 @@ pub(crate) struct ProducerStates {
     newest_offset: u64,
     /// Producers with an open transaction, by its first offset.
     open: BTreeMap<u64, i64>,
-    /// Transactions that have ended by a marker that may not be durable yet: first offset and marker's offset, by the latter.
+    /// Transactions that have ended by a marker that may not be durable yet: first offset and
+    /// marker's offset, by the latter.
     ending: VecDeque<(u64, u64)>,
     /// By the marker's offset.
     aborted: VecDeque<Aborted>,
-    /// The end of the last offsets that were lost to damage. Batches of any producer may have been among them, so the sequence of a producer that
-    /// has appended nothing since is not known exactly.
+    /// The end of the last offsets that were lost to damage. Batches of any producer may have been
+    /// among them, so the sequence of a producer that has appended nothing since is not known
+    /// exactly.
     lost_end: u64,
 }
 
@@ -146,13 +155,15 @@ fn distance(from: i32, to: i32) -> u32 {
 impl ProducerStates {
     /// Decide about a batch; changes nothing.
     ///
-    /// A producer of which nothing is known may begin with any sequence number: its state may have expired, or its records
-    /// may have been deleted. So does Kafka (`ProducerAppendInfo.checkSequence`; UNKNOWN_PRODUCER_ID is history), but for transactions of version 2, whose first batch here has sequence
-    /// 0: see `api/produce.rs`.
+    /// A producer of which nothing is known may begin with any sequence number: its state may have
+    /// expired, or its records may have been deleted. So does Kafka
+    /// (`ProducerAppendInfo.checkSequence`; UNKNOWN_PRODUCER_ID is history), but for transactions
+    /// of version 2, whose first batch here has sequence 0: see `api/produce.rs`.
     ///
     /// # Errors
-    /// [`ApiError::InvalidProducerEpoch`] for an epoch that a newer one has replaced, [`ApiError::OutOfOrderSequence`] for a
-    /// gap, or for a repetition that is too old to be recognised, INVALID_TXN_STATE for a batch beside its producer's open transaction.
+    /// [`ApiError::InvalidProducerEpoch`] for an epoch that a newer one has replaced,
+    /// [`ApiError::OutOfOrderSequence`] for a gap, or for a repetition that is too old to be
+    /// recognised, INVALID_TXN_STATE for a batch beside its producer's open transaction.
     pub(crate) fn check(&self, batch: &BatchHeader) -> Result<Verdict, ApiError> {
         if !batch.is_idempotent() {
             return Ok(Verdict::Append);
@@ -209,7 +220,8 @@ impl ProducerStates {
         if is_next { Ok(Verdict::Append) } else { out_of_order(expected) }
     }
 
-    /// Remember a batch that is in the log at `base_offset`. `now_ms` is a clock that does not go back, in milliseconds since the Unix epoch.
+    /// Remember a batch that is in the log at `base_offset`. `now_ms` is a clock that does not go
+    /// back, in milliseconds since the Unix epoch.
     pub(crate) fn record(
         &mut self,
         batch: &BatchHeader,
@@ -244,7 +256,8 @@ impl ProducerStates {
         self.bound();
     }
 
-    /// Remember a marker that is in the log at `offset`: it ends the producer's transaction, and may bring a newer epoch.
+    /// Remember a marker that is in the log at `offset`: it ends the producer's transaction, and
+    /// may bring a newer epoch.
     pub(crate) fn record_marker(
         &mut self,
         marker: &BatchHeader,
@@ -304,8 +317,9 @@ impl ProducerStates {
         }
     }
 
-    /// Forget so many producers, those whose last batches are the oldest in the log, of those that have no transaction open. Not the last one to append: its client
-    /// may not have heard of it yet, and tries again.
+    /// Forget so many producers, those whose last batches are the oldest in the log, of those that
+    /// have no transaction open. Not the last one to append: its client may not have heard of it
+    /// yet, and tries again.
     fn forget_oldest(&mut self, count: usize) {
         for _ in 0..count {
             let Some(&(last_offset, id)) = self.idle.first() else { return };
@@ -319,7 +333,8 @@ impl ProducerStates {
         }
     }
 
-    /// Forget the producers that have not appended for [`EXPIRATION`], none that has a transaction open.
+    /// Forget the producers that have not appended for [`EXPIRATION`], none that has a transaction
+    /// open.
     pub(crate) fn forget_expired(&mut self, now_ms: i64) {
         self.producers.retain(|id, producer| {
             let is_expired = producer.is_expired(now_ms);
@@ -333,7 +348,8 @@ impl ProducerStates {
         }
     }
 
-    /// The times at which producers were last there are those of a checkpoint; from now on they are of a clock that is at `now_ms`.
+    /// The times at which producers were last there are those of a checkpoint; from now on they are
+    /// of a clock that is at `now_ms`.
     pub(crate) fn start_clock(&mut self, now_ms: i64) {
         let earliest_ms = now_ms.saturating_sub(EXPIRATION_MS - GRACE_MS);
         for producer in self.producers.values_mut() {
@@ -351,14 +367,16 @@ impl ProducerStates {
         self.aborted.len() + self.open.len()
     }
 
-    /// The first offset of all transactions that have not ended by a marker below `durable_end`: from there on nothing is stable.
+    /// The first offset of all transactions that have not ended by a marker below `durable_end`:
+    /// from there on nothing is stable.
     pub(crate) fn first_unstable(&mut self, durable_end: StreamOffset) -> Option<u64> {
         self.forget_ended(durable_end);
         let open = self.open.first_key_value().map(|(first, _)| *first);
         self.ending.iter().map(|(first, _)| *first).chain(open).min()
     }
 
-    /// Forget which transactions have ended by a marker below `durable_end`. Whoever writes markers does so, since there may be no reader who would.
+    /// Forget which transactions have ended by a marker below `durable_end`. Whoever writes markers
+    /// does so, since there may be no reader who would.
     pub(crate) fn forget_ended(&mut self, durable_end: StreamOffset) {
         while self.ending.front().is_some_and(|(_, marker)| *marker < durable_end.0) {
             self.ending.pop_front();
@@ -372,8 +390,9 @@ impl ProducerStates {
 
     /// The aborted transactions with records among `batches`, which were read from `from` on.
     ///
-    /// Log compaction takes an aborted transaction's records away, and later its marker: a client that is told of such a transaction would wait
-    /// for the marker, and drop what the producer has written since.
+    /// Log compaction takes an aborted transaction's records away, and later its marker: a client
+    /// that is told of such a transaction would wait for the marker, and drop what the producer has
+    /// written since.
     pub(crate) fn aborted_among(&self, from: StreamOffset, batches: &[Batch]) -> Vec<Aborted> {
         let to = batches.last().map_or(from, Batch::end);
         let mut aborted = self.aborted_in(from.0, to.0);
@@ -442,7 +461,8 @@ impl ProducerStates {
         active
     }
 
-    /// Remember the batches of a stream from `from` to `to`, which are durable and not older than `now_ms`. Nothing is checked: they are in the log. Offsets of no batch are lost.
+    /// Remember the batches of a stream from `from` to `to`, which are durable and not older than
+    /// `now_ms`. Nothing is checked: they are in the log. Offsets of no batch are lost.
     ///
     /// # Returns
     /// The markers that recovery has written.

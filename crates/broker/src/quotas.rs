@@ -1,8 +1,9 @@
-//! Quotas: how much clients may produce, fetch, have done and change, by user and client id, and how often they may connect, by address. Kept in
-//! the catalog under `quota/`.
+//! Quotas: how much clients may produce, fetch, have done and change, by user and client id, and
+//! how often they may connect, by address. Kept in the catalog under `quota/`.
 //!
-//! Each quota is a bucket that holds what may be taken in ten seconds, as in Kafka, where rates are measured over that long. Whoever takes
-//! more is in debt, and is told for how long: its connection is not read from until then.
+//! Each quota is a bucket that holds what may be taken in ten seconds, as in Kafka, where rates are
+//! measured over that long. Whoever takes more is in debt, and is told for how long: its connection
+//! is not read from until then.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -19,7 +20,8 @@ const META_PREFIX: &str = "quota/";
 /// What a bucket holds, in seconds of its rate.
 const BURST_SECONDS: f64 = 10.0;
 
-/// Buckets that are kept for one bound; clients choose their names. Beyond, those of one rate share a bucket, and so do those with long names.
+/// Buckets that are kept for one bound; clients choose their names. Beyond, those of one rate share
+/// a bucket, and so do those with long names.
 const MAX_BUCKETS: usize = 10_000;
 
 /// A full table is looked through so often for buckets that are not needed.
@@ -34,7 +36,8 @@ const MAX_ENTITIES: usize = 10_000;
 /// The longest that a connection is muted for: a quota that is raised later is felt by then.
 const MAX_THROTTLE: Duration = Duration::from_secs(60);
 
-/// The same where the debt is not in bytes, as in Kafka. What is left of it is felt at the next request.
+/// The same where the debt is not in bytes, as in Kafka. What is left of it is felt at the next
+/// request.
 const MAX_SHORT_THROTTLE: Duration = Duration::from_secs(1);
 
 /// One part of what a quota is for.
@@ -178,7 +181,8 @@ type BucketKey = (String, String);
 #[derive(Default)]
 struct Buckets {
     own: HashMap<BucketKey, Bucket>,
-    /// Of those for whom there is no room, by the bits of their rate: there are not more rates than quotas.
+    /// Of those for whom there is no room, by the bits of their rate: there are not more rates than
+    /// quotas.
     shared: HashMap<u64, Bucket>,
     swept_at: Option<Instant>,
 }
@@ -268,7 +272,8 @@ impl Quotas {
         state.limits.iter().map(|(entity, limits)| (entity.clone(), limits.clone())).collect()
     }
 
-    /// Change the quotas of an entity; values have been checked. With `validate_only` only check whether that would succeed.
+    /// Change the quotas of an entity; values have been checked. With `validate_only` only check
+    /// whether that would succeed.
     ///
     /// # Errors
     /// Too many entities; failed storage.
@@ -312,7 +317,8 @@ impl Quotas {
         } else {
             state.limits.insert(entity, limits);
         }
-        // Who owes something owes it still, unless it has another rate now. Of rates that nobody has any more nothing is to be left for ever.
+        // Who owes something owes it still, unless it has another rate now. Of rates that nobody
+        // has any more nothing is to be left for ever.
         state.buckets.values_mut().for_each(|buckets| buckets.drop_full(Instant::now()));
         self.in_use.store(in_use(&state.limits), Ordering::Release);
         Ok(())
@@ -323,7 +329,8 @@ impl Quotas {
         self.in_use.load(Ordering::Acquire) & bound.bit() != 0
     }
 
-    /// Somebody has taken so much: for how long it is to be kept waiting. With 0, what is left of that.
+    /// Somebody has taken so much: for how long it is to be kept waiting. With 0, what is left of
+    /// that.
     pub(crate) fn charge(&self, bound: Bound, who: Who<'_>, amount: f64, now: Instant) -> Duration {
         self.with_bucket(bound, who, now, |bucket| bucket.take(amount, now))
     }
@@ -363,7 +370,9 @@ impl Quotas {
         let mut state = self.state.lock();
         let Some(bucket) = state.bucket(bound, who, now) else { return Duration::ZERO };
         let wait = take(bucket).min(bound.max_throttle());
-        // What lies longer back is forgotten, as Kafka's samples are: else many connections, each of which waits for so long at most, would leave a debt behind for which everybody waits for hours.
+        // What lies longer back is forgotten, as Kafka's samples are: else many connections, each
+        // of which waits for so long at most, would leave a debt behind for which everybody waits
+        // for hours.
         let remembered = match bound {
             Bound::Handling => BURST_SECONDS,
             Bound::Produced | Bound::Fetched => MAX_THROTTLE.as_secs_f64(),
@@ -382,7 +391,8 @@ fn in_use(limits: &BTreeMap<Entity, Limits>) -> u8 {
     all.filter(is_used).fold(0, |bits, bound| bits | bound.bit())
 }
 
-/// The quota that holds for somebody, and its bucket. The most specific one holds, users before clients, as in Kafka.
+/// The quota that holds for somebody, and its bucket. The most specific one holds, users before
+/// clients, as in Kafka.
 fn limit(
     limits: &BTreeMap<Entity, Limits>,
     bound: Bound,
@@ -498,7 +508,8 @@ mod tests {
         (String::new(), format!("client {n}"))
     }
 
-    /// Quotas are changed one by one, and often by programs: what others owe they still owe, or each change would give everybody ten seconds.
+    /// Quotas are changed one by one, and often by programs: what others owe they still owe, or
+    /// each change would give everybody ten seconds.
     #[test]
     fn whose_rate_is_another_begins_anew_and_nobody_else() {
         let now = Instant::now();

@@ -1,7 +1,7 @@
 //! The records inside a batch: the only place that looks behind a batch's header.
 //!
-//! Batches come from clients, so nothing in them is believed: records are streamed through a decompressor that is cut off, never
-//! collected.
+//! Batches come from clients, so nothing in them is believed: records are streamed through a
+//! decompressor that is cut off, never collected.
 //!
 //! A producer's records are all checked: by [`check_plain`] when they are not compressed, else by
 //! [`small_summary`] or [`summary`].
@@ -16,7 +16,8 @@ use decompress::{Scratch, SnappyBlocks, decompress};
 
 mod decompress;
 
-/// From here on zstd looks for repetitions in more than a batch usually has: at level 22 with tables of 700 MiB. Those for a window of 2 MiB have 20 MiB.
+/// From here on zstd looks for repetitions in more than a batch usually has: at level 22 with
+/// tables of 700 MiB. Those for a window of 2 MiB have 20 MiB.
 const ZSTD_LAST_SMALL_LEVEL: i32 = 9;
 const ZSTD_WINDOW_LOG: u32 = 21;
 
@@ -63,11 +64,11 @@ impl Summary {
     }
 }
 
-/// The first record of `batch` from offset `from` on whose timestamp is at least `timestamp_ms`. `None` if there is none although the
-/// header's greatest timestamp promised one.
+/// The first record of `batch` from offset `from` on whose timestamp is at least `timestamp_ms`.
+/// `None` if there is none although the header's greatest timestamp promised one.
 ///
 /// # Errors
-/// [`ApiError::CorruptBatch`] when the records can not be read.
+/// [`ApiError::CorruptBatch`] when the records cannot be read.
 pub(crate) fn first_at_or_after(
     batch: &[u8],
     from: u64,
@@ -95,11 +96,13 @@ pub(crate) fn first_at_or_after(
     Ok(None)
 }
 
-/// Check the records of a batch that is not compressed, of which the part behind the header is `body`: exactly as many as
-/// the header says, each of them filled exactly by its fields, with the offset deltas 0, 1, 2 and so on. What they say, whatever the
-/// header does. One pass, without allocating.
+/// Check the records of a batch that is not compressed, of which the part behind the header is
+/// `body`: exactly as many as the header says, each of them filled exactly by its fields, with the
+/// offset deltas 0, 1, 2 and so on. What they say, whatever the header does. One pass, without
+/// allocating.
 ///
-/// Kafka checks the same but for the deltas, which it lets pass: a reader would find other offsets than the log has given.
+/// Kafka checks the same but for the deltas, which it lets pass: a reader would find other offsets
+/// than the log has given.
 ///
 /// # Errors
 /// [`ApiError::InvalidRecord`] with the first thing that is wrong, as Kafka.
@@ -128,7 +131,8 @@ fn bad_record(index: i32, count: i32, error: &io::Error) -> ApiError {
     ApiError::InvalidRecord(format!("record {index} of a batch of {count}: {reason}"))
 }
 
-/// Check the record at the start of `body`, and take it off; its timestamp delta, and whether it has a key.
+/// Check the record at the start of `body`, and take it off; its timestamp delta, and whether it
+/// has a key.
 fn check_record(body: &mut &[u8], offset_delta: i32) -> io::Result<(i64, bool)> {
     let mut fields = take_field(body)?.ok_or_else(null)?;
     let _attributes = read_byte(&mut fields)?;
@@ -207,7 +211,8 @@ pub(crate) fn summary(batch: &[u8]) -> Result<Summary, ApiError> {
     Ok(summary)
 }
 
-/// Look at each record of `batch`: its number, its timestamp, and whether it has a key. All of them are checked meanwhile, as by [`check_plain`].
+/// Look at each record of `batch`: its number, its timestamp, and whether it has a key. All of them
+/// are checked meanwhile, as by [`check_plain`].
 ///
 /// # Errors
 /// [`ApiError::InvalidRecord`] with the first thing that is wrong.
@@ -277,7 +282,8 @@ fn invalid(error: &io::Error) -> ApiError {
 /// A batch with the same records, compressed by another codec, `level` being how hard it tries.
 ///
 /// # Errors
-/// [`ApiError::InvalidRecord`] when the records can not be read, [`ApiError::BatchTooLarge`] when the result would have more than `max_bytes`.
+/// [`ApiError::InvalidRecord`] when the records cannot be read, [`ApiError::BatchTooLarge`] when
+/// the result would have more than `max_bytes`.
 pub(crate) fn recompress(
     batch: &[u8],
     codec: Codec,
@@ -332,7 +338,8 @@ fn compress(
             }
         }
         Codec::Lz4 => {
-            // As Kafka's clients write it, of which the one in Java reads no linked blocks. 9 is the level that stands for the fast way.
+            // As Kafka's clients write it, of which the one in Java reads no linked blocks. 9 is
+            // the level that stands for the fast way.
             let mut encoder = lz4::EncoderBuilder::new()
                 .block_size(lz4::BlockSize::Max64KB)
                 .block_mode(lz4::BlockMode::Independent)
@@ -391,7 +398,8 @@ pub(crate) struct Record<'a> {
     pub(crate) rest: &'a [u8],
 }
 
-/// At most so many bytes of records of one batch are [unpacked](Unpacked), or of a block of Snappy, which can not be streamed.
+/// At most so many bytes of records of one batch are [unpacked](Unpacked), or of a block of Snappy,
+/// which cannot be streamed.
 const MAX_UNPACKED_BYTES: u64 = 64 << 20;
 
 /// The records of a batch, decompressed.
@@ -401,10 +409,11 @@ pub(crate) struct Unpacked {
 }
 
 impl Unpacked {
-    /// Decompress the records of `batch`, and check that each can be read: as [`check_plain`], but that offsets may be left out.
+    /// Decompress the records of `batch`, and check that each can be read: as [`check_plain`], but
+    /// that offsets may be left out.
     ///
     /// # Errors
-    /// The records can not be read, or have more than 64 MiB.
+    /// The records cannot be read, or have more than 64 MiB.
     pub(crate) fn new(batch: &[u8]) -> io::Result<Self> {
         let header = BatchHeader::parse(batch).ok_or_else(|| bad("no header"))?;
         let mut bytes = Vec::new();
@@ -499,7 +508,8 @@ fn put_varint(out: &mut [u8], value: i64) -> usize {
     len + 1
 }
 
-/// Compress the records of a batch as well as the codec does when nobody says how hard it shall try.
+/// Compress the records of a batch as well as the codec does when nobody says how hard it shall
+/// try.
 ///
 /// # Errors
 /// The codec fails, which it has no reason to.
@@ -790,7 +800,8 @@ mod tests {
     fn records_that_are_not_compressed_are_checked_field_by_field() {
         assert_eq!(check(&stored(Compression::None, &[1_000, 3_000, 2_000])).unwrap(), 3_000);
         assert_eq!(check(&stored(Compression::None, &[-1, -1])).unwrap(), -1);
-        // Varints are zigzag: 1 is -1, 2 is 1. Length, attributes, timestamp, offset, key, value, headers.
+        // Varints are zigzag: 1 is -1, 2 is 1. Length, attributes, timestamp, offset, key, value,
+        // headers.
         let smallest = [12, 0, 0, 0, 1, 1, 0];
         assert_eq!(check(&batch_of(1, &smallest)).unwrap(), 1_000);
         let with_header = [18, 0, 2, 0, 2, b'k', 0, 2, 0, 1];

@@ -1,4 +1,5 @@
-//! Retention: the oldest records of topics that have a bound go; and what partitions remember of producers that are not there any more.
+//! Retention: the oldest records of topics that have a bound go; and what partitions remember of
+//! producers that are not there any more.
 
 use std::sync::Arc;
 

@@ -64,7 +64,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Create a topic, see [`Topics::create`]. Offsets that groups have of an earlier topic of this name, or would get, are forgotten first.
+    /// Create a topic, see [`Topics::create`]. Offsets that groups have of an earlier topic of this
+    /// name, or would get, are forgotten first.
     pub(crate) async fn create_topic(
         &self,
         name: &str,
@@ -145,7 +146,8 @@ impl ByteBudget {
         Self { free: Arc::new(Semaphore::new(total_kib as usize)), total_kib }
     }
 
-    /// Take a share, all of the budget if it is less than `bytes`. It is given back when the permit is dropped.
+    /// Take a share, all of the budget if it is less than `bytes`. It is given back when the permit
+    /// is dropped.
     pub(crate) async fn acquire(&self, bytes: usize) -> OwnedSemaphorePermit {
         let share = kib(bytes).min(self.total_kib);
         let permit = self.free.clone().acquire_many_owned(share).await;
@@ -174,11 +176,14 @@ impl ByteBudget {
 
 /// Memory for the bytes of requests, but for those up to the size that each connection may have.
 ///
-/// A request takes its share as its bytes come, so nobody is kept out by what another says of its length. So it has a part already when it wants more, and requests that
-/// have used up all there is would wait for one another for ever, if there were not the **last place**: one request at a time grows without asking, at most to the
-/// largest size. It waits for no memory any more: it is read to its end, or its time is over. When it has been handled, or has come to a wait for others, it gives back
-/// the place, and what it has taken before. So whoever waits gets on, at the latest when those before it have had the place. Those who send nothing must not make that long: none
-/// waits, or keeps others waiting, beyond what [`BrokerConfig::transfer_timeout`] says.
+/// A request takes its share as its bytes come, so nobody is kept out by what another says of its
+/// length. So it has a part already when it wants more, and requests that have used up all there is
+/// would wait for one another for ever, if there were not the **last place**: one request at a time
+/// grows without asking, at most to the largest size. It waits for no memory any more: it is read
+/// to its end, or its time is over. When it has been handled, or has come to a wait for others, it
+/// gives back the place, and what it has taken before. So whoever waits gets on, at the latest when
+/// those before it have had the place. Those who send nothing must not make that long: none waits,
+/// or keeps others waiting, beyond what [`BrokerConfig::transfer_timeout`] says.
 pub(crate) struct RequestMemory {
     shared: ByteBudget,
     last_place: Arc<Semaphore>,

@@ -1,5 +1,5 @@
-//! Incremental fetch sessions (KIP-227): the server remembers which partitions a consumer fetches, so that later requests name only
-//! what changed, and answers hold only what is new.
+//! Incremental fetch sessions (KIP-227): the server remembers which partitions a consumer fetches,
+//! so that later requests name only what changed, and answers hold only what is new.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,7 +20,8 @@ const MAX_SESSIONS: usize = 1_000;
 /// Partitions that all sessions together remember.
 const MAX_SESSION_PARTITIONS: usize = 500_000;
 
-/// A session that was not used for so long makes room for a new one (`min.incremental.fetch.session.eviction.ms`).
+/// A session that was not used for so long makes room for a new one
+/// (`min.incremental.fetch.session.eviction.ms`).
 const EVICTION_AGE: Duration = Duration::from_secs(120);
 
 const NO_SESSION: i32 = 0;
@@ -127,7 +128,8 @@ impl Cache {
         Some(session)
     }
 
-    /// Make room for a session of `partitions`, at the cost of sessions that were not used for long.
+    /// Make room for a session of `partitions`, at the cost of sessions that were not used for
+    /// long.
     fn make_room(&mut self, partitions: usize, now: Instant) -> bool {
         while self.sessions.len() >= MAX_SESSIONS
             || self.partitions + partitions > MAX_SESSION_PARTITIONS
@@ -154,7 +156,8 @@ impl Sessions {
     /// Resolve a request: which partitions it means, in which session.
     ///
     /// # Errors
-    /// A session that does not exist (any more), or an epoch that is not its next one: the client begins a new one.
+    /// A session that does not exist (any more), or an epoch that is not its next one: the client
+    /// begins a new one.
     pub(crate) fn begin(
         &self,
         request: &FetchRequest,
@@ -213,7 +216,8 @@ impl Sessions {
             {
                 session.set(want);
             } else {
-                // The client begins anew, without a session if there is no room for a new one either.
+                // The client begins anew, without a session if there is no room for a new one
+                // either.
                 let id = request.session_id;
                 cache.partitions += session.partitions.len() - before;
                 cache.remove(id);
@@ -239,8 +243,9 @@ impl Sessions {
         self.cache.lock().remove(session_id);
     }
 
-    /// Remember what the client is told of each partition; which of them an incremental answer must hold. A partition that gave
-    /// records goes to the end of the session's order, so that none is starved by a size limit.
+    /// Remember what the client is told of each partition; which of them an incremental answer must
+    /// hold. A partition that gave records goes to the end of the session's order, so that none is
+    /// starved by a size limit.
     pub(crate) fn finish<'a>(
         &self,
         session_id: i32,

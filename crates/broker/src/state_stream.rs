@@ -1,6 +1,8 @@
-//! State streams: what a coordinator remembers, as records in a stream that is kept as its checkpoint alone.
+//! State streams: what a coordinator remembers, as records in a stream that is kept as its
+//! checkpoint alone.
 //!
-//! Kafka keeps such state in compacted internal topics. A state stream is one whose compaction is the fold of its checkpoint.
+//! Kafka keeps such state in compacted internal topics. A state stream is one whose compaction is
+//! the fold of its checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -64,8 +66,8 @@ impl From<AppendError> for Refused {
     }
 }
 
-/// Find the stream that the catalog's metadata names under `key`, or create it, and become its writer. One server coordinates everything,
-/// for ever, so there is one epoch.
+/// Find the stream that the catalog's metadata names under `key`, or create it, and become its
+/// writer. One server coordinates everything, for ever, so there is one epoch.
 ///
 /// # Errors
 /// Metadata that make no sense, a failed store.

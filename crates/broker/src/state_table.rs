@@ -1,17 +1,21 @@
-//! What a state stream remembers: a table, the records that change it, and its checkpoint. The encoding that all of them share.
+//! What a state stream remembers: a table, the records that change it, and its checkpoint. The
+//! encoding that all of them share.
 //!
-//! Integers are little-endian. `str` is a u16 length in bytes and that much UTF-8; `bytes` is a u32 length and that many bytes; a list is a u32 count
-//! and its elements. Nothing may follow the last field.
+//! Integers are little-endian. `str` is a u16 length in bytes and that much UTF-8; `bytes` is a u32
+//! length and that many bytes; a list is a u32 count and its elements. Nothing may follow the last
+//! field.
 //!
-//! **Record**: as its table says; it begins with a version. Records carry no checksum of their own: the write-ahead log's covers them, and
-//! they are kept nowhere else.
+//! **Record**: as its table says; it begins with a version. Records carry no checksum of their own:
+//! the write-ahead log's covers them, and they are kept nowhere else.
 //!
-//! **Checkpoint**: magic (4 bytes), `version: u8`, the table, `crc: u32` = CRC32C of all before it. Equal tables have equal bytes.
+//! **Checkpoint**: magic (4 bytes), `version: u8`, the table, `crc: u32` = CRC32C of all before it.
+//! Equal tables have equal bytes.
 //!
-//! **Quarantine**: magic (4 bytes), `version: u8 = 1`, list of blobs (bytes), `crc: u32`. The store drops batches once they are
-//! folded, and a fold can not refuse; so if it meets something that it can not read (which only a defect, or a newer version's
-//! records, can cause), it keeps its input unread: first the previous checkpoint, then each batch. [`decode`] of a
-//! quarantine fails with the reason, so the server does not start and nothing is lost.
+//! **Quarantine**: magic (4 bytes), `version: u8 = 1`, list of blobs (bytes), `crc: u32`. The store
+//! drops batches once they are folded, and a fold cannot refuse; so if it meets something that it
+//! cannot read (which only a defect, or a newer version's records, can cause), it keeps its input
+//! unread: first the previous checkpoint, then each batch. [`decode`] of a quarantine fails with
+//! the reason, so the server does not start and nothing is lost.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -20,7 +24,8 @@ use alluvium_stream::{Batch, Replay, StreamOffset};
 const CRC_LEN: usize = 4;
 const QUARANTINE_VERSION: u8 = 1;
 
-/// The longest string that the format can hold; what comes from clients is checked against it at the door.
+/// The longest string that the format can hold; what comes from clients is checked against it at
+/// the door.
 pub(crate) const MAX_STRING_BYTES: usize = u16::MAX as usize;
 
 /// Bytes that are no record or no checkpoint.
@@ -54,11 +59,13 @@ pub(crate) trait Table: Default {
 
     /// Change the table as an encoded record says.
     fn apply_encoded(&mut self, record: &[u8]) -> Result<(), Corrupt>;
-    /// Records are lost that would have followed here. What later records and requests cannot put right by themselves must go, or be marked.
+    /// Records are lost that would have followed here. What later records and requests cannot put
+    /// right by themselves must go, or be marked.
     fn after_loss(&mut self) {}
     /// Write the table, in an order that equal tables share.
     fn write(&self, out: &mut Writer);
-    /// Read what [`Self::write`] has written, in this version, which is one of those that can be read.
+    /// Read what [`Self::write`] has written, in this version, which is one of those that can be
+    /// read.
     fn read(reader: &mut Reader<'_>, version: u8) -> Result<Self, Corrupt>;
 }
 
@@ -102,8 +109,8 @@ pub(crate) fn load<T: Table>(replay: &Replay) -> Result<T, Corrupt> {
     Ok(table)
 }
 
-/// The table that a checkpoint, which describes the stream up to the start of `offsets`, and the batches
-/// of these offsets describe.
+/// The table that a checkpoint, which describes the stream up to the start of `offsets`, and the
+/// batches of these offsets describe.
 fn rebuild<T: Table>(
     checkpoint: Option<&[u8]>,
     offsets: Range<StreamOffset>,
@@ -126,8 +133,8 @@ fn rebuild<T: Table>(
     Ok(table)
 }
 
-/// The checkpoint at the end of `offsets`, see [`alluvium_stream::Fold`]. `None` as long as there is
-/// nothing to remember. Input that cannot be read goes into quarantine.
+/// The checkpoint at the end of `offsets`, see [`alluvium_stream::Fold`]. `None` as long as there
+/// is nothing to remember. Input that cannot be read goes into quarantine.
 pub(crate) fn fold<T: Table>(
     offsets: Range<StreamOffset>,
     previous: Option<&[u8]>,
@@ -159,7 +166,7 @@ pub(crate) fn quarantined<T: Table>(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     reader.list(Reader::bytes).ok()
 }
 
-/// The first blob that can not be read, and why.
+/// The first blob that cannot be read, and why.
 fn why_quarantined<T: Table>(blobs: &[&[u8]]) -> Corrupt {
     let (checkpoint, records) =
         blobs.split_first().map_or((&[][..], &[][..]), |(first, rest)| (*first, rest));

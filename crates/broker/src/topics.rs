@@ -1,4 +1,5 @@
-//! The topics, their partitions and configurations: in the catalog as `topic/<name>`, in memory as a map.
+//! The topics, their partitions and configurations: in the catalog as `topic/<name>`, in memory as
+//! a map.
 //!
 //! Layout of the catalog entry: `docs/format/broker-metadata.md`.
 
@@ -27,8 +28,8 @@ const SHARE_GROUP_TOPIC: &str = "__share_group_state";
 /// The log of Kafka's controllers, which is no topic.
 pub(crate) const METADATA_TOPIC: &str = "__cluster_metadata";
 
-/// Whether a topic is Kafka's own. There is one of that name, as clients and tools count on it, once its coordinator is asked for; it is
-/// empty, and nobody can write to it.
+/// Whether a topic is Kafka's own. There is one of that name, as clients and tools count on it,
+/// once its coordinator is asked for; it is empty, and nobody can write to it.
 pub(crate) fn is_internal(name: &str) -> bool {
     [GROUP_TOPIC, TRANSACTION_TOPIC, SHARE_GROUP_TOPIC].contains(&name)
 }
@@ -99,7 +100,8 @@ struct Stored {
     configs: Overrides,
 }
 
-/// The streams of all partitions, by the catalog's metadata: the topic's name and id, and the partition. An entry that cannot be read is left out.
+/// The streams of all partitions, by the catalog's metadata: the topic's name and id, and the
+/// partition. An entry that cannot be read is left out.
 pub(crate) fn streams(
     meta: &BTreeMap<String, Vec<u8>>,
 ) -> impl Iterator<Item = (StreamId, (Arc<str>, Uuid, i32))> {
@@ -129,7 +131,8 @@ struct Maps {
     /// Names by what they look like in metrics.
     by_metric_name: HashMap<String, Arc<str>>,
     partitions: usize,
-    /// Not to be found any more, while its deletion is not durable yet: after a crash it may be there again.
+    /// Not to be found any more, while its deletion is not durable yet: after a crash it may be
+    /// there again.
     doomed: Option<Arc<Topic>>,
     /// Grows with every change.
     version: u64,
@@ -262,7 +265,8 @@ impl Topics {
         }
     }
 
-    /// The topic with this id, also if its deletion is not durable yet: for what is made durable meanwhile, and has to fit a start after which the topic is there.
+    /// The topic with this id, also if its deletion is not durable yet: for what is made durable
+    /// meanwhile, and has to fit a start after which the topic is there.
     pub(crate) fn stored_by_id(&self, id: Uuid) -> Option<Arc<Topic>> {
         let maps = self.maps.read();
         let doomed = || maps.doomed.as_ref().filter(|topic| topic.id == id);
@@ -308,7 +312,8 @@ impl Topics {
         self.maps.read().by_name.values().cloned().collect()
     }
 
-    /// All topics at this moment, for the group coordinator. Made anew only when topics have changed.
+    /// All topics at this moment, for the group coordinator. Made anew only when topics have
+    /// changed.
     pub(crate) fn view(&self) -> Arc<TopicsView> {
         let mut view = self.view.lock();
         let maps = self.maps.read();
@@ -327,8 +332,9 @@ impl Topics {
         self.maps.read().partitions
     }
 
-    /// Create a topic, atomically and durably. With `validate_only` only check whether that would succeed. `forget` does away with what earlier topics
-    /// of this name have left; meanwhile no other one comes or goes.
+    /// Create a topic, atomically and durably. With `validate_only` only check whether that would
+    /// succeed. `forget` does away with what earlier topics of this name have left; meanwhile no
+    /// other one comes or goes.
     ///
     /// # Errors
     /// A bad name, one that exists or collides, bad numbers or settings; failed storage.
@@ -404,7 +410,8 @@ impl Topics {
         Ok(())
     }
 
-    /// Change a topic's settings, in effect with the next batch. With `validate_only` only check whether that would succeed.
+    /// Change a topic's settings, in effect with the next batch. With `validate_only` only check
+    /// whether that would succeed.
     ///
     /// # Errors
     /// An unknown topic, unknown names, impossible values; failed storage.
@@ -442,7 +449,8 @@ impl Topics {
         Ok(())
     }
 
-    /// What the broker says for topics that do not say it themselves has changed: ask `defaults` for it.
+    /// What the broker says for topics that do not say it themselves has changed: ask `defaults`
+    /// for it.
     pub(crate) async fn refresh_defaults(&self, defaults: impl FnOnce() -> Overrides) {
         let _changing = self.changing.lock().await;
         let defaults = defaults();
@@ -480,7 +488,8 @@ impl Topics {
             }
             deleted.push_back(Deleted { name: topic.name.clone(), id: topic.id, at: None });
         }
-        // Before the streams go: who waits for their records is woken by that, and must find no topic then.
+        // Before the streams go: who waits for their records is woken by that, and must find no
+        // topic then.
         self.maps.write().doom(&topic);
         let deleted = self.store.commit(changes).await;
         self.maps.write().settle(&topic, deleted.is_ok());
@@ -491,7 +500,8 @@ impl Topics {
         Ok(topic)
     }
 
-    /// Create `count` streams and store `topic` with them, in one commit; all its partitions, the new ones last.
+    /// Create `count` streams and store `topic` with them, in one commit; all its partitions, the
+    /// new ones last.
     async fn commit_with_new_streams(
         &self,
         topic: &Topic,
@@ -521,7 +531,8 @@ impl Topics {
         settings::warn_of_bound(&topic.name, own, self.store.max_batch_bytes());
     }
 
-    /// Names that differ in `.` and `_` only would have the same metric names: as in Kafka the second one is refused.
+    /// Names that differ in `.` and `_` only would have the same metric names: as in Kafka the
+    /// second one is refused.
     fn check_free(&self, name: &str) -> Result<(), ApiError> {
         let maps = self.maps.read();
         if maps.by_name.contains_key(name) {
@@ -593,7 +604,8 @@ fn metric_name(name: &str) -> String {
     name.replace('.', "_")
 }
 
-/// A name as far as it can be a topic's, and a little more if it can not: what outlives a request must not take as much as the names in it.
+/// A name as far as it can be a topic's, and a little more if it cannot: what outlives a request
+/// must not take as much as the names in it.
 pub(crate) fn cut_name(name: &str) -> &str {
     &name[..name.ceil_char_boundary(MAX_NAME_BYTES + 1)]
 }
@@ -605,10 +617,10 @@ pub(crate) fn cut_name(name: &str) -> &str {
 pub(crate) fn check_name(name: &str) -> Result<(), ApiError> {
     let invalid = |reason: String| Err(ApiError::InvalidTopicName(reason));
     if name.is_empty() {
-        return invalid("a topic's name can not be empty".into());
+        return invalid("a topic's name cannot be empty".into());
     }
     if name == "." || name == ".." {
-        return invalid(format!("a topic's name can not be {name:?}"));
+        return invalid(format!("a topic's name cannot be {name:?}"));
     }
     if name.len() > MAX_NAME_BYTES {
         return invalid(format!(

@@ -14,7 +14,8 @@ pub struct Bars {
     pub panels: Vec<Panel>,
 }
 
-/// One measurement. Its bars begin at zero, and the longest one is as long as there is room: lengths compare within a panel, not between two.
+/// One measurement. Its bars begin at zero, and the longest one is as long as there is room:
+/// lengths compare within a panel, not between two.
 pub struct Panel {
     /// What was measured.
     pub title: String,
@@ -22,7 +23,8 @@ pub struct Panel {
     pub bars: Vec<Bar>,
 }
 
-/// A bar. What has the same name has the same colour in all panels; at most eight names, so that they can be told apart.
+/// A bar. What has the same name has the same colour in all panels; at most eight names, so that
+/// they can be told apart.
 pub struct Bar {
     /// To its left.
     pub name: String,

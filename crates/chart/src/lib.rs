@@ -1,4 +1,5 @@
-//! Line charts and bars as SVG, readable on light and dark pages: the picture brings its own background and follows the reader's preference.
+//! Line charts and bars as SVG, readable on light and dark pages: the picture brings its own
+//! background and follows the reader's preference.
 #![forbid(unsafe_code)]
 
 mod bars;
@@ -61,7 +62,8 @@ const PLOT_WIDTH: f64 = 540.0;
 const PLOT_HEIGHT: f64 = 330.0;
 const LEGEND: f64 = LEFT + PLOT_WIDTH + 20.0;
 
-/// Told apart by those who see colours differently too (after Okabe and Ito), and bright enough on white and on black.
+/// Told apart by those who see colours differently too (after Okabe and Ito), and bright enough on
+/// white and on black.
 const COLOURS: [&str; 8] =
     ["#2f81c7", "#e07b00", "#149b72", "#c8588f", "#8a63d2", "#a08a00", "#d1493f", "#6e7781"];
 
@@ -93,7 +95,8 @@ impl Axis {
                 }
             }
             Scale::Logarithmic => {
-                // 1, 2 and 5 times the powers of ten, from the one below the least to the one above the most.
+                // 1, 2 and 5 times the powers of ten, from the one below the least to the one above
+                // the most.
                 let marks: Vec<f64> = (-9..=12)
                     .flat_map(|exponent| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(exponent)))
                     .collect();

@@ -1,7 +1,9 @@
 //! Memory that is filled from its beginning by many threads and read by others meanwhile.
 //!
-//! Each granule of 8 bytes goes through three states: *free*; *taken*, by the one [`Reservation`] that may write it; *published*, from when on it never changes.
-//! A bit per granule tells the last one apart, and [`Arena::read`] hands out published granules only: there is no way to see a byte that may still be written.
+//! Each granule of 8 bytes goes through three states: *free*; *taken*, by the one [`Reservation`]
+//! that may write it; *published*, from when on it never changes. A bit per granule tells the last
+//! one apart, and [`Arena::read`] hands out published granules only: there is no way to see a byte
+//! that may still be written.
 
 #[cfg(all(test, loom))]
 mod models;
@@ -39,12 +41,14 @@ pub struct Arena {
     sealed: AtomicUsize,
     /// A bit for each granule.
     published: Box<[AtomicU64]>,
-    /// Stands for the granules' bytes in front of the model checker, which sees no memory but its own.
+    /// Stands for the granules' bytes in front of the model checker, which sees no memory but its
+    /// own.
     #[cfg(loom)]
     cells: Box<[loom::cell::UnsafeCell<()>]>,
 }
 
-/// What writers change, in a cache line of its own: whoever reads what is published does not wait for it.
+/// What writers change, in a cache line of its own: whoever reads what is published does not wait
+/// for it.
 #[repr(align(64))]
 struct Taken {
     /// Granules that were taken; goes on growing when it is full.
@@ -53,7 +57,8 @@ struct Taken {
     end: AtomicUsize,
 }
 
-// SAFETY: the mapping's bytes are reached through `Reservation`, which is the only one for its granules, until it publishes them, and through `read`, after that.
+// SAFETY: the mapping's bytes are reached through `Reservation`, which is the only one for its
+// granules, until it publishes them, and through `read`, after that.
 unsafe impl Sync for Arena {}
 // SAFETY: nothing in it is tied to a thread.
 unsafe impl Send for Arena {}
@@ -79,10 +84,13 @@ impl Arena {
         })
     }
 
-    /// Have the system find its memory now, and not when it is written to first: for who prepares it for those who write. Blocks the first time, some 50 ms for 128 MiB, and panics then if something of it was taken.
+    /// Have the system find its memory now, and not when it is written to first: for who prepares
+    /// it for those who write. Blocks the first time, some 50 ms for 128 MiB, and panics then if
+    /// something of it was taken.
     ///
-    /// Page by page and not by `madvise(MADV_POPULATE_WRITE)`: that holds the lock of the process's address space all the while, and any thread that maps or unmaps something waits for it; since Linux 6.4 a fault
-    /// takes the lock of its mapping alone.
+    /// Page by page and not by `madvise(MADV_POPULATE_WRITE)`: that holds the lock of the process's
+    /// address space all the while, and any thread that maps or unmaps something waits for it;
+    /// since Linux 6.4 a fault takes the lock of its mapping alone.
     pub fn populate(&mut self) {
         if std::mem::replace(&mut self.is_populated, true) {
             return;
@@ -93,7 +101,8 @@ impl Arena {
         }
     }
 
-    /// Begin to bring the first `len_bytes` at `at_bytes`, 256 at most, into the processor's cache, without waiting for them.
+    /// Begin to bring the first `len_bytes` at `at_bytes`, 256 at most, into the processor's cache,
+    /// without waiting for them.
     #[inline]
     pub fn prefetch(&self, at_bytes: usize, len_bytes: usize) {
         let end = (at_bytes + len_bytes.min(PREFETCHED_BYTES)).min(self.capacity_bytes());
@@ -111,12 +120,13 @@ impl Arena {
         self.capacity_bytes() / GRANULE_BYTES
     }
 
-    /// Take the next `len_bytes`, rounded up to granules, for writing. `None` if they are not free: the arena is full then, and takes nothing any more, smaller things neither.
+    /// Take the next `len_bytes`, rounded up to granules, for writing. `None` if they are not free:
+    /// the arena is full then, and takes nothing any more, smaller things neither.
     ///
     /// One atomic addition. Panics on zero bytes.
     #[inline]
     pub fn reserve(&self, len_bytes: usize) -> Option<Reservation<'_>> {
-        assert!(len_bytes > 0, "nothing can not be taken");
+        assert!(len_bytes > 0, "nothing cannot be taken");
         // Whoever asks again and again must not bring the counter round.
         if self.taken.end.load(Ordering::Relaxed) != OPEN {
             return None;
@@ -139,16 +149,19 @@ impl Arena {
         self.found_full(first);
     }
 
-    /// The first one who does not fit finds the end: all before him did fit, whoever comes after him begins behind the capacity.
+    /// The first one who does not fit finds the end: all before him did fit, whoever comes after
+    /// him begins behind the capacity.
     #[cold]
     fn found_full(&self, first: usize) {
-        // `first` is at most the capacity for exactly one caller: his own addition has brought the tail beyond it.
+        // `first` is at most the capacity for exactly one caller: his own addition has brought the
+        // tail beyond it.
         if first <= self.granules() {
             self.taken.end.store(first, Ordering::Release);
         }
     }
 
-    /// Bytes from its beginning on that were taken until now: the end of what somebody has taken. `None` for the moment between somebody finding it full and saying so.
+    /// Bytes from its beginning on that were taken until now: the end of what somebody has taken.
+    /// `None` for the moment between somebody finding it full and saying so.
     pub fn taken_bytes(&self) -> Option<usize> {
         let tail = self.taken.tail.load(Ordering::Acquire);
         let end = self.taken.end.load(Ordering::Acquire);
@@ -176,8 +189,10 @@ impl Arena {
         self.cells[first..end].iter().for_each(|cell| cell.with(|_| ()));
         // SAFETY: `range` lies in the mapping, by the first check.
         let ptr = unsafe { self.mapping.ptr().add(range.start) };
-        // SAFETY: all granules of the range are published, by a bit or by `sealed`, read with Acquire; so their writer is done (it published with Release after its last
-        // write, and gave up its `Reservation`), and nobody else may ever write them: `reserve` hands out each granule once, and `reset` and `fill` take `&mut self`, which ends this borrow.
+        // SAFETY: all granules of the range are published, by a bit or by `sealed`, read with
+        // Acquire; so their writer is done (it published with Release after its last write, and
+        // gave up its `Reservation`), and nobody else may ever write them: `reserve` hands out each
+        // granule once, and `reset` and `fill` take `&mut self`, which ends this borrow.
         Some(unsafe { std::slice::from_raw_parts(ptr.as_ptr(), range.len()) })
     }
 
@@ -186,7 +201,8 @@ impl Arena {
             .all(|(word, mask)| self.published[word].load(Ordering::Acquire) & mask == mask)
     }
 
-    /// How far everything from `from_bytes` on is published without a hole, in bytes; `from_bytes` (a multiple of [`GRANULE_BYTES`]) if its granule is not.
+    /// How far everything from `from_bytes` on is published without a hole, in bytes; `from_bytes`
+    /// (a multiple of [`GRANULE_BYTES`]) if its granule is not.
     pub fn published_from(&self, from_bytes: usize) -> usize {
         let mut at = from_bytes / GRANULE_BYTES;
         let limit = self.granules();
@@ -202,7 +218,8 @@ impl Arena {
         at.min(limit) * GRANULE_BYTES
     }
 
-    /// Whether it is full or closed, and all of it is published. From the first time on that it is, reading takes no look at the bits.
+    /// Whether it is full or closed, and all of it is published. From the first time on that it is,
+    /// reading takes no look at the bits.
     pub fn try_seal(&self) -> bool {
         let end = self.taken.end.load(Ordering::Acquire);
         if end == OPEN {
@@ -219,7 +236,8 @@ impl Arena {
 
     /// Make it free again. What it holds stays until it is overwritten; nobody can read it.
     pub fn reset(&mut self) {
-        // A new arena's words cost less than a loop over them only if they are many; these are 1/64 of the memory, and in the cache after it.
+        // A new arena's words cost less than a loop over them only if they are many; these are 1/64
+        // of the memory, and in the cache after it.
         for word in &self.published {
             word.store(0, Ordering::Relaxed);
         }
@@ -230,15 +248,17 @@ impl Arena {
 
     /// All of its memory, for whoever has it alone; after it call [`Self::seal`], or `reset`.
     pub fn memory(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping has that many initialised bytes, and `&mut self` is the only access: every slice and reservation borrows the arena.
+        // SAFETY: the mapping has that many initialised bytes, and `&mut self` is the only access:
+        // every slice and reservation borrows the arena.
         unsafe { std::slice::from_raw_parts_mut(self.mapping.ptr().as_ptr(), self.mapping.len()) }
     }
 
-    /// Its first `len_bytes` (a multiple of [`GRANULE_BYTES`]) are what readers get from now on, and nothing can be added.
+    /// Its first `len_bytes` (a multiple of [`GRANULE_BYTES`]) are what readers get from now on,
+    /// and nothing can be added.
     pub fn seal(&mut self, len_bytes: usize) {
         assert!(
             len_bytes <= self.capacity_bytes() && len_bytes.is_multiple_of(GRANULE_BYTES),
-            "an arena of {} bytes can not be sealed at {len_bytes}",
+            "an arena of {} bytes cannot be sealed at {len_bytes}",
             self.capacity_bytes()
         );
         let granules = len_bytes / GRANULE_BYTES;
@@ -274,8 +294,9 @@ fn masks(first: usize, end: usize) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// Bytes of an [`Arena`] that belong to one writer. They are never read if it is dropped without [`Self::publish`]; and whoever waits for everything
-/// before them waits in vain, so only a panic should do that.
+/// Bytes of an [`Arena`] that belong to one writer. They are never read if it is dropped without
+/// [`Self::publish`]; and whoever waits for everything before them waits in vain, so only a panic
+/// should do that.
 pub struct Reservation<'a> {
     arena: &'a Arena,
     first: usize,
@@ -310,7 +331,8 @@ impl Reservation<'_> {
         self.arena.cells[self.first..self.first + self.granules]
             .iter()
             .for_each(|cell| cell.with_mut(|_| ()));
-        // SAFETY: these granules lie in the mapping, were taken by this value alone (the addition in `reserve` gives each granule once), and are not published, so no reader has them.
+        // SAFETY: these granules lie in the mapping, were taken by this value alone (the addition
+        // in `reserve` gives each granule once), and are not published, so no reader has them.
         unsafe {
             std::slice::from_raw_parts_mut(self.ptr().as_ptr(), self.granules * GRANULE_BYTES)
         }

@@ -1,8 +1,9 @@
 //! Page-aligned buffers: unique and writable, then shared and read-only.
 //!
-//! Direct I/O wants memory, position and length aligned; here that is a property of the type. A buffer belongs to
-//! exactly one owner while it can be written ([`AlignedBuf`]); frozen ([`SharedBuf`]) it can be shared, split and kept
-//! while the kernel reads it. Pooled memory returns to its [`Pool`] when the last owner lets go, whichever that is.
+//! Direct I/O wants memory, position and length aligned; here that is a property of the type. A
+//! buffer belongs to exactly one owner while it can be written ([`AlignedBuf`]); frozen
+//! ([`SharedBuf`]) it can be shared, split and kept while the kernel reads it. Pooled memory
+//! returns to its [`Pool`] when the last owner lets go, whichever that is.
 
 #[cfg(test)]
 mod tests;
@@ -20,11 +21,12 @@ use bytes::Bytes;
 use crate::memory::Mapping;
 use crate::sync::Mutex;
 
-/// Unit of position and length of every request, and alignment of every buffer: 4 KiB, whatever the logical block of
-/// the device is (one with larger blocks is refused).
+/// Unit of position and length of every request, and alignment of every buffer: 4 KiB, whatever the
+/// logical block of the device is (one with larger blocks is refused).
 pub const PAGE_BYTES: usize = 4096;
 
-/// Round `len_bytes` up to whole pages. Panics on zero: an empty buffer can be neither read nor written.
+/// Round `len_bytes` up to whole pages. Panics on zero: an empty buffer can be neither read nor
+/// written.
 fn round_up(len_bytes: usize) -> usize {
     assert!(len_bytes > 0, "a buffer has at least one byte");
     len_bytes.checked_next_multiple_of(PAGE_BYTES).expect("length of a buffer overflows")
@@ -68,15 +70,16 @@ impl Drop for Heap {
 
 // SAFETY: plain memory that only this value owns; nothing about it is tied to a thread.
 unsafe impl Send for Heap {}
-// SAFETY: through `&Heap` bytes are only read (`SharedBuf`, `&AlignedBuf`); writing takes `&mut AlignedBuf`.
+// SAFETY: through `&Heap` bytes are only read (`SharedBuf`, `&AlignedBuf`); writing takes `&mut
+// AlignedBuf`.
 unsafe impl Sync for Heap {}
 
 /// Bytes that one value owns, and so where they go when it is dropped.
 enum Memory {
     /// On their own; freed.
     Heap(Heap),
-    /// On the heap too, but kept by the pool if it has room: saves the page faults of a fresh allocation. Always `Some`
-    /// until dropped.
+    /// On the heap too, but kept by the pool if it has room: saves the page faults of a fresh
+    /// allocation. Always `Some` until dropped.
     Spare(Option<Heap>, Arc<Pool>),
     /// A slot of the pool's region, by index; no other value has the same.
     Slot(usize, Arc<Pool>),
@@ -113,15 +116,16 @@ impl Drop for Memory {
 // ---------------------------------------------------------------------------------------------------------------
 // Buffers
 
-/// A page-aligned buffer with one owner: writable, always initialised, its length a positive multiple of
-/// [`PAGE_BYTES`].
+/// A page-aligned buffer with one owner: writable, always initialised, its length a positive
+/// multiple of [`PAGE_BYTES`].
 pub struct AlignedBuf {
     memory: Memory,
     len: usize,
 }
 
 impl AlignedBuf {
-    /// `len_bytes` (rounded up to a page) zeroes on the heap, outside of any pool. Panics if `len_bytes` is zero.
+    /// `len_bytes` (rounded up to a page) zeroes on the heap, outside of any pool. Panics if
+    /// `len_bytes` is zero.
     pub fn zeroed(len_bytes: usize) -> Self {
         let len = round_up(len_bytes);
         Self { memory: Memory::Heap(Heap::zeroed(len)), len }
@@ -139,13 +143,14 @@ impl AlignedBuf {
         }
     }
 
-    /// Keep the first `len_bytes`. The memory behind them stays with the buffer and returns to the pool whole.
+    /// Keep the first `len_bytes`. The memory behind them stays with the buffer and returns to the
+    /// pool whole.
     ///
     /// Panics unless `len_bytes` is a positive multiple of a page and at most the present length.
     pub fn truncate(&mut self, len_bytes: usize) {
         assert!(
             len_bytes > 0 && len_bytes.is_multiple_of(PAGE_BYTES) && len_bytes <= self.len,
-            "a buffer of {} bytes can not be cut to {len_bytes}",
+            "a buffer of {} bytes cannot be cut to {len_bytes}",
             self.len
         );
         self.len = len_bytes;
@@ -166,8 +171,9 @@ impl Deref for AlignedBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `memory` holds `capacity >= len` initialised bytes and lives as long as the borrow of `self`; they
-        // are written only through `&mut self`, or by the kernel while the engine owns this value.
+        // SAFETY: `memory` holds `capacity >= len` initialised bytes and lives as long as the
+        // borrow of `self`; they are written only through `&mut self`, or by the kernel while the
+        // engine owns this value.
         unsafe { std::slice::from_raw_parts(self.memory.ptr().as_ptr(), self.len) }
     }
 }
@@ -196,7 +202,8 @@ pub struct SharedBuf {
 impl SharedBuf {
     /// The pages `range` (in bytes) of this buffer, without a copy.
     ///
-    /// Panics unless both ends are multiples of [`PAGE_BYTES`] inside the buffer and the range is not empty.
+    /// Panics unless both ends are multiples of [`PAGE_BYTES`] inside the buffer and the range is
+    /// not empty.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
         assert!(
@@ -227,8 +234,8 @@ impl Deref for SharedBuf {
     fn deref(&self) -> &[u8] {
         // SAFETY: `start` lies within the `capacity` bytes of `memory`, by `slice`.
         let ptr = unsafe { self.memory.ptr().add(self.start) };
-        // SAFETY: so does `start + len`; all are initialised, and live as long as the borrow of `self`. Nobody writes them: the
-        // unique `AlignedBuf` was consumed by `freeze`.
+        // SAFETY: so does `start + len`; all are initialised, and live as long as the borrow of
+        // `self`. Nobody writes them: the unique `AlignedBuf` was consumed by `freeze`.
         unsafe { std::slice::from_raw_parts(ptr.as_ptr(), self.len) }
     }
 }
@@ -254,9 +261,10 @@ impl fmt::Debug for SharedBuf {
 // ---------------------------------------------------------------------------------------------------------------
 // Pool
 
-/// Buffers of one device: `slots` of `slot_bytes` in one mapping, which io_uring can register as a whole, and behind
-/// them, and for larger ones, buffers on the heap that are kept for reuse up to a bound in bytes. A fresh buffer costs more
-/// than filling it: the kernel has to find and clear each of its pages.
+/// Buffers of one device: `slots` of `slot_bytes` in one mapping, which io_uring can register as a
+/// whole, and behind them, and for larger ones, buffers on the heap that are kept for reuse up to a
+/// bound in bytes. A fresh buffer costs more than filling it: the kernel has to find and clear each
+/// of its pages.
 ///
 /// Buffers keep the pool alive; the mapping goes away with the last of them.
 pub(crate) struct Pool {
@@ -275,7 +283,8 @@ struct Free {
     spare_bytes: usize,
 }
 
-/// Sizes of buffers on the heap are multiples of it, so that records of about the same length find each other's.
+/// Sizes of buffers on the heap are multiples of it, so that records of about the same length find
+/// each other's.
 const SPARE_STEP: usize = 16 * PAGE_BYTES;
 
 impl Pool {
@@ -300,7 +309,8 @@ impl Pool {
         Ok(Arc::new(Self { region, slot_bytes, max_spare_bytes, free: Mutex::new(free) }))
     }
 
-    /// A buffer of `len_bytes` rounded up to a page: a slot if it fits and one is free, else on the heap.
+    /// A buffer of `len_bytes` rounded up to a page: a slot if it fits and one is free, else on the
+    /// heap.
     pub(crate) fn alloc(self: &Arc<Self>, len_bytes: usize) -> AlignedBuf {
         let len = round_up(len_bytes);
         let mut free = self.free.lock();
@@ -330,7 +340,8 @@ impl Pool {
         }
     }
 
-    /// The memory of all slots, to be registered with io_uring as one fixed buffer. `None` if there are no slots.
+    /// The memory of all slots, to be registered with io_uring as one fixed buffer. `None` if there
+    /// are no slots.
     pub(crate) fn region(&self) -> Option<(*mut u8, usize)> {
         self.region.as_ref().map(|region| (region.ptr().as_ptr(), region.len()))
     }

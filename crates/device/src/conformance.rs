@@ -43,7 +43,8 @@ pub(crate) fn run(subject: &Subject<'_>) {
 
 impl Subject<'_> {
     fn open(&self) -> SharedDevice {
-        // A test beside this one that starts a program has all files of this process open in its child, until that is executed: so a device that was closed may be in use for that moment.
+        // A test beside this one that starts a program has all files of this process open in its
+        // child, until that is executed: so a device that was closed may be in use for that moment.
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
             match (self.open)() {
@@ -53,7 +54,8 @@ impl Subject<'_> {
         }
     }
 
-    /// Submit all, then wait for all; outcomes in the order of `requests`. Asserts that each completes exactly once.
+    /// Submit all, then wait for all; outcomes in the order of `requests`. Asserts that each
+    /// completes exactly once.
     fn submit(&self, device: &SharedDevice, requests: Vec<Request>) -> Vec<Outcome> {
         let (tx, rx) = mpsc::channel();
         let count = requests.len();
@@ -273,7 +275,7 @@ impl Subject<'_> {
         drop(hand_over.send(device));
         (self.drive)();
         rx.recv().expect("the completion has run");
-        // A thread can not wait for its own end; the target is free when it has come to it.
+        // A thread cannot wait for its own end; the target is free when it has come to it.
         while let Err(OpenError::InUse(_)) = (self.open)() {
             thread::yield_now();
         }

@@ -5,9 +5,10 @@ const STEP_BYTES: usize = 2 * 1024;
 
 /// Copy `from` into `to`, which may be a part of a page-aligned buffer.
 ///
-/// The same as `to.copy_from_slice(from)`, but in steps. The C library copies more than about 2 KiB by `rep movsb` where the processor
-/// says that it is fast. On AMD's Zen 3 and 4 it is slow by a factor of four when source and target lie at nearly the same place of their pages
-/// (glibc bug 30994), and with page-aligned buffers on both sides, a record header apart, that is the rule.
+/// The same as `to.copy_from_slice(from)`, but in steps. The C library copies more than about 2 KiB
+/// by `rep movsb` where the processor says that it is fast. On AMD's Zen 3 and 4 it is slow by a
+/// factor of four when source and target lie at nearly the same place of their pages (glibc bug
+/// 30994), and with page-aligned buffers on both sides, a record header apart, that is the rule.
 ///
 /// Panics if the lengths differ.
 pub fn copy_in_steps(to: &mut [u8], from: &[u8]) {

@@ -22,7 +22,8 @@ pub struct DeviceError {
 }
 
 impl DeviceError {
-    /// Whether the device refused a write because another host has reserved it ([`crate::Device::reserve`]).
+    /// Whether the device refused a write because another host has reserved it
+    /// ([`crate::Device::reserve`]).
     pub fn is_reserved(&self) -> bool {
         self.source.get_ref().and_then(|cause| cause.downcast_ref::<Reserved>()).is_some()
     }
@@ -34,7 +35,8 @@ impl DeviceError {
 pub(crate) struct Reserved;
 
 impl Reserved {
-    /// `source` of a write to a block device, or what it stands for: the block layer has a number for reservation conflicts that says something else.
+    /// `source` of a write to a block device, or what it stands for: the block layer has a number
+    /// for reservation conflicts that says something else.
     pub(crate) fn recognise(source: io::Error) -> io::Error {
         match source.raw_os_error() {
             Some(errno) if errno == Errno::BADE.raw_os_error() => {
@@ -45,19 +47,22 @@ impl Reserved {
     }
 }
 
-/// Why a device could not be reserved. Whatever it was reserved for before, it still is; and what other software has registered for this host stays.
+/// Why a device could not be reserved. Whatever it was reserved for before, it still is; and what
+/// other software has registered for this host stays.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
-    /// It has no persistent reservations, or not all that is needed of them, or this process may not use them.
-    #[error("{device}: can not be reserved: {reason}")]
+    /// It has no persistent reservations, or not all that is needed of them, or this process may
+    /// not use them.
+    #[error("{device}: cannot be reserved: {reason}")]
     Unsupported {
         /// Name of the device.
         device: String,
         /// What is missing.
         reason: String,
     },
-    /// Reserved, or this host registered, with another key than Alluvium's; or reserved by another host at this very moment.
+    /// Reserved, or this host registered, with another key than Alluvium's; or reserved by another
+    /// host at this very moment.
     #[error(
         "{device}: is reserved, or this host is registered with it, by other software with a key that is not Alluvium's; or another host has reserved it at \
          this moment"
@@ -67,7 +72,7 @@ pub enum ReserveError {
         device: String,
     },
     /// Anything else that the system said.
-    #[error("{device}: can not be reserved: {command}: {source}")]
+    #[error("{device}: cannot be reserved: {command}: {source}")]
     Io {
         /// Name of the device.
         device: String,
@@ -119,7 +124,8 @@ pub enum OpenError {
         /// There.
         actual_bytes: u64,
     },
-    /// The file system has no room for the file that was to be created; nothing of it is left behind.
+    /// The file system has no room for the file that was to be created; nothing of it is left
+    /// behind.
     #[error("{path}: no space for a file of {wanted_bytes} bytes")]
     NoSpace {
         /// Target.
@@ -127,7 +133,8 @@ pub enum OpenError {
         /// Asked for.
         wanted_bytes: u64,
     },
-    /// Not a regular file or block device, a logical block above a page, a length that is no multiple of a page.
+    /// Not a regular file or block device, a logical block above a page, a length that is no
+    /// multiple of a page.
     #[error("{path}: {reason}")]
     Unsuitable {
         /// Target.

@@ -11,9 +11,11 @@ use crate::buffer::PAGE_BYTES;
 
 /// Bytes of a file, read one part behind the other into memory that begins at a page.
 ///
-/// What nothing was read into yet is not initialised: nobody pays for zeroes that are overwritten at once.
+/// What nothing was read into yet is not initialised: nobody pays for zeroes that are overwritten
+/// at once.
 pub struct FileBytes {
-    /// Its first byte at a page is at `start`; it has no room for more than it had at first, so it stays there.
+    /// Its first byte at a page is at `start`; it has no room for more than it had at first, so it
+    /// stays there.
     memory: Vec<u8>,
     start: usize,
 }
@@ -28,8 +30,9 @@ impl FileBytes {
         Self { memory, start }
     }
 
-    /// Read at most `most_bytes` of `file` from position `at` on, behind what is here already, as far as there is room. Returns how many came: 0 at the end of the file, or without room; fewer than
-    /// asked for are no end.
+    /// Read at most `most_bytes` of `file` from position `at` on, behind what is here already, as
+    /// far as there is room. Returns how many came: 0 at the end of the file, or without room;
+    /// fewer than asked for are no end.
     ///
     /// # Errors
     /// As of `pread(2)`. A signal is none.
@@ -41,7 +44,8 @@ impl FileBytes {
             let (came, _) = pread(file, &mut *room, at)?;
             Ok(came.len())
         })?;
-        // SAFETY: so many bytes behind the present length were initialised by the read, which had room for them within the capacity.
+        // SAFETY: so many bytes behind the present length were initialised by the read, which had
+        // room for them within the capacity.
         unsafe { self.memory.set_len(self.memory.len() + came_bytes) };
         Ok(came_bytes)
     }

@@ -1,4 +1,5 @@
-//! Anonymous mappings for what is large and read at random: aligned to huge pages, and asking for them.
+//! Anonymous mappings for what is large and read at random: aligned to huge pages, and asking for
+//! them.
 
 use std::fmt;
 use std::io;
@@ -24,7 +25,8 @@ impl Mapping {
     /// `len` bytes, a positive multiple of a page.
     pub(crate) fn zeroed(len: usize) -> io::Result<Self> {
         assert!(len > 0 && len.is_multiple_of(crate::PAGE_BYTES), "a mapping of {len} bytes");
-        // SAFETY: with a null hint and without MAP_FIXED the kernel picks free address space, so no existing mapping changes (mmap(2)).
+        // SAFETY: with a null hint and without MAP_FIXED the kernel picks free address space, so no
+        // existing mapping changes (mmap(2)).
         let ptr = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
@@ -37,7 +39,8 @@ impl Mapping {
         Ok(Self { ptr, len })
     }
 
-    /// The same; from the size of a huge page on it begins at a multiple of one and asks for huge pages, which the system may ignore.
+    /// The same; from the size of a huge page on it begins at a multiple of one and asks for huge
+    /// pages, which the system may ignore.
     pub(crate) fn huge(len: usize) -> io::Result<Self> {
         if len < HUGE_PAGE_BYTES {
             return Self::zeroed(len);
@@ -51,14 +54,18 @@ impl Mapping {
         let ptr = unsafe { start.add(before) };
         let mapping = Self { ptr, len };
         if before > 0 {
-            // SAFETY: whole pages of the mapping made above, in front of what is kept; nobody has their address.
+            // SAFETY: whole pages of the mapping made above, in front of what is kept; nobody has
+            // their address.
             unsafe { munmap(start.as_ptr().cast(), before) }?;
         }
-        // SAFETY: the slack is larger than `before`, so `len` bytes from `ptr` on are mapped, and more behind them.
+        // SAFETY: the slack is larger than `before`, so `len` bytes from `ptr` on are mapped, and
+        // more behind them.
         let end = unsafe { ptr.add(len) };
-        // SAFETY: whole pages of the mapping made above, behind what is kept; nobody has their address.
+        // SAFETY: whole pages of the mapping made above, behind what is kept; nobody has their
+        // address.
         unsafe { munmap(end.as_ptr().cast(), slack - before) }?;
-        // SAFETY: advice about pages that are mapped and that this value owns; it changes nothing that they hold.
+        // SAFETY: advice about pages that are mapped and that this value owns; it changes nothing
+        // that they hold.
         let advised = unsafe { madvise(ptr.as_ptr().cast(), len, Advice::LinuxHugepage) };
         if let Err(error) = advised {
             tracing::debug!("no huge pages for {len} bytes: {error}");
@@ -77,7 +84,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `zeroed`, `len` bytes of it kept, and unmapped only here. Whoever has handed out addresses owned this value as long as they were used.
+        // SAFETY: mapped by `zeroed`, `len` bytes of it kept, and unmapped only here. Whoever has
+        // handed out addresses owned this value as long as they were used.
         let unmapped = unsafe { munmap(self.ptr.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }
@@ -88,21 +96,24 @@ unsafe impl Send for Mapping {}
 // SAFETY: `&Mapping` hands out an address and a length only.
 unsafe impl Sync for Mapping {}
 
-/// Begin to bring what lies at an address into the processor's cache. Unlike a load it waits for nothing, and atomic operations do not wait for it. Nothing happens on
-/// processors whose instruction for it is not in the standard library.
+/// Begin to bring what lies at an address into the processor's cache. Unlike a load it waits for
+/// nothing, and atomic operations do not wait for it. Nothing happens on processors whose
+/// instruction for it is not in the standard library.
 #[inline]
 pub(crate) fn prefetch(ptr: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint, without a fault whatever the address (Intel SDM, PREFETCHh); SSE, which it belongs to, is part of x86-64.
+        // SAFETY: a hint, without a fault whatever the address (Intel SDM, PREFETCHh); SSE, which
+        // it belongs to, is part of x86-64.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(ptr.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = ptr;
 }
 
-/// Atomic words in huge pages where the system has them: a large table that is looked up at random. Fresh ones are zero.
+/// Atomic words in huge pages where the system has them: a large table that is looked up at random.
+/// Fresh ones are zero.
 #[cfg(not(loom))]
 pub struct Words {
     mapping: Mapping,
@@ -124,8 +135,9 @@ impl Words {
         Ok(Self { mapping: Mapping::huge(bytes)?, len })
     }
 
-    /// Have the system find the memory now, and not when it is written to first; page by page, as [`crate::Arena::populate`] says. For words that are still zero. Blocks, some 0.1 s for 1 GiB, or 2 s
-    /// where a host has to find them for a virtual machine.
+    /// Have the system find the memory now, and not when it is written to first; page by page, as
+    /// [`crate::Arena::populate`] says. For words that are still zero. Blocks, some 0.1 s for 1
+    /// GiB, or 2 s where a host has to find them for a virtual machine.
     pub fn populate(&mut self) {
         for word in self.iter().step_by(crate::PAGE_BYTES / size_of::<AtomicU64>()) {
             word.store(0, Ordering::Relaxed);
@@ -146,8 +158,8 @@ impl Deref for Words {
     type Target = [AtomicU64];
 
     fn deref(&self) -> &[AtomicU64] {
-        // SAFETY: `len` words lie in the mapping, aligned to a page and zeroed, which is a valid `AtomicU64`; they live as long as the borrow, and nobody
-        // reaches them in another way.
+        // SAFETY: `len` words lie in the mapping, aligned to a page and zeroed, which is a valid
+        // `AtomicU64`; they live as long as the borrow, and nobody reaches them in another way.
         unsafe { std::slice::from_raw_parts(self.mapping.ptr().as_ptr().cast(), self.len) }
     }
 }

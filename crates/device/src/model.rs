@@ -1,35 +1,44 @@
-//! A modelled disk: a device whose requests take as long as those of a cloud disk, whatever they really run on.
+//! A modelled disk: a device whose requests take as long as those of a cloud disk, whatever they
+//! really run on.
 //!
-//! Cloud disks are sold by IOPS and bandwidth, and a write-ahead log meets both limits; a development machine has neither. The model puts them
-//! in front of any device, or of memory, so that a log can be measured against a disk that is the same everywhere.
+//! Cloud disks are sold by IOPS and bandwidth, and a write-ahead log meets both limits; a
+//! development machine has neither. The model puts them in front of any device, or of memory, so
+//! that a log can be measured against a disk that is the same everywhere.
 //!
 //! # What it models
 //!
-//! - **Pieces.** A request is cut every [`PIECE_BYTES`], 256 KiB. Each piece counts as one I/O, and they are served side by side. Amazon EBS
-//!   counts that way on its SSD volumes ("I/O characteristics and monitoring" in its user guide: an I/O of 1,024 KiB counts as four).
-//! - **Quotas.** [`DiskModel::CLOUD`] has 3,000 IOPS and 125 MiB/s: the baseline of an EBS gp3 volume and of an Azure Premium SSD
-//!   v2 (125 MB/s there), and within 7% that of the smallest Alibaba Cloud ESSD PL1 (20 GiB: 2,800 IOPS and 130 MB/s, by the formulas of
-//!   its documentation). A piece that would exceed a quota starts later, and those behind it wait for their turn.
-//! - **Burst.** None of these three has credits to burst above its baseline for seconds, and none states how short an excess must be to pass
-//!   unnoticed. The model saves up a tenth of a second of both quotas, 300 I/Os and 12.5 MiB, as QEMU's block throttling does when it is
-//!   not told otherwise (`util/throttle.c`).
-//! - **Latency.** 0.5 ms for each piece, and its bytes at 220 MiB/s. This is fitted to a published measurement on a disk of this size (AutoMQ,
-//!   "How to implement high-performance WAL based on raw devices?"): queue length divided by IOPS, requests of 44 to 251 KiB took 0.71 to
-//!   1.65 ms there, and the model is within 4% of each.
+//! - **Pieces.** A request is cut every [`PIECE_BYTES`], 256 KiB. Each piece counts as one I/O, and
+//!   they are served side by side. Amazon EBS counts that way on its SSD volumes ("I/O
+//!   characteristics and monitoring" in its user guide: an I/O of 1,024 KiB counts as four).
+//! - **Quotas.** [`DiskModel::CLOUD`] has 3,000 IOPS and 125 MiB/s: the baseline of an EBS gp3
+//!   volume and of an Azure Premium SSD v2 (125 MB/s there), and within 7% that of the smallest
+//!   Alibaba Cloud ESSD PL1 (20 GiB: 2,800 IOPS and 130 MB/s, by the formulas of its
+//!   documentation). A piece that would exceed a quota starts later, and those behind it wait for
+//!   their turn.
+//! - **Burst.** None of these three has credits to burst above its baseline for seconds, and none
+//!   states how short an excess must be to pass unnoticed. The model saves up a tenth of a second
+//!   of both quotas, 300 I/Os and 12.5 MiB, as QEMU's block throttling does when it is not told
+//!   otherwise (`util/throttle.c`).
+//! - **Latency.** 0.5 ms for each piece, and its bytes at 220 MiB/s. This is fitted to a published
+//!   measurement on a disk of this size (AutoMQ, "How to implement high-performance WAL based on
+//!   raw devices?"): queue length divided by IOPS, requests of 44 to 251 KiB took 0.71 to 1.65 ms
+//!   there, and the model is within 4% of each.
 //!
 //! # What it does not model
 //!
-//! Nothing varies: a real disk has a tail of slow requests. Neighbouring small requests are not merged (EBS does that, to the advantage of its
-//! users). Pieces that move at the same time do not slow each other, which favours large requests: in the same measurement four of
-//! 251 KiB at a time took 2.5 ms on average. There is no volatile cache: a flush takes no time of its own. Requests are executed when they
-//! come and completed late, so that readers see a write early.
+//! Nothing varies: a real disk has a tail of slow requests. Neighbouring small requests are not
+//! merged (EBS does that, to the advantage of its users). Pieces that move at the same time do not
+//! slow each other, which favours large requests: in the same measurement four of 251 KiB at a time
+//! took 2.5 ms on average. There is no volatile cache: a flush takes no time of its own. Requests
+//! are executed when they come and completed late, so that readers see a write early.
 //!
 //! # How precise it is
 //!
-//! Completions run on one thread, in the order in which they are due. It sleeps until 50 us before the next one and spins for the rest: at most
-//! 15% of a processor at 3,000 completions per second. On a busy virtual machine of two processors, with real-time priority, nine of ten
-//! completions were late by less than 20 us, and 99 of 100 by less than 50 us. Without that priority it is what the scheduler makes of it; then
-//! the disk is slower than the model, never faster.
+//! Completions run on one thread, in the order in which they are due. It sleeps until 50 us before
+//! the next one and spins for the rest: at most 15% of a processor at 3,000 completions per second.
+//! On a busy virtual machine of two processors, with real-time priority, nine of ten completions
+//! were late by less than 20 us, and 99 of 100 by less than 50 us. Without that priority it is what
+//! the scheduler makes of it; then the disk is slower than the model, never faster.
 
 mod schedule;
 #[cfg(test)]
@@ -60,7 +69,8 @@ use schedule::Schedule;
 /// The part of a wait that is not slept but spun: about what a wake-up is late.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// A device that is as slow as a [`DiskModel`] says, or as the device behind it if that is slower. See the module.
+/// A device that is as slow as a [`DiskModel`] says, or as the device behind it if that is slower.
+/// See the module.
 pub struct ModelledDisk {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -77,7 +87,8 @@ struct Shared {
 
 struct State {
     schedule: Schedule,
-    /// Executed, to be completed when their time has come; the earliest first, and in order of submission.
+    /// Executed, to be completed when their time has come; the earliest first, and in order of
+    /// submission.
     due: BinaryHeap<Reverse<Due>>,
     submitted: u64,
     /// Submitted and not completed.
@@ -93,7 +104,8 @@ struct Due {
     done: Completion,
 }
 
-/// A request that counts as outstanding. It ends wherever the request ends, also where the inner device refuses it by a panic.
+/// A request that counts as outstanding. It ends wherever the request ends, also where the inner
+/// device refuses it by a panic.
 struct Ticket {
     shared: Arc<Shared>,
     operation: &'static str,
@@ -105,7 +117,7 @@ impl ModelledDisk {
     /// `inner`, at the speed of `model`. Panics if a number of `model` is out of its range.
     ///
     /// # Errors
-    /// The thread can not be started.
+    /// The thread cannot be started.
     pub fn over(inner: SharedDevice, model: &DiskModel) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             started: Instant::now(),
@@ -125,11 +137,12 @@ impl ModelledDisk {
         Ok(Self { shared, thread: Some(thread), inner })
     }
 
-    /// `capacity_bytes` of memory, all of it taken at once, at the speed of `model`. It has no volatile cache, as a cloud disk, and
-    /// is gone with the last handle. Panics unless the capacity is a positive multiple of [`PAGE_BYTES`], and as [`ModelledDisk::over`] does.
+    /// `capacity_bytes` of memory, all of it taken at once, at the speed of `model`. It has no
+    /// volatile cache, as a cloud disk, and is gone with the last handle. Panics unless the
+    /// capacity is a positive multiple of [`PAGE_BYTES`], and as [`ModelledDisk::over`] does.
     ///
     /// # Errors
-    /// The thread can not be started, or the buffer pool not be mapped.
+    /// The thread cannot be started, or the buffer pool not be mapped.
     pub fn in_memory(capacity_bytes: u64, model: &DiskModel) -> io::Result<Self> {
         Self::over(Arc::new(Memory::new(capacity_bytes)?), model)
     }
@@ -207,7 +220,8 @@ impl Shared {
 
     /// The thread: completes what is due, until the device is closed and nothing is outstanding.
     fn serve(&self) {
-        // The kernel is told to wake this thread when it asked to be woken, not up to 50 us later. Without, the disk is a little slower.
+        // The kernel is told to wake this thread when it asked to be woken, not up to 50 us later.
+        // Without, the disk is a little slower.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut state = self.state.lock();
         loop {
@@ -305,7 +319,8 @@ impl Ord for Due {
     }
 }
 
-/// Memory as a device, with a thread that copies, so that whoever submits spends no more time than with a disk.
+/// Memory as a device, with a thread that copies, so that whoever submits spends no more time than
+/// with a disk.
 struct Memory {
     core: Arc<Core>,
     pool: Arc<Pool>,

@@ -17,7 +17,8 @@ use crate::{Geometry, OpenError, SharedDevice};
 pub enum Access {
     /// Read beside whoever else has it open; takes no lock. Writes and flushes fail.
     ReadOnly,
-    /// Read and write, and be the only one: `O_EXCL` on a block device, an exclusive `flock` on a file.
+    /// Read and write, and be the only one: `O_EXCL` on a block device, an exclusive `flock` on a
+    /// file.
     #[default]
     Exclusive,
 }
@@ -25,13 +26,15 @@ pub enum Access {
 /// What a durable write does to be durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// Flush or FUA where the target has a volatile cache or might have one (every regular file does); otherwise trust Direct I/O.
+    /// Flush or FUA where the target has a volatile cache or might have one (every regular file
+    /// does); otherwise trust Direct I/O.
     #[default]
     Auto,
     /// Flush or FUA always.
     Dsync,
-    /// Trust the device: a write counts as durable once the device has taken it. For disks whose cache survives a power
-    /// failure (cloud disks, SSDs with power-loss protection). On any other disk a power failure loses acknowledged data.
+    /// Trust the device: a write counts as durable once the device has taken it. For disks whose
+    /// cache survives a power failure (cloud disks, SSDs with power-loss protection). On any other
+    /// disk a power failure loses acknowledged data.
     Device,
 }
 
@@ -61,19 +64,21 @@ pub struct OpenOptions {
     pub engine: Engine,
     /// Requests in flight at the kernel; more wait in the engine's queue. Default 8, 1 to 1024.
     pub io_depth: usize,
-    /// If the target does not exist, create a regular file and write it to this many bytes (a positive multiple of
-    /// [`PAGE_BYTES`]); if it exists, the bytes that it must have at least. Default: none.
+    /// If the target does not exist, create a regular file and write it to this many bytes (a
+    /// positive multiple of [`PAGE_BYTES`]); if it exists, the bytes that it must have at least.
+    /// Default: none.
     pub create_bytes: Option<u64>,
     /// Told about the pre-writing of a new file, on the calling thread. Default: none.
     pub progress: Option<Progress>,
-    /// Size of a pooled buffer, a positive multiple of [`PAGE_BYTES`]. Larger requests to [`crate::Device::alloc`] are served by
-    /// the heap. Default 272 KiB: a block of 256 KiB and what its header and padding may add.
+    /// Size of a pooled buffer, a positive multiple of [`PAGE_BYTES`]. Larger requests to
+    /// [`crate::Device::alloc`] are served by the heap. Default 272 KiB: a block of 256 KiB and
+    /// what its header and padding may add.
     pub buffer_bytes: usize,
-    /// Number of pooled buffers. With io_uring they are registered with the kernel, which counts them against `RLIMIT_MEMLOCK` (8 MiB by default).
-    /// Default 16.
+    /// Number of pooled buffers. With io_uring they are registered with the kernel, which counts
+    /// them against `RLIMIT_MEMLOCK` (8 MiB by default). Default 16.
     pub buffers: usize,
-    /// Memory of buffers beyond the pooled ones, in bytes, that is kept for reuse instead of being freed. Default 64 MiB, which
-    /// is reached only by as much in use at once.
+    /// Memory of buffers beyond the pooled ones, in bytes, that is kept for reuse instead of being
+    /// freed. Default 64 MiB, which is reached only by as much in use at once.
     pub max_spare_bytes: usize,
 }
 
@@ -112,11 +117,13 @@ impl fmt::Debug for OpenOptions {
 /// Open the block device or regular file at `path`. Blocks while a new file is pre-written.
 ///
 /// # Errors
-/// Nothing is there and [`OpenOptions::create_bytes`] is not given; somebody else has it; it is too small, or not what it should be. What was to be created
-/// and could not be leaves nothing behind. io_uring is refused, if [`Engine::IoUring`] asks for it.
+/// Nothing is there and [`OpenOptions::create_bytes`] is not given; somebody else has it; it is too
+/// small, or not what it should be. What was to be created and could not be leaves nothing behind.
+/// io_uring is refused, if [`Engine::IoUring`] asks for it.
 ///
 /// # Panics
-/// A numeric option is outside of its documented range; whoever takes them from a user checks them there.
+/// A numeric option is outside of its documented range; whoever takes them from a user checks them
+/// there.
 pub fn open(path: &Path, options: &OpenOptions) -> Result<SharedDevice, OpenError> {
     assert!(
         (1..=1024).contains(&options.io_depth),

@@ -10,11 +10,13 @@ const IOPRIO_CLASS_SHIFT: libc::c_int = 13;
 /// A tenth of the processor beside a thread that is not nice at all (`sched(7)`).
 const NICE: i32 = 10;
 
-/// Let the calling thread have what others leave: of the processor by its nice value, and of disks by its I/O priority, where the disk's
-/// scheduler knows one (`mq-deadline`, `bfq`; not `none`). Takes no privilege, and can not be undone without one.
+/// Let the calling thread have what others leave: of the processor by its nice value, and of disks
+/// by its I/O priority, where the disk's scheduler knows one (`mq-deadline`, `bfq`; not `none`).
+/// Takes no privilege, and cannot be undone without one.
 ///
-/// Why the disk: on a virtual disk with `mq-deadline`, flushed writes of 64 KiB took 0.3 ms at the median alone, 50 ms beside four threads that read
-/// 4 MiB at a time, and 5 ms when these were idle class, without their reading less.
+/// Why the disk: on a virtual disk with `mq-deadline`, flushed writes of 64 KiB took 0.3 ms at the
+/// median alone, 50 ms beside four threads that read 4 MiB at a time, and 5 ms when these were idle
+/// class, without their reading less.
 ///
 /// # Errors
 /// The kernel or the container refuses one of the two; the other one is tried all the same.

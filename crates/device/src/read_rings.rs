@@ -1,7 +1,9 @@
-//! Reads of files that are under way at one time, for a thread that waits for all of them: one call of the kernel for many reads, where it lets us use io_uring.
+//! Reads of files that are under way at one time, for a thread that waits for all of them: one call
+//! of the kernel for many reads, where it lets us use io_uring.
 //!
-//! The engines are for one device and for requests that complete on a thread of theirs. Here the thread that asks waits by itself, so that nothing is handed over, and buffers are borrowed: whoever
-//! lent them gets them back when the kernel is done with all of them, whatever has failed.
+//! The engines are for one device and for requests that complete on a thread of theirs. Here the
+//! thread that asks waits by itself, so that nothing is handed over, and buffers are borrowed:
+//! whoever lent them gets them back when the kernel is done with all of them, whatever has failed.
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -22,11 +24,13 @@ use crate::sync::Mutex;
 
 /// Reads that one ring has under way at one time; more wait for these.
 const ENTRIES: usize = 32;
-/// Most bytes asked for at once; what is behind them is read afterwards. Below what the kernel moves at most, 2 GiB less a page (read(2), "NOTES").
+/// Most bytes asked for at once; what is behind them is read afterwards. Below what the kernel
+/// moves at most, 2 GiB less a page (read(2), "NOTES").
 const MAX_TRANSFER_BYTES: usize = 1 << 30;
-/// How often in a row the kernel may have no memory for what is submitted, before the ring is given up.
+/// How often in a row the kernel may have no memory for what is submitted, before the ring is given
+/// up.
 const MAX_RETRIES: u32 = 1_000;
-/// Between two looks at a ring that can not be waited with any more.
+/// Between two looks at a ring that cannot be waited with any more.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// A read of a file.
@@ -36,7 +40,8 @@ pub struct FileRead<'a> {
     pub file: BorrowedFd<'a>,
     /// First byte, a multiple of [`PAGE_BYTES`].
     pub at: u64,
-    /// Is filled, with zeroes behind the end of the file. Its length, and for Direct I/O its address, are multiples of [`PAGE_BYTES`].
+    /// Is filled, with zeroes behind the end of the file. Its length, and for Direct I/O its
+    /// address, are multiples of [`PAGE_BYTES`].
     pub to: &'a mut [u8],
 }
 
@@ -54,7 +59,8 @@ impl FileRead<'_> {
         while done < self.to.len() {
             let at = self.at + done as u64;
             if !done.is_multiple_of(PAGE_BYTES) {
-                // Behind a part that is no whole page the file ends, and past the page cache nothing can be asked for there.
+                // Behind a part that is no whole page the file ends, and past the page cache
+                // nothing can be asked for there.
                 let len_bytes = u64::try_from(rustix::fs::fstat(self.file)?.st_size).unwrap_or(0);
                 match at >= len_bytes {
                     true => break,
@@ -73,8 +79,9 @@ impl FileRead<'_> {
     }
 }
 
-/// Rings for reads, made when they are first wanted and kept for the next who wants one: as many as there are calls at one time, up to a bound. Who finds none left reads one after the other, and so do
-/// all where the kernel or the container refuses io_uring, which is tried once.
+/// Rings for reads, made when they are first wanted and kept for the next who wants one: as many as
+/// there are calls at one time, up to a bound. Who finds none left reads one after the other, and
+/// so do all where the kernel or the container refuses io_uring, which is tried once.
 pub struct ReadRings {
     state: Mutex<State>,
 }
@@ -91,7 +98,9 @@ impl ReadRings {
         Self { state: Mutex::new(State { free: Vec::new(), left: max }) }
     }
 
-    /// Make all of these reads, and wait for them. Returns what came of each, in their order; one that fails does not keep the others from being made. Each is what [`FileRead::read`] would have been.
+    /// Make all of these reads, and wait for them. Returns what came of each, in their order; one
+    /// that fails does not keep the others from being made. Each is what [`FileRead::read`] would
+    /// have been.
     pub fn read(&self, reads: &mut [FileRead<'_>]) -> Vec<io::Result<()>> {
         let mut done = vec![0; reads.len()];
         // One alone needs no more calls of the kernel without a ring.
@@ -140,7 +149,8 @@ struct Ring(IoUring);
 
 impl Ring {
     fn new() -> io::Result<Self> {
-        // Bound to no thread, unlike that of an engine. Completions do not interrupt the thread that waits for them: Linux 5.19.
+        // Bound to no thread, unlike that of an engine. Completions do not interrupt the thread
+        // that waits for them: Linux 5.19.
         let ring: IoUring = match IoUring::builder().setup_coop_taskrun().build(ENTRIES as u32) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 IoUring::new(ENTRIES as u32)?
@@ -157,8 +167,10 @@ impl Ring {
         }
     }
 
-    /// Ask once for each read, all at one time as far as there are entries, and wait for all of it. `done` gets the bytes that came: fewer than wanted, or none, where the kernel was interrupted, has
-    /// failed, or was not asked; whoever reads on learns why. False if the ring is of no use any more.
+    /// Ask once for each read, all at one time as far as there are entries, and wait for all of it.
+    /// `done` gets the bytes that came: fewer than wanted, or none, where the kernel was
+    /// interrupted, has failed, or was not asked; whoever reads on learns why. False if the ring is
+    /// of no use any more.
     fn read(&mut self, reads: &mut [FileRead<'_>], done: &mut [usize]) -> bool {
         let kernel_has_buffers = NobodyLeaves;
         let mut is_sound = true;
@@ -173,8 +185,11 @@ impl Ring {
                     .offset(*at)
                     .build()
                     .user_data(next as u64);
-                // SAFETY: the buffer is borrowed mutably until `read` returns, so nobody else touches or frees it, and the file is borrowed, so it stays open. This function does not return before
-                // the kernel has said that it is done with the entry, or has not taken it and never will (`is_sound`); and it does not unwind (`NobodyLeaves`).
+                // SAFETY: the buffer is borrowed mutably until `read` returns, so nobody else
+                // touches or frees it, and the file is borrowed, so it stays open. This function
+                // does not return before the kernel has said that it is done with the entry, or has
+                // not taken it and never will (`is_sound`); and it does not unwind
+                // (`NobodyLeaves`).
                 let pushed = unsafe { self.0.submission().push(&entry) };
                 pushed.expect("the ring has an entry for each that is under way");
                 next += 1;
@@ -184,17 +199,21 @@ impl Ring {
                 break;
             }
             if is_sound {
-                // Half of them while others wait for their entries: the disk should always have some.
+                // Half of them while others wait for their entries: the disk should always have
+                // some.
                 let want = if next == reads.len() { under_way } else { under_way.div_ceil(2) };
                 match self.0.submit_and_wait(want).map_err(|error| error.raw_os_error()) {
                     Ok(_) => failures = 0,
                     Err(Some(libc::EINTR)) => {}
-                    // The kernel is short of memory; what was not submitted stays in the ring for the next round.
+                    // The kernel is short of memory; what was not submitted stays in the ring for
+                    // the next round.
                     Err(Some(libc::EAGAIN | libc::EBUSY)) if failures < MAX_RETRIES => {
                         failures += 1;
                         thread::yield_now();
                     }
-                    // A filter of system calls, say. What the kernel has taken it completes all the same; what it has not, it never will: only `submit_and_wait` hands entries over.
+                    // A filter of system calls, say. What the kernel has taken it completes all the
+                    // same; what it has not, it never will: only `submit_and_wait` hands entries
+                    // over.
                     Err(error) => {
                         tracing::info!(
                             "io_uring_enter has failed ({error:?}): its ring is given up"
@@ -216,7 +235,8 @@ impl Ring {
     }
 }
 
-/// As long as the kernel writes to buffers that are borrowed, they must not go back to those who lent them, which unwinding would do.
+/// As long as the kernel writes to buffers that are borrowed, they must not go back to those who
+/// lent them, which unwinding would do.
 struct NobodyLeaves;
 
 impl Drop for NobodyLeaves {

@@ -1,8 +1,9 @@
 //! Persistent reservations: the device itself refuses the writes of every host but one.
 //!
-//! A SCSI disk and an NVMe namespace remember which hosts have *registered* with a key, and which of those holds the
-//! *reservation*. With the type "write exclusive" that one alone can write; everybody can read. See
-//! `docs/decisions/0009-fence-by-reservation.md` for why it is taken as it is here.
+//! A SCSI disk and an NVMe namespace remember which hosts have *registered* with a key, and which
+//! of those holds the *reservation*. With the type "write exclusive" that one alone can write;
+//! everybody can read. See `docs/decisions/0009-fence-by-reservation.md` for why it is taken as it
+//! is here.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -14,12 +15,14 @@ use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
 use crate::ReserveError;
 use crate::target::Claim;
 
-/// The key of every owner: `ALLUVWAL`, as `sg_persist` and `nvme` print it in hexadecimal 414c4c555657414c. All use the same
-/// one, so that a successor knows its predecessor's: what tells them apart is the host.
+/// The key of every owner: `ALLUVWAL`, as `sg_persist` and `nvme` print it in hexadecimal
+/// 414c4c555657414c. All use the same one, so that a successor knows its predecessor's: what tells
+/// them apart is the host.
 pub(crate) const KEY: u64 = u64::from_be_bytes(*b"ALLUVWAL");
 
-/// A device tells each host once about what others did to it, instead of executing that host's next command ("unit attention").
-/// There may be several such causes. Since Linux 6.9 the kernel deals with it.
+/// A device tells each host once about what others did to it, instead of executing that host's next
+/// command ("unit attention"). There may be several such causes. Since Linux 6.9 the kernel deals
+/// with it.
 const ATTENTIONS: usize = 5;
 
 /// Why a command was not executed.
@@ -35,15 +38,16 @@ pub(crate) enum Refusal {
 
 /// The commands of one host on the reservation of a device. The type is always "write exclusive".
 pub(crate) trait Reservations {
-    /// Register with `key` in place of `before`, which this host has to be registered with, 0 being nothing; with `key` 0, cancel that, and with it the
-    /// reservation if this host holds it. To survive a loss of power.
+    /// Register with `key` in place of `before`, which this host has to be registered with, 0 being
+    /// nothing; with `key` 0, cancel that, and with it the reservation if this host holds it. To
+    /// survive a loss of power.
     fn register(&self, before: u64, key: u64) -> Result<(), Refusal>;
 
     /// Take the reservation if nobody has it. Succeeds if this host has it already.
     fn reserve(&self, key: u64) -> Result<(), Refusal>;
 
-    /// Cancel what the other hosts registered with `key`, which is this host's key as well; abort their requests; take the reservation over, if
-    /// it is one of theirs.
+    /// Cancel what the other hosts registered with `key`, which is this host's key as well; abort
+    /// their requests; take the reservation over, if it is one of theirs.
     fn preempt(&self, key: u64) -> Result<(), Refusal>;
 }
 
@@ -69,7 +73,8 @@ pub(crate) fn acquire(device: &impl Reservations, name: &str) -> Result<(), Rese
         Ok(()) | Err(Refusal::Conflict) => {}
         Err(refusal) => return Err(failed("RESERVE")(refusal)),
     }
-    // Also where nobody is in the way, so that a device which can not do it is found out now, and not when it is needed.
+    // Also where nobody is in the way, so that a device which cannot do it is found out now, and
+    // not when it is needed.
     match insist(|| device.preempt(KEY)) {
         Ok(()) | Err(Refusal::Conflict) => {}
         Err(refusal) => {
@@ -79,14 +84,16 @@ pub(crate) fn acquire(device: &impl Reservations, name: &str) -> Result<(), Rese
             return Err(failed("PREEMPT AND ABORT")(refusal));
         }
     }
-    // The reservation may be one with another key. Then preempting has cancelled our own registration, and was a success all the same.
+    // The reservation may be one with another key. Then preempting has cancelled our own
+    // registration, and was a success all the same.
     insist(|| device.reserve(KEY)).map_err(|refusal| match refusal {
         Refusal::Conflict | Refusal::Status(_) => ReserveError::Held { device: name.into() },
         refusal => failed("RESERVE")(refusal),
     })
 }
 
-/// Send a command again that was not executed because the device had something to tell. Each of them can be sent twice.
+/// Send a command again that was not executed because the device had something to tell. Each of
+/// them can be sent twice.
 fn insist(command: impl Fn() -> Result<(), Refusal>) -> Result<(), Refusal> {
     let mut answer = command();
     for _ in 0..ATTENTIONS {
@@ -113,7 +120,8 @@ pub(crate) fn acquire_block_device(claim: &Claim, name: &str) -> Result<(), Rese
     }
 }
 
-/// Why a block device is not one that can be reserved, by its directory in sysfs: a reservation is one of a whole disk, for one way to it.
+/// Why a block device is not one that can be reserved, by its directory in sysfs: a reservation is
+/// one of a whole disk, for one way to it.
 fn part_of(sysfs: &Path) -> Option<&'static str> {
     let has = |name: &str| fs::exists(sysfs.join(name)).unwrap_or(false);
     if has("partition") {
@@ -172,7 +180,8 @@ impl Reservations for Kernel<'_> {
     }
 
     fn preempt(&self, key: u64) -> Result<(), Refusal> {
-        // Which of the two is this host's and which the other's is said in one way by the documentation, and done in the other by the drivers.
+        // Which of the two is this host's and which the other's is said in one way by the
+        // documentation, and done in the other by the drivers.
         let (old_key, new_key) = (key, key);
         let kind = PR_WRITE_EXCLUSIVE;
         self.send(Command::<204, _>(Preempt { old_key, new_key, kind, flags: 0 }))
@@ -184,7 +193,8 @@ impl Kernel<'_> {
     where
         Command<NUMBER, T>: Ioctl<Output = IoctlOutput>,
     {
-        // SAFETY: `Command` is implemented for the three numbers of linux/pr.h with the structures that belong to them.
+        // SAFETY: `Command` is implemented for the three numbers of linux/pr.h with the structures
+        // that belong to them.
         let answered = unsafe { rustix::ioctl::ioctl(self.0.fd().as_fd(), command) };
         match answered {
             Ok(answer) => understand(answer),
@@ -193,8 +203,9 @@ impl Kernel<'_> {
     }
 }
 
-/// What the answer of the kernel says, where it is no error number: the device's status. Since Linux 6.3 one of `enum pr_status`, before that what the
-/// driver had: of a SCSI disk the status in the lowest byte, of NVMe type and code in the lowest 11 bits.
+/// What the answer of the kernel says, where it is no error number: the device's status. Since
+/// Linux 6.3 one of `enum pr_status`, before that what the driver had: of a SCSI disk the status in
+/// the lowest byte, of NVMe type and code in the lowest 11 bits.
 fn understand(answer: IoctlOutput) -> Result<(), Refusal> {
     const SCSI_RESERVATION_CONFLICT: i32 = 0x18;
     const NVME_RESERVATION_CONFLICT: i32 = 0x83;
@@ -214,8 +225,9 @@ struct Command<const NUMBER: u8, T>(T);
 
 macro_rules! command {
     ($number:literal, $argument:ty) => {
-        // SAFETY: linux/pr.h gives this number this structure, from which the kernel copies and to which it writes nothing. The pointer is to the
-        // structure inside of `self`, which outlives the call; the output is the call's own number.
+        // SAFETY: linux/pr.h gives this number this structure, from which the kernel copies and to
+        // which it writes nothing. The pointer is to the structure inside of `self`, which outlives
+        // the call; the output is the call's own number.
         unsafe impl Ioctl for Command<$number, $argument> {
             type Output = IoctlOutput;
             const IS_MUTATING: bool = false;
@@ -276,7 +288,7 @@ mod tests {
         let error = ReserveError::system("disk", "REGISTER", Errno::PERM);
         assert!(error.to_string().contains("CAP_SYS_ADMIN"), "{error}");
         let error = ReserveError::system("disk", "REGISTER", Errno::IO).to_string();
-        assert!(error.starts_with("disk: can not be reserved: REGISTER: Input/output"), "{error}");
+        assert!(error.starts_with("disk: cannot be reserved: REGISTER: Input/output"), "{error}");
     }
 
     #[test]

@@ -1,19 +1,25 @@
-//! The simulated disk: what is durable and what is only in its cache apart, and every way to lose the difference.
+//! The simulated disk: what is durable and what is only in its cache apart, and every way to lose
+//! the difference.
 //!
-//! No threads, no clock: chance comes from a seed alone, and requests are executed on the thread that calls
-//! [`SimDisk::step`] (or submits, in [`Mode::Immediate`]). A single-threaded test with the same seed replays exactly. A test
-//! with a runtime of its own leaves the stepping to a [`Stepper`].
+//! No threads, no clock: chance comes from a seed alone, and requests are executed on the thread
+//! that calls [`SimDisk::step`] (or submits, in [`Mode::Immediate`]). A single-threaded test with
+//! the same seed replays exactly. A test with a runtime of its own leaves the stepping to a
+//! [`Stepper`].
 //!
 //! # What it models
 //!
-//! - A completed write is seen by readers at once, but sits in the volatile cache. It becomes durable when it was
-//!   submitted as durable (and [`Geometry::flushes`]), or by a flush that was **submitted after it completed**; a flush does nothing for
-//!   writes that complete while it runs. A disk without volatile cache makes every completed write durable.
-//! - [`SimDisk::power_cut`]: durable bytes stay. Each unflushed or in-flight write survives whole, torn at sectors
-//!   of [`SECTOR_BYTES`] (a prefix, or any subset), or not at all; so unflushed writes persist in any subset, which is what
-//!   reordering in a cache amounts to. Overlapping completed writes keep their order; overlapping writes in flight have none.
-//! - [`SimDisk::process_crash`]: the process dies, the disk does not. Completed writes stay visible, and volatile.
-//! - [`SimDisk::other_host`]: several hosts reach the disk, and one of them can have the others' writes refused ([`Device::reserve`]).
+//! - A completed write is seen by readers at once, but sits in the volatile cache. It becomes
+//!   durable when it was submitted as durable (and [`Geometry::flushes`]), or by a flush that was
+//!   **submitted after it completed**; a flush does nothing for writes that complete while it runs.
+//!   A disk without volatile cache makes every completed write durable.
+//! - [`SimDisk::power_cut`]: durable bytes stay. Each unflushed or in-flight write survives whole,
+//!   torn at sectors of [`SECTOR_BYTES`] (a prefix, or any subset), or not at all; so unflushed
+//!   writes persist in any subset, which is what reordering in a cache amounts to. Overlapping
+//!   completed writes keep their order; overlapping writes in flight have none.
+//! - [`SimDisk::process_crash`]: the process dies, the disk does not. Completed writes stay
+//!   visible, and volatile.
+//! - [`SimDisk::other_host`]: several hosts reach the disk, and one of them can have the others'
+//!   writes refused ([`Device::reserve`]).
 //! - [`Faults`]: wrong behaviour while the power is on, per zone of the disk.
 //!
 //! # Example
@@ -68,15 +74,18 @@ pub const SECTOR_BYTES: usize = 512;
 /// When submitted requests are executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Inside `submit`, completion included, on the caller's thread. For blocking use: formatting, recovery, tools. A
-    /// caller that submits under a lock which its own completion takes would wait for itself.
+    /// Inside `submit`, completion included, on the caller's thread. For blocking use: formatting,
+    /// recovery, tools. A caller that submits under a lock which its own completion takes would
+    /// wait for itself.
     Immediate,
-    /// By [`SimDisk::step`], in an order that the seed chooses. Blocking calls on the thread that steps would wait for ever.
+    /// By [`SimDisk::step`], in an order that the seed chooses. Blocking calls on the thread that
+    /// steps would wait for ever.
     Queued,
 }
 
-/// Probabilities of wrong behaviour, each between 0 and 1, each drawn per request unless it says otherwise.
-/// The default is a disk that does what it says; its unflushed writes fare at a power cut as they may.
+/// Probabilities of wrong behaviour, each between 0 and 1, each drawn per request unless it says
+/// otherwise. The default is a disk that does what it says; its unflushed writes fare at a power
+/// cut as they may.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Faults {
     /// A read fails with `EIO`.
@@ -85,9 +94,11 @@ pub struct Faults {
     pub write_error: f64,
     /// A write fails with `ENOSPC` and leaves nothing.
     pub no_space: f64,
-    /// A flush fails with `EIO` and makes nothing durable. Drawn from the disk's faults, not from a zone's.
+    /// A flush fails with `EIO` and makes nothing durable. Drawn from the disk's faults, not from a
+    /// zone's.
     pub flush_error: f64,
-    /// A read or write moves only part of its bytes, and not always whole sectors. The engine continues it.
+    /// A read or write moves only part of its bytes, and not always whole sectors. The engine
+    /// continues it.
     pub short_transfer: f64,
     /// A write is acknowledged and dropped: the disk lies, even to readers.
     pub lost_write: f64,
@@ -95,8 +106,8 @@ pub struct Faults {
     pub misdirected_write: f64,
     /// One bit of a write flips on its way to the media.
     pub bit_rot: f64,
-    /// A flush, or the flush of a durable write, is acknowledged and does nothing: the disk lies until the power is cut.
-    /// For [`Request::Flush`] drawn from the disk's faults.
+    /// A flush, or the flush of a durable write, is acknowledged and does nothing: the disk lies
+    /// until the power is cut. For [`Request::Flush`] drawn from the disk's faults.
     pub lying_flush: f64,
     /// At a power cut, per unflushed or in-flight write: some of it reaches the media.
     pub survives_power_cut: f64,
@@ -122,8 +133,8 @@ impl Default for Faults {
     }
 }
 
-/// What a disk has done so far, faults included, so that a test can assert that its fault really happened. A disk that
-/// follows from a power cut or a crash starts with what that did.
+/// What a disk has done so far, faults included, so that a test can assert that its fault really
+/// happened. A disk that follows from a power cut or a crash starts with what that did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Reads that succeeded.
@@ -165,7 +176,8 @@ pub struct Counters {
 /// What a disk is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct SimOptions {
-    /// A positive multiple of [`PAGE_BYTES`]. Default 1 MiB. Memory is taken for written pages only.
+    /// A positive multiple of [`PAGE_BYTES`]. Default 1 MiB. Memory is taken for written pages
+    /// only.
     pub capacity_bytes: u64,
     /// Decides everything that is left to chance. Default 0.
     pub seed: u64,
@@ -216,7 +228,7 @@ struct State {
     random: Random,
     storage: Storage,
     queue: Vec<Queued>,
-    /// None: the disk can not be reserved.
+    /// None: the disk cannot be reserved.
     reservation: Option<Reservation>,
     faults: FaultMap,
     counters: Counters,
@@ -252,7 +264,8 @@ enum End {
 }
 
 impl SimDisk {
-    /// An empty (all zero) disk in [`Mode::Immediate`]. Panics if the capacity is no positive multiple of a page.
+    /// An empty (all zero) disk in [`Mode::Immediate`]. Panics if the capacity is no positive
+    /// multiple of a page.
     pub fn new(options: SimOptions) -> Self {
         Self::with_storage(options, Storage::default())
     }
@@ -316,7 +329,8 @@ impl SimDisk {
 
     // -- Execution
 
-    /// Choose when requests run from now on. Going to [`Mode::Immediate`] first executes what is queued.
+    /// Choose when requests run from now on. Going to [`Mode::Immediate`] first executes what is
+    /// queued.
     pub fn set_mode(&self, mode: Mode) {
         self.0.medium.state.lock().mode = mode;
         if mode == Mode::Immediate {
@@ -324,14 +338,15 @@ impl SimDisk {
         }
     }
 
-    /// Execute one queued request, chosen by the seed, and run its completion here. Only part of it if the transfer
-    /// comes out short. False if nothing is queued.
+    /// Execute one queued request, chosen by the seed, and run its completion here. Only part of it
+    /// if the transfer comes out short. False if nothing is queued.
     pub fn step(&self) -> bool {
         self.0
             .step(|state| (!state.queue.is_empty()).then(|| state.random.index(state.queue.len())))
     }
 
-    /// Execute the request at `index` of [`SimDisk::queued`], as [`SimDisk::step`] does. Panics if there is none.
+    /// Execute the request at `index` of [`SimDisk::queued`], as [`SimDisk::step`] does. Panics if
+    /// there is none.
     pub fn step_at(&self, index: usize) {
         self.0.step(|_| Some(index));
     }
@@ -418,16 +433,17 @@ impl SimDisk {
 
     // -- Ends
 
-    /// Cut the power. Returns the disk as it is found afterwards, in [`Mode::Immediate`], with the same faults and the same
-    /// sequence of random numbers. This one is gone: what is queued, and whatever is submitted later, fails.
+    /// Cut the power. Returns the disk as it is found afterwards, in [`Mode::Immediate`], with the
+    /// same faults and the same sequence of random numbers. This one is gone: what is queued, and
+    /// whatever is submitted later, fails.
     #[must_use]
     pub fn power_cut(&self) -> Self {
         self.end(End::PowerCut)
     }
 
-    /// Kill the process that uses the disk. Returns the disk as the next process finds it, in [`Mode::Immediate`]:
-    /// all completed writes visible and as volatile as before; writes in flight happened, or did not, or in part. This one
-    /// is gone.
+    /// Kill the process that uses the disk. Returns the disk as the next process finds it, in
+    /// [`Mode::Immediate`]: all completed writes visible and as volatile as before; writes in
+    /// flight happened, or did not, or in part. This one is gone.
     #[must_use]
     pub fn process_crash(&self) -> Self {
         self.end(End::ProcessCrash)
@@ -648,7 +664,8 @@ impl State {
     }
 }
 
-/// Which sectors of an unacknowledged write of `sectors` sectors arrive: none, all, a prefix, or any subset.
+/// Which sectors of an unacknowledged write of `sectors` sectors arrive: none, all, a prefix, or
+/// any subset.
 fn surviving_sectors(random: &mut Random, faults: Faults, sectors: usize) -> Vec<bool> {
     if !random.chance(faults.survives_power_cut) {
         vec![false; sectors]
@@ -671,7 +688,8 @@ impl Device for SimDisk {
         self.0.core.capacity_bytes()
     }
 
-    /// It is as long as it is told to be; what was never written is zero, and what is cut off stays out of sight.
+    /// It is as long as it is told to be; what was never written is zero, and what is cut off stays
+    /// out of sight.
     fn set_capacity(&self, bytes: u64, _: Option<&Progress>) -> Result<(), OpenError> {
         self.0.core.store_capacity(bytes);
         Ok(())
@@ -681,7 +699,8 @@ impl Device for SimDisk {
         self.acquire()
     }
 
-    /// Filled with a pattern, so that nobody comes to rely on zeroes that a real pool would not give.
+    /// Filled with a pattern, so that nobody comes to rely on zeroes that a real pool would not
+    /// give.
     fn alloc(&self, len_bytes: usize) -> AlignedBuf {
         let mut buf = AlignedBuf::zeroed(len_bytes);
         buf.fill(0xa5);

@@ -1,4 +1,5 @@
-//! A target as the kernel sees it: opened, locked, measured; created and pre-written where it is a new file.
+//! A target as the kernel sees it: opened, locked, measured; created and pre-written where it is a
+//! new file.
 
 #[cfg(test)]
 mod tests;
@@ -39,8 +40,9 @@ pub(crate) struct Target {
 
 /// Nobody else has the target open for writing as long as this lives.
 ///
-/// It is a descriptor of its own, through which no request goes: io_uring keeps the file of a request for a moment after it
-/// has completed, and with it whatever is tied to that open file. This one is given up when it is dropped, not later.
+/// It is a descriptor of its own, through which no request goes: io_uring keeps the file of a
+/// request for a moment after it has completed, and with it whatever is tied to that open file.
+/// This one is given up when it is dropped, not later.
 #[derive(Debug)]
 pub(crate) struct Claim(OwnedFd);
 
@@ -52,8 +54,9 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // Closing alone would leave a file locked while a child process that was just forked still has its copy of the
-        // descriptor. Nothing is locked on a block device, and unlocking it does no harm.
+        // Closing alone would leave a file locked while a child process that was just forked still
+        // has its copy of the descriptor. Nothing is locked on a block device, and unlocking it
+        // does no harm.
         if let Err(errno) = rustix::fs::flock(&self.0, FlockOperation::Unlock) {
             tracing::warn!("unlocking a target: {errno}");
         }
@@ -104,10 +107,11 @@ impl Target {
     }
 }
 
-/// Claim what exists, or find that somebody else has. Never waits: whoever has it keeps it as long as it runs.
+/// Claim what exists, or find that somebody else has. Never waits: whoever has it keeps it as long
+/// as it runs.
 fn take(path: &Path, file_type: FileType) -> Result<Claim, OpenError> {
-    // O_EXCL without O_CREAT on a block device fails with EBUSY if the device is mounted, part of a device-mapper or md
-    // target, or open with O_EXCL elsewhere (open(2), "Since Linux 2.6").
+    // O_EXCL without O_CREAT on a block device fails with EBUSY if the device is mounted, part of a
+    // device-mapper or md target, or open with O_EXCL elsewhere (open(2), "Since Linux 2.6").
     let flags = match file_type {
         FileType::BlockDevice => OFlags::RDWR | OFlags::EXCL,
         _ => OFlags::RDWR,
@@ -175,15 +179,15 @@ fn block_device_bytes(fd: &OwnedFd) -> Result<u64, Errno> {
     use rustix::ioctl::{Getter, ioctl, opcode};
     // linux/fs.h: BLKGETSIZE64 = _IOR(0x12, 114, size_t)
     const BLKGETSIZE64: rustix::ioctl::Opcode = opcode::read::<usize>(0x12, 114);
-    // SAFETY: the opcode writes one u64, its `size_t` notwithstanding (block/ioctl.c `put_u64`), to the pointer that
-    // `Getter<_, u64>` provides.
+    // SAFETY: the opcode writes one u64, its `size_t` notwithstanding (block/ioctl.c `put_u64`), to
+    // the pointer that `Getter<_, u64>` provides.
     let getter = unsafe { Getter::<BLKGETSIZE64, u64>::new() };
     // SAFETY: opcode and output type belong together, as argued above.
     unsafe { ioctl(fd, getter) }
 }
 
-/// What sysfs says of the device number `device` in the first of these files that there is. A partition has none of
-/// them, its parent directory has.
+/// What sysfs says of the device number `device` in the first of these files that there is. A
+/// partition has none of them, its parent directory has.
 fn sysfs_attribute(sysfs: &Path, device: u64, file: &str) -> Option<String> {
     let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let directory = fs::canonicalize(sysfs.join(number)).ok()?;
@@ -192,16 +196,17 @@ fn sysfs_attribute(sysfs: &Path, device: u64, file: &str) -> Option<String> {
     read(&directory).or_else(|| read(whole))
 }
 
-/// Whether the device number `device` has a volatile write cache, by `queue/write_cache` below `sysfs`
-/// (Documentation/ABI/stable/sysfs-block). What can not be read counts as volatile.
+/// Whether the device number `device` has a volatile write cache, by `queue/write_cache` below
+/// `sysfs` (Documentation/ABI/stable/sysfs-block). What cannot be read counts as volatile.
 fn volatile_cache(sysfs: &Path, device: u64) -> bool {
     sysfs_attribute(sysfs, device, "queue/write_cache")
         .is_none_or(|state| state.trim() != "write through")
 }
 
-/// Why the device number `device` must not hold a log, if it is a loop device over a sparse file: when the file system
-/// below is full, the loop driver reports a write that was cut short as done (drivers/block/loop.c, `lo_complete_rq`
-/// checks for short transfers of reads only). A file that cannot be opened from here is not checked.
+/// Why the device number `device` must not hold a log, if it is a loop device over a sparse file:
+/// when the file system below is full, the loop driver reports a write that was cut short as done
+/// (drivers/block/loop.c, `lo_complete_rq` checks for short transfers of reads only). A file that
+/// cannot be opened from here is not checked.
 fn sparse_loop_device(sysfs: &Path, device: u64) -> Option<String> {
     let path = sysfs_attribute(sysfs, device, "loop/backing_file")?;
     let path = path.trim_end_matches('\n');
@@ -246,13 +251,14 @@ fn measure_file(path: &Path, fd: OwnedFd, claim: Option<Arc<Claim>>) -> Result<T
     let logical_block_bytes =
         if known && stat.stx_dio_offset_align > 0 { stat.stx_dio_offset_align } else { 512 };
     if claim.is_some() {
-        // A copy for inspection may be sparse; a log may not: its writes would allocate, and could fail for want of space.
+        // A copy for inspection may be sparse; a log may not: its writes would allocate, and could
+        // fail for want of space.
         let hole = rustix::fs::seek(&fd, SeekFrom::Hole(0))
             .map_err(|errno| error(path, "looking for holes", errno))?;
         if hole < capacity_bytes {
             let reason = format!(
                 "is sparse (a hole at byte {hole}); fill it, for instance with `cp --sparse=never`, or let it be created here. \
-                 A file system that compresses zeros away can not be used"
+                 A file system that compresses zeros away cannot be used"
             );
             return Err(unsuitable(path, reason));
         }
@@ -269,13 +275,13 @@ fn measure_file(path: &Path, fd: OwnedFd, claim: Option<Arc<Claim>>) -> Result<T
 
 /// Create `path` with `bytes` zeroes, all of them written.
 ///
-/// The file is made as `path.creating` and renamed when it is complete and synced: a file at `path` is always a whole
-/// one, and a crash leaves at most the other, which the next attempt starts over. Two that create at once are kept
-/// apart by the lock on `path.creating`.
+/// The file is made as `path.creating` and renamed when it is complete and synced: a file at `path`
+/// is always a whole one, and a crash leaves at most the other, which the next attempt starts over.
+/// Two that create at once are kept apart by the lock on `path.creating`.
 fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Claim, OpenError> {
     if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES as u64) {
         let reason =
-            format!("can not be created with {bytes} bytes: no positive multiple of {PAGE_BYTES}");
+            format!("cannot be created with {bytes} bytes: no positive multiple of {PAGE_BYTES}");
         return Err(unsuitable(path, reason));
     }
     if !directory(path).is_dir() {
@@ -308,7 +314,8 @@ fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Claim, OpenE
     Ok(claim)
 }
 
-/// Whether `directory` is `/dev` or one below it, and no file system of its own that is mounted there, as `/dev/shm` is.
+/// Whether `directory` is `/dev` or one below it, and no file system of its own that is mounted
+/// there, as `/dev/shm` is.
 fn is_among_devices(directory: &Path) -> bool {
     let devices = Path::new("/dev");
     fs::canonicalize(directory).is_ok_and(|directory| directory.starts_with(devices))
@@ -326,7 +333,8 @@ fn lengthen(
     progress: Option<&Progress>,
 ) -> Result<(), OpenError> {
     let length = range.start;
-    // The length grows with what is written, never ahead of it: killed at any moment, this leaves a file without a hole.
+    // The length grows with what is written, never ahead of it: killed at any moment, this leaves a
+    // file without a hole.
     let written = prewrite(path, fd, range, FallocateFlags::KEEP_SIZE, progress);
     if written.is_err()
         && let Err(left) = rustix::fs::ftruncate(fd, length)
@@ -339,7 +347,8 @@ fn lengthen(
     written
 }
 
-/// See [`crate::Device::set_capacity`]. Returns the capacity of an open target from now on; `path` is for messages.
+/// See [`crate::Device::set_capacity`]. Returns the capacity of an open target from now on; `path`
+/// is for messages.
 pub(crate) fn set_capacity(
     path: &Path,
     claim: &Claim,
@@ -365,7 +374,8 @@ pub(crate) fn set_capacity(
         rustix::fs::ftruncate(fd, bytes).map_err(|errno| error(path, "shortening it", errno))?;
         return Ok(bytes);
     }
-    // What is written past the page cache does not push out what others have there. Not every file system can.
+    // What is written past the page cache does not push out what others have there. Not every file
+    // system can.
     match rustix::fs::fcntl_getfl(fd)
         .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT))
     {
@@ -376,7 +386,8 @@ pub(crate) fn set_capacity(
     Ok(bytes)
 }
 
-/// Write zeroes to `range` of the file, its end, and sync it. `progress` is told the bytes of the range.
+/// Write zeroes to `range` of the file, its end, and sync it. `progress` is told the bytes of the
+/// range.
 fn prewrite(
     path: &Path,
     fd: &OwnedFd,
@@ -396,17 +407,19 @@ fn prewrite(
         && range.end > limit
     {
         let reason = format!(
-            "can not have {} bytes: the files of this process are limited to {limit} bytes (ulimit -f)",
+            "cannot have {} bytes: the files of this process are limited to {limit} bytes (ulimit -f)",
             range.end
         );
         return Err(unsuitable(path, reason));
     }
-    // Ask first: finding out by reserving fills the file system up for everybody else. Some do not count (0 blocks).
+    // Ask first: finding out by reserving fills the file system up for everybody else. Some do not
+    // count (0 blocks).
     let space = rustix::fs::fstatvfs(fd).map_err(failed)?;
     if space.f_blocks > 0 && space.f_bavail.saturating_mul(space.f_frsize) < bytes {
         return Err(failed(Errno::NOSPC));
     }
-    // Keeps the file in one piece, and the space from others while it is written. Not every file system can.
+    // Keeps the file in one piece, and the space from others while it is written. Not every file
+    // system can.
     match rustix::fs::fallocate(fd, reserve, range.start, bytes) {
         Ok(()) | Err(Errno::OPNOTSUPP) => {}
         Err(errno) => return Err(failed(errno)),
@@ -438,7 +451,8 @@ fn publish(creating: &Path, path: &Path) -> Result<(), OpenError> {
             let reason = "something of this name appeared while it was created".into();
             return Err(unsuitable(path, reason));
         }
-        // A file system without NOREPLACE (NFS): the lock on `creating` still keeps others of our kind out.
+        // A file system without NOREPLACE (NFS): the lock on `creating` still keeps others of our
+        // kind out.
         Err(Errno::INVAL) => rustix::fs::rename(creating, path).map_err(failed)?,
         Err(errno) => return Err(failed(errno)),
     }
@@ -461,8 +475,9 @@ fn directory(path: &Path) -> &Path {
     }
 }
 
-/// Open with Direct I/O, or through the page cache where the file system refuses that: durable writes stay durable
-/// (RWF_DSYNC and fdatasync do not depend on it), but they are copied and compete for memory.
+/// Open with Direct I/O, or through the page cache where the file system refuses that: durable
+/// writes stay durable (RWF_DSYNC and fdatasync do not depend on it), but they are copied and
+/// compete for memory.
 fn open_direct(path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, OpenError> {
     let flags = flags | OFlags::CLOEXEC;
     let opened = match rustix::fs::open(path, flags | OFlags::DIRECT, mode) {

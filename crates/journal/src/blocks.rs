@@ -1,4 +1,5 @@
-//! What was read from the disk not long ago: frames that were decompressed, and records that were read more than once. Bounded by bytes.
+//! What was read from the disk not long ago: frames that were decompressed, and records that were
+//! read more than once. Bounded by bytes.
 
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
@@ -7,16 +8,19 @@ use crate::memory;
 use crate::place::{Granule, JournalNumber};
 use crate::sync::Arc;
 
-/// The bytes of a frame, of several that one record lies in, or of a record. Values that were read of them keep them alive.
+/// The bytes of a frame, of several that one record lies in, or of a record. Values that were read
+/// of them keep them alive.
 pub(crate) type Block = Arc<Vec<u8>>;
 
-/// A frame, or the beginning of a record. Its bytes never change, and numbers of journals are not used again; so nothing has to be removed when a journal goes, or is compressed.
+/// A frame, or the beginning of a record. Its bytes never change, and numbers of journals are not
+/// used again; so nothing has to be removed when a journal goes, or is compressed.
 type Key = (JournalNumber, u32);
 
 /// A longer record is not kept by itself: it would push out much that is read more often.
 const MOST_RECORD_BYTES: usize = 64 << 10;
 
-/// Frames have this part of the memory: each read of a record that is not kept brings one of 16 KiB, so with the records in one queue they would push them out before these are read again.
+/// Frames have this part of the memory: each read of a record that is not kept brings one of 16
+/// KiB, so with the records in one queue they would push them out before these are read again.
 const FRAMES_PART: usize = 4;
 
 /// What an entry takes beside its bytes, about.
@@ -24,7 +28,8 @@ const ENTRY_BYTES: usize = 128;
 /// Of a frame of small records, and of a small record, to estimate how many fit.
 const USUAL_FRAME_BYTES: usize = 16 << 10;
 const USUAL_RECORD_BYTES: usize = 512;
-/// What was read more than once gets this part; the rest is for what comes in, so that several records are read of a frame before it goes.
+/// What was read more than once gets this part; the rest is for what comes in, so that several
+/// records are read of a frame before it goes.
 const HOT_PART: f64 = 0.75;
 
 #[derive(Clone)]
@@ -88,13 +93,15 @@ impl Blocks {
         self.records.as_ref()?.get(&(number, first.0))
     }
 
-    /// The same for whoever removes it, or asks for all there are: that is no use that it should be kept for.
+    /// The same for whoever removes it, or asks for all there are: that is no use that it should be
+    /// kept for.
     pub(crate) fn peek_record(&self, number: JournalNumber, first: Granule) -> Option<Block> {
         self.records.as_ref()?.peek(&(number, first.0))
     }
 
-    /// Keep a record that was read from the disk, and not for the first time: one in a thousand of the keys may be asked for as often as all others together, and lies anywhere. A journal in memory
-    /// for it, or a frame, would be a thousand, or a hundred times as much.
+    /// Keep a record that was read from the disk, and not for the first time: one in a thousand of
+    /// the keys may be asked for as often as all others together, and lies anywhere. A journal in
+    /// memory for it, or a frame, would be a thousand, or a hundred times as much.
     pub(crate) fn keep_record(&self, number: JournalNumber, first: Granule, record: &[u8]) {
         let Some(records) = &self.records else { return };
         if record.len() <= MOST_RECORD_BYTES

@@ -36,9 +36,11 @@ use crate::sync::Arc;
 /// Of reads in memory one of so many is counted for its journal, for all of them.
 pub(crate) const READS_PER_COUNT: u64 = 16;
 
-/// A key-value cache in a directory. All calls may come from any thread, at one time; they block on the disk only where they say so.
+/// A key-value cache in a directory. All calls may come from any thread, at one time; they block on
+/// the disk only where they say so.
 ///
-/// Dropping it writes what is not yet written; [`Cache::close`] does the same and reports whether it succeeded.
+/// Dropping it writes what is not yet written; [`Cache::close`] does the same and reports whether
+/// it succeeded.
 pub struct Cache {
     pub(crate) shared: Arc<Shared>,
     recovered: Recovered,
@@ -53,11 +55,13 @@ struct Running {
 }
 
 impl Cache {
-    /// Open the cache in `path`, or make one there. Blocks: ten million keys take about a second, if the cache was closed or its journals were full.
+    /// Open the cache in `path`, or make one there. Blocks: ten million keys take about a second,
+    /// if the cache was closed or its journals were full.
     ///
     /// # Errors
-    /// Somebody has it open; it can not be used as it is; options are outside of their bounds; there is no room for a journal, and nothing that may be evicted for it; there is no memory for journals or
-    /// index; the system.
+    /// Somebody has it open; it cannot be used as it is; options are outside of their bounds;
+    /// there is no room for a journal, and nothing that may be evicted for it; there is no memory
+    /// for journals or index; the system.
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
         let path = path.as_ref();
         if !options.create {
@@ -93,7 +97,8 @@ impl Cache {
             move || keep::run(&keeper),
             |shared| {
                 shared.keep.waker.close();
-                // It may wait for a journal, which can not be made as long as others have all files.
+                // It may wait for a journal, which cannot be made as long as others have all
+                // files.
                 shared.flush.tell();
             },
         )?;
@@ -119,17 +124,21 @@ impl Cache {
 
     /// Write a value under its key. What was there before is gone.
     ///
-    /// Waits for the flusher where writers are faster than the disk, and for stable storage with [`crate::Durability::Always`].
+    /// Waits for the flusher where writers are faster than the disk, and for stable storage with
+    /// [`crate::Durability::Always`].
     ///
     /// # Errors
-    /// Key or value are too long, or the key is empty; the disk is full and nothing may be evicted, or eviction fails; a write has failed, now or before. With [`crate::Durability::Always`] a value whose sync has failed may
-    /// be read until the cache is closed, and be there or not after it is opened again.
+    /// Key or value are too long, or the key is empty; the disk is full and nothing may be evicted,
+    /// or eviction fails; a write has failed, now or before. With [`crate::Durability::Always`] a
+    /// value whose sync has failed may be read until the cache is closed, and be there or not after
+    /// it is opened again.
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
         self.shared.put(key, value, None)
     }
 
-    /// The same; after `ttl` it counts as absent. By the system's clock and to the millisecond: with less than one it is absent at once, and where the clock is set back it is there for longer. The
-    /// time goes on while the cache is closed.
+    /// The same; after `ttl` it counts as absent. By the system's clock and to the millisecond:
+    /// with less than one it is absent at once, and where the clock is set back it is there for
+    /// longer. The time goes on while the cache is closed.
     ///
     /// # Errors
     /// As [`Self::put`].
@@ -137,7 +146,8 @@ impl Cache {
         self.shared.put(key, value, Some(self.shared.clock.expiry(ttl)))
     }
 
-    /// Whether [`Self::put`] would take them, by their lengths: for those who write several or none.
+    /// Whether [`Self::put`] would take them, by their lengths: for those who write several or
+    /// none.
     ///
     /// # Errors
     /// Key or value are too long, or the key is empty.
@@ -145,24 +155,29 @@ impl Cache {
         self.shared.new_value(key, value, None).map(drop)
     }
 
-    /// The same as [`Self::put`] or [`Self::put_with_ttl`] for threads that must not wait for the disk: false, and nothing is written, if it would have to. So it is always with
+    /// The same as [`Self::put`] or [`Self::put_with_ttl`] for threads that must not wait for the
+    /// disk: false, and nothing is written, if it would have to. So it is always with
     /// [`crate::Durability::Always`].
     ///
     /// # Errors
-    /// Key or value are too long, or the key is empty; there is no memory for a larger index; a write has failed before.
+    /// Key or value are too long, or the key is empty; there is no memory for a larger index; a
+    /// write has failed before.
     pub fn try_put(&self, key: &[u8], value: &[u8], ttl: Option<Duration>) -> Result<bool> {
         self.shared.try_put(key, value, ttl.map(|ttl| self.shared.clock.expiry(ttl)))
     }
 
-    /// Write a value depending on what is there, and learn what was there, in one step that nobody comes between.
+    /// Write a value depending on what is there, and learn what was there, in one step that nobody
+    /// comes between.
     ///
     /// # Errors
-    /// As [`Self::put`], and as [`Self::get`]: what is there is read, from the disk if it is not in memory.
+    /// As [`Self::put`], and as [`Self::get`]: what is there is read, from the disk if it is not in
+    /// memory.
     pub fn swap(&self, key: &[u8], value: &[u8], when: When, ttl: Ttl) -> Result<Swapped> {
         self.shared.swap(key, value, when, ttl)
     }
 
-    /// Write a value, with or without a time to live, if there is none under its key; returns whether it was written. Of several callers one succeeds.
+    /// Write a value, with or without a time to live, if there is none under its key; returns
+    /// whether it was written. Of several callers one succeeds.
     ///
     /// # Errors
     /// As [`Self::put`]. May read the disk, if what is there has a time to live.
@@ -170,26 +185,31 @@ impl Cache {
         self.shared.put_if_absent(key, value, ttl.map(|ttl| self.shared.clock.expiry(ttl)))
     }
 
-    /// Remove a key; returns whether it was there. May read the disk, if what is there has a time to live.
+    /// Remove a key; returns whether it was there. May read the disk, if what is there has a time
+    /// to live.
     ///
     /// # Errors
-    /// The key is empty or too long; the disk is full and nothing may be evicted, or eviction fails; a write has failed, now or before. What can not be read counts as there. With [`crate::Durability::Always`] a key whose
-    /// removal could not be synced is absent until the cache is closed, and there or not after it is opened again.
+    /// The key is empty or too long; the disk is full and nothing may be evicted, or eviction
+    /// fails; a write has failed, now or before. What cannot be read counts as there. With
+    /// [`crate::Durability::Always`] a key whose removal could not be synced is absent until the
+    /// cache is closed, and there or not after it is opened again.
     pub fn delete(&self, key: &[u8]) -> Result<bool> {
         self.shared.delete(key)
     }
 
-    /// The value of a key: a view of memory, without a copy. It keeps the whole journal in memory that it is in, so those who keep it for long take its bytes with `to_vec`.
+    /// The value of a key: a view of memory, without a copy. It keeps the whole journal in memory
+    /// that it is in, so those who keep it for long take its bytes with `to_vec`.
     ///
     /// Reads the disk, if the record is not in memory.
     ///
     /// # Errors
-    /// The record is damaged, or can not be read.
+    /// The record is damaged, or cannot be read.
     pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
         Ok(self.find(key)?.map(|found| found.value))
     }
 
-    /// The same as bytes of one's own, which keep nothing in memory but themselves. (A `Vec` and nothing with a counter: whoever wants to share them makes that of it without another copy.)
+    /// The same as bytes of one's own, which keep nothing in memory but themselves. (A `Vec` and
+    /// nothing with a counter: whoever wants to share them makes that of it without another copy.)
     ///
     /// # Errors
     /// As [`Self::get`].
@@ -198,7 +218,8 @@ impl Cache {
         memory::copy(&value).map(Some).map_err(self.shared.no_memory("a value"))
     }
 
-    /// The value of a key, and the time that is left to it, for threads that must not wait for the disk: it is not read, and nothing is decompressed.
+    /// The value of a key, and the time that is left to it, for threads that must not wait for the
+    /// disk: it is not read, and nothing is decompressed.
     ///
     /// # Errors
     /// As [`Self::get`]; what is in memory was checked when it came there.
@@ -214,16 +235,21 @@ impl Cache {
         })
     }
 
-    /// Memory that reading a key takes for itself, in bytes: the size of its record, or up to a quarter more; 0 if there is none, or if that is in a journal in memory.
+    /// Memory that reading a key takes for itself, in bytes: the size of its record, or up to a
+    /// quarter more; 0 if there is none, or if that is in a journal in memory.
     ///
-    /// On top comes what is read with it: of a plain record the rest of its pages, less than 8 KiB; of a compressed one the frames that it lies in, as they are stored and decompressed. A frame has
-    /// 16 KiB where records are short, up to 256 KiB where they are long, and of a record in more than four of them the stored ones are read by the MiB.
+    /// On top comes what is read with it: of a plain record the rest of its pages, less than 8 KiB;
+    /// of a compressed one the frames that it lies in, as they are stored and decompressed. A frame
+    /// has 16 KiB where records are short, up to 256 KiB where they are long, and of a record in
+    /// more than four of them the stored ones are read by the MiB.
     pub fn read_bytes(&self, key: &[u8]) -> usize {
         let named = self.shared.index.find(self.shared.hasher.hash(key));
         named.map_or(0, |place| self.shared.cold_bytes(place))
     }
 
-    /// The same for what asks only whether the key is there: [`Self::put_if_absent`], [`Self::delete`] and [`Self::delete_many`]. 0 also for a record without a time to live, of which they read nothing.
+    /// The same for what asks only whether the key is there: [`Self::put_if_absent`],
+    /// [`Self::delete`] and [`Self::delete_many`]. 0 also for a record without a time to live, of
+    /// which they read nothing.
     pub fn presence_bytes(&self, key: &[u8]) -> usize {
         let named = self.shared.index.find(self.shared.hasher.hash(key));
         let read = named.filter(|place| place.expires());
@@ -240,7 +266,8 @@ impl Cache {
         Ok(found.map(|found| (found.value, found.expires_at.map(left))))
     }
 
-    /// Whether there is a value under a key. That there is none the index knows, nearly always; that there is one the record has to say, which is read from the disk if it is not in memory.
+    /// Whether there is a value under a key. That there is none the index knows, nearly always;
+    /// that there is one the record has to say, which is read from the disk if it is not in memory.
     ///
     /// # Errors
     /// As [`Self::get`].
@@ -284,7 +311,8 @@ impl Cache {
                 if named.is_none_or(|now| now.is_same(place)) {
                     return Ok(Read::Absent);
                 }
-                // It was replaced since it was seen, perhaps before its time: then there was a value all the time.
+                // It was replaced since it was seen, perhaps before its time: then there was a
+                // value all the time.
                 continue;
             }
             let (range, expires_at) = (record.value_range(), record.expires_at());
@@ -297,32 +325,46 @@ impl Cache {
         }
     }
 
-    /// All keys and values, the oldest first. What is there all the time is returned at least once; what is written meanwhile may be returned, and what is moved twice. A value that was replaced or removed by a call that had returned before the iteration began is not returned. As long as
-    /// such a call is under way the iteration may have what it writes before others read it, and what it replaces or removes after they do not any more.
+    /// All keys and values, the oldest first. What is there all the time is returned at least once;
+    /// what is written meanwhile may be returned, and what is moved twice. A value that was
+    /// replaced or removed by a call that had returned before the iteration began is not returned.
+    /// As long as such a call is under way the iteration may have what it writes before others read
+    /// it, and what it replaces or removes after they do not any more.
     ///
-    /// Records that are not in memory are read by the MiB, or in the length of the longest one: the iteration has so much memory beside the budget, and each entry or value that is kept keeps the piece that it was read in.
-    /// Where damage is met it has the memory of a journal, until it is through with that.
+    /// Records that are not in memory are read by the MiB, or in the length of the longest one: the
+    /// iteration has so much memory beside the budget, and each entry or value that is kept keeps
+    /// the piece that it was read in. Where damage is met it has the memory of a journal, until it
+    /// is through with that.
     ///
-    /// An item is an error where a journal can not be read; the next one is of the journal behind it.
+    /// An item is an error where a journal cannot be read; the next one is of the journal behind
+    /// it.
     pub fn iter(&self) -> Iter<'_> {
         Iter::new(&self.shared)
     }
 
-    /// Some keys, at least `limit` if there are so many, and where to go on: for those who can not keep an [`Iter`] between two calls. `ScanCursor::default()` is the beginning; any other
+    /// Some keys, at least `limit` if there are so many, and where to go on: for those who cannot
+    /// keep an [`Iter`] between two calls. `ScanCursor::default()` is the beginning; any other
     /// number is a place too. Reads the disk, once for each key whose record is not in memory.
     ///
-    /// Over all calls from the beginning to the end each key that is there all the time is returned; and in the end they come, whatever is written meanwhile. A key is returned twice only if it was
-    /// removed and written again. One call returns fewer keys than asked if it finds few in 8,192 buckets of the index, or if they have a MiB together.
+    /// Over all calls from the beginning to the end each key that is there all the time is
+    /// returned; and in the end they come, whatever is written meanwhile. A key is returned twice
+    /// only if it was removed and written again. One call returns fewer keys than asked if it finds
+    /// few in 8,192 buckets of the index, or if they have a MiB together.
     ///
     /// # Errors
-    /// The system. A record that is damaged is left out if its key is not known for sure; of a long one it may be.
+    /// The system. A record that is damaged is left out if its key is not known for sure; of a long
+    /// one it may be.
     pub fn scan(&self, from: ScanCursor, limit: usize) -> Result<Scanned> {
         let scanned = self.shared.scan(from, limit, |_| true)?;
         Ok(scanned.expect("every read was let pass"))
     }
 
-    /// The same for those who bound the memory of what is read at the same time: `may_read` hears, before each read, how many bytes it takes, and what the one before took has gone by then. That is 0
-    /// for a record in memory, its journal or itself, up to 8 KiB for the beginning of one of more than 16 KiB, and else, or where that does not tell enough, as much as [`Self::read_bytes`] says. When it says no, what was found before is returned, or `None` if that is nothing: no key is left out, and none comes twice.
+    /// The same for those who bound the memory of what is read at the same time: `may_read` hears,
+    /// before each read, how many bytes it takes, and what the one before took has gone by then.
+    /// That is 0 for a record in memory, its journal or itself, up to 8 KiB for the beginning of
+    /// one of more than 16 KiB, and else, or where that does not tell enough, as much as
+    /// [`Self::read_bytes`] says. When it says no, what was found before is returned, or `None` if
+    /// that is nothing: no key is left out, and none comes twice.
     ///
     /// # Errors
     /// As [`Self::scan`].
@@ -335,18 +377,24 @@ impl Cache {
         self.shared.scan(from, limit, may_read)
     }
 
-    /// Write anew what is alive in each sealed journal that holds something else too, and remove it. What is done in the background anyhow, where it is worth it, is done here for the smallest gain,
-    /// and without pauses: for whoever wants the space, and has the time. Blocks; `progress` hears of each journal.
+    /// Write anew what is alive in each sealed journal that holds something else too, and remove
+    /// it. What is done in the background anyhow, where it is worth it, is done here for the
+    /// smallest gain, and without pauses: for whoever wants the space, and has the time. Blocks;
+    /// `progress` hears of each journal.
     ///
-    /// The newest journal is not sealed. Damaged ones stay, but for those whose damage the opening has found by reading all of them for want of a hint. Where writers take all the room there is, it waits for eviction.
+    /// The newest journal is not sealed. Damaged ones stay, but for those whose damage the opening
+    /// has found by reading all of them for want of a hint. Where writers take all the room there
+    /// is, it waits for eviction.
     ///
     /// # Errors
-    /// The disk budget leaves no room to move records to, and nothing may be evicted, or eviction fails; a file can not be read or written.
+    /// The disk budget leaves no room to move records to, and nothing may be evicted, or eviction
+    /// fails; a file cannot be read or written.
     pub fn compact(&self, progress: impl FnMut(&Compacted)) -> Result<Compacted> {
         self.shared.compact_all(progress)
     }
 
-    /// Remove what openings have kept aside because it could not be read (`*.damaged`): it is in no budget. How many files those were.
+    /// Remove what openings have kept aside because it could not be read (`*.damaged`): it is in no
+    /// budget. How many files those were.
     ///
     /// # Errors
     /// The system.
@@ -367,8 +415,9 @@ impl Cache {
         self.shared.flush.failure()
     }
 
-    /// Why the last work in the background has failed, if it has: removing a journal, say. It is tried again, each second. If it was eviction, who needs the room gets the same error until one has succeeded; else nothing is
-    /// missing but what that work is for.
+    /// Why the last work in the background has failed, if it has: removing a journal, say. It is
+    /// tried again, each second. If it was eviction, who needs the room gets the same error until
+    /// one has succeeded; else nothing is missing but what that work is for.
     pub fn upkeep_failure(&self) -> Option<Error> {
         self.shared.keep.failure.lock().clone()
     }
@@ -462,16 +511,19 @@ pub enum Lookup {
     Found(Value, Option<Duration>),
     /// There is none.
     Absent,
-    /// Its journal is not in memory: [`Cache::get`] reads the disk, unless it finds the record decompressed.
+    /// Its journal is not in memory: [`Cache::get`] reads the disk, unless it finds the record
+    /// decompressed.
     OnDisk,
 }
 
 thread_local! {
-    /// Which reads are counted: by chance, so that no key and no rhythm of a caller is left out. 0: it is the thread's first.
+    /// Which reads are counted: by chance, so that no key and no rhythm of a caller is left out. 0:
+    /// it is the thread's first.
     static CHANCE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Where a thread begins, each in another place: or those that read little would all leave out the same of their reads, perhaps each one.
+/// Where a thread begins, each in another place: or those that read little would all leave out the
+/// same of their reads, perhaps each one.
 #[cold]
 fn first_chance() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);

@@ -11,17 +11,20 @@ use crate::options::Contents;
 use crate::place::JournalNumber;
 use crate::shared::Shared;
 
-/// Behind the name of a journal that an opening could not use, and has kept for somebody to look at.
+/// Behind the name of a journal that an opening could not use, and has kept for somebody to look
+/// at.
 const SET_ASIDE: &str = ".damaged";
 /// In the root of a file system, which may be a cache's own.
 const LOST_AND_FOUND: &str = "lost+found";
 
 /// Remove the cache in `path`, whatever state it is in: the next opening makes a new one.
 ///
-/// Of a cache whose file `cache` is missing or damaged nobody can read anything any more, and nobody can tell what its `contents` were: it is removed.
+/// Of a cache whose file `cache` is missing or damaged nobody can read anything any more, and
+/// nobody can tell what its `contents` were: it is removed.
 ///
 /// # Errors
-/// Somebody has it open; it was made with other `contents`, or the directory has something else in it, and then nothing is removed; the system.
+/// Somebody has it open; it was made with other `contents`, or the directory has something else in
+/// it, and then nothing is removed; the system.
 pub fn clear(path: impl AsRef<Path>, contents: Contents) -> Result<()> {
     let path = path.as_ref();
     let directory = RealDirectory::open(path, false)
@@ -36,12 +39,14 @@ pub fn clear(path: impl AsRef<Path>, contents: Contents) -> Result<()> {
     }
     names.retain(|name| is_of_a_cache(name));
     check_contents_of(&directory, &names, contents)?;
-    // The identity last: whatever an interruption leaves is found as it was, and can be cleared again.
+    // The identity last: whatever an interruption leaves is found as it was, and can be cleared
+    // again.
     names.sort_unstable_by_key(|name| name == IDENTITY);
     names.iter().try_for_each(|name| remove(&directory, name))
 }
 
-/// Journals that openings could not use, and have kept for somebody to look at: files named `*.journal.damaged`, with a count in front of `.journal` where there was one of that name.
+/// Journals that openings could not use, and have kept for somebody to look at: files named
+/// `*.journal.damaged`, with a count in front of `.journal` where there was one of that name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeptAside {
     /// How many there are.
@@ -56,14 +61,15 @@ impl KeptAside {
         let mut found = Self::default();
         for name in names.iter().filter(|name| is_set_aside(name)) {
             found.files += 1;
-            // One that can not be opened is in nobody's way.
+            // One that cannot be opened is in nobody's way.
             found.bytes += directory.open(name).and_then(|file| file.len_bytes()).unwrap_or(0);
         }
         found
     }
 }
 
-/// What openings of the cache in `path` have kept aside. Writes nothing, and needs no cache that can be opened; it may be in use.
+/// What openings of the cache in `path` have kept aside. Writes nothing, and needs no cache that
+/// can be opened; it may be in use.
 ///
 /// # Errors
 /// The system.
@@ -95,12 +101,13 @@ fn remove(directory: &dyn Directory, name: &str) -> Result<()> {
     directory.remove(name).map_err(Error::io(path, "removing a file of a cache"))
 }
 
-/// The first name of a journal that can not be used.
+/// The first name of a journal that cannot be used.
 pub(crate) fn first_set_aside_name(number: JournalNumber) -> String {
     format!("{}{SET_ASIDE}", file_name(number))
 }
 
-/// What a journal that can not be used is called from now on: no name that there is, since what has that may be all that is left of another one.
+/// What a journal that cannot be used is called from now on: no name that there is, since what has
+/// that may be all that is left of another one.
 pub(crate) fn set_aside_name(number: JournalNumber, names: &[String]) -> String {
     let journal = file_name(number);
     let digits = journal.strip_suffix(NAME_END).expect("a journal's name");
@@ -118,7 +125,8 @@ pub(crate) fn is_set_aside(name: &str) -> bool {
     is_count && journal_number(&format!("{digits}{NAME_END}")).is_some()
 }
 
-/// Whether somebody else has made it: a cache has no files of this name, and no file system has by itself.
+/// Whether somebody else has made it: a cache has no files of this name, and no file system has by
+/// itself.
 pub(crate) fn is_foreign(name: &str) -> bool {
     name != LOST_AND_FOUND && !is_of_a_cache(name)
 }
@@ -176,7 +184,8 @@ mod tests {
         assert!(path.join(LOST_AND_FOUND).exists());
     }
 
-    /// Whoever is given the directory of another program by mistake neither reads nor removes what that has.
+    /// Whoever is given the directory of another program by mistake neither reads nor removes what
+    /// that has.
     #[test]
     fn a_cache_for_something_else_is_neither_opened_nor_cleared() {
         let directory = tempfile::tempdir().unwrap();

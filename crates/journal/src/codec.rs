@@ -129,7 +129,8 @@ impl Encoder {
         memory::zeroes(most_bytes(plain_bytes))
     }
 
-    /// `from` in fewer bytes; `None` if there is no such thing. `room` is memory for it, which is made as large as it has to be.
+    /// `from` in fewer bytes; `None` if there is no such thing. `room` is memory for it, which is
+    /// made as large as it has to be.
     ///
     /// # Errors
     /// There is no memory for it.
@@ -152,7 +153,8 @@ impl Encoder {
     }
 }
 
-/// More than any of them makes of what can not be compressed: LZ4 a tenth and 20 bytes, Snappy a sixth and 32, zstd a 256th and 64.
+/// More than any of them makes of what cannot be compressed: LZ4 a tenth and 20 bytes, Snappy a
+/// sixth and 32, zstd a 256th and 64.
 fn most_bytes(plain_bytes: usize) -> usize {
     plain_bytes + plain_bytes / 4 + 256
 }

@@ -1,4 +1,5 @@
-//! Compaction: a journal with few live records is written anew and removed. What may go without a trace: `docs/format/journal.md`, section 7.
+//! Compaction: a journal with few live records is written anew and removed. What may go without a
+//! trace: `docs/format/journal.md`, section 7.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -16,11 +17,14 @@ use crate::room::Who;
 use crate::shared::{Appended, CHUNK_BYTES, NotAppended, Shared};
 use crate::sync::Arc;
 
-/// A journal that is so far behind the newest one is moved, however much of it is alive: long before its number and a new one could be taken for each other.
+/// A journal that is so far behind the newest one is moved, however much of it is alive: long
+/// before its number and a new one could be taken for each other.
 const FAR_BEHIND: u64 = MAX_SPAN / 2;
 /// Journals that were cut short by a close; from then on they are put together.
 const MANY_SHORT: usize = 8;
-/// Who works in the background reads so many bytes, then waits: a read beside it waits for one such step at most. (Steps of a MiB with pauses as long for their size made the p99 of reads of the disk 2.7 times what it was without, steps of 128 KiB 2.4 times.)
+/// Who works in the background reads so many bytes, then waits: a read beside it waits for one such
+/// step at most. (Steps of a MiB with pauses as long for their size made the p99 of reads of the
+/// disk 2.7 times what it was without, steps of 128 KiB 2.4 times.)
 pub(crate) const STEP_BYTES: usize = 32 << 10;
 /// How long it waits: writers and readers come first.
 pub(crate) const PAUSE: Duration = Duration::from_micros(250);
@@ -34,7 +38,7 @@ pub(crate) const PARTS: u64 = 16;
 pub(crate) enum Compaction {
     /// It is gone.
     Done,
-    /// It stays: what can not be read of it may hide older records, in other journals.
+    /// It stays: what cannot be read of it may hide older records, in other journals.
     Damaged,
     /// It stays, for now: there is no room for what it has alive.
     NoRoom,
@@ -51,7 +55,8 @@ pub(crate) struct Look {
 }
 
 impl Look {
-    /// What its counts say, which are upper bounds, without reading it: whether it is damaged they may not know yet.
+    /// What its counts say, which are upper bounds, without reading it: whether it is damaged they
+    /// may not know yet.
     pub(crate) fn by_counts(journal: &Journal) -> Self {
         let counts = &journal.counts;
         let alive_bytes = counts.live_bytes.load(Ordering::Relaxed)
@@ -75,7 +80,8 @@ enum Fate {
 }
 
 impl Shared {
-    /// The journal with the smallest part of live bytes, if that is small enough to be worth writing it anew; and how much of it may be alive, so that it is.
+    /// The journal with the smallest part of live bytes, if that is small enough to be worth
+    /// writing it anew; and how much of it may be alive, so that it is.
     pub(crate) fn emptiest(&self) -> Option<(Arc<Journal>, usize)> {
         let most_live = self.most_live_parts();
         let unwritten = self.flush.oldest_unwritten();
@@ -90,7 +96,8 @@ impl Shared {
         }
         let is_short = |journal: &Journal| journal.is_short(self.journal_bytes);
         let are_many_short = sealed.iter().filter(|journal| is_short(journal)).count() > MANY_SHORT;
-        // Nobody may even delete: a process that was killed or closed has left a journal half empty, and its successor began another one.
+        // Nobody may even delete: a process that was killed or closed has left a journal half
+        // empty, and its successor began another one.
         let is_stuck = self.beside() < Who::Deletion.leaves();
         let oldest_two = [0, 1].map(|at| sealed.get(at).map(|journal| journal.number));
         sealed.retain(|journal| journal.number < unwritten && journal.counts.may_be_moved());
@@ -145,7 +152,8 @@ impl Shared {
         self.active.load().number.0 - journal.number.0 >= FAR_BEHIND
     }
 
-    /// Whether there is room for what is alive in a journal, and enough of it left for the next one when it is gone: whoever makes room must not use it up.
+    /// Whether there is room for what is alive in a journal, and enough of it left for the next one
+    /// when it is gone: whoever makes room must not use it up.
     fn can_move(&self, journal: &Journal, alive_bytes: usize) -> bool {
         let room = &self.journals.room;
         let (left_bytes, is_kept) = self.left_in_newest();
@@ -160,7 +168,8 @@ impl Shared {
         if room.has(2) {
             return true;
         }
-        // It takes the last journal. A whole file gives that back. One that was cut short or compressed does not: then what is left of that journal has to be enough for another one.
+        // It takes the last journal. A whole file gives that back. One that was cut short or
+        // compressed does not: then what is left of that journal has to be enough for another one.
         let journal_bytes = self.journal_bytes as u64;
         let kept_bytes = if is_kept { left_bytes } else { 0 };
         let then_bytes =
@@ -180,7 +189,8 @@ impl Shared {
         (left_bytes, newest.beside.load(Ordering::Relaxed) < Who::Deletion.leaves())
     }
 
-    /// Bytes that are read at a time of a journal that is looked at, or moved, behind writers and readers: much, when writers need the room and there are no pauses.
+    /// Bytes that are read at a time of a journal that is looked at, or moved, behind writers and
+    /// readers: much, when writers need the room and there are no pauses.
     pub(crate) fn step_bytes(&self) -> usize {
         if self.is_crowded() { CHUNK_BYTES } else { STEP_BYTES }
     }
@@ -194,7 +204,8 @@ impl Shared {
             && oldest_other.is_some_and(|oldest| oldest.0 <= newest_origin)
     }
 
-    /// What is in a journal, by its records: the counts of a journal are upper bounds. Looked at before anything is moved, so that no room is used up by a journal that stays.
+    /// What is in a journal, by its records: the counts of a journal are upper bounds. Looked at
+    /// before anything is moved, so that no room is used up by a journal that stays.
     pub(crate) fn look(&self, journal: &Journal, pause: Duration) -> Result<Look, Stopped> {
         let oldest_other = self.journals.oldest_but(journal.number);
         let mut look = Look::default();
@@ -221,7 +232,8 @@ impl Shared {
         Ok(look)
     }
 
-    /// Write anew what a journal has alive, as a [`Self::look`] has found, and remove it, with a `pause` after each [`STEP_BYTES`]. For whoever has the turn ([`crate::keep::Keep::turn`]).
+    /// Write anew what a journal has alive, as a [`Self::look`] has found, and remove it, with a
+    /// `pause` after each [`STEP_BYTES`]. For whoever has the turn ([`crate::keep::Keep::turn`]).
     pub(crate) fn compact(
         &self,
         journal: Arc<Journal>,
@@ -245,7 +257,8 @@ impl Shared {
             pauses.come_to(self, first)?;
             self.carry(&journal, oldest_other, first, record)
         });
-        // The rest is tried another time; what was moved is newer than what is left here, and is not moved again.
+        // The rest is tried another time; what was moved is newer than what is left here, and is
+        // not moved again.
         let damaged_bytes = match moved {
             Err(Stopped::Failed(Error::DiskFull { .. })) => return Ok(Compaction::NoRoom),
             moved => moved?,
@@ -309,7 +322,8 @@ impl Shared {
             }
             Fate::Tombstone(origin) => {
                 let tombstone = self.append_tombstone(key, hash, Some(origin), Who::Maintenance)?;
-                // The index remembers a value that was moved, and of a tombstone it knows nothing. All are come to in their order.
+                // The index remembers a value that was moved, and of a tombstone it knows nothing.
+                // All are come to in their order.
                 journal
                     .counts
                     .tombstones_moved_until
@@ -324,7 +338,8 @@ impl Shared {
         Ok(appended)
     }
 
-    /// What becomes of a record that was found at `first` of a journal, of whose key the index names `named`, when only journals from `oldest_other` on are left beside it.
+    /// What becomes of a record that was found at `first` of a journal, of whose key the index
+    /// names `named`, when only journals from `oldest_other` on are left beside it.
     fn fate(
         &self,
         journal: &Journal,

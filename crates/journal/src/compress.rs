@@ -1,4 +1,5 @@
-//! Compression of cold journals, on the keeper's thread. What is in their place at each instant: `docs/format/journal.md`, section 6.
+//! Compression of cold journals, on the keeper's thread. What is in their place at each instant:
+//! `docs/format/journal.md`, section 6.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -24,7 +25,8 @@ use crate::sync::Arc;
 const MOST_PARTS: u64 = 7;
 /// Frames that are compressed to see whether all of them are worth it.
 const SAMPLES: usize = 16;
-/// Records in a frame, about: reading one decompresses not much more than it, and the table has a few bytes for each.
+/// Records in a frame, about: reading one decompresses not much more than it, and the table has a
+/// few bytes for each.
 const RECORDS_IN_FRAME: usize = 4;
 
 /// What became of a journal that was to be compressed.
@@ -53,13 +55,14 @@ impl Shared {
             self.keep.has_told_of_memory.store(false, Ordering::Relaxed);
             let plain = journal.file.clone();
             drop(journal);
-            // Or a power cut would bring back its name, and what is left of it. Its room is set aside until then.
+            // Or a power cut would bring back its name, and what is left of it. Its room is set
+            // aside until then.
             self.sync_names()?;
             self.free(plain);
             self.made_room(|| drop(set_aside));
             return Ok(true);
         }
-        // Without it nothing is missing; what can not be removed now is when the cache is opened.
+        // Without it nothing is missing; what cannot be removed now is when the cache is opened.
         let _ = self.directory.remove(&temporary);
         self.gave_way(set_aside);
         match outcome {
@@ -149,7 +152,8 @@ impl Shared {
         let frames = self.read_back(&*file, journal).map_err(failed("reading back"))?;
         self.directory.rename(temporary, name).map_err(failed("renaming"))?;
         self.counters.written_bytes.fetch_add(len, Ordering::Relaxed);
-        // Readers of the plain file have it open, and go on reading it. Cold journals are replaced by whoever has the turn alone.
+        // Readers of the plain file have it open, and go on reading it. Cold journals are replaced
+        // by whoever has the turn alone.
         self.journals.replace(journal, Arc::new(journal.compressed(file, len, frames)));
         Ok(copied)
     }

@@ -1,21 +1,25 @@
-//! Where in a journal records are that the index does not name any more: `docs/journal-cache.md`, "Iteration".
+//! Where in a journal records are that the index does not name any more: `docs/journal-cache.md`,
+//! "Iteration".
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::place::Granule;
 
-/// A bit stands for the records that begin in so many bytes: at most 16 KiB of memory for a journal of 128 MiB. Whoever replaces a record looks at its bit, which is somewhere: bits for 256 bytes each were out of the
-/// processor's cache, and a put took a fifth longer.
+/// A bit stands for the records that begin in so many bytes: at most 16 KiB of memory for a journal
+/// of 128 MiB. Whoever replaces a record looks at its bit, which is somewhere: bits for 256 bytes
+/// each were out of the processor's cache, and a put took a fifth longer.
 const UNIT_BYTES: usize = 1024;
 const WORD_BITS: usize = u64::BITS as usize;
 /// Bits for 4 MiB of a journal.
 const PART_WORDS: usize = 64;
 const PART_BYTES: usize = UNIT_BYTES * WORD_BITS * PART_WORDS;
 
-/// The parts of a journal in which a record begins that has been replaced or removed. In all others the index names each value.
+/// The parts of a journal in which a record begins that has been replaced or removed. In all others
+/// the index names each value.
 ///
-/// There is memory for every 4 MiB in which there is such a record: of large values, or such as are hardly ever replaced, marks everywhere would take more than the index.
+/// There is memory for every 4 MiB in which there is such a record: of large values, or such as are
+/// hardly ever replaced, marks everywhere would take more than the index.
 #[derive(Debug)]
 pub(crate) struct Dead {
     parts: Box<[OnceLock<Box<Part>>]>,
@@ -32,20 +36,23 @@ impl Dead {
         Self { parts, made: AtomicUsize::new(0) }
     }
 
-    /// The index does not name the record any more that begins at `first`. What is told to another thread afterwards by any other means, that thread finds here.
+    /// The index does not name the record any more that begins at `first`. What is told to another
+    /// thread afterwards by any other means, that thread finds here.
     pub(crate) fn mark(&self, first: Granule) {
         let part = self.parts[first.byte() / PART_BYTES].get_or_init(|| {
             self.made.fetch_add(1, Ordering::Relaxed);
             Box::new([const { AtomicU64::new(0) }; PART_WORDS])
         });
         let (word, bit) = place(first);
-        // Most are there already when much of a journal is dead, and nobody has to wait for the line then.
+        // Most are there already when much of a journal is dead, and nobody has to wait for the
+        // line then.
         if part[word].load(Ordering::Relaxed) & bit == 0 {
             part[word].fetch_or(bit, Ordering::Relaxed);
         }
     }
 
-    /// False: the index names the record that begins at `first`, if it is a value of a sealed journal.
+    /// False: the index names the record that begins at `first`, if it is a value of a sealed
+    /// journal.
     #[inline]
     pub(crate) fn may_be(&self, first: Granule) -> bool {
         let Some(part) = self.parts[first.byte() / PART_BYTES].get() else { return false };

@@ -20,10 +20,11 @@ pub struct Compacted {
     pub journals: usize,
     /// Of these, journals that it has done with.
     pub done: usize,
-    /// Of these, journals that had something in them that could go. What was alive is in newer ones, plain at first if it was compressed. (Without [`crate::Compression`] it would stay plain: then a
-    /// journal is left as it is where that would take more room.)
+    /// Of these, journals that had something in them that could go. What was alive is in newer
+    /// ones, plain at first if it was compressed. (Without [`crate::Compression`] it would stay
+    /// plain: then a journal is left as it is where that would take more room.)
     pub rewritten: usize,
-    /// Of these, journals that stay because they are damaged, or the disk can not read all of them.
+    /// Of these, journals that stay because they are damaged, or the disk cannot read all of them.
     pub damaged: usize,
 }
 
@@ -72,7 +73,8 @@ impl Shared {
         Ok(compacted)
     }
 
-    /// Look at a journal, if it is still there, and write it anew if something in it could go; `None` if there is no room for that.
+    /// Look at a journal, if it is still there, and write it anew if something in it could go;
+    /// `None` if there is no room for that.
     fn compact_one(&self, number: JournalNumber) -> std::result::Result<Option<Done>, Stopped> {
         // One journal at a time, so that the keeper can make room between two of them.
         let _turn = self.keep.turn.lock();

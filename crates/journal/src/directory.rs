@@ -1,4 +1,5 @@
-//! The key directory by itself, for measuring it beside concurrent maps. With the feature `bench` only.
+//! The key directory by itself, for measuring it beside concurrent maps. With the feature `bench`
+//! only.
 
 use std::fmt;
 use std::io;

@@ -22,7 +22,8 @@ pub enum Error {
         /// The directory.
         path: PathBuf,
     },
-    /// What is in the directory is no cache that this version can use; or the options are outside of their bounds, or too small for the journals that are there. The reason says which: not
+    /// What is in the directory is no cache that this version can use; or the options are outside
+    /// of their bounds, or too small for the journals that are there. The reason says which: not
     /// each of these is one to [`crate::clear`] the directory.
     #[error("{path}: {reason}")]
     NoCache {
@@ -62,7 +63,9 @@ pub enum Error {
         /// What a journal takes: [`crate::Cache::max_record_bytes`].
         max_bytes: usize,
     },
-    /// There is no room for another journal, within the budget or on the disk itself, and nothing that may be evicted for it. It passes when keys are deleted or expire: what they leave is compacted.
+    /// There is no room for another journal, within the budget or on the disk itself, and nothing
+    /// that may be evicted for it. It passes when keys are deleted or expire: what they leave is
+    /// compacted.
     #[error(
         "{path}: there is no room for another journal, and nothing that may be evicted: the cache has used up the {max_bytes} bytes of disk that it may use, or the disk itself is full. Delete keys and let it compact; where that is refused too, since the budget is smaller than what the cache has grown to, open it with a larger one or with eviction; or make room on the disk"
     )]
@@ -82,7 +85,8 @@ pub enum Error {
         /// The record's first byte in its file, or in what that was before it was compressed.
         offset: u64,
     },
-    /// A file could not be read or written. After a failed write or sync nothing is written any more; reads go on.
+    /// A file could not be read or written. After a failed write or sync nothing is written any
+    /// more; reads go on.
     #[error("{path}: {action}: {source}")]
     Io {
         /// File or directory; under the cache's, as that was given.
@@ -92,8 +96,9 @@ pub enum Error {
         /// What the system said.
         source: Arc<io::Error>,
     },
-    /// Somebody has removed or replaced the newest journal, or the lock, from under the open cache, perhaps with the whole directory. Nothing is written any more, since it would go into a file that nobody finds
-    /// again, or beside another process; what is open can be read.
+    /// Somebody has removed or replaced the newest journal, or the lock, from under the open cache,
+    /// perhaps with the whole directory. Nothing is written any more, since it would go into a file
+    /// that nobody finds again, or beside another process; what is open can be read.
     #[error(
         "{path} was removed or replaced while the cache is open, by somebody else: what is written would be lost with it. Close the cache and open it again; it goes on with the files that are left"
     )]
@@ -101,7 +106,8 @@ pub enum Error {
         /// What is missing, or another file now, under the cache's directory as that was given.
         path: PathBuf,
     },
-    /// There is no memory for a journal, a larger index, or what is read from the disk. Nothing was done; it may pass.
+    /// There is no memory for a journal, a larger index, or what is read from the disk. Nothing was
+    /// done; it may pass.
     #[error("{path}: no memory for {what}: {source}")]
     NoMemory {
         /// The directory, or the file that was to be read.
@@ -111,7 +117,8 @@ pub enum Error {
         /// What the system said.
         source: Arc<io::Error>,
     },
-    /// A thread of the cache has ended by a panic, which is a defect. Nothing is written any more; reads go on.
+    /// A thread of the cache has ended by a panic, which is a defect. Nothing is written any more;
+    /// reads go on.
     #[error(
         "{path}: a thread of the cache has panicked, which is a defect of it; nothing is written any more"
     )]
@@ -160,7 +167,8 @@ impl Error {
     }
 
     pub(crate) fn no_memory(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> Self {
-        // The path is copied only here: this is on the way of each record, and of each journal that is made.
+        // The path is copied only here: this is on the way of each record, and of each journal that
+        // is made.
         move |source| Self::NoMemory { path: path.to_owned(), what, source: Arc::new(source) }
     }
 }

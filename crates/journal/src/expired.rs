@@ -1,4 +1,5 @@
-//! What has expired, where room is wanted. Nobody deletes it, and the index knows of a record only that it will expire: when, its journal says.
+//! What has expired, where room is wanted. Nobody deletes it, and the index knows of a record only
+//! that it will expire: when, its journal says.
 
 use std::sync::atomic::Ordering;
 
@@ -14,9 +15,12 @@ use crate::sync::Arc;
 const NEVER: u64 = u64::MAX;
 
 impl Shared {
-    /// Look how much has expired in one of the journals that may have to go for it; whether there was one. What is found is counted as dead by [`Self::emptiest`].
+    /// Look how much has expired in one of the journals that may have to go for it; whether there
+    /// was one. What is found is counted as dead by [`Self::emptiest`].
     ///
-    /// A journal is looked at again when another sixteenth of it will have expired, or so much of what will was replaced or removed that what is known of it is wrong by as much; so each is read a few times at most.
+    /// A journal is looked at again when another sixteenth of it will have expired, or so much of
+    /// what will was replaced or removed that what is known of it is wrong by as much; so each is
+    /// read a few times at most.
     pub(crate) fn look_for_expired(&self) -> bool {
         let has_time = match self.options.when_full {
             // Where writers wait already, eviction is quicker.

@@ -1,6 +1,8 @@
-//! Cold records of several keys: what has to be read of their files for them is read at one time, and each record is loaded as ever, from these pages in place of the disk.
+//! Cold records of several keys: what has to be read of their files for them is read at one time,
+//! and each record is loaded as ever, from these pages in place of the disk.
 //!
-//! What is read is no more than advice. Journals may be compressed, moved or removed meanwhile, and frames come and go; whoever loads a record and finds what he needs not among the pages reads it.
+//! What is read is no more than advice. Journals may be compressed, moved or removed meanwhile, and
+//! frames come and go; whoever loads a record and finds what he needs not among the pages reads it.
 
 use std::io;
 use std::ops::Range;
@@ -22,7 +24,8 @@ use crate::unreadable::Unreadable;
 pub(crate) const MOST_READS: usize = 32;
 /// Their bytes together.
 const MOST_BYTES: usize = 1 << 20;
-/// What is longer is read by itself: the disk is busy with it for longer than it takes to ask for the next one.
+/// What is longer is read by itself: the disk is busy with it for longer than it takes to ask for
+/// the next one.
 const LONG_BYTES: usize = 256 << 10;
 const _: () = assert!(LONG_BYTES <= MOST_BYTES);
 
@@ -52,7 +55,7 @@ pub(crate) struct Source<'a> {
     fetched: &'a [Pages],
     /// Counts the reads of the disk, if somebody wants to know.
     reads: Option<&'a AtomicU64>,
-    /// Notes what can not be read, if that is no error.
+    /// Notes what cannot be read, if that is no error.
     unreadable: Option<&'a Unreadable>,
 }
 
@@ -67,7 +70,7 @@ impl<'a> Source<'a> {
         Self { fetched, reads: Some(reads), ..self }
     }
 
-    /// Zeroes stand for what can not be read, which is noted.
+    /// Zeroes stand for what cannot be read, which is noted.
     pub(crate) fn past(self, unreadable: &'a Unreadable) -> Self {
         Self { unreadable: Some(unreadable), ..self }
     }
@@ -107,8 +110,9 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Add what has to be read for the record at `place`, which is one of the journal's; nothing, if that is in memory, long, or among the rest. False if there is no room for it; a batch with
-    /// nothing in it has room.
+    /// Add what has to be read for the record at `place`, which is one of the journal's; nothing,
+    /// if that is in memory, long, or among the rest. False if there is no room for it; a batch
+    /// with nothing in it has room.
     pub(crate) fn add(&mut self, journal: &Journal, place: Place) -> bool {
         let Some(range) = journal.pages(place).filter(|it| it.len() <= LONG_BYTES) else {
             return true;
@@ -119,7 +123,7 @@ impl Batch {
         if self.pages.len() == MOST_READS || self.bytes + range.len() > MOST_BYTES {
             return false;
         }
-        // Without memory for it the record is read by itself, or can not be.
+        // Without memory for it the record is read by itself, or cannot be.
         let Ok(bytes) = memory::pages(range.len()) else { return true };
         journal.counts.disk_reads.fetch_add(1, Ordering::Relaxed);
         self.bytes += range.len();
@@ -127,7 +131,8 @@ impl Batch {
         true
     }
 
-    /// Read all, and wait for it. What could not be read is left out: whoever needs it reads it by itself, and tells what is wrong.
+    /// Read all, and wait for it. What could not be read is left out: whoever needs it reads it by
+    /// itself, and tells what is wrong.
     pub(crate) fn read(self, directory: &dyn Directory) -> Vec<Pages> {
         let mut all = self.pages;
         let reads = all.iter_mut().map(|pages| ReadAt {

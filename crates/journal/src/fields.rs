@@ -1,4 +1,5 @@
-//! Integers in bytes, and the 64 bytes at the beginning of each of a cache's files: magic, fields, checksum.
+//! Integers in bytes, and the 64 bytes at the beginning of each of a cache's files: magic, fields,
+//! checksum.
 
 use crc32c::crc32c;
 
@@ -29,7 +30,8 @@ pub(crate) fn seal(page: &mut [u8], magic: &[u8; 8]) {
     page[CHECKSUM..FIELDS_BYTES].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// The fields at the beginning of `page`, if they are undamaged and of this kind, of whatever version.
+/// The fields at the beginning of `page`, if they are undamaged and of this kind, of whatever
+/// version.
 pub(crate) fn undamaged<'a>(page: &'a [u8], magic: &[u8; 8]) -> Option<&'a Fields> {
     let fields: &Fields = page.first_chunk()?;
     let is_whole = u32_at(fields, CHECKSUM) == crc32c(&fields[..CHECKSUM]);

@@ -1,6 +1,7 @@
 //! The files of a cache: what is asked of a directory, and the real one.
 //!
-//! Journals are read and written past the page cache where the file system allows it, so that the memory that a cache uses is the memory that it was given.
+//! Journals are read and written past the page cache where the file system allows it, so that the
+//! memory that a cache uses is the memory that it was given.
 
 use std::fs;
 use std::io;
@@ -19,7 +20,8 @@ use rustix::io::Errno;
 pub(crate) trait Directory: Send + Sync {
     /// Names of the files in it.
     fn list(&self) -> io::Result<Vec<String>>;
-    /// A new file of `len_bytes` zeroes. Fails if the name is taken, and if the disk has no room for all of it.
+    /// A new file of `len_bytes` zeroes. Fails if the name is taken, and if the disk has no room
+    /// for all of it.
     fn create(&self, name: &str, len_bytes: u64) -> io::Result<Arc<dyn File>>;
     /// A file that is there, for reading and writing.
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>>;
@@ -29,15 +31,18 @@ pub(crate) trait Directory: Send + Sync {
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Names that were made, changed and removed are on stable storage.
     fn sync(&self) -> io::Result<()>;
-    /// Its own name is on stable storage, and those of the directories above it: whoever made them may have been killed before it was sure of that.
+    /// Its own name is on stable storage, and those of the directories above it: whoever made them
+    /// may have been killed before it was sure of that.
     fn sync_above(&self) -> io::Result<()> {
         Ok(())
     }
-    /// Reads of files in it, each as by [`File::read_at`], under way at one time where the system lets them; waits for all, and returns what came of each, in their order.
+    /// Reads of files in it, each as by [`File::read_at`], under way at one time where the system
+    /// lets them; waits for all, and returns what came of each, in their order.
     fn read_many(&self, reads: Vec<ReadAt<'_>>) -> Vec<io::Result<()>> {
         reads.into_iter().map(|read| read.file.read_at(read.at, read.to)).collect()
     }
-    /// What somebody else has removed of what is open: the file `name`, which is open as `file`, or the lock. In a directory that nobody else can reach nothing is.
+    /// What somebody else has removed of what is open: the file `name`, which is open as `file`, or
+    /// the lock. In a directory that nobody else can reach nothing is.
     fn removed(&self, _name: &str, _file: &dyn File) -> io::Result<Option<PathBuf>> {
         Ok(None)
     }
@@ -57,7 +62,8 @@ pub(crate) struct ReadAt<'a> {
 /// A file as somebody has it open, which is as long as he has it.
 pub(crate) type OpenFile = Arc<dyn File>;
 
-/// Memory, positions and lengths are multiples of [`PAGE_BYTES`]; a file's length too, but for the last page of those that were not made by `create`.
+/// Memory, positions and lengths are multiples of [`PAGE_BYTES`]; a file's length too, but for the
+/// last page of those that were not made by `create`.
 pub(crate) trait File: Send + Sync {
     fn len_bytes(&self) -> io::Result<u64>;
     /// Fill `to`; zeroes behind the end.
@@ -78,20 +84,22 @@ pub(crate) struct RealDirectory {
     directory: OwnedFd,
     /// Locked until it is closed. `None`: opened to read.
     lock: Option<OwnedFd>,
-    /// Whether a file that is open has the device and the inode number that its name has. (Some file systems over a network give it others.)
+    /// Whether a file that is open has the device and the inode number that its name has. (Some
+    /// file systems over a network give it others.)
     has_numbers: bool,
     rings: ReadRings,
     told: Told,
 }
 
-/// What the file system can not do, and was told, once.
+/// What the file system cannot do, and was told, once.
 #[derive(Default)]
 struct Told {
     direct_io: AtomicBool,
     reserving: AtomicBool,
 }
 
-/// Callers that read several records at one time, each with a ring. The next ones read one after the other: there are enough reads under way then.
+/// Callers that read several records at one time, each with a ring. The next ones read one after
+/// the other: there are enough reads under way then.
 const RINGS: usize = 8;
 
 /// The name of the file that whoever has the cache open holds a lock on.
@@ -114,7 +122,8 @@ impl RealDirectory {
             rings: ReadRings::new(RINGS),
             told: Told::default(),
         };
-        // Another file may have had the name by the time it was locked; again and again that is not so.
+        // Another file may have had the name by the time it was locked; again and again that is not
+        // so.
         for _ in 0..LOCK_TRIES {
             this.lock = None;
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
@@ -159,7 +168,8 @@ impl RealDirectory {
         let access = if self.lock.is_some() { OFlags::RDWR } else { OFlags::RDONLY };
         let flags = flags | access | OFlags::CLOEXEC;
         match sys::openat(&self.directory, name, flags | OFlags::DIRECT, mode()) {
-            // The file system has no Direct I/O, or it is no file. A file that was to be created is there all the same.
+            // The file system has no Direct I/O, or it is no file. A file that was to be created is
+            // there all the same.
             Err(Errno::INVAL) => {
                 let opened = sys::openat(&self.directory, name, flags - OFlags::EXCL, mode());
                 let opened = opened.inspect_err(|_| {
@@ -256,7 +266,9 @@ fn create_all(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether that is how a directory answers that this process may not read, or whose file system can not sync any: nothing can be done for the names in it, which most likely have been there for long.
+/// Whether that is how a directory answers that this process may not read, or whose file system
+/// cannot sync any: nothing can be done for the names in it, which most likely have been there for
+/// long.
 fn can_not_be_synced(error: &io::Error) -> bool {
     let answers = [Errno::ACCESS, Errno::PERM, Errno::ROFS, Errno::INVAL, Errno::OPNOTSUPP];
     answers.iter().any(|it| Some(it.raw_os_error()) == error.raw_os_error())
@@ -284,11 +296,11 @@ impl Directory for RealDirectory {
         // Some file systems let a signal interrupt it.
         let allocate = || sys::fallocate(&fd, FallocateFlags::empty(), 0, len_bytes);
         let allocated = match rustix::io::retry_on_intr(allocate) {
-            // The file system can not promise the room.
+            // The file system cannot promise the room.
             Err(Errno::OPNOTSUPP) => {
                 if !self.told.reserving.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
-                        "journal cache: {}: this file system can not reserve room (fallocate); where the disk gets full, writing ends",
+                        "journal cache: {}: this file system cannot reserve room (fallocate); where the disk gets full, writing ends",
                         self.path.display()
                     );
                 }

@@ -35,7 +35,8 @@ pub(crate) struct Flush {
     failed: OnceLock<Error>,
     /// There is a [`State::pace`].
     has_pace: bool,
-    /// Writers have to wait for the disk: [`State::pace`]. Changed with `state` locked, so that it is true for nobody who waits once it is not.
+    /// Writers have to wait for the disk: [`State::pace`]. Changed with `state` locked, so that it
+    /// is true for nobody who waits once it is not.
     is_behind: AtomicBool,
 }
 
@@ -51,7 +52,8 @@ pub(crate) struct State {
     /// Somebody waits until everything before it is.
     wanted: Point,
     pub(crate) shortage: Shortage,
-    /// The last journal that was tried could not be made for want of files or memory, which others have.
+    /// The last journal that was tried could not be made for want of files or memory, which others
+    /// have.
     pub(crate) is_held_up: bool,
     /// How many times room was made.
     pub(crate) rooms_made: u64,
@@ -81,7 +83,8 @@ impl State {
 pub(crate) enum Shortage {
     /// There was, or there is more now.
     None,
-    /// There was none. What was set aside has come free since, and the preparer looks again: until it has, nobody is refused, and nothing is set aside anew.
+    /// There was none. What was set aside has come free since, and the preparer looks again: until
+    /// it has, nobody is refused, and nothing is set aside anew.
     Unknown,
     /// There was none.
     Known,
@@ -135,7 +138,8 @@ impl Flush {
         Ok(())
     }
 
-    /// Whether the disk does not keep up, so that what is put now would not be on stable storage within the interval.
+    /// Whether the disk does not keep up, so that what is put now would not be on stable storage
+    /// within the interval.
     #[inline]
     pub(crate) fn is_behind(&self) -> bool {
         self.is_behind.load(Ordering::Relaxed)
@@ -147,7 +151,8 @@ impl Flush {
         self.is_behind.store(pace.is_exceeded(state.unsynced_bytes()), Ordering::Relaxed);
     }
 
-    /// The same without a sync, as there is nothing to be synced: a journal that somebody has just found full looks longer than it is, and he may wait for those who wait behind it.
+    /// The same without a sync, as there is nothing to be synced: a journal that somebody has just
+    /// found full looks longer than it is, and he may wait for those who wait behind it.
     fn look_again_whether_behind(&self) {
         let state = self.state.lock();
         self.look_whether_behind(&state);
@@ -157,7 +162,8 @@ impl Flush {
         }
     }
 
-    /// Until the disk has caught up, or writes nothing any more. With no lock held; whoever makes room waits too: what he appends is in front of what others do.
+    /// Until the disk has caught up, or writes nothing any more. With no lock held; whoever makes
+    /// room waits too: what he appends is in front of what others do.
     #[cold]
     pub(crate) fn wait_while_behind(&self) {
         let mut state = self.state.lock();
@@ -282,7 +288,9 @@ impl Flusher {
         self.shared.flush.waker.sleep([publishing, interval].into_iter().flatten().min());
     }
 
-    /// Whether more was taken of the oldest pending journal than is published, so that it can not be written: all of a chunk, or what is left of a full journal, whose memory and room others may wait for.
+    /// Whether more was taken of the oldest pending journal than is published, so that it cannot
+    /// be written: all of a chunk, or what is left of a full journal, whose memory and room others
+    /// may wait for.
     fn lacks_bytes(&self, journal: &Journal) -> bool {
         let arena = journal.arena.as_ref().expect("a journal is in memory until it is written");
         match (arena.end_bytes(), arena.taken_bytes()) {
@@ -312,27 +320,32 @@ impl Flusher {
         // What was put until now. (Without an interval nobody asks.)
         let put = self.interval().filter(|_| is_asked).map(|_| self.shared.newest_point());
         let (wrote, reached) = self.write(is_asked)?;
-        // Whoever waits gets what is written so far: with more writers than the disk takes there is always more.
+        // Whoever waits gets what is written so far: with more writers than the disk takes there is
+        // always more.
         let is_more = is_asked && reached > durable;
         if is_more {
             self.sync(reached)?;
         } else if is_behind {
             self.shared.flush.look_again_whether_behind();
         }
-        // Not after the sync of a journal that is sealed: what is in the one behind it was there before. Nor if somebody is in the middle of a put: what others have put behind it is not durable, however old it is.
+        // Not after the sync of a journal that is sealed: what is in the one behind it was there
+        // before. Nor if somebody is in the middle of a put: what others have put behind it is not
+        // durable, however old it is.
         if put.is_some_and(|put| reached >= put) {
             self.synced_at = begun;
         }
         Ok(if is_more || wrote { Step::More } else { Step::Idle })
     }
 
-    /// Write what is published without a hole: whole chunks, or `all` of it. Returns whether anything was written, and up to where everything is.
+    /// Write what is published without a hole: whole chunks, or `all` of it. Returns whether
+    /// anything was written, and up to where everything is.
     fn write(&mut self, all: bool) -> Result<(bool, Point)> {
         let mut has_written = false;
         loop {
             let journal = self.shared.flush.state.lock().pending[0].clone();
             let arena = journal.arena.as_ref().expect("a journal is in memory until it is written");
-            // The end is asked first: what is published after it was known is published before it is compared.
+            // The end is asked first: what is published after it was known is published before it
+            // is compared.
             let end = arena.end_bytes();
             let published = arena.published_from(self.written_bytes);
             let is_complete = end.is_some_and(|end| published >= end);
@@ -354,7 +367,8 @@ impl Flusher {
         }
     }
 
-    /// Write from where it is written to `limit`, the last page filled up with zeroes: it is written again with what follows.
+    /// Write from where it is written to `limit`, the last page filled up with zeroes: it is
+    /// written again with what follows.
     fn write_to(&mut self, journal: &Arc<Journal>, limit: usize) -> Result<()> {
         let failed = |action| Error::io(&*journal.path, action);
         let begun = Instant::now();
@@ -424,7 +438,8 @@ impl Flusher {
         Ok(())
     }
 
-    /// Everything is written: leave the newest journal as if it were full, and nothing of the one behind it. The keeper has ended, and has left what hints it has not come to.
+    /// Everything is written: leave the newest journal as if it were full, and nothing of the one
+    /// behind it. The keeper has ended, and has left what hints it has not come to.
     fn finish(&mut self) {
         let (newest, spare) = {
             let mut state = self.shared.flush.state.lock();
@@ -509,7 +524,8 @@ mod tests {
         }
     }
 
-    /// What is older than the interval is durable after the next turn, and what is not waits for it.
+    /// What is older than the interval is durable after the next turn, and what is not waits for
+    /// it.
     #[test]
     fn what_was_written_is_synced_when_the_interval_is_over() {
         let directory = SimDirectory::default();
@@ -555,7 +571,8 @@ mod tests {
         assert!(shared.try_put(b"key", b"value", None).unwrap());
     }
 
-    /// Somebody has found the newest journal full and not yet said where it ends, so another one took it to be longer than it is. All of it is synced: nothing is left that could tell him.
+    /// Somebody has found the newest journal full and not yet said where it ends, so another one
+    /// took it to be longer than it is. All of it is synced: nothing is left that could tell him.
     #[test]
     fn nobody_waits_behind_what_is_synced() {
         let options = options(Durability::Interval(INTERVAL));
@@ -567,7 +584,8 @@ mod tests {
         assert!(!shared.flush.is_behind());
     }
 
-    /// What is behind the place of somebody who is in the middle of a put is durable soon after that, not an interval later.
+    /// What is behind the place of somebody who is in the middle of a put is durable soon after
+    /// that, not an interval later.
     #[test]
     fn what_waits_for_another_put_does_not_wait_for_another_interval() {
         let options = options(Durability::Interval(INTERVAL));
@@ -592,7 +610,8 @@ mod tests {
         assert!(flusher.synced_at > due);
     }
 
-    /// The interval is that of what was written since all of it was synced, whatever was sealed meanwhile.
+    /// The interval is that of what was written since all of it was synced, whatever was sealed
+    /// meanwhile.
     #[test]
     fn sealing_a_journal_does_not_put_off_the_sync_of_the_next_one() {
         let options = options(Durability::Interval(INTERVAL));

@@ -1,4 +1,5 @@
-//! A compressed journal: the bytes of the plain one in frames, and a table of them. `docs/format/journal.md`, section 6.
+//! A compressed journal: the bytes of the plain one in frames, and a table of them.
+//! `docs/format/journal.md`, section 6.
 
 use std::io;
 use std::ops::Range;
@@ -20,7 +21,8 @@ use crate::shared::CHUNK_BYTES;
 use crate::sync::Arc;
 
 const MAGIC: &[u8; 8] = b"ALLUVFRM";
-/// Bytes of the plain journal in a frame, a power of two: what a read of a small record decompresses.
+/// Bytes of the plain journal in a frame, a power of two: what a read of a small record
+/// decompresses.
 pub(crate) const LEAST_FRAME_BYTES: usize = 16 << 10;
 /// What is written; what is read may be up to [`CHUNK_BYTES`].
 pub(crate) const MOST_FRAME_BYTES: usize = 256 << 10;
@@ -31,7 +33,8 @@ const LEN_BITS: u32 = 24;
 const TABLE_STEP_BYTES: usize = 16 << 10;
 const _: () = assert!(TABLE_STEP_BYTES.is_multiple_of(ENTRY_BYTES));
 const _: () = assert!(CHUNK_BYTES < 1 << LEN_BITS && CHUNK_BYTES.is_multiple_of(MOST_FRAME_BYTES));
-/// A record in so many frames is put together from what is kept of them. One in more is read by itself: it would push out much that is read more often.
+/// A record in so many frames is put together from what is kept of them. One in more is read by
+/// itself: it would push out much that is read more often.
 const KEPT_FRAMES: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
@@ -106,10 +109,10 @@ impl Footer {
 }
 
 impl Frames {
-    /// The frames of a compressed journal; `None`, if their table can not be used.
+    /// The frames of a compressed journal; `None`, if their table cannot be used.
     ///
     /// # Errors
-    /// The file can not be read.
+    /// The file cannot be read.
     pub(crate) fn open(
         file: &dyn File,
         number: JournalNumber,
@@ -160,7 +163,8 @@ impl Frames {
         Ok((frames.stored_end == footer.table_at).then_some(frames))
     }
 
-    /// Of a journal with records up to `end` whose table is damaged: all that is in it counts as damaged.
+    /// Of a journal with records up to `end` whose table is damaged: all that is in it counts as
+    /// damaged.
     pub(crate) fn lost(
         number: JournalNumber,
         salt: Salt,
@@ -227,7 +231,8 @@ impl Frames {
         Some(first.start / PAGE_BYTES * PAGE_BYTES..last.end.next_multiple_of(PAGE_BYTES))
     }
 
-    /// Read frames and decompress them, one behind the other, into exactly their bytes. Zeroes stand for those that are damaged; returns how many bytes these are.
+    /// Read frames and decompress them, one behind the other, into exactly their bytes. Zeroes
+    /// stand for those that are damaged; returns how many bytes these are.
     fn read(&self, source: Source<'_>, frames: Range<usize>, to: &mut [u8]) -> Result<usize> {
         let Some(pages) = self.stored_pages(&frames) else {
             to.fill(0);
@@ -254,14 +259,16 @@ impl Frames {
         Ok(damaged_bytes)
     }
 
-    /// The plain journal up to its end, into the memory of a whole one. Zeroes stand for its header and for what is damaged.
+    /// The plain journal up to its end, into the memory of a whole one. Zeroes stand for its header
+    /// and for what is damaged.
     pub(crate) fn read_whole(&self, source: Source<'_>, memory: &mut [u8]) -> Result<()> {
         memory[..FIRST_RECORD].fill(0);
         let count = (self.end - FIRST_RECORD).div_ceil(self.frame_bytes);
         self.read_many(source, 0..count, &mut memory[FIRST_RECORD..self.end])
     }
 
-    /// The frames of the plain journal from the one that `at` is in on, as many as `to` has room for, which has whole chunks; returns which bytes these are.
+    /// The frames of the plain journal from the one that `at` is in on, as many as `to` has room
+    /// for, which has whole chunks; returns which bytes these are.
     pub(crate) fn read_piece(
         &self,
         source: Source<'_>,
@@ -306,7 +313,8 @@ impl Frames {
         }
     }
 
-    /// The frames that the record at `place` may be in; `None` if it can not be one of this journal.
+    /// The frames that the record at `place` may be in; `None` if it cannot be one of this
+    /// journal.
     fn around(&self, place: Place) -> Option<Range<usize>> {
         let at = place.first().byte();
         let limit = (at + place.max_len_bytes()).min(self.end);
@@ -352,7 +360,8 @@ impl Frames {
         memory::reserve(&mut whole, plain_bytes).map_err(source.no_memory())?;
         whole.extend_from_slice(&first);
         for frame in frames.start + 1..frames.end {
-            // The length is known from above only: the record may end before a frame that is damaged.
+            // The length is known from above only: the record may end before a frame that is
+            // damaged.
             let Some(block) = self.block(source, frame)? else { break };
             whole.extend_from_slice(&block);
         }
@@ -423,7 +432,8 @@ impl<'a> Writer<'a> {
         let mut compressed = std::mem::take(&mut self.compressed);
         let codec = self.encoder.codec();
         self.again.resize(plain.len(), 0);
-        // The plain file goes when this one is complete: a defect of a codec must cost room and not records.
+        // The plain file goes when this one is complete: a defect of a codec must cost room and not
+        // records.
         let (stored, codec) = match self.encoder.compress(plain, &mut compressed)? {
             Some(stored) if codec.decompress(stored, &mut self.again)? && self.again == plain => {
                 (stored, codec)
@@ -456,7 +466,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Behind the last frame: the table, the footer, and the header in front of all. `end` is that of the plain journal. Returns the length of the file.
+    /// Behind the last frame: the table, the footer, and the header in front of all. `end` is that
+    /// of the plain journal. Returns the length of the file.
     pub(crate) fn finish(mut self, header: &JournalHeader, end: usize) -> io::Result<u64> {
         let table = std::mem::take(&mut self.table);
         let frames = table.len() / ENTRY_BYTES;

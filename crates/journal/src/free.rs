@@ -15,8 +15,10 @@ const FREED_BYTES: u64 = 4 << 20;
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 impl Shared {
-    /// Names that were made, changed and removed until now are on stable storage. If that fails nothing is written any more, and no journal removed: what the disk has of the names is not known then, and the system
-    /// tells an error once, so that a sync that succeeds afterwards says nothing of what was before.
+    /// Names that were made, changed and removed until now are on stable storage. If that fails
+    /// nothing is written any more, and no journal removed: what the disk has of the names is not
+    /// known then, and the system tells an error once, so that a sync that succeeds afterwards says
+    /// nothing of what was before.
     pub(crate) fn sync_names(&self) -> Result<()> {
         // So nobody's success stands beside the failure of somebody else that is not known yet.
         let _alone = self.flush.naming.lock();
@@ -28,8 +30,11 @@ impl Shared {
         synced.inspect_err(|error| self.flush.fail(error.clone()))
     }
 
-    /// Give back what a file holds that has no name any more, on stable storage: from its end, resting after each step for as long as it took, unless writers wait for the room. A file system that is mounted with
-    /// `discard` tells the disk what is free, and a disk that discards 128 MiB at once does nothing else meanwhile: the flushes of a log on it take 30 ms and more, and 4 ms beside steps of 4 MiB.
+    /// Give back what a file holds that has no name any more, on stable storage: from its end,
+    /// resting after each step for as long as it took, unless writers wait for the room. A file
+    /// system that is mounted with `discard` tells the disk what is free, and a disk that discards
+    /// 128 MiB at once does nothing else meanwhile: the flushes of a log on it take 30 ms and more,
+    /// and 4 ms beside steps of 4 MiB.
     ///
     /// A file that is still read in comes free with the last one who has it open, at once.
     pub(crate) fn free(&self, mut file: Arc<dyn File>) {

@@ -1,7 +1,9 @@
-//! What the fuzz targets `cache_*` of `fuzz/` check, as functions of bytes: the same ones run, with their seeds and a bounded number of inputs, as an everyday test. Only there in these two builds.
+//! What the fuzz targets `cache_*` of `fuzz/` check, as functions of bytes: the same ones run, with
+//! their seeds and a bounded number of inputs, as an everyday test. Only there in these two builds.
 //!
-//! Each takes any bytes as a script, makes files from them with checksums that are right as often as not, and compares what the readers find with a statement of
-//! `docs/format/journal.md` that shares no code with them ([`reference`]). An `Err` says what is wrong; so does a panic.
+//! Each takes any bytes as a script, makes files from them with checksums that are right as often
+//! as not, and compares what the readers find with a statement of `docs/format/journal.md` that
+//! shares no code with them ([`reference`]). An `Err` says what is wrong; so does a panic.
 
 mod hint;
 mod opening;
@@ -174,7 +176,8 @@ impl Image {
     }
 }
 
-/// Any bytes behind a journal's header: what is found is what stands there, and would be written the same way again.
+/// Any bytes behind a journal's header: what is found is what stands there, and would be written
+/// the same way again.
 pub fn records(data: &[u8]) -> Checked {
     let mut input = Input(data);
     let salt = if input.once_in(2) { input.u64() } else { SALT };

@@ -2,7 +2,8 @@
 
 use siphasher::sip128::SipHasher13;
 
-/// Shards of the index, by the highest bits of [`KeyHash::high`]. Two in a model, which makes all of them each time.
+/// Shards of the index, by the highest bits of [`KeyHash::high`]. Two in a model, which makes all
+/// of them each time.
 pub(crate) const SHARD_BITS: u32 = if cfg!(loom) { 1 } else { 6 };
 /// Lowest bits of [`KeyHash::high`] that an entry keeps.
 pub(crate) const TAG_BITS: u32 = 8;

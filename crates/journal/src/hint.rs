@@ -65,7 +65,7 @@ impl Entry {
         to[20..24].copy_from_slice(&granules.to_le_bytes());
     }
 
-    /// `None` if that can not be.
+    /// `None` if that cannot be.
     fn read(from: &[u8], end: usize) -> Option<Self> {
         let high = u64_at(from, 0);
         if high & !(KEPT | TOMBSTONE | EXPIRES) != 0 {
@@ -110,7 +110,8 @@ fn temporary_name(number: JournalNumber) -> String {
     format!("{}.tmp", file_name(number))
 }
 
-/// Write the hint of a journal whose `bytes`, up to the end of its last record, are whole and in its file, behind a sync. Without one the next opening takes longer: an error is only told.
+/// Write the hint of a journal whose `bytes`, up to the end of its last record, are whole and in
+/// its file, behind a sync. Without one the next opening takes longer: an error is only told.
 pub(crate) fn write(
     directory: &dyn Directory,
     hasher: &KeyHasher,
@@ -220,7 +221,8 @@ impl<'a> Writer<'a> {
 impl Drop for Writer<'_> {
     fn drop(&mut self) {
         if !self.is_finished {
-            // Nobody would before the next opening, and it may be for want of room that it is not whole.
+            // Nobody would before the next opening, and it may be for want of room that it is not
+            // whole.
             let _ = self.directory.remove(&temporary_name(self.number));
         }
     }
@@ -257,7 +259,8 @@ pub(crate) fn read_head(
     parse_head(&page, journal_bytes)
 }
 
-/// Hand all entries of a hint to `each`, some at a time. `Ok(false)` if it turns out to be damaged; those that were handed out until then are right.
+/// Hand all entries of a hint to `each`, some at a time. `Ok(false)` if it turns out to be damaged;
+/// those that were handed out until then are right.
 pub(crate) fn read<E>(
     directory: &dyn Directory,
     number: JournalNumber,

@@ -1,6 +1,8 @@
-//! The key directory: hash of a key to the place of its newest record. `docs/journal-cache.md`, "How it works".
+//! The key directory: hash of a key to the place of its newest record. `docs/journal-cache.md`,
+//! "How it works".
 //!
-//! Readers take no lock. A writer holds the lock of its key's shard from before it takes a place in the journal until the entry says so.
+//! Readers take no lock. A writer holds the lock of its key's shard from before it takes a place in
+//! the journal until the entry says so.
 
 mod grower;
 
@@ -23,7 +25,8 @@ const BUCKET_WORDS: usize = BUCKET_SLOTS * SLOT_WORDS;
 
 /// In the place of a slot: never used since the table was made.
 const EMPTY: u64 = 0;
-/// In the place of a slot: its entry was removed. A search goes on behind it, an insertion may take it.
+/// In the place of a slot: its entry was removed. A search goes on behind it, an insertion may take
+/// it.
 const REMOVED: u64 = 1;
 
 /// Buckets of a new shard: one page; two in a model.
@@ -36,7 +39,8 @@ pub(crate) struct Index {
     pub(crate) grower: Grower,
 }
 
-/// What writers change has a cache line of its own: readers of the table, and writers of the next shard, do not wait for it.
+/// What writers change has a cache line of its own: readers of the table, and writers of the next
+/// shard, do not wait for it.
 #[repr(align(64))]
 struct Shard {
     /// What its writers know.
@@ -54,7 +58,8 @@ struct Owned {
     fill: Fill,
     /// The grower was told that the table is crowded.
     has_asked: bool,
-    /// Bytes of keys and values that users have put, and of keys that they have deleted: here, where the lock is held anyhow.
+    /// Bytes of keys and values that users have put, and of keys that they have deleted: here,
+    /// where the lock is held anyhow.
     user_bytes: u64,
 }
 
@@ -119,7 +124,8 @@ impl Index {
         Writer { owned: self.shards[hash.shard()].writer.0.lock(), index: self, hash }
     }
 
-    /// Enter a record that was found on disk, unless a newer one of its key was. Nobody reads meanwhile.
+    /// Enter a record that was found on disk, unless a newer one of its key was. Nobody reads
+    /// meanwhile.
     pub(crate) fn recover(&self, hash: KeyHash, place: Place) -> io::Result<Recovery> {
         let mut writer = self.lock(hash);
         let table = &writer.owned.table;
@@ -141,10 +147,12 @@ impl Index {
         Ok(Recovery::New)
     }
 
-    /// Add all entries of a shard whose own bucket is that of `fingerprint`; returns the least fingerprint of the bucket behind it, if there is one.
+    /// Add all entries of a shard whose own bucket is that of `fingerprint`; returns the least
+    /// fingerprint of the bucket behind it, if there is one.
     ///
-    /// Who goes through all buckets so meets every entry that is there all the time, and only once: tables are in the order of fingerprints whatever their size, so a larger one does not move what
-    /// is behind to what is ahead; and within one table an entry stays in its slot.
+    /// Who goes through all buckets so meets every entry that is there all the time, and only once:
+    /// tables are in the order of fingerprints whatever their size, so a larger one does not move
+    /// what is behind to what is ahead; and within one table an entry stays in its slot.
     pub(crate) fn bucket(
         &self,
         shard: usize,
@@ -188,7 +196,8 @@ impl Index {
         self.shards.iter().map(|shard| size_of_val::<[_]>(&shard.table.load().words)).sum()
     }
 
-    /// Remove all entries that `keep` does not want. It sees each place once; readers and writers wait for nothing but their shard's lock.
+    /// Remove all entries that `keep` does not want. It sees each place once; readers and writers
+    /// wait for nothing but their shard's lock.
     pub(crate) fn retain(&self, mut keep: impl FnMut(Place) -> bool) {
         for shard in &self.shards {
             let Owned { table, fill, .. } = &mut *shard.writer.0.lock();
@@ -254,7 +263,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// The key's newest record is at `place`; returns where it was. [`Self::make_room`] comes before.
+    /// The key's newest record is at `place`; returns where it was. [`Self::make_room`] comes
+    /// before.
     pub(crate) fn set(&mut self, place: Place) -> Option<Place> {
         let table = &self.owned.table;
         if let Some((slot, _)) = table.find(self.hash) {
@@ -300,13 +310,16 @@ impl Owned {
         self.fill.used() >= room(self.table.buckets_log2)
     }
 
-    /// The size of the table that comes behind a crowded one. Half of its room is left then, so that tables are not made again and again: twice as large, or the same without what was removed.
+    /// The size of the table that comes behind a crowded one. Half of its room is left then, so
+    /// that tables are not made again and again: twice as large, or the same without what was
+    /// removed.
     fn next_log2(&self) -> u32 {
         let log2 = self.table.buckets_log2;
         log2 + u32::from(self.fill.entries >= room(log2) / 2)
     }
 
-    /// Have all entries in another table, of [`Self::next_log2`], which is empty; returns the one before.
+    /// Have all entries in another table, of [`Self::next_log2`], which is empty; returns the one
+    /// before.
     fn move_to(&mut self, other: Arc<Table>, shard: &Shard) -> Arc<Table> {
         let table = &self.table;
         for slot in 0..table.slots() {
@@ -324,17 +337,20 @@ impl Owned {
     }
 }
 
-/// Entries, with those that were removed, from which on a table is crowded: three quarters of its slots.
+/// Entries, with those that were removed, from which on a table is crowded: three quarters of its
+/// slots.
 fn room(buckets_log2: u32) -> usize {
     (BUCKET_SLOTS << buckets_log2) / 4 * 3
 }
 
-/// Of these a table takes no more, and a writer does not wait for the grower: seven eighths of its slots.
+/// Of these a table takes no more, and a writer does not wait for the grower: seven eighths of its
+/// slots.
 fn most(buckets_log2: u32) -> usize {
     (BUCKET_SLOTS << buckets_log2) / 8 * 7
 }
 
-/// Open addressing by buckets. An entry is in the first bucket from its own on that had a free slot: so a search ends at a bucket with an [`EMPTY`] slot.
+/// Open addressing by buckets. An entry is in the first bucket from its own on that had a free
+/// slot: so a search ends at a bucket with an [`EMPTY`] slot.
 struct Table {
     words: Words,
     buckets_log2: u32,
@@ -349,7 +365,8 @@ impl Table {
         BUCKET_SLOTS << self.buckets_log2
     }
 
-    /// In the order of fingerprints, so that a larger table is filled from its beginning to its end.
+    /// In the order of fingerprints, so that a larger table is filled from its beginning to its
+    /// end.
     fn bucket(&self, fingerprint: u64) -> usize {
         (fingerprint >> (u64::BITS - self.buckets_log2)) as usize
     }
@@ -383,7 +400,8 @@ impl Table {
         None
     }
 
-    /// Writers store a removed slot's fingerprint before its place, so a place that is the same before and after belongs to the fingerprint between: no two entries have one place.
+    /// Writers store a removed slot's fingerprint before its place, so a place that is the same
+    /// before and after belongs to the fingerprint between: no two entries have one place.
     #[inline]
     fn read(&self, slot: usize, hash: KeyHash) -> Slot {
         let [place, fingerprint] = [0, 1].map(|word| &self.words[slot * SLOT_WORDS + word]);
@@ -404,7 +422,8 @@ impl Table {
         }
     }
 
-    /// Fingerprint and place of the entry in a slot, that belong together as in [`Self::read`]; or [`EMPTY`] or [`REMOVED`].
+    /// Fingerprint and place of the entry in a slot, that belong together as in [`Self::read`]; or
+    /// [`EMPTY`] or [`REMOVED`].
     fn entry(&self, slot: usize) -> Result<(u64, Place), u64> {
         let [place, fingerprint] = [0, 1].map(|word| &self.words[slot * SLOT_WORDS + word]);
         let mut before = place.load(Ordering::Acquire);
@@ -441,7 +460,8 @@ impl Table {
     }
 
     fn remove(&self, slot: usize, fill: &mut Fill) -> Place {
-        // Where a slot of the bucket is empty nothing was ever pushed on to the next one, and a search may end here.
+        // Where a slot of the bucket is empty nothing was ever pushed on to the next one, and a
+        // search may end here.
         let bucket = slot / BUCKET_SLOTS * BUCKET_SLOTS;
         let has_empty = (bucket..bucket + BUCKET_SLOTS)
             .any(|slot| self.words[slot * SLOT_WORDS].load(Ordering::Relaxed) == EMPTY);

@@ -30,7 +30,8 @@ pub struct JournalReport {
     pub compression: Compression,
     /// Size of its file, in bytes.
     pub file_bytes: u64,
-    /// Bytes from the beginning of its file, or of what it was before it was compressed, to the end of its last record.
+    /// Bytes from the beginning of its file, or of what it was before it was compressed, to the end
+    /// of its last record.
     pub end_bytes: u64,
     /// Records with a value, whether or not they are the newest of their keys.
     pub values: u64,
@@ -42,7 +43,10 @@ pub struct JournalReport {
     pub key_bytes: u64,
     /// Bytes of values.
     pub value_bytes: u64,
-    /// Bytes between records that are no record or can not be read, and what can not be read behind them; of a compressed one as they would be decompressed. And those in front of the first one, if they are no header: an opening does without, as long as there is the hint. And those by which the file is longer than a journal: an opening cuts them off.
+    /// Bytes between records that are no record or cannot be read, and what cannot be read behind
+    /// them; of a compressed one as they would be decompressed. And those in front of the first
+    /// one, if they are no header: an opening does without, as long as there is the hint. And those
+    /// by which the file is longer than a journal: an opening cuts them off.
     pub damaged_bytes: u64,
     /// What is known of its hint.
     pub hint: HintState,
@@ -61,18 +65,23 @@ pub enum HintState {
     /// There is none that can be used: the newest journal has none before the cache is closed.
     #[default]
     Missing,
-    /// It says of each record what the journal says; of a journal with damage it is only known that the hint itself is whole.
+    /// It says of each record what the journal says; of a journal with damage it is only known that
+    /// the hint itself is whole.
     Right,
     /// It says something else.
     Wrong,
 }
 
-/// Read all journals of the cache in `path`, the oldest first, and hand what was found to `each`. Returns the size of a journal, in bytes. Writes nothing.
+/// Read all journals of the cache in `path`, the oldest first, and hand what was found to `each`.
+/// Returns the size of a journal, in bytes. Writes nothing.
 ///
-/// Needs memory for one journal. Of a cache that is in use, what is not yet written is missing, and journals may come and go.
+/// Needs memory for one journal. Of a cache that is in use, what is not yet written is missing, and
+/// journals may come and go.
 ///
 /// # Errors
-/// There is no cache that can be used ([`Error::NoCache`]); a file can not be read, for another reason than that the disk does not deliver a part of it, which is damage; there is no memory for a journal; what `each` returns, which ends it.
+/// There is no cache that can be used ([`Error::NoCache`]); a file cannot be read, for another
+/// reason than that the disk does not deliver a part of it, which is damage; there is no memory for
+/// a journal; what `each` returns, which ends it.
 pub fn inspect<E: From<Error>>(
     path: impl AsRef<Path>,
     each: impl FnMut(JournalReport) -> std::result::Result<(), E>,
@@ -182,7 +191,8 @@ fn report(
         }
     }
     report.end_bytes = walk.end() as u64;
-    // A record that the hint has and the journal has not is damaged, wherever that is; so is what is missing of a compressed journal.
+    // A record that the hint has and the journal has not is damaged, wherever that is; so is what
+    // is missing of a compressed journal.
     let hinted = journal.hint.map_or(0, |head| head.end as u64);
     report.damaged_bytes +=
         journal.lost_tail(walk.end(), &unreadable).max(hinted.saturating_sub(report.end_bytes));

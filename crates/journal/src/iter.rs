@@ -17,7 +17,8 @@ use crate::shared::{CHUNK_BYTES, Shared};
 use crate::sync::Arc;
 use crate::walk::{Found, Walk, search_bytes_of};
 
-/// Records whose entries in the index are looked at together: the processor fetches them at one time.
+/// Records whose entries in the index are looked at together: the processor fetches them at one
+/// time.
 const OVERLAP: usize = 32;
 
 /// A key and its value.
@@ -67,11 +68,13 @@ struct Open {
     end: usize,
     /// Something may be added to it.
     is_open: bool,
-    /// Since `end` was found, records were met that are not the newest of their keys any more: what has replaced them may be behind it.
+    /// Since `end` was found, records were met that are not the newest of their keys any more: what
+    /// has replaced them may be behind it.
     has_missed: bool,
     /// On disk: the piece that is there has no more records.
     is_piece_done: bool,
-    /// Behind damage: what may still go into looking for records, all of it for all of the journal, as in an opening.
+    /// Behind damage: what may still go into looking for records, all of it for all of the journal,
+    /// as in an opening.
     search_bytes: usize,
 }
 
@@ -144,7 +147,8 @@ impl<'a> Iter<'a> {
         true
     }
 
-    /// Look at the next records of the journal at hand, those together of which only the index knows whether they count; false if there are none.
+    /// Look at the next records of the journal at hand, those together of which only the index
+    /// knows whether they count; false if there are none.
     fn take_records(&mut self) -> Result<bool> {
         let Some(open) = &mut self.open else { return Ok(false) };
         if std::mem::take(&mut open.is_piece_done) {
@@ -205,7 +209,8 @@ impl Open {
     }
 
     fn may_be_dead(&self, first: Granule) -> bool {
-        // Of what an opening has not found behind damage, it has not marked what was replaced either.
+        // Of what an opening has not found behind damage, it has not marked what was replaced
+        // either.
         let is_damaged = matches!(self.bytes, Bytes::Damaged(_));
         self.is_open || is_damaged || self.journal.counts.dead.may_be(first)
     }
@@ -284,7 +289,7 @@ impl Iterator for Iter<'_> {
             match self.take_records() {
                 Ok(true) => continue,
                 Ok(false) => self.open = None,
-                // What is left of the journal can not be read.
+                // What is left of the journal cannot be read.
                 Err(error) => {
                     self.open = None;
                     return Some(Err(error));

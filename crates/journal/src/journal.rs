@@ -28,7 +28,8 @@ pub(crate) const FIRST_RECORD: usize = PAGE_BYTES;
 
 const MAGIC: &[u8; 8] = b"ALLUVJRN";
 
-/// Records that take more than this are read in part where only their keys are wanted: for those that take less it would be no gain.
+/// Records that take more than this are read in part where only their keys are wanted: for those
+/// that take less it would be no gain.
 const LONG_RECORD_BYTES: usize = 16 << 10;
 /// So much of them.
 const HEAD_BYTES: usize = PAGE_BYTES;
@@ -95,7 +96,8 @@ pub(crate) struct Counts {
     pub(crate) live_bytes: LiveBytes,
     /// Of these, bytes of records that count as absent one day, or do already.
     pub(crate) expiring_bytes: AtomicU64,
-    /// Of these, what was to be gained by removing those that had expired when it was last looked (`expired.rs`).
+    /// Of these, what was to be gained by removing those that had expired when it was last looked
+    /// (`expired.rs`).
     pub(crate) expired_bytes: AtomicU64,
     /// What `expiring_bytes` was before that.
     pub(crate) expiring_then: AtomicU64,
@@ -109,21 +111,24 @@ pub(crate) struct Counts {
     pub(crate) stays_plain: AtomicBool,
     /// First byte behind its records, once it is sealed.
     pub(crate) end_bytes: AtomicUsize,
-    /// There are records in it that can not be read.
+    /// There are records in it that cannot be read.
     pub(crate) is_damaged: AtomicBool,
-    /// Bytes that the opening found to be no records, when it read all of a journal for want of a hint: neither the index nor a hint knows what they were. No part of what was damaged since.
+    /// Bytes that the opening found to be no records, when it read all of a journal for want of a
+    /// hint: neither the index nor a hint knows what they were. No part of what was damaged since.
     pub(crate) lost_bytes: AtomicUsize,
     /// The system could not read it then, or had no memory for it.
     pub(crate) failed_at: Mutex<Option<Instant>>,
     /// Whoever makes room is at it: its memory would not come free if it were taken away.
     pub(crate) is_busy: AtomicBool,
-    /// Records are in its file that the index does not name any more, and perhaps no newer ones say that they are gone: an opening may read them.
+    /// Records are in its file that the index does not name any more, and perhaps no newer ones say
+    /// that they are gone: an opening may read them.
     pub(crate) has_lost_keys: AtomicBool,
     /// Bytes of its tombstones.
     pub(crate) tombstone_bytes: AtomicU64,
     /// The newest journal whose records they may hide.
     pub(crate) newest_origin: AtomicU64,
-    /// Its tombstones before this byte were written anew by a compaction that has not come to its end. For whoever has the turn ([`crate::keep::Keep::turn`]).
+    /// Its tombstones before this byte were written anew by a compaction that has not come to its
+    /// end. For whoever has the turn ([`crate::keep::Keep::turn`]).
     pub(crate) tombstones_moved_until: AtomicUsize,
     /// Where its records are that do not count any more.
     pub(crate) dead: Dead,
@@ -179,14 +184,17 @@ impl Counts {
         self.live_bytes.load(Ordering::Relaxed).saturating_sub(expired)
     }
 
-    /// Of what had expired when it was looked, what may have been replaced or removed since: a place does not tell whether its record had. All that has gone counts as if it had, so that nothing counts as dead twice.
+    /// Of what had expired when it was looked, what may have been replaced or removed since: a
+    /// place does not tell whether its record had. All that has gone counts as if it had, so that
+    /// nothing counts as dead twice.
     pub(crate) fn doubtful_bytes(&self) -> u64 {
         let now = self.expiring_bytes.load(Ordering::Relaxed);
         let gone = self.expiring_then.load(Ordering::Relaxed).saturating_sub(now);
         gone.min(self.expired_bytes.load(Ordering::Relaxed))
     }
 
-    /// So much of it has expired, and it is not looked again before `look_at`. `expiring_then`: from before it was looked.
+    /// So much of it has expired, and it is not looked again before `look_at`. `expiring_then`:
+    /// from before it was looked.
     pub(crate) fn found_expired(&self, expired_bytes: u64, expiring_then: u64, look_at: u64) {
         self.expired_bytes.store(expired_bytes, Ordering::Relaxed);
         self.expiring_then.store(expiring_then, Ordering::Relaxed);
@@ -207,14 +215,17 @@ impl Counts {
         !self.is_damaged.load(Ordering::Relaxed) && !self.has_just_failed()
     }
 
-    /// Whether it may be written anew: sound, or without more damage than what was lost before the opening. To keep it for that would bring nothing back, neither now nor at the next opening, and each power cut may leave one.
+    /// Whether it may be written anew: sound, or without more damage than what was lost before the
+    /// opening. To keep it for that would bring nothing back, neither now nor at the next opening,
+    /// and each power cut may leave one.
     pub(crate) fn may_be_moved(&self) -> bool {
         let is_damaged = self.is_damaged.load(Ordering::Relaxed);
         let is_lost = self.lost_bytes.load(Ordering::Relaxed) > 0;
         (!is_damaged || is_lost) && !self.has_just_failed()
     }
 
-    /// Whether something in it that the index, a hint or another opening may know of can not be read, if so many bytes are no records just now.
+    /// Whether something in it that the index, a hint or another opening may know of cannot be
+    /// read, if so many bytes are no records just now.
     pub(crate) fn has_damage(&self, damaged_bytes: usize) -> bool {
         let lost_bytes = self.lost_bytes.load(Ordering::Relaxed);
         damaged_bytes > lost_bytes || (lost_bytes == 0 && self.is_damaged.load(Ordering::Relaxed))
@@ -249,7 +260,8 @@ pub(crate) struct Journal {
     pub(crate) frames: Option<Arc<Frames>>,
     /// `None`: it is cold.
     pub(crate) arena: Option<Arc<Pooled>>,
-    /// Of the newest journal: whole journals that there is room for beside it. Who has to leave more than that must not write to it.
+    /// Of the newest journal: whole journals that there is room for beside it. Who has to leave
+    /// more than that must not write to it.
     pub(crate) beside: AtomicUsize,
     pub(crate) counts: Arc<Counts>,
 }
@@ -258,12 +270,14 @@ pub(crate) struct Journal {
 #[derive(Clone, Debug)]
 pub(crate) struct Loaded {
     owner: Owner,
-    // Half as long as `usize`, which is enough for any journal: an iteration moves one of these for each entry.
+    // Half as long as `usize`, which is enough for any journal: an iteration moves one of these for
+    // each entry.
     at: u32,
     len: u32,
 }
 
-/// An iteration's own hold on the memory of a journal, for its entries to count: counting on the journal's would make iterations over the same one wait for each other at each entry.
+/// An iteration's own hold on the memory of a journal, for its entries to count: counting on the
+/// journal's would make iterations over the same one wait for each other at each entry.
 #[derive(Debug)]
 pub(crate) struct Hold(pub(crate) Arc<Pooled>);
 
@@ -349,7 +363,8 @@ impl Journal {
         Busy(self.counts.clone())
     }
 
-    /// Its bytes up to `end`, into the memory of a whole journal: from its file, whatever that looks like. Zeroes stand for its header.
+    /// Its bytes up to `end`, into the memory of a whole journal: from its file, whatever that
+    /// looks like. Zeroes stand for its header.
     pub(crate) fn read_whole(&self, end: usize, memory: &mut [u8]) -> Result<()> {
         let unreadable = Unreadable::default();
         let source = self.source_of_many(&unreadable);
@@ -368,7 +383,8 @@ impl Journal {
         Source::file(&*self.file, &self.path)
     }
 
-    /// For whoever looks at all records. If it is known to be damaged, what can not be read of it is more of that, and zeroes stand for it; else it is an error, which may pass.
+    /// For whoever looks at all records. If it is known to be damaged, what cannot be read of it
+    /// is more of that, and zeroes stand for it; else it is an error, which may pass.
     fn source_of_many<'a>(&'a self, unreadable: &'a Unreadable) -> Source<'a> {
         match self.counts.is_damaged.load(Ordering::Relaxed) {
             true => self.source().past(unreadable),
@@ -384,7 +400,8 @@ impl Journal {
         }
     }
 
-    /// Its bytes from [`Self::piece_start`] on, as many as `to` has room for (whole chunks, if it is compressed), and not beyond `end`; returns which ones these are.
+    /// Its bytes from [`Self::piece_start`] on, as many as `to` has room for (whole chunks, if it
+    /// is compressed), and not beyond `end`; returns which ones these are.
     pub(crate) fn read_piece(&self, at: usize, end: usize, to: &mut [u8]) -> Result<Range<usize>> {
         let unreadable = Unreadable::default();
         let source = self.source_of_many(&unreadable);
@@ -442,19 +459,22 @@ impl Journal {
         Ok(Loaded::new(Owner::Cold(Arc::new(buf)), at, len))
     }
 
-    /// Memory that [`Self::load`] takes for the record at `place`: up to a quarter more than its size, and 0 if it is in memory.
+    /// Memory that [`Self::load`] takes for the record at `place`: up to a quarter more than its
+    /// size, and 0 if it is in memory.
     pub(crate) fn cold_bytes(&self, place: Place) -> usize {
         if self.arena.is_some() { 0 } else { place.max_len_bytes() }
     }
 
-    /// Memory that [`Self::read_head`] takes; `None` where that would be no gain: the record is short, or in memory, or compressed.
+    /// Memory that [`Self::read_head`] takes; `None` where that would be no gain: the record is
+    /// short, or in memory, or compressed.
     pub(crate) fn head_bytes(&self, place: Place) -> Option<usize> {
         let is_plain = self.arena.is_none() && self.frames.is_none();
         let is_wanted = is_plain && place.max_len_bytes() > LONG_RECORD_BYTES;
         is_wanted.then(|| head_pages(place).len())
     }
 
-    /// The first [`HEAD_BYTES`] of the record at `place`, where there is [`Self::head_bytes`]: as the disk has them, whatever they are.
+    /// The first [`HEAD_BYTES`] of the record at `place`, where there is [`Self::head_bytes`]: as
+    /// the disk has them, whatever they are.
     pub(crate) fn read_head(&self, place: Place) -> Result<Loaded> {
         self.counts.disk_reads.fetch_add(1, Ordering::Relaxed);
         let pages = head_pages(place);
@@ -464,7 +484,8 @@ impl Journal {
         Ok(Loaded::new(Owner::Cold(Arc::new(buf)), at, HEAD_BYTES))
     }
 
-    /// The bytes of its file that loading the record at `place` reads, whole pages; `None` if that is nothing, since they are in memory or were decompressed.
+    /// The bytes of its file that loading the record at `place` reads, whole pages; `None` if that
+    /// is nothing, since they are in memory or were decompressed.
     pub(crate) fn pages(&self, place: Place) -> Option<Range<usize>> {
         match (&self.arena, &self.frames) {
             (Some(_), _) => None,

@@ -51,7 +51,8 @@ impl Journals {
         }
     }
 
-    /// The record of a key that the index has `named`, or names by now if the journal of that one has gone: its place, and the journal that it is in. `None`: there is none.
+    /// The record of a key that the index has `named`, or names by now if the journal of that one
+    /// has gone: its place, and the journal that it is in. `None`: there is none.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -64,7 +65,8 @@ impl Journals {
             if let Some(journal) = self.of(place) {
                 return Some((place, journal));
             }
-            // Gone between the two looks. The index had something else to say before that, so this does not go on for ever.
+            // Gone between the two looks. The index had something else to say before that, so this
+            // does not go on for ever.
             named = index.find(hash);
         }
     }
@@ -86,7 +88,8 @@ impl Journals {
         debug_assert!(old.is_none());
     }
 
-    /// `new` in place of `old`, which is the same journal on another level, or in another file; nothing happens if somebody else was first.
+    /// `new` in place of `old`, which is the same journal on another level, or in another file;
+    /// nothing happens if somebody else was first.
     pub(crate) fn replace(&self, old: &Arc<Journal>, new: Arc<Journal>) {
         debug_assert_eq!(old.number, new.number);
         let new_bytes = new.file_bytes;
@@ -138,7 +141,8 @@ impl Journals {
         self.numbers().filter(|other| *other != number).min()
     }
 
-    /// In no order. No journal is held by it: the memory of each has to come free when it is taken from it.
+    /// In no order. No journal is held by it: the memory of each has to come free when it is taken
+    /// from it.
     fn numbers(&self) -> impl Iterator<Item = JournalNumber> {
         self.slots().filter_map(|slot| slot.load().as_ref().map(|journal| journal.number))
     }

@@ -1,4 +1,6 @@
-//! The keeper: a thread that writes the hints of journals that were sealed, compacts journals with few live records, evicts the oldest one when the disk budget is reached, brings into memory what is read, and compresses what is not in memory.
+//! The keeper: a thread that writes the hints of journals that were sealed, compacts journals with
+//! few live records, evicts the oldest one when the disk budget is reached, brings into memory what
+//! is read, and compresses what is not in memory.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,7 +23,8 @@ use crate::shared::{CHUNK_BYTES, NotAppended, Shared};
 use crate::sync::Arc;
 use crate::waker::Waker;
 
-/// Eviction keeps at most this part of a journal, so that it always makes room: what is kept may waste the end of the newest journal too, which is less than its longest record.
+/// Eviction keeps at most this part of a journal, so that it always makes room: what is kept may
+/// waste the end of the newest journal too, which is less than its longest record.
 const MAX_KEPT: usize = 2;
 
 /// What has failed is tried again after this time.
@@ -35,9 +38,11 @@ const LOOK_FOR_FILES: Duration = Duration::from_secs(10);
 pub(crate) struct Keep {
     /// To end it is told too; it does after the journal that it is at.
     pub(crate) waker: Waker,
-    /// How many journals there are of which the index has lost keys: [`crate::journal::Counts::has_lost_keys`].
+    /// How many journals there are of which the index has lost keys:
+    /// [`crate::journal::Counts::has_lost_keys`].
     evicting: AtomicUsize,
-    /// Held by whoever moves records and removes journals: the keeper, journal by journal, or somebody who compacts on demand.
+    /// Held by whoever moves records and removes journals: the keeper, journal by journal, or
+    /// somebody who compacts on demand.
     pub(crate) turn: Mutex<()>,
     /// Journals that were sealed and have no hint yet, the oldest first.
     pub(crate) without_hint: Mutex<VecDeque<JournalNumber>>,
@@ -52,7 +57,8 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
-    /// Whether records are in the files that the index does not name any more, with no newer ones that say that they are gone.
+    /// Whether records are in the files that the index does not name any more, with no newer ones
+    /// that say that they are gone.
     pub(crate) fn is_evicting(&self) -> bool {
         self.evicting.load(Ordering::Acquire) > 0
     }
@@ -86,7 +92,8 @@ pub(crate) fn run(shared: &Arc<Shared>) {
         drop(turn);
         match &worked {
             Err(error) => keep.tell_of(Some(error)),
-            // Nothing is wanted any more. (That something else was done, a hint written say, tells nothing of what has failed.)
+            // Nothing is wanted any more. (That something else was done, a hint written say, tells
+            // nothing of what has failed.)
             Ok(false) => keep.tell_of(None),
             Ok(true) => continue,
         }
@@ -97,35 +104,39 @@ pub(crate) fn run(shared: &Arc<Shared>) {
 }
 
 impl Shared {
-    /// Do one thing, the most urgent one; whether there was one. `is_warm`: what an opening has left cold was brought into memory, as far as there is any.
+    /// Do one thing, the most urgent one; whether there was one. `is_warm`: what an opening has
+    /// left cold was brought into memory, as far as there is any.
     pub(crate) fn turn(&self, is_warm: &mut bool) -> Result<bool> {
-        // Also where room is wanted: it is soon done, and if writers wanted some all the time no journal would have one.
+        // Also where room is wanted: it is soon done, and if writers wanted some all the time no
+        // journal would have one.
         if self.write_one_hint() || self.make_room_once()? {
             return Ok(true);
         }
         if !*is_warm {
-            // One that can not be read does not keep the others from it.
+            // One that cannot be read does not keep the others from it.
             *is_warm = !self.warm_one()?;
             return Ok(true);
         }
         Ok(self.promote_one()? || self.compress_one()?)
     }
 
-    /// End all writing if somebody has removed the newest journal or the lock: the system goes on to take what is written to a file without a name, and gives its room back when that is closed. For whoever has the turn: nobody else
-    /// removes a journal meanwhile.
+    /// End all writing if somebody has removed the newest journal or the lock: the system goes on
+    /// to take what is written to a file without a name, and gives its room back when that is
+    /// closed. For whoever has the turn: nobody else removes a journal meanwhile.
     fn look_for_files(&self) {
         if self.flush.failure().is_some() {
             return;
         }
         let newest = self.active.load();
-        // If it can not be told, it is told another time.
+        // If it cannot be told, it is told another time.
         let removed = self.directory.removed(&file_name(newest.number), &*newest.file);
         if let Ok(Some(path)) = removed {
             self.flush.fail(Error::Removed { path });
         }
     }
 
-    /// Write the hint of a journal that was sealed; whether one was wanted. For whoever has the turn: nobody removes a journal meanwhile.
+    /// Write the hint of a journal that was sealed; whether one was wanted. For whoever has the
+    /// turn: nobody removes a journal meanwhile.
     pub(crate) fn write_one_hint(&self) -> bool {
         if self.flush.failure().is_some() {
             return false;
@@ -164,7 +175,8 @@ impl Shared {
         if damaged_bytes == 0 { writer.finish(journal.end()).map_err(failed) } else { Ok(()) }
     }
 
-    /// Compact or evict one journal, or look what has expired in one, if that is due; whether anything was done.
+    /// Compact or evict one journal, or look what has expired in one, if that is due; whether
+    /// anything was done.
     fn make_room_once(&self) -> Result<bool> {
         if self.flush.failure().is_some() {
             // Nobody needs room any more, and what is there can be read.
@@ -199,8 +211,10 @@ impl Shared {
         most_alive_bytes: usize,
     ) -> std::result::Result<bool, Stopped> {
         let _busy = journal.busy();
-        // Where there is room, nobody is worse off if it turns out to be damaged when some of its values have been moved: the index knows these, so none is moved twice; and to look through it is to read it twice. Tombstones that
-        // were moved only this process knows of: each one that comes to the same damage would move all before it once more.
+        // Where there is room, nobody is worse off if it turns out to be damaged when some of its
+        // values have been moved: the index knows these, so none is moved twice; and to look
+        // through it is to read it twice. Tombstones that were moved only this process knows of:
+        // each one that comes to the same damage would move all before it once more.
         let is_looked_at = self.is_crowded() || self.has_to_hide(&journal);
         let look = match is_looked_at {
             true => self.look(&journal, PAUSE)?,
@@ -214,7 +228,8 @@ impl Shared {
         Ok(self.compact(journal, &look, PAUSE)? == Compaction::Done)
     }
 
-    /// The same as [`Self::evict_oldest`]. If it fails, writers who wait for the room are told; it is tried again, but may fail for ever.
+    /// The same as [`Self::evict_oldest`]. If it fails, writers who wait for the room are told; it
+    /// is tried again, but may fail for ever.
     fn try_to_evict(&self) -> Result<bool> {
         let evicted = self.evict_oldest();
         match &evicted {
@@ -229,9 +244,11 @@ impl Shared {
         evicted
     }
 
-    /// Remove the oldest journal. Of its records that are still the newest of their keys those that were read are written anew; the others are gone. False if there is none.
+    /// Remove the oldest journal. Of its records that are still the newest of their keys those that
+    /// were read are written anew; the others are gone. False if there is none.
     pub(crate) fn evict_oldest(&self) -> Result<bool> {
-        // Only this one is held meanwhile: the memory of the others has to come free when it is taken from them.
+        // Only this one is held meanwhile: the memory of the others has to come free when it is
+        // taken from them.
         let oldest = self.journals.oldest();
         let Some(journal) = oldest.and_then(|number| self.journals.get(number)) else {
             return Ok(false);
@@ -267,7 +284,8 @@ impl Shared {
             Ok(())
         });
         match read {
-            // What can not be read is not there; neither is what is behind damage, if there is no memory to look for it.
+            // What cannot be read is not there; neither is what is behind damage, if there is no
+            // memory to look for it.
             Err(error @ (Error::Io { .. } | Error::NoMemory { .. }))
                 if self.flush.failure().is_none() =>
             {
@@ -279,14 +297,17 @@ impl Shared {
         Ok(())
     }
 
-    /// From now on the index loses keys whose records are in this journal, until it is gone for good: not after a removal that has failed, since then it is there, or a power cut may bring it back.
+    /// From now on the index loses keys whose records are in this journal, until it is gone for
+    /// good: not after a removal that has failed, since then it is there, or a power cut may bring
+    /// it back.
     pub(crate) fn lose_keys(&self, journal: &Journal) {
         if !journal.counts.has_lost_keys.swap(true, Ordering::Relaxed) {
             self.keep.evicting.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Bytes of a journal were found that are no records, though there were some: if that was not yet known, it is counted.
+    /// Bytes of a journal were found that are no records, though there were some: if that was not
+    /// yet known, it is counted.
     pub(crate) fn mark_damaged(&self, journal: &Journal, damaged_bytes: usize) {
         let Counts { lost_bytes, is_damaged, .. } = &*journal.counts;
         if !journal.counts.has_damage(damaged_bytes) {
@@ -305,14 +326,16 @@ impl Shared {
     /// Remove a journal whose records are not needed any more.
     pub(crate) fn remove(&self, journal: Arc<Journal>) -> Result<()> {
         let number = journal.number;
-        // What is left in the index can not be read: it was damaged, or its record is not where a hint has told.
+        // What is left in the index cannot be read: it was damaged, or its record is not where a
+        // hint has told.
         if journal.counts.live_bytes.load(Ordering::Relaxed) > 0 {
             // But an opening may read it, before the file is gone.
             self.lose_keys(&journal);
             self.index.retain(|place| {
                 let is_in_it = place.is_in(number);
                 if is_in_it {
-                    // It is there until its file is gone: an iteration has to ask the index for each of these.
+                    // It is there until its file is gone: an iteration has to ask the index for
+                    // each of these.
                     self.journals.forget(place);
                 }
                 !is_in_it
@@ -332,13 +355,15 @@ impl Shared {
         }
         // Without its journal it means nothing.
         let _ = self.directory.remove(&hint::file_name(number));
-        // Behind its file: as long as that is there the next opening reads it, and it counts as the oldest, or what hides it may not go.
+        // Behind its file: as long as that is there the next opening reads it, and it counts as the
+        // oldest, or what hides it may not go.
         let removed = self.journals.remove(number);
         let (file, file_bytes) = (removed.file.clone(), removed.file_bytes);
         let has_lost_keys = removed.counts.has_lost_keys.load(Ordering::Relaxed);
         // Its memory comes free with the last one who has it open.
         drop((journal, removed));
-        // With each durability: a deletion of what was in it writes nothing from now on, and a power cut must not bring it back. Nor, once it is cut, half of it.
+        // With each durability: a deletion of what was in it writes nothing from now on, and a
+        // power cut must not bring it back. Nor, once it is cut, half of it.
         self.sync_names()?;
         if has_lost_keys {
             self.keep.evicting.fetch_sub(1, Ordering::Release);

@@ -1,4 +1,5 @@
-//! Memory of more than some pages, from the heap: whoever wants it is told where there is none. (What Rust takes by itself ends the process then.)
+//! Memory of more than some pages, from the heap: whoever wants it is told where there is none.
+//! (What Rust takes by itself ends the process then.)
 
 use std::io;
 

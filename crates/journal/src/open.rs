@@ -1,4 +1,5 @@
-//! Opening a cache: its identity, its journals, the index. The threads behind it begin afterwards (`cache.rs`).
+//! Opening a cache: its identity, its journals, the index. The threads behind it begin afterwards
+//! (`cache.rs`).
 
 use std::collections::HashSet;
 use std::io;
@@ -76,7 +77,7 @@ impl Identity {
         Ok(Self {
             id: CacheId(fields[16..32].try_into().expect("sixteen")),
             hash_key: fields[32..48].try_into().expect("sixteen"),
-            journal_bytes: journal_bytes.ok_or("its journals have a size that can not be")?,
+            journal_bytes: journal_bytes.ok_or("its journals have a size that cannot be")?,
             contents: contents(fields),
         })
     }
@@ -101,13 +102,16 @@ fn secret() -> [u8; 16] {
 /// What an opening found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// How many journals there were. (Those without a record, and those that were given up for want of room, are not counted.)
+    /// How many journals there were. (Those without a record, and those that were given up for want
+    /// of room, are not counted.)
     pub journals: usize,
     /// Of these, journals without a usable hint, that were read as a whole.
     pub scanned: usize,
     /// How many keys there are, those that have expired included.
     pub entries: usize,
-    /// Bytes between records that were damaged or could not be read, and are not used; those that could not be read behind the last record of a journal without a hint; and journals without a header.
+    /// Bytes between records that were damaged or could not be read, and are not used; those that
+    /// could not be read behind the last record of a journal without a hint; and journals without a
+    /// header.
     pub damaged_bytes: u64,
 }
 
@@ -125,7 +129,8 @@ pub(crate) struct Old {
 }
 
 impl Old {
-    /// Its bytes as those of a plain journal, as far as there are any, in the memory of a whole one. Zeroes stand for its header, and for what can not be read.
+    /// Its bytes as those of a plain journal, as far as there are any, in the memory of a whole
+    /// one. Zeroes stand for its header, and for what cannot be read.
     pub(crate) fn read<'m>(
         &self,
         path: &Path,
@@ -154,7 +159,9 @@ impl Old {
         Ok((&memory[..whole], unreadable))
     }
 
-    /// What is damaged behind the last record that was found, which ends at `end`: a compressed journal was sealed, and says where it ends; of a plain one what can not be read, since the rest may be a torn tail.
+    /// What is damaged behind the last record that was found, which ends at `end`: a compressed
+    /// journal was sealed, and says where it ends; of a plain one what cannot be read, since the
+    /// rest may be a torn tail.
     pub(crate) fn lost_tail(&self, end: usize, unreadable: &Unreadable) -> u64 {
         let lost = match &self.frames {
             Some(frames) => frames.end().saturating_sub(end),
@@ -164,7 +171,8 @@ impl Old {
     }
 }
 
-/// The newest journal of an opening that may still fail, and be tried again and again: its file goes then.
+/// The newest journal of an opening that may still fail, and be tried again and again: its file
+/// goes then.
 struct First<'a> {
     directory: &'a dyn Directory,
     /// `None`: it stays.
@@ -232,7 +240,8 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             Ok(None) => {
                 let file = directory.open(&name).map_err(failed("opening a journal"))?;
                 let len = file.len_bytes().map_err(failed("asking for the length"))?;
-                // What is longer than a journal was never going to be one, and to look through all of it may take for ever: a file of holes has any length.
+                // What is longer than a journal was never going to be one, and to look through all
+                // of it may take for ever: a file of holes has any length.
                 let may_be_blank = len <= journal_bytes as u64;
                 if may_be_blank && is_blank(&*file, len).map_err(failed("reading a journal"))? {
                     // Its making was interrupted.
@@ -240,7 +249,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
                     gone.push(*number);
                     continue;
                 }
-                (len, "has no header of this cache, or can not be decompressed")
+                (len, "has no header of this cache, or cannot be decompressed")
             }
             Err(error) if is_no_file(&error) => (0, "is no regular file"),
             Err(error) => return Err(error),
@@ -256,21 +265,23 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         names.push(aside);
         gone.push(*number);
     }
-    // It may have any number, and be nobody's: what stays is not too far behind it, and what is made need not come after it.
+    // It may have any number, and be nobody's: what stays is not too far behind it, and what is
+    // made need not come after it.
     numbers.retain(|number| !gone.contains(number));
     for name in
         names.iter().filter(|name| hint_number(name).is_some_and(|it| !numbers.contains(&it)))
     {
         clear_away(&*directory, name, "removing a hint of no journal")?;
     }
-    // As many keys as the largest one has, at least; how many of the others are the same ones nobody knows.
+    // As many keys as the largest one has, at least; how many of the others are the same ones
+    // nobody knows.
     let expected =
         old.iter().filter_map(|old| old.hint).map(|head| head.entries).max().unwrap_or(0);
     let index = Index::with_room(expected).map_err(Error::no_memory(&path, "the index"))?;
     let next = JournalNumber(numbers.last().map_or(0, |last| last.0 + 1));
     if let Some(oldest) = numbers.first().filter(|oldest| next.0 - oldest.0 >= MAX_SPAN) {
         let reason = format!(
-            "journal {oldest} is too far behind the newest one: their records can not be told apart. It could not be read, or the cache was never open for long enough to move what is in it; remove {} to give it up",
+            "journal {oldest} is too far behind the newest one: their records cannot be told apart. It could not be read, or the cache was never open for long enough to move what is in it; remove {} to give it up",
             file_name(*oldest)
         );
         return Err(Error::NoCache { path, reason });
@@ -291,7 +302,9 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         let full = io::Error::from(io::ErrorKind::StorageFull);
         Error::io(path.join(file_name(next)), "making a journal")(full)
     };
-    // Before the journals are read, which may take minutes: what keeps it from being made is told now. And before hints are written: a process that was killed between the two would leave its successor less room than it had.
+    // Before the journals are read, which may take minutes: what keeps it from being made is told
+    // now. And before hints are written: a process that was killed between the two would leave its
+    // successor less room than it had.
     let first = make()?.map(|journal| First { directory: &*directory, journal: Some(journal) });
     let may_evict = options.when_full == WhenFull::Evict;
     // Reading gives room back where a process was killed, and has left a journal without a hint.
@@ -337,7 +350,8 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             let lost_bytes = usize::try_from(found.damaged_bytes).unwrap_or(usize::MAX);
             counts.lost_bytes.store(lost_bytes, Ordering::Relaxed);
         }
-        // Of tombstones that were moved here the origin is older; to take it for newer only keeps them for longer.
+        // Of tombstones that were moved here the origin is older; to take it for newer only keeps
+        // them for longer.
         counts.count_tombstone(found.tombstone_bytes, old.number);
         if found.has_unread {
             unread.push(old.number);
@@ -399,14 +413,16 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     };
     newest.beside.store(shared.beside(), Ordering::Relaxed);
     shared.see_disk();
-    // Another opening may be able to read what this one could not: what is deleted until then must not be there.
+    // Another opening may be able to read what this one could not: what is deleted until then must
+    // not be there.
     for journal in unread.into_iter().filter_map(|number| shared.journals.get(number)) {
         shared.lose_keys(&journal);
     }
     Ok((shared, recovered))
 }
 
-/// Remove what the cache has no use for; whether that was done. No cache makes directories: those of such a name are somebody else's, and stay.
+/// Remove what the cache has no use for; whether that was done. No cache makes directories: those
+/// of such a name are somebody else's, and stay.
 pub(crate) fn clear_away(
     directory: &dyn Directory,
     name: &str,
@@ -439,7 +455,8 @@ fn give_up_oldest(directory: &dyn Directory, journals: &Journals, index: &Index)
         "journal cache: {}: the disk is full; journal {number}, the oldest one, is removed",
         path.display()
     );
-    // What was read was synced, but for the names: what has replaced records of this one has to be there after it.
+    // What was read was synced, but for the names: what has replaced records of this one has to be
+    // there after it.
     directory.sync().map_err(Error::io(path, "syncing the directory"))?;
     index.retain(|place| !place.is_in(number));
     let name = file_name(number);
@@ -465,7 +482,8 @@ fn is_blank(file: &dyn File, len_bytes: u64) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Places for journals by number: twice as many as the budget allows, more if they are to be compressed, and none for two of those that are there.
+/// Places for journals by number: twice as many as the budget allows, more if they are to be
+/// compressed, and none for two of those that are there.
 fn slots(
     options: &Options,
     journal_bytes: usize,
@@ -512,7 +530,8 @@ pub(crate) fn journal_numbers(names: &[String]) -> Vec<JournalNumber> {
 }
 
 fn make_identity(directory: &dyn Directory, identity: Identity) -> io::Result<()> {
-    // Before there is a cache: the next opening takes it for granted, and what is in it is promised to be there.
+    // Before there is a cache: the next opening takes it for granted, and what is in it is promised
+    // to be there.
     directory.sync_above()?;
     let file = directory.create(IDENTITY_TEMPORARY, PAGE_BYTES as u64)?;
     file.write_at(0, &identity.page())?;
@@ -528,7 +547,8 @@ fn check_contents(path: &Path, found: Contents, expected: Contents) -> Result<()
     }
 }
 
-/// Fails if the cache is for something else, as far as the file `cache` tells; of a cache that can not be opened too.
+/// Fails if the cache is for something else, as far as the file `cache` tells; of a cache that
+/// cannot be opened too.
 pub(crate) fn check_contents_of(
     directory: &dyn Directory,
     names: &[String],
@@ -559,12 +579,12 @@ pub(crate) fn identity_of(directory: &dyn Directory, names: &[String]) -> Result
         return Err(no_cache(match journal_numbers(names).is_empty() {
             true => "there is no cache".into(),
             false => format!(
-                "there are journals, but the file `{IDENTITY}` is missing, and without it they can not be read. To begin with an empty cache, remove the directory"
+                "there are journals, but the file `{IDENTITY}` is missing, and without it they cannot be read. To begin with an empty cache, remove the directory"
             ),
         }));
     }
     Identity::parse(&read_identity(directory)?).map_err(|reason| {
-        no_cache(format!("the file `{IDENTITY}` can not be used: {reason}; without it the journals can not be read. To begin with an empty cache, remove the directory"))
+        no_cache(format!("the file `{IDENTITY}` cannot be used: {reason}; without it the journals cannot be read. To begin with an empty cache, remove the directory"))
     })
 }
 
@@ -584,23 +604,26 @@ pub(crate) fn look_at(
     unreadable.tell(&path);
     let header = JournalHeader::parse(&page);
     if header.is_some_and(|header| header.cache != identity.id) {
-        // Its page is whole, and it is another cache's; so is its hint, which does not say so, and has hashes by another key.
+        // Its page is whole, and it is another cache's; so is its hint, which does not say so, and
+        // has hashes by another key.
         return Ok(None);
     }
     let header = header.filter(|header| header.number == number);
     let hint = hint::read_head(directory, number, identity.journal_bytes);
-    // If the page is damaged: of what it says only the salt is needed, without which no record counts.
+    // If the page is damaged: of what it says only the salt is needed, without which no record
+    // counts.
     let salt = header.map(|header| header.salt).or(hint.map(|hint| hint.salt));
     let Some(salt) = salt else { return Ok(None) };
     let mut hint = hint.filter(|hint| hint.salt == salt);
     let is_plain = header.is_some_and(|header| !header.is_compressed);
     let mut frames = None;
     if !is_plain {
-        // Without a header the end of the file tells whether it is compressed: nobody who does not know the salt can have written that.
+        // Without a header the end of the file tells whether it is compressed: nobody who does not
+        // know the salt can have written that.
         frames = match Frames::open(&*file, number, salt, identity.journal_bytes, blocks) {
             Err(error) if is_of_media(&error) => {
                 let path = path.display();
-                tracing::warn!("journal cache: {path}: its end can not be read: {error}");
+                tracing::warn!("journal cache: {path}: its end cannot be read: {error}");
                 None
             }
             opened => opened.map_err(failed("reading the table of frames"))?,
@@ -611,7 +634,7 @@ pub(crate) fn look_at(
     } else if header.is_some_and(|header| header.is_compressed) {
         let Some(hint) = hint else { return Ok(None) };
         tracing::warn!(
-            "journal cache: {} can not be decompressed: its table is damaged",
+            "journal cache: {} cannot be decompressed: its table is damaged",
             path.display()
         );
         frames = Some(Frames::lost(number, salt, hint.end, blocks));

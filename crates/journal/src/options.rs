@@ -12,7 +12,9 @@ pub enum Durability {
     /// Some time later: for what can be had again.
     #[default]
     None,
-    /// After this time, and what it takes to write and sync what was put meanwhile: writers wait, so that this takes no longer than the time itself, as the disk was lately. (About 3 MiB may always be on their way, however slow it is.) Not less than a millisecond.
+    /// After this time, and what it takes to write and sync what was put meanwhile: writers wait,
+    /// so that this takes no longer than the time itself, as the disk was lately. (About 3 MiB may
+    /// always be on their way, however slow it is.) Not less than a millisecond.
     Interval(Duration),
     /// When the call returns. Calls at one time share a sync.
     Always,
@@ -21,14 +23,19 @@ pub enum Durability {
 /// What happens when the disk budget is used up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
-    /// The oldest records go, but for those that were read. Where that fails (the directory can not be written to any more, say), writes fail with its [`crate::Error::Io`] once the budget is used up, until it succeeds: it is tried again each second.
+    /// The oldest records go, but for those that were read. Where that fails (the directory cannot
+    /// be written to any more, say), writes fail with its [`crate::Error::Io`] once the budget is
+    /// used up, until it succeeds: it is tried again each second.
     #[default]
     Evict,
-    /// Writes fail with [`crate::Error::DiskFull`]: puts when three journals of it are left, deletions when two are. What was deleted or has expired is compacted, and then there is room again.
+    /// Writes fail with [`crate::Error::DiskFull`]: puts when three journals of it are left,
+    /// deletions when two are. What was deleted or has expired is compacted, and then there is room
+    /// again.
     Refuse,
 }
 
-/// What journals are compressed with, in the background, once they have left the memory. What is already compressed stays as it is, and is read whatever is chosen here.
+/// What journals are compressed with, in the background, once they have left the memory. What is
+/// already compressed stays as it is, and is read whatever is chosen here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compression {
     /// They stay as they were written: a read of a small record reads a page.
@@ -65,7 +72,8 @@ impl FromStr for Compression {
     }
 }
 
-/// What a cache is for, in four bytes that whoever makes it chooses: a program does not take the directory of another one for its own. Default: none is named.
+/// What a cache is for, in four bytes that whoever makes it chooses: a program does not take the
+/// directory of another one for its own. Default: none is named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contents(pub [u8; 4]);
 
@@ -81,21 +89,30 @@ impl fmt::Display for Contents {
 /// How a cache is opened.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Memory for journals, in bytes: the newest one, those that wait to be written, as many of the others as fit, and what was read of these that do not (records, and frames that were decompressed). At least four journals. Default 1 GiB.
+    /// Memory for journals, in bytes: the newest one, those that wait to be written, as many of the
+    /// others as fit, and what was read of these that do not (records, and frames that were
+    /// decompressed). At least four journals. Default 1 GiB.
     ///
-    /// On top come the index, what readers keep (a value of a journal in memory keeps that, one that was read from disk its record, its frame or, of an iteration, its MiB), a 64th for the bits that tell what is written, and some MiB for work in the background: `docs/journal-cache.md`.
+    /// On top come the index, what readers keep (a value of a journal in memory keeps that, one
+    /// that was read from disk its record, its frame or, of an iteration, its MiB), a 64th for the
+    /// bits that tell what is written, and some MiB for work in the background:
+    /// `docs/journal-cache.md`.
     pub memory_bytes: usize,
-    /// Disk space for journals, in bytes. At least eight journals; hints come on top (24 bytes for each record), and what openings have kept aside ([`crate::KeptAside`]). Default 16 GiB.
+    /// Disk space for journals, in bytes. At least eight journals; hints come on top (24 bytes for
+    /// each record), and what openings have kept aside ([`crate::KeptAside`]). Default 16 GiB.
     pub max_disk_bytes: u64,
-    /// Size of a journal's file in bytes, and so bound of a record: a multiple of 4 KiB, 1 MiB to 1 GiB. Of a cache that is already there its own counts. Default 128 MiB.
+    /// Size of a journal's file in bytes, and so bound of a record: a multiple of 4 KiB, 1 MiB to 1
+    /// GiB. Of a cache that is already there its own counts. Default 128 MiB.
     pub journal_bytes: usize,
     /// When a write is on stable storage. Default [`Durability::None`].
     pub durability: Durability,
     /// What happens when the disk budget is used up. Default [`WhenFull::Evict`].
     pub when_full: WhenFull,
-    /// What journals are compressed with that are not in memory any more. Default [`Compression::Lz4`].
+    /// What journals are compressed with that are not in memory any more. Default
+    /// [`Compression::Lz4`].
     pub compression: Compression,
-    /// What it is for. One that was made with other contents is refused ([`crate::Error::OtherContents`]).
+    /// What it is for. One that was made with other contents is refused
+    /// ([`crate::Error::OtherContents`]).
     pub contents: Contents,
     /// Make the directory and the cache if they are not there. Default true.
     pub create: bool,
@@ -128,7 +145,8 @@ pub(crate) fn is_size(journal_bytes: usize) -> bool {
     journal_bytes.is_multiple_of(PAGE_BYTES) && (MIB..=1024 * MIB).contains(&journal_bytes)
 }
 
-/// This part of the memory, at least, is for records and frames that are kept of cold journals, if there are journals to spare.
+/// This part of the memory, at least, is for records and frames that are kept of cold journals, if
+/// there are journals to spare.
 const BLOCKS_PART: usize = 16;
 
 /// What the memory is used for.

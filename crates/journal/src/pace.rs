@@ -1,4 +1,6 @@
-//! How far writers may be ahead of the disk with [`crate::Durability::Interval`]: as far as that comes within the interval. Else all of the memory could wait to be written, and be lost, for as long as that takes.
+//! How far writers may be ahead of the disk with [`crate::Durability::Interval`]: as far as that
+//! comes within the interval. Else all of the memory could wait to be written, and be lost, for as
+//! long as that takes.
 
 use std::time::Duration;
 
@@ -32,7 +34,7 @@ impl Pace {
         }
         let fits = bytes as u128 * self.interval.as_nanos() / took.as_nanos().max(1);
         let fits = usize::try_from(fits).unwrap_or(usize::MAX);
-        // Not all at once: a disk takes in its cache what it can not take for long.
+        // Not all at once: a disk takes in its cache what it cannot take for long.
         let most = self.ahead_bytes.saturating_mul(2);
         self.ahead_bytes = fits.min(most).max(LEAST_AHEAD_BYTES);
     }
@@ -55,7 +57,8 @@ mod tests {
         }
     }
 
-    /// Writers that are faster than any disk: what waits is as much as may, and a chunk, until it is synced. What that takes is the age of the oldest of it.
+    /// Writers that are faster than any disk: what waits is as much as may, and a chunk, until it
+    /// is synced. What that takes is the age of the oldest of it.
     fn age_of_oldest(pace: &mut Pace, disk: &Disk) -> Duration {
         let bytes = pace.ahead_bytes + CHUNK_BYTES;
         assert!(pace.is_exceeded(bytes) && !pace.is_exceeded(pace.ahead_bytes));
@@ -71,7 +74,8 @@ mod tests {
             .map(|(bytes_per_second, sync)| Disk { bytes_per_second, sync: MILLISECOND * sync });
         for interval in [1, 10, 100, 1000, 60_000].map(|millis| MILLISECOND * millis) {
             let mut pace = Pace::new(interval);
-            // From one to the other: at the first one that is slower it may take longer once, as long as that is slower.
+            // From one to the other: at the first one that is slower it may take longer once, as
+            // long as that is slower.
             for disk in disks.iter().chain(disks.iter().rev()) {
                 let least = disk.takes(LEAST_AHEAD_BYTES + CHUNK_BYTES);
                 // What is less than a microsecond is rounding.

@@ -1,4 +1,6 @@
-//! The records of a journal one after the other, for whoever evicts, compacts, iterates or checks all of it. One that is not in memory is read in pieces: the memory budget has no room for it as a whole.
+//! The records of a journal one after the other, for whoever evicts, compacts, iterates or checks
+//! all of it. One that is not in memory is read in pieces: the memory budget has no room for it as
+//! a whole.
 
 use std::io;
 use std::ops::Range;
@@ -15,7 +17,8 @@ use crate::shared::{CHUNK_BYTES, Shared};
 use crate::sync::Arc;
 use crate::walk::{Found, Walk};
 
-/// Hand the records of a journal's bytes to `each`, from the one at `at` on; returns how many bytes are damaged. `bytes`: from the beginning of the file to the end of its last record.
+/// Hand the records of a journal's bytes to `each`, from the one at `at` on; returns how many bytes
+/// are damaged. `bytes`: from the beginning of the file to the end of its last record.
 pub(crate) fn each_in<E>(
     bytes: &[u8],
     salt: Salt,
@@ -33,7 +36,8 @@ pub(crate) fn each_in<E>(
     Ok(damaged_bytes + bytes.len().saturating_sub(walk.end()))
 }
 
-/// A part of a journal that is not in memory: as large as whoever reads it wants, or as a record in it. Clones share the memory.
+/// A part of a journal that is not in memory: as large as whoever reads it wants, or as a record in
+/// it. Clones share the memory.
 #[derive(Clone)]
 pub(crate) struct Piece {
     /// Used again, unless somebody keeps what was read in it.
@@ -64,7 +68,8 @@ impl Piece {
         self.there.contains(&at).then(|| &here[at - self.there.start..])
     }
 
-    /// Read on where [`Self::record`] has found none, at `at`: about `piece_bytes` of what is before `end`, or as much as the record there has. False if it is damaged.
+    /// Read on where [`Self::record`] has found none, at `at`: about `piece_bytes` of what is
+    /// before `end`, or as much as the record there has. False if it is damaged.
     pub(crate) fn read_on(
         &mut self,
         journal: &Journal,
@@ -98,7 +103,9 @@ impl Piece {
     }
 }
 
-/// The same as [`each_in`] of a file, from its first record on as long as all of them are undamaged; returns where that ends. Takes memory for a piece, of `piece_bytes` as they are just then, or for the longest record.
+/// The same as [`each_in`] of a file, from its first record on as long as all of them are
+/// undamaged; returns where that ends. Takes memory for a piece, of `piece_bytes` as they are just
+/// then, or for the longest record.
 fn each_whole<E: From<Error>>(
     journal: &Journal,
     end: usize,
@@ -119,8 +126,9 @@ fn each_whole<E: From<Error>>(
 }
 
 impl Shared {
-    /// Hand all records of a sealed journal to `each`; returns how many bytes of it are damaged. One that is not in memory is read by about `piece_bytes` at a time, asked for before each piece: a read of somebody else may
-    /// have to wait for one.
+    /// Hand all records of a sealed journal to `each`; returns how many bytes of it are damaged.
+    /// One that is not in memory is read by about `piece_bytes` at a time, asked for before each
+    /// piece: a read of somebody else may have to wait for one.
     pub(crate) fn each_record<E: From<Error>>(
         &self,
         journal: &Journal,
@@ -145,7 +153,8 @@ impl Shared {
         each_in(bytes, journal.salt, whole_until, each)
     }
 
-    /// Memory for a whole journal within the budget: free, or that of the hot one that is read least.
+    /// Memory for a whole journal within the budget: free, or that of the hot one that is read
+    /// least.
     fn take_to_search(&self) -> Result<Pooled> {
         let no_memory = || self.no_memory("a damaged journal");
         if let Some(arena) = self.pool.take() {
@@ -159,7 +168,8 @@ impl Shared {
         taken.ok_or_else(|| no_memory()(io::ErrorKind::WouldBlock.into()))
     }
 
-    /// A sealed journal's bytes for an iteration that has met damage in it: in memory beyond the budget, if none is free.
+    /// A sealed journal's bytes for an iteration that has met damage in it: in memory beyond the
+    /// budget, if none is free.
     pub(crate) fn load_whole(&self, journal: &Journal, end: usize) -> Result<Pooled> {
         let arena = self.pool.take_anyway().map_err(self.no_memory("a journal"))?;
         self.load_into(journal, end, arena)

@@ -1,4 +1,5 @@
-//! Positions: of a journal among journals, of a record in a journal, and both in one word of the index.
+//! Positions: of a journal among journals, of a record in a journal, and both in one word of the
+//! index.
 
 use std::fmt;
 
@@ -6,7 +7,8 @@ use alluvium_device::GRANULE_BYTES;
 
 use crate::hash::{KeyHash, TAG_BITS};
 
-/// Which journal of a cache: the newer one has the larger number. (That of one without a record may be given to another one at the next opening.)
+/// Which journal of a cache: the newer one has the larger number. (That of one without a record may
+/// be given to another one at the next opening.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JournalNumber(pub u64);
 
@@ -23,7 +25,8 @@ impl JournalNumber {
     }
 }
 
-/// By how much a journal's number is ahead of another one's, both as far as they are kept; `None` if the other one is ahead.
+/// By how much a journal's number is ahead of another one's, both as far as they are kept; `None`
+/// if the other one is ahead.
 fn ahead(number: u64, other: u64) -> Option<u64> {
     let ahead = number.wrapping_sub(other) & ((1 << NUMBER_BITS) - 1);
     (ahead < 1 << (NUMBER_BITS - 1)).then_some(ahead)
@@ -46,7 +49,8 @@ impl Granule {
 
 /// Of a journal's number, as far as places have it.
 pub(crate) const NUMBER_BITS: u32 = 20;
-/// The numbers of journals that live at one time are less than this apart: of two places it could not be told otherwise which one is newer.
+/// The numbers of journals that live at one time are less than this apart: of two places it could
+/// not be told otherwise which one is newer.
 pub(crate) const MAX_SPAN: u64 = 1 << (NUMBER_BITS - 1);
 const GRANULE_BITS: u32 = 27;
 const SIZE_BITS: u32 = 7;
@@ -59,7 +63,8 @@ const GRANULE_SHIFT: u32 = SIZE_SHIFT + SIZE_BITS;
 const NUMBER_SHIFT: u32 = GRANULE_SHIFT + GRANULE_BITS;
 const _: () = assert!(NUMBER_SHIFT + NUMBER_BITS == u64::BITS);
 
-/// Where the newest record of a key is, as the index has it: `docs/format/journal.md`, section 4. Never 0 or 1.
+/// Where the newest record of a key is, as the index has it: `docs/format/journal.md`, section 4.
+/// Never 0 or 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place(pub(crate) u64);
 

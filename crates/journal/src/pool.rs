@@ -59,7 +59,8 @@ impl Pool {
         self.wait(wait, false)
     }
 
-    /// The same for writers: whoever else waits leaves them what is given back meanwhile, which `let_go` has somebody do.
+    /// The same for writers: whoever else waits leaves them what is given back meanwhile, which
+    /// `let_go` has somebody do.
     pub(crate) fn take_for_writers(
         &self,
         wait: Duration,
@@ -102,7 +103,8 @@ impl Pool {
         self.take().map_or_else(|| self.take_beyond(), Ok)
     }
 
-    /// A new arena, whatever the bound is. For when readers hold what should be free: their values are theirs, and writers can not wait for them.
+    /// A new arena, whatever the bound is. For when readers hold what should be free: their values
+    /// are theirs, and writers cannot wait for them.
     pub(crate) fn take_beyond(&self) -> io::Result<Pooled> {
         self.make(&mut self.0.state.lock())
     }

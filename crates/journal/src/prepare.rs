@@ -1,4 +1,6 @@
-//! The preparer: a thread that makes the journal after the newest one, the *spare*, before it is needed: so neither the writers nor the flusher wait for the system to clear memory, or for readers to let go of it.
+//! The preparer: a thread that makes the journal after the newest one, the *spare*, before it is
+//! needed: so neither the writers nor the flusher wait for the system to clear memory, or for
+//! readers to let go of it.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,7 +24,8 @@ use crate::sync::Arc;
 pub(crate) const LET_GO_WITHIN: Duration = Duration::from_millis(10);
 /// Journals that are kept free for writers, beside those that they leave.
 const ROOM_AHEAD: usize = 2;
-/// Numbers of journals are not further apart than this. What is left is for opening the cache, which makes one each time.
+/// Numbers of journals are not further apart than this. What is left is for opening the cache,
+/// which makes one each time.
 const MOST_SPAN: u64 = MAX_SPAN / 4 * 3;
 /// Where there was no room it is looked again after this time, even if nobody tells of any.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -120,7 +123,8 @@ impl Preparer {
         Ok(())
     }
 
-    /// Others have the files or the memory, and give them back: writers wait, and it is tried again.
+    /// Others have the files or the memory, and give them back: writers wait, and it is tried
+    /// again.
     fn held_up(&self, error: &Error) {
         let flush = &self.shared.flush;
         if !std::mem::replace(&mut flush.state.lock().is_held_up, true) {
@@ -137,12 +141,13 @@ impl Preparer {
         }
         // A journal that has lived for long may have a number that this one would collide with.
         let number = (self.next_number.0..).map(JournalNumber).find(|it| journals.is_free(*it))?;
-        // What can not be read is not moved out of the way in time.
+        // What cannot be read is not moved out of the way in time.
         let oldest = journals.oldest().unwrap_or(number);
         (number.0 - oldest.0 < MOST_SPAN).then_some(number)
     }
 
-    /// Memory for a journal: free, or the hot journal's that is read least. `None` if all of them wait to be written: the flusher tells when one does not any more.
+    /// Memory for a journal: free, or the hot journal's that is read least. `None` if all of them
+    /// wait to be written: the flusher tells when one does not any more.
     fn take_arena(&self) -> Result<Option<Pooled>> {
         let shared = &self.shared;
         let no_memory = || shared.no_memory("a journal");
@@ -151,13 +156,15 @@ impl Preparer {
             return Ok(Some(arena));
         }
         for _ in 0..shared.pool.beyond() {
-            // Its memory goes back to the system, and that of the next one is within the bound again.
+            // Its memory goes back to the system, and that of the next one is within the bound
+            // again.
             if let Some(coldest) = shared.coldest_in_memory() {
                 shared.demote(&coldest);
             }
         }
         let Some(coldest) = shared.coldest_in_memory() else {
-            // What waits to be written gives its memory back. If nothing does, readers have all of it.
+            // What waits to be written gives its memory back. If nothing does, readers have all of
+            // it.
             let waits = shared.flush.state.lock().pending.len() > 1;
             return if waits {
                 Ok(None)
@@ -174,7 +181,8 @@ impl Preparer {
     }
 }
 
-/// An empty journal in memory, its header in its file and durable. (The name of the file is durable behind a sync of the directory.) `None` if the disk has no room for it.
+/// An empty journal in memory, its header in its file and durable. (The name of the file is durable
+/// behind a sync of the directory.) `None` if the disk has no room for it.
 fn make_journal(
     directory: &dyn Directory,
     id: CacheId,
@@ -236,7 +244,8 @@ impl Shared {
         !self.journals.room.has(ROOM_AHEAD + self.leaves(Who::User)) || self.flush.is_short()
     }
 
-    /// Whether a journal may go for its file: where compression has made more of them than there would be otherwise. Down to those it is others who have too many files open.
+    /// Whether a journal may go for its file: where compression has made more of them than there
+    /// would be otherwise. Down to those it is others who have too many files open.
     fn may_evict_for_files(&self) -> bool {
         let plain_bytes = self.journals.room.journals() as u64 * self.journal_bytes as u64;
         self.options.when_full == WhenFull::Evict && plain_bytes > self.options.max_disk_bytes
@@ -247,10 +256,12 @@ impl Shared {
         self.options.when_full == WhenFull::Evict && self.journals.len() > state.pending.len()
     }
 
-    /// The journal in memory that is read least, of those that are wholly written and that nobody is at who makes room.
+    /// The journal in memory that is read least, of those that are wholly written and that nobody
+    /// is at who makes room.
     pub(crate) fn coldest_in_memory(&self) -> Option<Arc<Journal>> {
         let mut hot = self.journals.all();
-        // Whatever takes over from now on has a number beyond it: the newest journal's memory must not be taken for that of a written one.
+        // Whatever takes over from now on has a number beyond it: the newest journal's memory must
+        // not be taken for that of a written one.
         let unwritten = self.flush.oldest_unwritten();
         hot.retain(|journal| {
             let is_busy = journal.counts.is_busy.load(Ordering::Acquire);

@@ -1,4 +1,5 @@
-//! Which journals are in memory: cold ones that are read more than hot ones change places with them. `docs/journal-cache.md`, "Levels".
+//! Which journals are in memory: cold ones that are read more than hot ones change places with
+//! them. `docs/journal-cache.md`, "Levels".
 
 use std::sync::atomic::Ordering;
 
@@ -11,15 +12,18 @@ use crate::prepare::LET_GO_WITHIN;
 use crate::shared::Shared;
 use crate::sync::Arc;
 
-/// Bytes that a disk reads one after the other in the time of one read at random. Bringing a journal in takes as long as so many of its reads as it has of these.
+/// Bytes that a disk reads one after the other in the time of one read at random. Bringing a
+/// journal in takes as long as so many of its reads as it has of these.
 const BYTES_PER_READ: usize = 128 << 10;
 /// Arenas that are left to writers when journals are brought into memory that nobody has asked for.
 const ARENAS_FOR_WRITERS: usize = 2;
 /// How much more than the hot one a cold one has to be read.
 const MORE: u64 = 2;
-/// Counts are halved when there were so many reads as would pay for bringing in all that is in memory, this many times.
+/// Counts are halved when there were so many reads as would pay for bringing in all that is in
+/// memory, this many times.
 const AGE_AFTER: u64 = 16;
-/// But not before there were so many for each journal, on the average: of small journals, which cost little, chance would tell who is read more.
+/// But not before there were so many for each journal, on the average: of small journals, which
+/// cost little, chance would tell who is read more.
 const READS_PER_JOURNAL: u64 = 256;
 /// What the count of a hot journal may be short of by chance: four of its reads that are counted.
 const UNSURE: u64 = 4 * READS_PER_COUNT;
@@ -30,12 +34,14 @@ impl Shared {
         (self.journal_bytes / BYTES_PER_READ).max(1) as u64
     }
 
-    /// Reads of the disk after which a journal is looked at: as many as bringing it in costs, and enough to be more than chance. To look takes time for each journal there is.
+    /// Reads of the disk after which a journal is looked at: as many as bringing it in costs, and
+    /// enough to be more than chance. To look takes time for each journal there is.
     pub(crate) fn promotion_reads(&self) -> u64 {
         self.loading_reads().max(MORE * UNSURE)
     }
 
-    /// Take a hot journal's memory away, if it is still hot. Who reads in it keeps it for that long.
+    /// Take a hot journal's memory away, if it is still hot. Who reads in it keeps it for that
+    /// long.
     pub(crate) fn demote(&self, hot: &Arc<Journal>) {
         // Reads of the disk count from now on.
         hot.counts.disk_reads.store(0, Ordering::Relaxed);
@@ -44,7 +50,8 @@ impl Shared {
         self.keep.waker.wake();
     }
 
-    /// Bring the newest cold journal back into memory, of those that can be read, if there is memory; whether it was tried.
+    /// Bring the newest cold journal back into memory, of those that can be read, if there is
+    /// memory; whether it was tried.
     pub(crate) fn warm_one(&self) -> Result<bool> {
         let is_cold = |journal: &Arc<Journal>| journal.arena.is_none() && journal.counts.is_sound();
         let cold = self.journals.all().into_iter().rev().find(is_cold);
@@ -57,7 +64,8 @@ impl Shared {
         Ok(true)
     }
 
-    /// Look at the cold journal that is read most, of those that have paid for it; false if there is none.
+    /// Look at the cold journal that is read most, of those that have paid for it; false if there
+    /// is none.
     pub(crate) fn promote_one(&self) -> Result<bool> {
         let all = self.journals.all();
         self.age(&all);
@@ -102,7 +110,8 @@ impl Shared {
         let end = journal.end();
         let loaded = self.load_into(journal, end, arena);
         let arena = loaded.inspect_err(|_| journal.counts.failed())?;
-        // What is in memory is not checked again: with any damage it stays on disk, where each read is checked.
+        // What is in memory is not checked again: with any damage it stays on disk, where each read
+        // is checked.
         let bytes = arena.read(0..end).expect("sealed up to its end");
         let damaged_bytes = each_in(bytes, journal.salt, FIRST_RECORD, |_, _| Ok::<_, Error>(()))?;
         if damaged_bytes > 0 {
@@ -114,7 +123,8 @@ impl Shared {
         Ok(true)
     }
 
-    /// Halve all counts of reads, if there were many: what was read long ago counts for less and less.
+    /// Halve all counts of reads, if there were many: what was read long ago counts for less and
+    /// less.
     fn age(&self, journals: &[Arc<Journal>]) {
         let in_memory = journals.iter().filter(|it| it.arena.is_some()).count() as u64;
         let most = (self.loading_reads() * AGE_AFTER * in_memory.max(1))

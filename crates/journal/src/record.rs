@@ -33,7 +33,8 @@ pub const MAX_KEY_BYTES: usize = u16::MAX as usize;
 pub(crate) struct Salt(pub(crate) u64);
 
 impl Salt {
-    /// Checksum of what stands at `place`, a granule or the number of a block, `rest` being its bytes behind the checksum.
+    /// Checksum of what stands at `place`, a granule or the number of a block, `rest` being its
+    /// bytes behind the checksum.
     pub(crate) fn checksum(self, place: u32, rest: &[u8]) -> u32 {
         crc32c_append(self.seed(place), rest)
     }
@@ -148,7 +149,8 @@ impl NewRecord<'_> {
         self.key.len() + self.value_len()
     }
 
-    /// Write it into `to`, which has exactly [`Self::len_bytes`]. Key and value are within their bounds.
+    /// Write it into `to`, which has exactly [`Self::len_bytes`]. Key and value are within their
+    /// bounds.
     #[inline]
     pub(crate) fn write(&self, to: &mut [u8], salt: Salt, number: JournalNumber, first: Granule) {
         let key_len = u16::try_from(self.key.len()).expect("checked before a place is taken");
@@ -190,14 +192,16 @@ pub(crate) struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// The record at the beginning of `bytes`, trusted: it was written, or checked, by this process. `None` if that can not be.
+    /// The record at the beginning of `bytes`, trusted: it was written, or checked, by this
+    /// process. `None` if that cannot be.
     #[inline]
     pub(crate) fn trusted(bytes: &'a [u8]) -> Option<Self> {
         let header = Header::parse(bytes)?;
         Some(Self { header, bytes: bytes.get(..header.len_bytes())? })
     }
 
-    /// The record at the beginning of `bytes`, if one that was written at `first` of the journal with this salt is there, undamaged.
+    /// The record at the beginning of `bytes`, if one that was written at `first` of the journal
+    /// with this salt is there, undamaged.
     pub(crate) fn checked(bytes: &'a [u8], salt: Salt, first: Granule) -> Option<Self> {
         let record = Self::trusted(bytes)?;
         let checksum = salt.checksum(first.0, &record.bytes[KIND..]);
@@ -258,7 +262,8 @@ pub(crate) struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    /// Of the record at the beginning of `bytes`, which may end within its value. `None` if that is none of a value, or if its key does not end in `bytes`.
+    /// Of the record at the beginning of `bytes`, which may end within its value. `None` if that is
+    /// none of a value, or if its key does not end in `bytes`.
     pub(crate) fn unchecked(bytes: &'a [u8]) -> Option<Self> {
         let header = Header::parse(bytes).filter(|header| header.kind == Kind::Value)?;
         let key = bytes.get(header.key_at()..header.value_at())?;
@@ -267,7 +272,8 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Follows the records of a journal through pieces of it, without memory for a whole record: are they undamaged, one behind the other?
+/// Follows the records of a journal through pieces of it, without memory for a whole record: are
+/// they undamaged, one behind the other?
 pub(crate) struct Chain {
     salt: Salt,
     /// Where the next byte is.

@@ -32,7 +32,8 @@ pub(crate) struct Contents {
     pub(crate) end: usize,
     pub(crate) tombstone_bytes: usize,
     pub(crate) damaged_bytes: u64,
-    /// Some of it could not be read, and nothing else tells which records those were. It may be possible another time.
+    /// Some of it could not be read, and nothing else tells which records those were. It may be
+    /// possible another time.
     pub(crate) has_unread: bool,
     pub(crate) is_scanned: bool,
 }
@@ -45,21 +46,26 @@ pub(crate) struct Reading<'a> {
     pub(crate) index: &'a Index,
     pub(crate) hasher: &'a KeyHasher,
     pub(crate) pool: &'a Pool,
-    /// Journals without a hint are given one, if the newest journal has its room: then as long as the disk has so much left.
+    /// Journals without a hint are given one, if the newest journal has its room: then as long as
+    /// the disk has so much left.
     pub(crate) hint_leaves_bytes: Option<u64>,
     /// For whoever looks whether there is so much, and writes one.
     pub(crate) hint_turn: Mutex<()>,
-    /// Entries have come into the index that do not belong there at the end: tombstones, or those of a hint that then turned out to be damaged, which may have named records that are not there.
+    /// Entries have come into the index that do not belong there at the end: tombstones, or those
+    /// of a hint that then turned out to be damaged, which may have named records that are not
+    /// there.
     pub(crate) has_excess: AtomicBool,
 }
 
-/// Tombstones are entered too, so that they win over what they delete: marked as nothing else is during an opening.
+/// Tombstones are entered too, so that they win over what they delete: marked as nothing else is
+/// during an opening.
 pub(crate) fn is_tombstone(place: Place) -> bool {
     place.was_read()
 }
 
 impl Reading<'_> {
-    /// All of them, by as many threads as there are processors, this one among them; in their order.
+    /// All of them, by as many threads as there are processors, this one among them; in their
+    /// order.
     pub(crate) fn all(&self) -> Result<Vec<Contents>> {
         let next = AtomicUsize::new(0);
         let processors = thread::available_parallelism().map_or(1, usize::from);
@@ -99,7 +105,8 @@ impl Reading<'_> {
                 let end = head.end;
                 let damaged_bytes = match &journal.frames {
                     Some(frames) if frames.is_lost() => (end - FIRST_RECORD) as u64,
-                    // What else is lost, up to all of it if it was a compressed one, only its bytes tell.
+                    // What else is lost, up to all of it if it was a compressed one, only its bytes
+                    // tell.
                     None if journal.has_lost_header => self.damaged_bytes(journal, end)?,
                     _ => 0,
                 };
@@ -153,7 +160,8 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// A record that was entered does not count any more. What it adds to its journal's count another thread may add later: the sum is right at the end.
+    /// A record that was entered does not count any more. What it adds to its journal's count
+    /// another thread may add later: the sum is right at the end.
     fn forget(&self, old: Place) {
         let of = self.journals.partition_point(|it| !it.number.is_behind(old));
         self.journals[of - 1].counts.forget(old);
@@ -175,7 +183,8 @@ impl Reading<'_> {
         Ok(damaged_bytes)
     }
 
-    /// Memory for a journal. The newest journal has one of them, and each thread gives its one back: there may be more threads than arenas.
+    /// Memory for a journal. The newest journal has one of them, and each thread gives its one
+    /// back: there may be more threads than arenas.
     fn take_arena(&self) -> Result<Pooled> {
         loop {
             let taken = self.pool.take_within(LOOK_AGAIN);
@@ -188,7 +197,8 @@ impl Reading<'_> {
 
     /// Read the whole journal.
     fn scan(&self, journal: &Old, file_bytes: u64) -> Result<Contents> {
-        // A hint is written behind a sync. Without one nobody knows whether there was one, and what these records replace may go as soon as they are in the index.
+        // A hint is written behind a sync. Without one nobody knows whether there was one, and what
+        // these records replace may go as soon as they are in the index.
         let path = || self.directory.path().join(file_name(journal.number));
         journal.file.sync().map_err(|e| Error::io(path(), "syncing records")(e))?;
         let mut arena = self.take_arena()?;
@@ -223,13 +233,15 @@ impl Reading<'_> {
             (None, 0) => self.cut(journal, file_bytes, end),
             _ => file_bytes,
         };
-        // The next opening need not do this again. What is damaged has none: records would be missing in it, and a hint is believed.
+        // The next opening need not do this again. What is damaged has none: records would be
+        // missing in it, and a hint is believed.
         let Self { directory, hasher, .. } = *self;
         if let Some(leaves_bytes) = self.hint_leaves_bytes
             && damaged_bytes == 0
             && end > FIRST_RECORD
         {
-            // Where room is to be left, one is written after the other: all threads would find the same.
+            // Where room is to be left, one is written after the other: all threads would find the
+            // same.
             let _turn = (leaves_bytes > 0).then(|| self.hint_turn.lock());
             if hint::has_room(directory, leaves_bytes) {
                 hint::write(directory, hasher, journal.number, journal.salt, &bytes[..end]);
@@ -246,7 +258,9 @@ impl Reading<'_> {
         })
     }
 
-    /// What is behind the room of a journal is nothing of it: somebody has made its file longer, which would count as room that is taken, and good journals would go for it. Returns the length of the file.
+    /// What is behind the room of a journal is nothing of it: somebody has made its file longer,
+    /// which would count as room that is taken, and good journals would go for it. Returns the
+    /// length of the file.
     fn without_excess(&self, journal: &Old, len_bytes: u64) -> u64 {
         let most_bytes = self.pool.arena_bytes() as u64;
         if journal.frames.is_some() || len_bytes <= most_bytes {
@@ -259,11 +273,13 @@ impl Reading<'_> {
         self.cut_to(journal, len_bytes, most_bytes)
     }
 
-    /// Give back the room behind the last record, as a close does: a process that is killed again and again must not leave one journal after the other with next to nothing in it.
-    /// Returns the length of the file.
+    /// Give back the room behind the last record, as a close does: a process that is killed again
+    /// and again must not leave one journal after the other with next to nothing in it. Returns the
+    /// length of the file.
     fn cut(&self, journal: &Old, file_bytes: u64, end: usize) -> u64 {
         let whole = end.next_multiple_of(PAGE_BYTES) as u64;
-        // A full one has less than its longest record there, and stays whole: whoever counts on the room of a whole journal when it is moved gets it back.
+        // A full one has less than its longest record there, and stays whole: whoever counts on the
+        // room of a whole journal when it is moved gets it back.
         if file_bytes.saturating_sub(whole) <= file_bytes / FULL_PARTS {
             return file_bytes;
         }

@@ -1,10 +1,12 @@
-//! Room on disk: how many journals the budget still has, and for whom. Why a cache that may not evict does not stay full for ever: `docs/journal-cache.md`, "Full".
+//! Room on disk: how many journals the budget still has, and for whom. Why a cache that may not
+//! evict does not stay full for ever: `docs/journal-cache.md`, "Full".
 
 use parking_lot::Mutex;
 
 use crate::options::WhenFull;
 
-/// Who appends. Each leaves whole journals of the budget to those below him: when puts have used up what is theirs, keys can be deleted, and when deletions have, journals can be compacted.
+/// Who appends. Each leaves whole journals of the budget to those below him: when puts have used up
+/// what is theirs, keys can be deleted, and when deletions have, journals can be compacted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     /// Puts of users.
@@ -23,14 +25,16 @@ impl Who {
     pub(crate) fn leaves(self) -> usize {
         match self {
             Self::User => MOST_LEFT,
-            // One to write to, and one for what that wastes: what is moved is written plain, and its file, if it is compressed, gives back less than a journal.
+            // One to write to, and one for what that wastes: what is moved is written plain, and
+            // its file, if it is compressed, gives back less than a journal.
             Self::Deletion => 2,
             Self::Maintenance => 0,
         }
     }
 }
 
-/// What a hint leaves of the disk: no opening needs one. In a cache that may not evict, what puts leave and one more, since a hint may be as long as its journal.
+/// What a hint leaves of the disk: no opening needs one. In a cache that may not evict, what puts
+/// leave and one more, since a hint may be as long as its journal.
 pub(crate) fn hint_leaves_bytes(when_full: WhenFull, journal_bytes: usize) -> u64 {
     match when_full {
         WhenFull::Evict => 0,
@@ -38,9 +42,11 @@ pub(crate) fn hint_leaves_bytes(when_full: WhenFull, journal_bytes: usize) -> u6
     }
 }
 
-/// The disk budget, or less where the disk itself has less. What is taken is looked at and changed under one lock, so that no two take the same room.
+/// The disk budget, or less where the disk itself has less. What is taken is looked at and changed
+/// under one lock, so that no two take the same room.
 ///
-/// The journal that is made before the newest one is full, the *spare*, is not in it before it takes over; whoever sets something aside leaves the room of one journal for it.
+/// The journal that is made before the newest one is full, the *spare*, is not in it before it
+/// takes over; whoever sets something aside leaves the room of one journal for it.
 pub(crate) struct Room {
     max_bytes: u64,
     journal_bytes: u64,
@@ -55,7 +61,8 @@ struct Taken {
     file_bytes: u64,
     /// Of files that are being made beside those that they replace.
     set_aside_bytes: u64,
-    /// What the disk had when it was last looked at, for files of the cache: those that were there, and what was free.
+    /// What the disk had when it was last looked at, for files of the cache: those that were there,
+    /// and what was free.
     disk_bytes: Option<u64>,
     /// Of a journal that is among `file_bytes` some may be free already.
     is_removing: bool,
@@ -74,7 +81,8 @@ impl Room {
         Self { max_bytes, journal_bytes, places, taken: Mutex::default() }
     }
 
-    /// The disk has so much left beside the cache's files, of which `spare_bytes` are the spare's. Others may take it: what is told of the room is as true as this.
+    /// The disk has so much left beside the cache's files, of which `spare_bytes` are the spare's.
+    /// Others may take it: what is told of the room is as true as this.
     pub(crate) fn see_disk(&self, free_bytes: u64, spare_bytes: u64) {
         let mut taken = self.taken.lock();
         let seen_bytes = (taken.file_bytes + spare_bytes).saturating_add(free_bytes);
@@ -90,7 +98,8 @@ impl Room {
         self.taken.lock().is_removing = true;
     }
 
-    /// Whether there is room for so many journals. What is set aside is taken for free: it may be given up at any time.
+    /// Whether there is room for so many journals. What is set aside is taken for free: it may be
+    /// given up at any time.
     pub(crate) fn has(&self, journals: usize) -> bool {
         let taken = *self.taken.lock();
         self.fits(journals, &taken, taken.file_bytes)
@@ -118,7 +127,8 @@ impl Room {
         taken.bound_bytes(self.max_bytes).saturating_sub(taken.file_bytes)
     }
 
-    /// Set room aside until the return is dropped; `None` if it would not leave the room of a journal.
+    /// Set room aside until the return is dropped; `None` if it would not leave the room of a
+    /// journal.
     pub(crate) fn set_aside(&self, bytes: u64) -> Option<SetAside<'_>> {
         let mut taken = self.taken.lock();
         let with_it = taken.file_bytes + taken.set_aside_bytes + bytes;

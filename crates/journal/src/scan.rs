@@ -1,8 +1,10 @@
 //! All keys, a few at a time, with nothing kept between two calls.
 //!
-//! The order is that of the index, by shard and fingerprint, which never changes for a key. (Not that of the journals, as [`crate::Iter`] has it: what is written meanwhile comes behind everything else there, and
-//! a scan that goes slower than the writers would never end.) The price is one read of the disk for each key whose record is not in memory; of a long one it reads the beginning, and believes the key for
-//! the sake of its hash: `docs/journal-cache.md`, "A scan".
+//! The order is that of the index, by shard and fingerprint, which never changes for a key. (Not
+//! that of the journals, as [`crate::Iter`] has it: what is written meanwhile comes behind
+//! everything else there, and a scan that goes slower than the writers would never end.) The price
+//! is one read of the disk for each key whose record is not in memory; of a long one it reads the
+//! beginning, and believes the key for the sake of its hash: `docs/journal-cache.md`, "A scan".
 
 use crate::error::{Error, Result};
 use crate::hash::{KeyHash, SHARD_BITS};
@@ -11,7 +13,8 @@ use crate::place::Place;
 use crate::record::{Head, Record};
 use crate::shared::Shared;
 
-/// A call looks at so many buckets of the index and then returns, however few keys it has found: some ten microseconds.
+/// A call looks at so many buckets of the index and then returns, however few keys it has found:
+/// some ten microseconds.
 const MAX_BUCKETS: usize = 8192;
 /// Keys are returned as soon as they have so many bytes together.
 const ENOUGH_BYTES: usize = 1 << 20;
@@ -30,7 +33,8 @@ pub struct Scanned {
 }
 
 impl ScanCursor {
-    /// Highest bits: the shard. The others: the highest ones of the fingerprint; the least one of a bucket has zeroes behind them.
+    /// Highest bits: the shard. The others: the highest ones of the fingerprint; the least one of a
+    /// bucket has zeroes behind them.
     fn new(shard: usize, fingerprint: u64) -> Self {
         Self((shard as u64) << (u64::BITS - SHARD_BITS) | fingerprint >> SHARD_BITS)
     }
@@ -154,7 +158,8 @@ impl Shared {
         })
     }
 
-    /// The key in the first bytes of a record, if it is the one that the index has entered there, and the record seems to count. `None`: whatever these bytes are, nothing follows from them.
+    /// The key in the first bytes of a record, if it is the one that the index has entered there,
+    /// and the record seems to count. `None`: whatever these bytes are, nothing follows from them.
     fn key_in_head(&self, hash: KeyHash, head: &[u8]) -> Option<Vec<u8>> {
         let head = Head::unchecked(head)?;
         let found = self.hasher.hash(head.key);

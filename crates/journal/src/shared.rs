@@ -42,7 +42,8 @@ pub(crate) struct Shared {
     /// The newest journal.
     pub(crate) active: ArcSwap<Journal>,
     pub(crate) flush: Flush,
-    /// The preparer is told that the spare was taken, or that there is more room or memory than before.
+    /// The preparer is told that the spare was taken, or that there is more room or memory than
+    /// before.
     pub(crate) prepare: Waker,
     pub(crate) keep: Keep,
     pub(crate) counters: Counters,
@@ -76,7 +77,8 @@ pub(crate) struct Point {
 /// Why a record was not appended.
 #[derive(Debug)]
 pub(crate) enum NotAppended {
-    /// The newest journal, this one, is full, or kept for others, and the next one is not there yet. Nobody waits for it with a lock: who makes room may want that lock.
+    /// The newest journal, this one, is full, or kept for others, and the next one is not there
+    /// yet. Nobody waits for it with a lock: who makes room may want that lock.
     Full(JournalNumber),
     Failed(Error),
 }
@@ -186,7 +188,8 @@ impl Shared {
         }
     }
 
-    /// The same with pages that were read before, and without waiting for stable storage; and what was appended.
+    /// The same with pages that were read before, and without waiting for stable storage; and what
+    /// was appended.
     pub(crate) fn delete_with(
         &self,
         key: &[u8],
@@ -196,7 +199,7 @@ impl Shared {
         let hash = self.hasher.hash(key);
         self.until_appended(Who::Deletion, || {
             let (mut writer, was_there) = self.lock_and_read(hash, |named| {
-                // One that can not be read is somebody's value too.
+                // One that cannot be read is somebody's value too.
                 Ok(named.is_some_and(|place| self.is_there(place, fetched).unwrap_or(true)))
             })?;
             // What eviction has just removed from the index is in its journal until that is gone.
@@ -212,7 +215,8 @@ impl Shared {
         })
     }
 
-    /// Repeat what finds the newest journal full, as soon as there is another one. Not before the disk has caught up, if it does not keep up with the interval.
+    /// Repeat what finds the newest journal full, as soon as there is another one. Not before the
+    /// disk has caught up, if it does not keep up with the interval.
     pub(crate) fn until_appended<T>(
         &self,
         who: Who,
@@ -246,7 +250,9 @@ impl Shared {
         Ok(record)
     }
 
-    /// Lock the shard of a key with what was read of the place that the index names: before the lock, so that nobody waits behind it for the disk, and again if somebody has changed it since.
+    /// Lock the shard of a key with what was read of the place that the index names: before the
+    /// lock, so that nobody waits behind it for the disk, and again if somebody has changed it
+    /// since.
     pub(crate) fn lock_and_read<T>(
         &self,
         hash: KeyHash,
@@ -267,7 +273,9 @@ impl Shared {
         }
     }
 
-    /// The record at `place` of a cold journal: as it is kept, or from the disk or the pages that were `fetched` of it; without these nothing is read. `place`: with what the index knew before this read.
+    /// The record at `place` of a cold journal: as it is kept, or from the disk or the pages that
+    /// were `fetched` of it; without these nothing is read. `place`: with what the index knew
+    /// before this read.
     #[cold]
     pub(crate) fn load_cold(
         &self,
@@ -299,7 +307,8 @@ impl Shared {
         Some(Loaded::of_block(record, 0, len))
     }
 
-    /// The record at `place`, for whoever replaces or removes it: from memory, the pages that were `fetched`, or the disk. It is not kept for this.
+    /// The record at `place`, for whoever replaces or removes it: from memory, the pages that were
+    /// `fetched`, or the disk. It is not kept for this.
     pub(crate) fn load_once(
         &self,
         journal: &Journal,
@@ -327,7 +336,8 @@ impl Shared {
         record: &NewRecord<'_>,
         who: Who,
     ) -> std::result::Result<Appended, NotAppended> {
-        // First what may fail: a record in the journal that the index does not name would be there after the next opening.
+        // First what may fail: a record in the journal that the index does not name would be there
+        // after the next opening.
         writer.make_room().map_err(self.no_memory("the index"))?;
         let appended = self.append(record, hash, who)?;
         if who == Who::User {
@@ -339,7 +349,8 @@ impl Shared {
         Ok(appended)
     }
 
-    /// Append that a key has no value, under the lock of its shard. `origin`: [`Content::Tombstone`].
+    /// Append that a key has no value, under the lock of its shard. `origin`:
+    /// [`Content::Tombstone`].
     pub(crate) fn append_tombstone(
         &self,
         key: &[u8],
@@ -380,7 +391,8 @@ impl Shared {
             record.write(&mut taken, journal.salt, journal.number, first);
             let place = Place::new(journal.number, first, len_bytes, record.expires(), hash);
             let padded_bytes = len_bytes.next_multiple_of(GRANULE_BYTES);
-            // Before it is published: with that the journal may be sealed, and one in which nothing is alive, by its counts, goes as it is.
+            // Before it is published: with that the journal may be sealed, and one in which nothing
+            // is alive, by its counts, goes as it is.
             match record.content {
                 // The index will name it.
                 Content::Value { .. } => journal.counts.count(place),
@@ -420,7 +432,8 @@ impl Shared {
         }
     }
 
-    /// The same if nothing was written because of what is there, which may be somebody's who still waits for stable storage: who is told of it must not hear of what a power cut takes away.
+    /// The same if nothing was written because of what is there, which may be somebody's who still
+    /// waits for stable storage: who is told of it must not hear of what a power cut takes away.
     pub(crate) fn after_nothing(&self) -> Result<()> {
         match self.options.durability {
             Durability::Always => self.flush.wait_for(self.newest_point()),
@@ -469,12 +482,14 @@ impl Shared {
         }
     }
 
-    /// See what the disk has: what somebody leaves of the budget to others has to be there. Only if nothing is evicted, which makes room without any. For who makes journals: none is in the making.
+    /// See what the disk has: what somebody leaves of the budget to others has to be there. Only if
+    /// nothing is evicted, which makes room without any. For who makes journals: none is in the
+    /// making.
     pub(crate) fn see_disk(&self) {
         if self.options.when_full == WhenFull::Evict {
             return;
         }
-        // If it can not be said, it is the budget alone that counts.
+        // If it cannot be said, it is the budget alone that counts.
         let Ok(free_bytes) = self.directory.free_bytes() else { return };
         let state = self.flush.state.lock();
         let spare_bytes = state.spare.as_ref().map_or(0, |spare| spare.file_bytes);
@@ -483,7 +498,8 @@ impl Shared {
         self.flush.changed.notify_all();
     }
 
-    /// What [`Journal::beside`] of the newest journal is now. Until another one takes over it only grows, unless others take room on the disk.
+    /// What [`Journal::beside`] of the newest journal is now. Until another one takes over it only
+    /// grows, unless others take room on the disk.
     pub(crate) fn beside(&self) -> usize {
         match self.options.when_full {
             // Eviction makes room without any.
@@ -513,7 +529,8 @@ impl Shared {
     }
 
     fn tell_of_room(&self, free: impl FnOnce(), change: impl FnOnce(&mut State)) {
-        // With the lock, so that nobody is between looking and waiting; and that nobody who looks has one of the two alone, the room or what is known of it: he would be refused.
+        // With the lock, so that nobody is between looking and waiting; and that nobody who looks
+        // has one of the two alone, the room or what is known of it: he would be refused.
         let mut state = self.flush.state.lock();
         free();
         self.active.load().beside.store(self.beside(), Ordering::Relaxed);
@@ -524,7 +541,8 @@ impl Shared {
         self.prepare.wake();
     }
 
-    /// The same as [`Self::try_rotate`], waiting until the next one is there, or until the newest one is not kept from `who` any more. With no lock held.
+    /// The same as [`Self::try_rotate`], waiting until the next one is there, or until the newest
+    /// one is not kept from `who` any more. With no lock held.
     fn rotate(&self, full: JournalNumber, who: Who) -> Result<()> {
         let mut state = self.flush.state.lock();
         let mut has_waited = false;
@@ -542,7 +560,8 @@ impl Shared {
             if let Some(error) = self.flush.failure() {
                 return Err(error);
             }
-            // Also for whoever is refused now: what was deleted since it looked may be enough to make room.
+            // Also for whoever is refused now: what was deleted since it looked may be enough to
+            // make room.
             self.keep.waker.wake();
             if !self.room_may_come(&state, who) {
                 // The disk may have more by now.
@@ -562,7 +581,8 @@ impl Shared {
         }
     }
 
-    /// Whether somebody is about to make a journal for `who`, or the room for one: who waits is told what becomes of it.
+    /// Whether somebody is about to make a journal for `who`, or the room for one: who waits is
+    /// told what becomes of it.
     fn room_may_come(&self, state: &State, who: Who) -> bool {
         match self.options.when_full {
             WhenFull::Evict => {
@@ -584,7 +604,8 @@ impl Shared {
         state.eviction_failure.clone().filter(|_| lacks_room)
     }
 
-    /// Wait until a journal that is being made is there, for those who make room: false if none is, or if a close would have to wait for files or memory that others have. With no lock held.
+    /// Wait until a journal that is being made is there, for those who make room: false if none is,
+    /// or if a close would have to wait for files or memory that others have. With no lock held.
     pub(crate) fn wait_for_spare(&self, full: JournalNumber) -> bool {
         let mut state = self.flush.state.lock();
         while self.active.load().number == full && !self.advance(&mut state, Who::Maintenance) {

@@ -1,4 +1,5 @@
-//! Caches on a disk in memory that can be full or fail, for tests of what is built on a cache. With the feature `sim` only.
+//! Caches on a disk in memory that can be full or fail, for tests of what is built on a cache. With
+//! the feature `sim` only.
 
 use std::fmt;
 

@@ -15,7 +15,8 @@ pub struct Stats {
     pub journals: usize,
     /// Of these, journals in memory.
     pub journals_in_memory: usize,
-    /// Room on disk that journals take, in bytes. The one that is kept ready for when the newest is full, and hints, are not counted.
+    /// Room on disk that journals take, in bytes. The one that is kept ready for when the newest is
+    /// full, and hints, are not counted.
     pub disk_bytes: u64,
     /// Journals that are compressed.
     pub compressed: usize,
@@ -23,21 +24,26 @@ pub struct Stats {
     pub compressed_bytes: u64,
     /// Bytes that are in them, decompressed.
     pub uncompressed_bytes: u64,
-    /// Journals that stay as they were written because compressing them was not worth it, or has failed.
+    /// Journals that stay as they were written because compressing them was not worth it, or has
+    /// failed.
     pub incompressible: usize,
     /// Bytes of records that are the newest of their keys; up to a quarter too many.
     pub live_bytes: u64,
-    /// Memory of journals, in bytes, what is kept free for new ones and what is kept of cold ones included. The bits that tell what is written, a 64th of it, are not.
+    /// Memory of journals, in bytes, what is kept free for new ones and what is kept of cold ones
+    /// included. The bits that tell what is written, a 64th of it, are not.
     pub memory_bytes: usize,
     /// Of these, records and decompressed frames of cold journals.
     pub block_bytes: usize,
-    /// Memory of the tables of compressed journals, in bytes, which is not within the budget: up to a 1,300th of what is in them.
+    /// Memory of the tables of compressed journals, in bytes, which is not within the budget: up to
+    /// a 1,300th of what is in them.
     pub table_bytes: usize,
-    /// Memory of the index, in bytes: of its tables, and of the marks where in journals records are that do not count any more (an 8,192nd part of the journals).
+    /// Memory of the index, in bytes: of its tables, and of the marks where in journals records are
+    /// that do not count any more (an 8,192nd part of the journals).
     pub index_bytes: usize,
     /// Bytes of keys and values that were put, and of keys that were deleted.
     pub user_bytes: u64,
-    /// Bytes that were written to files of journals, by compaction, eviction and compression too. Hints are not counted: 24 bytes for each record.
+    /// Bytes that were written to files of journals, by compaction, eviction and compression too.
+    /// Hints are not counted: 24 bytes for each record.
     pub written_bytes: u64,
     /// Times that a writer waited for the disk.
     pub stalls: u64,
@@ -49,11 +55,15 @@ pub struct Stats {
     pub evicted: u64,
     /// Records that eviction kept because they had been read.
     pub kept: u64,
-    /// Bytes of journals that were found damaged, when the cache was opened or when a journal was read as a whole since; of each journal once. Single reads that meet damage are not counted.
+    /// Bytes of journals that were found damaged, when the cache was opened or when a journal was
+    /// read as a whole since; of each journal once. Single reads that meet damage are not counted.
     pub damaged_bytes: u64,
-    /// The last work in the background has failed, and is tried again: [`crate::Cache::upkeep_failure`].
+    /// The last work in the background has failed, and is tried again:
+    /// [`crate::Cache::upkeep_failure`].
     pub upkeep_failed: bool,
-    /// Files that openings could not use, this one or others before it: in no budget, and there until [`crate::Cache::remove_damaged`] or somebody else removes them. As they were when the cache was opened.
+    /// Files that openings could not use, this one or others before it: in no budget, and there
+    /// until [`crate::Cache::remove_damaged`] or somebody else removes them. As they were when the
+    /// cache was opened.
     pub kept_aside: KeptAside,
 }
 

@@ -82,7 +82,8 @@ impl Shared {
         Ok(Swapped { old, is_written: appended.is_some() })
     }
 
-    /// What the index names, and until when it counts, if it is the key's and still counts. It is the truth only if the index names the same place afterwards.
+    /// What the index names, and until when it counts, if it is the key's and still counts. It is
+    /// the truth only if the index names the same place afterwards.
     fn value_at(&self, key: &[u8], place: Place) -> Result<Option<(Value, Option<u64>)>> {
         let Some(journal) = self.journals.of(place) else { return Ok(None) };
         let loaded = self.load_once(&journal, place, &[])?;

@@ -1,4 +1,5 @@
-//! Locks, atomics, and what is counted: the real ones, or with `--cfg loom` those of a model checker (`cargo xtask loom`).
+//! Locks, atomics, and what is counted: the real ones, or with `--cfg loom` those of a model
+//! checker (`cargo xtask loom`).
 
 #[cfg(loom)]
 mod modelled;

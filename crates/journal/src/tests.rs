@@ -41,7 +41,8 @@ fn options() -> Options {
         journal_bytes: MIB,
         memory_bytes: 4 * MIB,
         max_disk_bytes: 64 << 20,
-        // How much is on disk, and for how long, is what many of these are about; `cold` is about the others.
+        // How much is on disk, and for how long, is what many of these are about; `cold` is about
+        // the others.
         compression: Compression::None,
         ..Options::default()
     }
@@ -77,7 +78,8 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().expect(name))
 }
 
-/// When nothing is left to do in the background. However busy the machine is: this thread does what the keeper has not come to.
+/// When nothing is left to do in the background. However busy the machine is: this thread does what
+/// the keeper has not come to.
 fn settled(cache: &Cache) -> Stats {
     let shared = &cache.shared;
     let mut is_warm = false;
@@ -277,7 +279,8 @@ fn what_has_expired_is_absent() {
     assert!(cache.get_with_ttl(b"long").unwrap().unwrap().1.is_some());
 }
 
-/// Each thread has keys of its own, that only it writes, and reads everybody's: it finds its own last value, and of others only what was written for that key.
+/// Each thread has keys of its own, that only it writes, and reads everybody's: it finds its own
+/// last value, and of others only what was written for that key.
 #[test]
 fn threads_work_on_one_cache() {
     const THREADS: u64 = 4;
@@ -434,7 +437,8 @@ fn a_put_that_is_refused_has_room_made() {
     while cache.put(&written.to_le_bytes(), &[3; 100_000]).is_ok() {
         written += 1;
     }
-    // Goes to the next journal, with which all before are sealed; after it the keeper has nothing to do.
+    // Goes to the next journal, with which all before are sealed; after it the keeper has nothing
+    // to do.
     assert!(cache.delete(&0u64.to_le_bytes()).unwrap());
     settled(&cache);
     for key in 1..written {
@@ -448,7 +452,8 @@ fn a_put_that_is_refused_has_room_made() {
     }
 }
 
-/// Deletions and nothing else, with an old journal below them that is alive: what is left to do in the background comes to an end.
+/// Deletions and nothing else, with an old journal below them that is alive: what is left to do in
+/// the background comes to an end.
 #[test]
 fn tombstones_alone_are_not_compacted_for_ever() {
     let directory = SimDirectory::default();
@@ -563,7 +568,9 @@ fn a_journal_whose_making_was_interrupted_is_removed() {
     );
 }
 
-/// Whoever publishes the last bytes of a journal that somebody else found full tells nobody, and need not come again: those who wait for its memory, or for its room on disk, must not depend on him.
+/// Whoever publishes the last bytes of a journal that somebody else found full tells nobody, and
+/// need not come again: those who wait for its memory, or for its room on disk, must not depend on
+/// him.
 #[test]
 fn a_journal_whose_last_bytes_come_late_is_written() {
     // With more memory than disk the next journal is there, and the oldest one has to go for it.
@@ -593,7 +600,8 @@ fn a_journal_whose_last_bytes_come_late_is_written() {
     }
 }
 
-/// The system gives less memory than the budget allows: journals make way in what there is, and where readers have that, writers wait until they let go.
+/// The system gives less memory than the budget allows: journals make way in what there is, and
+/// where readers have that, writers wait until they let go.
 #[test]
 fn a_cache_that_is_refused_memory_goes_on_with_what_it_has() {
     let directory = SimDirectory::at("/srv/cache".as_ref());

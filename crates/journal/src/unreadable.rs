@@ -1,4 +1,6 @@
-//! What the disk can not deliver of a file. It is damage as where a checksum is wrong: of the file these bytes are missing, and no others. Any other error of a read (too many open files, no memory, no access) says nothing of the data.
+//! What the disk cannot deliver of a file. It is damage as where a checksum is wrong: of the file
+//! these bytes are missing, and no others. Any other error of a read (too many open files, no
+//! memory, no access) says nothing of the data.
 
 use std::cell::RefCell;
 use std::io;
@@ -12,13 +14,16 @@ use crate::error::Error;
 use crate::files::File;
 use crate::shared::CHUNK_BYTES;
 
-/// What Linux says where it can not deliver what is there: of a sector, past the page cache `ENODATA` if the disk calls it the medium, `EILSEQ` if an integrity check fails on the way; of a file system's own checksums and structures the others.
+/// What Linux says where it cannot deliver what is there: of a sector, past the page cache
+/// `ENODATA` if the disk calls it the medium, `EILSEQ` if an integrity check fails on the way; of a
+/// file system's own checksums and structures the others.
 const OF_MEDIA: [Errno; 5] = [Errno::IO, Errno::NODATA, Errno::ILSEQ, Errno::BADMSG, Errno::UCLEAN];
 
-/// A disk may try each of them for seconds. After so many reads of a file have failed, what can not be read is not divided below a chunk.
+/// A disk may try each of them for seconds. After so many reads of a file have failed, what cannot
+/// be read is not divided below a chunk.
 const MOST_FAILED: usize = 256;
 
-/// Whether an error of a read says that the bytes can not be delivered.
+/// Whether an error of a read says that the bytes cannot be delivered.
 pub(crate) fn is_of_media(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| OF_MEDIA.iter().any(|it| it.raw_os_error() == code))
 }
@@ -44,7 +49,7 @@ struct Failed {
 }
 
 impl Unreadable {
-    /// As [`File::read_at`]. Zeroes stand for the pages that can not be read, which are noted.
+    /// As [`File::read_at`]. Zeroes stand for the pages that cannot be read, which are noted.
     ///
     /// # Errors
     /// What says nothing of the data.
@@ -81,7 +86,7 @@ impl Unreadable {
         self.ranges.borrow().is_empty()
     }
 
-    /// How many bytes behind `end` can not be read.
+    /// How many bytes behind `end` cannot be read.
     pub(crate) fn bytes_behind(&self, end: usize) -> usize {
         self.ranges
             .borrow()
@@ -97,7 +102,7 @@ impl Unreadable {
         for Range { start, end } in &*self.ranges.borrow() {
             let (path, len) = (path.display(), end - start);
             tracing::warn!(
-                "journal cache: {path}, byte {start}: {len} bytes can not be read: {error}"
+                "journal cache: {path}, byte {start}: {len} bytes cannot be read: {error}"
             );
         }
     }
@@ -109,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    /// Of ones, in which some pages can not be read.
+    /// Of ones, in which some pages cannot be read.
     struct Spotted {
         bad: Vec<usize>,
         error: Errno,
@@ -180,7 +185,8 @@ mod tests {
         assert!(!is_of_media(&io::ErrorKind::UnexpectedEof.into()));
     }
 
-    /// Of a disk that fails everywhere nobody waits for each page; where it is read again what is there is found.
+    /// Of a disk that fails everywhere nobody waits for each page; where it is read again what is
+    /// there is found.
     #[test]
     fn what_can_not_be_read_is_divided_for_so_long() {
         let file = spotted(1..10_000, Errno::IO);

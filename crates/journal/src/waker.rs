@@ -39,7 +39,8 @@ impl Waker {
         self.is_closing.load(Ordering::Acquire)
     }
 
-    /// It begins to look what there is to do, whether to end among it: whoever comes from now on is not overlooked, and what those did who came until now is seen.
+    /// It begins to look what there is to do, whether to end among it: whoever comes from now on is
+    /// not overlooked, and what those did who came until now is seen.
     pub(crate) fn look(&self) {
         self.is_woken.swap(false, Ordering::AcqRel);
     }
@@ -49,7 +50,8 @@ impl Waker {
         self.is_woken.load(Ordering::Acquire)
     }
 
-    /// Until somebody comes, for `most` if that is given; not at all if somebody came since it began to look.
+    /// Until somebody comes, for `most` if that is given; not at all if somebody came since it
+    /// began to look.
     pub(crate) fn sleep(&self, most: Option<Duration>) {
         match most {
             _ if self.is_woken() => {}

@@ -12,11 +12,13 @@ use crate::record::{HEADER_BYTES, Record, Salt};
 #[derive(Debug)]
 pub(crate) enum Found<'a> {
     Record(Granule, Record<'a>),
-    /// Bytes that are no record, in front of one that is, or up to the end if the search was given up: then nobody knows what is behind them.
+    /// Bytes that are no record, in front of one that is, or up to the end if the search was given
+    /// up: then nobody knows what is behind them.
     Damage(Range<usize>),
 }
 
-/// Looking for the next record takes checksums of at most this many times the bytes of the journal: values may be made to look like headers of long records.
+/// Looking for the next record takes checksums of at most this many times the bytes of the journal:
+/// values may be made to look like headers of long records.
 const MAX_SEARCHES: usize = 16;
 
 /// Of a journal of so many bytes.
@@ -24,7 +26,8 @@ pub(crate) fn search_bytes_of(journal_bytes: usize) -> usize {
     journal_bytes.saturating_mul(MAX_SEARCHES)
 }
 
-/// All records in the bytes of a journal, from its first one on. Ends behind the last one; behind everything, if it gave up looking for the next one.
+/// All records in the bytes of a journal, from its first one on. Ends behind the last one; behind
+/// everything, if it gave up looking for the next one.
 pub(crate) struct Walk<'a> {
     bytes: &'a [u8],
     salt: Salt,
@@ -44,7 +47,8 @@ impl<'a> Walk<'a> {
         Self { bytes, salt, at, search_bytes: search_bytes_of(bytes.len()) }
     }
 
-    /// The same where so many bytes may go into checksums of what is no record: what another walk of this journal has left.
+    /// The same where so many bytes may go into checksums of what is no record: what another walk
+    /// of this journal has left.
     pub(crate) fn with_search_bytes(self, search_bytes: usize) -> Self {
         Self { search_bytes, ..self }
     }

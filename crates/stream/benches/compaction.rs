@@ -1,7 +1,9 @@
-//! What compaction costs those who append: `cargo bench -p alluvium-stream --bench compaction -- --dir DIRECTORY`.
+//! What compaction costs those who append: `cargo bench -p alluvium-stream --bench compaction --
+//! --dir DIRECTORY`.
 //!
-//! A store is filled with a backlog of small objects. In each round two copies of it are opened, one with compaction and one without, in turns which first, and
-//! appended to at a steady rate, with an upload each second. Latency counts from when a batch was due until it is durable.
+//! A store is filled with a backlog of small objects. In each round two copies of it are opened,
+//! one with compaction and one without, in turns which first, and appended to at a steady rate,
+//! with an upload each second. Latency counts from when a batch was due until it is durable.
 #![allow(missing_docs)]
 
 use std::path::{Path, PathBuf};
@@ -180,7 +182,8 @@ fn runtime() -> Runtime {
     runtime.expect("a runtime")
 }
 
-/// Objects are linked: nobody writes to one that is there. Nothing is left to be written when it is measured.
+/// Objects are linked: nobody writes to one that is there. Nothing is left to be written when it is
+/// measured.
 fn copy_store(from: &Path, to: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;
@@ -355,7 +358,8 @@ fn median(all: Vec<f64>) -> f64 {
 /// The CPU time of this process, user and system, in seconds.
 fn cpu_s() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux has it");
-    // The name, in parentheses, may have blanks in it. Two fields of ticks, of which Linux shows 100 per second.
+    // The name, in parentheses, may have blanks in it. Two fields of ticks, of which Linux shows
+    // 100 per second.
     let fields = stat.rsplit_once(')').expect("the name ends").1.split_whitespace();
     fields.skip(11).take(2).map(|ticks| ticks.parse::<f64>().expect("a number")).sum::<f64>()
         / 100.0

@@ -1,5 +1,6 @@
-//! How long a server with many streams and many objects takes until it can serve, and the memory it takes: `cargo bench -p alluvium-stream --bench recovery`.
-//! Figures and what they mean: `docs/benchmarks.md`.
+//! How long a server with many streams and many objects takes until it can serve, and the memory it
+//! takes: `cargo bench -p alluvium-stream --bench recovery`. Figures and what they mean:
+//! `docs/benchmarks.md`.
 #![allow(missing_docs)]
 
 use std::path::Path;
@@ -144,7 +145,8 @@ fn wal(path: &Path) -> SharedDevice {
 /// The CPU time of this process, user and system, in seconds.
 fn cpu() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux has it");
-    // The name, in parentheses, may have blanks in it. Two fields of ticks, of which Linux shows 100 per second.
+    // The name, in parentheses, may have blanks in it. Two fields of ticks, of which Linux shows
+    // 100 per second.
     let fields = stat.rsplit_once(')').expect("the name ends").1.split_whitespace();
     fields.skip(11).take(2).map(|ticks| ticks.parse::<f64>().expect("a number")).sum::<f64>()
         / 100.0

@@ -1,7 +1,9 @@
-//! Reading ahead: what a late reader will want next is fetched while it is busy with what it has. `docs/late-reads.md`, 3.
+//! Reading ahead: what a late reader will want next is fetched while it is busy with what it has.
+//! `docs/late-reads.md`, 3.
 //!
-//! Nobody says who reads. A reader is known by where its last read has ended: who begins there is taken for the one who ended there, and
-//! goes on with its window. Who begins elsewhere is a new one.
+//! Nobody says who reads. A reader is known by where its last read has ended: who begins there is
+//! taken for the one who ended there, and goes on with its window. Who begins elsewhere is a new
+//! one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -18,8 +20,8 @@ use crate::objects::{Budget, Objects, READ_BYTES, Ticket};
 use crate::tail::{Source, StreamState};
 use crate::types::{StreamId, StreamOffset};
 
-/// The first window, after the second of two reads that follow each other; it doubles with each further one up to one large GET. What is
-/// fetched is whole blocks, at least one.
+/// The first window, after the second of two reads that follow each other; it doubles with each
+/// further one up to one large GET. What is fetched is whole blocks, at least one.
 const FIRST_WINDOW_BYTES: u64 = 256 << 10;
 /// Readers that are remembered; the one that was away for longest is forgotten first.
 const MAX_READERS: usize = 1024;
@@ -110,7 +112,8 @@ impl Readers {
 }
 
 impl Reader {
-    /// It has read on up to `next`, where the last read has left it: read ahead from there if it is time.
+    /// It has read on up to `next`, where the last read has left it: read ahead from there if it is
+    /// time.
     pub(crate) fn read_on(
         &mut self,
         objects: &Objects,
@@ -135,7 +138,8 @@ impl Reader {
     }
 }
 
-/// Fetch what follows `from`, from one object to the next. Errors are the reader's, when it comes there.
+/// Fetch what follows `from`, from one object to the next. Errors are the reader's, when it comes
+/// there.
 async fn read_ahead(
     objects: Objects,
     state: Arc<StreamState>,

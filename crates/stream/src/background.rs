@@ -7,11 +7,13 @@ use tokio::task::{JoinError, JoinHandle, JoinSet};
 
 use crate::store::StoreError;
 
-/// File reads at a time, of all late readers and compaction. More would not be faster, and would stand in the disk's queue before the log's writes.
+/// File reads at a time, of all late readers and compaction. More would not be faster, and would
+/// stand in the disk's queue before the log's writes.
 const FILES_AT_A_TIME: usize = 4;
 
-/// Where late reads and compaction run: threads that make way for others ([`alluvium_device::make_way`]), so that who produces has the processor and
-/// the disk first; or the runtime that the store was opened in.
+/// Where late reads and compaction run: threads that make way for others
+/// ([`alluvium_device::make_way`]), so that who produces has the processor and the disk first; or
+/// the runtime that the store was opened in.
 pub(crate) struct Background {
     handle: Handle,
     own: Option<Runtime>,
@@ -83,7 +85,7 @@ async fn run_on<T: Send + 'static>(
 pub(crate) fn make_way() {
     // It works all the same.
     if let Err(error) = alluvium_device::make_way() {
-        tracing::debug!("a thread can not get a low priority: {error}");
+        tracing::debug!("a thread cannot get a low priority: {error}");
     }
 }
 

@@ -1,5 +1,6 @@
-//! Who may use the way to the object store, when it is limited: a token bucket whose tokens are bytes, and a queue before it in which
-//! what is more urgent goes first. See `docs/late-reads.md`, 5.
+//! Who may use the way to the object store, when it is limited: a token bucket whose tokens are
+//! bytes, and a queue before it in which what is more urgent goes first. See `docs/late-reads.md`,
+//! 5.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,10 +17,11 @@ const BURST: Duration = Duration::from_millis(250);
 
 /// A bound on the bytes per second for all causes together.
 ///
-/// A transfer starts when the bucket is not empty, and then takes all of its bytes, so that the bucket may owe some; the next one
-/// starts when that is paid. So a transfer may be larger than the bucket, the rate holds over any time but for one burst and one transfer,
-/// and who is urgent waits for the debt of one transfer at most. Of one cause, first come, first served. A cause gets what those before it
-/// leave: if that is nothing, it waits for ever.
+/// A transfer starts when the bucket is not empty, and then takes all of its bytes, so that the
+/// bucket may owe some; the next one starts when that is paid. So a transfer may be larger than the
+/// bucket, the rate holds over any time but for one burst and one transfer, and who is urgent waits
+/// for the debt of one transfer at most. Of one cause, first come, first served. A cause gets what
+/// those before it leave: if that is nothing, it waits for ever.
 pub(crate) struct Bandwidth {
     /// `None`: no bound.
     bytes_per_s: Option<f64>,
@@ -77,7 +79,8 @@ impl Bandwidth {
         }
     }
 
-    /// Take `bytes` only if nobody waits, and more than half of the bucket is left for those who can not do without.
+    /// Take `bytes` only if nobody waits, and more than half of the bucket is left for those who
+    /// cannot do without.
     pub(crate) fn try_acquire_spare(&self, bytes: u64) -> bool {
         let Some(rate) = self.bytes_per_s else { return true };
         let mut state = self.state.lock();
@@ -149,7 +152,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Start transfers in this order, each after the one before has queued up; the order and the times, in ms, in which they may start.
+    /// Start transfers in this order, each after the one before has queued up; the order and the
+    /// times, in ms, in which they may start.
     async fn starts(rate: u64, transfers: &[(Cause, u64)]) -> Vec<(usize, u64)> {
         let bandwidth = Arc::new(Bandwidth::new(rate));
         let (started, begun) = (Arc::new(Mutex::new(Vec::new())), Instant::now());

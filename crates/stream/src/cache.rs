@@ -1,4 +1,5 @@
-//! The bound of the log cache: what all streams' tails may cost together, and who has to go when it is reached.
+//! The bound of the log cache: what all streams' tails may cost together, and who has to go when it
+//! is reached.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +13,8 @@ use crate::types::StreamId;
 
 /// An eviction frees at least this much if it can, so that not every append has to evict.
 const EVICTION_STEP_BYTES: u64 = 256 << 10;
-/// Streams take turns in an eviction: each gives up to this much of the log from the oldest evictable batch of all on.
+/// Streams take turns in an eviction: each gives up to this much of the log from the oldest
+/// evictable batch of all on.
 const EVICTION_TURN_BYTES: u64 = 256 << 10;
 
 pub(crate) struct LogCache {
@@ -21,8 +23,9 @@ pub(crate) struct LogCache {
     used_bytes: AtomicU64,
     /// The part of it that is not uploaded.
     pinned_bytes: AtomicU64,
-    /// Streams with batches that are uploaded and still cached, once each, by the log offset of the oldest such batch or an older one;
-    /// [`crate::tail::Tail::evictable_at`] has the same. Locked before a stream's tail, never while one is held.
+    /// Streams with batches that are uploaded and still cached, once each, by the log offset of the
+    /// oldest such batch or an older one; [`crate::tail::Tail::evictable_at`] has the same. Locked
+    /// before a stream's tail, never while one is held.
     evictable: Mutex<Evictable>,
 }
 
@@ -46,8 +49,8 @@ impl LogCache {
         self.pinned_bytes.load(Ordering::Relaxed)
     }
 
-    /// Take `cost_bytes` for a batch, evicting if need be; false if the bound leaves no room. Must not be called with a
-    /// tail locked.
+    /// Take `cost_bytes` for a batch, evicting if need be; false if the bound leaves no room. Must
+    /// not be called with a tail locked.
     pub(crate) fn reserve(&self, cost_bytes: u64) -> bool {
         self.try_reserve(cost_bytes) || self.make_room(cost_bytes, self.evictable.lock())
     }

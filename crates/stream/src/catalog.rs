@@ -1,8 +1,10 @@
-//! The catalog: which streams and objects exist, and the owner's metadata, each change atomic and durable.
+//! The catalog: which streams and objects exist, and the owner's metadata, each change atomic and
+//! durable.
 //!
-//! The catalog decides nothing. What becomes of an object when a stream goes is decided by the store, which states it
-//! as a [`Change`]; so a catalog is a small, dumb, durable thing, and another one (a shared one, for several brokers) is quick
-//! to write: it has to pass [`conformance`].
+//! The catalog decides nothing. What becomes of an object when a stream goes is decided by the
+//! store, which states it as a [`Change`]; so a catalog is a small, dumb, durable thing, and
+//! another one (a shared one, for several brokers) is quick to write: it has to pass
+//! [`conformance`].
 
 use std::collections::BTreeMap;
 
@@ -23,13 +25,15 @@ pub use redb::RedbCatalog;
 /// One change; [`Catalog::commit`] applies a list of them in order, atomically.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A new stream, of epoch 0. Its id must come from [`crate::Store::new_stream_ids`] in this run, and serves for one stream only: batches of a
-    /// stream that was deleted may still be in the WAL.
+    /// A new stream, of epoch 0. Its id must come from [`crate::Store::new_stream_ids`] in this
+    /// run, and serves for one stream only: batches of a stream that was deleted may still be in
+    /// the WAL.
     CreateStream {
         /// Id.
         id: StreamId,
-        /// The owner's tag for it, handed to [`crate::Fold`]: 0 = log, 1 = state (kept as a checkpoint only: after each upload
-        /// its batches are dropped instead of being written to an object).
+        /// The owner's tag for it, handed to [`crate::Fold`]: 0 = log, 1 = state (kept as a
+        /// checkpoint only: after each upload its batches are dropped instead of being written to
+        /// an object).
         kind: u8,
     },
     /// Remove a stream with its checkpoint; its objects' ranges become garbage.
@@ -39,8 +43,8 @@ pub enum Change {
         /// The writer's; must be the stream's.
         epoch: StreamEpoch,
     },
-    /// Records before `to` are gone: the start moves there, ranges that end at or before it are dropped. Does nothing if the start
-    /// is there or later.
+    /// Records before `to` are gone: the start moves there, ranges that end at or before it are
+    /// dropped. Does nothing if the start is there or later.
     TrimStream {
         /// Which.
         id: StreamId,
@@ -64,20 +68,24 @@ pub enum Change {
     BindWal(Uuid),
     /// All stream ids below this one have been handed out. Never goes back.
     NextStreamId(StreamId),
-    /// A stream has a writer with this epoch, which becomes the stream's. Does nothing if it is that already. [`crate::Store::open_stream`] does it.
+    /// A stream has a writer with this epoch, which becomes the stream's. Does nothing if it is
+    /// that already. [`crate::Store::open_stream`] does it.
     OpenStream {
         /// Which.
         id: StreamId,
         /// Not older than the stream's.
         epoch: StreamEpoch,
     },
-    /// An object is complete in the object store. Objects that are written at the same time are added in any order, so its id may be
-    /// below [`Snapshot::next_object_id`]. Whoever gives ids out sees to it that none serves twice.
+    /// An object is complete in the object store. Objects that are written at the same time are
+    /// added in any order, so its id may be below [`Snapshot::next_object_id`]. Whoever gives ids
+    /// out sees to it that none serves twice.
     AddObject(ObjectInfo),
-    /// A stream was uploaded up to an offset. Replaces its checkpoint and adds its range, unless that ends at or before the start.
+    /// A stream was uploaded up to an offset. Replaces its checkpoint and adds its range, unless
+    /// that ends at or before the start.
     Uploaded(Uploaded),
-    /// All that the WAL holds before this offset is in this catalog or needs to be nowhere: the WAL may be trimmed up to here. Takes the place
-    /// of what was said before. It goes back only where the log itself has: its end was damaged.
+    /// All that the WAL holds before this offset is in this catalog or needs to be nowhere: the WAL
+    /// may be trimmed up to here. Takes the place of what was said before. It goes back only where
+    /// the log itself has: its end was damaged.
     LogUploaded(LogOffset),
     /// Ranges of a stream, neighbours, lie together in another object now.
     Replaced(Replaced),
@@ -101,8 +109,8 @@ pub struct Uploaded {
     pub stream: StreamId,
     /// Everything before it is in objects, or needs no object.
     pub uploaded_end: StreamOffset,
-    /// The stream's start, which moves there unless it is further already. Only a stream that is kept as its checkpoint
-    /// moves with its uploads.
+    /// The stream's start, which moves there unless it is further already. Only a stream that is
+    /// kept as its checkpoint moves with its uploads.
     pub start: StreamOffset,
     /// The checkpoint at `uploaded_end`; `None` removes it.
     pub checkpoint: Option<Bytes>,
@@ -151,10 +159,12 @@ pub struct ObjectInfo {
     pub index_bytes: u64,
     /// CRC32C of its index.
     pub index_crc32c: u32,
-    /// When it was written, milliseconds since the Unix epoch, or the youngest of what it was compacted from: the age of records without a timestamp, and which
-    /// objects compaction takes first.
+    /// When it was written, milliseconds since the Unix epoch, or the youngest of what it was
+    /// compacted from: the age of records without a timestamp, and which objects compaction takes
+    /// first.
     pub created_at_ms: i64,
-    /// 0 if an upload has written it, else one more than the greatest of those it was compacted from.
+    /// 0 if an upload has written it, else one more than the greatest of those it was compacted
+    /// from.
     #[serde(default)]
     pub generation: u8,
     /// Payload that was written, in bytes; 0 if that is not known.
@@ -183,9 +193,11 @@ pub struct Snapshot {
     pub next_stream_id: u64,
     /// Greater than the id of every object that was ever added.
     pub next_object_id: u64,
-    /// See [`Change::LogUploaded`]. A WAL that is trimmed further was trimmed with a newer catalog than this one.
+    /// See [`Change::LogUploaded`]. A WAL that is trimmed further was trimmed with a newer catalog
+    /// than this one.
     pub uploaded_log: LogOffset,
-    /// Raised by each commit. A WAL whose mark is greater was in use with a newer catalog than this one.
+    /// Raised by each commit. A WAL whose mark is greater was in use with a newer catalog than this
+    /// one.
     pub version: u64,
     /// See [`Change::BeginLife`]; in order.
     pub lives: Vec<Life>,
@@ -193,7 +205,8 @@ pub struct Snapshot {
     pub wal_mark: u64,
     /// Streams by id.
     pub streams: BTreeMap<StreamId, StreamRow>,
-    /// Objects by id. Those that no range refers to are garbage: to be deleted from the object store, then forgotten.
+    /// Objects by id. Those that no range refers to are garbage: to be deleted from the object
+    /// store, then forgotten.
     pub objects: BTreeMap<ObjectId, ObjectInfo>,
     /// The owner's metadata.
     pub meta: BTreeMap<String, Vec<u8>>,
@@ -229,7 +242,8 @@ pub enum CatalogError {
     /// The disk has no space for the changes. Nothing has changed, and others may succeed.
     #[error("catalog: no space: {0}")]
     Full(String),
-    /// The catalog could not be opened, read or written. Whether changes have become durable is not known.
+    /// The catalog could not be opened, read or written. Whether changes have become durable is not
+    /// known.
     #[error("catalog: {0}")]
     Failed(String),
 }
@@ -239,16 +253,18 @@ pub trait Catalog: Send + Sync + 'static {
     /// All that was committed. Blocking.
     fn load(&self) -> Result<Snapshot, CatalogError>;
 
-    /// Apply all of `changes`, in order, or none; durable when it returns. Blocking. Raises [`Snapshot::version`] by one, also if there is nothing
-    /// to change, or to what [`Change::BeginLife`] says, and returns it.
+    /// Apply all of `changes`, in order, or none; durable when it returns. Blocking. Raises
+    /// [`Snapshot::version`] by one, also if there is nothing to change, or to what
+    /// [`Change::BeginLife`] says, and returns it.
     ///
-    /// Refused with nothing changed: creating a stream that exists or whose id was never handed out; deleting, trimming or
-    /// uploading one that does not exist, or opening it; moving an uploaded end, an epoch or the next stream id back; deleting or trimming with another epoch than
-    /// the stream's; adding an object whose id is
-    /// that of another one; a range of an object that is not there or that does not follow the stream's last one; replacing ranges that are not
-    /// there, or not neighbours, or by one that overlaps others. Nothing has changed either if
-    /// there is no space ([`CatalogError::Full`]). After any other error the
-    /// changes may or may not have become durable, and the store uses this catalog no more: it has to be opened anew.
+    /// Refused with nothing changed: creating a stream that exists or whose id was never handed
+    /// out; deleting, trimming or uploading one that does not exist, or opening it; moving an
+    /// uploaded end, an epoch or the next stream id back; deleting or trimming with another epoch
+    /// than the stream's; adding an object whose id is that of another one; a range of an object
+    /// that is not there or that does not follow the stream's last one; replacing ranges that are
+    /// not there, or not neighbours, or by one that overlaps others. Nothing has changed either if
+    /// there is no space ([`CatalogError::Full`]). After any other error the changes may or may not
+    /// have become durable, and the store uses this catalog no more: it has to be opened anew.
     fn commit(&self, changes: &[Change]) -> Result<u64, CatalogError>;
 
     /// Why changes that add something may be refused for want of space, as the last commit, or the
@@ -295,10 +311,11 @@ mod refusal {
         CatalogError::Refused(format!("object {id} exists already"))
     }
     pub(super) fn back(what: &str, from: u64, to: u64) -> CatalogError {
-        CatalogError::Refused(format!("{what} can not go back from {from} to {to}"))
+        CatalogError::Refused(format!("{what} cannot go back from {from} to {to}"))
     }
-    /// Look at a [`Replaced`]: `found` are the stream's ranges from the first that is to go on, in order, one more than are to go if there are
-    /// so many, and `before` is the one in front of them.
+    /// Look at a [`Replaced`]: `found` are the stream's ranges from the first that is to go on, in
+    /// order, one more than are to go if there are so many, and `before` is the one in front of
+    /// them.
     pub(super) fn of_replaced(
         Replaced { stream, old, new }: &Replaced,
         before: Option<&ObjectRange>,
@@ -306,7 +323,7 @@ mod refusal {
     ) -> Result<(), CatalogError> {
         let refused = |why: &str| {
             Err(CatalogError::Refused(format!(
-                "range {}..{} of stream {stream} can not replace others: {why}",
+                "range {}..{} of stream {stream} cannot replace others: {why}",
                 new.start, new.end
             )))
         };

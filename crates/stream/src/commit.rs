@@ -1,5 +1,5 @@
-//! Changes of the catalog, and what follows from them in memory. One at a time, each in a task of its own: a caller
-//! that goes away leaves nothing half-done.
+//! Changes of the catalog, and what follows from them in memory. One at a time, each in a task of
+//! its own: a caller that goes away leaves nothing half-done.
 
 use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
@@ -57,8 +57,9 @@ impl StoreError {
 }
 
 impl Shared {
-    /// Change the catalog and what follows from it in memory: `work` is alone at it, runs to the end even if the caller does not wait
-    /// for it, and does not begin once the store has halted. A WAL that has failed does not hinder it: topics can still be deleted.
+    /// Change the catalog and what follows from it in memory: `work` is alone at it, runs to the
+    /// end even if the caller does not wait for it, and does not begin once the store has halted. A
+    /// WAL that has failed does not hinder it: topics can still be deleted.
     async fn change<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
@@ -69,7 +70,8 @@ impl Shared {
             let _alone = shared.committing.lock().await;
             match shared.halted() {
                 Some(cause) => Err(cause),
-                // Caught before the lock is given back: nobody shall go on where a panic has left off.
+                // Caught before the lock is given back: nobody shall go on where a panic has left
+                // off.
                 None => shared.caught(work).await?,
             }
         });
@@ -123,7 +125,8 @@ impl Shared {
         self.change(async move {
             let first = shared.ids.next_stream.load(Ordering::Relaxed);
             let next = first + u64::from(count);
-            // First here: ids of which nobody knows whether they were handed out are not handed out.
+            // First here: ids of which nobody knows whether they were handed out are not handed
+            // out.
             shared.ids.next_stream.store(next, Ordering::Relaxed);
             shared.write_catalog(vec![Change::NextStreamId(StreamId(next))]).await?;
             let ids: Vec<_> = (first..next).map(StreamId).collect();
@@ -133,8 +136,9 @@ impl Shared {
         .await
     }
 
-    /// A number for an object, given to nobody else in this life; objects are committed in any order. It becomes durable with the
-    /// object, or with a later one; one that is not may be used again after a restart, under another name.
+    /// A number for an object, given to nobody else in this life; objects are committed in any
+    /// order. It becomes durable with the object, or with a later one; one that is not may be used
+    /// again after a restart, under another name.
     pub(crate) fn new_object_id(&self) -> ObjectId {
         ObjectId(self.ids.next_object.fetch_add(1, Ordering::Relaxed))
     }
@@ -164,7 +168,8 @@ impl Shared {
         let shared = self.clone();
         self.change(async move {
             shared.check(&changes)?;
-            // A trim that another one, or a state stream's upload, has overtaken has nothing left to do.
+            // A trim that another one, or a state stream's upload, has overtaken has nothing left
+            // to do.
             changes.retain(|change| !shared.is_overtaken(change));
             shared.write_catalog(changes.clone()).await?;
             for change in changes {
@@ -295,7 +300,8 @@ impl Shared {
         }
     }
 
-    /// The catalog has dropped these ranges. Objects that nobody refers to any more are the janitor's.
+    /// The catalog has dropped these ranges. Objects that nobody refers to any more are the
+    /// janitor's.
     fn drop_ranges(&self, gone: &[Range]) {
         let mut table = self.object_table.lock();
         for range in gone {
@@ -310,8 +316,9 @@ impl Shared {
         }
     }
 
-    /// Commit an upload: its objects, ranges and checkpoints at once, and that the log is uploaded up to `cut`. An object that is of no
-    /// use any more, because its streams were deleted or trimmed meanwhile, is the janitor's; the catalog never hears of it.
+    /// Commit an upload: its objects, ranges and checkpoints at once, and that the log is uploaded
+    /// up to `cut`. An object that is of no use any more, because its streams were deleted or
+    /// trimmed meanwhile, is the janitor's; the catalog never hears of it.
     pub(crate) async fn commit_upload(
         self: &Arc<Self>,
         cut: LogOffset,
@@ -377,8 +384,9 @@ impl Shared {
         .await
     }
 
-    /// Commit a compaction: its objects, and that ranges of them are in the place of others. A stream that was deleted or trimmed past its new
-    /// range meanwhile is left out, and an object in which nothing is left is the janitor's.
+    /// Commit a compaction: its objects, and that ranges of them are in the place of others. A
+    /// stream that was deleted or trimmed past its new range meanwhile is left out, and an object
+    /// in which nothing is left is the janitor's.
     pub(crate) async fn commit_compaction(
         self: &Arc<Self>,
         objects: Vec<Arc<ObjectInfo>>,
@@ -395,7 +403,8 @@ impl Shared {
                     if tail.deleted || new.end <= tail.start {
                         continue;
                     }
-                    // Only compaction replaces ranges, and there is one at a time: what is gone was trimmed.
+                    // Only compaction replaces ranges, and there is one at a time: what is gone was
+                    // trimmed.
                     let starts = old.into_iter().map(|range| range.start);
                     starts.filter(|start| tail.range_at(*start).is_some()).collect()
                 };

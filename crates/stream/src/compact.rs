@@ -1,4 +1,5 @@
-//! Compaction: ranges that lie in many objects are brought together in few. What, how, and why nothing is lost: `docs/compaction.md`.
+//! Compaction: ranges that lie in many objects are brought together in few. What, how, and why
+//! nothing is lost: `docs/compaction.md`.
 
 mod rewrite;
 
@@ -28,7 +29,8 @@ pub use rewrite::{Rewrite, Rewritten, StoredPart};
 
 /// So many pieces become one.
 const FAN_IN: usize = 8;
-/// Ranges of a stream that are looked at while its tail is locked: as many as a search by time looks at.
+/// Ranges of a stream that are looked at while its tail is locked: as many as a search by time
+/// looks at.
 pub(crate) const RANGES_AT_A_TIME: usize = 1024;
 /// Blocks of which it is remembered where they are, 56 bytes each: 7 MiB.
 const BLOCKS_KEPT: usize = 128 << 10;
@@ -95,7 +97,8 @@ struct Run {
 enum Place {
     /// In objects of its own.
     Alone,
-    /// With others. An object takes one range of a stream, so a second run of the same one goes to a second object.
+    /// With others. An object takes one range of a stream, so a second run of the same one goes to
+    /// a second object.
     Together(usize),
 }
 
@@ -179,7 +182,8 @@ impl LeftOut {
     }
 }
 
-/// Indexes that were read for one stream, for the next one that has a part of the same objects; until there is nothing more to do.
+/// Indexes that were read for one stream, for the next one that has a part of the same objects;
+/// until there is nothing more to do.
 #[derive(Default)]
 struct Indexes {
     by_object: HashMap<ObjectId, Arc<[Block]>>,
@@ -290,7 +294,8 @@ enum Failure {
     Object(ObjectError),
     /// The objects are another server's. It was told, and counted.
     NotOwner,
-    /// The catalog does not take what was made of these objects, and nothing has changed. It would not take it the next time either.
+    /// The catalog does not take what was made of these objects, and nothing has changed. It would
+    /// not take it the next time either.
     Refused {
         error: CatalogError,
         sources: BTreeSet<ObjectId>,
@@ -393,7 +398,8 @@ fn runs_in(shared: &Shared, indexes: &HashMap<ObjectId, Arc<[Block]>>, choice: C
         let mut neighbours: Vec<Vec<Range>> = Vec::new();
         let mut behind = None;
         for start in starts {
-            // A range begins where its first block does; what does not was trimmed, or lies elsewhere by now.
+            // A range begins where its first block does; what does not was trimmed, or lies
+            // elsewhere by now.
             let range = tail.range_at(start);
             let Some(range) = range.filter(|range| indexes.contains_key(&range.object.id)) else {
                 continue;
@@ -438,7 +444,8 @@ struct Written {
 }
 
 impl Written {
-    /// After `result`: `output` is finished, or given up if there is nothing in it or something has gone wrong.
+    /// After `result`: `output` is finished, or given up if there is nothing in it or something has
+    /// gone wrong.
     async fn end(
         &mut self,
         shared: &Shared,
@@ -491,7 +498,8 @@ impl Written {
                 return Err(error.into());
             }
         }
-        // A copy of this server that does not know them must not come to own them any more. If that can not be said now, the next upload says it.
+        // A copy of this server that does not know them must not come to own them any more. If that
+        // cannot be said now, the next upload says it.
         let _ = own(shared, shared.version()).await;
         Ok(())
     }
@@ -526,8 +534,8 @@ fn remove_names(shared: &Shared, objects: &[Arc<ObjectInfo>]) {
     }
 }
 
-/// Read what `runs` are made of, write it anew, and commit that, in steps of about [`crate::Options::compaction_bytes`], so that what was done
-/// stays when something fails.
+/// Read what `runs` are made of, write it anew, and commit that, in steps of about
+/// [`crate::Options::compaction_bytes`], so that what was done stays when something fails.
 async fn compact(
     shared: &Arc<Shared>,
     runs: Vec<Run>,
@@ -640,7 +648,8 @@ impl Run {
         let mut new: Option<ObjectRange> = None;
         for range in &self.ranges {
             while let Some(batches) = sources.next(range, self.stream.id).await? {
-                // Slices of one block, which a part that waits to be written may keep: all that is in it goes there.
+                // Slices of one block, which a part that waits to be written may keep: all that is
+                // in it goes there.
                 for batch in batches.iter().filter(|batch| batch.end() > start) {
                     if let Some(block) = output.push(self.stream.id, batch, None, &mut new) {
                         output.write(block).await?;

@@ -1,6 +1,6 @@
-//! Ends records: how far each stream had gone, written into the WAL behind its batches. With them recovery knows what a damaged part of
-//! the log held, also at the end of a stream, so that no offset is handed out twice. Layout and argument:
-//! `docs/format/stream-record.md`.
+//! Ends records: how far each stream had gone, written into the WAL behind its batches. With them
+//! recovery knows what a damaged part of the log held, also at the end of a stream, so that no
+//! offset is handed out twice. Layout and argument: `docs/format/stream-record.md`.
 
 mod evidence;
 
@@ -25,8 +25,8 @@ const CHUNK_STREAMS: usize = 1024;
 /// Where the catalog's metadata has [`LargestCount`].
 const LARGEST_COUNT_KEY: &str = "stream/largest-count";
 
-/// No batch that was appended to the WAL has more offsets. The catalog has it before a larger batch is appended, so that recovery has a bound for
-/// batches of which nothing is left. Never goes back.
+/// No batch that was appended to the WAL has more offsets. The catalog has it before a larger batch
+/// is appended, so that recovery has a bound for batches of which nothing is left. Never goes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LargestCount(pub(crate) u32);
 
@@ -63,8 +63,8 @@ pub(crate) struct Ends {
     /// Something was appended since the task last looked.
     changed: AtomicBool,
     wanted: Notify,
-    /// The ends of the ranges that the last two lists have covered. The next list covers the log from the first one on, so that each part of it is
-    /// covered twice.
+    /// The ends of the ranges that the last two lists have covered. The next list covers the log
+    /// from the first one on, so that each part of it is covered twice.
     covered: Mutex<[LogOffset; 2]>,
     /// Of a WAL record.
     max_record_bytes: u32,
@@ -116,8 +116,9 @@ impl Ends {
 
     /// A batch was put into the log. Costs a load while the task has work to do anyway.
     ///
-    /// The load comes after the WAL's lock was taken for the append, and the task clears the flag before it takes that lock for its cut: so
-    /// either this sees the flag cleared, or the cut lies behind the batch.
+    /// The load comes after the WAL's lock was taken for the append, and the task clears the flag
+    /// before it takes that lock for its cut: so either this sees the flag cleared, or the cut lies
+    /// behind the batch.
     pub(crate) fn appended(&self) {
         if !self.changed.load(Ordering::Acquire) && !self.changed.swap(true, Ordering::AcqRel) {
             self.wanted.notify_one();
@@ -125,7 +126,8 @@ impl Ends {
     }
 }
 
-/// While batches are appended, writes a list of ends at each interval; after the last one the list, then the WAL's durable offset into its header.
+/// While batches are appended, writes a list of ends at each interval; after the last one the list,
+/// then the WAL's durable offset into its header.
 pub(crate) async fn run(shared: Arc<Shared>) {
     let ends = &shared.ends;
     let interval = shared.options.ends_interval;
@@ -174,7 +176,8 @@ async fn write(shared: &Shared) -> Result<bool, StoreError> {
     let ends = &shared.ends;
     let [from, last] = *ends.covered.lock();
     let to = shared.wal.appended();
-    // After the cut: an append holds its stream's tail from the WAL to the push, so every batch below the cut is in its tail by now.
+    // After the cut: an append holds its stream's tail from the WAL to the push, so every batch
+    // below the cut is in its tail by now.
     let streams: Vec<_> = shared.streams.read().values().cloned().collect();
     let mut next = Vec::new();
     for some in streams.chunks(CHUNK_STREAMS) {
@@ -188,8 +191,8 @@ async fn write(shared: &Shared) -> Result<bool, StoreError> {
     Ok(is_written)
 }
 
-/// The stream's next offset, if the log may have to tell it: a batch was appended at or behind `from` that is not uploaded, or the stream ends
-/// with lost offsets, of which no batch tells.
+/// The stream's next offset, if the log may have to tell it: a batch was appended at or behind
+/// `from` that is not uploaded, or the stream ends with lost offsets, of which no batch tells.
 fn end_since(stream: &StreamState, from: LogOffset) -> Option<End> {
     let tail = stream.tail.lock();
     let since = tail.log_end() > from || tail.ends_with_gap();

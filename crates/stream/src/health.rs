@@ -8,8 +8,8 @@ use crate::losses::{LISTED, LostObjects};
 use crate::numbers::{Lost, UploadFailing};
 use crate::store::Stats;
 
-/// A kind of fault that does not stop the server. Its label is part of the interface: `/healthz` and
-/// the metric `alluvium_degraded` carry it, and docs/metrics.md explains each.
+/// A kind of fault that does not stop the server. Its label is part of the interface: `/healthz`
+/// and the metric `alluvium_degraded` carry it, and docs/metrics.md explains each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
     /// Parts of the WAL were durable once, and recovery could not read them.

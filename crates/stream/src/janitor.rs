@@ -1,5 +1,6 @@
-//! Deleting objects that nobody needs: retired ones, to which no range refers any more, and orphans of uploads that were cut short. Only the owner of the WAL
-//! may: `docs/format/catalog.md`, "Who owns the objects".
+//! Deleting objects that nobody needs: retired ones, to which no range refers any more, and orphans
+//! of uploads that were cut short. Only the owner of the WAL may: `docs/format/catalog.md`, "Who
+//! owns the objects".
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -67,11 +68,12 @@ fn report(shared: &Shared, orphans: &Schedule, retired: &Schedule) {
     shared.faults.report(Reason::ObjectDeletionFailing, detail);
 }
 
-/// The janitor task: retired objects when there are any, orphans at the start and whenever a next one may have become old enough. What
-/// fails is tried again.
+/// The janitor task: retired objects when there are any, orphans at the start and whenever a next
+/// one may have become old enough. What fails is tried again.
 ///
-/// Not `complete`: recovery has found that something is lost. An upload that was not committed may have written what the WAL has lost
-/// since, so that an orphan is all that is left of it; orphans are counted and kept then.
+/// Not `complete`: recovery has found that something is lost. An upload that was not committed may
+/// have written what the WAL has lost since, so that an orphan is all that is left of it; orphans
+/// are counted and kept then.
 pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
     let mut orphans = Schedule::now();
     let mut retired = Schedule::now();
@@ -92,7 +94,8 @@ pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
         match delete_retired(&shared).await {
             Ok((Ok(()), held)) if held > 0 => retired.at = Instant::now() + HELD,
             Ok((result, _)) => retired.done(&shared, result),
-            Err(error) => return shared.fail(error), // if that was the catalog, the store has halted
+            // if that was the catalog, the store has halted
+            Err(error) => return shared.fail(error),
         }
     }
 }
@@ -142,9 +145,11 @@ async fn delete_retired(
     Ok((result, held))
 }
 
-/// Delete, or only count, what lies under this store's prefix, is old, has a number that was committed or is of an earlier epoch, and is neither in the catalog nor on its
-/// way there. The age protects what an earlier run may still be writing; it is measured with two clocks, so nothing of this run depends on it. The number
-/// protects what a later run on another machine has written. The outer error is that of a WAL that has stopped.
+/// Delete, or only count, what lies under this store's prefix, is old, has a number that was
+/// committed or is of an earlier epoch, and is neither in the catalog nor on its way there. The age
+/// protects what an earlier run may still be writing; it is measured with two clocks, so nothing of
+/// this run depends on it. The number protects what a later run on another machine has written. The
+/// outer error is that of a WAL that has stopped.
 async fn clean_orphans(
     shared: &Arc<Shared>,
     delete: bool,

@@ -38,8 +38,9 @@ impl Damaged<'_> {
     }
 }
 
-/// Ask `fold` for what belongs in the gaps, and put it there. Such a batch counts as durable with the one before it, or from `log_start` on, and is uploaded like
-/// any other. Returns the memory that each costs.
+/// Ask `fold` for what belongs in the gaps, and put it there. Such a batch counts as durable with
+/// the one before it, or from `log_start` on, and is uploaded like any other. Returns the memory
+/// that each costs.
 ///
 /// # Errors
 /// A batch that does not lie within a gap.

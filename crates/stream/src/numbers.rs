@@ -7,21 +7,25 @@ use parking_lot::Mutex;
 
 use crate::recover::Recovery;
 
-/// Objects cannot be written now, or there is no answer; it is tried again. Until that succeeds the WAL fills up, and in the end appends find no room.
+/// Objects cannot be written now, or there is no answer; it is tried again. Until that succeeds the
+/// WAL fills up, and in the end appends find no room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UploadFailing {
     /// Time since the first failure in a row.
     pub elapsed: Duration,
     /// Failures in a row; at least 1.
     pub failures: u32,
-    /// The last one. Says so if no further try can succeed before bucket or credentials are changed.
+    /// The last one. Says so if no further try can succeed before bucket or credentials are
+    /// changed.
     pub error: String,
 }
 
-/// What recovery should have found, and did not. All 0 unless the WAL's device is damaged or the catalog does not belong to it.
+/// What recovery should have found, and did not. All 0 unless the WAL's device is damaged or the
+/// catalog does not belong to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lost {
-    /// Parts of the WAL that were durable once and cannot be read back, [`Recovery::missing_end`] included.
+    /// Parts of the WAL that were durable once and cannot be read back, [`Recovery::missing_end`]
+    /// included.
     pub damaged_ranges: usize,
     /// Their size.
     pub damaged_bytes: u64,

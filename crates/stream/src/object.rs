@@ -1,4 +1,5 @@
-//! Objects: encoding and verified decoding, without I/O. Layout and arguments: `docs/format/object.md`.
+//! Objects: encoding and verified decoding, without I/O. Layout and arguments:
+//! `docs/format/object.md`.
 
 use alluvium_wal::crc32c_of_both;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -18,13 +19,15 @@ pub(crate) const HEADER_BYTES: usize = 8 + 4 + 4 + 16;
 pub const ENTRY_BYTES: usize = 8 + 4 + 4 + 8;
 /// stream, start, end, position, length, entries, greatest timestamp, CRC32C, reserved.
 pub(crate) const INDEX_ENTRY_BYTES: usize = 8 + 8 + 8 + 8 + 4 + 4 + 8 + 4 + 4;
-/// index position, index length, index CRC32C, version, nonce, reserved, magic, CRC32C of all before.
+/// index position, index length, index CRC32C, version, nonce, reserved, magic, CRC32C of all
+/// before.
 pub(crate) const FOOTER_BYTES: usize = 8 + 8 + 4 + 4 + 16 + 12 + 8 + 4;
 const _: () = assert!(
     HEADER_BYTES == 32 && ENTRY_BYTES == 24 && INDEX_ENTRY_BYTES == 56 && FOOTER_BYTES == 64
 );
 
-/// A block is closed before it would grow past this. A larger batch has a block to itself. With its header and the rest of its pages it fits into 1 MiB, which allocators hand out as it is: of a
+/// A block is closed before it would grow past this. A larger batch has a block to itself. With its
+/// header and the rest of its pages it fits into 1 MiB, which allocators hand out as it is: of a
 /// little more they make 1.25 MiB.
 pub(crate) const BLOCK_TARGET_BYTES: usize = (1 << 20) - (16 << 10);
 /// A payload of so much is not copied into its block: to send a piece more costs less than that.
@@ -32,7 +35,8 @@ const SHARED_BYTES: usize = 4 << 10;
 /// What is copied is gathered in pieces of about this size, or, if a block has less, less.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Bytes of an object that are not what its index or the catalog says. `position` is a byte of the object.
+/// Bytes of an object that are not what its index or the catalog says. `position` is a byte of the
+/// object.
 #[derive(Debug, thiserror::Error)]
 #[error("damaged at byte {position}: {reason}")]
 pub struct Damage {
@@ -74,8 +78,8 @@ impl Block {
     }
 }
 
-/// Encodes an object block by block; holds one and the index. Large payloads are part of a block by reference: what they are slices of lives until the block is
-/// written.
+/// Encodes an object block by block; holds one and the index. Large payloads are part of a block by
+/// reference: what they are slices of lives until the block is written.
 pub(crate) struct Encoder {
     nonce: Uuid,
     /// Of the open block in the object.
@@ -116,7 +120,8 @@ impl Encoder {
         (encoder, header.freeze())
     }
 
-    /// Add a batch, with its payload's checksum if that is known; returns a block that it has completed. Streams come in ascending order, each one's batches in offset order.
+    /// Add a batch, with its payload's checksum if that is known; returns a block that it has
+    /// completed. Streams come in ascending order, each one's batches in offset order.
     pub(crate) fn push(
         &mut self,
         stream: StreamId,
@@ -250,8 +255,8 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
-/// The blocks of an object, from the bytes of its index at `position`. Verifies the checksum, and that the blocks
-/// tile the object from its header to the index, sorted by stream and offset.
+/// The blocks of an object, from the bytes of its index at `position`. Verifies the checksum, and
+/// that the blocks tile the object from its header to the index, sorted by stream and offset.
 pub(crate) fn decode_index(position: u64, bytes: &[u8], crc32c: u32) -> Result<Vec<Block>, Damage> {
     if crc32c::crc32c(bytes) != crc32c {
         return damage(position, "the index does not match its checksum");
@@ -301,7 +306,8 @@ pub(crate) fn decode_index(position: u64, bytes: &[u8], crc32c: u32) -> Result<V
     Ok(blocks)
 }
 
-/// The batches of a block. Verifies length and checksum, and that the entries are what the index says.
+/// The batches of a block. Verifies length and checksum, and that the entries are what the index
+/// says.
 pub(crate) fn decode_block(block: &Block, bytes: &Bytes) -> Result<Vec<Batch>, Damage> {
     if bytes.len() as u64 != u64::from(block.len_bytes) {
         return damage(
@@ -408,8 +414,8 @@ pub(crate) fn check_length(len_bytes: u64) -> Result<(), Damage> {
     Ok(())
 }
 
-/// Read a whole object without the catalog, from memory. Verifies every byte but the data blocks, which
-/// [`Whole::batches`] does.
+/// Read a whole object without the catalog, from memory. Verifies every byte but the data blocks,
+/// which [`Whole::batches`] does.
 #[derive(Debug)]
 pub struct Whole {
     bytes: Bytes,
@@ -538,7 +544,8 @@ mod tests {
         assert_eq!(pieces.len(), 3, "what is copied is together");
     }
 
-    /// Every bit of a small object flipped, one at a time, and every truncation: an error, never other content, never a panic.
+    /// Every bit of a small object flipped, one at a time, and every truncation: an error, never
+    /// other content, never a panic.
     #[test]
     fn every_flipped_bit_and_every_truncation_is_noticed() {
         let (bytes, _) = encode(&small());
@@ -559,7 +566,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Damage whose checksums were "repaired", as a defect of a writer would leave it: no panic, whatever it says.
+        /// Damage whose checksums were "repaired", as a defect of a writer would leave it: no
+        /// panic, whatever it says.
         #[test]
         fn nonsense_with_good_checksums_does_not_panic(
             index_patches in proptest::collection::vec((0usize..168, proptest::num::u8::ANY), 0..6),

@@ -1,4 +1,5 @@
-//! The objects that the catalog knows, what of them is in use, and which ones compaction is to take.
+//! The objects that the catalog knows, what of them is in use, and which ones compaction is to
+//! take.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -15,17 +16,19 @@ pub(crate) struct ObjectTable {
     live: HashMap<ObjectId, Live>,
     /// Size of the live ones.
     live_bytes: u64,
-    /// Of the live ones those that were written with ranges of several streams: by generation, and in the order of their data, which a compaction's object takes over
-    /// from its sources.
+    /// Of the live ones those that were written with ranges of several streams: by generation, and
+    /// in the order of their data, which a compaction's object takes over from its sources.
     shared: BTreeSet<(u8, i64, ObjectId)>,
     /// Of the live ones those of which less than half is in use, in the same order.
     wasteful: BTreeSet<(i64, ObjectId)>,
     /// To be deleted.
     pub(crate) retired: BTreeMap<ObjectId, Arc<ObjectInfo>>,
-    /// Below it lie the numbers that were committed, and all of earlier epochs of the WAL: an object with one of these that is not known is an orphan. Those above are of
-    /// this life, or of a later one on another machine.
+    /// Below it lie the numbers that were committed, and all of earlier epochs of the WAL: an
+    /// object with one of these that is not known is an orphan. Those above are of this life, or of
+    /// a later one on another machine.
     pub(crate) committed: u64,
-    /// The names of the objects that are being written, until they are live or retired, or their writer has given them up.
+    /// The names of the objects that are being written, until they are live or retired, or their
+    /// writer has given them up.
     pub(crate) uploading: HashSet<String>,
 }
 
@@ -35,7 +38,8 @@ struct Live {
 }
 
 impl Live {
-    /// Whether it was written with ranges of several streams, some of which may be gone. It stays so.
+    /// Whether it was written with ranges of several streams, some of which may be gone. It stays
+    /// so.
     fn is_shared(&self) -> bool {
         self.used.streams > 1 || self.used.payload_bytes != self.object.payload_bytes
     }
@@ -87,7 +91,8 @@ impl ObjectTable {
         }
     }
 
-    /// A stream's range in a live object is gone. True if that was the last one, and the object is retired now.
+    /// A stream's range in a live object is gone. True if that was the last one, and the object is
+    /// retired now.
     pub(crate) fn release(&mut self, range: &Range) -> bool {
         let id = range.object.id;
         let Live { used, .. } = self.live.get_mut(&id).expect("an object with a range is live");
@@ -105,10 +110,13 @@ impl ObjectTable {
         true
     }
 
-    /// The objects to compact together, and their generation from then on: the `fan_in` oldest neighbours among the shared ones of a generation, or one that is mostly waste. None that
-    /// is left out, which also separates those on its two sides: data in the middle would keep their ranges apart.
+    /// The objects to compact together, and their generation from then on: the `fan_in` oldest
+    /// neighbours among the shared ones of a generation, or one that is mostly waste. None that is
+    /// left out, which also separates those on its two sides: data in the middle would keep their
+    /// ranges apart.
     ///
-    /// It looks at less than `fan_in` objects of each generation before those that it finds, but for those that are left out and what lies between them.
+    /// It looks at less than `fan_in` objects of each generation before those that it finds, but
+    /// for those that are left out and what lies between them.
     pub(crate) fn compactable(
         &self,
         fan_in: usize,
@@ -162,7 +170,8 @@ impl ObjectTable {
         self.live.contains_key(&id)
     }
 
-    /// Whether an object of this name is one of this store's, and neither in the catalog nor on its way there.
+    /// Whether an object of this name is one of this store's, and neither in the catalog nor on its
+    /// way there.
     pub(crate) fn is_orphan(&self, name: &str) -> bool {
         let Some(id) = upload::object_id(name).filter(|id| id.0 < self.committed) else {
             return false;

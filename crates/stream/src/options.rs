@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::store::StoreError;
 
 const MIB: u64 = 1 << 20;
-/// An object of so much has half as many parts as an object store takes, and parts no larger than any other.
+/// An object of so much has half as many parts as an object store takes, and parts no larger than
+/// any other.
 const MAX_COMPACTION_BYTES: u64 = 32 << 30;
 /// Bound of all times, so that they can be added to any clock.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -14,20 +15,24 @@ const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// What a journal cache asks for at least.
 const JOURNALS_IN_MEMORY: usize = 4;
 const JOURNALS_ON_DISK: u64 = 8;
-/// Larger ones would make opening after a crash slower, and eviction coarser, and only save open files.
+/// Larger ones would make opening after a crash slower, and eviction coarser, and only save open
+/// files.
 const MAX_JOURNAL_BYTES: usize = 128 << 20;
 /// A journal cache with these can be opened whatever their numbers are.
 const MAX_JOURNALS: u64 = 1 << 17;
 
-/// A cache on a local disk for what was read from objects, behind [`Options::block_cache_bytes`]. `docs/disk-cache.md`.
+/// A cache on a local disk for what was read from objects, behind [`Options::block_cache_bytes`].
+/// `docs/disk-cache.md`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskCacheOptions {
     /// A directory for it alone; made if it is missing. What is in it may be lost at any time.
     pub directory: PathBuf,
     /// Disk space for journals, in bytes; 24 bytes for each block come on top. At least 8 MiB.
     pub max_disk_bytes: u64,
-    /// Memory for journals, in bytes: what waits to be written, and what was written last; 21 to 43 bytes for each block come on top, 85 at most. At least 4 MiB, and a 16,384th of `max_disk_bytes`. The more there is,
-    /// the larger are the journals of a new cache, and the fewer files are open: a journal has between an eighth and a quarter of it, at most 128 MiB.
+    /// Memory for journals, in bytes: what waits to be written, and what was written last; 21 to 43
+    /// bytes for each block come on top, 85 at most. At least 4 MiB, and a 16,384th of
+    /// `max_disk_bytes`. The more there is, the larger are the journals of a new cache, and the
+    /// fewer files are open: a journal has between an eighth and a quarter of it, at most 128 MiB.
     pub memory_bytes: usize,
 }
 
@@ -62,46 +67,56 @@ impl DiskCacheOptions {
     }
 }
 
-/// Bounds and thresholds of a [`crate::Store`]. Checked by [`crate::Store::open`]; nothing is adjusted silently.
+/// Bounds and thresholds of a [`crate::Store`]. Checked by [`crate::Store::open`]; nothing is
+/// adjusted silently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Hard bound of the log cache: payload and bookkeeping of all batches in memory, uploaded or not. Appends are pushed back
-    /// when it is reached and nothing may be evicted. A single batch may take half of it. Default 1 GiB, at least 64 KiB.
+    /// Hard bound of the log cache: payload and bookkeeping of all batches in memory, uploaded or
+    /// not. Appends are pushed back when it is reached and nothing may be evicted. A single batch
+    /// may take half of it. Default 1 GiB, at least 64 KiB.
     pub cache_bytes: u64,
-    /// Upload when the WAL has grown by this much since the last upload. Default 512 MiB; at least 4 KiB, at most a quarter of the
-    /// WAL's capacity and half of `cache_bytes`, so that appends go on while an upload runs. If the WAL is made smaller while it
-    /// is in use, a quarter of what it has then.
+    /// Upload when the WAL has grown by this much since the last upload. Default 512 MiB; at least
+    /// 4 KiB, at most a quarter of the WAL's capacity and half of `cache_bytes`, so that appends go
+    /// on while an upload runs. If the WAL is made smaller while it is in use, a quarter of what it
+    /// has then.
     pub upload_bytes: u64,
-    /// Upload at least this often when there is anything to upload. An upload takes three quarters of the time in which what it has came in, of this at most, and
-    /// writes at least 4 MiB/s; it hurries when somebody waits for it, the next one is due, half of the ring or three quarters of the cache are taken. Default 60 s, at least 1 ms, at most 1 year.
+    /// Upload at least this often when there is anything to upload. An upload takes three quarters
+    /// of the time in which what it has came in, of this at most, and writes at least 4 MiB/s; it
+    /// hurries when somebody waits for it, the next one is due, half of the ring or three quarters
+    /// of the cache are taken. Default 60 s, at least 1 ms, at most 1 year.
     pub upload_interval: Duration,
     /// Bound of the cache of what was read from objects. Default 64 MiB; 0 switches it off.
     pub block_cache_bytes: u64,
     /// A cache on a local disk behind it. Default: none.
     pub disk_cache: Option<DiskCacheOptions>,
-    /// Compaction brings what is smaller than an eighth of it together, to objects of a stream with at most so much payload. Default 256 MiB, at least 64 KiB, at most
-    /// 32 GiB; 0 switches compaction off. See `docs/compaction.md`.
+    /// Compaction brings what is smaller than an eighth of it together, to objects of a stream with
+    /// at most so much payload. Default 256 MiB, at least 64 KiB, at most 32 GiB; 0 switches
+    /// compaction off. See `docs/compaction.md`.
     pub compaction_bytes: u64,
-    /// Hard bound on what is on its way from objects to readers, verified or not, of all readers together; a single batch that is larger is
-    /// read alone. What has arrived is bounded by `block_cache_bytes` and by what readers hold. Default 128 MiB, at least 8 MiB.
+    /// Hard bound on what is on its way from objects to readers, verified or not, of all readers
+    /// together; a single batch that is larger is read alone. What has arrived is bounded by
+    /// `block_cache_bytes` and by what readers hold. Default 128 MiB, at least 8 MiB.
     pub late_read_bytes: u64,
-    /// Bound on the bytes per second to and from the object store. Uploads go before late reads, and those before
-    /// compaction. Default 0: no bound; else at least 1 MiB.
+    /// Bound on the bytes per second to and from the object store. Uploads go before late reads,
+    /// and those before compaction. Default 0: no bound; else at least 1 MiB.
     pub object_store_bytes_per_s: u64,
-    /// Threads of their own for late reads and compaction, which make way for all others at the processor and at local disks. Default 0: they run
-    /// where the store was opened.
+    /// Threads of their own for late reads and compaction, which make way for all others at the
+    /// processor and at local disks. Default 0: they run where the store was opened.
     pub background_threads: usize,
-    /// Wait after the first failure of an upload; doubles with each further one, and varies by up to a half so that
-    /// many servers do not return at the same moment. Default 100 ms, at least 1 ms.
+    /// Wait after the first failure of an upload; doubles with each further one, and varies by up
+    /// to a half so that many servers do not return at the same moment. Default 100 ms, at least 1
+    /// ms.
     pub retry_initial: Duration,
     /// Longest wait between two attempts. Default 10 s, at least `retry_initial`, at most 1 year.
     pub retry_max: Duration,
-    /// While batches are appended, how far each stream has come is written into the WAL this often, and once after the last one; then, after the same time,
-    /// the WAL's durable offset into its header. Damage to what was appended since may make streams skip offsets that they never had. See
-    /// `docs/format/stream-record.md`. Default 1 s, at least 1 ms, at most 1 year.
+    /// While batches are appended, how far each stream has come is written into the WAL this often,
+    /// and once after the last one; then, after the same time, the WAL's durable offset into its
+    /// header. Damage to what was appended since may make streams skip offsets that they never had.
+    /// See `docs/format/stream-record.md`. Default 1 s, at least 1 ms, at most 1 year.
     pub ends_interval: Duration,
-    /// An object that the catalog does not know (its upload was cut short) is deleted when it is older than this; younger ones may
-    /// still be on their way from an earlier run. They are looked for as often. Default 24 h, at least 1 min, at most 1 year.
+    /// An object that the catalog does not know (its upload was cut short) is deleted when it is
+    /// older than this; younger ones may still be on their way from an earlier run. They are looked
+    /// for as often. Default 24 h, at least 1 min, at most 1 year.
     pub orphan_age: Duration,
 }
 

@@ -1,4 +1,5 @@
-//! An object that is being written: its bytes, where they go, and what the catalog has to know of it.
+//! An object that is being written: its bytes, where they go, and what the catalog has to know of
+//! it.
 
 use bytes::Bytes;
 use object_store::PutPayload;
@@ -11,7 +12,8 @@ use crate::store::Shared;
 use crate::types::{Batch, ObjectId, StreamId};
 use crate::upload::{object_name, unix_ms};
 
-/// An attempt to write an object. Each has a name of its own: nothing is known about what another one has left behind.
+/// An attempt to write an object. Each has a name of its own: nothing is known about what another
+/// one has left behind.
 pub(crate) struct Attempt {
     pub(crate) id: ObjectId,
     pub(crate) nonce: Uuid,
@@ -36,7 +38,8 @@ pub(crate) fn give_up(shared: &Shared, name: &str, removed: Result<(), ObjectErr
     shared.object_table.lock().uploading.remove(name);
 }
 
-/// Encodes and writes an object. Nothing reaches the object store before the first block is complete.
+/// Encodes and writes an object. Nothing reaches the object store before the first block is
+/// complete.
 pub(crate) struct Output<'a> {
     attempt: &'a Attempt,
     /// Until it is written, with the first block or at the end.
@@ -55,8 +58,9 @@ impl<'a> Output<'a> {
         Self { attempt, header: Some(header), encoder: Some(encoder), writer, payload_bytes: 0 }
     }
 
-    /// Add a batch, with its payload's checksum if that is known, which `range` takes in, too. Streams come in ascending order, each one's batches in offset order. A block that is complete is to be
-    /// [written](Self::write), before the next batch.
+    /// Add a batch, with its payload's checksum if that is known, which `range` takes in, too.
+    /// Streams come in ascending order, each one's batches in offset order. A block that is
+    /// complete is to be [written](Self::write), before the next batch.
     pub(crate) fn push(
         &mut self,
         stream: StreamId,

@@ -1,8 +1,10 @@
-//! Who may delete objects, and trim the WAL on the strength of others: `docs/format/catalog.md`, "Who owns the objects".
+//! Who may delete objects, and trim the WAL on the strength of others: `docs/format/catalog.md`,
+//! "Who owns the objects".
 //!
-//! The WAL's headers tell an owner that another one has taken it over, and by the mark in them each catalog is known that is too old to open it. What they can not
-//! tell of is a copy of the device: of a machine that was cloned, or of a backup that was put back. The object store is one for all of them, so the owner
-//! is also said there.
+//! The WAL's headers tell an owner that another one has taken it over, and by the mark in them each
+//! catalog is known that is too old to open it. What they cannot tell of is a copy of the device:
+//! of a machine that was cloned, or of a backup that was put back. The object store is one for all
+//! of them, so the owner is also said there.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,8 +19,9 @@ use crate::objects::{Cause, OWNER_OBJECT, ObjectError, Request, object_size, try
 use crate::store::Shared;
 use crate::upload::{object_prefix, unix_ms};
 
-/// The length of an owner object, padded with spaces: it stays the same when the object is overwritten
-/// in place on a full disk, where a crash may separate a change of the length from that of the text.
+/// The length of an owner object, padded with spaces: it stays the same when the object is
+/// overwritten in place on a full disk, where a crash may separate a change of the length from that
+/// of the text.
 const PADDED_BYTES: usize = 256;
 
 /// More than any owner object takes.
@@ -30,7 +33,8 @@ pub(crate) struct Owner {
     node_id: u32,
     /// In order; the last one is this one.
     lives: Vec<Life>,
-    /// Held over a claim, so that none takes back what a later one has said. What this life has found when it owned the objects last.
+    /// Held over a claim, so that none takes back what a later one has said. What this life has
+    /// found when it owned the objects last.
     claiming: tokio::sync::Mutex<Option<Claim>>,
     /// Held over a look at the WAL, which goes on when who wanted it is gone.
     looking: Arc<tokio::sync::Mutex<()>>,
@@ -52,7 +56,8 @@ impl Owner {
         self.looking.clone().lock_owned().await
     }
 
-    /// Wait until the look at the WAL has ended that has begun before, if there is one. It keeps the WAL's device.
+    /// Wait until the look at the WAL has ended that has begun before, if there is one. It keeps
+    /// the WAL's device.
     pub(crate) async fn looked(&self) {
         drop(self.looking.lock().await);
     }
@@ -71,13 +76,15 @@ impl Owner {
         }
     }
 
-    /// Whether the claim was made in the past of this life: by one that the catalog knows, before the next one began.
+    /// Whether the claim was made in the past of this life: by one that the catalog knows, before
+    /// the next one began.
     fn is_past(&self, claim: &Claim) -> bool {
         let mut lives = self.lives.iter().skip_while(|life| life.id != claim.life);
         lives.nth(1).is_some_and(|next| claim.version <= next.after_version)
     }
 
-    /// What the object means to this life, which wants to have said that it has come to version `needed`.
+    /// What the object means to this life, which wants to have said that it has come to version
+    /// `needed`.
     fn judge(&self, found: Option<&Claim>, needed: u64) -> Standing {
         match found {
             None => Standing::Free,
@@ -109,8 +116,9 @@ enum Standing {
     Anothers,
 }
 
-/// Whether this store owns the objects, and the WAL still; if so, the object store knows it and that the catalog has come to version `needed`. False is
-/// told and counted. The outer error is that of a WAL that has stopped.
+/// Whether this store owns the objects, and the WAL still; if so, the object store knows it and
+/// that the catalog has come to version `needed`. False is told and counted. The outer error is
+/// that of a WAL that has stopped.
 pub(crate) async fn claim(
     shared: &Arc<Shared>,
     needed: u64,
@@ -120,8 +128,9 @@ pub(crate) async fn claim(
     look(shared, claimed).await
 }
 
-/// The same before there is anything to be done, so that a copy of this server finds out early. The WAL is asked only if another one owns the objects: it may have
-/// the WAL too, and then this is the end.
+/// The same before there is anything to be done, so that a copy of this server finds out early. The
+/// WAL is asked only if another one owns the objects: it may have the WAL too, and then this is the
+/// end.
 pub(crate) async fn announce(shared: &Arc<Shared>) -> Result<Result<bool, ObjectError>, WalError> {
     match claim_objects(shared, 0).await {
         Ok(false) => look(shared, Ok(false)).await,
@@ -145,7 +154,7 @@ async fn look(
         Ok(Ok(())) => Ok(claimed),
         Ok(Err(error)) if shared.wal.stopped().is_some() => Err(error),
         Ok(Err(error)) => {
-            tracing::warn!("whether the WAL was taken over can not be read: {error}");
+            tracing::warn!("whether the WAL was taken over cannot be read: {error}");
             Ok(claimed.map(|_| false))
         }
         Err(_) => Ok(Ok(false)), // the runtime ends
@@ -201,8 +210,10 @@ async fn read(shared: &Shared, name: &str) -> Result<Option<Claim>, ObjectError>
     }
 }
 
-/// This life has not come here before, or what it has left is gone, or is something older: somebody has deleted it, or this is another object store than the one with the objects that
-/// the catalog knows, or none: the place where one is to be mounted, where something may have been written while it was not. That one has no object that the catalog knows.
+/// This life has not come here before, or what it has left is gone, or is something older: somebody
+/// has deleted it, or this is another object store than the one with the objects that the catalog
+/// knows, or none: the place where one is to be mounted, where something may have been written
+/// while it was not. That one has no object that the catalog knows.
 async fn check_is_same(shared: &Shared, name: &str) -> Result<(), ObjectError> {
     let newest = || shared.object_table.lock().newest();
     let Some(object) = newest() else { return Ok(()) };

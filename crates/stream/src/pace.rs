@@ -1,19 +1,22 @@
-//! How fast an upload writes: about as fast as what it writes came in, so that the object store and the network see a steady stream and not
-//! one burst per cut, which everything else on the way would have to wait for.
+//! How fast an upload writes: about as fast as what it writes came in, so that the object store and
+//! the network see a steady stream and not one burst per cut, which everything else on the way
+//! would have to wait for.
 
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// An upload is never slower: what is small is done soon, and a log that is nearly idle is trimmed soon.
+/// An upload is never slower: what is small is done soon, and a log that is nearly idle is trimmed
+/// soon.
 const LEAST_BYTES_PER_SECOND: u64 = 4 << 20;
 /// So often it is looked whether there is a reason to hurry, at least.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The pace of one upload.
 pub(crate) struct Pace<'a> {
-    /// Somebody wants the upload's attention. What is taken from it while waiting is put back at the end.
+    /// Somebody wants the upload's attention. What is taken from it while waiting is put back at
+    /// the end.
     wanted: &'a Notify,
     was_wanted: bool,
     began: Instant,
@@ -23,8 +26,8 @@ pub(crate) struct Pace<'a> {
 }
 
 impl<'a> Pace<'a> {
-    /// `bytes` are to be written. They took `gathered` to come in, and three quarters of that to go out leave a rest for the commit, before the
-    /// next ones are due.
+    /// `bytes` are to be written. They took `gathered` to come in, and three quarters of that to go
+    /// out leave a rest for the commit, before the next ones are due.
     pub(crate) fn new(bytes: u64, gathered: Duration, wanted: &'a Notify) -> Self {
         let span_ms = u64::try_from(gathered.as_millis() * 3 / 4).unwrap_or(u64::MAX).max(1);
         let rate = u128::from(bytes) * 1000 / u128::from(span_ms);

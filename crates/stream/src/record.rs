@@ -1,4 +1,5 @@
-//! The payload of a WAL record: a batch with its place in a stream, or the ends of streams. Layout: `docs/format/stream-record.md`.
+//! The payload of a WAL record: a batch with its place in a stream, or the ends of streams. Layout:
+//! `docs/format/stream-record.md`.
 
 use bytes::Bytes;
 
@@ -31,7 +32,8 @@ const _: () = assert!(HEADER_BYTES_1 == 32);
 pub(crate) const HEADER_BYTES: usize = AT_CRC + 4;
 const _: () = assert!(HEADER_BYTES == 40);
 
-/// The least that a record takes in the WAL, whatever its version and kind: no range of the log holds more records than its length over this.
+/// The least that a record takes in the WAL, whatever its version and kind: no range of the log
+/// holds more records than its length over this.
 pub(crate) const MIN_RECORD_BYTES: u64 = WAL_HEADER_BYTES + HEADER_BYTES_1 as u64;
 /// Of the WAL's own record header.
 pub(crate) const WAL_HEADER_BYTES: u64 = 32;
@@ -57,7 +59,8 @@ pub enum StreamRecord {
     Ends(Ends),
 }
 
-/// Part of a list of where streams ended: of every stream with a batch whose record begins in `from..to`, and perhaps of others.
+/// Part of a list of where streams ended: of every stream with a batch whose record begins in
+/// `from..to`, and perhaps of others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ends {
     /// First log offset that the list covers.
@@ -140,8 +143,8 @@ pub(crate) fn encode_header(
     header
 }
 
-/// The records of a list of ends, none longer than `max_record_bytes`; at least one. Their kind is one that earlier builds know,
-/// unless there is something to say that they do not.
+/// The records of a list of ends, none longer than `max_record_bytes`; at least one. Their kind is
+/// one that earlier builds know, unless there is something to say that they do not.
 pub(crate) fn encode_ends(
     covered: std::ops::Range<LogOffset>,
     ends: &[End],
@@ -176,11 +179,11 @@ pub(crate) fn encode_ends(
     (0..).zip(&chunks).map(encode).collect()
 }
 
-/// What a WAL record says. The WAL has verified its checksum, so anything odd here was written so: by a newer version
-/// or by a defect. Either way it must not be skipped silently.
+/// What a WAL record says. The WAL has verified its checksum, so anything odd here was written so:
+/// by a newer version or by a defect. Either way it must not be skipped silently.
 ///
-/// The payload is copied: a recovered record may be a slice of a large read buffer, and the log cache charges for what it
-/// holds.
+/// The payload is copied: a recovered record may be a slice of a large read buffer, and the log
+/// cache charges for what it holds.
 pub fn decode_record(payload: &Bytes) -> Result<StreamRecord, String> {
     let too_short =
         || format!("a record of {} bytes is shorter than a stream header", payload.len());
@@ -256,7 +259,8 @@ pub fn decode_record(payload: &Bytes) -> Result<StreamRecord, String> {
     }
 }
 
-/// What a damaged record was, if one of its headers is intact; `head` is how its payload begins. Records of version 1 have no checksum that tells.
+/// What a damaged record was, if one of its headers is intact; `head` is how its payload begins.
+/// Records of version 1 have no checksum that tells.
 pub(crate) fn remains(head: &[u8]) -> Option<Remains> {
     let header_at = |at: usize| {
         let header = head.get(at..at + HEADER_BYTES)?;
@@ -265,7 +269,8 @@ pub(crate) fn remains(head: &[u8]) -> Option<Remains> {
             && crc32c::crc32c(&header[..AT_CRC]) == u32_at(header, AT_CRC);
         intact.then_some(header)
     };
-    // A batch may contain anything behind its header, so the second place counts for an ends record only if the first is none.
+    // A batch may contain anything behind its header, so the second place counts for an ends record
+    // only if the first is none.
     let first = header_at(0);
     let is_ends = |header: &&[u8]| matches!(header[AT_KIND], KIND_ENDS | KIND_BOUNDS);
     let second = || header_at(HEADER_BYTES).filter(is_ends);
@@ -334,7 +339,8 @@ mod tests {
         End { stream: StreamId(stream), next, known: next }
     }
 
-    /// Bytes of format version 2, a batch and ends, without bounds and with them. They must decode in every later version of this code.
+    /// Bytes of format version 2, a batch and ends, without bounds and with them. They must decode
+    /// in every later version of this code.
     #[test]
     fn version_2_still_decodes() {
         #[rustfmt::skip]
@@ -428,7 +434,8 @@ mod tests {
         assert_eq!(encode_ends(LogOffset(0)..LogOffset(0), &[], 1000).len(), 1);
     }
 
-    /// Whichever byte of the record is damaged: a batch is known unless it is one of its header, and an ends record is always known.
+    /// Whichever byte of the record is damaged: a batch is known unless it is one of its header,
+    /// and an ends record is always known.
     #[test]
     fn what_is_left_of_a_damaged_record_tells_what_it_was() {
         let good = record(&header(7, 40, 3, 5));

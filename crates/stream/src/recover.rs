@@ -43,11 +43,12 @@ pub struct Recovery {
     pub skipped_uploaded: u64,
     /// Batches in the WAL whose stream was deleted.
     pub skipped_deleted: u64,
-    /// Offsets without records: the WAL's damage, as the streams see it, sorted by stream and offset. Readers skip them. Not logged here, since only
-    /// the owner of the streams has names for them.
+    /// Offsets without records: the WAL's damage, as the streams see it, sorted by stream and
+    /// offset. Readers skip them. Not logged here, since only the owner of the streams has names
+    /// for them.
     pub gaps: Vec<Gap>,
-    /// Set if the log ends before what was uploaded of it: its end is damaged, or the device holds an old copy. What lay in the
-    /// range is uploaded; what lay behind it is lost.
+    /// Set if the log ends before what was uploaded of it: its end is damaged, or the device holds
+    /// an old copy. What lay in the range is uploaded; what lay behind it is lost.
     pub missing_end: Option<Range<LogOffset>>,
     /// From the first look at the catalog to the end.
     pub elapsed: Duration,
@@ -156,8 +157,9 @@ pub(crate) struct Recovered {
     pub(crate) lives: Vec<Life>,
 }
 
-/// Blocking. On an error the WAL is unchanged, unless only the last step has failed, by which the catalog takes note of it. A catalog that was not refused is bound to
-/// the WAL, and of a later version. Argument: `docs/format/catalog.md`.
+/// Blocking. On an error the WAL is unchanged, unless only the last step has failed, by which the
+/// catalog takes note of it. A catalog that was not refused is bound to the WAL, and of a later
+/// version. Argument: `docs/format/catalog.md`.
 pub(crate) fn recover(
     device: SharedDevice,
     wal_options: &alluvium_wal::Options,
@@ -217,7 +219,8 @@ pub(crate) fn recover(
     replay.skip_lost(&report, uploaded, bound.unwrap_or(LargestCount::UNKNOWN));
     replay.mend(fold, report.start).map_err(StoreError::Failed)?;
     let mut done = vec![Change::WalMarked(mark)];
-    // What is skipped must be in the log before a lower bound is known, with which the next recovery would skip less.
+    // What is skipped must be in the log before a lower bound is known, with which the next
+    // recovery would skip less.
     let is_noted =
         replay.gaps.is_empty() || replay.note_ends(&wal, &report, wal_options.max_record_bytes)?;
     let mut largest_count = match is_noted {
@@ -251,7 +254,8 @@ pub(crate) fn recover(
         wal_options.max_record_bytes,
         largest_count,
     );
-    // The number tells the epoch: what an owner of the past does not know, because it came after it, has numbers that it never comes to.
+    // The number tells the epoch: what an owner of the past does not know, because it came after
+    // it, has numbers that it never comes to.
     let next_object = next_object.max(u64::from(report.epoch) << 32);
     replay.objects.committed = next_object;
     let ids = Ids {
@@ -261,7 +265,7 @@ pub(crate) fn recover(
     };
 
     for damage in &report.damage {
-        tracing::error!("acknowledged data can not be read back: {damage}");
+        tracing::error!("acknowledged data cannot be read back: {damage}");
     }
     if let Some(missing) = &missing_end {
         tracing::error!(
@@ -366,8 +370,9 @@ impl Replay {
         })
     }
 
-    /// After the last record: have each stream go on behind all that it can have had. A stream that was trimmed further than the log goes has lost what
-    /// was trimmed, before it was folded into the checkpoint; what the log's damage held may have been a stream's end. These offsets are
+    /// After the last record: have each stream go on behind all that it can have had. A stream that
+    /// was trimmed further than the log goes has lost what was trimmed, before it was folded into
+    /// the checkpoint; what the log's damage held may have been a stream's end. These offsets are
     /// not handed out again.
     fn skip_lost(&mut self, report: &RecoveryReport, uploaded: LogOffset, largest: LargestCount) {
         let streams = &self.streams;
@@ -410,8 +415,9 @@ impl Replay {
         Ok(())
     }
 
-    /// Write where all streams end into the log, durably. False if there is no room: then the next upload tells the catalog, before the log is
-    /// trimmed, and until then the damage is where it is.
+    /// Write where all streams end into the log, durably. False if there is no room: then the next
+    /// upload tells the catalog, before the log is trimmed, and until then the damage is where it
+    /// is.
     fn note_ends(
         &self,
         wal: &Wal,

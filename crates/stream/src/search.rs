@@ -1,9 +1,10 @@
 //! Searching a stream by time.
 //!
-//! A stream may have hundreds of thousands of ranges, and its tail's lock is the one that appends wait for. So a search holds it for a few
-//! ranges at a time and goes on from the offset that it has come to. What happens to the stream in between does no harm: an
-//! upload moves batches to a range behind that offset, a trim takes away what nobody may see any more, and a
-//! range that is replaced by another one with the same batches is found under the same offsets.
+//! A stream may have hundreds of thousands of ranges, and its tail's lock is the one that appends
+//! wait for. So a search holds it for a few ranges at a time and goes on from the offset that it
+//! has come to. What happens to the stream in between does no harm: an upload moves batches to a
+//! range behind that offset, a trim takes away what nobody may see any more, and a range that is
+//! replaced by another one with the same batches is found under the same offsets.
 
 use std::cmp::Reverse;
 
@@ -33,7 +34,7 @@ impl Stream {
     /// The first durable batch whose `max_timestamp_ms` is at least `timestamp_ms`.
     ///
     /// # Errors
-    /// The stream was deleted, or an object that may hold the batch can not be read.
+    /// The stream was deleted, or an object that may hold the batch cannot be read.
     pub async fn find_time(&self, timestamp_ms: i64) -> Result<Option<Batch>, FetchError> {
         self.find_time_from(StreamOffset(0), timestamp_ms).await
     }
@@ -97,17 +98,18 @@ impl Stream {
         Ok(None)
     }
 
-    /// The durable batch with the greatest `max_timestamp_ms`, the first of them if there are several.
+    /// The durable batch with the greatest `max_timestamp_ms`, the first of them if there are
+    /// several.
     ///
     /// # Errors
-    /// The stream was deleted, or an object that may hold the batch can not be read.
+    /// The stream was deleted, or an object that may hold the batch cannot be read.
     pub async fn max_time(&self) -> Result<Option<Batch>, FetchError> {
         let mut best: Option<Batch> = None;
         let mut read: Vec<ObjectId> = Vec::new();
         let mut gone = None;
         loop {
-            // What a range says is an upper bound: a trim may have cut its greatest batch off. So the most promising one comes first,
-            // and the search ends when none can be better.
+            // What a range says is an upper bound: a trim may have cut its greatest batch off. So
+            // the most promising one comes first, and the search ends when none can be better.
             let (range, young) = self.most_promising(best.as_ref(), &read).await?;
             let young_is_better = |timestamp_ms: i64| {
                 young.as_ref().is_some_and(|young| young.max_timestamp_ms > timestamp_ms)
@@ -131,8 +133,9 @@ impl Stream {
         }
     }
 
-    /// The first of the ranges with the greatest timestamp of those that are not `read` and may have a batch that is better than `best`;
-    /// and the best one of the tail, as it was when the last range was looked at.
+    /// The first of the ranges with the greatest timestamp of those that are not `read` and may
+    /// have a batch that is better than `best`; and the best one of the tail, as it was when the
+    /// last range was looked at.
     async fn most_promising(
         &self,
         best: Option<&Batch>,
@@ -309,7 +312,8 @@ mod tests {
         }
     }
 
-    /// What is asked goes as far as the read of an object, which is then deleted, and its batches are in another one.
+    /// What is asked goes as far as the read of an object, which is then deleted, and its batches
+    /// are in another one.
     #[tokio::test]
     async fn who_comes_too_late_for_an_object_looks_again() {
         for question in 0..3 {

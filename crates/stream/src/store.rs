@@ -38,7 +38,7 @@ use crate::{janitor, panics, upload, wake};
 /// Why the store could not do something.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The store can not go on; the cause is the first one.
+    /// The store cannot go on; the cause is the first one.
     #[error("the store has failed: {0}")]
     Failed(String),
     /// The store was closed.
@@ -62,7 +62,8 @@ pub enum StoreError {
         /// The newest.
         newest: StreamEpoch,
     },
-    /// Catalog and WAL do not belong together. Going on would drop records, or give them to the wrong streams.
+    /// Catalog and WAL do not belong together. Going on would drop records, or give them to the
+    /// wrong streams.
     #[error(
         "the catalog belongs to the WAL {catalog}, the device holds the WAL {wal}. Open the WAL with \
          the catalog that it was in use with last"
@@ -73,7 +74,8 @@ pub enum StoreError {
         /// On the device.
         wal: Uuid,
     },
-    /// The catalog was in use with this WAL once, and a newer one has been since. Going on would lose records for good.
+    /// The catalog was in use with this WAL once, and a newer one has been since. Going on would
+    /// lose records for good.
     #[error(
         "the catalog is new or an old copy: it is of version {version} and has what the WAL held before {uploaded}, and the WAL was in use with version \
          {mark} and trimmed up to {trimmed}. The rest is in objects that a newer catalog knows: open the WAL with that one"
@@ -88,7 +90,8 @@ pub enum StoreError {
         /// The WAL's trim offset.
         trimmed: LogOffset,
     },
-    /// The WAL that the catalog belongs to was in use with it since this copy of it was made. What was appended since would be lost for good.
+    /// The WAL that the catalog belongs to was in use with it since this copy of it was made. What
+    /// was appended since would be lost for good.
     #[error(
         "the device holds an old copy of the WAL: it is of the time of version {mark} of the catalog, which has seen the WAL with version {seen}. \
          Open the catalog with the device that was in use last, or both as they were at one moment"
@@ -100,7 +103,7 @@ pub enum StoreError {
         seen: u64,
     },
     /// The WAL could not be opened.
-    #[error("can not open the WAL: {0}")]
+    #[error("cannot open the WAL: {0}")]
     Open(Arc<alluvium_wal::OpenError>),
     /// The WAL has failed.
     #[error(transparent)]
@@ -133,12 +136,14 @@ pub struct Stats {
     pub cache_bound_bytes: u64,
     /// Batches in the log cache, bookkeeping included.
     pub cache_used_bytes: u64,
-    /// The part of it that is not uploaded yet and can not be evicted.
+    /// The part of it that is not uploaded yet and cannot be evicted.
     pub cache_pinned_bytes: u64,
     /// What the WAL has grown by since the last upload began.
     pub log_behind_bytes: u64,
-    /// How old the oldest record that is not trimmed is, at most: since the cut was taken that the WAL is trimmed to. The cut moves at each [`Options::upload_interval`], also while nothing is
-    /// appended. Of records that recovery found, the time since the start. 0 if there is no such record.
+    /// How old the oldest record that is not trimmed is, at most: since the cut was taken that the
+    /// WAL is trimmed to. The cut moves at each [`Options::upload_interval`], also while nothing is
+    /// appended. Of records that recovery found, the time since the start. 0 if there is no such
+    /// record.
     pub log_age: Duration,
     /// Verified blocks and indexes in memory.
     pub block_cache_used_bytes: u64,
@@ -170,21 +175,24 @@ pub struct Stats {
     pub compaction_failures: u64,
     /// Failed attempts to write an object.
     pub upload_failures: u64,
-    /// Set while objects can not be written: from the first failed attempt until an upload has come to its end.
+    /// Set while objects cannot be written: from the first failed attempt until an upload has come
+    /// to its end.
     pub upload_failing: Option<UploadFailing>,
-    /// Old objects that the catalog does not know, and that are still there: they could not be deleted yet, or are kept because
-    /// something is [lost](Stats::lost) that they may hold. As of the last look, which comes each [`Options::orphan_age`].
+    /// Old objects that the catalog does not know, and that are still there: they could not be
+    /// deleted yet, or are kept because something is [lost](Stats::lost) that they may hold. As of
+    /// the last look, which comes each [`Options::orphan_age`].
     pub orphans: usize,
     /// Orphans deleted since the start.
     pub orphans_deleted: u64,
-    /// Failed attempts to delete what is not needed: an object, or all of them when they can not be listed.
+    /// Failed attempts to delete what is not needed: an object, or all of them when they cannot be
+    /// listed.
     pub clean_up_failures: u64,
     /// Appends that found no room.
     pub pushbacks: u64,
     /// What was lost before the start. Does not change while the store is open.
     pub lost: Lost,
-    /// Times that no object was deleted, or the WAL not trimmed, since another store owns the same objects: one that has taken the WAL over, or has a
-    /// copy of it.
+    /// Times that no object was deleted, or the WAL not trimmed, since another store owns the same
+    /// objects: one that has taken the WAL over, or has a copy of it.
     pub owner_conflicts: u64,
     /// The WAL's numbers.
     pub wal: alluvium_wal::Stats,
@@ -192,9 +200,9 @@ pub struct Stats {
 
 /// All streams of one WAL. Cheap to clone; must live, and be opened, in a `tokio` runtime.
 ///
-/// Close it with [`Store::close`]. Dropping the last handle instead stops it as a crash would, and wakes who still waits at a
-/// [`Stream`]; nothing is lost by that. A change of the catalog that has begun ends later, so a store that is to be opened again
-/// in this process has to be closed.
+/// Close it with [`Store::close`]. Dropping the last handle instead stops it as a crash would, and
+/// wakes who still waits at a [`Stream`]; nothing is lost by that. A change of the catalog that has
+/// begun ends later, so a store that is to be opened again in this process has to be closed.
 #[derive(Clone)]
 pub struct Store {
     pub(crate) shared: Arc<Shared>,
@@ -221,7 +229,8 @@ pub(crate) struct Shared {
     pub(crate) objects: Objects,
     pub(crate) readers: Readers,
     pub(crate) catalog: Arc<dyn Catalog>,
-    /// The catalog's version after the last commit whose consequences are in memory, or about to be.
+    /// The catalog's version after the last commit whose consequences are in memory, or about to
+    /// be.
     pub(crate) version: AtomicU64,
     pub(crate) fold: Arc<dyn Fold>,
     pub(crate) options: Options,
@@ -234,7 +243,8 @@ pub(crate) struct Shared {
     pub(crate) upload: UploadSignal,
     pub(crate) ends: Ends,
     pub(crate) object_table: Mutex<ObjectTable>,
-    /// Held over each change of the catalog and of what is derived from it in memory, so that both have one order.
+    /// Held over each change of the catalog and of what is derived from it in memory, so that both
+    /// have one order.
     pub(crate) committing: tokio::sync::Mutex<()>,
     pub(crate) ids: Ids,
     /// Wakes the janitor.
@@ -247,7 +257,8 @@ pub(crate) struct Shared {
     failure: OnceLock<StoreError>,
     /// `failure` was set.
     failed: Notify,
-    /// Why the catalog can not be changed any more. `failure` is set too then, perhaps to something that came before.
+    /// Why the catalog cannot be changed any more. `failure` is set too then, perhaps to something
+    /// that came before.
     halted: OnceLock<StoreError>,
 }
 
@@ -272,20 +283,24 @@ pub(crate) struct UploadSignal {
     pub(crate) held: AtomicBool,
     /// The log offset of the last cut.
     pub(crate) cut: AtomicU64,
-    /// [`Options::upload_bytes`], or a quarter of the WAL if that is less since the WAL was resized.
+    /// [`Options::upload_bytes`], or a quarter of the WAL if that is less since the WAL was
+    /// resized.
     pub(crate) threshold_bytes: AtomicU64,
-    /// When the cut was taken that the WAL is trimmed to; at first, the start. No record that was appended in this life and is not trimmed is older.
+    /// When the cut was taken that the WAL is trimmed to; at first, the start. No record that was
+    /// appended in this life and is not trimmed is older.
     pub(crate) trimmed_to: Mutex<tokio::time::Instant>,
 }
 
 impl Store {
     /// Recover the WAL on `device`, which must have been formatted, and open it for traffic.
     ///
-    /// Nothing of the object store is needed for it, so an object store that is down delays nothing. `catalog` is bound to
-    /// the WAL at the first open and refused with another one afterwards, and so is an old copy of either of the two
-    /// ([`StoreError::OldCatalog`], [`StoreError::OldWal`]). `progress` is told how far recovery is.
+    /// Nothing of the object store is needed for it, so an object store that is down delays
+    /// nothing. `catalog` is bound to the WAL at the first open and refused with another one
+    /// afterwards, and so is an old copy of either of the two ([`StoreError::OldCatalog`],
+    /// [`StoreError::OldWal`]). `progress` is told how far recovery is.
     ///
-    /// Dropping the future does not stop a recovery that has begun: the device is in use until it ends.
+    /// Dropping the future does not stop a recovery that has begun: the device is in use until it
+    /// ends.
     pub async fn open(
         device: SharedDevice,
         wal_options: alluvium_wal::Options,
@@ -345,7 +360,8 @@ impl Store {
             options,
         });
         shared.faults.report(Reason::CatalogDiskFull, shared.catalog.shortage());
-        // What was recovered may already be enough for an upload, and there may be objects to delete.
+        // What was recovered may already be enough for an upload, and there may be objects to
+        // delete.
         shared.upload.wanted.notify_one();
         shared.retired.notify_one();
         shared.compaction.changed(compact::everything(&shared));
@@ -365,17 +381,20 @@ impl Store {
         Ok(Opened { store, recovery: recovered.recovery })
     }
 
-    /// Fresh ids, never handed out before, also not in an earlier life. Each serves for one stream, which is to be created before the
-    /// store is closed.
+    /// Fresh ids, never handed out before, also not in an earlier life. Each serves for one stream,
+    /// which is to be created before the store is closed.
     pub async fn new_stream_ids(&self, count: u32) -> Result<Vec<StreamId>, StoreError> {
         self.shared.new_stream_ids(count).await
     }
 
-    /// Apply changes in order, atomically and durably; created streams are open, and deleted ones closed, when it returns.
+    /// Apply changes in order, atomically and durably; created streams are open, and deleted ones
+    /// closed, when it returns.
     ///
-    /// A list may change a stream only once, and with the epoch of its writer ([`StoreError::Fenced`]). A trim to or before the start does nothing. Dropping the future does not
-    /// stop what has begun. If the catalog fails it is not known whether the changes became durable; nothing can be changed or
-    /// appended then until the store is opened again, which finds out.
+    /// A list may change a stream only once, and with the epoch of its writer
+    /// ([`StoreError::Fenced`]). A trim to or before the start does nothing. Dropping the future
+    /// does not stop what has begun. If the catalog fails it is not known whether the changes
+    /// became durable; nothing can be changed or appended then until the store is opened again,
+    /// which finds out.
     pub async fn commit(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         self.shared.commit(changes).await
     }
@@ -419,14 +438,16 @@ impl Store {
         self.shared.meta.read().get(key).cloned()
     }
 
-    /// Resolves when space may have become free since the last append that found none, or the store has failed or closed. Used
-    /// after [`crate::AppendError::Full`]: await it, then try again; an event between the two is not lost. There is no order among
-    /// those who wait: a batch that needs much room at once may have to try again while small ones take it.
+    /// Resolves when space may have become free since the last append that found none, or the store
+    /// has failed or closed. Used after [`crate::AppendError::Full`]: await it, then try again; an
+    /// event between the two is not lost. There is no order among those who wait: a batch that
+    /// needs much room at once may have to try again while small ones take it.
     pub async fn room(&self) {
         self.shared.room.wait().await;
     }
 
-    /// Set once nothing can be appended any more: the WAL has latched, the catalog has failed, or the store was closed.
+    /// Set once nothing can be appended any more: the WAL has latched, the catalog has failed, or
+    /// the store was closed.
     pub fn failure(&self) -> Option<String> {
         self.shared.failure().map(|failure| failure.to_string())
     }
@@ -437,7 +458,8 @@ impl Store {
         failure.filter(|it| !matches!(it, StoreError::Closed)).map(|failure| failure.to_string())
     }
 
-    /// Resolves with the cause once nothing can be appended any more, whether or not anybody appends; see [`Store::failure`].
+    /// Resolves with the cause once nothing can be appended any more, whether or not anybody
+    /// appends; see [`Store::failure`].
     pub async fn failed(&self) -> StoreError {
         let shared = &*self.shared;
         let told = shared.failed.notified();
@@ -520,7 +542,8 @@ impl Store {
         }
     }
 
-    /// What is wrong while the store serves, at most one entry for each reason; empty if all is well.
+    /// What is wrong while the store serves, at most one entry for each reason; empty if all is
+    /// well.
     pub fn degraded(&self) -> Vec<Degraded> {
         health::degraded(&self.stats(), &self.shared.losses.gaps(), &self.shared.faults)
     }
@@ -531,8 +554,8 @@ impl Store {
         self.shared.faults.report(reason, detail);
     }
 
-    /// Upload what has been appended so far, and wait until it is committed and the WAL is trimmed; returns at once
-    /// if there is nothing. Not needed for anything but tests and orderly moves.
+    /// Upload what has been appended so far, and wait until it is committed and the WAL is trimmed;
+    /// returns at once if there is nothing. Not needed for anything but tests and orderly moves.
     pub async fn flush(&self) -> Result<(), StoreError> {
         let target = self.shared.wal.appended();
         while self.shared.wal.stats().trimmed < target {
@@ -546,8 +569,8 @@ impl Store {
         Ok(())
     }
 
-    /// Stop the background work and close the WAL cleanly. What is not uploaded stays in the WAL for the next start. Dropping the
-    /// future does not stop what has begun.
+    /// Stop the background work and close the WAL cleanly. What is not uploaded stays in the WAL
+    /// for the next start. Dropping the future does not stop what has begun.
     pub async fn close(self) -> Result<(), StoreError> {
         // At once, so that nobody waits for what will not come.
         self.shared.halt(StoreError::Closed);
@@ -561,7 +584,8 @@ impl Store {
                 // It was cancelled, or has ended with a failure that everybody knows.
                 let _ = handle.await;
             }
-            // Commits run in tasks of their own. Whoever begins now sees the halt; wait for the one that has begun before.
+            // Commits run in tasks of their own. Whoever begins now sees the halt; wait for the one
+            // that has begun before.
             drop(shared.committing.lock().await);
             // So does a look at the WAL.
             shared.owner.looked().await;
@@ -593,8 +617,8 @@ impl Shared {
         self.failure.get().cloned()
     }
 
-    /// Nothing can go on: say so, and let nobody wait for what will not come. The first cause counts. Not to be called with
-    /// a tail locked.
+    /// Nothing can go on: say so, and let nobody wait for what will not come. The first cause
+    /// counts. Not to be called with a tail locked.
     pub(crate) fn fail(&self, failure: StoreError) {
         if self.failure.set(failure).is_err() {
             return;
@@ -613,15 +637,17 @@ impl Shared {
         }
     }
 
-    /// Nothing may be changed any more, neither the catalog nor what is derived from it in memory: one of them may be behind the other, or
-    /// the store is closed. Appends end with it. The first cause counts.
+    /// Nothing may be changed any more, neither the catalog nor what is derived from it in memory:
+    /// one of them may be behind the other, or the store is closed. Appends end with it. The first
+    /// cause counts.
     pub(crate) fn halt(&self, cause: StoreError) {
         let _ = self.halted.set(cause.clone());
         self.fail(cause);
     }
 
-    /// Why nothing may be changed any more. From when another writer has the WAL, nothing of what was built on it counts, and the next owner may have a copy of this
-    /// catalog: what is changed here would be in neither.
+    /// Why nothing may be changed any more. From when another writer has the WAL, nothing of what
+    /// was built on it counts, and the next owner may have a copy of this catalog: what is changed
+    /// here would be in neither.
     pub(crate) fn halted(&self) -> Option<StoreError> {
         let fenced = || match self.wal.stopped()? {
             fenced @ WalError::Fenced { .. } => Some(StoreError::Wal(fenced)),
@@ -630,8 +656,8 @@ impl Shared {
         self.halted.get().cloned().or_else(fenced)
     }
 
-    /// Run `work`. If it panics nobody knows what is true in memory any more, and what others wait for may never come: the store
-    /// halts.
+    /// Run `work`. If it panics nobody knows what is true in memory any more, and what others wait
+    /// for may never come: the store halts.
     pub(crate) async fn caught<T>(&self, work: impl Future<Output = T>) -> Result<T, StoreError> {
         AssertUnwindSafe(work).catch_unwind().await.map_err(|panic| {
             let defect = StoreError::Failed(format!("a defect: {}", panics::text(&*panic)));
@@ -670,7 +696,8 @@ impl Shared {
         }
     }
 
-    /// The bound of [`Options::upload_bytes`], with which appends go on while an upload runs, holds for a WAL that was resized too.
+    /// The bound of [`Options::upload_bytes`], with which appends go on while an upload runs, holds
+    /// for a WAL that was resized too.
     pub(crate) fn follow_capacity(&self) {
         let capacity_bytes = self.wal.header().capacity_bytes;
         let wanted_bytes = self.wal.stats().resize_to_bytes.unwrap_or(capacity_bytes);
@@ -686,8 +713,9 @@ impl Shared {
         }
     }
 
-    /// Whether an upload that is running has to end soon: somebody waits for it, or will. An upload begins with at most a quarter of the ring and
-    /// half of the cache behind it, unless recovery or a resize made that more, so what is asked for here leaves room for the end at full speed.
+    /// Whether an upload that is running has to end soon: somebody waits for it, or will. An upload
+    /// begins with at most a quarter of the ring and half of the cache behind it, unless recovery
+    /// or a resize made that more, so what is asked for here leaves room for the end at full speed.
     pub(crate) fn hurries_upload(&self) -> bool {
         let wal = self.wal.stats();
         self.upload.forced.load(Ordering::Acquire)

@@ -1,4 +1,5 @@
-//! A stream's handle for reading. With its writer it shares the tail's mutex for moments, and nothing else.
+//! A stream's handle for reading. With its writer it shares the tail's mutex for moments, and
+//! nothing else.
 
 use std::future::Future;
 use std::pin::pin;
@@ -42,8 +43,9 @@ pub enum FetchError {
 /// A fetch's answer.
 #[derive(Debug)]
 pub struct Fetched {
-    /// In order; the first contains the wanted offset (or is the next one after a gap). What comes from an object keeps about
-    /// twice the memory of its payload at most, and no larger part of the object.
+    /// In order; the first contains the wanted offset (or is the next one after a gap). What comes
+    /// from an object keeps about twice the memory of its payload at most, and no larger part of
+    /// the object.
     pub batches: Vec<Batch>,
     /// The stream's start.
     pub start: StreamOffset,
@@ -73,7 +75,8 @@ pub struct Replay {
     pub checkpoint: Option<Bytes>,
     /// The checkpoint describes the stream up to here.
     pub checkpoint_end: StreamOffset,
-    /// All batches after it, in order, durable or not, and below the stream's start too if a trim has passed them.
+    /// All batches after it, in order, durable or not, and below the stream's start too if a trim
+    /// has passed them.
     pub batches: Vec<Batch>,
     /// Where the stream ends: behind the last batch, or further if what followed it is lost.
     pub end: StreamOffset,
@@ -89,7 +92,8 @@ impl Replay {
         }
     }
 
-    /// The offsets that are lost: where a batch does not begin at the end of what is before it, and behind the last one.
+    /// The offsets that are lost: where a batch does not begin at the end of what is before it, and
+    /// behind the last one.
     pub fn gaps(&self) -> Vec<std::ops::Range<StreamOffset>> {
         let starts = self.batches.iter().map(|batch| batch.base).chain([self.end]);
         let ends = [self.checkpoint_end].into_iter().chain(self.batches.iter().map(Batch::end));
@@ -114,7 +118,8 @@ impl History {
     }
 }
 
-/// One stream, to read from; who writes to it has opened it ([`crate::Store::open_stream`]). Cheap to clone.
+/// One stream, to read from; who writes to it has opened it ([`crate::Store::open_stream`]). Cheap
+/// to clone.
 #[derive(Clone)]
 pub struct Stream {
     pub(crate) shared: Arc<Shared>,
@@ -152,24 +157,27 @@ impl Stream {
         self.state.tail.lock().durable_end(durable)
     }
 
-    /// Payload from start to next, in bytes. Batches of an object that a trim has passed count until it has passed all that
-    /// the object has of this stream.
+    /// Payload from start to next, in bytes. Batches of an object that a trim has passed count
+    /// until it has passed all that the object has of this stream.
     pub fn size_bytes(&self) -> u64 {
         self.state.tail.lock().size_bytes()
     }
 
-    /// Durable batches from the one containing `from`, up to `max_bytes` of payload, at least one if there is any. Empty at the end.
+    /// Durable batches from the one containing `from`, up to `max_bytes` of payload, at least one
+    /// if there is any. Empty at the end.
     ///
-    /// May return less than there is, but never nothing if there is something. No lock is held while an object is read.
+    /// May return less than there is, but never nothing if there is something. No lock is held
+    /// while an object is read.
     pub async fn fetch(&self, from: StreamOffset, max_bytes: usize) -> Result<Fetched, FetchError> {
         self.read(from, max_bytes, &mut None).await
     }
 
-    /// As [`Self::fetch`], but when `enough` completes it ends with what there is, perhaps nothing, instead of waiting for objects. What it was
-    /// waiting for goes on for a while, and the next call that begins where this one has ended finds it. Dropping the future gives
-    /// it up.
+    /// As [`Self::fetch`], but when `enough` completes it ends with what there is, perhaps nothing,
+    /// instead of waiting for objects. What it was waiting for goes on for a while, and the next
+    /// call that begins where this one has ended finds it. Dropping the future gives it up.
     ///
-    /// What the cache of blocks has no place for is waited for all the same: it would be fetched in vain again and again.
+    /// What the cache of blocks has no place for is waited for all the same: it would be fetched in
+    /// vain again and again.
     pub async fn fetch_until(
         &self,
         from: StreamOffset,
@@ -234,8 +242,8 @@ impl Stream {
                     return Ok(reading.fetched());
                 }
                 Err(_) if !reading.batches.is_empty() => break,
-                // Deleted between the look and the read, because the stream was trimmed, or its batches are in another object now: look
-                // again, once per object.
+                // Deleted between the look and the read, because the stream was trimmed, or its
+                // batches are in another object now: look again, once per object.
                 Err(error) if error.is_not_found() && missing != Some(range.object.id) => {
                     missing = Some(range.object.id);
                 }
@@ -262,9 +270,11 @@ impl Stream {
         self.shared.readers.leave(self.state.id, next, reader);
     }
 
-    /// Where the stream could start by a rule of retention: behind its oldest records in objects, as long as all of an object's were older than
-    /// `older_than_ms` (by their greatest timestamp, or the time of writing if there is none), or `keep_bytes` of payload would be left. Nothing is trimmed by
-    /// this. The start if nothing can go; what is not uploaded yet never can, nor a part of what lies in one object.
+    /// Where the stream could start by a rule of retention: behind its oldest records in objects,
+    /// as long as all of an object's were older than `older_than_ms` (by their greatest timestamp,
+    /// or the time of writing if there is none), or `keep_bytes` of payload would be left. Nothing
+    /// is trimmed by this. The start if nothing can go; what is not uploaded yet never can, nor a
+    /// part of what lies in one object.
     pub fn retention_point(
         &self,
         older_than_ms: Option<i64>,
@@ -273,8 +283,9 @@ impl Stream {
         self.state.tail.lock().retention_point(older_than_ms, keep_bytes)
     }
 
-    /// Tell that checkpoints need not speak of what lies before `to`, as if it was trimmed ([`crate::Fold::fold`]). Nothing else changes, and nothing is stored: who opens the
-    /// stream after a restart says it again. Does nothing if more was said.
+    /// Tell that checkpoints need not speak of what lies before `to`, as if it was trimmed
+    /// ([`crate::Fold::fold`]). Nothing else changes, and nothing is stored: who opens the stream
+    /// after a restart says it again. Does nothing if more was said.
     pub fn settle(&self, to: StreamOffset) {
         let mut tail = self.state.tail.lock();
         tail.settled = tail.settled.max(to);
@@ -290,9 +301,10 @@ impl Stream {
         History::of(&self.state.tail.lock())
     }
 
-    /// Be woken when more of the stream becomes durable, it is deleted, or the store fails. One `Notify` may watch many streams;
-    /// dropping the [`Watch`] ends it. Check after subscribing: only later events wake. Wakes with
-    /// [`Notify::notify_one`], so one task waits and an event before it waits is not lost.
+    /// Be woken when more of the stream becomes durable, it is deleted, or the store fails. One
+    /// `Notify` may watch many streams; dropping the [`Watch`] ends it. Check after subscribing:
+    /// only later events wake. Wakes with [`Notify::notify_one`], so one task waits and an event
+    /// before it waits is not lost.
     pub fn watch(&self, notify: &Arc<Notify>) -> Watch {
         let mut tail = self.state.tail.lock();
         tail.watchers.push(notify.clone());
@@ -332,7 +344,8 @@ impl Reading {
         }
     }
 
-    /// Where it goes on: takes what is in the tail, or returns the range to read next; `None` at the end.
+    /// Where it goes on: takes what is in the tail, or returns the range to read next; `None` at
+    /// the end.
     fn look(&mut self, stream: &Stream) -> Result<Option<Range>, FetchError> {
         let durable = stream.shared.wal.durable();
         let tail = stream.state.tail.lock();
@@ -365,14 +378,16 @@ impl Reading {
         }
     }
 
-    /// Whether `batches` begin before the end of what there is. Where a stream was written anew, its batches have other ends than those from before, which the
-    /// log cache, or an object that is still read, may have: so what follows may begin within the last one. Who goes on from its end gets it then, by itself.
+    /// Whether `batches` begin before the end of what there is. Where a stream was written anew,
+    /// its batches have other ends than those from before, which the log cache, or an object that
+    /// is still read, may have: so what follows may begin within the last one. Who goes on from its
+    /// end gets it then, by itself.
     fn overlaps(&self, batches: &[Batch]) -> bool {
         let first = batches.first().filter(|_| !self.batches.is_empty());
         first.is_some_and(|first| first.base < self.next)
     }
 
-    /// What an object has given; ends the read if it can not follow what there is.
+    /// What an object has given; ends the read if it cannot follow what there is.
     fn add(&mut self, batches: Vec<Batch>) {
         if self.overlaps(&batches) {
             self.budget.close();

@@ -10,8 +10,8 @@
 //!                  batches (those before uploaded_end may be evicted)
 //! ```
 //!
-//! A trim may move `start` past `uploaded_end`. The batches between stay, unseen by readers, until the upload that folds
-//! them into the checkpoint.
+//! A trim may move `start` past `uploaded_end`. The batches between stay, unseen by readers, until
+//! the upload that folds them into the checkpoint.
 
 mod compactable;
 
@@ -30,8 +30,8 @@ use crate::types::{Batch, KIND_STATE, StreamEpoch, StreamId, StreamOffset};
 
 pub(crate) use compactable::{Changed, Choice, Compactable};
 
-/// What a cached batch costs beside its payload: the entry here (64 bytes), as much again for the deque's spare room, the
-/// payload's reference count and the allocator's share of both.
+/// What a cached batch costs beside its payload: the entry here (64 bytes), as much again for the
+/// deque's spare room, the payload's reference count and the allocator's share of both.
 pub(crate) const BATCH_OVERHEAD_BYTES: u64 = 192;
 const _: () = assert!(size_of::<Cached>() as u64 <= BATCH_OVERHEAD_BYTES / 3);
 /// Spare entries that a deque may have beyond as many as it holds.
@@ -139,15 +139,16 @@ pub(crate) enum Source {
 pub(crate) struct StreamState {
     pub(crate) id: StreamId,
     pub(crate) kind: u8,
-    /// Held from the append to the WAL to the push of the batch: so whoever has it, and has looked at the log's end
-    /// before, finds every batch below that end here. Never held over I/O.
+    /// Held from the append to the WAL to the push of the batch: so whoever has it, and has looked
+    /// at the log's end before, finds every batch below that end here. Never held over I/O.
     pub(crate) tail: Mutex<Tail>,
 }
 
 #[derive(Default)]
 pub(crate) struct Tail {
     pub(crate) deleted: bool,
-    /// The newest with which the stream was opened, durably. Changed under [`crate::store::Shared::committing`] too.
+    /// The newest with which the stream was opened, durably. Changed under
+    /// [`crate::store::Shared::committing`] too.
     pub(crate) epoch: StreamEpoch,
     pub(crate) start: StreamOffset,
     pub(crate) next: StreamOffset,
@@ -204,8 +205,8 @@ impl Tail {
         self.batches.push_back(batch);
     }
 
-    /// Put a batch in a gap that recovery has found. It is durable with the batch before it, or at its own log offset if there is none. False if
-    /// there is no gap.
+    /// Put a batch in a gap that recovery has found. It is durable with the batch before it, or at
+    /// its own log offset if there is none. False if there is no gap.
     pub(crate) fn fill(&mut self, mut batch: Cached) -> bool {
         let at = self.batches.partition_point(|other| other.base < batch.base);
         let before = at.checked_sub(1).map(|at| &self.batches[at]);
@@ -224,7 +225,8 @@ impl Tail {
         true
     }
 
-    /// The log is recovered, and has no more batches of the stream. It goes on at `next`; what is missing before that is lost.
+    /// The log is recovered, and has no more batches of the stream. It goes on at `next`; what is
+    /// missing before that is lost.
     pub(crate) fn recovered(&mut self, next: StreamOffset) {
         assert!(next >= self.next, "the stream goes on at {next}, before {}", self.next);
         self.next = next;
@@ -241,7 +243,8 @@ impl Tail {
         self.batches.back().map_or(LogOffset(0), |last| last.log_end)
     }
 
-    /// The end of what is durable when the log is durable up to `durable`. What is not is at the deque's end.
+    /// The end of what is durable when the log is durable up to `durable`. What is not is at the
+    /// deque's end.
     pub(crate) fn durable_end(&self, durable: LogOffset) -> StreamOffset {
         if self.batches.back().is_none_or(|last| last.log_end <= durable) {
             return self.next;
@@ -250,7 +253,8 @@ impl Tail {
             0 => self.batches[0].base,
             durables => self.batches[durables - 1].end(),
         };
-        // The last batch may lie behind a gap: without it the stream still ends where recovery has ended it.
+        // The last batch may lie behind a gap: without it the stream still ends where recovery has
+        // ended it.
         end.max(self.recovered_end)
     }
 
@@ -263,7 +267,8 @@ impl Tail {
         Some(self.batches[next].log_end)
     }
 
-    /// Payload from `start` to `next`. A batch of an object that a trim has cut off counts until its object's range goes.
+    /// Payload from `start` to `next`. A batch of an object that a trim has cut off counts until
+    /// its object's range goes.
     pub(crate) fn size_bytes(&self) -> u64 {
         self.range_bytes + self.young_bytes
     }
@@ -276,8 +281,9 @@ impl Tail {
         self.batches.range(self.first_pinned()..)
     }
 
-    /// How far the stream is uploaded when its pinned batches are whose records end at or before `cut`, lost offsets behind them
-    /// included; and the end of the last one of these batches, the same as before if there are none. `None` if nothing changes by it.
+    /// How far the stream is uploaded when its pinned batches are whose records end at or before
+    /// `cut`, lost offsets behind them included; and the end of the last one of these batches, the
+    /// same as before if there are none. `None` if nothing changes by it.
     pub(crate) fn pinned_end(&self, cut: LogOffset) -> Option<(StreamOffset, StreamOffset)> {
         let below = self.batches.partition_point(|batch| batch.log_end <= cut);
         let end = self.batches.get(below).map_or(self.next, |next| next.base);
@@ -285,7 +291,8 @@ impl Tail {
         (end > self.uploaded_end && !self.deleted).then(|| (end, last.unwrap_or(self.uploaded_end)))
     }
 
-    /// Pinned batches from `from` to `to`, at least one if there is one, up to both limits, each as `taken`.
+    /// Pinned batches from `from` to `to`, at least one if there is one, up to both limits, each as
+    /// `taken`.
     pub(crate) fn pinned_chunk<T>(
         &self,
         from: StreamOffset,
@@ -357,7 +364,8 @@ impl Tail {
         self.ranges.get(self.ranges.partition_point(|range| range.start <= start))
     }
 
-    /// `new` takes the place of the ranges from `first` on, so many, at least one; returns those. Of the others up to half are moved, once.
+    /// `new` takes the place of the ranges from `first` on, so many, at least one; returns those.
+    /// Of the others up to half are moved, once.
     pub(crate) fn replace(&mut self, first: StreamOffset, count: usize, new: Range) -> Vec<Range> {
         let at = self.ranges.partition_point(|range| range.start < first);
         self.range_bytes += new.payload_bytes;
@@ -368,8 +376,8 @@ impl Tail {
         gone
     }
 
-    /// The visible ranges that end after `from`, oldest first. There may be hundreds of thousands: who looks at all of them does so a
-    /// few at a time, and lets others have the lock in between.
+    /// The visible ranges that end after `from`, oldest first. There may be hundreds of thousands:
+    /// who looks at all of them does so a few at a time, and lets others have the lock in between.
     pub(crate) fn ranges_after(&self, from: StreamOffset) -> impl Iterator<Item = &Range> {
         self.ranges.range(self.ranges.partition_point(|range| range.end <= from)..)
     }
@@ -381,7 +389,8 @@ impl Tail {
         self.batches.range(first..).take_while(move |batch| batch.log_end <= durable)
     }
 
-    /// The first of them that ends behind `from` and whose greatest timestamp is at least `timestamp_ms`.
+    /// The first of them that ends behind `from` and whose greatest timestamp is at least
+    /// `timestamp_ms`.
     pub(crate) fn find_time(
         &self,
         from: StreamOffset,
@@ -420,7 +429,8 @@ impl Tail {
         released
     }
 
-    /// Drop cached batches that are both uploaded and before `to`: they were written anew, and shall be read as they are now.
+    /// Drop cached batches that are both uploaded and before `to`: they were written anew, and
+    /// shall be read as they are now.
     pub(crate) fn forget_cached(&mut self, to: StreamOffset) -> Released {
         let uploaded_end = self.uploaded_end;
         let gone =
@@ -440,8 +450,8 @@ impl Tail {
         freed
     }
 
-    /// Give spare room back, so that what batches are charged for their entries stays true. Half of the entries have gone since the
-    /// last time, so that it costs little for each.
+    /// Give spare room back, so that what batches are charged for their entries stays true. Half of
+    /// the entries have gone since the last time, so that it costs little for each.
     fn shrink(&mut self) {
         let len = self.batches.len();
         if self.batches.capacity() > 2 * len + SPARE_ENTRIES {
@@ -483,7 +493,8 @@ impl Tail {
         (first.base < self.uploaded_end).then_some(first.log_end)
     }
 
-    /// Drop uploaded batches with records up to `limit`, oldest first, until `want_bytes` are free; returns what was freed.
+    /// Drop uploaded batches with records up to `limit`, oldest first, until `want_bytes` are free;
+    /// returns what was freed.
     pub(crate) fn evict(&mut self, limit: LogOffset, want_bytes: u64) -> u64 {
         let mut freed = 0;
         while freed < want_bytes

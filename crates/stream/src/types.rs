@@ -35,7 +35,8 @@ pub struct StreamOffset(pub u64);
 )]
 pub struct ObjectId(pub u64);
 
-/// Which of a stream's writers, one after the other, somebody is: greater for each later one. Whoever appoints writers gives it out.
+/// Which of a stream's writers, one after the other, somebody is: greater for each later one.
+/// Whoever appoints writers gives it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct StreamEpoch(pub u64);
 
@@ -63,18 +64,19 @@ impl fmt::Display for ObjectId {
     }
 }
 
-/// A batch to append. Its offset must be the stream's next: the one writer of a stream decides offsets, because they
-/// may be part of the payload.
+/// A batch to append. Its offset must be the stream's next: the one writer of a stream decides
+/// offsets, because they may be part of the payload.
 #[derive(Clone, Debug)]
 pub struct NewBatch {
     /// Offset of the first record; must equal [`crate::Stream::next_offset`].
     pub base: StreamOffset,
     /// Number of offsets that the batch takes; at least 1.
     pub count: u32,
-    /// Greatest timestamp in the batch, milliseconds since the Unix epoch; -1 when there is none. Lets an
-    /// offset be found by time.
+    /// Greatest timestamp in the batch, milliseconds since the Unix epoch; -1 when there is none.
+    /// Lets an offset be found by time.
     pub max_timestamp_ms: i64,
-    /// The bytes; opaque to this layer. The log cache keeps this reference, so it should own no more memory than it shows.
+    /// The bytes; opaque to this layer. The log cache keeps this reference, so it should own no
+    /// more memory than it shows.
     pub payload: Bytes,
 }
 
@@ -105,26 +107,30 @@ impl Batch {
 
 /// The kind of a stream whose batches are written to objects.
 pub const KIND_LOG: u8 = 0;
-/// The kind of a stream that is kept as its checkpoint alone. So is every greater kind: an owner of several such streams tells their folds
-/// apart by it.
+/// The kind of a stream that is kept as its checkpoint alone. So is every greater kind: an owner of
+/// several such streams tells their folds apart by it.
 pub const KIND_STATE: u8 = 1;
 
-/// Derives a stream's **checkpoint** from its batches: a summary that its owner needs after a restart and that would
-/// be lost, or slow to rebuild, once the batches have left the WAL (producer sequences, group offsets).
+/// Derives a stream's **checkpoint** from its batches: a summary that its owner needs after a
+/// restart and that would be lost, or slow to rebuild, once the batches have left the WAL (producer
+/// sequences, group offsets).
 ///
-/// The store folds exactly the batches of an upload into the previous checkpoint, and commits the result together
-/// with the objects, so a checkpoint always describes the stream up to the uploaded end, never more and never less. Batches
-/// below the stream's start count too: a trim does not undo what they did. The owner rebuilds its state from
-/// [`crate::Stream::replay`].
+/// The store folds exactly the batches of an upload into the previous checkpoint, and commits the
+/// result together with the objects, so a checkpoint always describes the stream up to the uploaded
+/// end, never more and never less. Batches below the stream's start count too: a trim does not undo
+/// what they did. The owner rebuilds its state from [`crate::Stream::replay`].
 pub trait Fold: Send + Sync + 'static {
-    /// The checkpoint at the end of `offsets`, given that `previous` describes the stream up to their start, and `batches` are all that
-    /// there is of them. A jump in offsets, from the start to the first batch, between two, or from the last one to the end, is a loss
-    /// that recovery has reported ([`crate::Recovery::gaps`]); there are no other jumps. There may be no batch at all. `None` where the stream needs none. Must depend on its arguments alone, but for what it forgets
-    /// because it is old by a clock: one upload may call it
-    /// several times, each call getting a piece of the batches and the result of the call before, and a restart
-    /// may cut the pieces differently, and come later. Runs on a thread that may block.
+    /// The checkpoint at the end of `offsets`, given that `previous` describes the stream up to
+    /// their start, and `batches` are all that there is of them. A jump in offsets, from the start
+    /// to the first batch, between two, or from the last one to the end, is a loss that recovery
+    /// has reported ([`crate::Recovery::gaps`]); there are no other jumps. There may be no batch at
+    /// all. `None` where the stream needs none. Must depend on its arguments alone, but for what it
+    /// forgets because it is old by a clock: one upload may call it several times, each call
+    /// getting a piece of the batches and the result of the call before, and a restart may cut the
+    /// pieces differently, and come later. Runs on a thread that may block.
     ///
-    /// A checkpoint need not speak of what lies below `start`: it can not be read any more, or the owner has said so ([`crate::Stream::settle`]).
+    /// A checkpoint need not speak of what lies below `start`: it cannot be read any more, or the
+    /// owner has said so ([`crate::Stream::settle`]).
     fn fold(
         &self,
         stream: StreamId,
@@ -135,8 +141,9 @@ pub trait Fold: Send + Sync + 'static {
         batches: &[Batch],
     ) -> Option<Vec<u8>>;
 
-    /// Recovery has found gaps: the batches to put in them, each within one gap, before anybody reads or folds the streams. The same
-    /// loss is found at every start until the batches behind it are uploaded, so the result must be a function of what the log and the catalog hold.
+    /// Recovery has found gaps: the batches to put in them, each within one gap, before anybody
+    /// reads or folds the streams. The same loss is found at every start until the batches behind
+    /// it are uploaded, so the result must be a function of what the log and the catalog hold.
     fn mend(&self, damaged: &Damaged<'_>) -> Vec<(StreamId, Batch)> {
         let _ = damaged;
         Vec::new()

@@ -1,7 +1,9 @@
-//! Cut and upload: log cache -> object -> catalog -> trim, never in another order. Before the last two the store claims the objects ([`owner`]).
+//! Cut and upload: log cache -> object -> catalog -> trim, never in another order. Before the last
+//! two the store claims the objects ([`owner`]).
 //!
-//! A cut is a log offset. Everything below it is durable, in the objects or checkpoints, and committed, before the WAL is trimmed
-//! to it; so a crash at any point loses nothing and doubles nothing:
+//! A cut is a log offset. Everything below it is durable, in the objects or checkpoints, and
+//! committed, before the WAL is trimmed to it; so a crash at any point loses nothing and doubles
+//! nothing:
 //!
 //! | crash after | at the next start |
 //! |---|---|
@@ -9,8 +11,9 @@
 //! | the object, before the commit | the same |
 //! | the commit, before the trim | the WAL has it, the catalog says that it is uploaded: skipped |
 //!
-//! An upload writes one object, and one more for each stream that has much in it; a crash leaves any of them as orphans, or none, since
-//! one commit has them all. It writes at a [`Pace`], until somebody needs its end.
+//! An upload writes one object, and one more for each stream that has much in it; a crash leaves
+//! any of them as orphans, or none, since one commit has them all. It writes at a [`Pace`], until
+//! somebody needs its end.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,12 +35,15 @@ use crate::store::{Shared, StoreError};
 use crate::tail::{Cached, StreamState};
 use crate::types::{Batch, Fold, ObjectId, StreamOffset};
 
-/// A stream with so much in an upload has an object of its own: who reads it gets nothing of others, and it can be deleted with the stream.
+/// A stream with so much in an upload has an object of its own: who reads it gets nothing of
+/// others, and it can be deleted with the stream.
 pub(crate) const OWN_OBJECT_BYTES: u64 = 8 << 20;
-/// Batches that are folded, or taken for writing, at a time: what an upload adds to the memory of the log cache.
+/// Batches that are folded, or taken for writing, at a time: what an upload adds to the memory of
+/// the log cache.
 const CHUNK_BATCHES: usize = 16 << 10;
 
-/// A stream's batches in an upload: from its uploaded end to its last batch below the cut, and offsets behind that which are lost.
+/// A stream's batches in an upload: from its uploaded end to its last batch below the cut, and
+/// offsets behind that which are lost.
 #[derive(Clone)]
 struct Part {
     stream: Arc<StreamState>,
@@ -56,7 +62,8 @@ impl Part {
         !self.stream.is_state() && self.written_to > self.start.max(self.from)
     }
 
-    /// The next batches from `from` on, each as `taken`; none at the end, or when the stream was deleted.
+    /// The next batches from `from` on, each as `taken`; none at the end, or when the stream was
+    /// deleted.
     fn chunk<T>(
         &self,
         from: StreamOffset,
@@ -95,15 +102,15 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         }
         shared.numbers.upload_done();
         shared.losses.reads_go_on();
-        // In this order: whoever was turned away before tries again after the gate has opened, and forces
-        // another upload if it still finds no room.
+        // In this order: whoever was turned away before tries again after the gate has opened, and
+        // forces another upload if it still finds no room.
         shared.upload.forced.store(false, Ordering::Release);
         shared.room.open();
     }
 }
 
-/// One upload. An object store that is not there is tried until it is, or the WAL has failed. Fails for good if the WAL or the catalog
-/// does, or if the owner's [`crate::Fold`] panics.
+/// One upload. An object store that is not there is tried until it is, or the WAL has failed. Fails
+/// for good if the WAL or the catalog does, or if the owner's [`crate::Fold`] panics.
 ///
 /// What it uploads took `gathered` to come in.
 async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreError> {
@@ -194,8 +201,8 @@ async fn write_all(
     Ok((objects, ranges))
 }
 
-/// Whether what was written is there, after the object store was in trouble: what was written to a directory under the place where one is mounted is not, when
-/// that one is back.
+/// Whether what was written is there, after the object store was in trouble: what was written to a
+/// directory under the place where one is mounted is not, when that one is back.
 async fn are_there(shared: &Shared, objects: &[Arc<ObjectInfo>]) -> Result<bool, StoreError> {
     let mut backoff = Backoff::new(shared);
     for object in objects {
@@ -204,28 +211,30 @@ async fn are_there(shared: &Shared, objects: &[Arc<ObjectInfo>]) -> Result<bool,
             match object_size(store, &object.name.as_str().into()).await {
                 Ok(Some(bytes)) if bytes == object.size_bytes => break,
                 Ok(_) => return Ok(false),
-                Err(error) => backoff.failed(&in_words("can not look at", &error)).await?,
+                Err(error) => backoff.failed(&in_words("cannot look at", &error)).await?,
             }
         }
     }
     Ok(true)
 }
 
-/// Own the objects; see [`owner::claim`]. While another one does, the WAL has to keep what was uploaded. Whether that was so at once.
+/// Own the objects; see [`owner::claim`]. While another one does, the WAL has to keep what was
+/// uploaded. Whether that was so at once.
 async fn own(shared: &Arc<Shared>, version: u64) -> Result<bool, StoreError> {
     let mut backoff = Backoff::new(shared);
     loop {
         let what = match owner::claim(shared, version).await? {
             Ok(true) => return Ok(backoff.failures == 0),
             Ok(false) => "another server owns the objects".into(),
-            Err(error) => in_words("can not tell who owns the objects", &error),
+            Err(error) => in_words("cannot tell who owns the objects", &error),
         };
         backoff.failed(&what).await?;
     }
 }
 
-/// What lies below the cut, by stream. An append holds its stream's tail from the WAL to the push, and the cut was taken before
-/// the tails are looked at here: so every batch below the cut is in its tail by now.
+/// What lies below the cut, by stream. An append holds its stream's tail from the WAL to the push,
+/// and the cut was taken before the tails are looked at here: so every batch below the cut is in
+/// its tail by now.
 fn plan(shared: &Shared, cut: LogOffset) -> Vec<Part> {
     let streams: Vec<_> = shared.streams.read().values().cloned().collect();
     let parts = streams.into_iter().filter_map(|stream| {
@@ -241,7 +250,8 @@ fn plan(shared: &Shared, cut: LogOffset) -> Vec<Part> {
     parts
 }
 
-/// Which parts lie in one object together, by their positions: those of large streams alone. What is not written is in none.
+/// Which parts lie in one object together, by their positions: those of large streams alone. What
+/// is not written is in none.
 fn objects_of(parts: &[Part], folded: &[Folded]) -> Vec<Vec<usize>> {
     let mut objects = Vec::new();
     let mut shared = Vec::new();
@@ -326,11 +336,12 @@ async fn write_until_done(
         };
         output.give_up(shared).await;
         pace.end();
-        backoff.failed(&in_words("can not write", &error)).await?;
+        backoff.failed(&in_words("cannot write", &error)).await?;
     }
 }
 
-/// The store's objects share a prefix, the WAL's id, so that two stores in one bucket can not touch each other's.
+/// The store's objects share a prefix, the WAL's id, so that two stores in one bucket cannot touch
+/// each other's.
 pub(crate) fn object_prefix(wal_id: Uuid) -> String {
     format!("{OBJECTS_DIRECTORY}/{wal_id}")
 }
@@ -399,7 +410,8 @@ impl<'a> Backoff<'a> {
         Self { shared, failures: 0 }
     }
 
-    /// Wait after a failure. Fails with the WAL: what it has is not uploaded by a store that takes nothing any more, but by the next one.
+    /// Wait after a failure. Fails with the WAL: what it has is not uploaded by a store that takes
+    /// nothing any more, but by the next one.
     async fn failed(&mut self, what: &str) -> Result<(), StoreError> {
         let failures = self.shared.numbers.upload_failed(what);
         let options = &self.shared.options;

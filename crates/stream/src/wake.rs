@@ -1,5 +1,5 @@
-//! Waking those who wait: readers for more durable data, writers for room. One task does it; it waits for events of
-//! the WAL and never polls.
+//! Waking those who wait: readers for more durable data, writers for room. One task does it; it
+//! waits for events of the WAL and never polls.
 
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -16,10 +16,11 @@ use crate::types::StreamId;
 
 /// Lets writers wait for room without losing a wakeup.
 ///
-/// Each event that may have made room starts a new generation. An append looks at the generation **before** it tries, and
-/// when it fails notes that a later one is needed. So an event between the failure and the wait is seen by the wait.
-/// Whoever makes an append fail has to see to a later event: for the log cache and the ring that is the upload it asks
-/// for, for the window it is [`Wakes::wait_for_wal`].
+/// Each event that may have made room starts a new generation. An append looks at the generation
+/// **before** it tries, and when it fails notes that a later one is needed. So an event between the
+/// failure and the wait is seen by the wait. Whoever makes an append fail has to see to a later
+/// event: for the log cache and the ring that is the upload it asks for, for the window it is
+/// [`Wakes::wait_for_wal`].
 pub(crate) struct RoomGate {
     generation: watch::Sender<u64>,
     /// The least generation in which it makes sense to try again.
@@ -70,8 +71,8 @@ impl RoomGate {
 
 /// What the waking task waits for.
 pub(crate) struct Wakes {
-    /// Watched streams with batches that are not durable, by the log offset at which the next one is. Locked while a tail is, never
-    /// the other way round.
+    /// Watched streams with batches that are not durable, by the log offset at which the next one
+    /// is. Locked while a tail is, never the other way round.
     queue: Mutex<BTreeMap<(LogOffset, StreamId), Arc<StreamState>>>,
     wal_room: Mutex<WalRoom>,
     changed: Notify,
@@ -99,7 +100,8 @@ impl Wakes {
         }
     }
 
-    /// Open the gate when the WAL has more room. The ticket was taken before the append that failed.
+    /// Open the gate when the WAL has more room. The ticket was taken before the append that
+    /// failed.
     pub(crate) fn wait_for_wal(&self, ticket: Room) {
         let mut room = self.wal_room.lock();
         if !room.waiting {
@@ -151,7 +153,8 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             },
             () = has_room => {
                 room = None;
-                // Before the gate opens: an append that fails after this has to be waited for again.
+                // Before the gate opens: an append that fails after this has to be waited for
+                // again.
                 wakes.wal_room.lock().waiting = false;
                 shared.room.open();
             }

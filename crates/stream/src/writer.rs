@@ -1,4 +1,5 @@
-//! A stream's writer: append, trim, close, delete. Who it is, and what becomes of the one before: `docs/format/catalog.md`, "Who writes to a stream".
+//! A stream's writer: append, trim, close, delete. Who it is, and what becomes of the one before:
+//! `docs/format/catalog.md`, "Who writes to a stream".
 
 use std::future::Future;
 use std::ops::Deref;
@@ -56,7 +57,8 @@ pub enum AppendError {
     Failed(StoreError),
 }
 
-/// The right to write to a stream, until somebody opens the stream with a newer epoch. A [`Stream`] to read from, too.
+/// The right to write to a stream, until somebody opens the stream with a newer epoch. A [`Stream`]
+/// to read from, too.
 pub struct StreamWriter {
     stream: Stream,
     epoch: StreamEpoch,
@@ -71,15 +73,19 @@ impl Deref for StreamWriter {
 }
 
 impl Store {
-    /// Become the stream's writer. From the return on, also after a crash, no writer with an older epoch changes the stream; what they have appended is durable, and lies before
+    /// Become the stream's writer. From the return on, also after a crash, no writer with an older
+    /// epoch changes the stream; what they have appended is durable, and lies before
     /// [`Stream::next_offset`].
     ///
-    /// Whoever appoints writers sees to it that no two of them have the same epoch. To open the stream again with the epoch that it has costs nothing, and whoever has it goes on; a newer one
-    /// costs a commit of the catalog. Dropping the future does not stop what has begun. Whether the store has failed, an append tells.
+    /// Whoever appoints writers sees to it that no two of them have the same epoch. To open the
+    /// stream again with the epoch that it has costs nothing, and whoever has it goes on; a newer
+    /// one costs a commit of the catalog. Dropping the future does not stop what has begun. Whether
+    /// the store has failed, an append tells.
     ///
     /// # Errors
-    /// [`StoreError::Fenced`] if the stream was opened with a newer epoch; [`StoreError::InvalidChange`] if there is no such stream; a commit or a log that fails, in which case
-    /// the epoch may be the newest all the same.
+    /// [`StoreError::Fenced`] if the stream was opened with a newer epoch;
+    /// [`StoreError::InvalidChange`] if there is no such stream; a commit or a log that fails, in
+    /// which case the epoch may be the newest all the same.
     pub async fn open_stream(
         &self,
         id: StreamId,
@@ -101,8 +107,8 @@ impl StreamWriter {
         self.epoch
     }
 
-    /// Put a batch in line; the future completes when it, and everything before it, is durable. Does not block or
-    /// wait; dropping the future changes nothing.
+    /// Put a batch in line; the future completes when it, and everything before it, is durable.
+    /// Does not block or wait; dropping the future changes nothing.
     ///
     /// Panics if the batch has no records or its offsets pass `u64::MAX`: defects of the caller.
     pub fn append(&self, batch: NewBatch) -> Result<Append, AppendError> {
@@ -119,7 +125,8 @@ impl StreamWriter {
         if len_bytes > shared.max_batch_bytes {
             return Err(AppendError::TooLarge { len_bytes, max_bytes: shared.max_batch_bytes });
         }
-        // Before the attempt: an event after this is one that a writer who is turned away must not miss.
+        // Before the attempt: an event after this is one that a writer who is turned away must not
+        // miss.
         let seen = shared.room.generation();
         if count > shared.ends.largest_count() {
             return Err(shared.raise_largest_count(count, seen));
@@ -165,8 +172,8 @@ impl StreamWriter {
         Ok(Append { done })
     }
 
-    /// Records before `to`, which may be at most the durable end, are gone when it returns, also after a restart. Does
-    /// nothing if the stream starts there or later.
+    /// Records before `to`, which may be at most the durable end, are gone when it returns, also
+    /// after a restart. Does nothing if the stream starts there or later.
     ///
     /// # Errors
     /// [`StoreError::Fenced`] if a newer writer has opened the stream; see [`Store::commit`].
@@ -175,15 +182,19 @@ impl StreamWriter {
         self.stream.shared.commit(vec![Change::TrimStream { id, epoch, to }]).await
     }
 
-    /// Give up writing. What was appended is durable when it returns. Readers go on, and the stream can be opened again with this epoch or a newer one.
+    /// Give up writing. What was appended is durable when it returns. Readers go on, and the stream
+    /// can be opened again with this epoch or a newer one.
     ///
     /// # Errors
-    /// [`StoreError::Fenced`] if a newer writer has opened the stream; [`StoreError::InvalidChange`] if it was deleted; a log that has failed. The handle is gone all the same.
+    /// [`StoreError::Fenced`] if a newer writer has opened the stream;
+    /// [`StoreError::InvalidChange`] if it was deleted; a log that has failed. The handle is gone
+    /// all the same.
     pub async fn close(self) -> Result<(), StoreError> {
         self.settle().await
     }
 
-    /// Delete the stream with all its records, durably. What is deleted together with other changes goes through [`Store::commit`].
+    /// Delete the stream with all its records, durably. What is deleted together with other changes
+    /// goes through [`Store::commit`].
     ///
     /// # Errors
     /// [`StoreError::Fenced`] if a newer writer has opened the stream; see [`Store::commit`].
@@ -259,8 +270,8 @@ impl Shared {
         })
     }
 
-    /// Such a batch is larger than recovery counts on: it can be appended when the catalog knows of the size. That is an event as rare as
-    /// the doubling of a number that never goes back.
+    /// Such a batch is larger than recovery counts on: it can be appended when the catalog knows of
+    /// the size. That is an event as rare as the doubling of a number that never goes back.
     fn raise_largest_count(self: &Arc<Self>, count: u32, seen: u64) -> AppendError {
         self.numbers.pushbacks.fetch_add(1, Ordering::Relaxed);
         self.room.full(seen);

@@ -192,7 +192,8 @@ async fn shared_objects_come_together_and_large_streams_leave_them() {
     life.close().await;
 }
 
-/// Switched off, it does nothing at all: not at the start, not after an upload, and not for what is waste.
+/// Switched off, it does nothing at all: not at the start, not after an upload, and not for what is
+/// waste.
 #[tokio::test]
 async fn switched_off_it_asks_nothing_of_the_object_store() {
     let mut world = world();
@@ -212,7 +213,8 @@ async fn switched_off_it_asks_nothing_of_the_object_store() {
     close(life, all).await;
 }
 
-/// However many uploads: at most seven objects of a generation are left, and each byte was written a few times.
+/// However many uploads: at most seven objects of a generation are left, and each byte was written
+/// a few times.
 #[tokio::test]
 async fn objects_do_not_pile_up_and_are_not_written_over_and_over() {
     let world = world();
@@ -243,7 +245,8 @@ async fn a_single_stream_in_objects_of_its_own_is_brought_together_too() {
     close(life, all).await;
 }
 
-/// Five streams with enough for objects of their own, in the same eight shared objects: each of these indexes is read for the first only.
+/// Five streams with enough for objects of their own, in the same eight shared objects: each of
+/// these indexes is read for the first only.
 #[tokio::test]
 async fn an_index_is_read_once_for_all_streams() {
     let mut world = world();
@@ -415,7 +418,8 @@ async fn what_is_damaged_stays_where_it_is() {
     life.close().await;
 }
 
-/// On its way: it is read once more before it counts as damaged, which it would do until the next start.
+/// On its way: it is read once more before it counts as damaged, which it would do until the next
+/// start.
 #[tokio::test]
 async fn what_comes_damaged_is_compacted_all_the_same() {
     // Each of its reads, of eight indexes and eight objects' blocks.
@@ -450,7 +454,8 @@ async fn the_objects_are_not_claimed_on_the_threads_that_make_way() {
     close(life, all).await;
 }
 
-/// What it has come of stays as it is until the next start, what was written for it goes, and the others are compacted.
+/// What it has come of stays as it is until the next start, what was written for it goes, and the
+/// others are compacted.
 #[tokio::test]
 async fn a_catalog_that_refuses_one_compaction_does_not_end_the_others() {
     let mut world = world();
@@ -546,7 +551,8 @@ async fn an_object_that_is_gone_keeps_nothing_else_waiting() {
     life.close().await;
 }
 
-/// A stream's pieces on both sides of something else stay two ranges, and these do not become objects of their own for that.
+/// A stream's pieces on both sides of something else stay two ranges, and these do not become
+/// objects of their own for that.
 #[tokio::test]
 async fn pieces_that_are_no_neighbours_share_objects_too() {
     let mut world = world();
@@ -556,7 +562,8 @@ async fn pieces_that_are_no_neighbours_share_objects_too() {
     for round in 0..8 {
         upload(&life, &mut all, 1, 50).await;
         if round == 3 {
-            // Large enough to stay as it is, in the middle of all: an upload of one stream, for each.
+            // Large enough to stay as it is, in the middle of all: an upload of one stream, for
+            // each.
             for at in 0..all.len() {
                 upload(&life, &mut all[at..=at], 1, 40_000).await;
             }

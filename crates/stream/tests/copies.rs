@@ -1,4 +1,5 @@
-//! Old copies and stale owners: a catalog, a WAL or a server of the past destroys nothing that was acknowledged since.
+//! Old copies and stale owners: a catalog, a WAL or a server of the past destroys nothing that was
+//! acknowledged since.
 
 mod common;
 
@@ -85,7 +86,8 @@ async fn refused(world: &World) -> StoreError {
     error
 }
 
-/// A is idle while B takes the WAL over with a copy of A's data, and uploads. Then A goes on, and looks for orphans.
+/// A is idle while B takes the WAL over with a copy of A's data, and uploads. Then A goes on, and
+/// looks for orphans.
 #[tokio::test]
 async fn a_stale_owner_deletes_nothing_of_its_successor() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -108,7 +110,8 @@ async fn a_stale_owner_deletes_nothing_of_its_successor() {
     assert_eq!(names(&world).await, before);
     assert_eq!(read_from(&theirs, 0, 1500).await, batches);
 
-    // What B has uploaded is no orphan for A: whatever else A believes, it does not come to these numbers.
+    // What B has uploaded is no orphan for A: whatever else A believes, it does not come to these
+    // numbers.
     assert_eq!(a.store.stats().orphans, 0);
     drop((stream, theirs));
     a.crash(&mut world);
@@ -162,7 +165,8 @@ async fn the_catalog_of_who_was_taken_over_is_an_old_one_whatever_it_has_seen() 
     assert!(matches!(refused(&world).await, StoreError::OldCatalog { .. }));
 }
 
-/// Nothing was appended or trimmed in the WAL since the copy was made, only objects have gone: a fresh copy is as good as the catalog, an old one is not.
+/// Nothing was appended or trimmed in the WAL since the copy was made, only objects have gone: a
+/// fresh copy is as good as the catalog, an old one is not.
 #[tokio::test]
 async fn an_old_catalog_is_refused_also_if_only_objects_have_changed() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -192,8 +196,8 @@ async fn an_old_catalog_is_refused_also_if_only_objects_have_changed() {
     life.close().await;
 }
 
-/// Each commit whose consequences can not be taken back is followed by a mark before these: whenever a copy was made, it is
-/// refused, or it still reads all that there is.
+/// Each commit whose consequences cannot be taken back is followed by a mark before these:
+/// whenever a copy was made, it is refused, or it still reads all that there is.
 #[tokio::test]
 async fn a_copy_of_any_moment_is_refused_or_complete() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -355,7 +359,8 @@ async fn a_catalog_whose_disk_is_full_is_opened() {
     assert_eq!(largest_count().as_deref(), Some(&b"16384"[..]));
 }
 
-/// Whatever an attempt leaves behind, the catalog, the header, or both, the next one is not refused.
+/// Whatever an attempt leaves behind, the catalog, the header, or both, the next one is not
+/// refused.
 #[tokio::test]
 async fn attempts_that_were_cut_short_refuse_nobody() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -392,7 +397,8 @@ async fn attempts_that_were_cut_short_refuse_nobody() {
     life.close().await;
 }
 
-/// Somebody else was there after the catalog was compared with the WAL, and before the WAL was opened.
+/// Somebody else was there after the catalog was compared with the WAL, and before the WAL was
+/// opened.
 #[tokio::test]
 async fn an_opening_in_between_is_noticed() {
     for marks in [true, false] {
@@ -457,7 +463,8 @@ enum Cloned {
     Busy,
 }
 
-/// No header tells the one of the other; the object store does. What the one that is not the owner takes stays in its WAL.
+/// No header tells the one of the other; the object store does. What the one that is not the owner
+/// takes stays in its WAL.
 #[tokio::test]
 async fn of_two_clones_one_owns_the_objects() {
     for case in [Cloned::Down, Cloned::Idle, Cloned::Busy] {
@@ -522,7 +529,8 @@ async fn of_two_clones_one_owns_the_objects() {
     }
 }
 
-/// A backup of both, catalog and WAL, was put back. They fit together; what came since is in the object store, and stays there.
+/// A backup of both, catalog and WAL, was put back. They fit together; what came since is in the
+/// object store, and stays there.
 #[tokio::test]
 async fn a_backup_that_was_put_back_deletes_nothing_that_is_newer() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -536,7 +544,8 @@ async fn a_backup_that_was_put_back_deletes_nothing_that_is_newer() {
     let before = names(&world).await;
     assert_eq!(before.len(), 4);
 
-    // However often it is started: that raises its version and its epoch, and makes it know nothing more.
+    // However often it is started: that raises its version and its epoch, and makes it know nothing
+    // more.
     let mut backup = backup;
     for _ in 0..8 {
         let life = backup.start_with(make_listings_old).await;

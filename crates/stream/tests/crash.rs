@@ -1,4 +1,5 @@
-//! Restarts at every stage, and a model: whatever happens, each stream is the list of what was appended to it.
+//! Restarts at every stage, and a model: whatever happens, each stream is the list of what was
+//! appended to it.
 
 mod common;
 
@@ -284,7 +285,8 @@ async fn an_upload_that_finds_nothing_to_upload_leaves_a_catalog_that_is_not_old
     life.close().await;
 }
 
-/// So old that the catalog has not heard of a later mark; or its end is damaged. What streams skip for it they skip once.
+/// So old that the catalog has not heard of a later mark; or its end is damaged. What streams skip
+/// for it they skip once.
 #[tokio::test]
 async fn a_log_that_ends_too_early_is_reported() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -383,7 +385,8 @@ struct Model {
     acknowledged: Vec<Batch>,
 }
 
-/// Random appends, fetches, trims, uploads, failures, deletions, crashes and power cuts, against lists in memory.
+/// Random appends, fetches, trims, uploads, failures, deletions, crashes and power cuts, against
+/// lists in memory.
 async fn run_model(seed: u64) {
     let mut random = Random::new(seed);
     let mut world = World::new(512 << 10, seed);

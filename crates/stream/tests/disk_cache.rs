@@ -1,4 +1,5 @@
-//! The disk cache behind a store: what is on disk is not asked of the object store, also after a restart, and whatever becomes of the directory, readers get what was written.
+//! The disk cache behind a store: what is on disk is not asked of the object store, also after a
+//! restart, and whatever becomes of the directory, readers get what was written.
 //! `docs/disk-cache.md`.
 
 mod common;
@@ -19,7 +20,8 @@ fn directory() -> TempDir {
     tempfile::tempdir().unwrap()
 }
 
-/// With a disk cache in `directory`, and next to no block cache, so that what is read twice is looked for there.
+/// With a disk cache in `directory`, and next to no block cache, so that what is read twice is
+/// looked for there.
 fn world(seed: u64, directory: &Path) -> World {
     let mut world = World::new(64 << 20, seed);
     world.options.upload_bytes = 16 << 20;

@@ -66,7 +66,7 @@ async fn nothing_is_committed_after_close_though_the_log_failed_before() {
     fail_the_log(&world, &life, id).await;
     let other = life.create_log().await.id(); // topics can still be changed
     let kept = life.store.clone();
-    life.store.close().await.expect_err("the log can not be closed cleanly");
+    life.store.close().await.expect_err("the log cannot be closed cleanly");
     assert_unchangeable(&kept, &world, other, "closed").await;
 }
 
@@ -220,7 +220,8 @@ async fn who_still_waits_when_the_last_store_is_dropped_is_woken() {
     drop(life.stepper);
 }
 
-/// The object store is away and the log has failed: nothing that could be written would be committed, so it is not tried for ever.
+/// The object store is away and the log has failed: nothing that could be written would be
+/// committed, so it is not tried for ever.
 #[tokio::test]
 async fn uploads_are_not_repeated_under_a_log_that_has_failed() {
     let world = World::new(WAL_BYTES, 1);

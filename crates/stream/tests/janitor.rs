@@ -36,7 +36,7 @@ async fn an_object_goes_when_nobody_has_a_part_of_it() {
     assert_eq!((life.store.stats().objects, stream.size_bytes()), (2, 10_000));
     assert_eq!(read_from(&stream, 40, 1 << 20).await, batches[20..]);
 
-    // What can not be deleted is tried again, also after the next start.
+    // What cannot be deleted is tried again, also after the next start.
     life.objects.deletes_fail.store(true, Ordering::SeqCst);
     life.store.commit(vec![delete(other.id()), delete(stream.id())]).await.unwrap();
     eventually("it tries again", || life.store.stats().clean_up_failures >= 5).await;
@@ -206,7 +206,7 @@ async fn old_orphans_of_this_store_are_deleted_and_nothing_else() {
     let others =
         create(&directory.path().join("streams/another-store/0000000000000001-x"), days(9));
     let foreign = create(&directory.path().join("notes.txt"), days(9));
-    // The second epoch opens the store below: this one can not be known to it.
+    // The second epoch opens the store below: this one cannot be known to it.
     let later = create(&ours.join("0000000300000000-later"), days(9));
     let without_number = create(&ours.join("notes"), days(9));
     make_old(&committed, days(9));

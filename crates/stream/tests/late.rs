@@ -129,7 +129,7 @@ async fn who_goes_away_leaves_nothing_running() {
     life.close().await;
 }
 
-/// What the cache can not keep would be fetched in vain for ever.
+/// What the cache cannot keep would be fetched in vain for ever.
 #[tokio::test]
 async fn who_reads_without_a_cache_gets_on() {
     let mut world = large_world(4);
@@ -229,8 +229,8 @@ async fn five_hundred_readers_keep_within_the_bound() {
     life.close().await;
 }
 
-/// Many readers of several kinds, a slow and failing object store, readers that give up, and trims: whatever is read is what was
-/// written.
+/// Many readers of several kinds, a slow and failing object store, readers that give up, and trims:
+/// whatever is read is what was written.
 #[tokio::test]
 async fn whatever_happens_what_is_read_is_what_was_written() {
     for seed in 0..6 {

@@ -1,4 +1,5 @@
-//! Damage to the WAL at the end of streams: no offset is handed out twice, and what is lost is told.
+//! Damage to the WAL at the end of streams: no offset is handed out twice, and what is lost is
+//! told.
 
 mod common;
 
@@ -110,7 +111,8 @@ fn world(ends_interval: Duration) -> World {
 const HOUR: Duration = Duration::from_secs(3600);
 const SOON: Duration = Duration::from_millis(5);
 
-/// Batches of two offsets each, in turn, so many for each of the streams; the last one is one of the last stream.
+/// Batches of two offsets each, in turn, so many for each of the streams; the last one is one of
+/// the last stream.
 async fn fill(life: &Life, streams: &[StreamId], bases: std::ops::Range<u64>) {
     for base in bases {
         for id in streams {
@@ -149,8 +151,8 @@ async fn bases(life: &Life, id: StreamId) -> Vec<u64> {
     }
 }
 
-/// The server is closed, or idle and then killed; one record of the log, each in turn, is damaged in each way. Exactly its
-/// offsets are lost, and they stay lost whatever happens then.
+/// The server is closed, or idle and then killed; one record of the log, each in turn, is damaged
+/// in each way. Exactly its offsets are lost, and they stay lost whatever happens then.
 #[tokio::test]
 async fn an_offset_is_never_handed_out_twice() {
     for is_closed in [true, false] {
@@ -240,8 +242,9 @@ async fn goes_on(life: Life, world: &mut World, streams: &[StreamId], next: &[u6
     life.crash(world);
 }
 
-/// What was appended since the last ends record, and then damaged: if anything is left of the record, it is told exactly; else every stream
-/// that may have been meant skips more than it can have had, and the others do not.
+/// What was appended since the last ends record, and then damaged: if anything is left of the
+/// record, it is told exactly; else every stream that may have been meant skips more than it can
+/// have had, and the others do not.
 #[tokio::test]
 async fn what_no_ends_record_covers_is_skipped_by_a_bound() {
     for part in Part::ALL {
@@ -577,8 +580,8 @@ impl Part {
     }
 }
 
-/// Whatever is damaged: no offset that was acknowledged is handed out again, what is read was appended, and what is missing is told.
-/// `cargo xtask model` goes further.
+/// Whatever is damaged: no offset that was acknowledged is handed out again, what is read was
+/// appended, and what is missing is told. `cargo xtask model` goes further.
 #[test]
 fn no_seed_hands_an_offset_out_twice() {
     let number = |name: &str, default: u64| {

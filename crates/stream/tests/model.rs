@@ -1,11 +1,14 @@
-//! Streams against plain lists, by seed: appends, fetches, searches, trims, deletions, uploads, compaction, an object store that comes and goes, crashes and
-//! power cuts. `cargo xtask model` goes further.
+//! Streams against plain lists, by seed: appends, fetches, searches, trims, deletions, uploads,
+//! compaction, an object store that comes and goes, crashes and power cuts. `cargo xtask model`
+//! goes further.
 //!
-//! Of each stream the list knows what was appended and how much of it was acknowledged. After a crash a stream holds a beginning of the list
-//! that has at least that much; from then on that is the list.
+//! Of each stream the list knows what was appended and how much of it was acknowledged. After a
+//! crash a stream holds a beginning of the list that has at least that much; from then on that is
+//! the list.
 //!
-//! Each stream has one writer, until a newer one opens it while the older one still appends: what is accepted of that is in the list, and from then on all that the older
-//! one tries is refused, in this life or a later one.
+//! Each stream has one writer, until a newer one opens it while the older one still appends: what
+//! is accepted of that is in the list, and from then on all that the older one tries is refused, in
+//! this life or a later one.
 
 mod common;
 
@@ -97,7 +100,8 @@ impl Run {
         life.close().await;
     }
 
-    /// After a start: at least what was acknowledged is there, and what there is is what was appended.
+    /// After a start: at least what was acknowledged is there, and what there is is what was
+    /// appended.
     async fn found(&mut self, life: &Life) {
         let mut ids = life.store.stream_ids();
         ids.sort_unstable();
@@ -200,7 +204,8 @@ impl Run {
         (stream.id(), append, list.batches.len())
     }
 
-    /// A newer writer opens the stream while the older one appends as fast as it can, and afterwards tries everything.
+    /// A newer writer opens the stream while the older one appends as fast as it can, and
+    /// afterwards tries everything.
     async fn take_over(&mut self, life: &Life, id: StreamId, writers: &mut Writers) {
         let list = self.lists.get_mut(&id).unwrap();
         let epoch = StreamEpoch(list.epoch + 1 + self.random.below(3));

@@ -136,7 +136,8 @@ async fn a_damaged_object_is_an_error_that_names_it() {
     life.close().await;
 }
 
-/// What is durable when the question is asked is found, wherever it is by the time that one comes to it.
+/// What is durable when the question is asked is found, wherever it is by the time that one comes
+/// to it.
 #[tokio::test]
 async fn times_are_found_while_an_upload_moves_batches() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -272,7 +273,8 @@ fn batches_stream(life: &Life) -> alluvium_stream::StreamId {
     life.store.stream_ids()[0]
 }
 
-/// Plain HTTP has no better checksum than TCP's. What was damaged on its way is whole in the object store.
+/// Plain HTTP has no better checksum than TCP's. What was damaged on its way is whole in the object
+/// store.
 #[tokio::test]
 async fn what_comes_damaged_is_read_once_more() {
     let world = World::new(WAL_BYTES, 1);

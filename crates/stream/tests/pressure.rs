@@ -1,4 +1,5 @@
-//! Small WALs and caches, many writers, object stores that are away: pushed back, never lost, never stuck.
+//! Small WALs and caches, many writers, object stores that are away: pushed back, never lost, never
+//! stuck.
 
 mod common;
 
@@ -19,7 +20,8 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::task::{JoinHandle, JoinSet};
 
-/// One writer: `rounds` batches, some in flight at a time, each checked to be readable once it is acknowledged.
+/// One writer: `rounds` batches, some in flight at a time, each checked to be readable once it is
+/// acknowledged.
 async fn write(store: Store, id: StreamId, batches: Vec<Batch>, in_flight: usize) {
     let stream = store.open_stream(id, StreamEpoch(0)).await.unwrap();
     let mut pending = std::collections::VecDeque::new();
@@ -167,7 +169,8 @@ async fn readers_find_what_was_acknowledged_whatever_goes_on() {
     life.close().await;
 }
 
-/// The uploader takes cuts without pause while appends run: no batch may fall between the log and the tails.
+/// The uploader takes cuts without pause while appends run: no batch may fall between the log and
+/// the tails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_append_slips_through_a_cut() {
     let mut world = World::new(1 << 20, 1);
@@ -321,7 +324,8 @@ async fn all_is_uploaded(life: Life, mut world: World, id: StreamId, batches: &[
     life.close().await;
 }
 
-/// A directory that is not mounted any more can be written to all the same. What was written there is not committed, and written again when it is mounted.
+/// A directory that is not mounted any more can be written to all the same. What was written there
+/// is not committed, and written again when it is mounted.
 #[tokio::test]
 async fn an_object_store_that_is_another_one_for_a_while_gets_nothing_for_good() {
     let world = World::new(1 << 20, 1);
@@ -339,7 +343,8 @@ async fn an_object_store_that_is_another_one_for_a_while_gets_nothing_for_good()
     all_is_uploaded(life, world, id, &batches).await;
 }
 
-/// Nor when it is not mounted from the start, and something of an earlier life is there: an object, or its claim.
+/// Nor when it is not mounted from the start, and something of an earlier life is there: an object,
+/// or its claim.
 #[tokio::test]
 async fn a_life_that_begins_with_another_object_store_gives_it_nothing_for_good() {
     let mut world = World::new(1 << 20, 1);
@@ -375,7 +380,8 @@ async fn a_life_that_begins_with_another_object_store_gives_it_nothing_for_good(
     all_is_uploaded(life, world, id, &batches).await;
 }
 
-/// A claim that was made before the object store was mounted over it, when this one is unmounted again.
+/// A claim that was made before the object store was mounted over it, when this one is unmounted
+/// again.
 #[tokio::test]
 async fn an_older_claim_of_this_life_is_not_taken_for_its_last() {
     let world = World::new(1 << 20, 1);
@@ -449,7 +455,8 @@ async fn an_upload_happens_when_enough_has_been_appended() {
     life.close().await;
 }
 
-/// The threshold of before would not fit into the ring, and each upload would wait for a writer that is turned away.
+/// The threshold of before would not fit into the ring, and each upload would wait for a writer
+/// that is turned away.
 #[tokio::test]
 async fn a_wal_that_was_made_smaller_is_uploaded_sooner() {
     const SMALLER_BYTES: u64 = 256 << 10;
@@ -473,7 +480,8 @@ async fn a_wal_that_was_made_smaller_is_uploaded_sooner() {
     life.close().await;
 }
 
-/// Everything real: a file on disk, redb, a local directory; 64 MiB through a WAL of 4 MiB, with a restart in the middle.
+/// Everything real: a file on disk, redb, a local directory; 64 MiB through a WAL of 4 MiB, with a
+/// restart in the middle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_runs_for_ever_through_a_small_wal() {
     const WAL_BYTES: u64 = 4 << 20;
@@ -555,7 +563,8 @@ async fn an_upload_has_a_pace_until_somebody_waits_for_its_end() {
         append(&life.store, &stream, &batch(stream.id(), i, 1, 1 << 20)).await.await.unwrap();
     }
     tokio::time::pause();
-    // A clock that is paused jumps when nobody has anything to do, but not while a blocking task runs.
+    // A clock that is paused jumps when nobody has anything to do, but not while a blocking task
+    // runs.
     let (end, ended) = std::sync::mpsc::channel();
     let holding = tokio::task::spawn_blocking(move || ended.recv_timeout(HANG).is_ok());
     tokio::time::advance(world.options.upload_interval).await;

@@ -130,7 +130,8 @@ async fn watchers_are_woken_for_each_group_that_becomes_durable() {
     let notify = Arc::new(Notify::new());
     let mut watch = None;
     let mut pending = Vec::new();
-    // More than a block each, so each is a write of its own. The subscription comes after the first append.
+    // More than a block each, so each is a write of its own. The subscription comes after the first
+    // append.
     for i in 0..3 {
         let batch = batch(stream.id(), i, 1, 20_000);
         pending.push(append(&life.store, &stream, &batch).await);

@@ -1,4 +1,5 @@
-//! A stream has one writer: who comes later ends who was there before, and that outlasts the process.
+//! A stream has one writer: who comes later ends who was there before, and that outlasts the
+//! process.
 
 mod common;
 
@@ -131,7 +132,8 @@ async fn the_same_epoch_again_costs_no_commit() {
     life.close().await;
 }
 
-/// What was accepted may be acknowledged at any time, so it is waited for; what comes later is refused, although its writer does not know yet of the newer one.
+/// What was accepted may be acknowledged at any time, so it is waited for; what comes later is
+/// refused, although its writer does not know yet of the newer one.
 #[tokio::test]
 async fn appends_in_flight_are_durable_before_the_new_writer_begins() {
     let mut world = World::new(WAL_BYTES, 1);

@@ -1,4 +1,5 @@
-//! A journal: `cargo run -p alluvium-wal --example journal -- journal.wal "first entry" "second entry"`
+//! A journal: `cargo run -p alluvium-wal --example journal -- journal.wal "first entry" "second
+//! entry"`
 
 use std::error::Error;
 use std::path::Path;

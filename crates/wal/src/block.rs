@@ -1,8 +1,9 @@
 //! A block: the bytes of the log that go to the device in one write.
 //!
-//! Small records are copied into the buffer that the device reads as they come. Large ones are only referred to, and copied when the block is on
-//! its way: then no more buffers are in use than writes are in flight, and those stay in the processor's caches. Where a record goes on in
-//! the next block, [`Block::boundary`] says how far whole records reach.
+//! Small records are copied into the buffer that the device reads as they come. Large ones are only
+//! referred to, and copied when the block is on its way: then no more buffers are in use than
+//! writes are in flight, and those stay in the processor's caches. Where a record goes on in the
+//! next block, [`Block::boundary`] says how far whole records reach.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,7 +14,8 @@ use bytes::Bytes;
 use crate::layout::{LogOffset, PAGE, RECORD_HEADER_BYTES, padding_len, page_ceil, page_floor};
 use crate::record::{Codec, Kind, RecordHeader};
 
-/// The bytes of the page in which the log ends, up to its end: what the next write of that page has to repeat.
+/// The bytes of the page in which the log ends, up to its end: what the next write of that page has
+/// to repeat.
 #[derive(Clone)]
 pub(crate) struct Tail {
     page: Box<[u8; PAGE as usize]>,
@@ -44,7 +46,8 @@ impl fmt::Debug for Tail {
 /// Bytes that a block may have beyond its size, where that completes a record.
 const EXTRA_BYTES: u64 = 3 * PAGE;
 
-/// See the module. It grows at its end; when it is closed, nothing in it changes any more but the proof of its padding.
+/// See the module. It grows at its end; when it is closed, nothing in it changes any more but the
+/// proof of its padding.
 #[derive(Debug)]
 pub(crate) struct Block {
     /// Taken from the device with the first byte that is copied.
@@ -86,8 +89,8 @@ impl Piece<'_> {
 }
 
 impl Block {
-    /// An empty block at `start`, for a record that begins there or, at `record`, in an earlier block. If `start` is inside a page, `tail` holds what is before it
-    /// in this page.
+    /// An empty block at `start`, for a record that begins there or, at `record`, in an earlier
+    /// block. If `start` is inside a page, `tail` holds what is before it in this page.
     pub(crate) fn open(
         device: &dyn Device,
         block_bytes: u32,
@@ -121,7 +124,8 @@ impl Block {
         self.buf.get_or_insert_with(|| device.alloc(capacity as usize))
     }
 
-    /// How many of the `rest_bytes` that are left of a record go into it. With `complete`, more than its size, if that is all of them.
+    /// How many of the `rest_bytes` that are left of a record go into it. With `complete`, more
+    /// than its size, if that is all of them.
     pub(crate) fn room(&self, rest_bytes: u64, complete: bool) -> u64 {
         let len = self.len as u64;
         if complete && len + rest_bytes <= self.block_bytes + EXTRA_BYTES {
@@ -180,12 +184,14 @@ impl Block {
         LogOffset(self.base + self.len as u64)
     }
 
-    /// How far whole records reach: when this block and all before it are durable, so are the records before it.
+    /// How far whole records reach: when this block and all before it are durable, so are the
+    /// records before it.
     pub(crate) fn boundary(&self) -> LogOffset {
         self.boundary
     }
 
-    /// Whether its first page repeats bytes of the block before, which must be durable before this one is written.
+    /// Whether its first page repeats bytes of the block before, which must be durable before this
+    /// one is written.
     pub(crate) fn repeats_page(&self) -> bool {
         self.repeated > 0
     }
@@ -210,7 +216,8 @@ impl Block {
         page_floor(self.len as u64)
     }
 
-    /// Close it at its last page boundary. What is behind that, less than a page, begins the next block.
+    /// Close it at its last page boundary. What is behind that, less than a page, begins the next
+    /// block.
     pub(crate) fn carry(&mut self, device: &dyn Device) -> Option<Self> {
         let (whole, len) = (page_floor(self.len as u64) as usize, self.len);
         if whole == len {
@@ -232,8 +239,8 @@ impl Block {
         Some(next)
     }
 
-    /// Close it with a padding record, so that the next block has its pages for itself. Returns the padding's length, which is 0 if it
-    /// ends on a page boundary, perhaps inside a record.
+    /// Close it with a padding record, so that the next block has its pages for itself. Returns the
+    /// padding's length, which is 0 if it ends on a page boundary, perhaps inside a record.
     pub(crate) fn pad(&mut self) -> u64 {
         let padding = padding_len(self.len as u64);
         if padding > 0 {
@@ -252,7 +259,8 @@ impl Block {
         tail.set(&self.fill(device)[unfinished]);
     }
 
-    /// The finished pages. The padding's header is encoded only now: its proof is the better the later it is made.
+    /// The finished pages. The padding's header is encoded only now: its proof is the better the
+    /// later it is made.
     pub(crate) fn into_write(
         mut self,
         device: &dyn Device,
@@ -312,7 +320,8 @@ mod tests {
 
     #[test]
     fn a_padded_block_is_tiled_to_the_page_boundary() {
-        // A record that ends on the boundary (no padding), one that leaves 8 bytes (padding over the next page).
+        // A record that ends on the boundary (no padding), one that leaves 8 bytes (padding over
+        // the next page).
         for (record, padding, pages) in
             [(4096, 0, 1), (4088, 8 + 4096, 2), (4032, 64, 1), (4064, 32, 1), (132, 3964, 1)]
         {

@@ -1,8 +1,10 @@
 //! CRC-32C of what is put together from parts whose checksums are known.
 //!
-//! A checksum is a polynomial over GF(2), and to append `n` bytes multiplies it by `x^(8n)` modulo the CRC's polynomial: so the checksum of two parts takes a
-//! multiplication for each byte of the length that is not zero, four at most, and no look at their bytes. As in zlib's `crc32_combine`, of which the crate `crc32c` has a translation: that squares matrices with each call,
-//! and takes longer than to read what a usual batch has.
+//! A checksum is a polynomial over GF(2), and to append `n` bytes multiplies it by `x^(8n)` modulo
+//! the CRC's polynomial: so the checksum of two parts takes a multiplication for each byte of the
+//! length that is not zero, four at most, and no look at their bytes. As in zlib's `crc32_combine`,
+//! of which the crate `crc32c` has a translation: that squares matrices with each call, and takes
+//! longer than to read what a usual batch has.
 
 /// Castagnoli's (RFC 3720, 12.1), reflected: the highest bit is the coefficient of `x^0`.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
@@ -41,7 +43,8 @@ const fn multiply(mut a: u32, b: u32) -> u32 {
     product
 }
 
-/// The CRC-32C of two parts, one behind the other: from that of the first, that of the second, and the second's length in bytes.
+/// The CRC-32C of two parts, one behind the other: from that of the first, that of the second, and
+/// the second's length in bytes.
 pub fn crc32c_of_both(first: u32, second: u32, second_bytes: u32) -> u32 {
     let bytes = second_bytes.to_le_bytes();
     let shift = |crc, (shifts, byte): (&[u32; 256], u8)| match byte {

@@ -9,7 +9,8 @@ use crate::LogOffset;
 /// Whatever a `visit` callback fails with; handed back as [`OpenError::Visit`].
 pub type VisitError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a WAL could not be formatted, inspected or opened. Nothing has been written unless the variant says so.
+/// Why a WAL could not be formatted, inspected or opened. Nothing has been written unless the
+/// variant says so.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -25,7 +26,8 @@ pub enum OpenError {
         /// Name of the device.
         device: String,
     },
-    /// Something else is there. `format` refuses to destroy it without `force`, and `open` can not read it.
+    /// Something else is there. `format` refuses to destroy it without `force`, and `open` cannot
+    /// read it.
     #[error("{device}: holds {looks_like}, not an Alluvium WAL")]
     NotAWal {
         /// Name of the device.
@@ -51,7 +53,8 @@ pub enum OpenError {
         /// What slot 1 holds.
         slot_1: String,
     },
-    /// Both slots carry the same epoch and generation, or differ in their WAL id: two writers, or a copied slot.
+    /// Both slots carry the same epoch and generation, or differ in their WAL id: two writers, or a
+    /// copied slot.
     #[error("{device}: the header slots contradict each other: {reason}")]
     HeaderConflict {
         /// Name of the device.
@@ -59,7 +62,8 @@ pub enum OpenError {
         /// Both claims.
         reason: String,
     },
-    /// Another writer has opened the WAL, or formatted it, since its header was read here. Nothing more is written.
+    /// Another writer has opened the WAL, or formatted it, since its header was read here. Nothing
+    /// more is written.
     #[error("{device}: refusing to open it: {cause}")]
     Fenced {
         /// Name of the device.
@@ -67,7 +71,8 @@ pub enum OpenError {
         /// Who has it now.
         cause: WalError,
     },
-    /// The log was marked by who used it last, and [`Options::mark`](crate::Options::mark) is not ahead of that: what the opener knows is older than the log.
+    /// The log was marked by who used it last, and [`Options::mark`](crate::Options::mark) is not
+    /// ahead of that: what the opener knows is older than the log.
     #[error(
         "{device}: the WAL has the mark {found}, and is to be opened with {given}, which is not ahead of it"
     )]
@@ -104,10 +109,10 @@ pub enum OpenError {
     /// An option is out of its range. The message names the option, the value and the range.
     #[error("{0}")]
     InvalidOption(String),
-    /// A part of the log could not be read where it decides whether the log ends there. To go on would risk
-    /// dropping acknowledged records behind it.
+    /// A part of the log could not be read where it decides whether the log ends there. To go on
+    /// would risk dropping acknowledged records behind it.
     #[error(
-        "the log can not be read at {at}, where it may end; refusing to take that for the end: {cause}"
+        "the log cannot be read at {at}, where it may end; refusing to take that for the end: {cause}"
     )]
     EndUnreadable {
         /// The first logical offset that could not be read.
@@ -115,9 +120,10 @@ pub enum OpenError {
         /// What the device said.
         cause: DeviceError,
     },
-    /// A log can not be brought into a ring of another size as it lies now. Give more of it up (`trim`) and try again.
+    /// A log cannot be brought into a ring of another size as it lies now. Give more of it up
+    /// (`trim`) and try again.
     #[error(
-        "the WAL can not be resized: {reason} ({live_bytes} bytes of log, a new ring of {ring_bytes} bytes); let it be trimmed, then try again"
+        "the WAL cannot be resized: {reason} ({live_bytes} bytes of log, a new ring of {ring_bytes} bytes); let it be trimmed, then try again"
     )]
     ResizeBlocked {
         /// From the page of the trim offset to that of the end.
@@ -140,35 +146,40 @@ pub enum OpenError {
     },
 }
 
-/// Why an open WAL can no longer do what it was asked. Cheap to clone: everybody who waits gets the same one.
+/// Why an open WAL can no longer do what it was asked. Cheap to clone: everybody who waits gets the
+/// same one.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WalError {
-    /// A write or a flush failed. The WAL has latched: nothing is acknowledged any more until it is opened again.
+    /// A write or a flush failed. The WAL has latched: nothing is acknowledged any more until it is
+    /// opened again.
     #[error("the WAL has failed: {0}")]
     Device(#[source] DeviceError),
     /// The WAL was closed.
     #[error("the WAL is closed")]
     Closed,
     /// `trim` was asked to go past what is durable. Nothing has changed.
-    #[error("can not trim to {to}: the log is durable only up to {durable}")]
+    #[error("cannot trim to {to}: the log is durable only up to {durable}")]
     TrimPastDurable {
         /// Asked for.
         to: LogOffset,
         /// The bound.
         durable: LogOffset,
     },
-    /// Another writer has opened the WAL, or it was formatted. Nothing more is written. What was not acknowledged may be lost.
+    /// Another writer has opened the WAL, or it was formatted. Nothing more is written. What was
+    /// not acknowledged may be lost.
     #[error("the WAL was taken over: {found}")]
     Fenced {
-        /// What stands in a header slot, or which write the device has refused because another host has reserved it.
+        /// What stands in a header slot, or which write the device has refused because another host
+        /// has reserved it.
         found: String,
     },
-    /// A thread panicked inside the WAL, which is a defect of it. Nothing is acknowledged any more until it is opened again.
+    /// A thread panicked inside the WAL, which is a defect of it. Nothing is acknowledged any more
+    /// until it is opened again.
     #[error("the WAL has failed: a thread panicked inside it")]
     Panicked,
     /// A thread of the WAL could not be started.
-    #[error("can not start a thread: {0}")]
+    #[error("cannot start a thread: {0}")]
     Thread(#[source] Arc<std::io::Error>),
 }
 
@@ -182,7 +193,8 @@ impl WalError {
     }
 }
 
-/// Why the log has not got the capacity that [`Wal::request_resize`](crate::Wal::request_resize) asked for. It keeps the one that it has, and works on.
+/// Why the log has not got the capacity that [`Wal::request_resize`](crate::Wal::request_resize)
+/// asked for. It keeps the one that it has, and works on.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResizeError {
@@ -227,7 +239,8 @@ pub enum AppendError {
         /// Size of the ring; of the smaller one, if the log is to shrink.
         ring_bytes: u64,
     },
-    /// Too much is appended that is not durable yet; wait for [`Wal::wait_room`](crate::Wal::wait_room).
+    /// Too much is appended that is not durable yet; wait for
+    /// [`Wal::wait_room`](crate::Wal::wait_room).
     #[error(
         "the WAL's window is full: {needed_bytes} bytes needed, {free_bytes} of {window_bytes} free"
     )]
@@ -248,7 +261,7 @@ pub enum AppendError {
         max_bytes: u32,
     },
     /// The payload is empty. A record has at least one byte.
-    #[error("a record can not be empty")]
+    #[error("a record cannot be empty")]
     Empty,
     /// The WAL has failed; the cause is the first error.
     #[error(transparent)]

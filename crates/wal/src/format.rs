@@ -68,8 +68,8 @@ pub(crate) fn format(
     Ok(second)
 }
 
-/// Make an older WAL, and signatures of anything else, unrecognisable. The newest header goes last: until then a crash
-/// leaves the old WAL as it was, afterwards none.
+/// Make an older WAL, and signatures of anything else, unrecognisable. The newest header goes last:
+/// until then a crash leaves the old WAL as it was, afterwards none.
 fn erase(device: &dyn Device, capacity_bytes: u64) -> Result<(), DeviceError> {
     let slots = [0, 1].map(|slot| header::read_slot(device, slot).unwrap_or(Slot::Empty));
     // Where none counts, neither has to last.

@@ -1,4 +1,5 @@
-//! The header slots: layout, and the table that says which one counts. `docs/format/wal.md`, sections 3 and 6.
+//! The header slots: layout, and the table that says which one counts. `docs/format/wal.md`,
+//! sections 3 and 6.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -35,11 +36,12 @@ const RESERVED_AT: usize = MARK_AT + 8;
 const CRC_AT: usize = RESERVED_AT + 8;
 const HEADER_BYTES: usize = CRC_AT + 4;
 const _: () = assert!(EPOCH_AT == 64 && DURABLE_AT == 80 && SHUTDOWN_AT == 96 && CRC_AT == 124);
-// All fields lie in the first 512 bytes: where a sector is written whole or not at all, so is the header.
+// All fields lie in the first 512 bytes: where a sector is written whole or not at all, so is the
+// header.
 const _: () = assert!(HEADER_BYTES <= 512);
 
-/// Generations and offsets stay below it, 2^63: no sum of one of them and a length overflows, and nobody lives to count so far
-/// (292 years at 1 GB/s).
+/// Generations and offsets stay below it, 2^63: no sum of one of them and a length overflows, and
+/// nobody lives to count so far (292 years at 1 GB/s).
 pub(crate) const COUNT_LIMIT: u64 = 1 << 63;
 
 fn u32_at(page: &[u8], at: usize) -> u32 {
@@ -87,7 +89,8 @@ impl HeaderInfo {
         Self { generation: self.generation + 1, written_at_ms: now_ms(), ..self.clone() }
     }
 
-    /// Which of two headers of one WAL is newer. The epoch decides first: an old owner may have written on while the next one opened the log.
+    /// Which of two headers of one WAL is newer. The epoch decides first: an old owner may have
+    /// written on while the next one opened the log.
     fn age(&self) -> (u32, u64) {
         (self.epoch, self.generation)
     }
@@ -117,7 +120,8 @@ impl HeaderInfo {
         }
     }
 
-    /// What the writer guarantees of every header; a page that breaks it was not written by this program.
+    /// What the writer guarantees of every header; a page that breaks it was not written by this
+    /// program.
     fn contradiction(&self) -> Option<String> {
         let Self { capacity_bytes, window_bytes, trim, durable, epoch_start, .. } = self;
         if self.generation >= COUNT_LIMIT || durable.0 >= COUNT_LIMIT {
@@ -158,7 +162,8 @@ pub(crate) fn decode(page: &[u8]) -> Slot {
     if page[MAGIC_AT..VERSION_AT] != MAGIC {
         return Slot::Foreign;
     }
-    // Magic, version and checksum keep their places in every version, so rot is not taken for a future version.
+    // Magic, version and checksum keep their places in every version, so rot is not taken for a
+    // future version.
     let (stated, actual) = (u32_at(page, CRC_AT), crc32c::crc32c(&page[..CRC_AT]));
     if stated != actual {
         return Slot::Damaged(format!("checksum {stated:08x}, should be {actual:08x}"));
@@ -226,7 +231,8 @@ pub(crate) fn select(slots: &[Slot; 2]) -> Result<usize, Refusal> {
     }
 }
 
-/// Read one slot. One that can not be read is a damaged one: what the other says is safe to go by, see section 3.
+/// Read one slot. One that cannot be read is a damaged one: what the other says is safe to go by,
+/// see section 3.
 pub(crate) fn read_slot(device: &dyn Device, slot: usize) -> Result<Slot, DeviceError> {
     device.read(HEADER_SLOT_AT[slot], HEADER_SLOT_BYTES as usize).map(|page| decode(&page))
 }
@@ -280,8 +286,9 @@ pub(crate) fn inspect(device: &dyn Device) -> Result<Inspection, OpenError> {
     Ok(Inspection { slots, newest, header, ring_bytes })
 }
 
-/// Change the header of a log that is not open: `first` goes to the slot that is not the `newest`, and then the one after it to the other. Blocking.
-/// Refused if somebody else has changed it since `found` was read there, which may be long ago, or does so meanwhile.
+/// Change the header of a log that is not open: `first` goes to the slot that is not the `newest`,
+/// and then the one after it to the other. Blocking. Refused if somebody else has changed it since
+/// `found` was read there, which may be long ago, or does so meanwhile.
 pub(crate) fn change(
     device: &dyn Device,
     found: &HeaderInfo,
@@ -294,9 +301,11 @@ pub(crate) fn change(
     device.write_durable(HEADER_SLOT_AT[1 - newest], first.page(device))?;
     look(device, &second).map_err(fenced)?;
     device.write_durable(HEADER_SLOT_AT[newest], second.page(device))?;
-    // An old owner's header write that was on its way may have landed on the first one. If it lands later, it is the last one: its next look finds the second.
-    // So both have to be seen: a slot that can not be read, or shows a write that is half done, may be what the old owner has just written. One that could not be read
-    // before either has a defect, which is what the other one is for.
+    // An old owner's header write that was on its way may have landed on the first one. If it lands
+    // later, it is the last one: its next look finds the second. So both have to be seen: a slot
+    // that cannot be read, or shows a write that is half done, may be what the old owner has just
+    // written. One that could not be read before either has a defect, which is what the other one
+    // is for.
     for (slot, written) in [(1 - newest, first), (newest, &second)] {
         match read_slot(device, slot) {
             Ok(Slot::Valid(found)) if found == *written => {}
@@ -312,7 +321,8 @@ pub(crate) fn change(
     Ok(second)
 }
 
-/// Look at both slots before `header` is written. What can not be read says nothing; which slots can be is returned.
+/// Look at both slots before `header` is written. What cannot be read says nothing; which slots
+/// can be is returned.
 pub(crate) fn look(device: &dyn Device, header: &HeaderInfo) -> Result<[bool; 2], WalError> {
     let mut readable = [false; 2];
     for (slot, readable) in readable.iter_mut().enumerate() {
@@ -325,9 +335,11 @@ pub(crate) fn look(device: &dyn Device, header: &HeaderInfo) -> Result<[bool; 2]
     Ok(readable)
 }
 
-/// The epoch of a writer that follows on `found`; an error where the counters of the header are used up.
+/// The epoch of a writer that follows on `found`; an error where the counters of the header are
+/// used up.
 pub(crate) fn next_epoch(found: &HeaderInfo) -> Result<u32, OpenError> {
-    /// More than one life of a writer takes (36 years at 1 GB/s), so that what it writes stays below the bound that readers insist on.
+    /// More than one life of a writer takes (36 years at 1 GB/s), so that what it writes stays
+    /// below the bound that readers insist on.
     const RESERVE: u64 = 1 << 60;
     let used_up = |what: &str| {
         OpenError::InvalidOption(format!("the WAL has used up its {what}; format it anew"))
@@ -389,7 +401,8 @@ mod tests {
         assert_eq!(u32_at(&page, 124), 0x1b11_3254, "the checksum of these very fields");
     }
 
-    /// It took the place of bytes that were zero: a header without one has the bytes that it always had.
+    /// It took the place of bytes that were zero: a header without one has the bytes that it always
+    /// had.
     #[test]
     fn the_mark_has_its_place() {
         let with = page(&HeaderInfo { mark: 0x0102_0304_0506_0708, ..sample(5) });

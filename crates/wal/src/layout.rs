@@ -18,7 +18,8 @@ impl fmt::Display for LogOffset {
 /// A page: writes begin and end on its boundaries.
 pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
 
-/// A header slot is one page; the two lie far enough apart that one torn or misdirected request reaches only one.
+/// A header slot is one page; the two lie far enough apart that one torn or misdirected request
+/// reaches only one.
 pub(crate) const HEADER_SLOT_BYTES: u64 = PAGE;
 const HEADER_GAP_BYTES: u64 = 28 * 1024;
 pub(crate) const HEADER_SLOT_AT: [DeviceOffset; 2] =
@@ -27,7 +28,8 @@ pub(crate) const DATA_START: u64 = 2 * (HEADER_SLOT_BYTES + HEADER_GAP_BYTES);
 
 pub(crate) const RECORD_HEADER_BYTES: usize = 32;
 
-/// The smallest ring that gives room for the smallest window twice, with a page to spare on either side.
+/// The smallest ring that gives room for the smallest window twice, with a page to spare on either
+/// side.
 pub(crate) const MIN_RING_BYTES: u64 = 128 * 1024;
 
 pub(crate) const MIN_CAPACITY_BYTES: u64 = DATA_START + MIN_RING_BYTES;
@@ -49,8 +51,8 @@ pub(crate) const fn page_ceil(x: u64) -> u64 {
     x.next_multiple_of(PAGE)
 }
 
-/// Length of the padding record that fills a block which ends at `end`: none on a page boundary, else to the next
-/// boundary, or the one after it where less than a record header remains.
+/// Length of the padding record that fills a block which ends at `end`: none on a page boundary,
+/// else to the next boundary, or the one after it where less than a record header remains.
 pub(crate) const fn padding_len(end: u64) -> u64 {
     let rest = page_ceil(end) - end;
     match rest {
@@ -70,7 +72,8 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Of a WAL with this capacity ([`is_capacity`]), and with logical offset 0 at the page boundary `origin` in it.
+    /// Of a WAL with this capacity ([`is_capacity`]), and with logical offset 0 at the page
+    /// boundary `origin` in it.
     pub(crate) fn new(capacity_bytes: u64, origin: u64) -> Self {
         assert!(is_capacity(capacity_bytes), "a capacity of {capacity_bytes} bytes");
         let bytes = capacity_bytes - DATA_START;
@@ -100,8 +103,8 @@ impl Ring {
         DeviceOffset(DATA_START + self.position(x))
     }
 
-    /// The device ranges of `len` bytes from `x`: one, or two where the ring ends in between. `len` is positive and
-    /// at most the ring.
+    /// The device ranges of `len` bytes from `x`: one, or two where the ring ends in between. `len`
+    /// is positive and at most the ring.
     pub(crate) fn pieces(self, x: LogOffset, len: u64) -> impl Iterator<Item = Piece> {
         assert!(len > 0 && len <= self.bytes, "{len} bytes in a ring of {}", self.bytes);
         let first = len.min(self.bytes - self.position(x));

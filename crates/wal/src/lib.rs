@@ -39,7 +39,8 @@
 //!
 //! # Reading the code
 //!
-//! A record's path is [`Wal::append`], `writer.rs`, `writer/group.rs` (group commit), `block.rs`, the device, and back through `writer.rs` and `wait.rs`.
+//! A record's path is [`Wal::append`], `writer.rs`, `writer/group.rs` (group commit), `block.rs`,
+//! the device, and back through `writer.rs` and `wait.rs`.
 #![forbid(unsafe_code)]
 
 mod block;

@@ -1,4 +1,5 @@
-//! Optional limits on block writes: two token buckets, and the thread that wakes the WAL when they have refilled.
+//! Optional limits on block writes: two token buckets, and the thread that wakes the WAL when they
+//! have refilled.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,21 +7,24 @@ use std::time::{Duration, Instant};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex};
 
-/// A write counts once for each of these that it begins, as cloud disks do it (AWS: "I/O characteristics", EBS user guide).
+/// A write counts once for each of these that it begins, as cloud disks do it (AWS: "I/O
+/// characteristics", EBS user guide).
 const COUNTED_BYTES: u64 = 256 * 1024;
 
-/// Distances of early writes, as multiples of what the limit allows: while writes are saved up, and while they are being saved up again. A load
-/// that asks for a little more than the limit (3,072 records/s at 3,000 writes/s) finds each of its records due at once most of the time, and now and then two of them
-/// in one write. At exactly the limit's distance each would wait a little longer than the one before, half a distance on average.
+/// Distances of early writes, as multiples of what the limit allows: while writes are saved up, and
+/// while they are being saved up again. A load that asks for a little more than the limit (3,072
+/// records/s at 3,000 writes/s) finds each of its records due at once most of the time, and now and
+/// then two of them in one write. At exactly the limit's distance each would wait a little longer
+/// than the one before, half a distance on average.
 const QUICK: f64 = 0.96;
 const SLOW: f64 = 1.1;
 /// Shares of what can be saved up: with less it is saved up again, until there is as much as that.
 const SAVE_BELOW: f64 = 0.8;
 const SAVE_UP_TO: f64 = 0.9;
 
-/// Tokens at a rate. A write is let through while the balance is positive and may overdraw it, so that a block larger
-/// than the bucket passes, and the rate holds on average. Unused tokens are kept up to a tenth of a second's worth:
-/// a burst after a pause does not wait.
+/// Tokens at a rate. A write is let through while the balance is positive and may overdraw it, so
+/// that a block larger than the bucket passes, and the rate holds on average. Unused tokens are
+/// kept up to a tenth of a second's worth: a burst after a pause does not wait.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     per_second: f64,
@@ -46,7 +50,8 @@ impl Bucket {
             .min(Self::depth(self.per_second));
     }
 
-    /// Until the balance is positive again. Never zero while it is not, so that waiting makes progress.
+    /// Until the balance is positive again. Never zero while it is not, so that waiting makes
+    /// progress.
     fn wait(&self) -> Option<Duration> {
         (self.balance <= 0.0).then(|| {
             Duration::from_secs_f64(-self.balance / self.per_second) + Duration::from_nanos(1000)
@@ -81,16 +86,18 @@ impl Limiter {
         self.writes.is_some()
     }
 
-    /// How long a block that is not full has to wait for its turn: where writes are limited, such blocks go at even distances, however many
-    /// writes are saved up. In a bunch they would wait for each other: of three that go one right after the other, the first has all that was
-    /// appended since the bunch before, the others a page each, and the next one goes when the first is back, which is twice the latency.
+    /// How long a block that is not full has to wait for its turn: where writes are limited, such
+    /// blocks go at even distances, however many writes are saved up. In a bunch they would wait
+    /// for each other: of three that go one right after the other, the first has all that was
+    /// appended since the bunch before, the others a page each, and the next one goes when the
+    /// first is back, which is twice the latency.
     pub(crate) fn early_wait(&self, now: Duration) -> Option<Duration> {
         self.writes.as_ref()?;
         self.early_at.checked_sub(now).filter(|wait| *wait > Duration::ZERO)
     }
 
-    /// Whether bytes were left over lately: nearly all that can be saved up is. While the load takes what there is, any waste would keep a queue in the device
-    /// from draining.
+    /// Whether bytes were left over lately: nearly all that can be saved up is. While the load
+    /// takes what there is, any waste would keep a queue in the device from draining.
     pub(crate) fn has_bytes_to_spare(&mut self, now: Duration) -> bool {
         self.bytes.as_mut().is_none_or(|bucket| {
             bucket.refill(now);
@@ -98,8 +105,9 @@ impl Limiter {
         })
     }
 
-    /// Pay for `count` requests of `bytes` each that are made in any case. They put the next block off by a second at most: their
-    /// number follows from how often somebody trims, and a debt without a bound would stop the log long after the last of them.
+    /// Pay for `count` requests of `bytes` each that are made in any case. They put the next block
+    /// off by a second at most: their number follows from how often somebody trims, and a debt
+    /// without a bound would stop the log long after the last of them.
     pub(crate) fn charge_undelayed(&mut self, count: u32, bytes: u64) {
         for (bucket, cost) in [(&mut self.writes, 1.0), (&mut self.bytes, bytes as f64)] {
             if let Some(bucket) = bucket {
@@ -136,7 +144,8 @@ impl Limiter {
     }
 }
 
-/// A thread that sleeps until the moment that was set, calls back once, and sleeps again. Ends when dropped.
+/// A thread that sleeps until the moment that was set, calls back once, and sleeps again. Ends when
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     shared: Arc<AlarmShared>,
@@ -205,7 +214,8 @@ impl Drop for Alarm {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != thread::current().id()
         {
-            // If it has panicked, so has the log been stopped; another panic here would only hide that one.
+            // If it has panicked, so has the log been stopped; another panic here would only hide
+            // that one.
             drop(thread.join());
         }
     }
@@ -270,8 +280,9 @@ mod tests {
         assert!(limiter.take(wait, 4096).unwrap_err() > Duration::from_secs(3));
     }
 
-    /// Records come every `gap_us` for ten seconds, and each of them wants to go at once, under a limit of 1,000 writes/s. Returns how long they
-    /// wait, and the distances of the writes, in microseconds.
+    /// Records come every `gap_us` for ten seconds, and each of them wants to go at once, under a
+    /// limit of 1,000 writes/s. Returns how long they wait, and the distances of the writes, in
+    /// microseconds.
     fn early(gap_us: u64) -> (Vec<u64>, Vec<u64>) {
         let mut limiter = Limiter::new(Some(1000), None).unwrap();
         let (mut waiting, mut waits, mut writes) = (Vec::new(), Vec::new(), Vec::new());
@@ -311,7 +322,8 @@ mod tests {
     }
 
     proptest! {
-        /// The regression of a batching that lived on its limiter: a higher limit lets at least as much through.
+        /// The regression of a batching that lived on its limiter: a higher limit lets at least as
+        /// much through.
         #[test]
         fn a_higher_limit_never_lets_less_through(low in 1u32..5000, more in 1u32..100_000, kib in 4u64..1024) {
             let total = Duration::from_millis(700);

@@ -216,7 +216,8 @@ fn with_log(model: impl Fn(SimDisk, Wal) + Send + Sync + 'static) {
     });
 }
 
-/// A thread whose stack is enough for completions inside of completions. That of loom's first thread is not, nor can that be changed.
+/// A thread whose stack is enough for completions inside of completions. That of loom's first
+/// thread is not, nor can that be changed.
 fn spawn_deep<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     thread::Builder::new().stack_size(STACK_WORDS).spawn(run).unwrap()
 }

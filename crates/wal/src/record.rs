@@ -1,4 +1,5 @@
-//! The record header: 32 bytes before each payload, and the padding record. `docs/format/wal.md`, section 4.
+//! The record header: 32 bytes before each payload, and the padding record. `docs/format/wal.md`,
+//! section 4.
 
 use std::fmt;
 
@@ -12,7 +13,8 @@ const MAGIC_PADDING: [u8; 4] = *b"ALRP";
 /// What both begin with; the search for records in damaged ranges looks for it.
 pub(crate) const MAGIC_PREFIX: [u8; 3] = *b"ALR";
 
-/// No window is large enough for more, so no header, however it came about, makes a reader allocate more.
+/// No window is large enough for more, so no header, however it came about, makes a reader allocate
+/// more.
 const MAX_PAYLOAD_BYTES: u32 = (MAX_WINDOW_BYTES / 2) as u32;
 
 const MAGIC_AT: usize = 0;
@@ -37,7 +39,8 @@ pub(crate) struct RecordHeader {
     pub(crate) payload_len: u32,
     pub(crate) offset: LogOffset,
     pub(crate) epoch: u32,
-    /// Everything before it was durable when this header was written. Stored as the distance from `offset`.
+    /// Everything before it was durable when this header was written. Stored as the distance from
+    /// `offset`.
     pub(crate) proof: LogOffset,
     pub(crate) payload_crc: u32,
 }
@@ -70,7 +73,8 @@ impl fmt::Display for NotARecord {
     }
 }
 
-/// Encodes and decodes the headers of one WAL: the checksum begins with the WAL's id, so those of another fail.
+/// Encodes and decodes the headers of one WAL: the checksum begins with the WAL's id, so those of
+/// another fail.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Codec {
     id_crc: u32,

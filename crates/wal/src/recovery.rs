@@ -1,5 +1,5 @@
-//! The walk over the log: what is a record, what is damage, where the log ends. It writes nothing. Reasons and
-//! crash argument: `docs/format/wal.md`, section 6.
+//! The walk over the log: what is a record, what is damage, where the log ends. It writes nothing.
+//! Reasons and crash argument: `docs/format/wal.md`, section 6.
 
 use std::time::{Duration, Instant};
 
@@ -123,7 +123,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The first place in `from..to` with a record header. Records begin at any byte, so every byte is looked at.
+    /// The first place in `from..to` with a record header. Records begin at any byte, so every byte
+    /// is looked at.
     fn find(&mut self, from: LogOffset, to: LogOffset, before: u32) -> Option<LogOffset> {
         let (mut x, to) = (from.0, to.min(self.limit).0);
         while x < to {
@@ -279,8 +280,9 @@ impl Walk<'_> {
         header.end()
     }
 
-    /// Note the damage at `x` and return the next place that may be a record: the one behind it if its header holds and is not an old one, else
-    /// the next header, but not beyond what is known to have been durable, where a record began in any case.
+    /// Note the damage at `x` and return the next place that may be a record: the one behind it if
+    /// its header holds and is not an old one, else the next header, but not beyond what is known
+    /// to have been durable, where a record began in any case.
     fn damaged(&mut self, x: LogOffset, place: &Place) -> LogOffset {
         let reason = match (&self.reader.tape.unreadable, place) {
             (Some((_, cause)), _) => format!("not readable: {cause}"),
@@ -290,7 +292,8 @@ impl Walk<'_> {
         let from = LogOffset(x.0 + 1);
         let end = place.header().map_or(self.known, RecordHeader::end).min(self.known);
         let next = match place.header() {
-            // No record lies in another one. Where one of a later epoch does, this header is old, and shows because the write over it got lost.
+            // No record lies in another one. Where one of a later epoch does, this header is old,
+            // and shows because the write over it got lost.
             Some(header) if header.epoch < self.header.epoch => {
                 self.reader.find(from, end, header.epoch + 1)
             }
@@ -325,9 +328,10 @@ impl Walk<'_> {
         head.into()
     }
 
-    /// Look for records behind a hole at `x`. All that was ever written lies within one window of what was durable: if
-    /// `x` was not, nothing lies beyond `x + window`. If it was, and the log goes on, a proof of it may only stand
-    /// in the window after that, since each record's proof may be a window old.
+    /// Look for records behind a hole at `x`. All that was ever written lies within one window of
+    /// what was durable: if `x` was not, nothing lies beyond `x + window`. If it was, and the log
+    /// goes on, a proof of it may only stand in the window after that, since each record's proof
+    /// may be a window old.
     fn look_beyond(&self, x: LogOffset, place: &Place) -> Beyond {
         let reach = |windows: u64| LogOffset(x.0 + windows * self.header.window_bytes);
         let mut reader = Reader::new(self.device, self.header, reach(2));

@@ -19,11 +19,12 @@ pub struct Record {
     pub end: LogOffset,
     /// Of the writer that appended it.
     pub epoch: u32,
-    /// What was appended. It may be a part of a read buffer of 1 MiB, which it keeps alive: copy what is kept for long.
+    /// What was appended. It may be a part of a read buffer of 1 MiB, which it keeps alive: copy
+    /// what is kept for long.
     pub payload: Bytes,
 }
 
-/// A part of the log that was durable once and can not be read back.
+/// A part of the log that was durable once and cannot be read back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// Where in the log.
@@ -39,7 +40,8 @@ pub struct Damage {
 pub struct DamagedPlace {
     /// Where in the log. A record starts here, and another one, or the end of the log, follows.
     pub range: Range<LogOffset>,
-    /// Whether the record header is intact: then the range is exactly one record, and only its payload is damaged.
+    /// Whether the record header is intact: then the range is exactly one record, and only its
+    /// payload is damaged.
     pub is_one_record: bool,
     /// The first bytes of the payload as they are on the device, if a record header stands before
     /// them: at most [`DamagedPlace::HEAD_BYTES`]. Not verified by any checksum of the log.
@@ -79,13 +81,16 @@ pub struct RecoveryReport {
     pub end: LogOffset,
     /// Whether the last writer closed the WAL.
     pub clean_shutdown: bool,
-    /// Acknowledged data that can not be read back, in log order. Never handed out.
+    /// Acknowledged data that cannot be read back, in log order. Never handed out.
     pub damage: Vec<Damage>,
-    /// The same, place by place, with what is left of each record: for a user that can tell from it what was lost.
+    /// The same, place by place, with what is left of each record: for a user that can tell from it
+    /// what was lost.
     pub damaged_places: Vec<DamagedPlace>,
-    /// Intact records behind the end: a crash lost something before them, so that they were never acknowledged.
+    /// Intact records behind the end: a crash lost something before them, so that they were never
+    /// acknowledged.
     pub dropped_records: u64,
-    /// The epoch of this writer after [`Wal::open`](crate::Wal::open); of the last one after a scan.
+    /// The epoch of this writer after [`Wal::open`](crate::Wal::open); of the last one after a
+    /// scan.
     pub epoch: u32,
     /// Bytes of the ring.
     pub ring_bytes: u64,
@@ -121,7 +126,8 @@ impl fmt::Display for RecoveryReport {
 pub struct HeaderInfo {
     /// Identity, fixed by `format`.
     pub wal_id: Uuid,
-    /// +1 with each header write; the newest header is the one with the greater epoch, then the greater generation.
+    /// +1 with each header write; the newest header is the one with the greater epoch, then the
+    /// greater generation.
     pub generation: u64,
     /// Bytes of the device in use.
     pub capacity_bytes: u64,
@@ -143,7 +149,8 @@ pub struct HeaderInfo {
     pub clean_shutdown: bool,
     /// Byte of the ring at which logical offset 0 lies; 0 until the WAL is resized.
     pub origin_bytes: u64,
-    /// A number of the log's user, which never goes back; 0 until one is set. See [`Wal::set_mark`](crate::Wal::set_mark).
+    /// A number of the log's user, which never goes back; 0 until one is set. See
+    /// [`Wal::set_mark`](crate::Wal::set_mark).
     pub mark: u64,
 }
 

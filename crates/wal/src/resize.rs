@@ -53,7 +53,8 @@ pub(crate) fn resize(
     }
     let (to, moves) = place(found.ring(), new_ring_bytes, &live)
         .ok_or_else(|| blocked("no part of it can be moved without passing through another"))?;
-    // What the walk has found is settled first: damage may be proven only by a record behind the end, where copies go.
+    // What the walk has found is settled first: damage may be proven only by a record behind the
+    // end, where copies go.
     let settled =
         HeaderInfo { epoch, epoch_start: end, durable: end, clean_shutdown: true, ..found.next() };
     let settled = header::change(device, &found, newest, &settled)?;
@@ -72,8 +73,8 @@ pub(crate) fn resize(
     Ok(resized)
 }
 
-/// The new ring of `ring_bytes`, placed such that the pages `live` of the log can be brought into it through free space only, with the
-/// least to move; and what has to be moved.
+/// The new ring of `ring_bytes`, placed such that the pages `live` of the log can be brought into
+/// it through free space only, with the least to move; and what has to be moved.
 fn place(from: Ring, ring_bytes: u64, live: &Range<u64>) -> Option<(Ring, Vec<Range<u64>>)> {
     let capacity_bytes = DATA_START + ring_bytes;
     if live.is_empty() {
@@ -99,7 +100,8 @@ fn place(from: Ring, ring_bytes: u64, live: &Range<u64>) -> Option<(Ring, Vec<Ra
     });
     let possible = placed.filter(|(to, moves)| {
         let mut targets = moves.iter().flat_map(|pages| positions(*to, pages));
-        // A last byte that stays may lie beyond the new ring: then it was not its candidate that kept it there.
+        // A last byte that stays may lie beyond the new ring: then it was not its candidate that
+        // kept it there.
         targets.all(|target| {
             occupied.iter().all(|used| target.end <= used.start || used.end <= target.start)
         })
@@ -147,7 +149,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever is chosen moves through free space only, and all that is not moved lies where it lay.
+        /// Whatever is chosen moves through free space only, and all that is not moved lies where
+        /// it lay.
         #[test]
         fn no_live_page_is_overwritten(
             old_pages in 32u64..80, new_pages in 32u64..80, origin in 0u64..32, start in 0u64..500, len_permille in 0u64..=1000,

@@ -9,7 +9,8 @@ use crate::LogOffset;
 pub struct Stats {
     /// Bytes of the ring.
     pub ring_bytes: u64,
-    /// Bytes of the ring that can not be reused yet: from the durable trim offset to the next record's offset.
+    /// Bytes of the ring that cannot be reused yet: from the durable trim offset to the next
+    /// record's offset.
     pub used_bytes: u64,
     /// The bound, at the moment, on bytes that are appended and not durable. It grows on demand.
     pub window_bytes: u64,
@@ -31,9 +32,11 @@ pub struct Stats {
     pub payload_bytes: u64,
     /// Bytes handed to the device in block writes: headers, padding and rewritten pages included.
     pub device_bytes: u64,
-    /// Block writes completed. A block that crosses the end of the ring is two writes and counts once.
+    /// Block writes completed. A block that crosses the end of the ring is two writes and counts
+    /// once.
     pub block_writes: u64,
-    /// Block and header writes completed that carried a flush or FUA: all, or none where the device is trusted.
+    /// Block and header writes completed that carried a flush or FUA: all, or none where the device
+    /// is trusted.
     pub flushed_writes: u64,
     /// Header slots written.
     pub header_writes: u64,
@@ -43,7 +46,8 @@ pub struct Stats {
     pub write_times: Times,
     /// The capacity that it is to have, if a request for another one waits or is taking effect.
     pub resize_to_bytes: Option<u64>,
-    /// Bytes by which the trim offset has to move before the request that waits takes effect, at most.
+    /// Bytes by which the trim offset has to move before the request that waits takes effect, at
+    /// most.
     pub resize_distance_bytes: u64,
     /// Whether the WAL has failed.
     pub failed: bool,
@@ -68,7 +72,8 @@ impl Times {
         self.sum += took;
     }
 
-    /// How many took at most so long, and longer than the bound before; in ascending order. The last bound is [`Duration::MAX`].
+    /// How many took at most so long, and longer than the bound before; in ascending order. The
+    /// last bound is [`Duration::MAX`].
     pub fn steps(&self) -> impl Iterator<Item = (Duration, u64)> {
         Self::bounds().chain([Duration::MAX]).zip(self.counts)
     }

@@ -1,4 +1,5 @@
-//! Locks, atomics and threads: the real ones, or with `--cfg loom` those of a model checker (`cargo xtask loom`).
+//! Locks, atomics and threads: the real ones, or with `--cfg loom` those of a model checker (`cargo
+//! xtask loom`).
 
 #[cfg(loom)]
 pub(crate) use alluvium_device::sync::{Condvar, Mutex, OnceLock, atomic, thread, thread_local};

@@ -9,8 +9,9 @@ use bytes::Bytes;
 
 use crate::layout::{DATA_START, LogOffset, PAGE, Ring};
 
-/// Bytes of one read: as large as a block, so that its buffer is one of the pool's, and so small that all that are in use stay in the processor's caches
-/// from the device to the checksum. Reads of 1 MiB were slower by a quarter (`docs/benchmarks.md`).
+/// Bytes of one read: as large as a block, so that its buffer is one of the pool's, and so small
+/// that all that are in use stay in the processor's caches from the device to the checksum. Reads
+/// of 1 MiB were slower by a quarter (`docs/benchmarks.md`).
 const CHUNK: u64 = 256 * 1024;
 /// Chunks that are read ahead.
 const AHEAD: usize = 8;
@@ -28,11 +29,12 @@ pub(crate) struct Tape<'a> {
     end: u64,
     kept: VecDeque<Chunk>,
     ahead: VecDeque<(Range<u64>, Receiver<ReadResult>)>,
-    /// Where the first unreadable page lies that was met since this was last cleared, and why it is unreadable.
+    /// Where the first unreadable page lies that was met since this was last cleared, and why it is
+    /// unreadable.
     pub(crate) unreadable: Option<(LogOffset, DeviceError)>,
 }
 
-/// A range of the log that does not cross the end of the ring. Pages that can not be read are zero.
+/// A range of the log that does not cross the end of the ring. Pages that cannot be read are zero.
 #[derive(Debug)]
 struct Chunk {
     range: Range<u64>,
@@ -63,7 +65,8 @@ impl<'a> Tape<'a> {
         }
     }
 
-    /// The `len` bytes from `at` on: a part of the chunk, or a copy if they lie in several. For unreadable ones see [`Tape::read`].
+    /// The `len` bytes from `at` on: a part of the chunk, or a copy if they lie in several. For
+    /// unreadable ones see [`Tape::read`].
     pub(crate) fn take(&mut self, at: LogOffset, len: usize) -> Bytes {
         if self.slice(at, len).len() == len {
             let chunk = self.kept.back().expect("just loaded");
@@ -156,7 +159,7 @@ impl<'a> Tape<'a> {
         read
     }
 
-    /// A chunk that can not be read as a whole: page by page, to lose only what is lost.
+    /// A chunk that cannot be read as a whole: page by page, to lose only what is lost.
     fn by_page(&self, range: Range<u64>) -> Chunk {
         let (at, len) = self.place(&range);
         let mut buf = AlignedBuf::zeroed(len);
@@ -219,7 +222,8 @@ mod tests {
     #[test]
     fn an_unreadable_page_costs_only_itself() {
         let (disk, device, ring) = numbered(2 * CHUNK);
-        // Requests that begin on this page fail, hence also the read of the whole chunk that begins with it.
+        // Requests that begin on this page fail, hence also the read of the whole chunk that begins
+        // with it.
         let faults = Faults { read_error: 1.0, ..Faults::default() };
         disk.set_zone_faults(DATA_START + CHUNK..DATA_START + CHUNK + PAGE, faults);
         let mut tape = Tape::new(&*device, ring, LogOffset(2 * CHUNK));

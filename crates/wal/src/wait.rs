@@ -17,9 +17,9 @@ pub(crate) struct Watermark {
     waiters: Mutex<Waiters>,
 }
 
-/// Sorted by (target, id). Waiters come nearly in order, so that a place is found at the back; the reached ones leave at
-/// the front. A future that is dropped leaves an empty place behind, and these are never more than the others and
-/// a few: the memory is bounded by the futures alive.
+/// Sorted by (target, id). Waiters come nearly in order, so that a place is found at the back; the
+/// reached ones leave at the front. A future that is dropped leaves an empty place behind, and
+/// these are never more than the others and a few: the memory is bounded by the futures alive.
 #[derive(Debug, Default)]
 struct Waiters {
     queue: VecDeque<Waiter>,
@@ -87,8 +87,9 @@ impl Waiters {
     }
 }
 
-/// Wakers taken out under the lock at a time. They are cloned, run and dropped outside of it, because a waker is foreign code:
-/// with the last one its task may go, and the futures in that give up their places here.
+/// Wakers taken out under the lock at a time. They are cloned, run and dropped outside of it,
+/// because a waker is foreign code: with the last one its task may go, and the futures in that give
+/// up their places here.
 const WAKE_BATCH: usize = 64;
 
 impl Watermark {
@@ -134,8 +135,9 @@ impl Watermark {
         }
     }
 
-    /// Be woken when the number reaches `target`. `hopeless` is asked, under the lock, whether that can no longer
-    /// happen; whoever makes it so calls [`Watermark::wake_all`] afterwards, so that no waiter is missed.
+    /// Be woken when the number reaches `target`. `hopeless` is asked, under the lock, whether that
+    /// can no longer happen; whoever makes it so calls [`Watermark::wake_all`] afterwards, so that
+    /// no waiter is missed.
     fn poll<E>(
         &self,
         target: u64,
@@ -176,7 +178,8 @@ pub(crate) trait Source {
     fn hopeless(&self) -> Option<Self::Error>;
 }
 
-/// A future that resolves when a watermark reaches a value, or never will. Dropping it gives up its place.
+/// A future that resolves when a watermark reaches a value, or never will. Dropping it gives up its
+/// place.
 #[derive(Debug)]
 pub(crate) struct Wait<S: Source> {
     source: S,

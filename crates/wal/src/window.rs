@@ -3,8 +3,9 @@
 use crate::layout::{LogOffset, padding_len, page_ceil, page_floor};
 use crate::{AppendError, Options};
 
-/// `trim <= durable <= submitted <= appended`, all within one ring from the trim offset's page and one window from
-/// `durable`. Each move is checked, in release builds too: a cursor out of order is lost data.
+/// `trim <= durable <= submitted <= appended`, all within one ring from the trim offset's page and
+/// one window from `durable`. Each move is checked, in release builds too: a cursor out of order is
+/// lost data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursors {
     /// Durably trimmed: the space before it is reusable.
@@ -55,7 +56,8 @@ impl Cursors {
         self.appended.0 + padding_len(self.appended.0)
     }
 
-    /// The first byte that must not be written: the page of the trim offset, one lap on, holds live records.
+    /// The first byte that must not be written: the page of the trim offset, one lap on, holds live
+    /// records.
     fn ring_end(&self) -> u64 {
         page_floor(self.trim.0) + self.ring_bytes
     }
@@ -125,7 +127,8 @@ impl Cursors {
         self.check();
     }
 
-    /// Keep to the bound of a ring of `bytes`, at most the ring's own, from now on. What is appended may be beyond it.
+    /// Keep to the bound of a ring of `bytes`, at most the ring's own, from now on. What is
+    /// appended may be beyond it.
     pub(crate) fn set_bound(&mut self, bytes: u64) {
         assert!(bytes <= self.ring_bytes, "a bound of {bytes}: {self:?}");
         self.bound_bytes = bytes;
@@ -150,7 +153,8 @@ impl Cursors {
     }
 }
 
-/// How the window grows and shrinks. The one that the cursors keep to is never larger than the one that the header says.
+/// How the window grows and shrinks. The one that the cursors keep to is never larger than the one
+/// that the header says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WindowSize {
     min_bytes: u64,
@@ -159,7 +163,8 @@ pub(crate) struct WindowSize {
     persisted_bytes: u64,
     /// What the next header is to say, for a growth.
     wanted_bytes: u64,
-    /// The cursors keep to a smaller one; the header may say so when everything before this is durable.
+    /// The cursors keep to a smaller one; the header may say so when everything before this is
+    /// durable.
     shrunk_at: Option<LogOffset>,
     /// The most that was outstanding since the last change of the header.
     peak_bytes: u64,
@@ -182,7 +187,8 @@ impl WindowSize {
         self.peak_bytes = self.peak_bytes.max(cursors.outstanding_bytes());
     }
 
-    /// An append that needs `needed_bytes` did not fit. True if it does now; else a larger window may be wanted.
+    /// An append that needs `needed_bytes` did not fit. True if it does now; else a larger window
+    /// may be wanted.
     pub(crate) fn refused(&mut self, cursors: &mut Cursors, needed_bytes: u64) -> bool {
         let all_bytes = cursors.outstanding_bytes() + needed_bytes;
         if self.shrunk_at.take().is_some() {
@@ -330,15 +336,17 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens: no header that may be on the device says less than what is outstanding, and what lies at or behind its
-        /// durable offset was appended with no more outstanding than it says.
+        /// Whatever happens: no header that may be on the device says less than what is
+        /// outstanding, and what lies at or behind its durable offset was appended with no more
+        /// outstanding than it says.
         #[test]
         fn every_header_covers_what_it_must(steps in prop::collection::vec((0u8..6, 1u64..30_000), 1..400)) {
             let (ring, initial) = (1 << 24, 64 << 10);
             let options = Options { window_bytes: 1 << 20, max_record_bytes: 1000, ..Options::default() };
             let mut cursors = Cursors::new(LogOffset(0), LogOffset(0), ring, initial);
             let mut size = WindowSize::new(&options, initial);
-            // Headers that may count (window, durable), the change on its way, and each record with what was outstanding behind it.
+            // Headers that may count (window, durable), the change on its way, and each record with
+            // what was outstanding behind it.
             let mut headers = vec![(initial, 0)];
             let mut change = None;
             let mut records: Vec<(u64, u64)> = Vec::new();

@@ -1,7 +1,8 @@
-//! The open log: records into blocks, blocks to the device, completions back. `docs/format/wal.md`, section 5.
+//! The open log: records into blocks, blocks to the device, completions back. `docs/format/wal.md`,
+//! section 5.
 //!
-//! One short mutex guards the state. It is never held while the device or a waker is called: both may run foreign code,
-//! and the simulated disk completes requests on the submitting thread.
+//! One short mutex guards the state. It is never held while the device or a waker is called: both
+//! may run foreign code, and the simulated disk completes requests on the submitting thread.
 
 mod group;
 mod resizing;
@@ -42,8 +43,9 @@ pub(crate) struct Shared {
     started: Instant,
 }
 
-/// What the futures wait for. Apart from [`Shared`], so that no future keeps the device open, and so that a completion can
-/// let go of the device before it wakes somebody who may drop the last handle and open it again.
+/// What the futures wait for. Apart from [`Shared`], so that no future keeps the device open, and
+/// so that a completion can let go of the device before it wakes somebody who may drop the last
+/// handle and open it again.
 pub(crate) struct Marks {
     /// Everything before it is on stable storage.
     pub(crate) durable: Watermark,
@@ -61,10 +63,12 @@ pub(crate) struct Marks {
     stopped: OnceLock<WalError>,
 }
 
-/// Stops the log when a panic passes through: its state may be half-changed, and who waits must not wait for ever.
+/// Stops the log when a panic passes through: its state may be half-changed, and who waits must not
+/// wait for ever.
 struct StopOnPanic<'a> {
     shared: &'a Shared,
-    /// A panic from elsewhere unwinds this thread, and what it drops uses the log: that is none of ours.
+    /// A panic from elsewhere unwinds this thread, and what it drops uses the log: that is none of
+    /// ours.
     unwinding: bool,
 }
 
@@ -121,8 +125,9 @@ struct Flight {
     bytes: u64,
     /// Requests not completed yet: one, or two at the end of the ring.
     pending: usize,
-    /// The device has all of its requests. Until then its completions leave what follows to the thread that submits, so that
-    /// the stack does not grow with the number of blocks where the device completes on that thread.
+    /// The device has all of its requests. Until then its completions leave what follows to the
+    /// thread that submits, so that the stack does not grow with the number of blocks where the
+    /// device completes on that thread.
     handed_over: bool,
 }
 
@@ -148,8 +153,9 @@ struct Counters {
     moves: u64,
 }
 
-/// Changes of the header. Each is written to both slots, one after the other, first to the one that does not hold the
-/// newest; it takes effect when both are durable, so that either slot alone can be lost at any time.
+/// Changes of the header. Each is written to both slots, one after the other, first to the one that
+/// does not hold the newest; it takes effect when both are durable, so that either slot alone can
+/// be lost at any time.
 struct Headers {
     newest: HeaderInfo,
     /// Where `newest` is.
@@ -288,7 +294,8 @@ impl Shared {
 
     // -- Appending
 
-    /// Put the record `head` and `body` at the end of the log. Returns where it starts and ends, and the checksum of `body`.
+    /// Put the record `head` and `body` at the end of the log. Returns where it starts and ends,
+    /// and the checksum of `body`.
     pub(crate) fn append(
         self: &Arc<Self>,
         head: &[&[u8]],
@@ -359,7 +366,8 @@ impl Shared {
         }
     }
 
-    /// A request of block `flight` has completed, so long after the device got the block. On the engine's thread.
+    /// A request of block `flight` has completed, so long after the device got the block. On the
+    /// engine's thread.
     fn landed(self: Arc<Self>, flight: u64, took: Duration, result: Result<(), DeviceError>) {
         if let Err(cause) = result {
             return self.failed(cause);
@@ -384,7 +392,8 @@ impl Shared {
 
     // -- Headers
 
-    /// Ask for a trim, and for a mark. The futures of `trimmed` and `mark` reaching them say when it has happened.
+    /// Ask for a trim, and for a mark. The futures of `trimmed` and `mark` reaching them say when
+    /// it has happened.
     pub(crate) fn trim(self: &Arc<Self>, to: LogOffset, mark: u64) -> Result<(), WalError> {
         let _guard = StopOnPanic::new(self);
         let mut state = self.state.lock();
@@ -435,7 +444,7 @@ impl Shared {
             if shared.marks.stopped.get().is_some() {
                 return;
             }
-            // What can not be read says nothing.
+            // What cannot be read says nothing.
             let found = result.ok().flatten().map(|page| header::decode(&page));
             if let Some(cause) = found.and_then(|found| write.header.taken_over(&found)) {
                 return shared.taken_over(cause);
@@ -489,12 +498,14 @@ impl Shared {
 
     // -- Closing and looking
 
-    /// Refuse what comes from now on and wait for what came before; then write the clean header. Blocking.
+    /// Refuse what comes from now on and wait for what came before; then write the clean header.
+    /// Blocking.
     pub(crate) fn close(self: &Arc<Self>) -> Result<(), WalError> {
         let _guard = StopOnPanic::new(self);
         let (end, wanted, wanted_mark) = {
             let mut state = self.state.lock();
-            // Even with nothing left to wait for: the state of a log that has failed is not what a clean header should vouch for.
+            // Even with nothing left to wait for: the state of a log that has failed is not what a
+            // clean header should vouch for.
             if let Some(cause) = self.marks.stopped() {
                 return Err(cause);
             }
@@ -529,7 +540,8 @@ impl Shared {
             self.taken_over(cause.clone());
             return Err(cause);
         }
-        // Where the device is trusted, writes carry no flush: this is the moment to ask for one all the same.
+        // Where the device is trusted, writes carry no flush: this is the moment to ask for one all
+        // the same.
         let closed = self
             .device
             .flush()
@@ -555,7 +567,8 @@ impl Shared {
             return Err(cause);
         }
         let slots = [0, 1].map(|slot| header::read_slot(&*self.device, slot));
-        // Looked at after the slots: a header of this writer that was found there had been begun by then.
+        // Looked at after the slots: a header of this writer that was found there had been begun by
+        // then.
         let not_begun = {
             let state = self.state.lock();
             let Headers { newest, writing, .. } = &state.headers;
@@ -612,7 +625,8 @@ impl Shared {
 }
 
 impl State {
-    /// The first write of a header change, or the single write of the durable offset, if one is wanted and none is on its way.
+    /// The first write of a header change, or the single write of the durable offset, if one is
+    /// wanted and none is on its way.
     fn next_header(&mut self) -> Option<HeaderWrite> {
         if self.headers.writing != Writing::Nothing {
             return None;
@@ -644,8 +658,9 @@ impl State {
         Some(HeaderWrite { slot: 1 - headers.slot, header })
     }
 
-    /// The single write of a header that moves the durable offset. The slot with the newest header stays as it is, and
-    /// nothing is reused on the strength of this write, so either slot alone can be lost, as after a change.
+    /// The single write of a header that moves the durable offset. The slot with the newest header
+    /// stays as it is, and nothing is reused on the strength of this write, so either slot alone
+    /// can be lost, as after a change.
     fn next_durable_header(&mut self) -> Option<HeaderWrite> {
         let headers = &mut self.headers;
         let durable = self.cursors.durable();
@@ -660,7 +675,8 @@ impl State {
         Some(HeaderWrite { slot: 1 - headers.slot, header })
     }
 
-    /// `header` is durable in `slot`. Returns the header write that follows, and if the change has taken effect what it has brought.
+    /// `header` is durable in `slot`. Returns the header write that follows, and if the change has
+    /// taken effect what it has brought.
     fn header_landed(
         &mut self,
         slot: usize,

@@ -1,4 +1,5 @@
-//! A log on a disk that several hosts reach, and that its owner reserves: from the takeover on the disk itself refuses the old owner.
+//! A log on a disk that several hosts reach, and that its owner reserves: from the takeover on the
+//! disk itself refuses the old owner.
 
 mod common;
 
@@ -161,7 +162,8 @@ fn the_old_owner_stops_at_its_next_block() {
     assert_eq!(take_over(&second.power_cut()).1, b"axy");
 }
 
-/// Whatever it had on its way, what it was told is there, and nothing of its successor's is overwritten.
+/// Whatever it had on its way, what it was told is there, and nothing of its successor's is
+/// overwritten.
 #[test]
 fn blocks_on_their_way_come_too_late() {
     for arrived in 0..5 {
@@ -219,7 +221,8 @@ fn a_header_on_its_way_comes_too_late() {
     }
 }
 
-/// It slept through all of its successor's life, to a clean end. Nothing tells it to stop but the disk.
+/// It slept through all of its successor's life, to a clean end. Nothing tells it to stop but the
+/// disk.
 #[test]
 fn a_log_that_was_closed_stays_reserved() {
     let first = new_disk();
@@ -241,7 +244,8 @@ fn a_log_that_was_closed_stays_reserved() {
     assert_eq!(take_over(&third.other_host()).1, b"axy");
 }
 
-/// Until the disk is reserved the old owner may do anything, and what the successor goes by is what is there then.
+/// Until the disk is reserved the old owner may do anything, and what the successor goes by is what
+/// is there then.
 #[test]
 fn the_headers_are_looked_at_again_when_nobody_else_can_change_them() {
     let disk = new_disk();
@@ -262,7 +266,8 @@ fn the_headers_are_looked_at_again_when_nobody_else_can_change_them() {
     assert!(is_refused(append(&old, b'd')));
 }
 
-/// A successor that dies at any of its requests leaves a log that the next one takes over, and the first owner outside.
+/// A successor that dies at any of its requests leaves a log that the next one takes over, and the
+/// first owner outside.
 #[test]
 fn a_takeover_can_be_repeated_wherever_it_ended() {
     let mut died = 0;
@@ -319,7 +324,7 @@ fn a_disk_that_others_have_reserved_is_left_alone() {
     append(&open(&stranger).0, b'a').unwrap();
 }
 
-/// What is no log, or can not be opened with these options, is not reserved either.
+/// What is no log, or cannot be opened with these options, is not reserved either.
 #[test]
 fn only_a_log_is_reserved() {
     let disk = SimDisk::new(SimOptions::default());

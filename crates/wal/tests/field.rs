@@ -1,4 +1,5 @@
-//! What other implementations of this design got wrong, one test each, and the promises of the interface.
+//! What other implementations of this design got wrong, one test each, and the promises of the
+//! interface.
 
 mod common;
 
@@ -76,7 +77,8 @@ fn the_trim_offset_never_goes_back_over_reopenings_and_torn_header_writes() {
         kept.wait().unwrap();
         wal.trim(to(kept_at)).wait().unwrap();
         trimmed = kept_at;
-        // One more trim, and the power is cut in the middle of its first or its second header write.
+        // One more trim, and the power is cut in the middle of its first or its second header
+        // write.
         disk.set_mode(Mode::Queued);
         drop(wal.trim(to(wal.durable())));
         if round % 2 == 0 {
@@ -92,7 +94,8 @@ fn the_trim_offset_never_goes_back_over_reopenings_and_torn_header_writes() {
     }
 }
 
-/// "Header freshness taken from uptime": after a reboot, or on another machine, a later header may well carry an earlier time.
+/// "Header freshness taken from uptime": after a reboot, or on another machine, a later header may
+/// well carry an earlier time.
 #[test]
 fn an_older_header_with_a_later_time_does_not_win() {
     let disk = disk(1 << 20);
@@ -146,7 +149,8 @@ impl Device for Watched {
     }
 }
 
-/// "Header slots written in turn, the turn restarted at slot 0 on every open": the other one is the turn, wherever the newest is.
+/// "Header slots written in turn, the turn restarted at slot 0 on every open": the other one is the
+/// turn, wherever the newest is.
 #[test]
 fn the_newest_header_is_never_written_over() {
     let disk = disk(256 * 1024);
@@ -192,7 +196,8 @@ fn either_header_alone_is_enough() {
     }
 }
 
-/// Where a trim may end is for its caller to know. One that does not is told by the next opening, not swallowed.
+/// Where a trim may end is for its caller to know. One that does not is told by the next opening,
+/// not swallowed.
 #[test]
 fn a_trim_into_the_middle_of_a_record_is_reported_as_damage() {
     let disk = disk(1 << 20);
@@ -207,7 +212,8 @@ fn a_trim_into_the_middle_of_a_record_is_reported_as_damage() {
     assert_eq!(report.damage[0].range, LogOffset(50)..LogOffset(132));
 }
 
-/// "Recovery that resumes at the next 4 KiB after a bad record which itself ended on a 4 KiB boundary."
+/// "Recovery that resumes at the next 4 KiB after a bad record which itself ended on a 4 KiB
+/// boundary."
 #[test]
 fn the_record_behind_a_bad_one_that_ends_on_a_page_boundary_is_found() {
     for bad_header in [false, true] {
@@ -363,8 +369,8 @@ fn small_records_at_a_low_rate_take_their_own_space_only() {
     assert_eq!(open(&disk.power_cut()).2.len(), 8000);
 }
 
-/// "Batching that exists only because of the limiter": without any limit, what waits while a write is in flight goes
-/// together, and tiny blocks do not take the slots.
+/// "Batching that exists only because of the limiter": without any limit, what waits while a write
+/// is in flight goes together, and tiny blocks do not take the slots.
 #[test]
 fn records_that_come_while_a_write_is_in_flight_share_the_next_one() {
     let disk = disk(1 << 20);
@@ -377,7 +383,8 @@ fn records_that_come_while_a_write_is_in_flight_share_the_next_one() {
     assert!(appends.into_iter().all(|append| matches!(poll(append), Poll::Ready(Ok(())))));
     let stats = wal.stats();
     assert!(stats.block_writes <= 3, "{stats:?}");
-    // Full blocks use all the slots there are, once the lone record before them, whose page they continue, is durable.
+    // Full blocks use all the slots there are, once the lone record before them, whose page they
+    // continue, is durable.
     for index in 0..30 {
         wal.append(&[&[index; 1500]]).map(drop).unwrap();
     }
@@ -385,7 +392,8 @@ fn records_that_come_while_a_write_is_in_flight_share_the_next_one() {
     assert!(wal.stats().in_flight >= 2, "{:?}", wal.stats());
 }
 
-/// "A timer and a future per record": one that is not waited for leaves nothing behind, one that is leaves a waker, which goes when it is woken.
+/// "A timer and a future per record": one that is not waited for leaves nothing behind, one that is
+/// leaves a waker, which goes when it is woken.
 #[test]
 fn nothing_is_kept_for_a_record_but_the_waker_of_who_waits() {
     struct Task;
@@ -551,7 +559,8 @@ fn a_wal_that_is_larger_than_its_device_is_refused() {
     assert!(message.contains(&image.len().to_string()) && message.contains("1048576"), "{message}");
 }
 
-/// A crash at each write of a forced format leaves the old WAL, none, or the new one; never a mixture.
+/// A crash at each write of a forced format leaves the old WAL, none, or the new one; never a
+/// mixture.
 #[test]
 fn a_crash_while_formatting_leaves_no_mixture() {
     let disk = disk(1 << 20);
@@ -649,7 +658,8 @@ fn a_clean_log_ends_behind_the_padding_that_was_written_while_it_closed() {
     let other = wal.clone();
     disk.set_mode(Mode::Queued);
     wal.append(&[b"first"]).map(drop).unwrap();
-    // It waits for the first one, whose page it continues, and is padded then: a quarter of a block.
+    // It waits for the first one, whose page it continues, and is padded then: a quarter of a
+    // block.
     wal.append(&[&[2; 5000]]).map(drop).unwrap();
     let before = wal.appended();
     std::thread::scope(|scope| {
@@ -668,7 +678,8 @@ fn a_clean_log_ends_behind_the_padding_that_was_written_while_it_closed() {
     assert_eq!(report.end, end);
 }
 
-/// On a disk that completes on the submitting thread, each block would else be submitted from inside the completion of the one before.
+/// On a disk that completes on the submitting thread, each block would else be submitted from
+/// inside the completion of the one before.
 #[test]
 fn the_stack_does_not_grow_with_the_blocks_of_a_record() {
     let disk = disk(36 << 20);
@@ -685,7 +696,8 @@ fn the_stack_does_not_grow_with_the_blocks_of_a_record() {
     assert_eq!(names(&open(&disk.power_cut()).2), [1]);
 }
 
-/// A record of a block's size, under limits, while the write before it is late: its last 32 bytes do not wait for a write of their own.
+/// A record of a block's size, under limits, while the write before it is late: its last 32 bytes
+/// do not wait for a write of their own.
 #[test]
 fn a_late_write_does_not_split_the_next_record() {
     let disk = disk(1 << 20);

@@ -31,7 +31,8 @@ fn writes(disk: &SimDisk) -> Vec<usize> {
     disk.queued().into_iter().map(|(_, _, len)| len).collect()
 }
 
-/// Flushes wait for one another in the disk, and a group takes one, also where a padding would waste little.
+/// Flushes wait for one another in the disk, and a group takes one, also where a padding would
+/// waste little.
 #[test]
 fn small_blocks_are_grouped_while_one_is_written() {
     let (disk, wal) = held();

@@ -1,4 +1,5 @@
-//! Images that nobody wrote, with checksums that hold: whatever the bytes are, an answer comes, and nothing panics.
+//! Images that nobody wrote, with checksums that hold: whatever the bytes are, an answer comes, and
+//! nothing panics.
 
 mod common;
 
@@ -11,7 +12,8 @@ use common::*;
 use proptest::prelude::*;
 
 const SLOTS: [u64; 2] = [0, 32 * 1024];
-/// The header's integers of eight bytes, by their place: generation, capacity, trim, window, epoch start, durable.
+/// The header's integers of eight bytes, by their place: generation, capacity, trim, window, epoch
+/// start, durable.
 const FIELDS: [usize; 6] = [32, 40, 48, 56, 72, 80];
 const RING: u64 = 128 * 1024;
 
@@ -125,7 +127,8 @@ fn offsets_near_the_end_of_their_type_are_refused() {
     }
 }
 
-/// A trim offset inside a page, and a durable offset behind that page's next lap: the log would lie over its own start.
+/// A trim offset inside a page, and a durable offset behind that page's next lap: the log would lie
+/// over its own start.
 #[test]
 fn a_log_longer_than_its_ring_allows_is_refused() {
     let mut image = image(false);
@@ -136,7 +139,8 @@ fn a_log_longer_than_its_ring_allows_is_refused() {
     assert!(Wal::inspect(&disk.device()).is_err(), "both slots contradict themselves");
 }
 
-/// The look beyond a damaged record goes on behind it, also where that is behind the window: what its payload holds are no records.
+/// The look beyond a damaged record goes on behind it, also where that is behind the window: what
+/// its payload holds are no records.
 #[test]
 fn no_record_is_found_inside_of_one_that_is_longer_than_the_window() {
     let mut image = image(false);

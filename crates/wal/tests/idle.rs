@@ -1,4 +1,5 @@
-//! A log that has become idle says in its header how far it is durable, so that damage at its very end is known as damage.
+//! A log that has become idle says in its header how far it is durable, so that damage at its very
+//! end is known as damage.
 
 mod common;
 
@@ -8,7 +9,8 @@ use common::*;
 
 const SLOTS: [u64; 2] = [0, 32 * 1024];
 
-/// Three durable records of a server that has become idle and is then killed; where the last one begins and ends.
+/// Three durable records of a server that has become idle and is then killed; where the last one
+/// begins and ends.
 fn killed(idle: impl Fn(&Wal)) -> (SimDisk, LogOffset, LogOffset) {
     let disk = disk(1 << 20);
     format(&disk);
@@ -48,7 +50,8 @@ fn damage_to_the_last_record_of_an_idle_log_is_reported() {
     }
 }
 
-/// The limit that section 8 of the format states: nothing proves that the last record was ever durable.
+/// The limit that section 8 of the format states: nothing proves that the last record was ever
+/// durable.
 #[test]
 fn without_a_header_or_a_later_record_the_damage_looks_like_a_torn_write() {
     let (disk, last, _) = killed(|_| ());

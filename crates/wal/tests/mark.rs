@@ -1,5 +1,5 @@
-//! The number that the log keeps for its user: it never goes back, and who brings an older one can not open the log. And the look of a writer
-//! whether it is still the one.
+//! The number that the log keeps for its user: it never goes back, and who brings an older one
+//! cannot open the log. And the look of a writer whether it is still the one.
 
 mod common;
 
@@ -93,7 +93,8 @@ fn who_is_not_ahead_of_it_is_refused_and_changes_nothing() {
     assert_eq!(wal.mark(), u64::MAX);
 }
 
-/// Of two who have read the same header, one opens the log: with the same number, the other one does not.
+/// Of two who have read the same header, one opens the log: with the same number, the other one
+/// does not.
 #[test]
 fn the_same_number_opens_it_once() {
     let disk = new_disk();
@@ -105,7 +106,8 @@ fn the_same_number_opens_it_once() {
     first.append(&[b"x"]).unwrap().wait().unwrap();
 }
 
-/// At every moment of its two header writes: it is in both when it is acknowledged, a power cut takes no acknowledged one, and no header has the trim without it.
+/// At every moment of its two header writes: it is in both when it is acknowledged, a power cut
+/// takes no acknowledged one, and no header has the trim without it.
 #[test]
 fn a_power_cut_takes_no_acknowledged_one() {
     for seed in 0..200 {

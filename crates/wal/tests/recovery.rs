@@ -23,7 +23,8 @@ fn log(count: u8, len: usize) -> SimDisk {
     disk.power_cut()
 }
 
-/// The record that recovery dropped must not come back when new records have filled the hole exactly up to it.
+/// The record that recovery dropped must not come back when new records have filled the hole
+/// exactly up to it.
 #[test]
 fn a_dropped_record_stays_dropped_when_the_hole_is_filled_exactly_up_to_it() {
     let disk = disk(1 << 20);
@@ -59,7 +60,8 @@ fn a_dropped_record_stays_dropped_when_the_hole_is_filled_exactly_up_to_it() {
     assert_eq!((report.end, report.dropped_records, report.damage.len()), (last, 0, 0));
 }
 
-/// A crash at each of recovery's own writes, twice in a row, torn in every way: what was handed out stays.
+/// A crash at each of recovery's own writes, twice in a row, torn in every way: what was handed out
+/// stays.
 #[test]
 fn crashes_during_recovery_change_nothing() {
     for seed in 0..60 {
@@ -153,10 +155,11 @@ fn damage_at_the_end_of_the_log() {
         copy
     };
     let disk = log(5, 300);
-    // The last but one is proven durable by the last one, which was appended after it was acknowledged.
+    // The last but one is proven durable by the last one, which was appended after it was
+    // acknowledged.
     let (_, report, records) = open(&rotten(&disk, 3));
     assert_eq!((names(&records), report.damage.len()), (vec![0, 1, 2, 4], 1));
-    // The last one is proven by nothing: it can not be told from a torn write.
+    // The last one is proven by nothing: it cannot be told from a torn write.
     let (_, report, records) = open(&rotten(&disk, 4));
     assert_eq!((names(&records), report.damage.len()), (vec![0, 1, 2, 3], 0));
     assert_eq!(report.end, LogOffset(4 * record));
@@ -175,8 +178,8 @@ fn damage_at_the_end_of_the_log() {
     assert_eq!((names(&records), report.damage.len()), (vec![0, 1, 2, 3, 4], 1));
 }
 
-/// A writer that keeps its window full makes records that prove nothing about those right before them. One window of
-/// look-ahead would take the first hole for the end and drop all that follows.
+/// A writer that keeps its window full makes records that prove nothing about those right before
+/// them. One window of look-ahead would take the first hole for the end and drop all that follows.
 #[test]
 fn damage_is_recognised_although_the_window_was_always_full() {
     let disk = disk(1 << 20);
@@ -207,7 +210,8 @@ fn damage_is_recognised_although_the_window_was_always_full() {
     assert_eq!((report.end, report.dropped_records), (LogOffset(100 * PAGE), 0));
 }
 
-/// A write that the disk has lost uncovers the header of a dropped record, which claims the place of an intact neighbour too.
+/// A write that the disk has lost uncovers the header of a dropped record, which claims the place
+/// of an intact neighbour too.
 #[test]
 fn an_old_header_does_not_hide_an_intact_neighbour() {
     let disk = disk(256 * 1024);
@@ -262,13 +266,14 @@ fn a_large_damaged_range_below_the_headers_durable_offset_is_crossed() {
     assert_eq!(report.damage[0].range.start, LogOffset(20_000 / 3032 * 3032));
 }
 
-/// A page that can not be read is damage in the middle of the log, and no reason to end it.
+/// A page that cannot be read is damage in the middle of the log, and no reason to end it.
 #[test]
 fn unreadable_pages_are_damage_in_the_middle_and_refuse_the_opening_at_the_end() {
     let disk = log(20, 1000);
     let faults = Faults { read_error: 1.0, ..Faults::default() };
     let end = 20 * 1032_u64;
-    disk.set_zone_faults(device_at(0)..device_at(PAGE), faults); // hits the read of the chunk, then that of this page
+    // hits the read of the chunk, then that of this page
+    disk.set_zone_faults(device_at(0)..device_at(PAGE), faults);
     let (wal, report, records) = open(&disk);
     assert_eq!(names(&records), (4..20).collect::<Vec<_>>());
     assert_eq!(report.damage.len(), 1);

@@ -24,7 +24,8 @@ fn copy_of(disk: &SimDisk, seed: u64) -> SimDisk {
     SimDisk::from_image(&disk.image(), SimOptions { seed, faults, ..SimOptions::default() })
 }
 
-/// A log in a ring of `ring` pages that starts on page `start` of the log and ends on page `end`, mostly not on their boundaries. Not closed.
+/// A log in a ring of `ring` pages that starts on page `start` of the log and ends on page `end`,
+/// mostly not on their boundaries. Not closed.
 fn log(ring: u64, start: u64, end: u64) -> SimDisk {
     let disk = disk(DEVICE * PAGE);
     let options =
@@ -51,7 +52,8 @@ impl<'a> Traffic<'a> {
         Self { wal, live: live.into(), count: 0 }
     }
 
-    /// Append records of many sizes until the log ends at `end` or a little behind it, and keep at most `keep_bytes` of it.
+    /// Append records of many sizes until the log ends at `end` or a little behind it, and keep at
+    /// most `keep_bytes` of it.
     fn append_until(&mut self, end: u64, keep_bytes: u64) {
         while self.wal.appended().0 < end {
             let left = end - self.wal.appended().0;
@@ -80,7 +82,8 @@ impl<'a> Traffic<'a> {
     }
 }
 
-/// A log as on `disk` holds `before`, and goes on: three laps are appended, with a crash in between.
+/// A log as on `disk` holds `before`, and goes on: three laps are appended, with a crash in
+/// between.
 fn goes_on(disk: &SimDisk, before: &[Record]) {
     let ring_bytes = Wal::inspect(&disk.device()).unwrap().ring_bytes;
     let mut disk = copy_of(disk, 0);
@@ -297,7 +300,8 @@ impl Device for Plug {
     }
 }
 
-/// At every write and flush of a resize, with every fate of what was not flushed: the old capacity or the new one, and all records.
+/// At every write and flush of a resize, with every fate of what was not flushed: the old capacity
+/// or the new one, and all records.
 #[test]
 fn a_power_cut_leaves_either_capacity_and_all_records() {
     for (shape, target) in [
@@ -345,10 +349,12 @@ fn a_power_cut_leaves_either_capacity_and_all_records() {
     }
 }
 
-/// The log ends at damage that nothing proves. Behind that lies the only proof of other damage, which is no end: the copies may go there.
+/// The log ends at damage that nothing proves. Behind that lies the only proof of other damage,
+/// which is no end: the copies may go there.
 #[test]
 fn what_only_a_record_behind_the_end_proves_is_not_lost() {
-    // In a ring of 32 pages, what lies behind page 31 of the ring goes to its first ones, where the last record is.
+    // In a ring of 32 pages, what lies behind page 31 of the ring goes to its first ones, where the
+    // last record is.
     let disk = log(40, 64, 68);
     let (wal, _, older) = open(&disk);
     disk.set_mode(Mode::Queued);
@@ -390,7 +396,8 @@ fn what_only_a_record_behind_the_end_proves_is_not_lost() {
     assert!(interrupted > 50, "{interrupted}");
 }
 
-/// Where the plug is pulled between the two header writes, either slot alone still tells a whole log.
+/// Where the plug is pulled between the two header writes, either slot alone still tells a whole
+/// log.
 #[test]
 fn either_header_alone_is_enough_at_any_moment() {
     for (shape, target) in [(ONE_PIECE, 32), (ACROSS_THE_END, 60), (NEARLY_FULL, 80)] {
@@ -420,7 +427,8 @@ fn either_header_alone_is_enough_at_any_moment() {
     }
 }
 
-/// The log ends at a hole; behind it an intact record, which was never acknowledged. Returns also where that one lies.
+/// The log ends at a hole; behind it an intact record, which was never acknowledged. Returns also
+/// where that one lies.
 fn log_with_a_hole() -> (SimDisk, LogOffset) {
     let disk = disk(DEVICE * PAGE);
     let options = FormatOptions { capacity_bytes: Some(capacity(64)), ..FormatOptions::default() };

@@ -1,4 +1,5 @@
-//! Another capacity for a log in use: it takes effect when nothing has to be moved, and loses nothing whenever the power is cut.
+//! Another capacity for a log in use: it takes effect when nothing has to be moved, and loses
+//! nothing whenever the power is cut.
 
 mod common;
 
@@ -181,7 +182,8 @@ impl Life {
         (self.disk.power_cut(), self.known, self.random)
     }
 
-    /// Append, executed at once, until the log ends at `end` or behind it, and keep about `keep_bytes` of it.
+    /// Append, executed at once, until the log ends at `end` or behind it, and keep about
+    /// `keep_bytes` of it.
     fn append_until(&mut self, end: u64, keep_bytes: u64) {
         while self.wal.appended().0 < end {
             if !self.append(1500) {
@@ -198,7 +200,8 @@ impl Life {
     }
 }
 
-/// A log in a ring of `ring` pages that starts about page `start` and ends about page `end`, everything done.
+/// A log in a ring of `ring` pages that starts about page `start` and ends about page `end`,
+/// everything done.
 fn life(ring: u64, start: u64, end: u64, seed: u64) -> Life {
     let disk = formatted(ring, seed);
     let mut life = Life::open(disk, Known::default(), Random::new(seed));
@@ -474,7 +477,8 @@ fn a_close_waits_for_a_resize_that_has_begun() {
     assert!(report.clean_shutdown && report.ring_bytes == 64 * PAGE);
 }
 
-/// A short scenario, cut at every request that the disk has executed: blocks in flight when the request comes, some of them over the end of the ring.
+/// A short scenario, cut at every request that the disk has executed: blocks in flight when the
+/// request comes, some of them over the end of the ring.
 #[test]
 fn a_power_cut_at_any_moment_leaves_a_whole_log() {
     let shapes = [

@@ -1,4 +1,5 @@
-//! Two writers of one log: who comes later has it, and who was first finds out. What a device must do about it, and what it must not.
+//! Two writers of one log: who comes later has it, and who was first finds out. What a device must
+//! do about it, and what it must not.
 
 mod common;
 
@@ -63,7 +64,8 @@ impl Host {
         self.0.state.lock().held.len()
     }
 
-    /// Let what is held now arrive, in the order in which it was sent. What follows from it is held again.
+    /// Let what is held now arrive, in the order in which it was sent. What follows from it is held
+    /// again.
     fn release(&self) {
         let held = std::mem::take(&mut self.0.state.lock().held);
         for (request, done) in held {
@@ -172,7 +174,8 @@ fn poll<F: Future>(future: F) -> Poll<F::Output> {
     pin!(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// The first owner goes on until its next header, and no further. Its successor sees nothing of that.
+/// The first owner goes on until its next header, and no further. Its successor sees nothing of
+/// that.
 #[test]
 fn the_first_owner_stops_at_its_next_trim_and_writes_no_header() {
     let disk = new_disk();
@@ -270,7 +273,8 @@ fn all_who_wait_are_woken_and_told_why() {
     assert_eq!(old.durable(), durable_before);
 }
 
-/// The device refuses the first owner from the takeover on: whatever either was told is there, and nothing else happens.
+/// The device refuses the first owner from the takeover on: whatever either was told is there, and
+/// nothing else happens.
 #[test]
 fn with_a_fenced_device_nothing_is_lost() {
     for arrived in 0..5 {
@@ -312,8 +316,8 @@ fn with_a_fenced_device_nothing_is_lost() {
     }
 }
 
-/// Without a fence, the first owner writes over its successor's records. That shows as damage, or as nothing; never as a record of the
-/// successor's epoch.
+/// Without a fence, the first owner writes over its successor's records. That shows as damage, or
+/// as nothing; never as a record of the successor's epoch.
 #[test]
 fn without_a_fence_late_writes_are_damage_and_no_records() {
     let (mut damaged, mut late_acknowledged) = (0, 0);
@@ -368,7 +372,8 @@ fn without_a_fence_late_writes_are_damage_and_no_records() {
     );
 }
 
-/// Nor does one become a record of an earlier epoch, once there is a later one: not if it lies where a record of the successor began and ended.
+/// Nor does one become a record of an earlier epoch, once there is a later one: not if it lies
+/// where a record of the successor began and ended.
 #[test]
 fn a_late_record_that_reaches_over_the_end_of_an_epoch_stays_damage() {
     let disk = new_disk();
@@ -392,7 +397,8 @@ fn a_late_record_that_reaches_over_the_end_of_an_epoch_stays_damage() {
     }
 }
 
-/// The header write of the first owner was sent before its successor came, and arrives late. It reaches the slot that does not count.
+/// The header write of the first owner was sent before its successor came, and arrives late. It
+/// reaches the slot that does not count.
 #[test]
 fn one_header_write_that_arrives_late_does_no_harm() {
     // A trim is a look at two slots and a write, twice.
@@ -453,8 +459,9 @@ fn a_change_is_not_completed_over_a_successor() {
     assert!(headers(&disk) == before);
 }
 
-/// The two of them in every order: an opening, and a change of the header by the old owner (a look at two slots and a write, twice).
-/// Either the opening is refused, or the old owner notices; and what an owner that was let in is told is there, whatever the other still writes.
+/// The two of them in every order: an opening, and a change of the header by the old owner (a look
+/// at two slots and a write, twice). Either the opening is refused, or the old owner notices; and
+/// what an owner that was let in is told is there, whatever the other still writes.
 #[test]
 fn whatever_the_order_there_is_one_owner() {
     let image = {
@@ -550,7 +557,8 @@ fn resizing_by_somebody_else_is_noticed() {
     assert_eq!(names(&open(&disk.power_cut()).2), b"a");
 }
 
-/// A later version of the program has taken the log over and writes headers that this one does not know.
+/// A later version of the program has taken the log over and writes headers that this one does not
+/// know.
 #[test]
 fn a_header_from_the_future_is_noticed() {
     let disk = new_disk();
@@ -569,7 +577,7 @@ fn a_header_from_the_future_is_noticed() {
     assert!(headers(&disk) == before);
 }
 
-/// What can not be read, or is damaged, says nothing; the other slot does.
+/// What cannot be read, or is damaged, says nothing; the other slot does.
 #[test]
 fn a_slot_that_can_not_be_read_is_no_reason_to_stop() {
     let faults = Faults { read_error: 1.0, ..Faults::default() };
@@ -605,7 +613,8 @@ fn a_slot_that_can_not_be_read_is_no_reason_to_stop() {
     }
 }
 
-/// But an opening has to see both of the headers that it has written: one that it can not read may have been written over by the first owner.
+/// But an opening has to see both of the headers that it has written: one that it cannot read may
+/// have been written over by the first owner.
 #[test]
 fn an_opening_that_can_not_see_its_headers_is_refused() {
     let faults = Faults { read_error: 1.0, ..Faults::default() };
@@ -695,7 +704,8 @@ fn a_resize_that_was_overtaken_changes_no_header() {
     assert_eq!(names(&open(&disk.power_cut()).2), b"x");
 }
 
-/// A handle is dropped while the writer looks at the slots: that is a crash, after which nothing is written.
+/// A handle is dropped while the writer looks at the slots: that is a crash, after which nothing is
+/// written.
 #[test]
 fn a_writer_that_has_stopped_writes_no_header() {
     let disk = new_disk();

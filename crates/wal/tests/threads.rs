@@ -14,11 +14,12 @@ fn open_file(path: &std::path::Path, engine: Engine) -> SharedDevice {
     alluvium_device::open(path, &options).unwrap()
 }
 
-/// Writers that append and wait, one that trims behind them through several laps, and at the end exactly what was
-/// not trimmed.
+/// Writers that append and wait, one that trims behind them through several laps, and at the end
+/// exactly what was not trimmed.
 #[test]
 fn writers_and_a_trimmer_share_a_small_ring() {
-    // With the limits, which are too low for the load: quota saved up, then short, bytes before writes.
+    // With the limits, which are too low for the load: quota saved up, then short, bytes before
+    // writes.
     let limits = [(None, None), (Some(20_000), Some(16 << 20))];
     for (engine, (iops, bandwidth_bytes_per_second)) in [Engine::Threads, Engine::Auto]
         .into_iter()
@@ -47,7 +48,8 @@ fn writers_and_a_trimmer_share_a_small_ring() {
                 .collect();
             let trimmer = scope.spawn(|| {
                 let mut trimmed = LogOffset(0);
-                // The log is longer than its records, by the padding: what this waits for will be there.
+                // The log is longer than its records, by the padding: what this waits for will be
+                // there.
                 let total: u64 = (0..WRITERS)
                     .flat_map(|writer| (0..RECORDS).map(move |index| 32 + len(writer, index)))
                     .sum();
@@ -60,7 +62,8 @@ fn writers_and_a_trimmer_share_a_small_ring() {
                         .next_back()
                         .map(|(at, _)| *at);
                     trimmed = LogOffset(to.expect("a record that is not trimmed"));
-                    // A record that is known here may lie beyond what is durable; its start does not.
+                    // A record that is known here may lie beyond what is durable; its start does
+                    // not.
                     wal.trim(..trimmed).wait().unwrap();
                 }
             });

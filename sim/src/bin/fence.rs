@@ -1,6 +1,8 @@
-//! Two hosts, one disk, and a WAL that they take from each other, on real block devices (`cargo xtask fence`).
+//! Two hosts, one disk, and a WAL that they take from each other, on real block devices (`cargo
+//! xtask fence`).
 //!
-//! Whoever had the log goes on appending while the other one opens it. The disk must refuse that, and say so; and what either was told must be there.
+//! Whoever had the log goes on appending while the other one opens it. The disk must refuse that,
+//! and say so; and what either was told must be there.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -76,7 +78,8 @@ fn devices(paths: [&Path; 2]) -> Result<(), Error> {
         let there = a.read(DeviceOffset(1 << 20), PAGE_BYTES)?;
         check(there[..] == [2; PAGE_BYTES], "they are two ways to the same disk")?;
     }
-    // Each takes it from the other, twice, so that each also comes back as one that has been cancelled.
+    // Each takes it from the other, twice, so that each also comes back as one that has been
+    // cancelled.
     for (old, new) in [(0, 1), (1, 0), (0, 1), (1, 0)] {
         let [old, new] = [open(paths[old])?, open(paths[new])?];
         old.reserve()?;
@@ -129,7 +132,7 @@ fn recover(path: &Path) -> Result<(Wal, u64), Error> {
     Ok((wal, next.unwrap_or(0)))
 }
 
-/// An owner that appends until it can not, on a thread of its own.
+/// An owner that appends until it cannot, on a thread of its own.
 struct Owner {
     wal: Wal,
     thread: JoinHandle<(u64, WalError)>,
@@ -144,12 +147,13 @@ impl Owner {
         Self { wal, thread }
     }
 
-    /// What it was told to be durable: the records before this number. It must have learned why it goes no further.
+    /// What it was told to be durable: the records before this number. It must have learned why it
+    /// goes no further.
     fn acknowledged(self) -> Result<u64, Error> {
         let (next, cause) = self.thread.join().map_err(|_| "the old owner has panicked")?;
         let WalError::Fenced { found } = &cause else { return Err(cause.into()) };
         check(found.ends_with("another host has reserved the device"), found)?;
-        check(matches!(self.wal.close(), Err(WalError::Fenced { .. })), "it can not be closed")?;
+        check(matches!(self.wal.close(), Err(WalError::Fenced { .. })), "it cannot be closed")?;
         Ok(next)
     }
 }
@@ -211,7 +215,7 @@ fn takeovers(paths: [&Path; 2], rounds: u32) -> Result<(), Error> {
         let refused = Wal::open(open(other)?, &without, None, &mut |_| Ok(()));
         check(
             matches!(&refused, Err(OpenError::Device(cause)) if cause.is_reserved()),
-            "another host can not open it by the way, though it was closed",
+            "another host cannot open it by the way, though it was closed",
         )?;
         let (_, next) = recover(other)?;
         check(next == found + RECORDS, "a record of the last owner is lost")?;

@@ -1,7 +1,9 @@
-//! Numbered records in the WAL of a real device, for the test that cuts its power (`cargo xtask crash`).
+//! Numbered records in the WAL of a real device, for the test that cuts its power (`cargo xtask
+//! crash`).
 //!
-//! The writer tells on standard output, line by line, what it was promised; whoever cuts the power reads that somewhere
-//! else, and lets the checker look at what is left. Numbers are half-open ranges:
+//! The writer tells on standard output, line by line, what it was promised; whoever cuts the power
+//! reads that somewhere else, and lets the checker look at what is left. Numbers are half-open
+//! ranges:
 //!
 //! | line | says |
 //! |---|---|
@@ -60,11 +62,13 @@ enum Command {
         /// Decides sizes, and how many records are in flight.
         #[arg(long)]
         load: u64,
-        /// `auto` flushes where there is a volatile cache; `device` trusts the device, for a control.
+        /// `auto` flushes where there is a volatile cache; `device` trusts the device, for a
+        /// control.
         #[arg(long, default_value_t = Durability::Auto)]
         durability: Durability,
     },
-    /// Walk the log without writing, and print the line `held A B`. Damage, a gap or a strange record is an error.
+    /// Walk the log without writing, and print the line `held A B`. Damage, a gap or a strange
+    /// record is an error.
     Check(Target),
 }
 
@@ -238,8 +242,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Give up the older half of the records where they fill more than half of the ring. One trim at a time, beside the
-    /// appends.
+    /// Give up the older half of the records where they fill more than half of the ring. One trim
+    /// at a time, beside the appends.
     fn trim_half(&mut self) -> Result<(), Error> {
         if let Some((_, trim)) = &mut self.trim {
             let mut cx = Context::from_waker(Waker::noop());

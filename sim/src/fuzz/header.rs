@@ -104,8 +104,8 @@ fn page(input: &mut Input<'_>, device_bytes: u64, other: Option<&Page>) -> Page 
     Page { bytes: page, readable: !input.once_in(16) }
 }
 
-/// Put any bytes into both header slots: inspecting and opening decide as the table of section 6 says, need no buffer larger than the
-/// device, and a log that can be opened works.
+/// Put any bytes into both header slots: inspecting and opening decide as the table of section 6
+/// says, need no buffer larger than the device, and a log that can be opened works.
 pub fn headers(data: &[u8]) -> Result<(), String> {
     let input = &mut Input(data);
     // Mostly what a WAL needs, sometimes less; sometimes more than the header will state.
@@ -243,7 +243,7 @@ fn use_up(disk: &SimDisk, meter: &Arc<Meter>, before: &Header) -> Result<(), Str
         Ok(_) if used_up(before) => return Err(format!("{before:?} was opened")),
         Ok(opened) => opened,
         Err(OpenError::InvalidOption(_)) if used_up(before) => return Ok(()),
-        Err(cause) => return Err(format!("{before:?} can not be opened: {cause}")),
+        Err(cause) => return Err(format!("{before:?} cannot be opened: {cause}")),
     };
     let after = fields(&wal.header());
     let expected = Header {

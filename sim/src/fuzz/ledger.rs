@@ -1,7 +1,8 @@
-//! What a log must hold: each record that was appended, byte by byte, and what was promised about it.
+//! What a log must hold: each record that was appended, byte by byte, and what was promised about
+//! it.
 //!
-//! Whether a record is damaged is read off the image, where it either stands as it was written or does not. So nothing has to be known about
-//! how the damage came about.
+//! Whether a record is damaged is read off the image, where it either stands as it was written or
+//! does not. So nothing has to be known about how the damage came about.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,8 +20,8 @@ struct Entry {
     proof: u64,
     /// It was acknowledged, or a recovery has handed it out: it may not disappear.
     promised: bool,
-    /// The disk has changed what stood here: a live record, or the padding behind it, does not stand here any more, or the header of a
-    /// dropped one, or the padding behind it, does again.
+    /// The disk has changed what stood here: a live record, or the padding behind it, does not
+    /// stand here any more, or the header of a dropped one, or the padding behind it, does again.
     hit: bool,
     padding_hit: bool,
 }
@@ -113,7 +114,8 @@ impl Ledger {
         self.trimmed..last.map_or(self.trimmed, |(offset, entry)| offset + entry.bytes.len() as u64)
     }
 
-    /// The disk has changed what is at rest, from `before` to `after`, as seen by one of the headers.
+    /// The disk has changed what is at rest, from `before` to `after`, as seen by one of the
+    /// headers.
     pub(super) fn damage(&mut self, before: &Log, after: &Log) {
         for (&offset, entry) in &mut self.live {
             let end = offset + entry.bytes.len() as u64;
@@ -185,7 +187,8 @@ impl Ledger {
             if !self.dropped.iter().any(|(at, entry)| at == offset && genuine(entry)) {
                 return Err(format!("the record at {offset} was never written"));
             }
-            // What stood there is gone, and uncovers what stood there before: the limit that section 8 of the format states.
+            // What stood there is gone, and uncovers what stood there before: the limit that
+            // section 8 of the format states.
             if !self.broken(log, &(*offset..offset + HEADER)) {
                 return Err(format!("the dropped record at {offset} has come back"));
             }
@@ -193,7 +196,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether a live record that should stand in `range`, itself or with its padding, does not any more, for a fault of the disk.
+    /// Whether a live record that should stand in `range`, itself or with its padding, does not any
+    /// more, for a fault of the disk.
     fn broken(&self, log: &Log, range: &Range<u64>) -> bool {
         self.live.range(..range.end).any(|(&offset, entry)| {
             let end = offset + entry.bytes.len() as u64;
@@ -203,8 +207,8 @@ impl Ledger {
         })
     }
 
-    /// Whether a dropped record, or the padding behind it, that the disk has brought back claims a part of `range`: the limit that section 8
-    /// of the format states.
+    /// Whether a dropped record, or the padding behind it, that the disk has brought back claims a
+    /// part of `range`: the limit that section 8 of the format states.
     fn claimed(&self, log: &Log, range: &Range<u64>) -> bool {
         self.dropped.iter().any(|(offset, entry)| {
             let end = offset + entry.bytes.len() as u64;
@@ -214,8 +218,8 @@ impl Ledger {
         })
     }
 
-    /// Whether the log may end at `end` although promised records follow: what should stand there does not, and nothing behind it
-    /// proves that it did.
+    /// Whether the log may end at `end` although promised records follow: what should stand there
+    /// does not, and nothing behind it proves that it did.
     fn end_excused(&self, log: &Log, end: u64) -> bool {
         let hole = end..end + 1;
         let window = log.header.window;

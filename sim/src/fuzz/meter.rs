@@ -1,4 +1,5 @@
-//! A device that counts what is asked of it, of which pages can be unreadable, and whose plug can be pulled.
+//! A device that counts what is asked of it, of which pages can be unreadable, and whose plug can
+//! be pulled.
 
 use std::fmt;
 use std::io;
@@ -35,7 +36,8 @@ impl Meter {
         Arc::new(Self { disk, unreadable, read_bytes: AtomicU64::new(0), plug: Mutex::default() })
     }
 
-    /// Pull the plug while write number `writes` from now (0 is the next one) is in flight: cut the power, or kill the process.
+    /// Pull the plug while write number `writes` from now (0 is the next one) is in flight: cut the
+    /// power, or kill the process.
     pub(super) fn set_fuse(&self, writes: u64, power_cut: bool) {
         self.plug.lock().fuse = Some((writes, power_cut));
     }
@@ -92,7 +94,7 @@ impl Device for Meter {
                     operation: "read",
                     at: at.0,
                     len_bytes: buf.len() as u64,
-                    source: Arc::new(io::Error::other("a page that can not be read")),
+                    source: Arc::new(io::Error::other("a page that cannot be read")),
                 }));
             }
         }

@@ -1,7 +1,9 @@
-//! What the fuzz targets of `fuzz/` check, as functions of bytes: the same ones run, with a bounded number of inputs, as an everyday test.
+//! What the fuzz targets of `fuzz/` check, as functions of bytes: the same ones run, with a bounded
+//! number of inputs, as an everyday test.
 //!
-//! Each takes any bytes, makes an image of a device or the life of a log from them, and compares what the WAL does with a statement of
-//! `docs/format/wal.md` that shares no code with it. An `Err` says what is wrong; so does a panic.
+//! Each takes any bytes, makes an image of a device or the life of a log from them, and compares
+//! what the WAL does with a statement of `docs/format/wal.md` that shares no code with it. An `Err`
+//! says what is wrong; so does a panic.
 
 mod header;
 mod ledger;

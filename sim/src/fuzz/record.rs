@@ -220,8 +220,9 @@ pub(super) fn open(
     Ok((wal, walked))
 }
 
-/// Put any bytes into the ring behind a valid header: a walk ends, says what the reference says, and says it again when it is repeated;
-/// what it has handed out without damage stays when the log goes on.
+/// Put any bytes into the ring behind a valid header: a walk ends, says what the reference says,
+/// and says it again when it is repeated; what it has handed out without damage stays when the log
+/// goes on.
 pub fn records(data: &[u8]) -> Result<(), String> {
     let image = Image::new(&mut Input(data));
     check(&image, &image.disk())
@@ -235,7 +236,8 @@ fn check(image: &Image, disk: &SimDisk) -> Result<(), String> {
     if scanned != expected {
         return Err(differ(&image.header, &expected, &scanned));
     }
-    // Looking beyond a hole reads two windows, and each hole needs a record behind it that proves it to be one.
+    // Looking beyond a hole reads two windows, and each hole needs a record behind it that proves
+    // it to be one.
     let bound = (2 + image.records) * 8 * image.header.ring();
     if meter.read_bytes() > bound {
         return Err(format!("{} bytes were read, {bound} are enough", meter.read_bytes()));
@@ -247,7 +249,8 @@ fn check(image: &Image, disk: &SimDisk) -> Result<(), String> {
     if opened != scanned {
         return Err(differ(&image.header, &scanned, &opened));
     }
-    // With damage, or where a page may hide an end that was clean before, less may be found than before, and it is said.
+    // With damage, or where a page may hide an end that was clean before, less may be found than
+    // before, and it is said.
     let sound = image.unreadable.is_empty() && !image.from_the_future;
     let undamaged = opened.filter(|walked| sound && walked.damage.is_empty());
     let Some(mut before) = undamaged else { return Ok(()) };
@@ -267,7 +270,7 @@ fn check(image: &Image, disk: &SimDisk) -> Result<(), String> {
         Err(cause) => return Err(cause.to_string()),
     }
     drop(wal);
-    let after = scan(&meter.device())?.ok_or("the end can not be read after an append")?;
+    let after = scan(&meter.device())?.ok_or("the end cannot be read after an append")?;
     if after.records != before.records || !after.damage.is_empty() {
         return Err(format!(
             "a record later: {}",
@@ -280,7 +283,7 @@ fn check(image: &Image, disk: &SimDisk) -> Result<(), String> {
 /// Both, in brief.
 pub(super) fn differ(header: &Header, expected: &Option<Walked>, found: &Option<Walked>) -> String {
     let brief = |walked: &Option<Walked>| match walked {
-        None => "the end can not be read".to_owned(),
+        None => "the end cannot be read".to_owned(),
         Some(Walked { records, damage, end, dropped }) => {
             let starts: Vec<_> = records.iter().map(|(at, payload)| (*at, payload.len())).collect();
             format!("records {starts:?}, damage {damage:?}, end {end}, dropped {dropped}")
@@ -295,7 +298,8 @@ mod tests {
 
     use super::*;
 
-    /// The comparison has teeth: a bit that is another one for the WAL than for the reference is found, wherever it counts.
+    /// The comparison has teeth: a bit that is another one for the WAL than for the reference is
+    /// found, wherever it counts.
     #[test]
     fn a_flipped_bit_in_a_record_is_found() {
         let mut random = Random::new(1);

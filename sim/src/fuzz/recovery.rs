@@ -22,11 +22,14 @@ pub fn recovery(data: &[u8]) -> Result<(), String> {
     recovery_on(data, Durability::Auto)
 }
 
-/// Write a log on a simulated disk, end that with a power cut, a crash or a close, damage what is at rest (flipped bits, zeroed, misdirected
-/// and old pages and sectors), resize in use or not, recover, go on. What was promised is there or is reported as damage, within the limits that
-/// the format states; what one recovery has handed out the next one does; and every walk finds what the reference finds.
+/// Write a log on a simulated disk, end that with a power cut, a crash or a close, damage what is
+/// at rest (flipped bits, zeroed, misdirected and old pages and sectors), resize in use or not,
+/// recover, go on. What was promised is there or is reported as damage, within the limits that the
+/// format states; what one recovery has handed out the next one does; and every walk finds what the
+/// reference finds.
 ///
-/// With [`Durability::Device`] the disk's cache is trusted, which loses records: to see that this is noticed.
+/// With [`Durability::Device`] the disk's cache is trusted, which loses records: to see that this
+/// is noticed.
 pub fn recovery_on(data: &[u8], durability: Durability) -> Result<(), String> {
     let Err(what) = Life::new(Input(data), durability)?.run() else { return Ok(()) };
     // Once more, to tell how it came to that.
@@ -132,7 +135,8 @@ impl<'a> Life<'a> {
         }
     }
 
-    /// Whether damage to the headers excuses everything: both slots are hit, or one is a copy of the other, which is refused.
+    /// Whether damage to the headers excuses everything: both slots are hit, or one is a copy of
+    /// the other, which is refused.
     fn headers_gone(&self) -> bool {
         let inspected = Wal::inspect(&self.disk.device());
         let conflict = matches!(inspected, Err(OpenError::HeaderConflict { .. }));
@@ -165,7 +169,7 @@ impl<'a> Life<'a> {
         let expected = log.walk();
         let found = scan(&self.disk.device())?;
         self.say(|| match &found {
-            None => "the end can not be read".into(),
+            None => "the end cannot be read".into(),
             Some(Walked { records, damage, end, .. }) => {
                 let (Header { epoch, trim, .. }, count) = (log.header, records.len());
                 format!("epoch {epoch}: {count} records in {trim}..{end}, damage {damage:?}")
@@ -175,7 +179,8 @@ impl<'a> Life<'a> {
             return Err(differ(&log.header, &log.walk(), &found));
         };
         self.ledger.check(&log, &walked)?;
-        // Its records are the ledger's now: they are there unless an old one lies over them, as the limits say.
+        // Its records are the ledger's now: they are there unless an old one lies over them, as the
+        // limits say.
         match self.cut_off.take() {
             Some(end) if end != walked.end => {
                 Err(format!("the log ended at {end}, and now at {}", walked.end))
@@ -211,13 +216,14 @@ impl<'a> Life<'a> {
             Err(cause) => {
                 self.say(|| format!("opening: {cause}"));
                 let successor = meter.successor();
-                self.disk = successor.ok_or_else(|| format!("can not be opened: {cause}"))?;
-                // The walk was complete: the plug is pulled at a write, and nothing is written before.
+                self.disk = successor.ok_or_else(|| format!("cannot be opened: {cause}"))?;
+                // The walk was complete: the plug is pulled at a write, and nothing is written
+                // before.
                 self.ledger.promise(&walked);
                 self.cut_off = Some(walked.end);
                 Ok(None)
             }
-            Ok((None, _)) => Err("the end can not be read".into()),
+            Ok((None, _)) => Err("the end cannot be read".into()),
         }
     }
 

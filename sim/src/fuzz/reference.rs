@@ -1,5 +1,5 @@
-//! `docs/format/wal.md` once more, for images that lie in memory: nothing is read ahead, wrapped or remembered, and no code of the WAL is
-//! used, not even its checksum.
+//! `docs/format/wal.md` once more, for images that lie in memory: nothing is read ahead, wrapped or
+//! remembered, and no code of the WAL is used, not even its checksum.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -229,7 +229,8 @@ impl Record {
             lag: u32_at(bytes, 20),
             payload_crc: u32_at(bytes, 24),
         };
-        // Padding reaches to a page boundary, the next one if the header itself does not fit before it.
+        // Padding reaches to a page boundary, the next one if the header itself does not fit before
+        // it.
         let rest = PAGE - x % PAGE;
         let padding = if rest < HEADER { rest + PAGE } else { rest } - HEADER;
         let sound = crc32c(&[id, &bytes[..28]]) == u32_at(bytes, 28)
@@ -256,7 +257,7 @@ pub(super) struct Log {
     pub(super) header: Header,
     start: u64,
     bytes: Vec<u8>,
-    /// Logical offsets of pages that can not be read.
+    /// Logical offsets of pages that cannot be read.
     unreadable: Vec<u64>,
 }
 
@@ -383,7 +384,7 @@ impl Log {
         }
     }
 
-    /// The table of section 6. `None`: the log may end where it can not be read.
+    /// The table of section 6. `None`: the log may end where it cannot be read.
     pub(super) fn walk(&self) -> Option<Walked> {
         let mut walked = Walked { records: Vec::new(), damage: Vec::new(), end: 0, dropped: 0 };
         let (mut x, mut known, mut before) = (self.header.trim, self.header.durable, 0);

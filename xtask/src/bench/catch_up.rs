@@ -1,7 +1,7 @@
 //! Steady producing while late consumers read old data.
 //!
-//! The figures of a round: the latency and the rate of producing in its first third, and while late consumers read; and the rate of these consumers, beside what
-//! they had reached alone before.
+//! The figures of a round: the latency and the rate of producing in its first third, and while late
+//! consumers read; and the rate of these consumers, beside what they had reached alone before.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,23 +25,26 @@ pub(crate) struct Options {
     /// Rounds; in each all servers are measured, from scratch. Medians count.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// MiB to produce per second. (Kafka, made to flush each batch, does not keep up with much more.)
+    /// MiB to produce per second. (Kafka, made to flush each batch, does not keep up with much
+    /// more.)
     #[arg(long, default_value_t = 10)]
     rate: u32,
     /// Seconds to produce in a round. Late consumers come after a third.
     #[arg(long, default_value_t = 45)]
     seconds: u32,
-    /// MiB of old data. They should be more than can be read in the time; what is read again is in the file system's cache.
+    /// MiB of old data. They should be more than can be read in the time; what is read again is in
+    /// the file system's cache.
     #[arg(long, default_value_t = 5 * 1024)]
     old: u32,
-    /// MiB per second of each volume, in each direction: the log's and that of the objects; Kafka has one, for both.
+    /// MiB per second of each volume, in each direction: the log's and that of the objects; Kafka
+    /// has one, for both.
     #[arg(long, default_value_t = 150)]
     volume_rate: u64,
     /// Requests per second of the volume of the log, in each direction.
     #[arg(long, default_value_t = 3000)]
     volume_iops: u64,
-    /// Volumes as fast as the disk below, all of them on the same one. Old data are read again and again; the file system's cache is dropped each second, which takes
-    /// some 20 ms of a core.
+    /// Volumes as fast as the disk below, all of them on the same one. Old data are read again and
+    /// again; the file system's cache is dropped each second, which takes some 20 ms of a core.
     #[arg(long)]
     unlimited: bool,
     /// Leave Apache Kafka out.
@@ -111,7 +114,8 @@ impl Round {
         quantile(&due(&self.produced, time), part)
     }
 
-    /// The median over the seconds of the p99 of each: a second in which the disk stands still is one of many.
+    /// The median over the seconds of the p99 of each: a second in which the disk stands still is
+    /// one of many.
     fn p99_of_a_second(&self, (from, to): (f64, f64)) -> f64 {
         let seconds = (to - from) as u32;
         median((0..seconds).map(|second| {
@@ -210,7 +214,8 @@ fn round(
     };
     load.create("old", PARTITIONS, &[])?;
     load.create("filler", PARTITIONS, &[])?;
-    // Each batch on stable storage before it is acknowledged, as here always. (To have Kafka flush what is only to be there takes minutes.)
+    // Each batch on stable storage before it is acknowledged, as here always. (To have Kafka flush
+    // what is only to be there takes minutes.)
     let flushed: &[&str] = if system == System::Kafka { &["flush.messages=1"] } else { &[] };
     load.create("live", PARTITIONS, flushed)?;
     load.run("produce", "old", &["--total", &format!("{}MiB", options.old)])?;

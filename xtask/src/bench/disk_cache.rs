@@ -1,7 +1,8 @@
 //! Late reads from an object store that is far away, with and without a cache on a local disk.
 //!
-//! In rounds, a server with `--disk-cache` and one without, each from scratch, with an S3 server of its own behind a proxy that holds each request up. Everything is read late, twice; before each reading the server
-//! is started again, so that nothing is in memory.
+//! In rounds, a server with `--disk-cache` and one without, each from scratch, with an S3 server of
+//! its own behind a proxy that holds each request up. Everything is read late, twice; before each
+//! reading the server is started again, so that nothing is in memory.
 
 use std::fs;
 use std::path::Path;
@@ -28,7 +29,8 @@ pub(crate) struct Options {
     /// Partitions of the topic. One client reads all of them.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     partitions: u32,
-    /// Milliseconds by which each request to the object store is held up while everything is read late.
+    /// Milliseconds by which each request to the object store is held up while everything is read
+    /// late.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=1000))]
     latency_ms: u64,
     #[command(flatten)]

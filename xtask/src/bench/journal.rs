@@ -1,4 +1,5 @@
-//! The journal cache beside other engines, and its reads beside its own maintenance: builds `bench/journal`, a package of its own, and runs it.
+//! The journal cache beside other engines, and its reads beside its own maintenance: builds
+//! `bench/journal`, a package of its own, and runs it.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +14,8 @@ use crate::setup::{Missing, apt};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Options of the bench: `--entries 100000` is a trial of it in a minute or two, `--beside` only reads beside maintenance; `-- --help` tells of the others.
+    /// Options of the bench: `--entries 100000` is a trial of it in a minute or two, `--beside`
+    /// only reads beside maintenance; `-- --help` tells of the others.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
     rest: Vec<String>,
 }
@@ -86,7 +88,8 @@ fn race(root: &Path, options: &Options) -> Result<Vec<Case>, Error> {
     Ok(cases)
 }
 
-/// The case in a line of the bench, if there is one: `bar: missed: name: what it is`, or `failed: what has`.
+/// The case in a line of the bench, if there is one: `bar: missed: name: what it is`, or `failed:
+/// what has`.
 fn case(line: &str) -> Option<Case> {
     if let Some(what) = line.strip_prefix("failed: ") {
         return Some(Case::failed("a run", what));

@@ -1,7 +1,10 @@
-//! Kafka's own performance tools against this server and against Apache Kafka, alternately: `ProducerPerformance`, `ConsumerPerformance` and `EndToEndLatency`.
+//! Kafka's own performance tools against this server and against Apache Kafka, alternately:
+//! `ProducerPerformance`, `ConsumerPerformance` and `EndToEndLatency`.
 //!
-//! The server has one half of the processors, that where the disk interrupts, and the tools have the other. Alluvium flushes before it acknowledges, always; Kafka runs as it comes, which leaves that to
-//! the kernel, and with `flush.messages=1`, which is the same promise. All data lie in the same file system.
+//! The server has one half of the processors, that where the disk interrupts, and the tools have
+//! the other. Alluvium flushes before it acknowledges, always; Kafka runs as it comes, which leaves
+//! that to the kernel, and with `flush.messages=1`, which is the same promise. All data lie in the
+//! same file system.
 
 mod figures;
 mod printed;
@@ -38,11 +41,13 @@ pub(crate) struct Options {
     /// Partitions of the topic.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 100, 1000])]
     partitions: Vec<u32>,
-    /// Records whose way from the producer to the consumer is measured, one after the other. 0: none. The tool has no warm-up, and the first ones take ten times as long: they should be less
-    /// than one of a hundred.
+    /// Records whose way from the producer to the consumer is measured, one after the other. 0:
+    /// none. The tool has no warm-up, and the first ones take ten times as long: they should be
+    /// less than one of a hundred.
     #[arg(long, default_value_t = 5000)]
     end_to_end: u32,
-    /// MiB of records that this server keeps in memory for readers at the tail. (Kafka leaves that to the page cache, which is not counted as its memory.)
+    /// MiB of records that this server keeps in memory for readers at the tail. (Kafka leaves that
+    /// to the page cache, which is not counted as its memory.)
     #[arg(long, default_value_t = 32)]
     log_cache: u64,
     /// MiB of what was read from objects that it keeps.
@@ -51,7 +56,8 @@ pub(crate) struct Options {
     /// Where to write the plots.
     #[arg(long, value_name = "DIR", default_value = "docs/plots")]
     plots: PathBuf,
-    /// Measure nothing: tables, plots and bars of what runs have printed, which must have been set alike.
+    /// Measure nothing: tables, plots and bars of what runs have printed, which must have been set
+    /// alike.
     #[arg(long, value_name = "FILE", value_delimiter = ',')]
     report: Vec<PathBuf>,
     #[command(flatten)]
@@ -123,7 +129,8 @@ impl System {
 #[derive(Clone, Copy, PartialEq)]
 enum Load {
     Produce(Rate),
-    /// Produce, and wait for no acknowledgement: what the tool itself takes. Of Alluvium only; it would be the same of the others.
+    /// Produce, and wait for no acknowledgement: what the tool itself takes. Of Alluvium only; it
+    /// would be the same of the others.
     Unacknowledged(Rate),
     Consume,
     EndToEnd,
@@ -148,18 +155,23 @@ struct Sample {
 const RECORD_BYTES: u32 = 1024;
 /// First of all, to find how much is about too much.
 const FIRST_RECORDS: u64 = 20_000;
-/// To each partition of a topic before what is measured, in the mean. Apache Kafka maps two index files for each; the first entries of these fault in pages, 15 ms of its processor each here, and with 1,000
-/// partitions half a minute in which it does nothing else. Batches have 15 records, and the second one of a partition makes its first entries.
+/// To each partition of a topic before what is measured, in the mean. Apache Kafka maps two index
+/// files for each; the first entries of these fault in pages, 15 ms of its processor each here, and
+/// with 1,000 partitions half a minute in which it does nothing else. Batches have 15 records, and
+/// the second one of a partition makes its first entries.
 const FIRST_OF_A_PARTITION: u64 = 64;
-/// Then as fast as it goes for so long: a JVM that has just started has not compiled what it does most.
+/// Then as fast as it goes for so long: a JVM that has just started has not compiled what it does
+/// most.
 const WARM_UP_SECONDS: u32 = 15;
-/// And again while it becomes so much faster: what few records took says little about many, with 1,000 partitions above all.
+/// And again while it becomes so much faster: what few records took says little about many, with
+/// 1,000 partitions above all.
 const STILL_RISING: f64 = 1.25;
 const MAX_WARM_UPS: u32 = 6;
 const WAL_MEBIBYTES: u64 = 2048;
 /// As fast as it goes, with linger.ms as it comes.
 const FLAT_OUT: &[&str] = &["acks=all"];
-/// At a rate it is latency that counts, and not how long a producer waits for more before it sends (linger.ms, 5 ms as it comes).
+/// At a rate it is latency that counts, and not how long a producer waits for more before it sends
+/// (linger.ms, 5 ms as it comes).
 const AT_A_RATE: &[&str] = &["acks=all", "linger.ms=0"];
 const UNACKNOWLEDGED: &[&str] = &["acks=0", "linger.ms=0"];
 
@@ -193,7 +205,8 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
                     fs::remove_dir_all(&directory)?;
                 }
                 fs::create_dir_all(&directory)?;
-                // What the one before has left to the kernel must not be written while this one is measured.
+                // What the one before has left to the kernel must not be written while this one is
+                // measured.
                 rustix::fs::sync();
                 let under_test = UnderTest {
                     options,
@@ -203,7 +216,8 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
                     jars: &jars,
                     directory: &directory,
                 };
-                // One that stalls or fails does not take the others' figures with it; it is told at the end.
+                // One that stalls or fails does not take the others' figures with it; it is told at
+                // the end.
                 if let Err(error) = under_test.measure(&processors, &mut samples) {
                     let what = format!("round {round}, {partitions} partitions, {}", system.name());
                     println!("  {what}: {error}");
@@ -341,7 +355,8 @@ impl UnderTest<'_> {
     }
 }
 
-/// Records to send in so many seconds, and how many in each, where the server takes at most so many MiB per second.
+/// Records to send in so many seconds, and how many in each, where the server takes at most so many
+/// MiB per second.
 fn amount(rate: Rate, seconds: u32, most: f64) -> (u64, Option<u64>) {
     let most = most * f64::from(1 << 20) / f64::from(RECORD_BYTES);
     let asked = match rate {

@@ -79,7 +79,8 @@ impl Load {
         self.start_named(&name, kind, topic, &[arguments, &["--samples", &samples]].concat())
     }
 
-    /// The same without samples, however long it takes. `name` tells it from others at the same time.
+    /// The same without samples, however long it takes. `name` tells it from others at the same
+    /// time.
     pub(super) fn start_named(
         &self,
         name: &str,

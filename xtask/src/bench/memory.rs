@@ -86,17 +86,20 @@ impl Bound {
         let connections = |topic: &Topic| topic.partitions.min(16);
         let writers = [&WIDE, &MANY, &PASSING];
         let readers = [(&WIDE, 1), (&MANY, 1), (&OLD, LATE_READERS + 1), (&PASSING, 1)];
-        // One request of a connection is in memory at a time; its buffer grows to twice of what has come, and 64 KiB are there from the start.
+        // One request of a connection is in memory at a time; its buffer grows to twice of what has
+        // come, and 64 KiB are there from the start.
         let requests: f64 = writers
             .iter()
             .map(|topic| f64::from(connections(topic)) * 2.0 * mebibytes(topic.batch + 64))
             .sum();
-        // One fetch of a connection at a time, of 1 MiB for each partition; a batch keeps at most twice its payload.
+        // One fetch of a connection at a time, of 1 MiB for each partition; a batch keeps at most
+        // twice its payload.
         let responses: f64 =
             readers.iter().map(|(topic, count)| f64::from(topic.partitions * count) * 2.0).sum();
         let all_connections: u32 = writers.iter().map(|topic| connections(topic)).sum::<u32>()
             + readers.iter().map(|(topic, count)| connections(topic) * count).sum::<u32>();
-        // Parts of 8 MiB: those on their way, one that is filled, a block of 1 MiB that is encoded, and the 1 MiB that a directory writes at a time.
+        // Parts of 8 MiB: those on their way, one that is filled, a block of 1 MiB that is encoded,
+        // and the 1 MiB that a directory writes at a time.
         let object = |on_their_way: f64| (on_their_way + 1.0) * 8.0 + 2.0;
         Self(vec![
             ("log cache (--log-cache)", LOG_CACHE as f64),

@@ -1,4 +1,5 @@
-//! Benchmarks of whole servers: each figure beside that of another run, or another server, in the same quarter of an hour.
+//! Benchmarks of whole servers: each figure beside that of another run, or another server, in the
+//! same quarter of an hour.
 
 mod catch_up;
 mod disk_cache;
@@ -28,15 +29,20 @@ pub(crate) use memory::suite as memory_suite;
 
 #[derive(Subcommand)]
 pub(crate) enum Bench {
-    /// What late consumers do to producers, beside Apache Kafka. As root: it makes volumes of loop devices and drops the file system's cache.
+    /// What late consumers do to producers, beside Apache Kafka. As root: it makes volumes of loop
+    /// devices and drops the file system's cache.
     CatchUp(catch_up::Options),
-    /// What uploads and compaction cost: CPU and memory beside a server without them, requests, bytes and money for each GiB.
+    /// What uploads and compaction cost: CPU and memory beside a server without them, requests,
+    /// bytes and money for each GiB.
     Upload(upload::Options),
-    /// Late reads from an object store that is far away, with and without a cache on a local disk. Builds an S3 server from source by Go.
+    /// Late reads from an object store that is far away, with and without a cache on a local disk.
+    /// Builds an S3 server from source by Go.
     DiskCache(disk_cache::Options),
-    /// Kafka's own performance tools against this server, and against Apache Kafka with and without flushes.
+    /// Kafka's own performance tools against this server, and against Apache Kafka with and without
+    /// flushes.
     Kafka(kafka::Options),
-    /// The journal cache beside RocksDB, LevelDB, fjall, redb, LMDB and foyer. As root: it bounds the memory of each by a control group.
+    /// The journal cache beside RocksDB, LevelDB, fjall, redb, LMDB and foyer. As root: it bounds
+    /// the memory of each by a control group.
     Journal(journal::Options),
     /// Is the resident memory below what the settings say, under a load of all kinds?
     Memory(memory::Options),

@@ -1,7 +1,9 @@
-//! What uploads and compaction cost: CPU and memory of the server, requests to the object store, their bytes, and what those cost.
+//! What uploads and compaction cost: CPU and memory of the server, requests to the object store,
+//! their bytes, and what those cost.
 //!
-//! In rounds, a server that uploads and compacts, and one with the same log, the same log cache and the same load that does neither: its log cache holds all
-//! there is. What is judged is the whole resident set; what it has beyond the log cache is told beside it.
+//! In rounds, a server that uploads and compacts, and one with the same log, the same log cache and
+//! the same load that does neither: its log cache holds all there is. What is judged is the whole
+//! resident set; what it has beyond the log cache is told beside it.
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +29,8 @@ pub(crate) struct Options {
     /// Seconds to produce in a round.
     #[arg(long, default_value_t = 40)]
     seconds: u32,
-    /// Partitions of the topic; each number is a case of its own. Those that have little in an upload share an object, until compaction brings theirs together.
+    /// Partitions of the topic; each number is a case of its own. Those that have little in an
+    /// upload share an object, until compaction brings theirs together.
     #[arg(long, value_delimiter = ',', default_values_t = [4, 200])]
     partitions: Vec<u32>,
     /// MiB of an upload.
@@ -39,10 +42,12 @@ pub(crate) struct Options {
     server: ServerOptions,
 }
 
-/// In any currency. The defaults are the list prices of AWS S3 Standard in us-east-1, in US dollars.
+/// In any currency. The defaults are the list prices of AWS S3 Standard in us-east-1, in US
+/// dollars.
 #[derive(Args)]
 struct Prices {
-    /// Of 1,000 requests that write or list: objects, their parts, begin and end of those. Deletions are free. Default: as S3 has for PUT, COPY, POST and LIST.
+    /// Of 1,000 requests that write or list: objects, their parts, begin and end of those.
+    /// Deletions are free. Default: as S3 has for PUT, COPY, POST and LIST.
     #[arg(long, default_value_t = 0.005)]
     price_put: f64,
     /// Of 1,000 GETs. Default: as S3.
@@ -156,7 +161,8 @@ fn round(
     binary: &Path,
     directory: &Path,
 ) -> Result<Round, Error> {
-    // An upload is at most a quarter of the log, and half of the log cache: with so much, none is due before the end. The rest is for what is around the records.
+    // An upload is at most a quarter of the log, and half of the log cache: with so much, none is
+    // due before the end. The rest is for what is around the records.
     let produced = u64::from(options.rate) * u64::from(options.seconds) * 5 / 4 + 64;
     let upload = if uploads {
         [format!("{}MiB", options.upload_size), "10s".into(), "256MiB".into()]
@@ -187,7 +193,8 @@ fn round(
     let (_, memory) = watched(&server, MEMORY_EVERY, || {
         load.run("produce", "topic", &["--rate", &rate, "--duration", &seconds])
     })?;
-    // Not watched any more: to ask for the metrics costs the server something, too, and the other one would not be asked so long.
+    // Not watched any more: to ask for the metrics costs the server something, too, and the other
+    // one would not be asked so long.
     if uploads {
         settle(&server)?;
     }

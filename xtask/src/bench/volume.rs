@@ -25,11 +25,13 @@ pub(super) struct Volume {
     device: Option<LoopDevice>,
 }
 
-/// The controller of cgroup v1. At its root it limits all I/O of a device, that of the file system's writers in the kernel included.
+/// The controller of cgroup v1. At its root it limits all I/O of a device, that of the file
+/// system's writers in the kernel included.
 const THROTTLE: &str = "/sys/fs/cgroup/blkio/blkio.throttle";
 
 impl Volume {
-    /// Make one in `directory`, in the image of an earlier one if there is one. Takes root, loop devices and, with a limit, cgroup v1.
+    /// Make one in `directory`, in the image of an earlier one if there is one. Takes root, loop
+    /// devices and, with a limit, cgroup v1.
     pub(super) fn new(
         directory: &Path,
         name: &str,
@@ -39,8 +41,9 @@ impl Volume {
         let (mount, image) = (directory.join(name), directory.join(format!("{name}.img")));
         fs::create_dir_all(&mount)?;
         if !image.exists() {
-            // Written in full: where the file below has no block yet, or one that was never written, a flush of the volume is one of that file
-            // system's journal too, in which everything on the disk has to wait for everything else.
+            // Written in full: where the file below has no block yet, or one that was never
+            // written, a flush of the volume is one of that file system's journal too, in which
+            // everything on the disk has to wait for everything else.
             let mut write = Command::new("dd");
             write.args(["if=/dev/zero", "bs=1M", "oflag=direct", "conv=fsync"]);
             write.arg(format!("count={}", gibibytes << 10));
@@ -82,7 +85,8 @@ fn set_limit(number: &str, limit: Limit) -> Result<(), Error> {
     Ok(())
 }
 
-/// Take down the volumes in `directory` that a run has left which was ended by a signal. What lies elsewhere is not touched.
+/// Take down the volumes in `directory` that a run has left which was ended by a signal. What lies
+/// elsewhere is not touched.
 ///
 /// # Errors
 /// A process of that run still uses one.
@@ -101,7 +105,8 @@ pub(super) fn release(directory: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The place that a line of /proc/self/mounts states, if it is in the directory, and not that itself.
+/// The place that a line of /proc/self/mounts states, if it is in the directory, and not that
+/// itself.
 fn mounted_in(line: &str, directory: &Path) -> Option<PathBuf> {
     let mut place = line.split(' ').nth(1)?.to_owned();
     // The kernel writes these as numbers.

@@ -20,7 +20,8 @@ pub(super) struct Memory {
     pub(super) objects: f64,
 }
 
-/// Do `work`, and sample the server's memory meanwhile, once at least. A server that does not answer is an error.
+/// Do `work`, and sample the server's memory meanwhile, once at least. A server that does not
+/// answer is an error.
 pub(super) fn watched<T>(
     server: &Server,
     every: Duration,

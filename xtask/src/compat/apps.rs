@@ -1,4 +1,5 @@
-//! What others build on Kafka, started as a user would: Kafka Streams, Kafka Connect, MirrorMaker, a schema registry, a UI.
+//! What others build on Kafka, started as a user would: Kafka Streams, Kafka Connect, MirrorMaker,
+//! a schema registry, a UI.
 
 mod ui;
 
@@ -39,7 +40,7 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     let class_path = setup::apps(compat.root)?;
     let registry = setup::registry(compat.root)?;
     let kafka = setup::kafka(compat.root)?;
-    // Where it can not be installed, the others are run all the same.
+    // Where it cannot be installed, the others are run all the same.
     let kaskade = setup::kaskade(compat.root);
     compat.with_peer("apps", 1, |peer, directory| {
         let mut cases = vec![
@@ -178,7 +179,8 @@ fn connect(peer: &Peer, class_path: &str, directory: &Path) -> Result<(), Error>
     drop(running);
     File::options().append(true).open(&source)?.write_all(lines(1000).as_bytes())?;
     let mut running = Running::start(&mut java, &log)?;
-    // The sink may write again what it had not committed when it was killed, but leaves nothing out.
+    // The sink may write again what it had not committed when it was killed, but leaves nothing
+    // out.
     eventually("what came later is copied", &mut running, || {
         let text = fs::read_to_string(&sink)?;
         Ok((0..2000).all(|n| text.contains(&format!("line {n}\n"))))

@@ -1,4 +1,5 @@
-//! The tests of confluent-kafka-go that talk to a server: librdkafka, as one of Confluent's own clients calls it.
+//! The tests of confluent-kafka-go that talk to a server: librdkafka, as one of Confluent's own
+//! clients calls it.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +12,8 @@ use crate::exec::follow_all;
 use crate::report::{Case, GoTests};
 use crate::setup::{self, GoTest, Missing};
 
-/// Far above what they take: most of it is time that they wait. They give up a minute earlier, and then say which have not ended.
+/// Far above what they take: most of it is time that they wait. They give up a minute earlier, and
+/// then say which have not ended.
 const LIMIT: Duration = Duration::from_secs(11 * 60);
 
 /// As their authors' servers are told.
@@ -20,8 +22,8 @@ const PARTITIONS: u32 = 4;
 /// The one test that runs with groups of either kind. It has dozens of parts.
 const WITH_GROUPS: &str = "TestIntegration";
 
-/// Parts of it that read a setting right after they have changed it. Apache Kafka may then still answer with what was before: there they
-/// pass or fail by chance.
+/// Parts of it that read a setting right after they have changed it. Apache Kafka may then still
+/// answer with what was before: there they pass or fail by chance.
 const READ_AT_ONCE: [&str; 2] = ["TestAdminConfig", "TestAdminClient_UserScramCredentials"];
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
@@ -117,7 +119,8 @@ fn sort(package: &Path) -> Result<(Vec<String>, usize), Error> {
     Ok((asking, others))
 }
 
-/// The tests in a file, and whether each asks where a server is. What it asks with ends a test if there is none.
+/// The tests in a file, and whether each asks where a server is. What it asks with ends a test if
+/// there is none.
 fn tests_in(source: &str) -> impl Iterator<Item = (&str, bool)> {
     source.split("\nfunc ").skip(1).filter_map(|function| {
         let (name, _) = function.split_once("(t *testing.T)")?;

@@ -1,4 +1,5 @@
-//! The tests of which it is known that they fail, and why. A test that is not listed must pass; one that is listed must fail.
+//! The tests of which it is known that they fail, and why. A test that is not listed must pass; one
+//! that is listed must fail.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +21,8 @@ impl Known {
         Self::parse(&text, server, suite)
     }
 
-    /// One line for each test: `suite | server | test | reason`, where the server is `alluvium`, `kafka` or `both`.
+    /// One line for each test: `suite | server | test | reason`, where the server is `alluvium`,
+    /// `kafka` or `both`.
     fn parse(text: &str, server: &str, suite: &str) -> Result<Self, Error> {
         let mut known = BTreeMap::new();
         for (line, number) in text.lines().zip(1..) {
@@ -48,8 +50,8 @@ impl Known {
         Ok(Self(known))
     }
 
-    /// A failure that is listed is known. What is listed and does not fail any more has failed, and so has, when all tests `ran`, what is
-    /// listed and is no test: the list says what is so.
+    /// A failure that is listed is known. What is listed and does not fail any more has failed, and
+    /// so has, when all tests `ran`, what is listed and is no test: the list says what is so.
     pub(super) fn judge(mut self, cases: Vec<Case>, ran: bool) -> Vec<Case> {
         let mut judged = Vec::new();
         for mut case in cases {

@@ -1,5 +1,5 @@
-//! librdkafka's own tests, by its own program: all in quick mode, and then those that this leaves out
-//! or that need another server.
+//! librdkafka's own tests, by its own program: all in quick mode, and then those that this leaves
+//! out or that need another server.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -39,8 +39,8 @@ struct Pass<'a> {
     suffix: &'a str,
 }
 
-/// All tests, in quick mode and without those that emulate a bad network (`-E`), four at a time: they
-/// wait more than they compute.
+/// All tests, in quick mode and without those that emulate a bad network (`-E`), four at a time:
+/// they wait more than they compute.
 const QUICK: Pass<'_> =
     Pass { name: "quick", tests: "", arguments: &["-Q", "-E", "-p4"], suffix: "" };
 

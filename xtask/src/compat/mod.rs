@@ -1,4 +1,5 @@
-//! `cargo xtask compat`: test suites that others have written for Kafka, and Kafka's own programs, against the server as a user starts it.
+//! `cargo xtask compat`: test suites that others have written for Kafka, and Kafka's own programs,
+//! against the server as a user starts it.
 
 mod apps;
 mod confluent_kafka;
@@ -35,7 +36,8 @@ pub(crate) struct Options {
     /// Leave out what takes long, as continuous integration does.
     #[arg(long)]
     short: bool,
-    /// Against which server. What fails against Apache Kafka on the same machine is no fault of Alluvium's.
+    /// Against which server. What fails against Apache Kafka on the same machine is no fault of
+    /// Alluvium's.
     #[arg(long, default_value = "alluvium")]
     peer: Which,
     #[command(flatten)]
@@ -197,8 +199,8 @@ impl Compat<'_> {
         }
     }
 
-    /// Runs `suite` against a fresh server, whose topics have so many `partitions` unless they say otherwise. Its data and log stay if a
-    /// case has failed.
+    /// Runs `suite` against a fresh server, whose topics have so many `partitions` unless they say
+    /// otherwise. Its data and log stay if a case has failed.
     fn with_peer(
         &self,
         name: &str,

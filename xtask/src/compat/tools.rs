@@ -1,4 +1,5 @@
-//! Kafka's command-line tools, each as `bin/kafka-*.sh` starts it: one command after the other, with what it must say and how it must end.
+//! Kafka's command-line tools, each as `bin/kafka-*.sh` starts it: one command after the other,
+//! with what it must say and how it must end.
 
 mod cases;
 
@@ -16,7 +17,8 @@ use crate::setup::{self, Missing};
 use cases::{CASES, Ends, FILES};
 pub(super) use cases::{Case, badly, fed, well};
 
-/// Far above what any of them takes. A consumer that waits for what never comes must not block the rest.
+/// Far above what any of them takes. A consumer that waits for what never comes must not block the
+/// rest.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// What the last tool has said, beside the files that cases name.
@@ -100,7 +102,8 @@ pub(super) fn case_passes(
     Ok(())
 }
 
-/// The tools as scripts in a directory, as Kafka's archive has them, for those who start them by name.
+/// The tools as scripts in a directory, as Kafka's archive has them, for those who start them by
+/// name.
 pub(super) fn scripts(jars: &Path, directory: &Path) -> Result<(), Error> {
     fs::create_dir_all(directory)?;
     // The last one starts any class, of those on `CLASSPATH` too.

@@ -1,8 +1,9 @@
 //! A machine whose disk has a cache that can really be lost.
 //!
-//! The guest runs Debian's kernel and nothing but the writer. Its disk is served by nbdkit, which keeps what was not flushed
-//! in a cache of its own (`nbdkit-cache-filter`, `cache=writeback`) and writes it to the medium, a file, on a flush. SIGKILL
-//! takes that cache away, in the middle of a flush perhaps, and leaves the medium as it is.
+//! The guest runs Debian's kernel and nothing but the writer. Its disk is served by nbdkit, which
+//! keeps what was not flushed in a cache of its own (`nbdkit-cache-filter`, `cache=writeback`) and
+//! writes it to the medium, a file, on a flush. SIGKILL takes that cache away, in the middle of a
+//! flush perhaps, and leaves the medium as it is.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -22,8 +23,8 @@ const MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod"]
 /// The guest is emulated, and shares the processors with other work.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// The first program of the guest: loads the drivers, and starts the writer with the arguments that the kernel's command line
-/// holds behind `--`. The second serial port is the journal.
+/// The first program of the guest: loads the drivers, and starts the writer with the arguments that
+/// the kernel's command line holds behind `--`. The second serial port is the journal.
 const INIT: &str = "#!/bin/busybox sh
 busybox=/bin/busybox
 $busybox mount -t proc proc /proc
@@ -89,7 +90,8 @@ pub(super) fn image(cache: &Path, directory: &Path, writer: &Path) -> Result<Ima
 /// What differs from one machine to the next.
 pub(super) struct Config<'a> {
     pub(super) disk: Disk,
-    /// Whether each page that a flush writes to the medium takes a millisecond, so that a cut falls into a flush.
+    /// Whether each page that a flush writes to the medium takes a millisecond, so that a cut falls
+    /// into a flush.
     pub(super) slow_flushes: bool,
     /// Arguments of `numbered write` behind the disk.
     pub(super) writer: &'a [String],
@@ -117,7 +119,8 @@ impl Machine {
             }
         }
         let log = |name: &str| File::create(directory.join(name));
-        // A socket's path is short: 108 bytes, so it is relative. The cache is a file that has no name, below TMPDIR.
+        // A socket's path is short: 108 bytes, so it is relative. The cache is a file that has no
+        // name, below TMPDIR.
         let mut nbdkit = Command::new("nbdkit");
         nbdkit.current_dir(directory).env("TMPDIR", directory);
         nbdkit.args(["--foreground", "--unix", "nbd.sock", "--pidfile", "nbdkit.pid"]);
@@ -185,7 +188,8 @@ impl Machine {
         }
     }
 
-    /// Cut the disk's power: what was not flushed is gone. The machine goes on, and finds its disk dead.
+    /// Cut the disk's power: what was not flushed is gone. The machine goes on, and finds its disk
+    /// dead.
     pub(super) fn cut(&mut self) -> Result<(), Error> {
         self.nbdkit.kill()?;
         self.nbdkit.wait()?;

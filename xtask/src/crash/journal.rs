@@ -1,4 +1,5 @@
-//! What the writer was promised, compared with what is left. Pure; no I/O. The lines are those of `sim/src/bin/numbered.rs`.
+//! What the writer was promised, compared with what is left. Pure; no I/O. The lines are those of
+//! `sim/src/bin/numbered.rs`.
 
 use std::fmt;
 

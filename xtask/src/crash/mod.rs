@@ -1,8 +1,10 @@
-//! The crash test: the power of a disk is really cut under the WAL, and what was acknowledged must be there.
+//! The crash test: the power of a disk is really cut under the WAL, and what was acknowledged must
+//! be there.
 //!
-//! `cargo xtask sim` cuts the power of a simulated disk, and `cargo xtask kill` kills the process; here the whole way down is
-//! real but the disk itself: io_uring, a kernel's block layer and its drivers, flushes and FUA, and a volatile cache that
-//! is lost ([`guest`]). The writer tells over a serial line what it was promised, [`journal`] compares.
+//! `cargo xtask sim` cuts the power of a simulated disk, and `cargo xtask kill` kills the process;
+//! here the whole way down is real but the disk itself: io_uring, a kernel's block layer and its
+//! drivers, flushes and FUA, and a volatile cache that is lost ([`guest`]). The writer tells over a
+//! serial line what it was promised, [`journal`] compares.
 
 mod guest;
 mod journal;
@@ -156,8 +158,9 @@ impl Bench {
         if let Cut::Closed(_) = cut {
             return Ok(());
         }
-        // The machine lives on: until the writer has noticed, it tells what was promised before the cut. In recovery that takes it long, since it
-        // tries to read every page of a disk that is dead.
+        // The machine lives on: until the writer has noticed, it tells what was promised before the
+        // cut. In recovery that takes it long, since it tries to read every page of a disk that is
+        // dead.
         while let Some(line) = machine.line_within(Duration::from_secs(5))? {
             if take(&line)? {
                 break;
@@ -166,7 +169,8 @@ impl Bench {
         Ok(())
     }
 
-    /// A writer that does not flush must lose what it was promised, or else this test could not fail.
+    /// A writer that does not flush must lose what it was promised, or else this test could not
+    /// fail.
     fn control(&self, disk: Disk) -> Result<(), Error> {
         self.format()?;
         let writer = self.writer(1, &["--durability", "device"]);

@@ -439,8 +439,8 @@ fn may_be_refused(session: &Session, model: &Model, stated: &Stated) -> bool {
     stated.has_lost_state("transactions") || stated.partitions.keys().any(|it| has_written_to(&it))
 }
 
-/// Whether the refusals of an idempotent producer in a partition are as they may be: none, or one if
-/// a batch of its own is lost.
+/// Whether the refusals of an idempotent producer in a partition are as they may be: none, or one
+/// if a batch of its own is lost.
 fn may_skip(producer: &Idempotent, partition: &Partition, stated: &Stated) -> bool {
     let name = partition.to_string();
     let own = producer.offsets.get(&name).into_iter().flatten();

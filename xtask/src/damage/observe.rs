@@ -182,7 +182,7 @@ impl<'a> Reader<'a> {
         let start = self.list(partition, EARLIEST)?.map_or(0, |found| found.0);
         view.log_start = start;
         let mut offset = start;
-        // Where a range begins that can not be read.
+        // Where a range begins that cannot be read.
         let mut refused: Option<(i64, Why)> = None;
         loop {
             let answer = self.fetch(partition, offset, committed)?;

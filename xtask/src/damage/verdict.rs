@@ -173,9 +173,9 @@ pub(super) fn judge(facts: &Facts<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Whether `/healthz` says that the object store as a whole is away. A directory that is gone cannot
-/// be told from one whose file system is not mounted, so clients repeat their reads until it is back
-/// (docs/storage-faults.md).
+/// Whether `/healthz` says that the object store as a whole is away. A directory that is gone
+/// cannot be told from one whose file system is not mounted, so clients repeat their reads until it
+/// is back (docs/storage-faults.md).
 fn is_store_away(health: &str) -> bool {
     let away = ["is not the directory that was opened", "is this the right object store"];
     health.lines().any(|line| {

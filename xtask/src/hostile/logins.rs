@@ -1,4 +1,5 @@
-//! Who tries to come in as somebody else: by an exchange that was listened to, and by guessing the password.
+//! Who tries to come in as somebody else: by an exchange that was listened to, and by guessing the
+//! password.
 
 use std::num::NonZeroU32;
 use std::thread;
@@ -21,7 +22,8 @@ const SASL_AUTHENTICATION_FAILED: i16 = 58;
 
 /// Twice as many failures as an address has free.
 const GUESSES: u32 = 40;
-/// One failure is forgotten each second, so some guesses may come too late; if all of these leave the right password free, nothing bounds them.
+/// One failure is forgotten each second, so some guesses may come too late; if all of these leave
+/// the right password free, nothing bounds them.
 const MAX_GUESSES: u32 = 10 * GUESSES;
 /// Far above the seconds until an address may try again.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -72,7 +74,8 @@ fn replay(address: &str, Recorded { first, last }: &Recorded) -> Result<(), Erro
     Ok(())
 }
 
-/// Guess until the address is not let in with the right password either, and wait until it is again. Nobody is told that the right password is wrong: connections are closed then.
+/// Guess until the address is not let in with the right password either, and wait until it is
+/// again. Nobody is told that the right password is wrong: connections are closed then.
 fn guess(address: &str) -> Result<(), Error> {
     if plain(address, USER.1)? != Told::Welcome {
         return Err("the right password is refused".into());

@@ -1,4 +1,5 @@
-//! Clients that mean harm, against the real binary: whatever they do, memory stays bounded, and an honest client is served all the while.
+//! Clients that mean harm, against the real binary: whatever they do, memory stays bounded, and an
+//! honest client is served all the while.
 
 mod logins;
 mod wire;
@@ -23,8 +24,8 @@ use wire::{
     create_topic, fetch, flexible, produce, produced, request, served, versions,
 };
 
-/// A round of the honest client may take so long: on a busy machine it takes a second, and who waits until an attacker has had its time waits for
-/// half a minute.
+/// A round of the honest client may take so long: on a busy machine it takes a second, and who
+/// waits until an attacker has had its time waits for half a minute.
 const ROUND_LIMIT: Duration = Duration::from_secs(10);
 /// Between two rounds, so that what it writes stays in the log.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -91,7 +92,8 @@ fn too_few(connections: u32, asked: u32) -> Option<Case> {
     (connections < asked).then(|| Case::skipped(&format!("{asked} connections"), why))
 }
 
-/// Let this process and those it starts have files for so many connections; how many that are in the end.
+/// Let this process and those it starts have files for so many connections; how many that are in
+/// the end.
 fn raise_file_limit(connections: u32) -> Result<u32, Error> {
     let needed = u64::from(connections) + 1_000;
     let mut limit = getrlimit(Resource::Nofile);
@@ -225,9 +227,10 @@ impl<'a> Attacks<'a> {
 
     fn all(&self) -> Vec<Case> {
         type Attack<'a> = fn(&Attacks<'a>) -> Result<Held, Error>;
-        // How much more memory the server may take at its height, in MiB: bounds of its documents, and what allocators do with it.
+        // How much more memory the server may take at its height, in MiB: bounds of its documents,
+        // and what allocators do with it.
         let attacks: [(&str, u64, Attack<'a>); 12] = [
-            ("lengths that can not be", 64, Self::lengths),
+            ("lengths that cannot be", 64, Self::lengths),
             ("arrays and texts that are not there", 64, Self::arrays),
             ("bad batches, old formats", 64, Self::batches),
             ("half requests of 100 MiB", 384, Self::half_requests),
@@ -310,8 +313,8 @@ impl<'a> Attacks<'a> {
         Ok(Held::default())
     }
 
-    /// Behind a good header: lengths of arrays and texts that the request does not have. Whether a version's header has tagged fields is not told, so
-    /// it comes with and without.
+    /// Behind a good header: lengths of arrays and texts that the request does not have. Whether a
+    /// version's header has tagged fields is not told, so it comes with and without.
     fn arrays(&self) -> Result<Held, Error> {
         let spoils = [
             Body::default().i32(i32::MAX),
@@ -337,7 +340,8 @@ impl<'a> Attacks<'a> {
                 }
             }
         }
-        // A whole request with such a header is answered, so what closes the connection is the array.
+        // A whole request with such a header is answered, so what closes the connection is the
+        // array.
         let metadata = |topics: &[u8]| flexible(METADATA, 12, &Body([topics, &[0; 3]].concat()));
         self.connect()?.call(&metadata(&[1]))?;
         for topics in [&spoils[4], &spoils[5]] {
@@ -386,7 +390,8 @@ impl<'a> Attacks<'a> {
         let claim = (100_i32 << 20).to_be_bytes();
         for (at, wire) in wires.iter_mut().enumerate() {
             wire.send(&claim);
-            // Some stay below what is read without asking; others send what goes, until the server does not read on.
+            // Some stay below what is read without asking; others send what goes, until the server
+            // does not read on.
             wire.0.set_nonblocking(true)?;
             let chunk = vec![0; 60 << 10];
             for _ in 0..if at % 10 == 0 { 10 } else { 1 } {
@@ -486,7 +491,8 @@ impl<'a> Attacks<'a> {
                 code => return Err(format!("a member of a group of its own gets {code}").into()),
             }
         }
-        // Members of one classic group, each static and on a connection of its own as it waits for the others.
+        // Members of one classic group, each static and on a connection of its own as it waits for
+        // the others.
         let mut wires = self.connect_many(500)?;
         for (n, wire) in wires.iter_mut().enumerate() {
             let join = Body::default().text("crowd").i32(30_000).i32(60_000).text("");

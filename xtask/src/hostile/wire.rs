@@ -221,7 +221,8 @@ impl Batch {
         }
     }
 
-    /// One record of 1.8 GB with a value that is all one byte, many thousand times as large as it comes: zstd's blocks of one repeated byte.
+    /// One record of 1.8 GB with a value that is all one byte, many thousand times as large as it
+    /// comes: zstd's blocks of one repeated byte.
     pub(super) fn zstd_bomb(compressed_bytes: usize) -> Self {
         const BLOCK_BYTES: u32 = 128 << 10;
         // Magic; no checksum, no content size; a window of 1 MiB.

@@ -1,7 +1,8 @@
 //! What the kill test compares: the clients' journals with what the server holds. Pure; no I/O.
 //!
-//! Each producer numbers its records per partition from 0 and gives up on none. So a partition must hold, of each
-//! producer, the numbers 0, 1, 2, ... in this order, at least up to the last acknowledged one.
+//! Each producer numbers its records per partition from 0 and gives up on none. So a partition must
+//! hold, of each producer, the numbers 0, 1, 2, ... in this order, at least up to the last
+//! acknowledged one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -48,7 +49,8 @@ impl fmt::Display for RecordId {
     }
 }
 
-/// A record that a client was told of: acknowledged to its producer, or delivered to a group member.
+/// A record that a client was told of: acknowledged to its producer, or delivered to a group
+/// member.
 #[derive(Clone, Copy, Debug)]
 struct Sighting {
     partition: Partition,
@@ -134,7 +136,8 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Takes one record as a reader prints it, `partition offset key`. Offsets must be dense from 0.
+    /// Takes one record as a reader prints it, `partition offset key`. Offsets must be dense from
+    /// 0.
     pub(super) fn record_line(&mut self, line: &str) -> Result<(), String> {
         let bad = || format!("not a line of a reader: {line:?}");
         let words: Vec<&str> = line.split(' ').collect();
@@ -194,7 +197,8 @@ pub(super) fn check(promises: &Promises, held: &Held) -> Vec<Violation> {
     found
 }
 
-/// Of each producer, each partition holds the numbers 0, 1, 2, ...: none missing, none twice, none out of order.
+/// Of each producer, each partition holds the numbers 0, 1, 2, ...: none missing, none twice, none
+/// out of order.
 fn order(held: &Held, found: &mut Vec<Violation>) {
     for (partition, records) in &held.partitions {
         let mut next: BTreeMap<Producer, u64> = BTreeMap::new();
@@ -252,7 +256,8 @@ fn commits(promises: &Promises, held: &Held, found: &mut Vec<Violation>) {
     }
 }
 
-/// The checker must find what it is there to find: each test breaks one promise in data that is right otherwise.
+/// The checker must find what it is there to find: each test breaks one promise in data that is
+/// right otherwise.
 #[cfg(test)]
 mod tests {
     use super::*;

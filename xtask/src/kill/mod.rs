@@ -1,8 +1,9 @@
-//! The kill test: SIGKILL at random moments under load, and after each a look at what the server holds.
+//! The kill test: SIGKILL at random moments under load, and after each a look at what the server
+//! holds.
 //!
-//! Real idempotent producers (librdkafka, franz-go) and consumer groups run all the time, over all kills, in processes of
-//! their own, and write down what they were promised. After each restart a reader that knows nothing (kcat)
-//! reads every partition from the start, and [`check`] compares.
+//! Real idempotent producers (librdkafka, franz-go) and consumer groups run all the time, over all
+//! kills, in processes of their own, and write down what they were promised. After each restart a
+//! reader that knows nothing (kcat) reads every partition from the start, and [`check`] compares.
 
 mod check;
 
@@ -28,7 +29,8 @@ const TOPIC: &str = "kill";
 const PARTITIONS: u32 = 6;
 /// The groups of the two loads, named like their producers.
 const GROUPS: [&str; 2] = ["py", "go"];
-/// Small, so that a campaign goes round the ring many times: uploads and trims happen between the kills.
+/// Small, so that a campaign goes round the ring many times: uploads and trims happen between the
+/// kills.
 const WAL_MEBIBYTES: u64 = 128;
 /// Clients reconnect within a second; only a server that lets nobody in takes longer.
 const PROGRESS_LIMIT: Duration = Duration::from_secs(90);
@@ -76,7 +78,7 @@ pub(crate) struct Tools {
 
 /// Why a campaign gave no result.
 pub(crate) enum Stopped {
-    /// It can not run here.
+    /// It cannot run here.
     Skipped(String),
     /// A promise was broken, or the test itself could not go on.
     Failed(Error),
@@ -88,7 +90,8 @@ impl<E: Into<Error>> From<E> for Stopped {
     }
 }
 
-/// Runs a campaign of `rounds` kills in `directory`. With an object store that is a process of its own, that is killed too.
+/// Runs a campaign of `rounds` kills in `directory`. With an object store that is a process of its
+/// own, that is killed too.
 pub(crate) fn run(
     target: Target,
     rounds: u32,
@@ -220,7 +223,7 @@ impl<'a> Campaign<'a> {
         }
         let start_time = self.server.start_again()?;
         if let Some(gateway) = &mut self.gateway {
-            // Recovery has done without it; readers can not.
+            // Recovery has done without it; readers cannot.
             gateway.start_again()?;
         }
         let held = self.check()?;
@@ -235,7 +238,8 @@ impl<'a> Campaign<'a> {
         Ok(())
     }
 
-    /// Each producer must get an answer for something new: a round without load would check nothing.
+    /// Each producer must get an answer for something new: a round without load would check
+    /// nothing.
     fn wait_for_progress(&mut self) -> Result<(), Error> {
         self.read_journals()?;
         let before = self.promises.by_producer();
@@ -264,7 +268,8 @@ impl<'a> Campaign<'a> {
 
     /// Compares what was promised with what the server holds; returns how many records it holds.
     fn check(&mut self) -> Result<usize, Error> {
-        // First what was promised, then what is held: what is promised in between need not be there yet.
+        // First what was promised, then what is held: what is promised in between need not be there
+        // yet.
         self.read_journals()?;
         let held = self.read_server()?;
         let violations = check::check(&self.promises, &held);
@@ -285,8 +290,8 @@ impl<'a> Campaign<'a> {
 
     fn read_server(&self) -> Result<Held, Error> {
         let mut held = Held::default();
-        // The commits first: a member may commit while the records are being read, and its commit must not seem to be
-        // beyond their end.
+        // The commits first: a member may commit while the records are being read, and its commit
+        // must not seem to be beyond their end.
         for group in GROUPS {
             let mut python = self.server.client(&self.tools.python);
             python.arg(&self.tools.script).args(["committed", "--name", group, "--topic", TOPIC]);
@@ -302,8 +307,8 @@ impl<'a> Campaign<'a> {
         Ok(held)
     }
 
-    /// Reads a partition from its start to where it ends now. A reader that looks for the end itself would never be
-    /// done: the producers go on.
+    /// Reads a partition from its start to where it ends now. A reader that looks for the end
+    /// itself would never be done: the producers go on.
     fn read_partition(&self, partition: u32, held: &mut Held) -> Result<(), Error> {
         let kcat = |arguments: &[&str]| {
             let mut command = self.server.client("kcat");

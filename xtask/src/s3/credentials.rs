@@ -25,7 +25,8 @@ struct Source {
 }
 
 impl Test<'_> {
-    /// From each source: right credentials work, are renewed, and wrong ones end the start. Neither is in what is printed.
+    /// From each source: right credentials work, are renewed, and wrong ones end the start. Neither
+    /// is in what is printed.
     pub(super) fn credentials(&self) -> Result<(), Error> {
         let gateway = self.gateway("credentials")?;
         let mut no_secret_key = self.refused_server(&gateway, "s3://bucket/prefix")?;

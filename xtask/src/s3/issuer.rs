@@ -1,6 +1,8 @@
-//! What hands out credentials, in the place of AWS: the instance's metadata, the container's endpoint, the service that takes web identities.
+//! What hands out credentials, in the place of AWS: the instance's metadata, the container's
+//! endpoint, the service that takes web identities.
 //!
-//! The first has an address that no test can have. It is reached as the HTTP proxy of the server, which then asks it for what it would ask that address.
+//! The first has an address that no test can have. It is reached as the HTTP proxy of the server,
+//! which then asks it for what it would ask that address.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -82,7 +84,8 @@ impl State {
                 match query.split('&').any(|it| it == shown) && query.contains("role%2Fof-the-test")
                 {
                     true => self.xml(),
-                    // AWS says in words what it was shown; so does this, to see that nobody repeats it.
+                    // AWS says in words what it was shown; so does this, to see that nobody repeats
+                    // it.
                     false => (
                         "403 Forbidden",
                         format!(

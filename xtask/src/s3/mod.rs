@@ -1,4 +1,5 @@
-//! The S3 test: a server whose object store is another process, behind a network that loses and delays, that is away, and that is killed.
+//! The S3 test: a server whose object store is another process, behind a network that loses and
+//! delays, that is away, and that is killed.
 
 mod credentials;
 mod issuer;
@@ -125,7 +126,8 @@ impl Test<'_> {
         let directory = self.directory.join(format!("{name}-s3"));
         let gateway = Gateway::start(self.peer, &self.tools.gateway, &directory, authority)?;
         if self.peer == Peer::Minio {
-            // It takes connections a while before it answers anything but 503, at which a tool asks again.
+            // It takes connections a while before it answers anything but 503, at which a tool asks
+            // again.
             let mut asked = self.tool(&gateway, &["object", "verify", "s3://bucket"]);
             if let Some(authority) = &gateway.authority {
                 asked.arg("--s3-ca-file").arg(authority.root());
@@ -162,8 +164,8 @@ impl Test<'_> {
         let mut delete = Command::new(self.binary);
         delete.args(["topic", "delete", "endless", "--bootstrap", &server.address()]);
         quietly(&mut delete)?;
-        // What the server itself keeps has no objects. Of attempts that the network cut off, what could not be deleted at once is old enough to
-        // be an orphan tomorrow.
+        // What the server itself keeps has no objects. Of attempts that the network cut off, what
+        // could not be deleted at once is old enough to be an orphan tomorrow.
         let left = if weather == Weather::Clear { 0 } else { proxy.faults() as usize };
         eventually("the objects are deleted", || Ok(gateway.objects_there()? <= left))?;
         if weather == Weather::Clear && gateway.unfinished_there()? > 0 {
@@ -198,7 +200,8 @@ impl Test<'_> {
         gateway.finish()
     }
 
-    /// The start is refused without a bucket or with wrong credentials. Nothing that is printed has the secret in it.
+    /// The start is refused without a bucket or with wrong credentials. Nothing that is printed has
+    /// the secret in it.
     fn refusals(&self) -> Result<(), Error> {
         let gateway = self.gateway("refusals")?;
         for (url, secret, token, reason) in [
@@ -239,7 +242,8 @@ impl Test<'_> {
         }
     }
 
-    /// Run a command to its end, which has this code, and return what it has printed: all of `told`, and no secret.
+    /// Run a command to its end, which has this code, and return what it has printed: all of
+    /// `told`, and no secret.
     fn ends(&self, command: &mut Command, code: i32, told: &[&str]) -> Result<String, Error> {
         fs::create_dir_all(self.directory)?;
         let path = self.directory.join("printed");

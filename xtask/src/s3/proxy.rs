@@ -1,4 +1,5 @@
-//! A proxy between the server and its object store that does to requests what networks and busy servers do, by a seed.
+//! A proxy between the server and its object store that does to requests what networks and busy
+//! servers do, by a seed.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -188,7 +189,8 @@ impl State {
             if read == 0 || self.weather() == Weather::Down {
                 return Ok(());
             }
-            // The client sends a request when it has the answer to the one before, so one begins where a read does.
+            // The client sends a request when it has the answer to the one before, so one begins
+            // where a read does.
             let begun = &buffer[..read];
             let is_request = METHODS.iter().any(|method| begun.starts_with(method));
             let mut passing = read;

@@ -9,7 +9,8 @@ use crate::web::Authority;
 const SOON: &str = "--upload-interval=300ms";
 
 impl Test<'_> {
-    /// With the authority's certificate all goes as without TLS. With another one or none nothing goes out, and it is said why.
+    /// With the authority's certificate all goes as without TLS. With another one or none nothing
+    /// goes out, and it is said why.
     pub(super) fn tls(&self) -> Result<(), Error> {
         let authority = Authority::new(&self.directory.join("authority"))?;
         let other = Authority::new(&self.directory.join("other-authority"))?;
@@ -20,12 +21,13 @@ impl Test<'_> {
         };
         let unknown = "invalid peer certificate: UnknownIssuer";
 
-        // A start does without an object store that may come to its senses; but nothing is sent to one that nobody vouches for.
+        // A start does without an object store that may come to its senses; but nothing is sent to
+        // one that nobody vouches for.
         for objects in [gateway.objects(&["--log=trace", SOON]), trusting(&other)] {
             let server = Server::start(self.config("tls", objects))?;
             eventually("it is said that the certificate is not trusted", || {
                 let log = server.log()?;
-                Ok(log.contains("the object store can not be used now") && log.contains(unknown))
+                Ok(log.contains("the object store cannot be used now") && log.contains(unknown))
             })?;
             follow(&mut self.endless(&server, 1), LIMIT, |_| ())?;
             eventually("uploads fail", || {

@@ -15,7 +15,8 @@ use crate::server::{Ending, Server, clean};
 const MEBIBYTES: u64 = 192;
 
 impl Test<'_> {
-    /// An object is damaged, taken away and put there as a file, so this takes a server whose objects are files.
+    /// An object is damaged, taken away and put there as a file, so this takes a server whose
+    /// objects are files.
     pub(super) fn tools(&self) -> Case {
         let name = "tools tell what is there, what is damaged, missing, and an orphan";
         match self.peer {
@@ -83,7 +84,8 @@ impl Test<'_> {
         self.ends(&mut tool(&inspect), 0, &[&key(first), &size, "BLOCK OF STREAM"])?;
         self.ends(&mut tool(&["object", "inspect", &store]), 2, &["name one of them"])?;
 
-        // An orphan that is none of a later catalog, with the number of an upload that was cut short.
+        // An orphan that is none of a later catalog, with the number of an upload that was cut
+        // short.
         let orphan = first.with_file_name(format!("{:016x}-{:032x}", 0, 7));
         fs::copy(first, &orphan)?;
         let name = orphan.file_name().expect("it has a name").to_string_lossy().into_owned();
@@ -186,7 +188,8 @@ fn object_files(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(files)
 }
 
-/// Change a byte, or change it back. The file keeps its attributes, which hold what the S3 server knows of the object.
+/// Change a byte, or change it back. The file keeps its attributes, which hold what the S3 server
+/// knows of the object.
 fn flip(file: &Path, at: u64) -> Result<(), Error> {
     let file = fs::File::options().read(true).write(true).open(file)?;
     let mut byte = [0];

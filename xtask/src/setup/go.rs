@@ -62,8 +62,9 @@ pub(crate) fn go(root: &Path) -> Result<Go, Missing> {
     Ok(go)
 }
 
-/// The Go that `go.mod` names, for a Go that is too old to fetch it by itself, as Debian 12 has it. Toolchains are modules like others,
-/// so the old one can download the new one, and checks it against the checksum database.
+/// The Go that `go.mod` names, for a Go that is too old to fetch it by itself, as Debian 12 has it.
+/// Toolchains are modules like others, so the old one can download the new one, and checks it
+/// against the checksum database.
 fn toolchain(module: &Path, cache: &Path, platform: &str) -> Result<PathBuf, Missing> {
     let go_mod = read(&module.join("go.mod"))?;
     let version = go_mod.lines().find_map(|line| line.strip_prefix("go "));
@@ -123,7 +124,8 @@ pub(crate) fn kgo_tests(root: &Path) -> Result<GoTest, Missing> {
 /// The newest one that the module proxy has.
 const CONFLUENT: &str = "github.com/confluentinc/confluent-kafka-go/v2@v2.11.1";
 
-/// Of what the module needs, what is needed by package `kafka` and its tests. The rest is for schema registries, and hundreds of modules.
+/// Of what the module needs, what is needed by package `kafka` and its tests. The rest is for
+/// schema registries, and hundreds of modules.
 const CONFLUENT_NEEDS: [&str; 5] = [
     "github.com/stretchr/testify",
     "github.com/davecgh/go-spew",
@@ -132,11 +134,13 @@ const CONFLUENT_NEEDS: [&str; 5] = [
     DOCKER_COMPOSE,
 ];
 
-/// What starts servers by Docker, and is never called here: the server is there. A package of our own stands in for it.
+/// What starts servers by Docker, and is never called here: the server is there. A package of our
+/// own stands in for it.
 const DOCKER_COMPOSE: &str = "github.com/testcontainers/testcontainers-go/modules/compose";
 
-/// What is changed in the tests. `Flush` of this version takes -1 for a time that is over, whatever the server; and tests that begin in the same
-/// second would choose the same names of topics and groups.
+/// What is changed in the tests. `Flush` of this version takes -1 for a time that is over, whatever
+/// the server; and tests that begin in the same second would choose the same names of topics and
+/// groups.
 const CONFLUENT_CHANGES: [(&str, &str); 2] = [
     ("producer.Flush(-1)", "producer.Flush(60 * 1000)"),
     ("rand.Seed(time.Now().Unix())", "rand.Seed(time.Now().UnixNano())"),

@@ -26,7 +26,7 @@ const KAFKA_GO_CHANGES: [Change; 14] = [
     ("_test.go", "\"example.com:9092\"", "\"example.com:\" + strconv.Itoa(testPort)"),
     ("dialer_test.go", "\t\"reflect\"\n", "\t\"reflect\"\n\t\"strconv\"\n"),
     ("conn_test.go", "\tconst (\n\t\ttcp ", "\tvar (\n\t\ttcp "),
-    // A constant can not be what the environment says.
+    // A constant cannot be what the environment says.
     ("reader_test.go", "\tconst broker = testBroker", "\tbroker := testBroker"),
     // As it stands, it calls a function that nothing has set, and the program panics.
     (
@@ -180,7 +180,7 @@ fn change(copy: &Path, changes: &[Change], unchanged: &[&str]) -> Result<(), Err
             }
         }
         if text != before {
-            // A constant can not be what the environment says.
+            // A constant cannot be what the environment says.
             fs::write(
                 &file,
                 text.replace("\tconst broker = testBroker", "\tbroker := testBroker"),

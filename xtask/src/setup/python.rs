@@ -129,7 +129,7 @@ pub(crate) fn kafka_python_tests(root: &Path, version: &str) -> Result<PythonTes
 /// A Python with kafka-python 2.0.2.
 pub(crate) fn kafka_python_old(root: &Path) -> Result<PathBuf, Missing> {
     if python_is(12) {
-        let reason = "kafka-python 2.0.2 can not be imported by Python 3.12 and later";
+        let reason = "kafka-python 2.0.2 cannot be imported by Python 3.12 and later";
         return Err(Missing::NotAllowed(reason.into()));
     }
     let requirements = root.join("tests/compat/kafka-python/requirements-2.0.txt");

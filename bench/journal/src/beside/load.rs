@@ -1,4 +1,5 @@
-//! One scenario: a cache with work in the background, a thread that puts records at a steady rate, and one that reads.
+//! One scenario: a cache with work in the background, a thread that puts records at a steady rate,
+//! and one that reads.
 
 use std::ops::Range;
 use std::path::Path;
@@ -25,11 +26,14 @@ const RECORD_BYTES: u64 = (16 + ENTRY_BYTES).next_multiple_of(8);
 const FILLED: u64 = 32;
 /// Journals in memory, with the newest one and its successor.
 const IN_MEMORY: u64 = 8;
-/// What was put last, which is in memory in each scenario: what maintenance moves comes between, and is less than a half of it.
+/// What was put last, which is in memory in each scenario: what maintenance moves comes between,
+/// and is less than a half of it.
 const HOT: u64 = 2;
-/// How long ago, or how long before the end of the fill, that was put which is on disk in each scenario.
+/// How long ago, or how long before the end of the fill, that was put which is on disk in each
+/// scenario.
 const COLD: Range<u64> = IN_MEMORY..20;
-/// The disk budget where it is used up: with room for what is read in [`COLD`], for what eviction keeps, and for the journals that it keeps free.
+/// The disk budget where it is used up: with room for what is read in [`COLD`], for what eviction
+/// keeps, and for the journals that it keeps free.
 const BUDGET: u64 = 32;
 /// Of the disk budget where it is not used up.
 const SPARE: u64 = 16;
@@ -43,7 +47,8 @@ const MOST_DUE: u64 = 10;
 /// A journal of 16 MiB takes less than a second.
 const COMPRESSED_WITHIN: Duration = Duration::from_secs(300);
 const POLL_EVERY: Duration = Duration::from_millis(10);
-/// Keys that are looked for in memory between two reads of the disk: nothing is brought in if what is there is read more.
+/// Keys that are looked for in memory between two reads of the disk: nothing is brought in if what
+/// is there is read more.
 const BETWEEN: u32 = 16;
 
 /// The same for all scenarios.
@@ -52,7 +57,8 @@ pub struct Setting {
     pub journal_bytes: u64,
     /// Records that are put while others are read.
     pub bytes_per_second: u64,
-    /// Of reads before those that count: what is read then was put at that rate, and not by the fill.
+    /// Of reads before those that count: what is read then was put at that rate, and not by the
+    /// fill.
     pub lead: Duration,
     /// Of the reads that count.
     pub time: Duration,
@@ -73,7 +79,8 @@ impl Setting {
 
     /// Of a cache that is to be filled.
     fn options(&self, scenario: Scenario) -> Result<Options> {
-        // Of the memory a part is for what was decompressed: another journal, or there would be one less.
+        // Of the memory a part is for what was decompressed: another journal, or there would be one
+        // less.
         let (compression, for_blocks) = match scenario.has_compressed() {
             true => (Compression::Lz4, 1),
             false => (Compression::None, 0),
@@ -208,7 +215,8 @@ fn filled(scenario: Scenario, setting: &Setting, path: &Path) -> Result<Cache> {
     if scenario != Scenario::Compressed {
         return Ok(cache);
     }
-    // Opened by who compresses nothing, what is compressed stays so, and what leaves the memory from now on stays plain.
+    // Opened by who compresses nothing, what is compressed stays so, and what leaves the memory
+    // from now on stays plain.
     cache.close()?;
     Ok(Cache::open(path, Options { compression: Compression::None, ..options })?)
 }

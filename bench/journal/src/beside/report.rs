@@ -13,7 +13,8 @@ use crate::report::{Judged, Line, Table, median};
 const MOST_TIMES: f64 = 2.0;
 /// With fewer a p99 is a matter of chance.
 const LEAST_TIMED: u64 = 1000;
-/// Of the reads in memory without maintenance. With more their p99 is more and more that of the disk.
+/// Of the reads in memory without maintenance. With more their p99 is more and more that of the
+/// disk.
 const MOST_ON_DISK: f64 = 0.001;
 
 const MIB: f64 = 1048576.0;

@@ -2,16 +2,19 @@
 
 use serde::Serialize;
 
-/// After so many journals' worth of puts, what was put is replaced where something is: after all that is read.
+/// After so many journals' worth of puts, what was put is replaced where something is: after all
+/// that is read.
 pub const REPLACED: u64 = 24;
-/// One put in so many is replaced after twice the time, so that compaction has something to move; and is read as soon as it is put, so that eviction has.
+/// One put in so many is replaced after twice the time, so that compaction has something to move;
+/// and is read as soon as it is put, so that eviction has.
 pub const LASTING: u64 = 8;
 
 /// What works in the background.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scenario {
-    /// The flusher alone: nothing is replaced, nothing compressed, and there is room for everything.
+    /// The flusher alone: nothing is replaced, nothing compressed, and there is room for
+    /// everything.
     Quiet,
     /// The same, but what the fill has left on disk was compressed before; nothing more is.
     Compressed,

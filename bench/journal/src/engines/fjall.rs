@@ -21,7 +21,8 @@ impl Engine for Fjall {
 
     fn open(setup: &Setup) -> Result<Self> {
         let cache = setup.block_cache_bytes(WRITE_BUFFERS) as u64;
-        // Its log is written a buffer at a time, as ours is, and not with a system call for each put.
+        // Its log is written a buffer at a time, as ours is, and not with a system call for each
+        // put.
         let database = Database::builder(&setup.path)
             .cache_size(cache)
             .manual_journal_persist(true)

@@ -1,6 +1,7 @@
 //! foyer: its hybrid cache, a memory and a disk tier.
 //!
-//! It is asynchronous. What is in memory is taken without its runtime; for the rest the calling thread waits, and the reading itself is the processor time of other threads.
+//! It is asynchronous. What is in memory is taken without its runtime; for the rest the calling
+//! thread waits, and the reading itself is the processor time of other threads.
 
 use foyer::{
     BlockEngineConfig, DeviceBuilder, FsDeviceBuilder, HybridCache, HybridCacheBuilder,
@@ -17,7 +18,8 @@ pub struct Foyer {
     runtime: Runtime,
 }
 
-/// Of an entry in memory beside its value: the key, the record, two counters, its place in the table and in the order of eviction, and what the allocator adds to both.
+/// Of an entry in memory beside its value: the key, the record, two counters, its place in the
+/// table and in the order of eviction, and what the allocator adds to both.
 const ENTRY_OVERHEAD_BYTES: usize = 200;
 const WORKER_THREADS: usize = 2;
 

@@ -87,7 +87,8 @@ pub struct LevelDb {
     writing: *mut WriteOptions,
 }
 
-// SAFETY: the database may be used by several threads at one time, and options that nobody changes may be read by all.
+// SAFETY: the database may be used by several threads at one time, and options that nobody changes
+// may be read by all.
 unsafe impl Sync for LevelDb {}
 
 /// What the call before has reported.
@@ -105,7 +106,8 @@ fn checked(error: *mut c_char) -> Result<()> {
 /// Bytes that the library shows.
 ///
 /// # Safety
-/// There are `len` readable bytes at `bytes`, which do not change for as long as the caller uses what is returned.
+/// There are `len` readable bytes at `bytes`, which do not change for as long as the caller uses
+/// what is returned.
 unsafe fn shown<'a>(bytes: *const c_char, len: usize) -> &'a [u8] {
     // SAFETY: the caller's promise.
     unsafe { std::slice::from_raw_parts(bytes.cast(), len) }
@@ -167,7 +169,8 @@ impl Engine for LevelDb {
 impl Session for &LevelDb {
     fn put(&mut self, key: &Key, value: &[u8]) -> Result<()> {
         let mut error = null_mut();
-        // SAFETY: the database is open; key and value live until the call returns, which copies them.
+        // SAFETY: the database is open; key and value live until the call returns, which copies
+        // them.
         unsafe {
             leveldb_put(
                 self.db,
@@ -198,9 +201,11 @@ impl Session for &LevelDb {
         };
         checked(error)?;
         if !value.is_null() {
-            // SAFETY: what is found is a copy of so many bytes, which belongs to the caller until it is freed below.
+            // SAFETY: what is found is a copy of so many bytes, which belongs to the caller until
+            // it is freed below.
             see(unsafe { shown(value, len) });
-            // SAFETY: the library has allocated it for this caller, and nothing refers to it any more.
+            // SAFETY: the library has allocated it for this caller, and nothing refers to it any
+            // more.
             unsafe { leveldb_free(value.cast()) };
         }
         Ok(())

@@ -12,7 +12,8 @@ pub struct Lmdb {
     batch: u32,
 }
 
-/// The map is of address space, and the file behind it has holes: it only has to be large enough for what is half empty and what is not yet free.
+/// The map is of address space, and the file behind it has holes: it only has to be large enough
+/// for what is half empty and what is not yet free.
 const MAP_PER_DATA: u64 = 8;
 const MIN_MAP_BYTES: u64 = 1 << 30;
 
@@ -29,7 +30,8 @@ impl Engine for Lmdb {
             // What its documentation recommends then.
             flags |= EnvFlags::NO_READ_AHEAD;
         }
-        // SAFETY: without syncs a power cut may damage the file, which nobody opens after one; and nothing here writes to memory that it does not own, which the writable map would take.
+        // SAFETY: without syncs a power cut may damage the file, which nobody opens after one; and
+        // nothing here writes to memory that it does not own, which the writable map would take.
         unsafe { options.flags(flags) };
         // SAFETY: the directory is this bench's own, on a local disk, and one process has it open.
         let env = unsafe { options.open(&setup.path) }.map_err(told)?;

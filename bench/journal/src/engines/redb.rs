@@ -15,7 +15,8 @@ use crate::workload::{Key, Puts};
 
 const ENTRIES: TableDefinition<'static, &'static [u8; 16], &'static [u8]> =
     TableDefinition::new("bench");
-/// One transaction of so many is for good, without which the pages of the others are not used again. (For good but for the sync: below.)
+/// One transaction of so many is for good, without which the pages of the others are not used
+/// again. (For good but for the sync: below.)
 const TRANSACTIONS_PER_COMMIT: u64 = 64;
 
 /// Its file, which is never synced, as with all the engines here.

@@ -130,7 +130,8 @@ pub struct RocksDb {
     writing: *mut WriteOptions,
 }
 
-// SAFETY: the database may be used by several threads at one time, and options that nobody changes may be read by all.
+// SAFETY: the database may be used by several threads at one time, and options that nobody changes
+// may be read by all.
 unsafe impl Sync for RocksDb {}
 
 /// What the call before has reported.
@@ -148,7 +149,8 @@ fn checked(error: *mut c_char) -> Result<()> {
 /// Bytes that the library shows.
 ///
 /// # Safety
-/// There are `len` readable bytes at `bytes`, which do not change for as long as the caller uses what is returned.
+/// There are `len` readable bytes at `bytes`, which do not change for as long as the caller uses
+/// what is returned.
 unsafe fn shown<'a>(bytes: *const c_char, len: usize) -> &'a [u8] {
     // SAFETY: the caller's promise.
     unsafe { std::slice::from_raw_parts(bytes.cast(), len) }
@@ -199,7 +201,8 @@ impl Engine for RocksDb {
         // With the family, which reads of many keys want to be named.
         let names = [c"default".as_ptr()];
         let family_options = [options.cast_const()];
-        // SAFETY: all pointers are to what lives until the call returns: a string each, and one family, its name, its options and a place for its handle.
+        // SAFETY: all pointers are to what lives until the call returns: a string each, and one
+        // family, its name, its options and a place for its handle.
         let db = unsafe {
             rocksdb_open_column_families(
                 options,
@@ -258,7 +261,8 @@ fn see_pinned(slice: *mut Pinned, see: impl FnOnce(&[u8])) {
 impl Session for &RocksDb {
     fn put(&mut self, key: &Key, value: &[u8]) -> Result<()> {
         let mut error = null_mut();
-        // SAFETY: the database is open; key and value live until the call returns, which copies them.
+        // SAFETY: the database is open; key and value live until the call returns, which copies
+        // them.
         unsafe {
             rocksdb_put(
                 self.db,
@@ -301,7 +305,8 @@ impl Session for &RocksDb {
         let lens = [size_of::<Key>(); BATCH_KEYS];
         let mut slices = [null_mut::<Pinned>(); BATCH_KEYS];
         let mut errors = [null_mut::<c_char>(); BATCH_KEYS];
-        // SAFETY: the database and its family are open; each list has room for `keys.len()`, and the keys live until the call returns.
+        // SAFETY: the database and its family are open; each list has room for `keys.len()`, and
+        // the keys live until the call returns.
         unsafe {
             rocksdb_batched_multi_get_cf(
                 self.db,

@@ -116,8 +116,8 @@ impl Health {
         }
     }
 
-    /// The answer of `/healthz`. Supervisors restart a server by its status, so a fault that a restart
-    /// does not mend has status 200, and so has a server that starts or stops.
+    /// The answer of `/healthz`. Supervisors restart a server by its status, so a fault that a
+    /// restart does not mend has status 200, and so has a server that starts or stops.
     pub(super) fn health(&self) -> (StatusCode, String) {
         match self.condition() {
             Condition::Ok => (StatusCode::OK, "ok\n".to_owned()),

@@ -1,7 +1,11 @@
-//! Who is let in at the admin port, and for how long. Nobody has to say there who he is, so nobody is to keep others out by being there: not by many connections, not by silent or slow ones.
+//! Who is let in at the admin port, and for how long. Nobody has to say there who he is, so nobody
+//! is to keep others out by being there: not by many connections, not by silent or slow ones.
 //!
-//! A connection is for one request, and ends when its time is over, whatever it is at. When there are as many as there may be, the oldest one goes for the next: an honest one is answered
-//! within milliseconds, so the oldest is one that does not go on. (Were the next one turned away instead, a few silent ones would keep out whoever asks for the server's health, and restarts it if there is no answer.)
+//! A connection is for one request, and ends when its time is over, whatever it is at. When there
+//! are as many as there may be, the oldest one goes for the next: an honest one is answered within
+//! milliseconds, so the oldest is one that does not go on. (Were the next one turned away instead,
+//! a few silent ones would keep out whoever asks for the server's health, and restarts it if there
+//! is no answer.)
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,7 +25,8 @@ use tokio::time::{Timeout, timeout};
 /// What those who come may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// Connections that are open at the same time, and some more that are being closed. Each holds up to 400 KiB of a request's head.
+    /// Connections that are open at the same time, and some more that are being closed. Each holds
+    /// up to 400 KiB of a request's head.
     pub(super) connections: usize,
     /// For the request and its answer together.
     pub(super) time: Duration,

@@ -21,19 +21,22 @@ const NEWEST: i16 = 12;
 const FETCH_MAX_BYTES: i32 = 50 << 20;
 const FETCH_MAX_WAIT_MS: i32 = 500;
 
-/// Each connection is a reader of its partitions. The checksum and the order of all batches are checked; latency is that of a fetch. A reader that retention has
-/// overtaken goes on at the new start, as with `auto.offset.reset=earliest`; what it has skipped is counted.
+/// Each connection is a reader of its partitions. The checksum and the order of all batches are
+/// checked; latency is that of a fetch. A reader that retention has overtaken goes on at the new
+/// start, as with `auto.offset.reset=earliest`; what it has skipped is counted.
 #[derive(Args, Debug)]
 pub(crate) struct ConsumeArgs {
     #[command(flatten)]
     common: LoadArgs,
-    /// How long; a partition that was read up to what was its end at the start is read again from its start. Default: until each was read once.
+    /// How long; a partition that was read up to what was its end at the start is read again from
+    /// its start. Default: until each was read once.
     #[arg(long, value_name = "TIME")]
     duration: Option<Span>,
     /// Read what is produced from now on, with --duration. Default: from the start of the topic.
     #[arg(long, requires = "duration")]
     follow: bool,
-    /// Bytes of a partition in an answer, at most (a larger batch comes alone). Kafka's consumers ask for 1MiB.
+    /// Bytes of a partition in an answer, at most (a larger batch comes alone). Kafka's consumers
+    /// ask for 1MiB.
     #[arg(long, value_name = "SIZE", default_value_t = Size::mib(1))]
     fetch_size: Size,
 }
@@ -50,7 +53,7 @@ struct Place {
 /// Consume.
 ///
 /// # Errors
-/// The server can not be reached, or refuses; a batch is damaged or out of order.
+/// The server cannot be reached, or refuses; a batch is damaged or out of order.
 pub(super) fn run(args: &ConsumeArgs) -> Result<(), Failure> {
     let fetch_bytes = i32::try_from(args.fetch_size.bytes).ok().filter(|bytes| *bytes > 0);
     let fetch_bytes =
@@ -141,8 +144,9 @@ fn start(
     starts.get(&partition).copied().ok_or_else(missing)
 }
 
-/// Take what an answer brings. Returns the bytes of whole batches, and how many offsets were skipped: those of a partition that has lost them go on where it
-/// starts by now, which `start` says.
+/// Take what an answer brings. Returns the bytes of whole batches, and how many offsets were
+/// skipped: those of a partition that has lost them go on where it starts by now, which `start`
+/// says.
 fn take(
     places: &mut [Place],
     answer: &FetchResponse,
@@ -183,7 +187,8 @@ impl Place {
         Ok(skipped)
     }
 
-    /// Check the batches of an answer, and go on behind them. Returns their bytes; a part of a batch at the end does not count.
+    /// Check the batches of an answer, and go on behind them. Returns their bytes; a part of a
+    /// batch at the end does not count.
     fn take(&mut self, mut records: &[u8]) -> Result<u64, String> {
         /// Up to and including the length of the rest.
         const FRAME: usize = 12;

@@ -1,7 +1,9 @@
-//! `alluvium bench`: load for a running server, over the Kafka protocol alone, so that any other server can be given the same load.
+//! `alluvium bench`: load for a running server, over the Kafka protocol alone, so that any other
+//! server can be given the same load.
 //!
-//! One thread or two for each connection, and no work that the measurement does not need: batches are made once, and what is fetched is checked and
-//! dropped. Client and server may share a machine, and what the client takes the server lacks.
+//! One thread or two for each connection, and no work that the measurement does not need: batches
+//! are made once, and what is fetched is checked and dropped. Client and server may share a
+//! machine, and what the client takes the server lacks.
 
 mod consume;
 mod produce;
@@ -28,9 +30,11 @@ use crate::units::about;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Produce to a topic, as fast as it goes or at a rate, and measure how long it takes until batches are acknowledged.
+    /// Produce to a topic, as fast as it goes or at a rate, and measure how long it takes until
+    /// batches are acknowledged.
     Produce(produce::ProduceArgs),
-    /// Consume a topic from its start or from its end, check what comes, and measure how fast it does.
+    /// Consume a topic from its start or from its end, check what comes, and measure how fast it
+    /// does.
     Consume(consume::ConsumeArgs),
 }
 
@@ -38,10 +42,12 @@ pub(crate) enum BenchCommand {
 struct LoadArgs {
     /// The topic. It must exist: `alluvium topic create`.
     topic: String,
-    /// Connections, which share the partitions. Default: one for each partition, at most 16. (With several brokers, as many to each.)
+    /// Connections, which share the partitions. Default: one for each partition, at most 16. (With
+    /// several brokers, as many to each.)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     connections: Option<u16>,
-    /// Write a line for each request to this file: when it was due, in microseconds since 1970; how many it took, and bytes. Default: none.
+    /// Write a line for each request to this file: when it was due, in microseconds since 1970; how
+    /// many it took, and bytes. Default: none.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
     #[command(flatten)]
@@ -54,7 +60,7 @@ const CONNECTIONS: usize = 16;
 /// Run a `bench` command.
 ///
 /// # Errors
-/// The server can not be reached or refuses, or what it answers is damaged.
+/// The server cannot be reached or refuses, or what it answers is damaged.
 pub(crate) fn run(command: BenchCommand) -> Result<(), Failure> {
     match command {
         BenchCommand::Produce(args) => produce::run(&args),

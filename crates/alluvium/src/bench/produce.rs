@@ -25,13 +25,15 @@ const DURATION: Duration = Duration::from_secs(10);
 /// The last version that names topics by name.
 const NEWEST: i16 = 12;
 
-/// All records carry the same random bytes and the time of the start. A batch is acknowledged when it is durable (acks=all).
+/// All records carry the same random bytes and the time of the start. A batch is acknowledged when
+/// it is durable (acks=all).
 #[derive(Args, Debug)]
 pub(crate) struct ProduceArgs {
     #[command(flatten)]
     common: LoadArgs,
-    /// Offer so many bytes of records per second over all partitions, evenly spaced, however long those before them take; latency counts from when a batch was
-    /// due. Default: as fast as it goes; latency counts from when a batch is sent.
+    /// Offer so many bytes of records per second over all partitions, evenly spaced, however long
+    /// those before them take; latency counts from when a batch was due. Default: as fast as it
+    /// goes; latency counts from when a batch is sent.
     #[arg(long, value_name = "SIZE")]
     rate: Option<Size>,
     /// How long. Default: 10s, without --total.
@@ -43,7 +45,8 @@ pub(crate) struct ProduceArgs {
     /// Bytes of a record's value; it has no key.
     #[arg(long, value_name = "SIZE", default_value_t = Size::kib(1))]
     record_size: Size,
-    /// Bytes of the values in a batch, one to a request. The server must take it: see max.message.bytes.
+    /// Bytes of the values in a batch, one to a request. The server must take it: see
+    /// max.message.bytes.
     #[arg(long, value_name = "SIZE", default_value_t = Size::kib(64))]
     batch_size: Size,
     /// Requests in flight on a connection, at most.
@@ -70,7 +73,7 @@ const MAX_RECORDS_OF_A_BATCH: u64 = 1_000_000;
 /// Produce.
 ///
 /// # Errors
-/// The arguments contradict each other; the server can not be reached, or refuses a batch.
+/// The arguments contradict each other; the server cannot be reached, or refuses a batch.
 pub(super) fn run(args: &ProduceArgs) -> Result<(), Failure> {
     let (record_bytes, batch_bytes) = (args.record_size.bytes, args.batch_size.bytes);
     if record_bytes == 0 || batch_bytes < record_bytes || batch_bytes > Size::mib(64).bytes {
@@ -127,7 +130,8 @@ fn batch(record_bytes: usize, records: usize) -> Result<Bytes, Failure> {
         producer_epoch: NO_PRODUCER_EPOCH,
         timestamp_type: TimestampType::Creation,
         offset,
-        // Only the first one's is written. With others than these the encoder begins a batch with each record.
+        // Only the first one's is written. With others than these the encoder begins a batch with
+        // each record.
         sequence: NO_SEQUENCE.wrapping_add(offset as i32),
         timestamp: now.as_millis() as i64,
         key: None,
@@ -138,7 +142,7 @@ fn batch(record_bytes: usize, records: usize) -> Result<Bytes, Failure> {
     let options = RecordEncodeOptions { version: 2, compression: Compression::None };
     let mut batch = BytesMut::new();
     RecordBatchEncoder::encode(&mut batch, &records, &options)
-        .map_err(|error| Failure::Failed(format!("can not make a batch: {error}")))?;
+        .map_err(|error| Failure::Failed(format!("cannot make a batch: {error}")))?;
     Ok(batch.freeze())
 }
 

@@ -18,7 +18,8 @@ use crate::units::{Size, about};
 
 /// Measure a journal cache in a directory of its own, which is removed at the end.
 ///
-/// Keys of 16 bytes. CPU is that of the threads that call the cache, without the flusher behind them; time is the wall's. Latencies are of one call in 16; getmany has none.
+/// Keys of 16 bytes. CPU is that of the threads that call the cache, without the flusher behind
+/// them; time is the wall's. Latencies are of one call in 16; getmany has none.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     /// An empty or new directory, on the disk that is to be measured.
@@ -35,7 +36,8 @@ pub(crate) struct BenchArgs {
     threads: u16,
     #[command(flatten)]
     cache: CacheArgs,
-    /// What to measure, in this order; what is read was written by fillseq or fillrandom before. Can be given several times. Default: all.
+    /// What to measure, in this order; what is read was written by fillseq or fillrandom before.
+    /// Can be given several times. Default: all.
     #[arg(long, value_enum, value_name = "WORKLOAD")]
     workload: Vec<Workload>,
     /// Print JSON. Default: a table.
@@ -109,7 +111,7 @@ impl Taken {
 }
 
 impl BenchArgs {
-    /// What can not be measured.
+    /// What cannot be measured.
     fn fault(&self) -> Option<String> {
         let Self { keys, value, threads, .. } = self;
         if *keys < u64::from(*threads) {
@@ -133,7 +135,7 @@ impl BenchArgs {
 }
 
 /// # Errors
-/// It can not be measured, the directory is not empty, or the cache fails.
+/// It cannot be measured, the directory is not empty, or the cache fails.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     if let Some(fault) = args.fault() {
         return Err(Failure::Usage(fault));
@@ -393,7 +395,8 @@ fn one(
             },
             Workload::Reopen => unreachable!("not by threads"),
         }
-        // Of 32 keys all but the last are only collected here: the latency of such a step would be nobody's.
+        // Of 32 keys all but the last are only collected here: the latency of such a step would be
+        // nobody's.
         if let Some(started) = started
             && !matches!(workload, Workload::Getmany)
         {

@@ -12,13 +12,17 @@ use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::units::{Size, about, counted};
 
-/// Write anew what is alive in each journal that holds something else too, and remove the journal. Nobody else may have the cache open.
+/// Write anew what is alive in each journal that holds something else too, and remove the journal.
+/// Nobody else may have the cache open.
 ///
-/// What is overwritten or deleted goes by itself when it is most of a journal, what has expired when the disk space is used up; this is for getting the rest of the space at once. What was
-/// compressed is written plain, until the cache is in use again; a journal stays if that would take more room than it does. It needs room for two journals on the disk. Nothing is evicted for it: the disk
-/// budget of those who use the cache does not count here.
+/// What is overwritten or deleted goes by itself when it is most of a journal, what has expired
+/// when the disk space is used up; this is for getting the rest of the space at once. What was
+/// compressed is written plain, until the cache is in use again; a journal stays if that would take
+/// more room than it does. It needs room for two journals on the disk. Nothing is evicted for it:
+/// the disk budget of those who use the cache does not count here.
 ///
-/// Exit codes: 0 done, also if journals that are damaged, or that the disk can not read, stay as they are; 1 failed, or the cache is in use; 2 wrong usage, or there is no cache.
+/// Exit codes: 0 done, also if journals that are damaged, or that the disk cannot read, stay as
+/// they are; 1 failed, or the cache is in use; 2 wrong usage, or there is no cache.
 #[derive(Args, Debug)]
 pub(crate) struct CompactArgs {
     /// The cache's directory.
@@ -31,7 +35,8 @@ pub(crate) struct CompactArgs {
     json: bool,
 }
 
-/// More than the newest journal, its successor and what a cache has to have at least take, however large its journals are.
+/// More than the newest journal, its successor and what a cache has to have at least take, however
+/// large its journals are.
 const ROOM: Size = Size::gib(16);
 /// Unit of what the system says about the room that a file takes.
 const SECTOR_BYTES: u64 = 512;

@@ -9,9 +9,11 @@ use serde_json::json;
 use crate::output::{self, Failure, Table};
 use crate::units::{about, counted};
 
-/// Show what is in the journals of a cache. Reads all of them and changes nothing; the cache may be in use, as for `verify`.
+/// Show what is in the journals of a cache. Reads all of them and changes nothing; the cache may be
+/// in use, as for `verify`.
 ///
-/// Exit codes: 0 nothing is damaged; 1 something is, and all was shown; 2 it could not be looked at, or not to its end.
+/// Exit codes: 0 nothing is damaged; 1 something is, and all was shown; 2 it could not be looked
+/// at, or not to its end.
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
     /// The cache's directory.
@@ -23,9 +25,11 @@ pub(crate) struct InspectArgs {
 
 /// Check all records of a cache. Changes nothing.
 ///
-/// Beside a process that has the cache open, what that is just writing may be taken for damage: it is the newest journal's then, and gone when it is looked at again.
+/// Beside a process that has the cache open, what that is just writing may be taken for damage: it
+/// is the newest journal's then, and gone when it is looked at again.
 ///
-/// Exit codes: 0 nothing is damaged; 1 something is; 2 it could not be looked at, or not to its end.
+/// Exit codes: 0 nothing is damaged; 1 something is; 2 it could not be looked at, or not to its
+/// end.
 #[derive(Args, Debug)]
 pub(crate) struct VerifyArgs {
     /// The cache's directory.

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use crate::units::{Size, about};
 
-/// Where controllers of memory are mounted, and their limits: of version 2, which is in no list of controllers, and of version 1.
+/// Where controllers of memory are mounted, and their limits: of version 2, which is in no list of
+/// controllers, and of version 1.
 const GROUPS_V2: (&str, &str) = ("sys/fs/cgroup", "memory.max");
 const GROUPS_V1: (&str, &str) = ("sys/fs/cgroup/memory", "memory.limit_in_bytes");
 
@@ -16,7 +17,8 @@ struct Bound {
     whose: &'static str,
 }
 
-/// Tell whoever has given journals more memory than there is: it is taken as it is needed, so that nothing fails before it is too late.
+/// Tell whoever has given journals more memory than there is: it is taken as it is needed, so that
+/// nothing fails before it is too late.
 pub(super) fn check(wanted: Size) {
     if let Some(excess) = bound(Path::new("/")).and_then(|bound| excess(wanted, bound)) {
         tracing::warn!("{excess}");
@@ -47,7 +49,8 @@ fn machine_bytes(root: &Path) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Of the process's groups and of all above them, as far as they are seen: in a container the path may be the host's, and the container's own group is where they are mounted.
+/// Of the process's groups and of all above them, as far as they are seen: in a container the path
+/// may be the host's, and the container's own group is where they are mounted.
 fn group_bytes(root: &Path) -> Option<u64> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let limit = |line: &str| {

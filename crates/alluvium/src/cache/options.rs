@@ -8,23 +8,31 @@ use crate::units::{Size, Span};
 /// What the commands that open a cache to write to it have in common.
 #[derive(Args, Clone, Debug)]
 pub(super) struct CacheArgs {
-    /// Memory for journals, at least four of them; the index comes on top. More than the machine has, or the cgroup may have, is told at the start. Default 1GiB, of the bench 3GiB.
+    /// Memory for journals, at least four of them; the index comes on top. More than the machine
+    /// has, or the cgroup may have, is told at the start. Default 1GiB, of the bench 3GiB.
     #[arg(long, value_name = "SIZE")]
     pub(super) memory: Option<Size>,
     /// Disk space for journals, at least eight of them.
     #[arg(long, value_name = "SIZE", default_value_t = Size::gib(16))]
     pub(super) max_disk: Size,
-    /// Size of a journal, and so bound of a key with its value: 1MiB to 1GiB. Of a cache that is there its own counts.
+    /// Size of a journal, and so bound of a key with its value: 1MiB to 1GiB. Of a cache that is
+    /// there its own counts.
     #[arg(long, value_name = "SIZE", default_value_t = Size::mib(128))]
     pub(super) journal: Size,
-    /// When a write is on stable storage: `always`, before it is answered; after a time, 1ms or more, and what a sync takes, for which writers wait that are faster than the disk; or `none`, some time later, with no bound on that.
+    /// When a write is on stable storage: `always`, before it is answered; after a time, 1ms or
+    /// more, and what a sync takes, for which writers wait that are faster than the disk; or
+    /// `none`, some time later, with no bound on that.
     ///
-    /// What is lost: with `always` nothing. With a time, by SIGKILL and by a power cut alike, what was written within it, and within what writing and syncing that takes:
-    /// that time once more at most, as the disk was lately, or what it takes for about 3MiB if that is longer. With `none`, by SIGKILL what had not come to its file, the last 1MiB or, of
-    /// writers that are faster than the disk, up to --memory; by a power cut all that the disk had not written by itself, which may be everything since the last journal was full.
+    /// What is lost: with `always` nothing. With a time, by SIGKILL and by a power cut alike, what
+    /// was written within it, and within what writing and syncing that takes: that time once more
+    /// at most, as the disk was lately, or what it takes for about 3MiB if that is longer. With
+    /// `none`, by SIGKILL what had not come to its file, the last 1MiB or, of writers that are
+    /// faster than the disk, up to --memory; by a power cut all that the disk had not written by
+    /// itself, which may be everything since the last journal was full.
     #[arg(long, value_name = "none|always|TIME", default_value = "none", value_parser = durability)]
     pub(super) durability: Durability,
-    /// What happens when the disk space is used up: `evict` the oldest records, but for those that were read, or `refuse` writes.
+    /// What happens when the disk space is used up: `evict` the oldest records, but for those that
+    /// were read, or `refuse` writes.
     #[arg(long, value_name = "evict|refuse", default_value = "evict", value_parser = when_full)]
     pub(super) when_full: WhenFull,
     /// What journals are compressed with that are not in memory any more.

@@ -1,4 +1,5 @@
-//! `alluvium cache serve`: a journal cache behind the Redis protocol. What runs where: `docs/journal-cache.md`, "As a server".
+//! `alluvium cache serve`: a journal cache behind the Redis protocol. What runs where:
+//! `docs/journal-cache.md`, "As a server".
 
 mod answers;
 mod buffers;
@@ -43,39 +44,48 @@ use crate::output::Failure;
 use crate::serve::Signals;
 use crate::units::{Size, Span, about, counted};
 
-/// Serve a cache to clients of Redis: GET, SET with all of its options, DEL, EXISTS, MGET, MSET, TTL, SCAN, INFO and some more.
+/// Serve a cache to clients of Redis: GET, SET with all of its options, DEL, EXISTS, MGET, MSET,
+/// TTL, SCAN, INFO and some more.
 ///
-/// Without --password-file everybody who reaches the port can read and write everything. Passwords and values travel as they are: there is no TLS. SIGTERM ends the
-/// server, with everything written. Exit codes: 0 stopped; 1 failed; 2 wrong usage.
+/// Without --password-file everybody who reaches the port can read and write everything. Passwords
+/// and values travel as they are: there is no TLS. SIGTERM ends the server, with everything
+/// written. Exit codes: 0 stopped; 1 failed; 2 wrong usage.
 #[derive(Args, Debug)]
 pub(crate) struct ServeArgs {
     /// Directory of the cache; made if it is not there. One process has it open at a time.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// Address for clients; port 0 takes a free one. An address other than loopback needs --password-file or --allow-unauthenticated.
+    /// Address for clients; port 0 takes a free one. An address other than loopback needs
+    /// --password-file or --allow-unauthenticated.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:6379")]
     listen: Address,
     #[command(flatten)]
     cache: CacheArgs,
-    /// Clients have to log in (AUTH, or HELLO with AUTH) with the password in the first line of this file. Default: none.
+    /// Clients have to log in (AUTH, or HELLO with AUTH) with the password in the first line of
+    /// this file. Default: none.
     #[arg(long, value_name = "FILE")]
     password_file: Option<PathBuf>,
-    /// Listen on the network without authentication: everybody who reaches the port can read and write everything.
+    /// Listen on the network without authentication: everybody who reaches the port can read and
+    /// write everything.
     #[arg(long)]
     allow_unauthenticated: bool,
-    /// Address for metrics (/metrics, for Prometheus) and probes (/livez, /readyz, /healthz). Default: none.
+    /// Address for metrics (/metrics, for Prometheus) and probes (/livez, /readyz, /healthz).
+    /// Default: none.
     #[arg(long, value_name = "ADDR:PORT")]
     metrics_listen: Option<Address>,
-    /// Clients that are connected at the same time; fewer if the process may not have so many files open beside the journals (ulimit -n).
+    /// Clients that are connected at the same time; fewer if the process may not have so many files
+    /// open beside the journals (ulimit -n).
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
-    /// Memory for large requests and answers of all connections together, and for large values that are read from disk; of each 64KiB are free. What does not fit gets an error.
+    /// Memory for large requests and answers of all connections together, and for large values that
+    /// are read from disk; of each 64KiB are free. What does not fit gets an error.
     #[arg(long, value_name = "SIZE", default_value_t = Size::mib(512))]
     buffer_memory: Size,
     /// A client that asks for nothing is disconnected after this time, at least 1s.
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = idle)]
     idle_timeout: Span,
-    /// A client that sends a request more slowly than so many bytes in a second, or takes its answers so, is disconnected when it is 30s behind that.
+    /// A client that sends a request more slowly than so many bytes in a second, or takes its
+    /// answers so, is disconnected when it is 30s behind that.
     #[arg(long, value_name = "SIZE", default_value_t = Size::kib(64), value_parser = rate)]
     min_rate: Size,
     /// What to log: error, warn, info, debug or trace, or a list of target=level.
@@ -94,14 +104,16 @@ const WAITING_THREADS: usize = 512;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long requests that are under way may take when the server stops.
 const GRACE: Duration = Duration::from_secs(10);
-/// After an accept that failed, typically for want of file descriptors: the kernel offers no event for when there are some again.
+/// After an accept that failed, typically for want of file descriptors: the kernel offers no event
+/// for when there are some again.
 const RETRY_ACCEPT: Duration = Duration::from_millis(100);
 
 /// What all connections share.
 struct Server {
     cache: Cache,
     password: Option<Password>,
-    /// Answers to writes wait until everything is on stable storage. (Not the cache's own [`Durability::Always`]: each write of a pipeline would wait for a sync of its own.)
+    /// Answers to writes wait until everything is on stable storage. (Not the cache's own
+    /// [`Durability::Always`]: each write of a pipeline would wait for a sync of its own.)
     flushes: bool,
     /// The oldest records go when the disk space is used up.
     evicts: bool,
@@ -116,7 +128,8 @@ struct Server {
     patience: Patience,
     started: Instant,
     next_id: AtomicI64,
-    /// So many of the threads that may wait are for writers: when they all wait for the disk, there are others for who reads.
+    /// So many of the threads that may wait are for writers: when they all wait for the disk, there
+    /// are others for who reads.
     writers: Semaphore,
 }
 
@@ -125,7 +138,8 @@ struct Server {
 struct Patience {
     /// It has to log in within this time; and so far it may be behind the rate.
     time: Duration,
-    /// Bytes in a second, at least 1, of a request that has begun to come and of answers that are there.
+    /// Bytes in a second, at least 1, of a request that has begun to come and of answers that are
+    /// there.
     least_rate: u64,
 }
 
@@ -138,7 +152,8 @@ struct Client {
     is_known: bool,
     /// It has asked to be disconnected, or made it necessary.
     is_leaving: bool,
-    /// Its answers tell of something that may not be on stable storage: what it has written since the last flush, or what a write of its own has met.
+    /// Its answers tell of something that may not be on stable storage: what it has written since
+    /// the last flush, or what a write of its own has met.
     must_flush: bool,
     /// Wrong passwords.
     failed_logins: u32,
@@ -261,7 +276,8 @@ impl ServeArgs {
         }
     }
 
-    /// Without authentication the loopback interface is the only protection there is, so leaving it takes a word of the operator.
+    /// Without authentication the loopback interface is the only protection there is, so leaving it
+    /// takes a word of the operator.
     fn check_exposure(&self) -> Result<(), Failure> {
         let clients = ("listen", self.listen.0, self.password_file.is_some());
         let metrics =
@@ -282,14 +298,15 @@ impl ServeArgs {
 /// Serve until a signal stops it.
 ///
 /// # Errors
-/// Options that can not be used; the cache can not be opened, or not be closed as it should; a port is taken.
+/// Options that cannot be used; the cache cannot be opened, or not be closed as it should; a port
+/// is taken.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     args.check_exposure()?;
     memory::check(args.cache.memory(DEFAULT_MEMORY));
     let password = args.password_file.as_deref().map(Password::read).transpose()?;
     let Address(listen) = args.listen;
     let failed = |error| {
-        Failure::Failed(format!("can not listen on {listen} for clients (--listen): {error}"))
+        Failure::Failed(format!("cannot listen on {listen} for clients (--listen): {error}"))
     };
     // Before the cache is opened for nothing.
     let socket = TcpListener::bind(listen).map_err(failed)?;
@@ -299,7 +316,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         .enable_all()
         .max_blocking_threads(WAITING_THREADS)
         .build()
-        .map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
+        .map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))?;
     let health = Health::new();
     let metrics = match args.metrics_listen {
         Some(Address(listen)) => Some(runtime.block_on(Admin::start(listen, health.clone()))?),
@@ -346,7 +363,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Close the cache; if somebody still uses it, see to it that what was answered is on stable storage, as far as that does not last.
+/// Close the cache; if somebody still uses it, see to it that what was answered is on stable
+/// storage, as far as that does not last.
 fn end(server: Arc<Server>) -> Result<(), Failure> {
     let server = match Arc::try_unwrap(server) {
         Ok(server) => return server.cache.close().map_err(Failure::from),
@@ -407,7 +425,8 @@ async fn serve(
     Ok(())
 }
 
-/// Accept and serve connections until the server stops; then wait for the requests that are under way.
+/// Accept and serve connections until the server stops; then wait for the requests that are under
+/// way.
 async fn accept(
     server: Arc<Server>,
     socket: tokio::net::TcpListener,
@@ -461,7 +480,8 @@ async fn accept(
     }
 }
 
-/// Tell a client that there are too many. It fits into the socket's own buffer, or is not told: nobody waits for it.
+/// Tell a client that there are too many. It fits into the socket's own buffer, or is not told:
+/// nobody waits for it.
 fn turn_away(socket: tokio::net::TcpStream) {
     // The runtime does not know yet that it can be written to, and would not try.
     let Ok(mut socket) = socket.into_std() else { return };

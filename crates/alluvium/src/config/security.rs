@@ -1,4 +1,5 @@
-//! Over which ports clients come, what they must prove there, and what is asked before they may do something.
+//! Over which ports clients come, what they must prove there, and what is asked before they may do
+//! something.
 
 use std::net::SocketAddr;
 
@@ -82,7 +83,8 @@ impl Security {
         }
     }
 
-    /// Without authentication the loopback interface is the only protection there is, so leaving it takes a word of the operator.
+    /// Without authentication the loopback interface is the only protection there is, so leaving it
+    /// takes a word of the operator.
     pub(super) fn check_exposure(
         &self,
         admin_listen: Option<SocketAddr>,

@@ -1,4 +1,5 @@
-//! How a client gets in: the file of `--command-config`, in the words of librdkafka and of Kafka's own tools.
+//! How a client gets in: the file of `--command-config`, in the words of librdkafka and of Kafka's
+//! own tools.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -39,7 +40,7 @@ impl Access {
     /// What a file says.
     ///
     /// # Errors
-    /// It can not be read, or asks for what there is not. No error shows a password.
+    /// It cannot be read, or asks for what there is not. No error shows a password.
     pub(crate) fn read(file: &Path) -> Result<Self, String> {
         let wrong = |why: String| format!("{}: {why}", file.display());
         let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;

@@ -1,4 +1,5 @@
-//! The client's side of SASL: PLAIN, SCRAM (RFC 5802) with SHA-256 and SHA-512, and OAUTHBEARER (RFC 7628).
+//! The client's side of SASL: PLAIN, SCRAM (RFC 5802) with SHA-256 and SHA-512, and OAUTHBEARER
+//! (RFC 7628).
 
 use std::num::NonZeroU32;
 
@@ -7,7 +8,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use ring::{digest, hmac, pbkdf2};
 
-/// Whoever stands in for the server and asks for fewer could guess the password by what it is shown; one that asks for more would only keep the client busy.
+/// Whoever stands in for the server and asks for fewer could guess the password by what it is
+/// shown; one that asks for more would only keep the client busy.
 const ITERATIONS: std::ops::RangeInclusive<u32> = 4096..=1_000_000;
 
 /// As whom, and how. (It has no `Debug`, so that nothing prints it.)

@@ -19,7 +19,8 @@ pub(super) fn parse(text: &str) -> Result<BTreeMap<String, String>, String> {
     lines(text).into_iter().map(pair).collect()
 }
 
-/// The lines without comments. One that ends with an odd number of backslashes goes on with the next one, but for a comment.
+/// The lines without comments. One that ends with an odd number of backslashes goes on with the
+/// next one, but for a comment.
 fn lines(text: &str) -> Vec<String> {
     let mut lines = text.lines().map(|line| line.trim_start_matches(BLANK));
     let mut whole = Vec::new();
@@ -51,7 +52,8 @@ fn split(line: &str) -> (&str, &str) {
     (name, rest.strip_prefix(['=', ':']).unwrap_or(rest).trim_start_matches(BLANK))
 }
 
-/// `\t`, `\n`, `\r`, `\f` and `\uXXXX`, a unit of UTF-16; before everything else a backslash says nothing.
+/// `\t`, `\n`, `\r`, `\f` and `\uXXXX`, a unit of UTF-16; before everything else a backslash says
+/// nothing.
 fn unescape(text: &str) -> Option<String> {
     let mut units = Vec::with_capacity(text.len());
     let mut chars = text.chars();

@@ -51,7 +51,8 @@ impl Stream {
                 Err(error) => drop(tell.send(Err(format!("no TLS handshake: {error}")))),
                 Ok((mut encrypted, mut inner)) => {
                     let _ = tell.send(Ok(()));
-                    // With TLS 1.3 a server refuses a certificate only after the client's handshake.
+                    // With TLS 1.3 a server refuses a certificate only after the client's
+                    // handshake.
                     let carried = tokio::io::copy_bidirectional(&mut encrypted, &mut inner).await;
                     if let Err(error) = carried {
                         let _ = told.set(error.to_string());

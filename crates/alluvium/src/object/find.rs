@@ -21,11 +21,12 @@ pub(super) struct Found {
     pub(super) shown: String,
 }
 
-/// The objects that `place` names: a file or a directory, as a path or as a file:// URL, or an object or a prefix in a bucket of S3. A directory or a
-/// prefix stands for all that has the name of an object under it; what is named alone is taken for one, whatever its name.
+/// The objects that `place` names: a file or a directory, as a path or as a file:// URL, or an
+/// object or a prefix in a bucket of S3. A directory or a prefix stands for all that has the name
+/// of an object under it; what is named alone is taken for one, whatever its name.
 ///
 /// # Errors
-/// It can not be looked at, or there is no object.
+/// It cannot be looked at, or there is no object.
 pub(super) async fn find(place: &str, s3: &S3Args) -> Result<Vec<Found>, Failure> {
     let found = if place.contains("://") {
         match ObjectStoreUrl::parse(place, s3.settings()).map_err(Failure::Usage)? {

@@ -13,11 +13,12 @@ use crate::objects::ObjectStoreUrl;
 use crate::output::{self, Failure, Table};
 use crate::units::{Span, about, counted};
 
-/// Hold the object store against the catalog of a server that is stopped: list objects that the catalog does not know (orphans, which an upload that
-/// was cut short leaves), and objects that it names and that are not there.
+/// Hold the object store against the catalog of a server that is stopped: list objects that the
+/// catalog does not know (orphans, which an upload that was cut short leaves), and objects that it
+/// names and that are not there.
 ///
-/// Nothing is deleted. A server does that by itself, at its start and once a day, when it has made sure that no other one needs them; so beside a running
-/// one the command is refused.
+/// Nothing is deleted. A server does that by itself, at its start and once a day, when it has made
+/// sure that no other one needs them; so beside a running one the command is refused.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Exit codes: 0 done; 1 an object with records in it is missing or has another size, or something failed; 2 wrong usage."

@@ -63,7 +63,7 @@ struct Total {
 /// Show what an object holds.
 ///
 /// # Errors
-/// It can not be read, or its header, index or footer is damaged.
+/// It cannot be read, or its header, index or footer is damaged.
 pub(super) async fn run(args: &InspectArgs) -> Result<(), Failure> {
     let found = find(&args.object, &args.s3).await?;
     let [found] = found.as_slice() else {
@@ -197,7 +197,8 @@ impl Total {
             blocks: blocks.len() as u64,
             entries,
             length_bytes,
-            // The index is of what somebody wrote, and may promise more entries than there is room for.
+            // The index is of what somebody wrote, and may promise more entries than there is room
+            // for.
             payload_bytes: length_bytes.saturating_sub(entries * ENTRY_BYTES as u64),
             max_timestamp_ms: blocks.iter().map(|block| block.max_timestamp_ms).max()?,
         })

@@ -32,7 +32,7 @@ pub(crate) fn run(command: ObjectCommand) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
+        .map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))?;
     runtime.block_on(async {
         match command {
             ObjectCommand::Gc(args) => gc::run(&args).await,

@@ -13,16 +13,19 @@ use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::units::{about, counted};
 
-/// Read all of an object, or of all objects under a directory or prefix, and say whether it is whole.
+/// Read all of an object, or of all objects under a directory or prefix, and say whether it is
+/// whole.
 ///
-/// Header, footer, index, and each block with every entry in it are held against their checksums and against each other. What is damaged is listed
-/// with its position and the reason; the other blocks are read all the same. The memory that is taken does not grow with the object.
+/// Header, footer, index, and each block with every entry in it are held against their checksums
+/// and against each other. What is damaged is listed with its position and the reason; the other
+/// blocks are read all the same. The memory that is taken does not grow with the object.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Exit codes: 0 all are whole; 1 one is damaged; 2 one could not be looked at, and none is damaged."
 )]
 pub(crate) struct VerifyArgs {
-    /// Files or directories, or URLs of objects or prefixes (file:///absolute/path, s3://bucket/prefix).
+    /// Files or directories, or URLs of objects or prefixes (file:///absolute/path,
+    /// s3://bucket/prefix).
     #[arg(value_name = "FILE|URL", required = true)]
     objects: Vec<String>,
     /// The data directory of the server that has written them, which must be stopped: of what is
@@ -65,7 +68,7 @@ struct Damaged {
 /// Look at all of them.
 ///
 /// # Errors
-/// One is damaged (exit code 1), or one can not be looked at (2).
+/// One is damaged (exit code 1), or one cannot be looked at (2).
 pub(super) async fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let mut found = Vec::new();
     for place in &args.objects {

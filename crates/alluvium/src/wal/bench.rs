@@ -1,4 +1,5 @@
-//! `alluvium wal bench`: what a write-ahead log does on a target, alone, beside fio, and on a modelled cloud disk.
+//! `alluvium wal bench`: what a write-ahead log does on a target, alone, beside fio, and on a
+//! modelled cloud disk.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,14 +40,16 @@ const MAX_WINDOW: Size = Size::gib(1);
 
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
-    /// A block device or file. A file that does not exist is created, and removed at the end (unless the bench is killed). With
-    /// --model it can be left out: then the modelled disk is memory.
+    /// A block device or file. A file that does not exist is created, and removed at the end
+    /// (unless the bench is killed). With --model it can be left out: then the modelled disk is
+    /// memory.
     #[arg(long, value_name = "PATH", required_unless_present = "model")]
     target: Option<PathBuf>,
     /// Overwrite the target although it holds something. Default: no.
     #[arg(long, requires = "target")]
     force: bool,
-    /// Bytes to use, a multiple of 4KiB. Default: 1GiB of a new file, up to 4GiB of an existing target, 256MiB of memory.
+    /// Bytes to use, a multiple of 4KiB. Default: 1GiB of a new file, up to 4GiB of an existing
+    /// target, 256MiB of memory.
     #[arg(long, value_name = "SIZE")]
     capacity: Option<Size>,
     /// As for `alluvium serve`: auto, dsync or device.
@@ -55,48 +58,53 @@ pub(crate) struct BenchArgs {
     /// As for `alluvium serve`: auto, io_uring or threads.
     #[arg(long, value_name = "auto|io_uring|threads", default_value_t = Engine::Auto)]
     engine: Engine,
-    /// Measure at the speed of a modelled disk: `cloud` (3,000 IOPS and 125 MiB/s, a request above 256 KiB counting as several; 0.5 ms
-    /// for each, and its bytes at 220 MiB/s), or what is to differ from that, as in
-    /// `iops=16000,bandwidth=1000MiB,latency=400us,transfer=1GiB`. The log is limited to the same IOPS and bandwidth. Default: the target at
-    /// its own speed.
+    /// Measure at the speed of a modelled disk: `cloud` (3,000 IOPS and 125 MiB/s, a request above
+    /// 256 KiB counting as several; 0.5 ms for each, and its bytes at 220 MiB/s), or what is to
+    /// differ from that, as in `iops=16000,bandwidth=1000MiB,latency=400us,transfer=1GiB`. The log
+    /// is limited to the same IOPS and bandwidth. Default: the target at its own speed.
     #[arg(long, value_name = "cloud|KEY=VALUE,...")]
     model: Option<Model>,
-    /// Measure only this record size; can be repeated. Default: 100B, 1KiB, 4KiB, 64KiB, 256KiB, 1MiB; with --model 1KiB, 4KiB, 64KiB,
-    /// 128KiB, 256KiB, 1MiB.
+    /// Measure only this record size; can be repeated. Default: 100B, 1KiB, 4KiB, 64KiB, 256KiB,
+    /// 1MiB; with --model 1KiB, 4KiB, 64KiB, 128KiB, 256KiB, 1MiB.
     #[arg(long, value_name = "SIZE", value_parser = record_size)]
     record: Vec<Size>,
-    /// Closed loop: keep so many records outstanding; can be repeated. Latency counts from the call of append. Default: 1, 64, 1024; with
-    /// --model see --rate.
+    /// Closed loop: keep so many records outstanding; can be repeated. Latency counts from the call
+    /// of append. Default: 1, 64, 1024; with --model see --rate.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000), conflicts_with = "rate")]
     outstanding: Vec<u32>,
-    /// Open loop: offer so many bytes of records per second, evenly spaced, however long those before them take; can be repeated. Latency
-    /// counts from when a record was due to arrive. Default with --model: 10, 25, 50, 75 and 100% of a full load, which is 96% of the
-    /// disk's bandwidth (120MiB for `cloud`).
+    /// Open loop: offer so many bytes of records per second, evenly spaced, however long those
+    /// before them take; can be repeated. Latency counts from when a record was due to arrive.
+    /// Default with --model: 10, 25, 50, 75 and 100% of a full load, which is 96% of the disk's
+    /// bandwidth (120MiB for `cloud`).
     #[arg(long, value_name = "SIZE")]
     rate: Vec<Size>,
     /// Length of each measurement.
     #[arg(long, value_name = "TIME", default_value_t = Span(Duration::from_secs(3)))]
     duration: Span,
-    /// Run so long before each measurement. Default: 500ms; with --model 10s, since a load above the quotas lives on what the disk had
-    /// saved up at first.
+    /// Run so long before each measurement. Default: 500ms; with --model 10s, since a load above
+    /// the quotas lives on what the disk had saved up at first.
     #[arg(long, value_name = "TIME")]
     warmup: Option<Span>,
-    /// Bound on what is appended and not durable. Default: 64MiB, or half of the ring if that is less; more for a load that needs it.
+    /// Bound on what is appended and not durable. Default: 64MiB, or half of the ring if that is
+    /// less; more for a load that needs it.
     #[arg(long, value_name = "SIZE")]
     window: Option<Size>,
     /// Block writes in flight.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1024))]
     io_depth: u16,
-    /// Then compare with fio on the same target with the same durability, in rounds that take turns. Default: no.
+    /// Then compare with fio on the same target with the same durability, in rounds that take
+    /// turns. Default: no.
     #[arg(long, conflicts_with = "model")]
     fio: bool,
-    /// Instead raise the log's own limit on writes from 3,000 per second to 100,000 and to none, in rounds that take turns, and say whether
-    /// throughput falls. Closed loop, 1KiB, 4KiB, 64KiB and 256KiB unless --record says otherwise, 1,024 outstanding up to 4KiB and 64 above unless
+    /// Instead raise the log's own limit on writes from 3,000 per second to 100,000 and to none, in
+    /// rounds that take turns, and say whether throughput falls. Closed loop, 1KiB, 4KiB, 64KiB and
+    /// 256KiB unless --record says otherwise, 1,024 outstanding up to 4KiB and 64 above unless
     /// --outstanding does. Default: no.
     #[arg(long, conflicts_with_all = ["fio", "rate"])]
     raise_limit: bool,
-    /// Instead fill the target (up to 1GiB) with records of 1KiB and of 64KiB, or what --record says, drop the log without closing it, as in a
-    /// crash, and measure how fast it is opened again, beside fio's sequential reads of 1MiB, in rounds that take turns. Default: no.
+    /// Instead fill the target (up to 1GiB) with records of 1KiB and of 64KiB, or what --record
+    /// says, drop the log without closing it, as in a crash, and measure how fast it is opened
+    /// again, beside fio's sequential reads of 1MiB, in rounds that take turns. Default: no.
     #[arg(long, requires = "target", conflicts_with_all = ["fio", "model", "rate", "outstanding", "plot", "raise_limit"])]
     recovery: bool,
     /// Number of rounds with --fio, --raise-limit and --recovery; the medians count.
@@ -105,7 +113,8 @@ pub(crate) struct BenchArgs {
     /// With --fio: leave out the table of all record sizes. Default: no.
     #[arg(long, requires = "fio")]
     only_pairs: bool,
-    /// Write plots of the tables as SVG files into this directory, which is made if it is missing. Default: none.
+    /// Write plots of the tables as SVG files into this directory, which is made if it is missing.
+    /// Default: none.
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
     /// Print JSON. Default: tables.
@@ -132,7 +141,8 @@ fn record_size(text: &str) -> Result<Size, String> {
 /// Measure.
 ///
 /// # Errors
-/// The target can not be used, holds something, or fails; fio is wanted and missing; plots can not be written.
+/// The target cannot be used, holds something, or fails; fio is wanted and missing; plots cannot
+/// be written.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     if args.duration.0.is_zero() {
         return Err(Failure::Usage("--duration is 0: nothing would be measured".into()));
@@ -206,7 +216,7 @@ impl Drop for Created<'_> {
         match std::fs::remove_file(self.0) {
             Ok(()) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => eprintln!("{}: can not be removed: {error}", self.0.display()),
+            Err(error) => eprintln!("{}: cannot be removed: {error}", self.0.display()),
         }
     }
 }
@@ -305,7 +315,8 @@ impl<'a> Bench<'a> {
         Ok(cases)
     }
 
-    /// The window in which so many records fit at the same time, or why there is none and what would help.
+    /// The window in which so many records fit at the same time, or why there is none and what
+    /// would help.
     fn window_for(&self, record: Size, outstanding: usize) -> Result<Size, String> {
         let needed = window_needed(record, outstanding);
         if needed > MAX_WINDOW {
@@ -400,8 +411,9 @@ impl<'a> Bench<'a> {
         Ok(measured)
     }
 
-    /// Everything that is compared, once. Log and fio take turns, so that a disk that changes its mind does so for both; every
-    /// second round goes backwards, so that neither always comes first.
+    /// Everything that is compared, once. Log and fio take turns, so that a disk that changes its
+    /// mind does so for both; every second round goes backwards, so that neither always comes
+    /// first.
     fn round(&self, target: &Path, backwards: bool) -> Result<Round, Failure> {
         let mut loads: Vec<(Size, usize)> = Vec::new();
         for pairing in &PAIRINGS {
@@ -486,7 +498,8 @@ impl<'a> Bench<'a> {
         reopen::reopen(open_disk(self.args, self.capacity)?.device, &options, &filled)
     }
 
-    /// Each load under each limit, in rounds of which every second goes from the highest limit to the lowest.
+    /// Each load under each limit, in rounds of which every second goes from the highest limit to
+    /// the lowest.
     fn sweeps(&self) -> Result<Vec<sweep::Sweep>, Failure> {
         let loads: Vec<(Size, usize)> = records(self.args)
             .into_iter()

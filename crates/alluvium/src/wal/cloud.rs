@@ -1,4 +1,5 @@
-//! `--model`: which disk is modelled, and the published figures that a log on such a disk is held against.
+//! `--model`: which disk is modelled, and the published figures that a log on such a disk is held
+//! against.
 
 use std::fmt;
 use std::str::FromStr;
@@ -111,9 +112,10 @@ struct Reference {
     queue: f64,
 }
 
-/// Delta WAL on a cloud disk of 3,000 IOPS and 125 MiB/s with 4 CPUs and 4 I/O threads, target 120 MiB/s: AutoMQ, "How to implement
-/// high-performance WAL based on raw devices?". The load there is paced by each of its threads from its last append on and counts latency from
-/// the append, so that a thread that is late offers less; ours is an open loop.
+/// Delta WAL on a cloud disk of 3,000 IOPS and 125 MiB/s with 4 CPUs and 4 I/O threads, target 120
+/// MiB/s: AutoMQ, "How to implement high-performance WAL based on raw devices?". The load there is
+/// paced by each of its threads from its last append on and counts latency from the append, so that
+/// a thread that is late offers less; ours is an open loop.
 const REFERENCE: [Reference; 6] = {
     const fn row(record: Size, figures: [f64; 5]) -> Reference {
         let [mean_ms, iops, mib_per_second, request_kib, queue] = figures;
@@ -131,10 +133,12 @@ const REFERENCE: [Reference; 6] = {
 const REFERENCE_RATE: Size = Size::mib(120);
 /// A tenth of it, at which nothing should have to wait long.
 const LIGHT_RATE: Size = Size::mib(12);
-/// The mean latency at the light load as a multiple of what the disk takes for such a record when it is idle; at most this.
+/// The mean latency at the light load as a multiple of what the disk takes for such a record when
+/// it is idle; at most this.
 const LIGHT_BAR: f64 = 1.2;
 
-/// The record sizes that are measured on a modelled disk when none is given: those of the reference.
+/// The record sizes that are measured on a modelled disk when none is given: those of the
+/// reference.
 pub(super) fn records() -> Vec<Size> {
     REFERENCE.iter().map(|row| row.record).collect()
 }

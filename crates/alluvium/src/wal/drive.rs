@@ -1,7 +1,9 @@
-//! The closed-loop load of `alluvium wal bench`: one thread that keeps a fixed number of records outstanding.
+//! The closed-loop load of `alluvium wal bench`: one thread that keeps a fixed number of records
+//! outstanding.
 //!
-//! It is meant to cost little beside the write-ahead log itself: records are acknowledged in log order, so that it keeps a queue of
-//! (end, start time), waits for the oldest and takes off all that are durable then.
+//! It is meant to cost little beside the write-ahead log itself: records are acknowledged in log
+//! order, so that it keeps a queue of (end, start time), waits for the oldest and takes off all
+//! that are durable then.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -25,7 +27,8 @@ pub(super) struct Load {
     pub(super) window_bytes: u64,
 }
 
-/// What came of it. Latency is from the call of `append` until the acknowledgement is seen by the thread that called.
+/// What came of it. Latency is from the call of `append` until the acknowledgement is seen by the
+/// thread that called.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Measured {
     pub(super) record_bytes: usize,
@@ -48,7 +51,7 @@ pub(super) struct Measured {
 /// Keep `load` up on an empty log, and measure.
 ///
 /// # Errors
-/// The write-ahead log fails, or can not hold the load.
+/// The write-ahead log fails, or cannot hold the load.
 pub(super) fn drive(wal: &Wal, load: &Load) -> Result<Measured, Failure> {
     let mut latencies = Latencies::new()?;
     let mut driver = Driver::new(wal, load);
@@ -88,7 +91,8 @@ struct Driver<'a> {
     wal: &'a Wal,
     payload: Bytes,
     outstanding: usize,
-    /// Records that are not acknowledged yet, in log order: end in the log, and when they were appended.
+    /// Records that are not acknowledged yet, in log order: end in the log, and when they were
+    /// appended.
     pending: VecDeque<(LogOffset, Instant)>,
     /// End of the last acknowledged record.
     acknowledged: LogOffset,
@@ -109,12 +113,14 @@ impl<'a> Driver<'a> {
             acknowledged: start,
             trimmed: start,
             trim: None,
-            // Often enough that a lap never has to wait, seldom enough that header writes do not count.
+            // Often enough that a lap never has to wait, seldom enough that header writes do not
+            // count.
             trim_every_bytes: wal.stats().ring_bytes / 4,
         }
     }
 
-    /// Keep the records outstanding until the time has come; `acknowledged` gets the latency of each.
+    /// Keep the records outstanding until the time has come; `acknowledged` gets the latency of
+    /// each.
     fn run(
         &mut self,
         until: Instant,

@@ -25,7 +25,8 @@ pub(crate) struct DumpArgs {
     /// Show the payload.
     #[arg(long, value_name = "FORM", value_enum, default_value_t = Payload::None)]
     payload: Payload,
-    /// Print JSON: one object per line, `{"record":...}` for each record, and `{"scan":...}` at the end of a complete walk.
+    /// Print JSON: one object per line, `{"record":...}` for each record, and `{"scan":...}` at the
+    /// end of a complete walk.
     #[arg(long)]
     json: bool,
 }
@@ -53,7 +54,7 @@ enum Line {
     Scan(Box<Walk>),
 }
 
-/// Ends the walk early: the visitor's "error" when it has seen enough, or can not print any more.
+/// Ends the walk early: the visitor's "error" when it has seen enough, or cannot print any more.
 #[derive(Debug, thiserror::Error)]
 enum Stop {
     #[error("enough records were listed")]
@@ -65,7 +66,7 @@ enum Stop {
 /// List the records of a log.
 ///
 /// # Errors
-/// The target can not be read, holds no write-ahead log, or a damaged one.
+/// The target cannot be read, holds no write-ahead log, or a damaged one.
 pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
     let device = open_read_only(args.log.path())?;
     let streams = args.catalog.streams()?;
@@ -158,7 +159,7 @@ fn finish(args: &DumpArgs, report: &RecoveryReport, content: Content) -> Result<
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a string can not fail.
+        // Writing to a string cannot fail.
         let _ = write!(text, "{byte:02x}");
         text
     })

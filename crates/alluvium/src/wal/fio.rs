@@ -1,7 +1,8 @@
 //! fio on the same target, as the measure of what the disk can do.
 //!
-//! The comparison is fair only if both do the same to the disk: Direct I/O, sequential writes (or reads) over the same bytes, the same way
-//! into the kernel, and a flush with each write exactly where the write-ahead log has one.
+//! The comparison is fair only if both do the same to the disk: Direct I/O, sequential writes (or
+//! reads) over the same bytes, the same way into the kernel, and a flush with each write exactly
+//! where the write-ahead log has one.
 
 use std::path::Path;
 use std::process::Command;
@@ -81,7 +82,7 @@ pub(super) struct Measured {
 pub(super) fn version() -> Result<String, Failure> {
     let output = Command::new("fio").arg("--version").output().map_err(|error| {
         Failure::Failed(format!(
-            "fio can not be started ({error}); on Debian it comes with `apt-get install fio`. Without --fio the bench \
+            "fio cannot be started ({error}); on Debian it comes with `apt-get install fio`. Without --fio the bench \
              runs alone"
         ))
     })?;
@@ -91,12 +92,12 @@ pub(super) fn version() -> Result<String, Failure> {
 /// Run one job.
 ///
 /// # Errors
-/// fio fails, or says something that can not be understood.
+/// fio fails, or says something that cannot be understood.
 pub(super) fn run(setting: &Setting<'_>, job: Job) -> Result<Measured, Failure> {
     let output = Command::new("fio")
         .args(arguments(setting, job))
         .output()
-        .map_err(|error| Failure::Failed(format!("fio can not be started: {error}")))?;
+        .map_err(|error| Failure::Failed(format!("fio cannot be started: {error}")))?;
     if !output.status.success() {
         return Err(Failure::Failed(format!(
             "fio failed ({}): {}",
@@ -189,7 +190,7 @@ struct Percentiles {
 
 fn parse(stdout: &str, job: Job) -> Result<Measured, Failure> {
     let unreadable =
-        |reason: String| Failure::Failed(format!("fio's report can not be read: {reason}"));
+        |reason: String| Failure::Failed(format!("fio's report cannot be read: {reason}"));
     // fio prints its warnings before the report, on the same stream.
     let start = stdout.find('{').ok_or_else(|| unreadable("there is none".into()))?;
     let report: Report =

@@ -15,13 +15,15 @@ use crate::units::Size;
 pub(crate) struct FormatArgs {
     #[command(flatten)]
     log: LogArgs,
-    /// Bytes to use, at least 192KiB, a multiple of 4KiB. Default: all of an existing target; 2GiB for a new file.
+    /// Bytes to use, at least 192KiB, a multiple of 4KiB. Default: all of an existing target; 2GiB
+    /// for a new file.
     #[arg(long, value_name = "SIZE")]
     capacity: Option<Size>,
     /// Id of the server that will use it; recorded in the header.
     #[arg(long, value_name = "N", default_value_t = limits::NODE_ID)]
     node_id: u32,
-    /// Format although the target holds something else, or another write-ahead log. What it holds is lost.
+    /// Format although the target holds something else, or another write-ahead log. What it holds
+    /// is lost.
     #[arg(long)]
     force: bool,
     /// Print JSON.
@@ -38,7 +40,8 @@ struct Formatted {
 /// Format the target.
 ///
 /// # Errors
-/// The target can not be opened alone, is too small, or holds something and `--force` was not given.
+/// The target cannot be opened alone, is too small, or holds something and `--force` was not
+/// given.
 pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     args.capacity.map_or(Ok(()), check_capacity)?;
     let path = args.log.path();

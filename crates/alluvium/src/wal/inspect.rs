@@ -16,7 +16,8 @@ use crate::units::{Size, about, usage};
 pub(crate) struct InspectArgs {
     #[command(flatten)]
     log: LogArgs,
-    /// Read the whole log too: count the records, find where it ends, report damage (exit code 1 if there is any).
+    /// Read the whole log too: count the records, find where it ends, report damage (exit code 1 if
+    /// there is any).
     #[arg(long)]
     scan: bool,
     /// Print JSON.
@@ -32,9 +33,11 @@ pub(super) struct Inspected {
     newest_slot: usize,
     header: Header,
     ring_bytes: u64,
-    /// By the newest header. Where the last writer did not close the log, it may go on behind it: `scan` tells.
+    /// By the newest header. Where the last writer did not close the log, it may go on behind it:
+    /// `scan` tells.
     used_bytes: u64,
-    /// When the oldest batch was made, as its producer says. The log itself records no times of records.
+    /// When the oldest batch was made, as its producer says. The log itself records no times of
+    /// records.
     oldest_timestamp_ms: Option<u64>,
 }
 
@@ -68,7 +71,7 @@ impl SlotView {
 /// Show what a target holds.
 ///
 /// # Errors
-/// It can not be read, holds no write-ahead log, or, with `--scan`, a damaged one.
+/// It cannot be read, holds no write-ahead log, or, with `--scan`, a damaged one.
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let device = open_read_only(args.log.path())?;
     let inspection = Wal::inspect(&device).map_err(unusable)?;
@@ -185,7 +188,8 @@ impl Inspected {
 #[error("the first batch was read")]
 struct Enough;
 
-/// The timestamp of the first batch, if it has one. A log that can not be read is not complained about here.
+/// The timestamp of the first batch, if it has one. A log that cannot be read is not complained
+/// about here.
 fn oldest_timestamp_ms(device: &SharedDevice) -> Option<u64> {
     let mut first = None;
     let _ = Wal::scan(device, None, &mut |record| match decode_record(&record.payload) {

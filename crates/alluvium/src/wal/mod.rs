@@ -32,9 +32,11 @@ use crate::units::{Size, about, counted};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum WalCommand {
-    /// Make a write-ahead log on a block device, or in a file, which is created and pre-written if it does not exist.
+    /// Make a write-ahead log on a block device, or in a file, which is created and pre-written if
+    /// it does not exist.
     Format(format::FormatArgs),
-    /// Show both header slots, the geometry and the usage. Reads only, also beside a running server.
+    /// Show both header slots, the geometry and the usage. Reads only, also beside a running
+    /// server.
     Inspect(inspect::InspectArgs),
     /// List the records, and what is in them: batches with their offsets and streams, and the ends
     /// of streams. Reads only, also beside a running server. Topics are named with --data-dir.
@@ -42,8 +44,9 @@ pub(crate) enum WalCommand {
     Verify(verify::VerifyArgs),
     Recover(recover::RecoverArgs),
     Resize(resize::ResizeArgs),
-    /// Measure latency, bandwidth and CPU time of a write-ahead log, on request beside fio, on a modelled cloud disk, as its limit is raised, or
-    /// as it is opened after a crash. Overwrites the target.
+    /// Measure latency, bandwidth and CPU time of a write-ahead log, on request beside fio, on a
+    /// modelled cloud disk, as its limit is raised, or as it is opened after a crash. Overwrites
+    /// the target.
     Bench(Box<bench::BenchArgs>),
 }
 
@@ -115,7 +118,8 @@ fn not_claimed(error: alluvium_device::OpenError) -> Failure {
     }
 }
 
-/// Walk a log to its end, which somebody may be writing to. A walk that was overtaken is repeated from where the log begins now.
+/// Walk a log to its end, which somebody may be writing to. A walk that was overtaken is repeated
+/// from where the log begins now.
 fn scan(device: &SharedDevice, streams: &Streams, progress: &Progress) -> Result<Walk, Failure> {
     /// A log is trimmed once per upload, and read in seconds.
     const ATTEMPTS: u32 = 5;
@@ -140,19 +144,21 @@ fn scan(device: &SharedDevice, streams: &Streams, progress: &Progress) -> Result
     )))
 }
 
-/// Whether space that `report` tells of was given up during the walk: it may have been used again before it was read.
+/// Whether space that `report` tells of was given up during the walk: it may have been used again
+/// before it was read.
 fn overtaken(device: &SharedDevice, report: &RecoveryReport) -> Result<bool, OpenError> {
     let trim = Wal::inspect(device)?.header.trim;
     Ok(report.end < trim || report.damage.iter().any(|damage| damage.range.start < trim))
 }
 
-/// The device as it is now, if its size has changed since it was opened: its server has resized the log, and what was read makes no sense.
+/// The device as it is now, if its size has changed since it was opened: its server has resized the
+/// log, and what was read makes no sense.
 fn resized(device: &SharedDevice) -> Result<Option<SharedDevice>, Failure> {
     let now = open_read_only(Path::new(&device.geometry().name))?;
     Ok((now.capacity_bytes() != device.capacity_bytes()).then_some(now))
 }
 
-/// Why what is there can not be used as a log.
+/// Why what is there cannot be used as a log.
 fn unusable(error: OpenError) -> Failure {
     match error {
         OpenError::LargerThanDevice { device, wanted_bytes, device_bytes } => {
@@ -345,7 +351,8 @@ impl Walk {
         ))
     }
 
-    /// Acknowledged records that can not be read are a failure of the command, after it has printed everything.
+    /// Acknowledged records that cannot be read are a failure of the command, after it has printed
+    /// everything.
     fn verdict(&self, target: &Path) -> Result<(), Failure> {
         match self.complaint() {
             None => Ok(()),
@@ -402,7 +409,8 @@ mod tests {
         (device, wal)
     }
 
-    /// A reader without a claim: the writer gives up what the reader has not reached yet, and overwrites it.
+    /// A reader without a claim: the writer gives up what the reader has not reached yet, and
+    /// overwrites it.
     #[test]
     fn a_walk_that_was_overtaken_is_repeated() {
         let directory = tempfile::tempdir().unwrap();
@@ -418,7 +426,8 @@ mod tests {
             append(&wal);
         }
         let reader = open_read_only(&path).unwrap();
-        // Between the look at the headers and the first read, so many times: more than what was free is written.
+        // Between the look at the headers and the first read, so many times: more than what was
+        // free is written.
         let overtaking = |times: u32| -> Progress {
             let (wal, left) = (wal.clone(), AtomicU32::new(times));
             Arc::new(move |done, _| {

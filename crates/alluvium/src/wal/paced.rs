@@ -1,8 +1,10 @@
-//! The open-loop load of `alluvium wal bench`: records arrive on a schedule, whether or not those before them are durable.
+//! The open-loop load of `alluvium wal bench`: records arrive on a schedule, whether or not those
+//! before them are durable.
 //!
-//! Arrivals are evenly spaced. Latency counts from the moment at which a record was due to arrive, not from when it could be
-//! appended: time that it spends waiting for this thread, or outside of a full window, counts. (With a load that waits for answers, a
-//! slow answer delays the requests behind it, and the latency that they would have seen is never measured: "coordinated omission".)
+//! Arrivals are evenly spaced. Latency counts from the moment at which a record was due to arrive,
+//! not from when it could be appended: time that it spends waiting for this thread, or outside of a
+//! full window, counts. (With a load that waits for answers, a slow answer delays the requests
+//! behind it, and the latency that they would have seen is never measured: "coordinated omission".)
 //!
 //! One thread appends, another waits for acknowledgements; both are part of what is measured.
 
@@ -42,7 +44,8 @@ pub(super) struct Measured {
     pub(super) offered_bytes_per_second: u64,
     /// Those that were due in the measured time, all of them.
     pub(super) records: u64,
-    /// Those of them that were still not acknowledged when as much time again had passed. They count with the time until then.
+    /// Those of them that were still not acknowledged when as much time again had passed. They
+    /// count with the time until then.
     pub(super) unacknowledged: u64,
     pub(super) seconds: f64,
     #[serde(flatten)]
@@ -53,7 +56,8 @@ pub(super) struct Measured {
     pub(super) saturated: bool,
     #[serde(flatten)]
     pub(super) disk: Disk,
-    /// User and system time of the whole process, both threads of the load and the modelled disk included.
+    /// User and system time of the whole process, both threads of the load and the modelled disk
+    /// included.
     pub(super) cpu_us_per_record: f64,
 }
 
@@ -63,7 +67,8 @@ pub(super) struct Disk {
     /// A modelled disk counts pieces of 256 KiB; otherwise writes of blocks and headers.
     pub(super) iops: f64,
     pub(super) disk_bytes_per_second: f64,
-    /// Mean length of the queue, those included that are being served. Known of a modelled disk only.
+    /// Mean length of the queue, those included that are being served. Known of a modelled disk
+    /// only.
     pub(super) queue: Option<f64>,
 }
 
@@ -100,7 +105,7 @@ impl Arrivals {
 /// Offer the load to an empty log, and measure.
 ///
 /// # Errors
-/// The write-ahead log fails, or can not hold a record.
+/// The write-ahead log fails, or cannot hold a record.
 pub(super) fn drive(
     wal: &Wal,
     disk: Option<&ModelledDisk>,
@@ -220,13 +225,14 @@ impl<'a> Appender<'a> {
             acknowledged,
             trimmed: stats.trimmed,
             trim: None,
-            // Often enough that a lap never has to wait, seldom enough that header writes do not count.
+            // Often enough that a lap never has to wait, seldom enough that header writes do not
+            // count.
             trim_every_bytes: stats.ring_bytes / 4,
         }
     }
 
-    /// Append what arrives until all that is measured has been acknowledged, or until `give_up`. Returns the moments at which the measured
-    /// time began and ended.
+    /// Append what arrives until all that is measured has been acknowledged, or until `give_up`.
+    /// Returns the moments at which the measured time began and ended.
     fn run(
         &mut self,
         disk: Option<&ModelledDisk>,
@@ -372,9 +378,10 @@ mod tests {
         assert_eq!(fast.at(u64::MAX), Duration::from_secs(1));
     }
 
-    /// 32 KiB may be in flight for 50 ms: that is 640 KiB per second, of which eight times as much is offered. A load that waited for its
-    /// answers would see 50 to 100 ms for each record that it appends. On the schedule the record that is due at 200 ms is the 1,024th KiB
-    /// and can not be durable before 1.5 s; when the load gives up at 0.4 s it has waited for 200 ms.
+    /// 32 KiB may be in flight for 50 ms: that is 640 KiB per second, of which eight times as much
+    /// is offered. A load that waited for its answers would see 50 to 100 ms for each record that
+    /// it appends. On the schedule the record that is due at 200 ms is the 1,024th KiB and cannot
+    /// be durable before 1.5 s; when the load gives up at 0.4 s it has waited for 200 ms.
     #[test]
     fn a_late_record_is_late_since_it_was_due() {
         let model = DiskModel { latency: Duration::from_millis(50), ..DiskModel::CLOUD };

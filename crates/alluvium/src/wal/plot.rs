@@ -16,7 +16,7 @@ const MIB: f64 = 1024.0 * 1024.0;
 /// Write the charts of what was measured into `directory`, over those of an earlier run.
 ///
 /// # Errors
-/// A file can not be written.
+/// A file cannot be written.
 pub(super) fn write(report: &Report, directory: &Path) -> Result<(), Failure> {
     for (name, chart) in charts(report) {
         let path = directory.join(name);
@@ -233,7 +233,8 @@ fn full_load_throughput(report: &Report, cases: &[&Measured], place: &str) -> Ch
     }
 }
 
-/// Whether the full load of this report is the published one, on the disk that it was published for.
+/// Whether the full load of this report is the published one, on the disk that it was published
+/// for.
 fn has_reference(report: &Report) -> bool {
     report.verdicts.iter().any(cloud::Verdict::at_published_load)
 }

@@ -13,16 +13,18 @@ use crate::units::Size;
 
 /// Take the log over from a server that is gone, and close it.
 ///
-/// The log is recovered as at the start of a server, and closed, so that the next start takes its end from the header. It keeps what a
-/// start would keep, which is every acknowledged record that is not damaged. Nothing is uploaded or
-/// trimmed: that is for the server. Missing offsets of streams are listed, with topic and partition
-/// if --data-dir is given.
+/// The log is recovered as at the start of a server, and closed, so that the next start takes its
+/// end from the header. It keeps what a start would keep, which is every acknowledged record that
+/// is not damaged. Nothing is uploaded or trimmed: that is for the server. Missing offsets of
+/// streams are listed, with topic and partition if --data-dir is given.
 ///
-/// To take over means to open the log under the next epoch. It ends at the first place that was never durable; records
-/// behind that, which nobody was told to be durable, are given up for good. The owner before it is shut out: if it still runs, on
-/// another machine that reaches the device, it notices at its next change of the header and stops. Until then it may acknowledge
-/// records that are lost, and overwrite some of its successor's. Nothing but the device can prevent that: give --reserve where it can, or detach the
-/// device from the other machine, or turn that off, first. On one machine this command refuses as long as another process has the log.
+/// To take over means to open the log under the next epoch. It ends at the first place that was
+/// never durable; records behind that, which nobody was told to be durable, are given up for good.
+/// The owner before it is shut out: if it still runs, on another machine that reaches the device,
+/// it notices at its next change of the header and stops. Until then it may acknowledge records
+/// that are lost, and overwrite some of its successor's. Nothing but the device can prevent that:
+/// give --reserve where it can, or detach the device from the other machine, or turn that off,
+/// first. On one machine this command refuses as long as another process has the log.
 ///
 /// docs/format/wal.md, sections 3, 6 and 8, has the reasons.
 #[derive(Args, Debug)]
@@ -35,8 +37,9 @@ pub(crate) struct RecoverArgs {
     log: LogArgs,
     #[command(flatten)]
     catalog: CatalogArgs,
-    /// Reserve the device for this machine first, so that it refuses what another one still writes (a whole SCSI disk or NVMe namespace with persistent
-    /// reservations). It stays reserved: servers on other machines need --wal-reserve from then on.
+    /// Reserve the device for this machine first, so that it refuses what another one still writes
+    /// (a whole SCSI disk or NVMe namespace with persistent reservations). It stays reserved:
+    /// servers on other machines need --wal-reserve from then on.
     #[arg(long)]
     reserve: bool,
     /// Print JSON.
@@ -58,7 +61,8 @@ struct Recovered {
 /// Recover the log and close it.
 ///
 /// # Errors
-/// Somebody has it open, it can not be read or written, it holds no write-ahead log, or a damaged one.
+/// Somebody has it open, it cannot be read or written, it holds no write-ahead log, or a damaged
+/// one.
 pub(crate) fn run(args: &RecoverArgs) -> Result<(), Failure> {
     let path = args.log.path();
     let streams = args.catalog.streams()?;

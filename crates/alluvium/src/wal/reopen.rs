@@ -1,4 +1,5 @@
-//! `alluvium wal bench --recovery`: how fast a log that was not closed is opened again, beside fio reading the same target.
+//! `alluvium wal bench --recovery`: how fast a log that was not closed is opened again, beside fio
+//! reading the same target.
 
 use std::time::Instant;
 
@@ -16,7 +17,8 @@ use crate::units::{Size, about};
 
 /// The record sizes that are measured when none is given.
 pub(super) const RECORDS: [Size; 2] = [Size::kib(1), Size::kib(64)];
-/// What recovery is held against: the same reads, without a look at what was read. The better one counts.
+/// What recovery is held against: the same reads, without a look at what was read. The better one
+/// counts.
 pub(super) const READ_JOBS: [Job; 2] = [Job::read(Size::mib(1), 1), Job::read(Size::mib(1), 8)];
 /// Of the log that is opened, unless the ring has less.
 const MAX_LOG_BYTES: u64 = 1 << 30;
@@ -38,7 +40,8 @@ pub(super) struct Measured {
     pub(super) records: u64,
     /// Records with their headers, and padding.
     pub(super) log_bytes: u64,
-    /// From the call of `open` until the log takes records: the headers, the flush, the walk, and the change of the header.
+    /// From the call of `open` until the log takes records: the headers, the flush, the walk, and
+    /// the change of the header.
     pub(super) seconds: f64,
     /// The walk alone.
     pub(super) walk_seconds: f64,
@@ -73,12 +76,14 @@ pub(super) struct Comparison {
     met: bool,
 }
 
-/// Fill `wal`, which is empty, with durable records of `record` bytes each, up to 1 GiB or until the ring is full, and drop it without a close, as in a crash.
+/// Fill `wal`, which is empty, with durable records of `record` bytes each, up to 1 GiB or until
+/// the ring is full, and drop it without a close, as in a crash.
 ///
 /// # Errors
-/// The write-ahead log fails, or can not hold a record.
+/// The write-ahead log fails, or cannot hold a record.
 pub(super) fn fill(wal: Wal, record: Size) -> Result<Filled, Failure> {
-    /// Less than the smallest window, so that it need not grow and the headers stay as the opening left them.
+    /// Less than the smallest window, so that it need not grow and the headers stay as the opening
+    /// left them.
     const AHEAD_BYTES: u64 = 1 << 20;
     let payload: Bytes = noise(usize::try_from(record.bytes).map_err(Failure::new)?).into();
     let start = wal.stats().trimmed;
@@ -103,7 +108,7 @@ pub(super) fn fill(wal: Wal, record: Size) -> Result<Filled, Failure> {
 /// Open what was filled, once. It is left as it was before: not closed.
 ///
 /// # Errors
-/// It can not be opened, or does not hold what was put into it.
+/// It cannot be opened, or does not hold what was put into it.
 pub(super) fn reopen(
     device: SharedDevice,
     options: &Options,

@@ -55,7 +55,7 @@ pub(super) enum Case {
     Measured(drive::Measured),
     /// Records on a schedule.
     Paced(paced::Measured),
-    /// It can not be.
+    /// It cannot be.
     Skipped { record_bytes: u64, outstanding: usize, reason: String },
 }
 
@@ -90,7 +90,7 @@ impl Machine {
 /// Print it for people.
 ///
 /// # Errors
-/// Standard output can not be written to.
+/// Standard output cannot be written to.
 pub(super) fn print(report: &Report) -> Result<(), Failure> {
     let Report { machine, target, .. } = report;
     output::line(format_args!(

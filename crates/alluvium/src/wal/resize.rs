@@ -15,15 +15,19 @@ use crate::units::{Size, about};
 
 /// Give the log another capacity, whether or not its server runs.
 ///
-/// A file that is too short is extended first, and written in full; one that was as long as the log is shortened after it. A
-/// block device keeps its size, which is the bound. The records that are not uploaded yet stay, and have to fit. Killed at any moment, the command leaves
-/// the log in its old capacity or in the new one, and can be repeated.
+/// A file that is too short is extended first, and written in full; one that was as long as the log
+/// is shortened after it. A block device keeps its size, which is the bound. The records that are
+/// not uploaded yet stay, and have to fit. Killed at any moment, the command leaves the log in its
+/// old capacity or in the new one, and can be repeated.
 ///
-/// A server that runs does it while it serves. It moves nothing, but waits until the records that are not uploaded lie where they may stay: at once, or when the
-/// log next comes to the end of its ring. If this command is interrupted the server goes on; asked for the capacity that the log has, it forgets the request. Without a server,
-/// records are moved where they lie in the way, through free space only.
+/// A server that runs does it while it serves. It moves nothing, but waits until the records that
+/// are not uploaded lie where they may stay: at once, or when the log next comes to the end of its
+/// ring. If this command is interrupted the server goes on; asked for the capacity that the log
+/// has, it forgets the request. Without a server, records are moved where they lie in the way,
+/// through free space only.
 ///
-/// --wal-capacity is for new logs: a server that is started with another one says so, and takes the log as it is.
+/// --wal-capacity is for new logs: a server that is started with another one says so, and takes the
+/// log as it is.
 #[derive(Args, Debug)]
 pub(crate) struct ResizeArgs {
     #[command(flatten)]
@@ -31,7 +35,8 @@ pub(crate) struct ResizeArgs {
     /// Bytes to use, both headers included: at least 192KiB, a multiple of 4KiB.
     #[arg(long, value_name = "SIZE")]
     capacity: Size,
-    /// Directory of the server that may have the log open (its --data-dir). Default: that of the log.
+    /// Directory of the server that may have the log open (its --data-dir). Default: that of the
+    /// log.
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Print JSON.
@@ -52,7 +57,8 @@ struct Resized {
 /// Resize the log, and the file around it.
 ///
 /// # Errors
-/// Somebody has it open, it can not be read or written, it holds no write-ahead log, the device is too small, or the records do not fit.
+/// Somebody has it open, it cannot be read or written, it holds no write-ahead log, the device is
+/// too small, or the records do not fit.
 pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
     check_capacity(args.capacity)?;
     let (path, wanted) = (args.log.path(), args.capacity);
@@ -109,7 +115,7 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
                 shorten(&device, old_length)?;
             }
             return Err(Failure::Failed(format!(
-                "{}: its write-ahead log can not be resized to {wanted}: {reason}. {} of it are not uploaded yet, and the new ring has \
+                "{}: its write-ahead log cannot be resized to {wanted}: {reason}. {} of it are not uploaded yet, and the new ring has \
                  {}. Nothing was changed. Start the server and let it upload (it does so after --upload-interval at the latest), stop it, \
                  see the usage with `alluvium wal inspect`, and try again; or ask for another capacity",
                 path.display(),
@@ -119,7 +125,8 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
         }
         Err(other) => return Err(unusable(other)),
     };
-    // A file that was longer than its log holds something else behind it, for all that is known here.
+    // A file that was longer than its log holds something else behind it, for all that is known
+    // here.
     if file && wanted < old && old_length == old.bytes {
         shorten(&device, wanted.bytes)?;
     }

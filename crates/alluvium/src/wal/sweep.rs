@@ -1,7 +1,8 @@
-//! `alluvium wal bench --raise-limit`: the throughput of a log whose own limit on writes is raised step by step.
+//! `alluvium wal bench --raise-limit`: the throughput of a log whose own limit on writes is raised
+//! step by step.
 //!
-//! It must never fall. A log that gathers records only while its limit holds it back does the opposite: with more writes allowed they get
-//! smaller, until it is bound by their number.
+//! It must never fall. A log that gathers records only while its limit holds it back does the
+//! opposite: with more writes allowed they get smaller, until it is bound by their number.
 
 use serde::Serialize;
 
@@ -15,10 +16,12 @@ pub(super) const STEPS: [Option<u32>; 7] =
     [Some(3000), Some(6000), Some(12_000), Some(25_000), Some(50_000), Some(100_000), None];
 /// The record sizes that are measured when none is given.
 pub(super) const RECORDS: [Size; 4] = [Size::kib(1), Size::kib(4), Size::kib(64), Size::kib(256)];
-/// By how much a step may lie below one with a lower limit. On a machine that others share, less than that can not be told from noise.
+/// By how much a step may lie below one with a lower limit. On a machine that others share, less
+/// than that cannot be told from noise.
 const NOISE: f64 = 0.03;
 
-/// So many records outstanding that the limit, and not the load, is what holds back: several blocks of them.
+/// So many records outstanding that the limit, and not the load, is what holds back: several blocks
+/// of them.
 pub(super) fn enough_outstanding(record: Size) -> usize {
     if record.bytes <= 4096 { 1024 } else { 64 }
 }
@@ -32,8 +35,9 @@ pub(super) struct Sweep {
     pub(super) record_bytes: u64,
     pub(super) outstanding: usize,
     pub(super) steps: Vec<Step>,
-    /// The most by which a step lies below one with a lower limit, as a share of that: 0 if none does. The two are compared within each round, and the
-    /// median of the rounds counts, since a disk that others share may be three times as fast a minute later.
+    /// The most by which a step lies below one with a lower limit, as a share of that: 0 if none
+    /// does. The two are compared within each round, and the median of the rounds counts, since a
+    /// disk that others share may be three times as fast a minute later.
     largest_fall: f64,
     /// At most this counts as none.
     noise: f64,

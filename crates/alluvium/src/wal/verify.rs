@@ -12,12 +12,14 @@ use crate::progress::Meter;
 
 /// Read all of the log and say whether it is whole.
 ///
-/// Both copies of the header are looked at, and every record from the trim offset to the end of the log, with its checksums. Each gap
-/// is listed with its range of the log, the byte of the device where it begins, and what was found there. Records behind the
-/// end, which a crash left and which were never acknowledged, are counted; they are no damage.
-/// Missing offsets of streams are listed, with topic and partition if --data-dir is given.
+/// Both copies of the header are looked at, and every record from the trim offset to the end of the
+/// log, with its checksums. Each gap is listed with its range of the log, the byte of the device
+/// where it begins, and what was found there. Records behind the end, which a crash left and which
+/// were never acknowledged, are counted; they are no damage. Missing offsets of streams are listed,
+/// with topic and partition if --data-dir is given.
 ///
-/// Nothing is written and no lock is taken: beside a running server it sees the log up to where it is when it gets there.
+/// Nothing is written and no lock is taken: beside a running server it sees the log up to where it
+/// is when it gets there.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Exit codes: 0 the log is whole; 1 it is damaged, in a record or in one of its headers; \
@@ -44,7 +46,7 @@ struct Verified {
 /// Walk the log.
 ///
 /// # Errors
-/// It is damaged (exit code 1), or can not be looked at (2).
+/// It is damaged (exit code 1), or cannot be looked at (2).
 pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let path = args.log.path();
     let device = open_read_only(path).map_err(Failure::not_looked)?;
@@ -70,7 +72,8 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
     if args.json { Ok(()) } else { entry("verdict", "whole: every checksum is right") }
 }
 
-/// Headers that are there and can not be used are damage that was found; with anything else there was nothing to look at.
+/// Headers that are there and cannot be used are damage that was found; with anything else there
+/// was nothing to look at.
 fn refusal(error: OpenError) -> Failure {
     let damaged =
         matches!(error, OpenError::HeaderDamaged { .. } | OpenError::HeaderConflict { .. });

@@ -79,8 +79,9 @@ pub fn append(path: &Path, records: &[&[u8]], close: bool) {
     }
 }
 
-/// Append `records` as if all were on their way together when the writer was killed: none of them says that another one was durable.
-/// Where they lie. However fast the machine, this comes out the same.
+/// Append `records` as if all were on their way together when the writer was killed: none of them
+/// says that another one was durable. Where they lie. However fast the machine, this comes out the
+/// same.
 pub fn append_at_once(path: &Path, records: &[&[u8]]) -> Vec<Range<u64>> {
     let disk = SimDisk::from_image(&fs::read(path).unwrap(), SimOptions::default());
     let (wal, _) = Wal::open(disk.device(), &small(), None, &mut |_| Ok(())).unwrap();

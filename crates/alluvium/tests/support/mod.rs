@@ -112,7 +112,8 @@ impl Server {
         command
     }
 
-    /// The same in a process that is given so many open files at first, and may have as many as this one may.
+    /// The same in a process that is given so many open files at first, and may have as many as
+    /// this one may.
     pub fn start_with_files(files: u32, data_dir: &Path, arguments: &[&str]) -> Self {
         let serve = Self::command(data_dir, arguments);
         let mut command = unswayed(Command::new("sh"));

@@ -17,7 +17,8 @@ use kafka_protocol::records::{
 /// The last version without tagged fields: headers are of the older kind.
 const VERSION: i16 = 8;
 
-/// Send `value` to partition 0 of `topic` with acks=all. The error code of the answer, 0 being an acknowledgement.
+/// Send `value` to partition 0 of `topic` with acks=all. The error code of the answer, 0 being an
+/// acknowledgement.
 ///
 /// # Errors
 /// The server has closed the connection instead.

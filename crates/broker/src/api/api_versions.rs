@@ -24,7 +24,8 @@ pub(super) async fn handle(cx: &Context, request: ApiVersionsRequest) -> ApiVers
         .with_finalized_features(features::finalized())
 }
 
-/// The answer to a version of ApiVersions that is not served: version 0, which every client can read.
+/// The answer to a version of ApiVersions that is not served: version 0, which every client can
+/// read.
 pub(super) fn unsupported(correlation_id: i32) -> Result<Response, EncodeError> {
     let response = ApiVersionsResponse::default()
         .with_error_code(ResponseError::UnsupportedVersion.code())
@@ -32,8 +33,10 @@ pub(super) fn unsupported(correlation_id: i32) -> Result<Response, EncodeError> 
     Response::encode(correlation_id, 0, &response, 0)
 }
 
-/// The first version of Produce that is announced, as by Kafka since 4.0 (KAFKA-18659), which like this server refuses those before 3: librdkafka before 2.11.1 takes a server that has no
-/// version 0 for one to which it can not send what is compressed by gzip, Snappy or LZ4, and sends it uncompressed.
+/// The first version of Produce that is announced, as by Kafka since 4.0 (KAFKA-18659), which like
+/// this server refuses those before 3: librdkafka before 2.11.1 takes a server that has no version
+/// 0 for one to which it cannot send what is compressed by gzip, Snappy or LZ4, and sends it
+/// uncompressed.
 const FIRST_ANNOUNCED_PRODUCE: i16 = 0;
 
 impl super::Api {
@@ -53,7 +56,8 @@ fn served() -> Vec<ApiVersion> {
     APIS.iter().map(version).collect()
 }
 
-/// Kafka's rule for a client's software name and version: letters, digits, `.` and `-`, the last two not at the ends.
+/// Kafka's rule for a client's software name and version: letters, digits, `.` and `-`, the last
+/// two not at the ends.
 fn is_valid(name: &str) -> bool {
     let alphanumeric = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     alphanumeric(name.chars().next())

@@ -1,4 +1,5 @@
-//! What the client of a request may do: [`Context::authorize`] stands in each handler where Kafka's table of operations and resources says.
+//! What the client of a request may do: [`Context::authorize`] stands in each handler where Kafka's
+//! table of operations and resources says.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -68,7 +69,8 @@ impl Context {
         allowed.fold(0, |bits, operation| bits | 1 << *operation as i32)
     }
 
-    /// The topic, if the client may do this with it. Of a name that it may do nothing with it does not learn whether it exists.
+    /// The topic, if the client may do this with it. Of a name that it may do nothing with it does
+    /// not learn whether it exists.
     pub(crate) fn topic(
         &self,
         operation: Operation,
@@ -84,7 +86,8 @@ impl Context {
         Ok(topic)
     }
 
-    /// Whether a topic of one of these names has such a partition, and the client may read it. It is the topic that has the name now, if it `is_meant`, and none that gets it later.
+    /// Whether a topic of one of these names has such a partition, and the client may read it. It
+    /// is the topic that has the name now, if it `is_meant`, and none that gets it later.
     pub(super) fn readable_partitions(
         &self,
         names: Vec<TopicName>,
@@ -101,7 +104,8 @@ impl Context {
         }
     }
 
-    /// The code of the error, 0 if the client may be a member of the group that subscribes to these topics.
+    /// The code of the error, 0 if the client may be a member of the group that subscribes to these
+    /// topics.
     pub(super) fn member_code<'a>(
         &self,
         group: &str,
@@ -118,7 +122,8 @@ impl Context {
         self.authorize(operation, Resource::Group(group)).map_or_else(|error| error.code(), |()| 0)
     }
 
-    /// Take the groups with which the client may not do this out of `groups`; each with the code of the error.
+    /// Take the groups with which the client may not do this out of `groups`; each with the code of
+    /// the error.
     pub(super) fn take_refused(
         &self,
         operation: Operation,

@@ -64,7 +64,7 @@ async fn grow(
             )));
         }
     }
-    // What can not be done is not charged.
+    // What cannot be done is not charged.
     let present = cx.server.topics.by_name(&wanted.name)?.partitions.len();
     cx.server.topics.grow(&wanted.name, total, true).await?;
     cx.charge_changes((total as usize).saturating_sub(present), FIRST_WITH_QUOTA)?;

@@ -16,10 +16,12 @@ use crate::wire::{once, repeated};
 /// Versions from here on know THROTTLING_QUOTA_EXCEEDED.
 const FIRST_WITH_QUOTA: i16 = 6;
 
-/// Requests for more topics take turns: each topic that is described takes some five KiB until the answer has been written.
+/// Requests for more topics take turns: each topic that is described takes some five KiB until the
+/// answer has been written.
 const TOPICS_WITHOUT_TURN: usize = 50;
 
-/// Topics of a request of which the settings are told; of the others only that they exist. DescribeConfigs tells the rest.
+/// Topics of a request of which the settings are told; of the others only that they exist.
+/// DescribeConfigs tells the rest.
 const MAX_DESCRIBED: usize = 1_000;
 
 pub(super) async fn handle(cx: &Context, request: CreateTopicsRequest) -> CreateTopicsResponse {
@@ -71,7 +73,7 @@ async fn create(
         })?;
         overrides.insert(config.name.to_string(), value.to_string());
     }
-    // What can not be done is not charged.
+    // What cannot be done is not charged.
     let mut topic =
         cx.server.create_topic(&wanted.name, partitions, overrides.clone(), true).await?;
     cx.charge_changes(partitions as usize, FIRST_WITH_QUOTA)?;

@@ -1,5 +1,5 @@
-//! DeleteGroups and OffsetDelete. With a group's offsets go those that transactions would commit for it, as with Kafka: else what was deleted
-//! would be back when one of them ends.
+//! DeleteGroups and OffsetDelete. With a group's offsets go those that transactions would commit
+//! for it, as with Kafka: else what was deleted would be back when one of them ends.
 
 use std::collections::HashSet;
 
@@ -26,8 +26,8 @@ pub(super) async fn groups(cx: &Context, mut request: DeleteGroupsRequest) -> De
     DeleteGroupsResponse::default().with_results(results)
 }
 
-/// The group goes first, since it may turn out that it has members. A transaction that ends before its offsets are forgotten brings it back, so it is
-/// deleted once more then.
+/// The group goes first, since it may turn out that it has members. A transaction that ends before
+/// its offsets are forgotten brings it back, so it is deleted once more then.
 async fn delete_group(cx: &Context, group: &str) -> Result<(), ResponseError> {
     let had_some = cx.server.groups.pending().has_partitions(group);
     match cx.server.groups.delete_group(group).await {

@@ -29,7 +29,8 @@ pub(super) async fn handle(cx: &Context, request: DeleteRecordsRequest) -> Delet
     DeleteRecordsResponse::default().with_topics(topics)
 }
 
-/// Trim the partitions of a topic that can be, in one commit; each of them starts where it is told to in the response.
+/// Trim the partitions of a topic that can be, in one commit; each of them starts where it is told
+/// to in the response.
 async fn delete(cx: &Context, wanted: &DeleteRecordsTopic) -> Vec<DeleteRecordsPartitionResult> {
     let allowed = cx.authorize(Operation::Delete, Resource::Topic(&wanted.name));
     let topic = cx.server.topics.by_name(&wanted.name);
@@ -45,7 +46,7 @@ async fn delete(cx: &Context, wanted: &DeleteRecordsTopic) -> Vec<DeleteRecordsP
             check_not_internal(&topic.name)?;
             if topic.rules.only_compacts {
                 return Err(ApiError::PolicyViolation(
-                    "records of a topic that is only compacted can not be deleted".into(),
+                    "records of a topic that is only compacted cannot be deleted".into(),
                 ));
             }
             let to = trim_to(partition, asked.offset)?;

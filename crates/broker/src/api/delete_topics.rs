@@ -40,11 +40,13 @@ pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> Delete
         }
         responses.push(result);
     }
-    // Topics that are on their way out at this moment may be there again after a crash: they are left to who deletes them.
+    // Topics that are on their way out at this moment may be there again after a crash: they are
+    // left to who deletes them.
     let topics = &cx.server.topics;
     let is_stored = |name: &str| topics.stored_by_name(name).is_some();
     if let Err(error) = cx.server.groups.forget_missing_topics(&deleted, is_stored).await {
-        // They take room until the next start, and are forgotten before there is another topic of the name.
+        // They take room until the next start, and are forgotten before there is another topic of
+        // the name.
         tracing::warn!(topics = ?deleted, %error, "committed offsets of deleted topics could not be dropped");
     }
     if !deleted.is_empty() {

@@ -23,7 +23,8 @@ pub(super) const BROKER_LOGGER: i8 = 8;
 pub(super) const CLIENT_METRICS: i8 = 16;
 pub(super) const GROUP: i8 = 32;
 
-/// Groups that one request may ask for. Any name is one's of a group, so their settings would be an answer of any size.
+/// Groups that one request may ask for. Any name is one's of a group, so their settings would be an
+/// answer of any size.
 const MAX_GROUPS: usize = 10_000;
 
 /// A setting, and where its value comes from: the first of the synonyms, or else Kafka's default.
@@ -206,7 +207,7 @@ pub(super) fn check_this_broker(server: &Server, name: &str) -> Result<(), ApiEr
 pub(super) fn not_configurable(resource_type: i8) -> ApiError {
     ApiError::InvalidRequest(match resource_type {
         BROKER_LOGGER => {
-            "log levels are what the server was started with, and can not be changed".to_owned()
+            "log levels are what the server was started with, and cannot be changed".to_owned()
         }
         CLIENT_METRICS => "this server collects no metrics of clients".to_owned(),
         other => format!("Unsupported resource type: {other}"),

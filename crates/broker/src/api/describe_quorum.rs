@@ -1,4 +1,5 @@
-//! DescribeQuorum: the quorum that keeps the metadata. It is this one server, and its log is the catalog, which has a version after each change.
+//! DescribeQuorum: the quorum that keeps the metadata. It is this one server, and its log is the
+//! catalog, which has a version after each change.
 
 use bytes::Bytes;
 use kafka_protocol::error::ResponseError;

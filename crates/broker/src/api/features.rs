@@ -1,4 +1,5 @@
-//! The features that ApiVersions announces, and UpdateFeatures, which changes their levels in Kafka.
+//! The features that ApiVersions announces, and UpdateFeatures, which changes their levels in
+//! Kafka.
 
 use std::collections::HashMap;
 

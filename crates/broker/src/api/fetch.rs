@@ -1,7 +1,7 @@
 //! Fetch: durable batches of many partitions, waiting until there are enough.
 //!
-//! A pass reads first what is in memory, which waits for nothing, and then what is in objects. Each has a budget of its own, so that readers
-//! of the one never wait for readers of the other.
+//! A pass reads first what is in memory, which waits for nothing, and then what is in objects. Each
+//! has a budget of its own, so that readers of the one never wait for readers of the other.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -29,15 +29,16 @@ use crate::sessions::{Key, Told, Want};
 use crate::topics::{Topic, TopicRef};
 use crate::wire::fetch_response::{self, FetchResponse};
 
-/// Partitions that are read from objects at the same time, so that late readers of many partitions do not wait for one object after the
-/// other.
+/// Partitions that are read from objects at the same time, so that late readers of many partitions
+/// do not wait for one object after the other.
 const CONCURRENT_READS: usize = 8;
 
-/// Objects are waited for at least so long if nothing else is read: a client that says how long it waits thinks of records that are
-/// not there yet.
+/// Objects are waited for at least so long if nothing else is read: a client that says how long it
+/// waits thinks of records that are not there yet.
 const LATE_WAIT: Duration = Duration::from_millis(500);
 
-/// How long a fetch of what is in memory waits for its share of the memory for answers, and what it gets without one, which the bound on connections bounds.
+/// How long a fetch of what is in memory waits for its share of the memory for answers, and what it
+/// gets without one, which the bound on connections bounds.
 const SHARE_WAIT: Duration = Duration::from_millis(100);
 const UNCOUNTED_BYTES: usize = 128 << 10;
 
@@ -77,7 +78,8 @@ struct Late {
 pub(super) struct Read {
     pub(super) told: Told,
     pub(super) batches: Vec<Bytes>,
-    /// Producer id and first offset of the aborted transactions among them, for a reader of committed records.
+    /// Producer id and first offset of the aborted transactions among them, for a reader of
+    /// committed records.
     pub(super) aborted: Vec<(i64, i64)>,
 }
 
@@ -99,12 +101,12 @@ impl Read {
         Self { told, batches: Vec::new(), aborted: Vec::new() }
     }
 
-    /// What was fetched from `from` on, of which a reader of committed records gets what is below the stable end. `None` if that can not be told any
-    /// more: it has to be fetched again.
+    /// What was fetched from `from` on, of which a reader of committed records gets what is below
+    /// the stable end. `None` if that cannot be told any more: it has to be fetched again.
     ///
-    /// If all that there is from `from` on are offsets without records, up to the end that the reader
-    /// sees, it gets batches without records that cover them. A reader that waits for its position to
-    /// reach that end would otherwise wait for the next record.
+    /// If all that there is from `from` on are offsets without records, up to the end that the
+    /// reader sees, it gets batches without records that cover them. A reader that waits for its
+    /// position to reach that end would otherwise wait for the next record.
     fn new(
         partition: &Partition,
         mut fetched: Fetched,
@@ -292,7 +294,8 @@ async fn wait_for_enough(cx: &Context, limits: Limits, wants: &[Want]) -> Pass {
         if progressed {
             continue;
         }
-        // Who waits holds nothing of what others could be given, and reads again when the time has come.
+        // Who waits holds nothing of what others could be given, and reads again when the time has
+        // come.
         drop(pass);
         tokio::select! {
             () = progress.notified() => {}
@@ -302,8 +305,8 @@ async fn wait_for_enough(cx: &Context, limits: Limits, wants: &[Want]) -> Pass {
     }
 }
 
-/// Read once, for who decides by what was found whether to wait: until there is anything, or there is more in memory, of which it tells whether that
-/// was so.
+/// Read once, for who decides by what was found whether to wait: until there is anything, or there
+/// is more in memory, of which it tells whether that was so.
 pub(super) async fn read_once(
     cx: &Context,
     wants: &[Want],
@@ -322,7 +325,8 @@ pub(super) async fn read_once(
     (pass, progressed)
 }
 
-/// Read what a pass has found to be in objects, see [`read_late`]; and let it have one batch at least.
+/// Read what a pass has found to be in objects, see [`read_late`]; and let it have one batch at
+/// least.
 async fn complete(
     cx: &Context,
     pass: &mut Pass,
@@ -345,8 +349,8 @@ async fn complete(
     progressed
 }
 
-/// Read what is in memory. Who gets no share of the memory for answers soon has a little read without one: clients that do not take their answers keep nobody from
-/// reading.
+/// Read what is in memory. Who gets no share of the memory for answers soon has a little read
+/// without one: clients that do not take their answers keep nobody from reading.
 async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize, read_committed: bool) -> Pass {
     let sources: Vec<_> = wants.iter().map(|want| locate(cx, want, read_committed)).collect();
     let scan = |left_bytes| scan(cx, wants, &sources, max_bytes, left_bytes, read_committed);
@@ -363,7 +367,8 @@ async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize, read_committ
     };
     if budget.is_none() && pass.held_bytes() > UNCOUNTED_BYTES {
         if (1..=UNCOUNTED_BYTES).contains(&pass.bytes) {
-            // What is too large is of a partition behind those that were read: it waits for its turn.
+            // What is too large is of a partition behind those that were read: it waits for its
+            // turn.
             pass.too_large = None;
         } else {
             // The first one is larger: it has to wait for its room.
@@ -378,8 +383,9 @@ async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize, read_committ
     pass
 }
 
-/// Read what is in memory, in order, until `left_bytes` are read or promised to what is not. At least one batch is read if there is any,
-/// however large it is: else a consumer would stand still before it.
+/// Read what is in memory, in order, until `left_bytes` are read or promised to what is not. At
+/// least one batch is read if there is any, however large it is: else a consumer would stand still
+/// before it.
 fn scan(
     cx: &Context,
     wants: &[Want],
@@ -443,8 +449,9 @@ fn scan(
     pass
 }
 
-/// Read what is in objects, several partitions at a time: until then, until there is enough, or until there is more in memory, of which it
-/// returns whether that was so. What has not come by then is on its way for the next fetch.
+/// Read what is in objects, several partitions at a time: until then, until there is enough, or
+/// until there is more in memory, of which it returns whether that was so. What has not come by
+/// then is on its way for the next fetch.
 async fn read_late(
     cx: &Context,
     pass: &mut Pass,
@@ -468,7 +475,8 @@ async fn read_late(
                 let enough = async {
                     tokio::select! {
                         () = sleep_until(until) => {}
-                        // An error would mean that nobody can say stop any more, and nobody waits then.
+                        // An error would mean that nobody can say stop any more, and nobody waits
+                        // then.
                         _ = stopped.wait_for(|stopped| *stopped) => {}
                     }
                 };
@@ -524,8 +532,9 @@ async fn read_late(
     progressed
 }
 
-/// The share of the budget for responses that a fetch takes: at most half of what is free, so that slow readers of large responses leave
-/// room for others; and at least one batch, which it gets whatever it asks for.
+/// The share of the budget for responses that a fetch takes: at most half of what is free, so that
+/// slow readers of large responses leave room for others; and at least one batch, which it gets
+/// whatever it asks for.
 fn share(wanted_bytes: usize, free_bytes: usize, one_batch_bytes: usize) -> usize {
     wanted_bytes.min(free_bytes / 2).max(one_batch_bytes)
 }

@@ -1,4 +1,5 @@
-//! The APIs of groups: what the client may see of them, and whether there is room for the answer, both of which [`crate::groups`] knows nothing of.
+//! The APIs of groups: what the client may see of them, and whether there is room for the answer,
+//! both of which [`crate::groups`] knows nothing of.
 
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::{
@@ -21,7 +22,8 @@ use crate::topics::Topic;
 /// What a member takes in an answer beside what it says, at most.
 const MEMBER_BYTES: usize = 16;
 
-/// As Kafka says it of a group with topics that its describer may not see, and tells nothing else of it.
+/// As Kafka says it of a group with topics that its describer may not see, and tells nothing else
+/// of it.
 const UNSEEN_TOPICS: &str =
     "The group has described topic(s) that the client is not authorized to describe.";
 
@@ -40,7 +42,8 @@ macro_rules! tell_operations {
     };
 }
 
-/// Of groups whose members have what `$assignments` says: what the client may see of them, what it may do with them, and those that it may not describe.
+/// Of groups whose members have what `$assignments` says: what the client may see of them, what it
+/// may do with them, and those that it may not describe.
 macro_rules! show_described {
     (
         $cx:ident, $response:ident, $with_operations:ident, $refused:ident,
@@ -131,7 +134,8 @@ pub(super) async fn sync(cx: &Context, request: SyncGroupRequest) -> SyncGroupRe
     }
 }
 
-/// `is_meant` says of a topic with a name from the request whether it is the one that is committed for.
+/// `is_meant` says of a topic with a name from the request whether it is the one that is committed
+/// for.
 pub(super) async fn offset_commit(
     cx: &Context,
     request: OffsetCommitRequest,
@@ -189,7 +193,8 @@ pub(super) async fn describe_groups(
     response
 }
 
-/// Topics that are named must be the client's to describe; of those that a regular expression finds it gets those that are.
+/// Topics that are named must be the client's to describe; of those that a regular expression finds
+/// it gets those that are.
 pub(super) async fn consumer_heartbeat(
     cx: &Context,
     request: ConsumerGroupHeartbeatRequest,

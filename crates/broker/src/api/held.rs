@@ -10,18 +10,20 @@ use super::Context;
 use super::large::SMALL_BYTES;
 use crate::server::{ByteBudget, RequestShare, Server};
 
-/// Requests with more elements than this take their decoded size from the server's budget; the others are
-/// bounded by the number of connections.
+/// Requests with more elements than this take their decoded size from the server's budget; the
+/// others are bounded by the number of connections.
 const UNCOUNTED_ELEMENTS: usize = 1_024;
 
-/// What an element takes, about: decoded, its strings not counted, which are slices of the request; and in the response.
+/// What an element takes, about: decoded, its strings not counted, which are slices of the request;
+/// and in the response.
 const ELEMENT_BYTES: usize = 192;
 
 /// Who holds what others may be waiting for waits no longer for records.
 const HOLDING_WAIT: Duration = Duration::from_secs(1);
 
-/// How long an answer that exists already waits for room to be encoded. It may be all that still keeps an assignment, or members' metadata, in
-/// memory, which would be without bound if many waited long.
+/// How long an answer that exists already waits for room to be encoded. It may be all that still
+/// keeps an assignment, or members' metadata, in memory, which would be without bound if many
+/// waited long.
 const ROOM_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -47,13 +49,15 @@ pub(super) async fn share_of(server: &Server, elements: usize) -> Option<OwnedSe
 }
 
 impl Context {
-    /// The batches that were read apart from the request, in their order. Each has left an empty field in it.
+    /// The batches that were read apart from the request, in their order. Each has left an empty
+    /// field in it.
     pub(super) fn take_batches(&self) -> Vec<Bytes> {
         std::mem::take(&mut self.held.lock().batches)
     }
 
-    /// The request is about to wait for what may be long in coming. Nothing of its bytes is needed any more, and so many elements, of the request or of what it
-    /// stands for: hold what is for these, and nothing else. How long it may wait at most.
+    /// The request is about to wait for what may be long in coming. Nothing of its bytes is needed
+    /// any more, and so many elements, of the request or of what it stands for: hold what is for
+    /// these, and nothing else. How long it may wait at most.
     pub(super) async fn keep_elements(&self, elements: usize) -> Duration {
         let before = {
             let mut held = self.held.lock();
@@ -80,7 +84,8 @@ impl Context {
         max_wait
     }
 
-    /// Wait for a turn to put a large answer together. It is kept until the answer's bytes are counted.
+    /// Wait for a turn to put a large answer together. It is kept until the answer's bytes are
+    /// counted.
     pub(super) async fn take_turn(&self) {
         let turn = self.server.large_answers.turn(self.api.key).await;
         self.held.lock().turn = turn;
@@ -94,7 +99,8 @@ impl Context {
         held.turn.is_some()
     }
 
-    /// Have so many bytes counted that the answer will take, before it is encoded. Whether there is room.
+    /// Have so many bytes counted that the answer will take, before it is encoded. Whether there is
+    /// room.
     pub(super) async fn make_room(&self, answer_bytes: usize) -> bool {
         if answer_bytes <= SMALL_BYTES {
             return true;

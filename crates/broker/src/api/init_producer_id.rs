@@ -44,7 +44,8 @@ async fn init(cx: &Context, request: &InitProducerIdRequest) -> Result<(i64, i16
             cx.authorize(Operation::IdempotentWrite, Resource::Cluster).map_err(|e| e.kind())?;
         }
         expected?;
-        // A producer without a transactional id gets a new id each time, whichever it has: so does Kafka.
+        // A producer without a transactional id gets a new id each time, whichever it has: so does
+        // Kafka.
         let id = cx.server.producer_ids.allocate().await.map_err(|error| error.kind())?;
         return Ok((id, 0));
     };

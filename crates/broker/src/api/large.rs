@@ -1,9 +1,12 @@
-//! Answers that may be large: because the request is, or however small the request is, about all topics, all groups, all settings.
+//! Answers that may be large: because the request is, or however small the request is, about all
+//! topics, all groups, all settings.
 //!
-//! They are held in memory until their clients have taken them, for which these have half a minute. So their bytes are bounded over all
-//! connections, and of the second kind few of an API are put together at the same time. Each API has turns of its own: who waits for the bytes
-//! of one makes nobody wait for another. An answer that turns out to be small waits for no turn. What members of a group have for one another exists already, so it is counted
-//! before it is encoded ([`Context::make_room`]).
+//! They are held in memory until their clients have taken them, for which these have half a minute.
+//! So their bytes are bounded over all connections, and of the second kind few of an API are put
+//! together at the same time. Each API has turns of its own: who waits for the bytes of one makes
+//! nobody wait for another. An answer that turns out to be small waits for no turn. What members of
+//! a group have for one another exists already, so it is counted before it is encoded
+//! ([`Context::make_room`]).
 //!
 //! [`Context::make_room`]: super::Context::make_room
 
@@ -61,12 +64,14 @@ impl LargeAnswers {
         AT_ONCE.contains(&key)
     }
 
-    /// Whether each answer of the API may be large, and many that are not complete would take memory.
+    /// Whether each answer of the API may be large, and many that are not complete would take
+    /// memory.
     pub(super) fn are_in_parts(key: ApiKey) -> bool {
         IN_PARTS.contains(&key)
     }
 
-    /// A turn to put an answer together; `None` for an API whose answers are in proportion to their requests.
+    /// A turn to put an answer together; `None` for an API whose answers are in proportion to their
+    /// requests.
     pub(super) async fn turn(&self, key: ApiKey) -> Option<OwnedSemaphorePermit> {
         let turns = self.turns_of(key)?;
         Some(turns.acquire_owned().await.expect("the semaphore is never closed"))

@@ -27,18 +27,22 @@ const LATEST: i64 = -1;
 const EARLIEST: i64 = -2;
 /// The record with the greatest timestamp.
 const MAX_TIMESTAMP: i64 = -3;
-/// The first record that is not in remote storage only. Records are read the same way wherever they are, so it is the first.
+/// The first record that is not in remote storage only. Records are read the same way wherever they
+/// are, so it is the first.
 const EARLIEST_LOCAL: i64 = -4;
 /// The last record in remote storage, of topics with Kafka's remote storage; there are none.
 const LATEST_TIERED: i64 = -5;
-/// The first record that is not there yet. Of topics without Kafka's remote storage Kafka tells none.
+/// The first record that is not there yet. Of topics without Kafka's remote storage Kafka tells
+/// none.
 const EARLIEST_PENDING_UPLOAD: i64 = -6;
 
-/// How long objects are read for a request, of all its partitions: longer than one GET may take (15 s), so that who asks again finds in the cache what came, and gets further;
-/// shorter than a client waits for an answer (`request.timeout.ms`, 30 s), so that it gets one.
+/// How long objects are read for a request, of all its partitions: longer than one GET may take (15
+/// s), so that who asks again finds in the cache what came, and gets further; shorter than a client
+/// waits for an answer (`request.timeout.ms`, 30 s), so that it gets one.
 const OBJECTS_MAX: Duration = Duration::from_secs(20);
 
-/// Batches whose headers promise a time that none of their records has, after which a search by time ends: each costs its decompression.
+/// Batches whose headers promise a time that none of their records has, after which a search by
+/// time ends: each costs its decompression.
 const MAX_PROMISES: usize = 16;
 
 /// What is answered when there is no such record.
@@ -106,7 +110,8 @@ fn code(error: &ApiError) -> i16 {
     }
 }
 
-/// How long objects are read for a client that waits so long; before version 10 (0) it does not say.
+/// How long objects are read for a client that waits so long; before version 10 (0) it does not
+/// say.
 fn objects_time(timeout_ms: i32) -> Duration {
     match u64::try_from(timeout_ms) {
         Ok(1..) => OBJECTS_MAX.min(Duration::from_millis(timeout_ms as u64)),

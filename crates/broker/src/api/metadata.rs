@@ -49,7 +49,8 @@ pub(super) async fn handle(cx: &Context, request: MetadataRequest) -> MetadataRe
         }
     }
     if request.include_topic_authorized_operations {
-        // As in Kafka: for each topic that the client may know of by its name, whether it exists or not.
+        // As in Kafka: for each topic that the client may know of by its name, whether it exists or
+        // not.
         let hidden = ResponseError::TopicAuthorizationFailed.code();
         for topic in topics.iter_mut().filter(|topic| topic.error_code != hidden) {
             let Some(name) = topic.name.as_deref().filter(|name| !name.is_empty()) else {

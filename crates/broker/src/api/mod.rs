@@ -1,4 +1,5 @@
-//! The APIs that are served: one table of keys, versions, shapes and handlers. What ApiVersions announces is read from it.
+//! The APIs that are served: one table of keys, versions, shapes and handlers. What ApiVersions
+//! announces is read from it.
 
 mod acls;
 mod alter_configs;
@@ -62,7 +63,8 @@ use crate::server::Server;
 use crate::wire::response::{EncodeError, Response};
 use crate::wire::shape::{self, Shape};
 
-/// Array elements that one request may have. The largest real requests name each partition of a cluster once.
+/// Array elements that one request may have. The largest real requests name each partition of a
+/// cluster once.
 const MAX_ELEMENTS: usize = 1_000_000;
 
 /// An API: its key, the versions served, and what serves it.
@@ -109,7 +111,8 @@ pub(crate) enum Answer {
 pub(crate) struct Served {
     pub(crate) api: &'static Api,
     pub(crate) answer: Answer,
-    /// The share of the server's budget that a request with many elements takes, until its response has been written.
+    /// The share of the server's budget that a request with many elements takes, until its response
+    /// has been written.
     pub(crate) budget: Option<OwnedSemaphorePermit>,
     /// A quota is exceeded: for so long no further request of the connection is to be read.
     pub(crate) throttle: Duration,
@@ -126,12 +129,13 @@ pub(crate) enum Refused {
     Unauthenticated,
     #[error("a malformed request: {0}")]
     Malformed(String),
-    #[error("the response can not be encoded: {0}")]
+    #[error("the response cannot be encoded: {0}")]
     Encode(#[from] EncodeError),
 }
 
-/// One row: key, versions, shape, and what handles it: a function of context and body, or an expression that makes a response
-/// from context and decoded request, to which is added for how long the client is to wait.
+/// One row: key, versions, shape, and what handles it: a function of context and body, or an
+/// expression that makes a response from context and decoded request, to which is added for how
+/// long the client is to wait.
 macro_rules! api {
     ($key:ident, $min:literal..=$max:literal, $shape:ident, $handle:path) => {
         Api {
@@ -287,9 +291,10 @@ pub(crate) static APIS: &[Api] = &[
     }),
 ];
 
-/// Whether a request may wait long, and it does no harm to end it meanwhile: it is given up when its client has gone. (A ShareFetch may have put some of its acknowledgements in line, of which its client
-/// is not told then.) Members of groups wait for one another
-/// as long as they like, and their connections would be missing to others.
+/// Whether a request may wait long, and it does no harm to end it meanwhile: it is given up when
+/// its client has gone. (A ShareFetch may have put some of its acknowledgements in line, of which
+/// its client is not told then.) Members of groups wait for one another as long as they like, and
+/// their connections would be missing to others.
 pub(crate) fn may_be_given_up(frame: &[u8]) -> bool {
     let waiting = [
         ApiKey::Fetch,
@@ -302,7 +307,8 @@ pub(crate) fn may_be_given_up(frame: &[u8]) -> bool {
     waiting.iter().any(|waits| key == Some(*waits as i16))
 }
 
-/// Handle one request. Returns when the request has taken effect, and has given back what was held for its bytes.
+/// Handle one request. Returns when the request has taken effect, and has given back what was held
+/// for its bytes.
 ///
 /// # Errors
 /// The connection is to be closed, for this reason.
@@ -369,7 +375,8 @@ pub(crate) async fn serve(
     }
     let handle = |context, frame| toll.timed((api.handle)(context, frame));
     let mut answer = if LargeAnswers::are_at_once(api.key) && !context.take_free_turn() {
-        // A small answer waits for nobody. Such a request changes nothing, so a large one is put together once more in its turn, and takes no memory until then.
+        // A small answer waits for nobody. Such a request changes nothing, so a large one is put
+        // together once more in its turn, and takes no memory until then.
         match handle(context.clone(), frame.clone()).await? {
             Answer::Ready(response) if response.len_bytes() > SMALL_BYTES => {
                 drop(response);
@@ -389,8 +396,9 @@ pub(crate) async fn serve(
             server.large_answers.count(response).await;
         }
     }
-    // What is not counted yet is either one of few, or about as large as its request, of which the bytes are. From here on they are not, however long the answer waits to be
-    // written, or the client is left alone.
+    // What is not counted yet is either one of few, or about as large as its request, of which the
+    // bytes are. From here on they are not, however long the answer waits to be written, or the
+    // client is left alone.
     drop((request, turn));
     Ok(Served { api, answer, budget: elements, throttle: toll.throttle() })
 }

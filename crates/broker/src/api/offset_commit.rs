@@ -42,8 +42,8 @@ async fn committed(cx: &Context, request: OffsetCommit) -> OffsetCommitted {
     OffsetCommitted { body, topic_ids }
 }
 
-/// Put UNKNOWN_TOPIC_ID in the place of what was said of topics without a name, and of those that have gone. What concerns the whole group comes first, as
-/// without ids.
+/// Put UNKNOWN_TOPIC_ID in the place of what was said of topics without a name, and of those that
+/// have gone. What concerns the whole group comes first, as without ids.
 fn tell_unknown(response: &mut OffsetCommitResponse, ids: &[Uuid], now: &TopicsView) {
     for (topic, id) in response.topics.iter_mut().zip(ids) {
         let is_unnamed = topic.name.is_empty();

@@ -19,7 +19,8 @@ use crate::security::{Operation, Resource};
 use crate::wire::offsets::{OffsetFetch, OffsetsFetched};
 use crate::wire::once;
 
-/// An error in the place of an offset. The types of partitions before and since version 8 are two, with the same fields.
+/// An error in the place of an offset. The types of partitions before and since version 8 are two,
+/// with the same fields.
 macro_rules! withhold {
     ($partition:ident, $code:expr) => {
         $partition.error_code = $code;
@@ -42,7 +43,8 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     cx.reply(&response)
 }
 
-/// Offsets are kept by name. So names are put in the place of ids, and back, and between the two no topic may have given its name to another.
+/// Offsets are kept by name. So names are put in the place of ids, and back, and between the two no
+/// topic may have given its name to another.
 async fn by_id(cx: &Context, request: OffsetFetch) -> OffsetsFetched {
     let OffsetFetch { mut body, topic_ids } = request;
     let groups = once(body.groups.into_iter().zip(topic_ids), |(group, _)| group.group_id.clone());
@@ -100,7 +102,8 @@ impl Asked {
             return Vec::new();
         }
         if self.for_all {
-            // As by Kafka nothing is told of a topic without an id: of one that goes or comes at this moment.
+            // As by Kafka nothing is told of a topic without an id: of one that goes or comes at
+            // this moment.
             let id = |topic: &OffsetFetchResponseTopics| {
                 let (id, _) = before.get(&topic.name)?;
                 after.name(id).map(|_| id)
@@ -136,8 +139,8 @@ async fn by_name(cx: &Context, request: OffsetFetchRequest) -> OffsetFetchRespon
     if cx.server.authorizer.is_none() {
         return fetch(cx, request).await;
     }
-    // What the client may not see is left out where it asks for all, and refused where it asks for it.
-    // Who names a group twice is answered once, as the first time.
+    // What the client may not see is left out where it asks for all, and refused where it asks for
+    // it. Who names a group twice is answered once, as the first time.
     let all: HashMap<_, _> = once(&request.groups, |group| group.group_id.clone())
         .map(|group| (group.group_id.clone(), group.topics.is_none()))
         .collect();
@@ -242,7 +245,8 @@ mod tests {
         OffsetFetchResponseGroup::default().with_topics(names.iter().map(topic).collect())
     }
 
-    /// Between the names and the offsets `a` goes and another one gets its name, `d` goes, `e` comes.
+    /// Between the names and the offsets `a` goes and another one gets its name, `d` goes, `e`
+    /// comes.
     #[test]
     fn nothing_is_told_of_a_topic_under_the_id_of_another_one() {
         let before = view(1, &[("a", 1), ("b", 2), ("d", 4)]);

@@ -1,4 +1,5 @@
-//! OffsetForLeaderEpoch: where an epoch of a partition's leader ends. There is one epoch, and it has not ended.
+//! OffsetForLeaderEpoch: where an epoch of a partition's leader ends. There is one epoch, and it
+//! has not ended.
 
 use kafka_protocol::messages::offset_for_leader_epoch_request::OffsetForLeaderPartition;
 use kafka_protocol::messages::offset_for_leader_epoch_response::{

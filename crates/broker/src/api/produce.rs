@@ -1,8 +1,12 @@
-//! Produce: batches are put in line in the order of the requests; the response waits until they are durable.
+//! Produce: batches are put in line in the order of the requests; the response waits until they are
+//! durable.
 //!
-//! A request's timeout is for what comes before its batches are in line: the end of an earlier transaction, room in the log. Unlike in Kafka nobody is told of a timeout
-//! whose batch is in the log. There it bounds the wait for other replicas, and who hears of it does not know whether the batch will stay; a client without idempotence that sends it again may write it
-//! twice. Here nothing that is in line is taken back, only a disk is waited for, and REQUEST_TIMED_OUT always means that nothing was written.
+//! A request's timeout is for what comes before its batches are in line: the end of an earlier
+//! transaction, room in the log. Unlike in Kafka nobody is told of a timeout whose batch is in the
+//! log. There it bounds the wait for other replicas, and who hears of it does not know whether the
+//! batch will stay; a client without idempotence that sends it again may write it twice. Here
+//! nothing that is in line is taken back, only a disk is waited for, and REQUEST_TIMED_OUT always
+//! means that nothing was written.
 //!
 //! What is in line is what was read from the socket, in its memory (`docs/copies.md`).
 
@@ -77,7 +81,8 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
             }
             partitions.push(InLine { index: partition.index, outcome });
         }
-        // A copy of the name: a slice would keep the whole request in memory until its batches are durable.
+        // A copy of the name: a slice would keep the whole request in memory until its batches are
+        // durable.
         let response = TopicProduceResponse::default()
             .with_name(StrBytes::from_string(cut_name(&data.name).to_owned()).into())
             .with_topic_id(data.topic_id);
@@ -193,7 +198,8 @@ impl Transaction {
     }
 }
 
-/// What was sent to a partition, in memory that holds nothing else: it is the log cache's once it is in line. `batches` are those that were read so.
+/// What was sent to a partition, in memory that holds nothing else: it is the log cache's once it
+/// is in line. `batches` are those that were read so.
 fn records(data: &PartitionProduceData, batches: &mut impl Iterator<Item = Bytes>) -> Bytes {
     match &data.records {
         None => Bytes::new(),
@@ -215,8 +221,10 @@ async fn append(
     let (header, records) = admission::admit(&cx.server, rules, cx.version, sent).await?;
     let admit = || {
         let admitted = transaction.admit(cx, &header, topic, index)?;
-        // Where each transaction has an epoch of its own, its first batch in a partition has sequence 0: one that is ahead of it may not get in before it, or the first one would be out of order for
-        // ever (as in Kafka's `ProducerAppendInfo`). The transaction's lock is held, so that of this producer nothing comes in between.
+        // Where each transaction has an epoch of its own, its first batch in a partition has
+        // sequence 0: one that is ahead of it may not get in before it, or the first one would be
+        // out of order for ever (as in Kafka's `ProducerAppendInfo`). The transaction's lock is
+        // held, so that of this producer nothing comes in between.
         if admitted.is_some()
             && cx.version >= FIRST_THAT_ADDS
             && header.base_sequence != 0
@@ -242,7 +250,8 @@ async fn append(
     Ok((partition.clone(), appended))
 }
 
-/// To older clients any error that they do not try again means that the transaction is to be aborted.
+/// To older clients any error that they do not try again means that the transaction is to be
+/// aborted.
 fn in_version(error: ApiError, version: i16) -> ApiError {
     match error {
         ApiError::Transaction { kind: ResponseError::TransactionAbortable, reason }

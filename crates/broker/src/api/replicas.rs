@@ -1,8 +1,8 @@
-//! What administrators do with replicas and the disks that hold them: ElectLeaders, AlterPartitionReassignments,
-//! ListPartitionReassignments, DescribeLogDirs, AlterReplicaLogDirs.
+//! What administrators do with replicas and the disks that hold them: ElectLeaders,
+//! AlterPartitionReassignments, ListPartitionReassignments, DescribeLogDirs, AlterReplicaLogDirs.
 //!
-//! Each partition has one replica, on this broker, which leads it for ever, in one place. So there is nothing to do, and each of these
-//! answers as Kafka does where nothing is to be done.
+//! Each partition has one replica, on this broker, which leads it for ever, in one place. So there
+//! is nothing to do, and each of these answers as Kafka does where nothing is to be done.
 
 use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
@@ -124,7 +124,8 @@ pub(super) async fn alter_reassignments(
         .with_responses(topics.collect())
 }
 
-/// Check what is asked for: the only assignment is the one that there is. (The messages leave out the topic's name, which stands beside them: a request may have a million partitions.)
+/// Check what is asked for: the only assignment is the one that there is. (The messages leave out
+/// the topic's name, which stands beside them: a request may have a million partitions.)
 fn reassign(
     this: i32,
     topic: Option<&Topic>,
@@ -217,7 +218,8 @@ fn described_log_dirs(cx: &Context, request: &DescribeLogDirsRequest) -> Describ
             server.topics.all().iter().filter_map(|topic| describe(&topic.name, None)).collect()
         }
     };
-    // How large the place is, and how much of it is free, is not known: most of it is an object store.
+    // How large the place is, and how much of it is free, is not known: most of it is an object
+    // store.
     let result = DescribeLogDirsResult::default()
         .with_log_dir(StrBytes::from_static_str(LOG_DIR))
         .with_topics(topics);

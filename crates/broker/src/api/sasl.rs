@@ -1,4 +1,5 @@
-//! SaslHandshake and SaslAuthenticate: how clients log in; and the bare messages of those who came by version 0 of the former (KIP-43).
+//! SaslHandshake and SaslAuthenticate: how clients log in; and the bare messages of those who came
+//! by version 0 of the former (KIP-43).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -83,7 +84,8 @@ pub(super) async fn authenticate(cx: Context, body: Bytes) -> Result<Answer, Ref
     }
 }
 
-/// A message that comes without a request around it, and is answered in the same way, or not at all.
+/// A message that comes without a request around it, and is answered in the same way, or not at
+/// all.
 pub(super) async fn bare_message(
     server: &Server,
     peer: &Arc<Peer>,
@@ -105,7 +107,8 @@ pub(super) async fn bare_message(
 }
 
 impl Context {
-    /// Answer, and close the connection unless its client is logged in and has only asked at the wrong time.
+    /// Answer, and close the connection unless its client is logged in and has only asked at the
+    /// wrong time.
     fn reply_to_refused<M: kafka_protocol::protocol::Encodable>(
         &self,
         refusal: Refusal,

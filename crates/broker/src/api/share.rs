@@ -123,8 +123,8 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// Whether it is a member, as heartbeats have it, is not asked, as in Kafka: it may have to join again after a restart of the server, and goes on
-    /// meanwhile.
+    /// Whether it is a member, as heartbeats have it, is not asked, as in Kafka: it may have to
+    /// join again after a restart of the server, and goes on meanwhile.
     ///
     /// # Errors
     /// It may not read with the group; it does not say who it is.
@@ -159,7 +159,8 @@ impl Member {
         topic.partition(index).cloned().ok_or(ApiError::UnknownTopicOrPartition)
     }
 
-    /// To be dropped when what is acknowledged is in line: what the member has not acknowledged when its session ends goes back then, also if the request is given up before.
+    /// To be dropped when what is acknowledged is in line: what the member has not acknowledged
+    /// when its session ends goes back then, also if the request is given up before.
     pub(super) fn released_at_the_end<'a>(
         &'a self,
         cx: &'a Context,
@@ -187,7 +188,8 @@ type Outcome = Result<Option<share::Durable>, ApiError>;
 /// The acknowledgements of a request.
 pub(super) struct Acks {
     is_renew_ack: bool,
-    /// The partitions that are named more than once, of which nothing is taken; and whether that is told already.
+    /// The partitions that are named more than once, of which nothing is taken; and whether that is
+    /// told already.
     repeated: HashMap<TopicPartition, bool>,
     /// All of them wait for room in the log until then.
     give_up_at: Instant,
@@ -236,7 +238,8 @@ impl Acks {
     }
 
     /// # Errors
-    /// INVALID_REQUEST: batches out of order, or with as many types as they have not records; unknown types.
+    /// INVALID_REQUEST: batches out of order, or with as many types as they have not records;
+    /// unknown types.
     fn parse<'a>(
         &self,
         rules: &ShareRules,

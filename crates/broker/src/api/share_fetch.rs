@@ -1,7 +1,8 @@
-//! ShareFetch: takes acknowledgements, and hands out records of many partitions to one member, waiting until there are some.
+//! ShareFetch: takes acknowledgements, and hands out records of many partitions to one member,
+//! waiting until there are some.
 //!
-//! Batches stay the bytes that the producer sent. Which of their records the member has is said beside them, so batches that several members
-//! share go to each as a whole.
+//! Batches stay the bytes that the producer sent. Which of their records the member has is said
+//! beside them, so batches that several members share go to each as a whole.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -29,10 +30,12 @@ use crate::sessions::{Key, Want};
 use crate::topics::TopicRef;
 use crate::wire::share::{FetchedPartition, ShareFetch, ShareFetched};
 
-/// How much of a partition is read at once. A member gets a few hundred records in one answer, so more would be read for nothing.
+/// How much of a partition is read at once. A member gets a few hundred records in one answer, so
+/// more would be read for nothing.
 const PARTITION_BYTES: i32 = 1 << 20;
 
-/// Partitions of a session of which one answer tells that they can not be read. They stay in the session, so each small request would have a large answer.
+/// Partitions of a session of which one answer tells that they cannot be read. They stay in the
+/// session, so each small request would have a large answer.
 const MAX_FAILURES: usize = 1_000;
 
 /// Records are handed out one by one, not by batches.
@@ -145,7 +148,9 @@ async fn answer(
         given = hand_out(cx, &member, &partitions, limits, budgets).await;
         let shares = cx.server.groups.shares();
         if !shares.sessions.is_open(&member.session) {
-            // It was ended while this waited, perhaps before it has acquired. If who has ended it has not come to its records yet, those that were sent before go back with this, uncounted.
+            // It was ended while this waited, perhaps before it has acquired. If who has ended it
+            // has not come to its records yet, those that were sent before go back with this,
+            // uncounted.
             let ShareSession { group, member } = &member.session;
             shares.release(group, member, Return::Unused);
             given.clear();
@@ -192,8 +197,9 @@ async fn answer(
     })
 }
 
-/// Take out the partitions that do not exist, of which a member is told once. There is nothing to remember: a member names what it was assigned, topics do
-/// not lose partitions, and another topic has another id. What may not be read stays, as the right to do so may come.
+/// Take out the partitions that do not exist, of which a member is told once. There is nothing to
+/// remember: a member names what it was assigned, topics do not lose partitions, and another topic
+/// has another id. What may not be read stays, as the right to do so may come.
 fn take_missing(cx: &Context, partitions: &mut Vec<TopicPartition>) -> Vec<TopicPartition> {
     let exists = |(topic, index): &TopicPartition| {
         cx.server.topics.by_id(*topic).is_ok_and(|topic| topic.partition(*index).is_some())
@@ -280,7 +286,8 @@ async fn hand_out(
         let sources: Vec<Source> = sources.collect();
         let (progressed, is_changed) =
             pass(cx, member, &sources, limits, deadline, &progress, &mut given, budgets).await;
-        // A partition that can not be read is told of with the others, and does not have them read without end.
+        // A partition that cannot be read is told of with the others, and does not have them read
+        // without end.
         let is_hopeless = readable.is_empty() && !failures.is_empty();
         let is_enough = !given.is_empty() || is_hopeless || !limits.waits;
         if is_enough || Instant::now() >= deadline {
@@ -308,8 +315,8 @@ async fn hand_out(
     given
 }
 
-/// Read once, and acquire what is there. Whether there is more in memory by now; and whether something has changed, so that another read may
-/// find what this one has not.
+/// Read once, and acquire what is there. Whether there is more in memory by now; and whether
+/// something has changed, so that another read may find what this one has not.
 #[allow(clippy::too_many_arguments, reason = "it is the body of one loop")]
 async fn pass(
     cx: &Context,
@@ -369,7 +376,8 @@ async fn pass(
         cx.server.metrics.share_acquired.inc_by(records);
         left = left.saturating_sub(records);
         if acquired.is_empty() {
-            // There was nothing for members, or others were faster: then it is elsewhere that the next read begins.
+            // There was nothing for members, or others were faster: then it is elsewhere that the
+            // next read begins.
             let next = shares.next_read(&source.slot, &member.rules, StreamOffset(0));
             is_changed |= next.is_some_and(|next| next != source.from);
             continue;
@@ -389,7 +397,8 @@ async fn pass(
 }
 
 /// Which offsets the batches have, and whether they are for members: markers and batches without
-/// records are not, nor are records of aborted transactions for a group that reads what is committed.
+/// records are not, nor are records of aborted transactions for a group that reads what is
+/// committed.
 fn found(batches: &[Bytes], aborted: &[(i64, i64)]) -> Vec<Found> {
     let mut coming = aborted.to_vec();
     coming.sort_unstable_by_key(|(_, first_offset)| std::cmp::Reverse(*first_offset));
@@ -417,8 +426,9 @@ fn found(batches: &[Bytes], aborted: &[(i64, i64)]) -> Vec<Found> {
     found.collect()
 }
 
-/// The partition and its share partition, which begins if it has not yet. `refused` has the topics that could not begin, with the code of the error: all partitions of a topic
-/// begin together, so what was in vain for one of them is not tried for the next.
+/// The partition and its share partition, which begins if it has not yet. `refused` has the topics
+/// that could not begin, with the code of the error: all partitions of a topic begin together, so
+/// what was in vain for one of them is not tried for the next.
 async fn ready(
     cx: &Context,
     member: &Member,
@@ -443,7 +453,8 @@ async fn ready(
     Ok((partition, slot))
 }
 
-/// Have a topic begin. If it is new to the group all its partitions begin where the group's settings say; if it has grown the new ones begin at their start.
+/// Have a topic begin. If it is new to the group all its partitions begin where the group's
+/// settings say; if it has grown the new ones begin at their start.
 async fn begin(cx: &Context, member: &Member, of: TopicPartition) -> Result<Arc<Slot>, ApiError> {
     let shares = cx.server.groups.shares();
     let group = &member.session.group;

@@ -1,4 +1,5 @@
-//! DescribeShareGroupOffsets, AlterShareGroupOffsets, DeleteShareGroupOffsets: where share groups are.
+//! DescribeShareGroupOffsets, AlterShareGroupOffsets, DeleteShareGroupOffsets: where share groups
+//! are.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

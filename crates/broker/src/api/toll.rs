@@ -25,7 +25,8 @@ struct Charged {
 }
 
 impl Toll {
-    /// Handle a request, and see how long threads are at it: not how long it waits, nor what is done elsewhere for it.
+    /// Handle a request, and see how long threads are at it: not how long it waits, nor what is
+    /// done elsewhere for it.
     pub(super) async fn timed<T>(&self, mut handling: BoxFuture<'_, T>) -> T {
         poll_fn(|cx| {
             self.0.lock().since = Some(Instant::now());
@@ -66,13 +67,15 @@ impl Toll {
 }
 
 impl Context {
-    /// Whose quota is charged. `None` if there is none, and while the client has not logged in where it must: nothing is charged to a name that anybody may give.
+    /// Whose quota is charged. `None` if there is none, and while the client has not logged in
+    /// where it must: nothing is charged to a name that anybody may give.
     fn charged(&self, bound: Bound) -> Option<String> {
         let is_charged = self.server.quotas.bound(bound);
         is_charged.then(|| self.peer.principal()).flatten().map(|user| user.name().to_owned())
     }
 
-    /// Charge the client's quota with what it has taken. Its connection is left alone until that is paid.
+    /// Charge the client's quota with what it has taken. Its connection is left alone until that is
+    /// paid.
     pub(super) fn charge(&self, bound: Bound, amount: f64) {
         let quotas = &self.server.quotas;
         if let Some(user) = self.charged(bound) {
@@ -88,7 +91,8 @@ impl Context {
         }
     }
 
-    /// Charge the client's quota of changes with partitions that come or go. Versions before `first_strict` have it done, and wait afterwards.
+    /// Charge the client's quota of changes with partitions that come or go. Versions before
+    /// `first_strict` have it done, and wait afterwards.
     ///
     /// # Errors
     /// The client has not paid for earlier ones yet.
@@ -111,8 +115,8 @@ impl Context {
         Ok(())
     }
 
-    /// Charge for the time that the request has taken, and say for how long the client is to wait, for all that was charged: the last thing before
-    /// the response is encoded.
+    /// Charge for the time that the request has taken, and say for how long the client is to wait,
+    /// for all that was charged: the last thing before the response is encoded.
     pub(super) fn throttle_ms(&self) -> i32 {
         if self.server.quotas.bound(Bound::Handling) {
             let handling = self.toll.take_handling(Instant::now());
@@ -121,7 +125,8 @@ impl Context {
         i32::try_from(self.toll.throttle().as_millis()).unwrap_or(i32::MAX)
     }
 
-    /// Whether the client has still to pay for what it had: it came back before its time, or on another connection. It gets nothing now, and is to come again later.
+    /// Whether the client has still to pay for what it had: it came back before its time, or on
+    /// another connection. It gets nothing now, and is to come again later.
     pub(super) fn owes(&self, bound: Bound) -> bool {
         let quotas = &self.server.quotas;
         let Some(user) = self.charged(bound) else { return false };

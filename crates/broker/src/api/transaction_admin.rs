@@ -1,5 +1,5 @@
-//! What operators ask about transactions: DescribeTransactions, ListTransactions, DescribeProducers; and WriteTxnMarkers, by which they end one
-//! that hangs.
+//! What operators ask about transactions: DescribeTransactions, ListTransactions,
+//! DescribeProducers; and WriteTxnMarkers, by which they end one that hangs.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -161,7 +161,8 @@ pub(super) async fn describe_producers(
     DescribeProducersResponse::default().with_topics(topics.collect())
 }
 
-/// The coordinator writes its markers without this; an operator ends with it what no coordinator will.
+/// The coordinator writes its markers without this; an operator ends with it what no coordinator
+/// will.
 pub(super) async fn write_markers(cx: Context, body: Bytes) -> Result<Answer, Refused> {
     let request: WriteTxnMarkersRequest = cx.decode(body)?;
     let until = Instant::now() + WAIT_MAX;

@@ -1,4 +1,5 @@
-//! What transactional producers ask for: AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn. See `docs/transactions.md`.
+//! What transactional producers ask for: AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit,
+//! EndTxn. See `docs/transactions.md`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,8 +25,9 @@ use crate::security::{Operation, Resource, ResourceType};
 use crate::topics::{TopicRef, is_internal};
 use crate::transactions::{Producer, Transactions};
 
-/// Versions of EndTxn from here on, and of TxnOffsetCommit, come from clients that know version 2 of transactions (KIP-890): each end raises the
-/// epoch, and what is used becomes part of the transaction by that.
+/// Versions of EndTxn from here on, and of TxnOffsetCommit, come from clients that know version 2
+/// of transactions (KIP-890): each end raises the epoch, and what is used becomes part of the
+/// transaction by that.
 const FIRST_OF_VERSION_2: i16 = 5;
 
 /// Versions of TxnOffsetCommit from here on know TRANSACTION_ABORTABLE.
@@ -48,7 +50,8 @@ fn authorize(cx: &Context, transactional_id: &str) -> Result<(), ResponseError> 
     cx.authorize(Operation::Write, id).map_err(|error| error.kind())
 }
 
-/// All partitions are added, or none. Versions 0 to 3: the later ones are for brokers among themselves.
+/// All partitions are added, or none. Versions 0 to 3: the later ones are for brokers among
+/// themselves.
 pub(super) async fn add_partitions(
     cx: &Context,
     request: AddPartitionsToTxnRequest,

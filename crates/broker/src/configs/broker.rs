@@ -1,7 +1,8 @@
 //! The settings of the broker under the names that Kafka has for them.
 //!
-//! Those that say what holds for topics which do not say it themselves can be set while the server runs, and so can some that Kafka's operators set and that have
-//! no effect here. The others are what it was started with.
+//! Those that say what holds for topics which do not say it themselves can be set while the server
+//! runs, and so can some that Kafka's operators set and that have no effect here. The others are
+//! what it was started with.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,7 +19,8 @@ pub(crate) struct BrokerSetting {
     /// Kafka's default; `None` where it has none.
     pub(crate) default: Option<&'static str>,
     pub(crate) documentation: &'static str,
-    /// It can be set while the server runs, and takes effect at once, as far as it has one: what it may be. That of topics, where it stands in for one.
+    /// It can be set while the server runs, and takes effect at once, as far as it has one: what it
+    /// may be. That of topics, where it stands in for one.
     pub(crate) dynamic: Option<&'static Setting>,
 }
 
@@ -92,7 +94,8 @@ const fn unused(
     Setting { name, kind, default, allowed, broker_name: None, effective: false, documentation }
 }
 
-/// What Kafka's operators set while it runs, with Kafka's types, defaults and bounds; here it is kept and shown.
+/// What Kafka's operators set while it runs, with Kafka's types, defaults and bounds; here it is
+/// kept and shown.
 #[rustfmt::skip]
 const UNUSED: &[Setting] = &[
     unused("background.threads", Int, "10", AtLeast(1), "Threads for tasks in the background. No effect here."),
@@ -163,8 +166,8 @@ const LIVE: &[Setting] = &[
     live("transaction.partition.verification.enable", Boolean, "true", super::Allowed::Only("true", "every transactional batch is verified"), "Whether transactional batches are verified: always."),
 ];
 
-/// What Kafka's operators can change while it runs and is refused here, with the reason. A name that
-/// ends with a dot is the begin of names.
+/// What Kafka's operators can change while it runs and is refused here, with the reason. A name
+/// that ends with a dot is the begin of names.
 #[rustfmt::skip]
 pub(crate) const REFUSED: &[(&str, &str)] = &[
     ("config.providers", "the server loads no classes"),
@@ -190,7 +193,8 @@ pub(crate) fn refusal(name: &str) -> Option<&'static str> {
     REFUSED.iter().find(fits).map(|(_, reason)| *reason)
 }
 
-/// Bounds by address, as in `10.0.0.1:100,10.0.0.2:5`: the form of `max.connections.per.ip.overrides`.
+/// Bounds by address, as in `10.0.0.1:100,10.0.0.2:5`: the form of
+/// `max.connections.per.ip.overrides`.
 ///
 /// # Errors
 /// The part that is none.
@@ -244,7 +248,8 @@ pub(crate) fn settings() -> Vec<BrokerSetting> {
     settings
 }
 
-/// The values that the server was started with, as far as the configuration has them, without those that are Kafka's defaults.
+/// The values that the server was started with, as far as the configuration has them, without those
+/// that are Kafka's defaults.
 pub(super) fn started_with(config: &BrokerConfig) -> Overrides {
     let number = |number: u64| number.to_string();
     let millis = |time: std::time::Duration| time.as_millis().to_string();

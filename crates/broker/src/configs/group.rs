@@ -50,8 +50,8 @@ const fn unused(
 use Allowed::{Any, AtLeast, Between, OneOf};
 use ConfigType::{Boolean, Int, String};
 
-/// All settings that a group can have, by name. The bounds of heartbeat intervals and
-/// session timeouts are those of the configuration; the others are those that Kafka's brokers have by
+/// All settings that a group can have, by name. The bounds of heartbeat intervals and session
+/// timeouts are those of the configuration; the others are those that Kafka's brokers have by
 /// default.
 #[rustfmt::skip]
 pub(crate) const SETTINGS: &[Setting] = &[
@@ -134,7 +134,8 @@ impl ShareStart {
     }
 }
 
-/// A duration as ISO 8601 has it, of days, hours, minutes and seconds, in this order, each once at most and one at least: `P1DT2H3M4.5S`.
+/// A duration as ISO 8601 has it, of days, hours, minutes and seconds, in this order, each once at
+/// most and one at least: `P1DT2H3M4.5S`.
 fn iso_duration(text: &str) -> Option<Duration> {
     let text = text.to_ascii_uppercase();
     let (days, time) = match text.strip_prefix('P')?.split_once('T') {

@@ -1,8 +1,10 @@
-//! Settings by Kafka's names: which there are, what they can be, and where the values in effect come from.
+//! Settings by Kafka's names: which there are, what they can be, and where the values in effect
+//! come from.
 //!
-//! A setting of a topic comes from the topic, else from the broker's setting of the same meaning (a *synonym*: `log.retention.ms`
-//! for `retention.ms`), else it has Kafka's default. A broker's setting comes from what was set for this broker while it runs, from
-//! what was set for all brokers, from the configuration that it was started with, or has Kafka's default, in this order.
+//! A setting of a topic comes from the topic, else from the broker's setting of the same meaning (a
+//! *synonym*: `log.retention.ms` for `retention.ms`), else it has Kafka's default. A broker's
+//! setting comes from what was set for this broker while it runs, from what was set for all
+//! brokers, from the configuration that it was started with, or has Kafka's default, in this order.
 
 pub(crate) mod broker;
 pub(crate) mod group;
@@ -95,7 +97,8 @@ pub(crate) struct Setting {
     pub(crate) allowed: Allowed,
     /// The setting of the broker that holds where this one is not set.
     pub(crate) broker_name: Option<&'static str>,
-    /// Anything here depends on it. A setting on which nothing does can be set for topics and groups, and is shown; its documentation says so.
+    /// Anything here depends on it. A setting on which nothing does can be set for topics and
+    /// groups, and is shown; its documentation says so.
     pub(crate) effective: bool,
     pub(crate) documentation: &'static str,
 }
@@ -104,7 +107,7 @@ impl Setting {
     /// Check a value; as it is to be stored.
     ///
     /// # Errors
-    /// Why the setting can not have it, in Kafka's words.
+    /// Why the setting cannot have it, in Kafka's words.
     pub(crate) fn check(&self, value: &str) -> Result<String, String> {
         self.check_as(self.name, value)
     }
@@ -244,8 +247,8 @@ pub(crate) struct Alteration {
 }
 
 impl Alteration {
-    /// `current` as it is to be, values not checked. A list that has no value of its own begins as `inherited` says; `find` gives the
-    /// setting of a name.
+    /// `current` as it is to be, values not checked. A list that has no value of its own begins as
+    /// `inherited` says; `find` gives the setting of a name.
     ///
     /// # Errors
     /// [`ApiError::InvalidConfig`] when elements of what is no list are to be changed.

@@ -1,4 +1,5 @@
-//! What was set for the brokers and for groups while the server runs: in the catalog under `config/`, in memory as maps.
+//! What was set for the brokers and for groups while the server runs: in the catalog under
+//! `config/`, in memory as maps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -253,7 +254,8 @@ impl Configs {
         self.state.read().groups.keys().cloned().collect()
     }
 
-    /// What holds for a group that does not say it: what the broker says for all of them, or else Kafka's default.
+    /// What holds for a group that does not say it: what the broker says for all of them, or else
+    /// Kafka's default.
     pub(crate) fn group_synonyms(&self, setting: &super::Setting) -> Vec<Synonym> {
         let broker = setting.broker_name.and_then(|name| self.broker_setting(name));
         match broker {
@@ -329,7 +331,8 @@ impl Configs {
         broker.map(|broker| self.broker_synonyms(broker)).unwrap_or_default()
     }
 
-    /// What the broker says for topics that do not say it, by the topics' names, without Kafka's defaults.
+    /// What the broker says for topics that do not say it, by the topics' names, without Kafka's
+    /// defaults.
     pub(crate) fn topic_defaults(&self) -> Overrides {
         let default = |setting: &'static super::Setting| {
             let first = self.topic_synonyms(setting).into_iter().next()?;

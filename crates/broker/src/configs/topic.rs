@@ -58,7 +58,8 @@ const fn unused(
 use Allowed::{Any, AtLeast, Between, MinusOneOr, OneOf, Only, Replicas};
 use ConfigType::{Boolean, Double, Int, List, Long, String as Text};
 
-/// All settings that a topic can have, by name: those of Apache Kafka 4.3, with its types, defaults and bounds.
+/// All settings that a topic can have, by name: those of Apache Kafka 4.3, with its types, defaults
+/// and bounds.
 #[rustfmt::skip]
 pub(crate) const SETTINGS: &[Setting] = &[
     used(CLEANUP_POLICY, List, DELETE, OneOf(&[COMPACT, DELETE]), "log.cleanup.policy",
@@ -141,7 +142,8 @@ pub(crate) fn find(name: &str) -> Option<&'static Setting> {
 /// They, as they are to be stored.
 ///
 /// # Errors
-/// [`ApiError::InvalidConfig`] for an unknown name, a value that the setting can not have, or values that contradict each other.
+/// [`ApiError::InvalidConfig`] for an unknown name, a value that the setting cannot have, or
+/// values that contradict each other.
 pub(crate) fn check(overrides: &Overrides) -> Result<Overrides, ApiError> {
     let mut checked = Overrides::new();
     for (name, value) in overrides {
@@ -159,7 +161,8 @@ pub(crate) fn check(overrides: &Overrides) -> Result<Overrides, ApiError> {
     Ok(checked)
 }
 
-/// What holds for a topic: its own settings over the broker's, over Kafka's. All that are stored have been checked.
+/// What holds for a topic: its own settings over the broker's, over Kafka's. All that are stored
+/// have been checked.
 struct Values<'a> {
     overrides: &'a Overrides,
     /// The broker's, by the topic's names.
@@ -235,7 +238,8 @@ pub(crate) struct RetentionRules {
 }
 
 impl Rules {
-    /// The rules of a topic with these settings of its own, and the broker's `defaults` by the topic's names.
+    /// The rules of a topic with these settings of its own, and the broker's `defaults` by the
+    /// topic's names.
     pub(crate) fn new(overrides: &Overrides, defaults: &Overrides) -> Self {
         let values = Values { overrides, defaults };
         let level = |name| i32::try_from(values.number(name)).unwrap_or_default();
@@ -269,8 +273,9 @@ impl Rules {
         Self { append, retention, only_compacts: compaction.is_some() && !deletes, compaction }
     }
 
-    /// The same where the store takes batches of so many bytes. What is set above that is taken all the same: people set as much as their largest
-    /// batch could ever have, and franz-go's own tests 128 MiB. See [`warn_of_bound`].
+    /// The same where the store takes batches of so many bytes. What is set above that is taken all
+    /// the same: people set as much as their largest batch could ever have, and franz-go's own
+    /// tests 128 MiB. See [`warn_of_bound`].
     pub(crate) fn bounded(mut self, store_bytes: u64) -> Self {
         let max_bytes = &mut self.append.max_batch_bytes;
         *max_bytes = u32::try_from(store_bytes).map_or(*max_bytes, |bytes| bytes.min(*max_bytes));
@@ -278,7 +283,8 @@ impl Rules {
     }
 }
 
-/// Tell who runs the server if what is set for `whom` is more than the store takes, and counts as that.
+/// Tell who runs the server if what is set for `whom` is more than the store takes, and counts as
+/// that.
 pub(crate) fn warn_of_bound(whom: &str, max_message_bytes: Option<&String>, store_bytes: u64) {
     let wanted = max_message_bytes.and_then(|value| value.parse::<u64>().ok());
     if let Some(wanted) = wanted.filter(|wanted| *wanted > store_bytes) {

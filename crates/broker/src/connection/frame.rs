@@ -1,7 +1,9 @@
 //! A request off its socket, and apart from it the batches that it brings.
 //!
-//! The log cache keeps a batch for long, and nothing else of its request. So each is read into memory of its own, of exactly its length, and nobody has to copy it out of the request
-//! (`docs/copies.md`). Nothing is refused here but what comes too slowly: what is not as a Produce request has to be is left as it is, to whoever decodes it.
+//! The log cache keeps a batch for long, and nothing else of its request. So each is read into
+//! memory of its own, of exactly its length, and nobody has to copy it out of the request
+//! (`docs/copies.md`). Nothing is refused here but what comes too slowly: what is not as a Produce
+//! request has to be is left as it is, to whoever decodes it.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -16,16 +18,18 @@ use super::{End, LEAST_BYTES_PER_SECOND};
 use crate::security::Peer;
 use crate::server::{RequestMemory, RequestShare, Server};
 
-/// So much of a request is read without asking for memory: each connection has at most one, so the bound on connections
-/// bounds them, and small ones never wait behind large ones.
+/// So much of a request is read without asking for memory: each connection has at most one, so the
+/// bound on connections bounds them, and small ones never wait behind large ones.
 const SMALL_FRAME_BYTES: usize = 64 << 10;
 
-/// Memory for the rest is asked for as it comes: so much, or [`STEP_FACTOR`] times what has come if that is more. So a batch that grows is moved a few times only, and whoever holds much has sent
-/// a good part of it.
+/// Memory for the rest is asked for as it comes: so much, or [`STEP_FACTOR`] times what has come if
+/// that is more. So a batch that grows is moved a few times only, and whoever holds much has sent a
+/// good part of it.
 const STEP_BYTES: usize = 256 << 10;
 const STEP_FACTOR: usize = 3;
 
-/// Batches from this length on are read into memory of their own. What such memory takes besides is little then, however many batches a request has.
+/// Batches from this length on are read into memory of their own. What such memory takes besides is
+/// little then, however many batches a request has.
 const APART_BYTES: usize = 1 << 10;
 
 /// What a request takes that brings no records, as a rule.
@@ -38,7 +42,8 @@ const FIRST_WITH_TOPIC_IDS: i16 = 13;
 
 /// A request as it came in, without its length.
 pub(crate) struct Frame {
-    /// All of it but `batches`, each of which has left an empty field. What was empty before is null.
+    /// All of it but `batches`, each of which has left an empty field. What was empty before is
+    /// null.
     pub(crate) bytes: Bytes,
     /// Batches of a Produce request, in their order, each in memory of its own.
     pub(crate) batches: Vec<Bytes>,
@@ -129,7 +134,8 @@ impl<'a, R: AsyncRead + Unpin> Incoming<'a, R> {
         Ok(Frame { bytes: bytes.into(), batches, share: incoming.share })
     }
 
-    /// Read so many bytes more, at most all that are left, to the end of `to`. It grows as there is memory for it, at the end to exactly what is needed.
+    /// Read so many bytes more, at most all that are left, to the end of `to`. It grows as there is
+    /// memory for it, at the end to exactly what is needed.
     async fn read(&mut self, to: &mut Vec<u8>, len_bytes: usize) -> Result<(), End> {
         // Most fields are here already: no timer for those.
         let here = self.reader.buffer();
@@ -168,8 +174,9 @@ impl<'a, R: AsyncRead + Unpin> Incoming<'a, R> {
         self.came_bytes += read_bytes;
     }
 
-    /// While this waits the rest of the request stays with the client: that is how the bound pushes back. The client is not to blame for that time; but others wait for what it
-    /// has, so it is not without an end.
+    /// While this waits the rest of the request stays with the client: that is how the bound pushes
+    /// back. The client is not to blame for that time; but others wait for what it has, so it is
+    /// not without an end.
     async fn make_room(&mut self) -> Result<(), End> {
         let more_bytes = self.left_bytes.min(STEP_BYTES.max(STEP_FACTOR * self.came_bytes));
         let asked_at = Instant::now();
@@ -194,7 +201,8 @@ impl<'a, R: AsyncRead + Unpin> Incoming<'a, R> {
         }
     }
 
-    /// Nothing has come until then: go on waiting, unless its time is over, or so little has come in this span that others have to wait for the memory that it keeps.
+    /// Nothing has come until then: go on waiting, unless its time is over, or so little has come
+    /// in this span that others have to wait for the memory that it keeps.
     fn check_pace(&mut self) -> Result<(), End> {
         let now = Instant::now();
         let span = now.saturating_duration_since(self.span_began);

@@ -14,7 +14,8 @@ use tokio_rustls::server::TlsStream;
 
 /// What comes from a client.
 pub(super) trait Incoming: AsyncRead + Unpin {
-    /// Whether the client has closed its side, by now: also where something was not read yet that it has sent before.
+    /// Whether the client has closed its side, by now: also where something was not read yet that
+    /// it has sent before.
     fn has_ended(&self) -> bool;
 }
 

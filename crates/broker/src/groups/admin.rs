@@ -60,7 +60,8 @@ impl Groups {
         response.with_groups(groups)
     }
 
-    /// DescribeGroups, versions 0 to 6. A group that does not exist is "Dead"; since version 6 also GROUP_ID_NOT_FOUND.
+    /// DescribeGroups, versions 0 to 6. A group that does not exist is "Dead"; since version 6 also
+    /// GROUP_ID_NOT_FOUND.
     pub async fn describe(
         &self,
         request: DescribeGroupsRequest,
@@ -97,10 +98,11 @@ impl Groups {
 }
 
 impl Shared {
-    /// Put the deletion of a group without members in line; the group is dead then. To take it out of the map is the caller's.
+    /// Put the deletion of a group without members in line; the group is dead then. To take it out
+    /// of the map is the caller's.
     pub(super) fn put_deletion(&self, slot: &Slot, record: &Prepared) -> Result<Appended, Blocked> {
-        // The record is in line before the group is dead, and both under the group's lock: a commit is either before the record and
-        // deleted by it, or finds a dead group.
+        // The record is in line before the group is dead, and both under the group's lock: a commit
+        // is either before the record and deleted by it, or finds a dead group.
         self.registry.change(slot, |group, now| {
             if group.is_dead() {
                 return Err(Blocked::Group(ResponseError::GroupIdNotFound));
@@ -113,8 +115,8 @@ impl Shared {
             if !is_empty {
                 return Err(Blocked::Group(ResponseError::NonEmptyGroup));
             }
-            // What is remembered of its members goes first: in between there is a group with offsets and no members.
-            // So does what it has in flight; it has no offsets.
+            // What is remembered of its members goes first: in between there is a group with
+            // offsets and no members. So does what it has in flight; it has no offsets.
             let forgotten = self.registry.shares.forget_group(&slot.name);
             drop(forgotten.map_err(Refused::Stream)?);
             let classic = self.registry.make_classic(slot, group, now)?;
@@ -136,7 +138,8 @@ impl Shared {
     }
 }
 
-/// A filter of ListGroups. It may have a million names, and there are few that groups can have: each of these is looked for once.
+/// A filter of ListGroups. It may have a million names, and there are few that groups can have:
+/// each of these is looked for once.
 struct Filter<'a> {
     wanted: &'a [StrBytes],
     known: HashMap<&'static str, bool>,

@@ -31,7 +31,8 @@ use crate::state_stream;
 use crate::state_table::MAX_STRING_BYTES;
 use crate::wire::once;
 
-/// A transaction may have more offsets for a group than a record can hold, so they are put in line by about so many bytes.
+/// A transaction may have more offsets for a group than a record can hold, so they are put in line
+/// by about so many bytes.
 const COMMIT_RECORD_BYTES: usize = 64 << 10;
 
 /// Why nothing was put in line.
@@ -62,9 +63,12 @@ type Wanted = Option<Vec<(TopicName, Vec<i32>)>>;
 type Found = Vec<(TopicName, Vec<(i32, Option<Committed>)>)>;
 
 impl Groups {
-    /// OffsetCommit, versions 2 to 10. Answered when the offsets are durable. `view` has the ids of the topics; `exists(topic, partition)` says what may be committed for;
-    /// the rest is answered with UNKNOWN_TOPIC_OR_PARTITION. It is asked again when the offsets are about to be put in line, and must not take another topic of the
-    /// name for the one that was there before: if one has gone by then nothing is committed, and all is answered so. The retention time of versions 2 to 4 is not heeded.
+    /// OffsetCommit, versions 2 to 10. Answered when the offsets are durable. `view` has the ids of
+    /// the topics; `exists(topic, partition)` says what may be committed for; the rest is answered
+    /// with UNKNOWN_TOPIC_OR_PARTITION. It is asked again when the offsets are about to be put in
+    /// line, and must not take another topic of the name for the one that was there before: if one
+    /// has gone by then nothing is committed, and all is answered so. The retention time of
+    /// versions 2 to 4 is not heeded.
     pub(crate) async fn offset_commit(
         &self,
         request: OffsetCommitRequest,
@@ -94,7 +98,8 @@ impl Groups {
         let outcome = self.shared.commit(&request, version, good, view, &exists).await.err();
         let topics = topics.into_iter().map(|(name, partitions)| {
             let partitions = partitions.into_iter().map(|(index, error)| {
-                // What concerns the whole group comes first: to a fenced member it is of no interest which topics exist.
+                // What concerns the whole group comes first: to a fenced member it is of no
+                // interest which topics exist.
                 let code = outcome.or(error).map_or(0, |error| error.code());
                 OffsetCommitResponsePartition::default()
                     .with_partition_index(index)
@@ -107,7 +112,8 @@ impl Groups {
         OffsetCommitResponse::default().with_topics(topics.collect())
     }
 
-    /// OffsetFetch, versions 1 to 10. Shows durable offsets only; -1 where there is none. `require_stable` is the caller's.
+    /// OffsetFetch, versions 1 to 10. Shows durable offsets only; -1 where there is none.
+    /// `require_stable` is the caller's.
     pub async fn offset_fetch(
         &self,
         request: OffsetFetchRequest,
@@ -153,8 +159,9 @@ impl Groups {
         }
     }
 
-    /// Have `record` put these offsets in line, if the client of a TxnOffsetCommit may commit them for the group; they are kept elsewhere until its
-    /// transaction ends. There is such a group from now on.
+    /// Have `record` put these offsets in line, if the client of a TxnOffsetCommit may commit them
+    /// for the group; they are kept elsewhere until its transaction ends. There is such a group
+    /// from now on.
     ///
     /// # Errors
     /// As for OffsetCommit.
@@ -178,8 +185,9 @@ impl Groups {
             None if request.generation_id < 0 => shared.create(&request.group_id)?,
             None => return Err(ResponseError::IllegalGeneration),
         };
-        // Under the group's lock, so that what else happens to the group comes before the check or after the record: members that fence this one, a
-        // deletion, the sweep, a share group's first member.
+        // Under the group's lock, so that what else happens to the group comes before the check or
+        // after the record: members that fence this one, a deletion, the sweep, a share group's
+        // first member.
         shared.registry.peek(&slot, |group, now| {
             group.check_transactional_commit(
                 now,
@@ -192,7 +200,8 @@ impl Groups {
         })
     }
 
-    /// See to it that there is a group of which [`Pending`](super::pending::Pending) knows from before a restart; it stays.
+    /// See to it that there is a group of which [`Pending`](super::pending::Pending) knows from
+    /// before a restart; it stays.
     pub(crate) fn ensure(&self, group: &str) {
         self.shared.registry.in_living(group, || ());
     }
@@ -208,7 +217,8 @@ impl Groups {
         self.shared.check_position(topic, partition, metadata, exists)
     }
 
-    /// Put the offsets of a transaction that commits in line, as soon as there is room; those whose partition is not there any more are left out.
+    /// Put the offsets of a transaction that commits in line, as soon as there is room; those whose
+    /// partition is not there any more are left out.
     ///
     /// # Errors
     /// A failed store, in words.
@@ -259,11 +269,12 @@ impl Groups {
         }
     }
 
-    /// Forget the offsets that any group has of those of `names` for which there is no topic, by `exists` at the moment at which
-    /// that is put in line. Durable when it returns.
+    /// Forget the offsets that any group has of those of `names` for which there is no topic, by
+    /// `exists` at the moment at which that is put in line. Durable when it returns.
     ///
-    /// Needed when a topic was deleted; at start, since the server may have died between the two; and before a topic is created,
-    /// which must not begin with the offsets of an earlier one of its name, whatever has become of the other attempts.
+    /// Needed when a topic was deleted; at start, since the server may have died between the two;
+    /// and before a topic is created, which must not begin with the offsets of an earlier one of
+    /// its name, whatever has become of the other attempts.
     ///
     /// # Errors
     /// [`GroupsError::NotWritten`]: nothing was forgotten.
@@ -291,13 +302,14 @@ impl Groups {
     }
 }
 
-/// A group without members and offsets goes with the next look, as in Kafka, but not while its first
-/// member is on its way.
+/// A group without members and offsets goes with the next look, as in Kafka, but not while its
+/// first member is on its way.
 const MIN_VACANCY: Duration = Duration::from_secs(1);
 
 /// Groups that are swept before others have their turn.
 const SWEPT_AT_ONCE: usize = 256;
-/// Of the retention: when one of so many parts has passed, it is noted anew that a group has members.
+/// Of the retention: when one of so many parts has passed, it is noted anew that a group has
+/// members.
 const NOTED_PARTS: u32 = 100;
 
 impl Shared {
@@ -327,7 +339,8 @@ impl Shared {
         exists: impl Fn(&str, i32) -> bool,
     ) -> Result<(), ResponseError> {
         self.check_open()?;
-        // An empty id is no group that could be joined, but old clients commit under it, and Kafka lets them.
+        // An empty id is no group that could be joined, but old clients commit under it, and Kafka
+        // lets them.
         if request.group_id.len() > MAX_GROUP_ID_BYTES {
             return Err(ResponseError::InvalidGroupId);
         }
@@ -349,7 +362,8 @@ impl Shared {
                 None if version >= 9 => return Err(ResponseError::GroupIdNotFound.into()),
                 None => return Err(ResponseError::IllegalGeneration.into()),
             };
-            // Under the group's lock, so that a deletion of the group comes before (and is seen) or after the record.
+            // Under the group's lock, so that a deletion of the group comes before (and is seen) or
+            // after the record.
             self.registry.peek(&slot, |group, now| {
                 group.check_commit(
                     now,
@@ -374,8 +388,9 @@ impl Shared {
         .await
     }
 
-    /// Put a record in line by `attempt`, again and again while the store has no room or a transaction has to end first, and wait until it is durable.
-    /// `attempt` may find that there is nothing to write.
+    /// Put a record in line by `attempt`, again and again while the store has no room or a
+    /// transaction has to end first, and wait until it is durable. `attempt` may find that there is
+    /// nothing to write.
     pub(super) async fn write<A>(
         &self,
         mut attempt: impl FnMut() -> Result<A, Blocked>,
@@ -404,7 +419,7 @@ impl Shared {
                     }
                     state_stream::Refused::Fenced => return Err(ResponseError::NotCoordinator),
                     state_stream::Refused::Failed(cause) => {
-                        tracing::error!("group offsets can not be written: {cause}");
+                        tracing::error!("group offsets cannot be written: {cause}");
                         return Err(ResponseError::CoordinatorNotAvailable);
                     }
                 },
@@ -463,14 +478,16 @@ impl Shared {
         }))
     }
 
-    /// Does the group have committed offsets, or may it get some that are on their way, or part of an open transaction?
+    /// Does the group have committed offsets, or may it get some that are on their way, or part of
+    /// an open transaction?
     pub(super) fn has_offsets(&self, group: &str) -> bool {
         self.log.mentions(group) || self.pending.concerns(group)
     }
 
-    /// Drop offsets that are past their retention at `now`, which is `unix_now_ms`: of groups without members, and of topics that members do not read; and groups that have neither members nor offsets, and get
-    /// none from an open transaction.
-    /// What can not be written now is left for the next sweep; nobody waits for it.
+    /// Drop offsets that are past their retention at `now`, which is `unix_now_ms`: of groups
+    /// without members, and of topics that members do not read; and groups that have neither
+    /// members nor offsets, and get none from an open transaction. What cannot be written now is
+    /// left for the next sweep; nobody waits for it.
     pub(super) async fn sweep(&self, now: Instant, unix_now_ms: i64) {
         let retention = self.config.offsets_retention;
         let retention_ms = i64::try_from(retention.as_millis()).unwrap_or(i64::MAX);
@@ -490,12 +507,13 @@ impl Shared {
                 };
                 let vacant_for = now.saturating_duration_since(since);
                 if vacant_for >= MIN_VACANCY && !self.has_offsets(&slot.name) {
-                    // What can not be written now is left for the next sweep.
+                    // What cannot be written now is left for the next sweep.
                     let classic = self.registry.make_classic(&slot, group, now);
                     return classic.map(ClassicGroup::kill).is_ok();
                 }
-                // A server that is restarted often would else never find a group that was vacant for long. What is known of one from before the
-                // start is noted with its offsets; its members, if it has any, have had the time to come again.
+                // A server that is restarted often would else never find a group that was vacant
+                // for long. What is known of one from before the start is noted with its offsets;
+                // its members, if it has any, have had the time to come again.
                 let was_vacant_at_start = self.registry.was_vacant_at_start(since);
                 if !was_vacant_at_start {
                     let vacant_ms = i64::try_from(vacant_for.as_millis()).unwrap_or(i64::MAX);
@@ -517,7 +535,9 @@ impl Shared {
         }
     }
 
-    /// Have it noted that a group had members then, for the time after a restart: members of quiet topics commit nothing for long. A small part of the retention late, so that it is noted seldom.
+    /// Have it noted that a group had members then, for the time after a restart: members of quiet
+    /// topics commit nothing for long. A small part of the retention late, so that it is noted
+    /// seldom.
     fn note_use(&self, group_id: &str, at_ms: i64) {
         let part = self.config.offsets_retention / NOTED_PARTS;
         let part_ms = i64::try_from(part.as_millis()).unwrap_or(i64::MAX);
@@ -529,14 +549,15 @@ impl Shared {
             return;
         }
         let record = Record::Used { group: group_id.to_owned(), at_ms };
-        // What can not be written now is left for the next sweep; nobody waits for it.
+        // What cannot be written now is left for the next sweep; nobody waits for it.
         if let Err(refused) = self.log.append(&Prepared::from(record)) {
             tracing::debug!(group = group_id, ?refused, "that a group has members is not noted");
         }
     }
 
-    /// Drop the old offsets of topics that no member of a group reads any more, as far as it is known what they read: of consumers. A group that goes on for ever would else keep
-    /// the offsets of all that it has ever read.
+    /// Drop the old offsets of topics that no member of a group reads any more, as far as it is
+    /// known what they read: of consumers. A group that goes on for ever would else keep the
+    /// offsets of all that it has ever read.
     fn expire_unread(&self, group_id: &str, group: &LiveGroup, cutoff_ms: i64) {
         // Somebody is about to join, and has not said yet what it reads.
         let has_members = match group {

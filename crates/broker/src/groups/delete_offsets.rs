@@ -26,8 +26,10 @@ pub(super) enum Reads {
 }
 
 impl Groups {
-    /// OffsetDelete, version 0. Offsets of topics that members read stay. Durable when it is answered. `exists` says whether there is such a
-    /// partition; it is asked again when the deletion is about to be put in line, and must not take another topic of the name for the one that was there before.
+    /// OffsetDelete, version 0. Offsets of topics that members read stay. Durable when it is
+    /// answered. `exists` says whether there is such a partition; it is asked again when the
+    /// deletion is about to be put in line, and must not take another topic of the name for the one
+    /// that was there before.
     pub async fn offset_delete(
         &self,
         request: OffsetDeleteRequest,

@@ -1,7 +1,9 @@
-//! What consumers write into the metadata and the assignments of the classic protocol (Kafka's `ConsumerProtocolSubscription` and
-//! `ConsumerProtocolAssignment`): only groups that change their type are looked into, and those of which offsets are deleted or expire.
+//! What consumers write into the metadata and the assignments of the classic protocol (Kafka's
+//! `ConsumerProtocolSubscription` and `ConsumerProtocolAssignment`): only groups that change their
+//! type are looked into, and those of which offsets are deleted or expire.
 //!
-//! Read by hand: the decoders of `kafka-protocol` allocate what a length claims, and these bytes no shape has been held against.
+//! Read by hand: the decoders of `kafka-protocol` allocate what a length claims, and these bytes no
+//! shape has been held against.
 
 use std::collections::BTreeSet;
 
@@ -57,7 +59,8 @@ pub(super) fn read_topics(bytes: &[u8]) -> Option<Vec<String>> {
     input.list(Input::string)
 }
 
-/// What a leader has assigned to a member; `None` if it is something else. Nothing at all is no partitions.
+/// What a leader has assigned to a member; `None` if it is something else. Nothing at all is no
+/// partitions.
 pub(super) fn read_assignment(bytes: &[u8], topics: &TopicsView) -> Option<Assignment> {
     if bytes.is_empty() {
         return Some(Assignment::new());

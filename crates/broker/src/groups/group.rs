@@ -1,8 +1,9 @@
 //! One classic consumer group, decided purely.
 //!
-//! Nothing here reads a clock, makes an id, locks or waits: each event takes the time as an argument, changes the state and
-//! leaves [`Effect`]s to be carried out. A request that has to wait is represented by an opaque waiter (`J` for JoinGroup, `S` for
-//! SyncGroup) that is moved into the group and moved out with its answer, so it can not be answered twice.
+//! Nothing here reads a clock, makes an id, locks or waits: each event takes the time as an
+//! argument, changes the state and leaves [`Effect`]s to be carried out. A request that has to wait
+//! is represented by an opaque waiter (`J` for JoinGroup, `S` for SyncGroup) that is moved into the
+//! group and moved out with its answer, so it cannot be answered twice.
 //!
 //! ```text
 //!            join                all have joined, or the           the leader has sent
@@ -15,10 +16,11 @@
 //!
 //! Who may expire, and when:
 //! - a member that is not waiting for an answer has a session deadline;
-//! - a member that waits for its answer is alive by definition (its connection can send nothing else). The group's own
-//!   deadline (rebalance timeout) ends the wait;
-//! - except that the **first** JoinGroup of a member waits no longer than [`NEW_MEMBER_JOIN_TIMEOUT`]: a client that gave up and came
-//!   again got another id, and the members it left behind must not pile up in a long rebalance.
+//! - a member that waits for its answer is alive by definition (its connection can send nothing
+//!   else). The group's own deadline (rebalance timeout) ends the wait;
+//! - except that the **first** JoinGroup of a member waits no longer than
+//!   [`NEW_MEMBER_JOIN_TIMEOUT`]: a client that gave up and came again got another id, and the
+//!   members it left behind must not pile up in a long rebalance.
 
 mod kept;
 mod member;
@@ -42,11 +44,12 @@ pub(super) use types::{
     SyncEvent, Synced,
 };
 
-/// How long the first JoinGroup of a member may wait before the member is forgotten; the value is Kafka's.
+/// How long the first JoinGroup of a member may wait before the member is forgotten; the value is
+/// Kafka's.
 pub(super) const NEW_MEMBER_JOIN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// The least time between two attempts to end a rebalance that nobody has joined. Without it, members that ask for a rebalance
-/// timeout of 0 would make the timer spin.
+/// The least time between two attempts to end a rebalance that nobody has joined. Without it,
+/// members that ask for a rebalance timeout of 0 would make the timer spin.
 const REBALANCE_RETRY_MIN: Duration = Duration::from_secs(1);
 
 /// How long what the disk has no room for waits for the next attempt, if nobody comes before.
@@ -85,12 +88,15 @@ pub(super) struct Group<J, S> {
     members: BTreeMap<StrBytes, Member<J, S>>,
     /// Member id by `group.instance.id`.
     static_members: BTreeMap<StrBytes, StrBytes>,
-    /// Ids handed out with MEMBER_ID_REQUIRED that have not joined yet, and when they are forgotten.
+    /// Ids handed out with MEMBER_ID_REQUIRED that have not joined yet, and when they are
+    /// forgotten.
     pending: BTreeMap<StrBytes, Instant>,
-    /// `Preparing`: the rebalance ends then. `Completing` and `Stable`: members without a SyncGroup are removed then.
+    /// `Preparing`: the rebalance ends then. `Completing` and `Stable`: members without a SyncGroup
+    /// are removed then.
     phase_deadline: Option<Instant>,
     initial_delay: Option<InitialDelay>,
-    /// What is kept of it ([`Self::kept`]) is another than was put in line for the disk. When that is tried again.
+    /// What is kept of it ([`Self::kept`]) is another than was put in line for the disk. When that
+    /// is tried again.
     unwritten: Option<Instant>,
     effects: Vec<Effect<J, S>>,
 }
@@ -186,8 +192,9 @@ impl<J, S> Group<J, S> {
         std::mem::take(&mut self.effects)
     }
 
-    /// Whether what is kept of it has to be put in line for the disk, before anybody is told of it. Until that is done, nobody joins and nobody leaves it, in
-    /// whatever way; heartbeats, commits and SyncGroups do not change what is kept.
+    /// Whether what is kept of it has to be put in line for the disk, before anybody is told of it.
+    /// Until that is done, nobody joins and nobody leaves it, in whatever way; heartbeats, commits
+    /// and SyncGroups do not change what is kept.
     pub(super) fn is_unwritten(&self) -> bool {
         self.unwritten.is_some()
     }
@@ -271,7 +278,8 @@ impl<J, S> Group<J, S> {
         }
     }
 
-    /// May these offsets be committed? For a member it is a sign of life too. Only ever moves a deadline to later.
+    /// May these offsets be committed? For a member it is a sign of life too. Only ever moves a
+    /// deadline to later.
     pub(super) fn check_commit(
         &mut self,
         now: Instant,
@@ -292,7 +300,8 @@ impl<J, S> Group<J, S> {
         Ok(())
     }
 
-    /// The same for a commit in a transaction, whose client may be none of the group's members if it says so.
+    /// The same for a commit in a transaction, whose client may be none of the group's members if
+    /// it says so.
     pub(super) fn check_transactional_commit(
         &mut self,
         now: Instant,
@@ -361,7 +370,8 @@ impl<J, S> Group<J, S> {
             .map(|(id, _)| id.clone())
             .collect();
         for member_id in expired {
-            // Removing one may end the rebalance that another waited for, which gives the other a new deadline.
+            // Removing one may end the rebalance that another waited for, which gives the other a
+            // new deadline.
             if self.members.get(&member_id).is_some_and(|member| member.deadline.is_some_and(due)) {
                 self.effects.push(Effect::Dropped(member_id.clone(), "its session timed out"));
                 self.remove_member(now, &member_id);
@@ -377,7 +387,8 @@ impl<J, S> Group<J, S> {
         }
     }
 
-    /// The group is deleted, or the coordinator closes: everybody who waits is told to look for the coordinator again.
+    /// The group is deleted, or the coordinator closes: everybody who waits is told to look for the
+    /// coordinator again.
     pub(super) fn kill(&mut self) {
         self.state = State::Dead;
         self.unwritten = None;
@@ -436,8 +447,10 @@ impl<J, S> Group<J, S> {
         }
     }
 
-    /// What somebody is told who names the instance of the static member `current`, and another id. FENCED_INSTANCE_ID ends a client for good, so it is for those whose id was replaced. As
-    /// long as `current` was not heard of since the server started, its id may be the older one: the newer one was told in a rebalance that did not end.
+    /// What somebody is told who names the instance of the static member `current`, and another id.
+    /// FENCED_INSTANCE_ID ends a client for good, so it is for those whose id was replaced. As long
+    /// as `current` was not heard of since the server started, its id may be the older one: the
+    /// newer one was told in a rebalance that did not end.
     fn not_that_member(&self, current: &StrBytes) -> ResponseError {
         match self.members.get(current).is_some_and(|member| member.was_heard) {
             true => ResponseError::FencedInstanceId,
@@ -485,9 +498,9 @@ impl<J, S> Group<J, S> {
             unreachable!("check_member has found the member");
         };
         let unchanged = member.protocols == join.protocols;
-        // A follower that asks again with nothing new has only lost the answer. The leader asks again because it
-        // wants another assignment (its subscription's topics have changed), which takes a rebalance; but not before it has
-        // made the first one.
+        // A follower that asks again with nothing new has only lost the answer. The leader asks
+        // again because it wants another assignment (its subscription's topics have changed), which
+        // takes a rebalance; but not before it has made the first one.
         let only_lost = unchanged
             && (self.state == State::Completing || (self.state == State::Stable && !is_leader));
         if only_lost {
@@ -532,8 +545,8 @@ impl<J, S> Group<J, S> {
         self.rebalance(now);
     }
 
-    /// A static member has restarted: it comes without an id, takes the place of its former self under a new id, and
-    /// if the generation can stay as it is, nobody else notices.
+    /// A static member has restarted: it comes without an id, takes the place of its former self
+    /// under a new id, and if the generation can stay as it is, nobody else notices.
     fn replace_static_member(
         &mut self,
         now: Instant,
@@ -576,8 +589,8 @@ impl<J, S> Group<J, S> {
         if is_leader && can_skip_assignment {
             joined.skip_assignment = true;
         } else if is_leader {
-            // An older client would compute an assignment that nobody waits for; it is told the name of its former self
-            // as the leader, and so takes itself for a follower.
+            // An older client would compute an assignment that nobody waits for; it is told the
+            // name of its former self as the leader, and so takes itself for a follower.
             joined.leader = old_id.clone();
             joined.members = Vec::new();
         }
@@ -614,7 +627,8 @@ impl<J, S> Group<J, S> {
 
     // ---- rebalance ----
 
-    /// Somebody waits in a JoinGroup: start a rebalance, or see whether the one that goes on is complete.
+    /// Somebody waits in a JoinGroup: start a rebalance, or see whether the one that goes on is
+    /// complete.
     fn rebalance(&mut self, now: Instant) {
         if self.state == State::Preparing {
             self.try_complete_join(now);
@@ -673,8 +687,8 @@ impl<J, S> Group<J, S> {
         self.complete_join(now);
     }
 
-    /// Fix the next generation out of those who have joined. Static members are members until their session ends,
-    /// whether they have joined or not.
+    /// Fix the next generation out of those who have joined. Static members are members until their
+    /// session ends, whether they have joined or not.
     fn complete_join(&mut self, now: Instant) {
         let absent = self.members.iter().filter(|(_, member)| member.joining.is_none());
         let late: Vec<StrBytes> = absent
@@ -707,7 +721,8 @@ impl<J, S> Group<J, S> {
             let Some((joined, _)) =
                 self.members.iter().find(|(_, member)| member.joining.is_some())
             else {
-                // Only static members that are away: try again until they come or their sessions end.
+                // Only static members that are away: try again until they come or their sessions
+                // end.
                 self.phase_deadline = Some(now + self.rebalance_timeout().max(REBALANCE_RETRY_MIN));
                 return;
             };
@@ -730,7 +745,8 @@ impl<J, S> Group<J, S> {
     }
 
     fn next_generation(&mut self) {
-        // Negative generations mean "no member" in the protocol, so after 2^31 - 1 rebalances it starts again.
+        // Negative generations mean "no member" in the protocol, so after 2^31 - 1 rebalances it
+        // starts again.
         self.generation = self.generation.checked_add(1).unwrap_or(1);
     }
 
@@ -781,8 +797,8 @@ impl<J, S> Group<J, S> {
         self.members.values().map(|member| member.rebalance_timeout).max().unwrap_or_default()
     }
 
-    /// Each member votes for the first protocol in its list that all members support; most votes win, and among equals
-    /// the one that the leader likes better.
+    /// Each member votes for the first protocol in its list that all members support; most votes
+    /// win, and among equals the one that the leader likes better.
     fn select_protocol(&self) -> Option<StrBytes> {
         let leader = self.leader.as_ref().and_then(|id| self.members.get(id))?;
         let common = |name: &StrBytes| self.members.values().all(|member| member.supports(name));
@@ -837,8 +853,8 @@ impl<J, S> Group<J, S> {
         self.effects.push(Effect::Joined(waiter, Err(Refusal { error, member_id })));
     }
 
-    /// A member has sent the same request again, on another connection: the earlier one is most likely dead, and if it is
-    /// not, this makes its client rejoin.
+    /// A member has sent the same request again, on another connection: the earlier one is most
+    /// likely dead, and if it is not, this makes its client rejoin.
     fn supersede(&mut self, earlier: Option<J>, member_id: StrBytes) {
         if let Some(earlier) = earlier {
             self.refuse(earlier, ResponseError::RebalanceInProgress, member_id);

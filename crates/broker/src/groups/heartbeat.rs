@@ -1,4 +1,5 @@
-//! ConsumerGroupHeartbeat and ConsumerGroupDescribe: from the protocol to [`super::consumer`] and back.
+//! ConsumerGroupHeartbeat and ConsumerGroupDescribe: from the protocol to [`super::consumer`] and
+//! back.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -30,7 +31,8 @@ use crate::wire::once;
 /// From this version on members make their ids themselves.
 const FIRST_VERSION_WITH_OWN_IDS: i16 = 1;
 
-/// Bound on the names of the topics that one member subscribes to, together. They go into one record.
+/// Bound on the names of the topics that one member subscribes to, together. They go into one
+/// record.
 pub(super) const MAX_SUBSCRIPTION_BYTES: usize = 256 << 10;
 
 /// Whether names of these lengths are more than that, as a record has them.
@@ -114,7 +116,8 @@ impl Shared {
         check_request(request, version)?;
         let beat = beat(client, request);
         let slot = self.consumer_slot(request, &beat, topics)?;
-        // Changes of an earlier event go first, so that not more than one event's are ever held back.
+        // Changes of an earlier event go first, so that not more than one event's are ever held
+        // back.
         self.put_in_line(&slot).await?;
         let happen = |group: &mut ConsumerGroup, now| {
             if request.member_epoch >= 0 {
@@ -218,7 +221,7 @@ impl Shared {
                 Err(Refused::Fenced) => return Err(plain(ResponseError::NotCoordinator)),
                 Err(refused @ (Refused::TooLarge | Refused::Failed(_))) => {
                     let group = &*slot.name;
-                    tracing::error!(group, ?refused, "members of a group can not be written");
+                    tracing::error!(group, ?refused, "members of a group cannot be written");
                     return Err(unavailable());
                 }
             }
@@ -430,7 +433,8 @@ pub(super) fn unavailable() -> Fault {
     )
 }
 
-/// The group was deleted after a member that joins had found it. When it comes again there is another one.
+/// The group was deleted after a member that joins had found it. When it comes again there is
+/// another one.
 pub(super) fn was_deleted() -> Fault {
     Fault::new(
         ResponseError::CoordinatorNotAvailable,

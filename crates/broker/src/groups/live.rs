@@ -1,4 +1,5 @@
-//! A group as the registry has it: classic, of the consumer protocol, or a share group. What all of them can be asked is here.
+//! A group as the registry has it: classic, of the consumer protocol, or a share group. What all of
+//! them can be asked is here.
 
 use std::time::Instant;
 
@@ -18,13 +19,15 @@ const FIRST_VERSION_WITH_EPOCHS: i16 = 9;
 /// A group whose waiters are the requests' answers.
 pub(super) type ClassicGroup = Group<oneshot::Sender<JoinAnswer>, oneshot::Sender<SyncAnswer>>;
 
-/// A group. One without members changes its type with the first member of the other, one of consumers with its members; its offsets stay.
+/// A group. One without members changes its type with the first member of the other, one of
+/// consumers with its members; its offsets stay.
 pub(super) enum LiveGroup {
     /// Its members assign. The only type that can be dead.
     Classic(ClassicGroup),
     /// The server assigns.
     Consumer(ConsumerGroup),
-    /// Its members share partitions (KIP-932). One without members and without share partitions may become another.
+    /// Its members share partitions (KIP-932). One without members and without share partitions may
+    /// become another.
     Share(ShareGroup),
 }
 
@@ -102,7 +105,9 @@ impl LiveGroup {
         }
     }
 
-    /// May offsets of these partitions be committed? By a version of OffsetCommit; for a member of a classic group a sign of life too. A partition without an id is of a topic that is not there.
+    /// May offsets of these partitions be committed? By a version of OffsetCommit; for a member of
+    /// a classic group a sign of life too. A partition without an id is of a topic that is not
+    /// there.
     pub(super) fn check_commit(
         &mut self,
         now: Instant,
@@ -134,7 +139,8 @@ impl LiveGroup {
         }
     }
 
-    /// May these offsets be committed in a transaction? Its client may be none of the group's members if it says so.
+    /// May these offsets be committed in a transaction? Its client may be none of the group's
+    /// members if it says so.
     pub(super) fn check_transactional_commit(
         &mut self,
         now: Instant,

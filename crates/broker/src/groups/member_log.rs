@@ -1,8 +1,10 @@
-//! Puts the changes of groups, and those of share partitions, in line for the disk. Formats and crash arguments: `docs/format/group-state.md`,
-//! `docs/format/classic-group-state.md`, `docs/format/share-state.md`.
+//! Puts the changes of groups, and those of share partitions, in line for the disk. Formats and
+//! crash arguments: `docs/format/group-state.md`, `docs/format/classic-group-state.md`,
+//! `docs/format/share-state.md`.
 //!
-//! A group's changes are appended under the group's lock, so they are in its order; which group comes first is of no interest. Whoever wants to
-//! tell of a change waits for the last record of its group: all records before it are durable then, too.
+//! A group's changes are appended under the group's lock, so they are in its order; which group
+//! comes first is of no interest. Whoever wants to tell of a change waits for the last record of
+//! its group: all records before it are durable then, too.
 
 use alluvium_stream::{Append, NewBatch, Store, StoreError, StreamWriter};
 use bytes::Bytes;
@@ -25,7 +27,8 @@ pub(super) struct MemberLog {
 }
 
 impl MemberLog {
-    /// Find the stream that the catalog names under `key`, or create it, and rebuild what it tells of.
+    /// Find the stream that the catalog names under `key`, or create it, and rebuild what it tells
+    /// of.
     pub(super) async fn open<T: Table>(
         store: Store,
         key: &'static str,

@@ -24,11 +24,13 @@ use super::registry::{JoinAnswer, SyncAnswer};
 use super::topics_view::TopicsNow;
 use super::{ClientInfo, Groups, MAX_GROUP_ID_BYTES, Shared};
 
-/// Bound on a member's protocols. Clients name one or two; each costs a comparison with every member's.
+/// Bound on a member's protocols. Clients name one or two; each costs a comparison with every
+/// member's.
 const MAX_PROTOCOLS: usize = 64;
 
-/// Bound on instance ids and on names of protocols. They are passed on to other members, whose version of the protocol may have room for
-/// 32 767 bytes only, whatever the version did in which they came.
+/// Bound on instance ids and on names of protocols. They are passed on to other members, whose
+/// version of the protocol may have room for 32 767 bytes only, whatever the version did in which
+/// they came.
 pub(super) const MAX_NAME_BYTES: usize = 1024;
 
 /// The first version of SyncGroup whose clients say the protocol's type and name.
@@ -38,8 +40,9 @@ const FIRST_VERSION_WITH_PROTOCOL: i16 = 5;
 const MEMBER_ID_PREFIX_CHARS: usize = 128;
 
 impl Groups {
-    /// JoinGroup, versions 0 to 9. When this returns the group has it; what it returns waits until the rebalance is over, up to the members' rebalance
-    /// timeout, and keeps nothing of the request.
+    /// JoinGroup, versions 0 to 9. When this returns the group has it; what it returns waits until
+    /// the rebalance is over, up to the members' rebalance timeout, and keeps nothing of the
+    /// request.
     pub(crate) fn join(
         &self,
         client: &ClientInfo,
@@ -53,7 +56,8 @@ impl Groups {
         async move {
             let refuse = |error| Err(Refusal { error, member_id: member_id.clone() });
             let answer = match started {
-                // A group answers all its waiters before it goes away, so a lost sender means that the server does.
+                // A group answers all its waiters before it goes away, so a lost sender means that
+                // the server does.
                 Ok(answer) => {
                     answer.await.unwrap_or_else(|_| refuse(ResponseError::CoordinatorNotAvailable))
                 }
@@ -67,7 +71,8 @@ impl Groups {
         }
     }
 
-    /// SyncGroup, versions 0 to 5. What it returns waits until the leader has sent the assignment, and keeps nothing of the request.
+    /// SyncGroup, versions 0 to 5. What it returns waits until the leader has sent the assignment,
+    /// and keeps nothing of the request.
     pub fn sync(
         &self,
         request: &SyncGroupRequest,
@@ -103,7 +108,8 @@ impl Groups {
         HeartbeatResponse::default().with_error_code(code)
     }
 
-    /// LeaveGroup, versions 0 to 5; since version 3 several members in one request, each with its own answer.
+    /// LeaveGroup, versions 0 to 5; since version 3 several members in one request, each with its
+    /// own answer.
     pub async fn leave(&self, request: LeaveGroupRequest, version: i16) -> LeaveGroupResponse {
         let batched = version >= 3;
         let members = if batched {
@@ -141,7 +147,8 @@ fn consumer(group: &mut LiveGroup) -> Result<Option<&mut ConsumerGroup>, Respons
 }
 
 impl Shared {
-    /// Wait until what a client is about to be told of a group is durable: members of a consumer group, a complete generation of a classic one.
+    /// Wait until what a client is about to be told of a group is durable: members of a consumer
+    /// group, a complete generation of a classic one.
     async fn told_is_durable(&self, group_id: &str) -> Result<(), ResponseError> {
         match self.registry.get(group_id) {
             Some(slot) => self.wait_durable(&slot).await.map_err(|fault| fault.error),
@@ -316,10 +323,13 @@ impl Shared {
         self.registry.peek(&slot, |group, _| group.member_bytes(member_id, instance_id))
     }
 
-    /// Whether there is memory for `wanted_bytes` of a member or a group, in place of `held_bytes` that it has; `None` if it is new.
+    /// Whether there is memory for `wanted_bytes` of a member or a group, in place of `held_bytes`
+    /// that it has; `None` if it is new.
     ///
-    /// Who is in may have a quarter more than there is for who comes. What members have grows also by what others give up; and a group of which a member is refused what is to
-    /// replace what it has falls apart. Nothing that only keeps a member, or gives something back, is asked for here.
+    /// Who is in may have a quarter more than there is for who comes. What members have grows also
+    /// by what others give up; and a group of which a member is refused what is to replace what it
+    /// has falls apart. Nothing that only keeps a member, or gives something back, is asked for
+    /// here.
     pub(super) fn check_membership_room(
         &self,
         group_id: &str,

@@ -1,24 +1,35 @@
 //! The coordinator of groups, of both protocols, and the offsets that they commit.
 //!
-//! - `group`: one classic group as a pure state machine; all rules of joining, leaving, static members and expiry.
-//! - `consumer`: one consumer group (KIP-848), whose assignment the server computes; pure, with the format of what it remembers.
+//! - `group`: one classic group as a pure state machine; all rules of joining, leaving, static
+//!   members and expiry.
+//! - `consumer`: one consumer group (KIP-848), whose assignment the server computes; pure, with the
+//!   format of what it remembers.
 //! - `share`: share groups (KIP-932): their members, and what they have in flight.
-//! - `embedded`: what members of classic groups write for each other; read where a group changes its type.
-//! - `live`: a group of either type; `registry`: the groups by name, each behind its lock; one timer for all.
-//! - `offsets`: the table of committed offsets, its records and its checkpoint; pure, with the format.
+//! - `embedded`: what members of classic groups write for each other; read where a group changes
+//!   its type.
+//! - `live`: a group of either type; `registry`: the groups by name, each behind its lock; one
+//!   timer for all.
+//! - `offsets`: the table of committed offsets, its records and its checkpoint; pure, with the
+//!   format.
 //! - `offset_log`, `member_log`: make records durable; what is not is not shown.
 //! - `pending`: for which partitions transactions have offsets to commit.
-//! - `membership`, `heartbeat`, `share_heartbeat`, `share_offsets`, `commits`, `admin`: the requests, translated from and to the protocol.
+//! - `membership`, `heartbeat`, `share_heartbeat`, `share_offsets`, `commits`, `admin`: the
+//!   requests, translated from and to the protocol.
 //!
-//! What consumer groups survive, and why: `docs/consumer-groups.md`. Of a classic group its last complete generation is kept, as in Kafka, and durable before any of its
-//! members is told what it has; after a restart they go on in it. Who had joined for the next one joins again: `docs/format/classic-group-state.md`.
+//! What consumer groups survive, and why: `docs/consumer-groups.md`. Of a classic group its last
+//! complete generation is kept, as in Kafka, and durable before any of its members is told what it
+//! has; after a restart they go on in it. Who had joined for the next one joins again:
+//! `docs/format/classic-group-state.md`.
 //!
-//! So a generation may have a number once more, and that of a group of which nothing is kept starts again at 1. A member of before the restart that holds such a number can not
-//! commit with it unless it is a member: a generation is looked at only after the member id (`group::Group::check_commit`), and ids carry a random UUID
-//! that no later member is given, also not when the old one asks for it by joining a classic group (a group of consumers takes back whoever speaks the classic protocol under the id that it names, with
-//! nothing, as Kafka's does). A static member is known by its
-//! instance id, but has to name the member id too, and the old one is fenced once the instance has joined again. Only who
-//! names no generation at all may commit to a group without members, as in Kafka, and a member always names one.
+//! So a generation may have a number once more, and that of a group of which nothing is kept starts
+//! again at 1. A member of before the restart that holds such a number cannot commit with it
+//! unless it is a member: a generation is looked at only after the member id
+//! (`group::Group::check_commit`), and ids carry a random UUID that no later member is given, also
+//! not when the old one asks for it by joining a classic group (a group of consumers takes back
+//! whoever speaks the classic protocol under the id that it names, with nothing, as Kafka's does).
+//! A static member is known by its instance id, but has to name the member id too, and the old one
+//! is fenced once the instance has joined again. Only who names no generation at all may commit to
+//! a group without members, as in Kafka, and a member always names one.
 
 mod admin;
 mod commits;
@@ -81,12 +92,13 @@ const MAX_GROUP_ID_BYTES: usize = i16::MAX as usize;
 /// Bounds and times of the coordinator. Kafka's name of a setting is given where it has one.
 #[derive(Clone, Debug)]
 pub struct GroupConfig {
-    /// `group.initial.rebalance.delay.ms`: how long the first rebalance of an empty group waits for more members than the
-    /// first. Default 0, at most 5 min.
+    /// `group.initial.rebalance.delay.ms`: how long the first rebalance of an empty group waits for
+    /// more members than the first. Default 0, at most 5 min.
     ///
-    /// Kafka's default is 3 s, which spares a large group that starts at once some rebalances, and costs every consumer 3 s
-    /// at every start. Here a rebalance is a few round trips and one small write, cooperative clients keep
-    /// their partitions meanwhile, and most groups start small: so no delay unless asked for.
+    /// Kafka's default is 3 s, which spares a large group that starts at once some rebalances, and
+    /// costs every consumer 3 s at every start. Here a rebalance is a few round trips and one small
+    /// write, cooperative clients keep their partitions meanwhile, and most groups start small: so
+    /// no delay unless asked for.
     pub initial_rebalance_delay: Duration,
     /// `group.min.session.timeout.ms`: default 6 s, at least 1 ms, at most `max_session_timeout`.
     pub min_session_timeout: Duration,
@@ -96,44 +108,52 @@ pub struct GroupConfig {
     pub consumer: MemberTimes,
     /// `group.share.*`: the times of members of share groups.
     pub share: MemberTimes,
-    /// `group.max.size` and `group.consumer.max.size`: members of one group, and as many ids that were handed out and have not joined yet. Default 5000, at least 1.
+    /// `group.max.size` and `group.consumer.max.size`: members of one group, and as many ids that
+    /// were handed out and have not joined yet. Default 5000, at least 1.
     pub max_group_members: usize,
-    /// Groups that exist at the same time, those with offsets and no members included. Default 100 000, at least 1.
+    /// Groups that exist at the same time, those with offsets and no members included. Default 100
+    /// 000, at least 1.
     pub max_groups: usize,
-    /// Bound on the memory for all groups (names, members, their subscriptions and assignments). Default 256 MiB, at least 1 MiB.
+    /// Bound on the memory for all groups (names, members, their subscriptions and assignments).
+    /// Default 256 MiB, at least 1 MiB.
     pub max_membership_bytes: usize,
-    /// Bound on the memory for committed offsets; about 100 bytes each. A commit that only overwrites is always taken. Default 64 MiB, at
-    /// least 1 MiB, at most 1 GiB. (All of it is written to the catalog at each upload.)
+    /// Bound on the memory for committed offsets; about 100 bytes each. A commit that only
+    /// overwrites is always taken. Default 64 MiB, at least 1 MiB, at most 1 GiB. (All of it is
+    /// written to the catalog at each upload.)
     pub max_offsets_bytes: usize,
     /// `offset.metadata.max.bytes`: default 4096, at most 32 767.
     pub max_offset_metadata_bytes: usize,
-    /// `offsets.retention.minutes`: an offset is dropped when it is this old and its group has been without members for as long, or its members are consumers that do not read the topic.
-    /// Default 7 days, at least 1 min. Time in which the server was down does not count as "without members", but for a group that has had none since
-    /// the start: when that was `max_session_timeout` ago, such a group has been without members since its newest offset was committed, or since it was last noted that it had some, which is done
-    /// when [`Self::sweep_interval`] and a hundredth of the retention have passed.
-    /// An offset that an open transaction is about to replace stays.
+    /// `offsets.retention.minutes`: an offset is dropped when it is this old and its group has been
+    /// without members for as long, or its members are consumers that do not read the topic.
+    /// Default 7 days, at least 1 min. Time in which the server was down does not count as "without
+    /// members", but for a group that has had none since the start: when that was
+    /// `max_session_timeout` ago, such a group has been without members since its newest offset was
+    /// committed, or since it was last noted that it had some, which is done when
+    /// [`Self::sweep_interval`] and a hundredth of the retention have passed. An offset that an
+    /// open transaction is about to replace stays.
     pub offsets_retention: Duration,
-    /// `offsets.retention.check.interval.ms`: how often to look for such offsets, and for groups with neither members nor offsets.
-    /// Default 10 min, at least 1 s.
+    /// `offsets.retention.check.interval.ms`: how often to look for such offsets, and for groups
+    /// with neither members nor offsets. Default 10 min, at least 1 s.
     pub sweep_interval: Duration,
-    /// How long a commit waits for room in the store, or for the end of a transaction that commits for the same partitions, before it is answered with COORDINATOR_NOT_AVAILABLE, on which clients try again.
-    /// Default 5 s, at most 1 min.
+    /// How long a commit waits for room in the store, or for the end of a transaction that commits
+    /// for the same partitions, before it is answered with COORDINATOR_NOT_AVAILABLE, on which
+    /// clients try again. Default 5 s, at most 1 min.
     pub room_timeout: Duration,
 }
 
-/// The times of members of groups that send heartbeats to the server (KIP-848, KIP-932). The names are
-/// the ends of Kafka's. A group can have times of its own within the bounds.
+/// The times of members of groups that send heartbeats to the server (KIP-848, KIP-932). The names
+/// are the ends of Kafka's. A group can have times of its own within the bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberTimes {
-    /// `heartbeat.interval.ms`: how often members are told to send a heartbeat. Default 5 s, within the
-    /// two bounds that follow, less than `session_timeout`.
+    /// `heartbeat.interval.ms`: how often members are told to send a heartbeat. Default 5 s, within
+    /// the two bounds that follow, less than `session_timeout`.
     pub heartbeat_interval: Duration,
     /// `min.heartbeat.interval.ms`: default 5 s, at least 1 ms.
     pub min_heartbeat_interval: Duration,
     /// `max.heartbeat.interval.ms`: default 15 s, at most 24 h.
     pub max_heartbeat_interval: Duration,
-    /// `session.timeout.ms`: a member that sends no heartbeat for this long is removed. Default 45 s,
-    /// within the two bounds that follow.
+    /// `session.timeout.ms`: a member that sends no heartbeat for this long is removed. Default 45
+    /// s, within the two bounds that follow.
     pub session_timeout: Duration,
     /// `min.session.timeout.ms`: default 45 s, at least 1 ms.
     pub min_session_timeout: Duration,
@@ -268,8 +288,8 @@ pub struct ClientInfo {
     pub(crate) sight: Sight,
 }
 
-/// The coordinator. Cheap to clone; all clones are the same. Requests may be dropped while they wait: the group then
-/// behaves as if its client had lost the answer.
+/// The coordinator. Cheap to clone; all clones are the same. Requests may be dropped while they
+/// wait: the group then behaves as if its client had lost the answer.
 #[derive(Clone)]
 pub struct Groups {
     shared: Arc<Shared>,
@@ -285,10 +305,12 @@ struct Shared {
 }
 
 impl Groups {
-    /// Find or create the offsets stream, load what was committed, and start the timer. Needs a tokio runtime with time.
+    /// Find or create the offsets stream, load what was committed, and start the timer. Needs a
+    /// tokio runtime with time.
     ///
     /// # Errors
-    /// An invalid configuration, a failed store, or offsets that can not be read; nothing has been changed in the last case.
+    /// An invalid configuration, a failed store, or offsets that cannot be read; nothing has been
+    /// changed in the last case.
     pub async fn open(store: Store, config: GroupConfig) -> Result<Groups, GroupsError> {
         config.check()?;
         let log = OffsetLog::open(store.clone(), config.max_offsets_bytes).await?;
@@ -327,13 +349,15 @@ impl Groups {
         &self.shared.pending
     }
 
-    /// Answer every request that waits in a group, and every later one, with COORDINATOR_NOT_AVAILABLE, and stop the timer. What was
-    /// committed is durable already. Calling it again does nothing.
+    /// Answer every request that waits in a group, and every later one, with
+    /// COORDINATOR_NOT_AVAILABLE, and stop the timer. What was committed is durable already.
+    /// Calling it again does nothing.
     pub async fn shutdown(&self) {
         self.shared.closed.store(true, Ordering::SeqCst);
         for slot in self.shared.registry.all() {
             self.shared.registry.change(&slot, |group, _| {
-                // The members of all groups go on after a restart; those of classic ones wait meanwhile.
+                // The members of all groups go on after a restart; those of classic ones wait
+                // meanwhile.
                 if let LiveGroup::Classic(group) = group {
                     group.kill();
                 }
@@ -371,16 +395,19 @@ impl Shared {
         if self.registry.get(group_id).is_none() {
             self.check_membership_room(group_id, Slot::bytes(group_id), None)?;
         }
-        // Groups go: clients that come again find room, and others would take another error for the end.
+        // Groups go: clients that come again find room, and others would take another error for the
+        // end.
         let no_room = ResponseError::CoordinatorNotAvailable;
         let slot = self.registry.get_or_create(group_id).ok_or(no_room)?;
-        // A group that was created while `shutdown` went through the list would keep its members waiting.
+        // A group that was created while `shutdown` went through the list would keep its members
+        // waiting.
         self.check_open()?;
         Ok(slot)
     }
 }
 
-/// The one timer task: sleeps until the first deadline of any group. Does not keep the coordinator alive.
+/// The one timer task: sleeps until the first deadline of any group. Does not keep the coordinator
+/// alive.
 async fn run_timer(shared: Weak<Shared>) {
     let Some((timer, shares, interval)) = shared.upgrade().map(|shared| {
         let registry = &shared.registry;
@@ -417,7 +444,8 @@ async fn run_timer(shared: Weak<Shared>) {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Without this the task would sleep until the next deadline before it sees that nobody is left.
+        // Without this the task would sleep until the next deadline before it sees that nobody is
+        // left.
         self.registry.timer().wake();
     }
 }

@@ -1,9 +1,9 @@
 //! Makes committed offsets durable, and shows only durable ones.
 //!
-//! Records are appended to the offsets stream and queued here, both under one lock, so the queue is in the stream's order. A record
-//! is applied to the table when the stream's durable end has passed it; the queue's front tells which those are, whichever
-//! request is the first to look. A request that was cancelled while it waited leaves nothing behind that somebody else would
-//! not finish.
+//! Records are appended to the offsets stream and queued here, both under one lock, so the queue is
+//! in the stream's order. A record is applied to the table when the stream's durable end has passed
+//! it; the queue's front tells which those are, whichever request is the first to look. A request
+//! that was cancelled while it waited leaves nothing behind that somebody else would not finish.
 
 use std::borrow::Borrow;
 use std::collections::{HashSet, VecDeque};
@@ -114,8 +114,9 @@ impl OffsetLog {
         self.append_bounded(&mut self.tail.lock(), prepared)
     }
 
-    /// Put in line what `choose` gives, if it gives anything. Nothing else comes in line between its look and that; so if topics are asked for by
-    /// their ids, either who forgets the offsets of one that was deleted finds the record, or `choose` finds no topic.
+    /// Put in line what `choose` gives, if it gives anything. Nothing else comes in line between
+    /// its look and that; so if topics are asked for by their ids, either who forgets the offsets
+    /// of one that was deleted finds the record, or `choose` finds no topic.
     pub(super) fn append_chosen<P: Borrow<Prepared>>(
         &self,
         choose: impl FnOnce(&Tail) -> Option<P>,
@@ -127,7 +128,8 @@ impl OffsetLog {
 
     fn append_bounded(&self, tail: &mut Tail, prepared: &Prepared) -> Result<Appended, Refused> {
         tail.apply_up_to(self.stream.durable_end());
-        // Records in the queue are not counted: what they can add is bounded by the write-ahead log's window.
+        // Records in the queue are not counted: what they can add is bounded by the write-ahead
+        // log's window.
         let growth = tail.table.growth_bytes(&prepared.record);
         if !self.has_room_for(&tail.table, growth) {
             return Err(Refused::TableFull);
@@ -177,7 +179,8 @@ impl OffsetLog {
         look(&tail.table)
     }
 
-    /// What [`Offsets::expired`] says, if nothing of the group is on its way: that may renew what is old.
+    /// What [`Offsets::expired`] says, if nothing of the group is on its way: that may renew what
+    /// is old.
     pub(super) fn expired(&self, group: &str, cutoff_ms: i64) -> Option<Record> {
         let mut tail = self.tail.lock();
         tail.apply_up_to(self.stream.durable_end());

@@ -1,11 +1,14 @@
-//! Committed offsets: the table, the records that change it, and the checkpoint that holds it. No I/O.
+//! Committed offsets: the table, the records that change it, and the checkpoint that holds it. No
+//! I/O.
 //!
-//! The offsets of all groups live in one state stream. Each change is one batch of that stream holding one [`Record`];
-//! the table is the fold of the records in order, and a [`fold`] of a prefix is that stream's checkpoint.
+//! The offsets of all groups live in one state stream. Each change is one batch of that stream
+//! holding one [`Record`]; the table is the fold of the records in order, and a [`fold`] of a
+//! prefix is that stream's checkpoint.
 //!
 //! # Format
 //!
-//! Written as [`crate::state_table`] says. A reader refuses an unknown version or kind: to guess would lose offsets.
+//! Written as [`crate::state_table`] says. A reader refuses an unknown version or kind: to guess
+//! would lose offsets.
 //!
 //! **Record**: `version: u8 = 1`, `kind: u8`, then
 //!
@@ -17,11 +20,14 @@
 //! | 4 | offsets expired | group: str, topics: list of (name: str, list of partition: i32) |
 //! | 5 | a group had members, so its offsets were of use | group: str, at: i64 (ms since the Unix epoch) |
 //!
-//! Records carry no checksum of their own: the write-ahead log's covers them, and they are kept nowhere else.
+//! Records carry no checksum of their own: the write-ahead log's covers them, and they are kept
+//! nowhere else.
 //!
-//! **Checkpoint**: magic `ALGO`, `version: u8 = 2`, list of groups (group: str, list of topics (name: str, list of
-//! (partition: i32, offset: i64, leader epoch: i32, committed at: i64, metadata: str))), list of (group: str, had members at: i64), `crc: u32` = CRC32C of all before it. Groups, topics
-//! and partitions are in ascending order, so equal tables have equal bytes. Version 1, which has no second list, is read.
+//! **Checkpoint**: magic `ALGO`, `version: u8 = 2`, list of groups (group: str, list of topics
+//! (name: str, list of (partition: i32, offset: i64, leader epoch: i32, committed at: i64,
+//! metadata: str))), list of (group: str, had members at: i64), `crc: u32` = CRC32C of all before
+//! it. Groups, topics and partitions are in ascending order, so equal tables have equal bytes.
+//! Version 1, which has no second list, is read.
 //!
 //! **Quarantine**: magic `ALGQ`, see [`crate::state_table`].
 
@@ -39,7 +45,8 @@ const KIND_TOPICS_DELETED: u8 = 3;
 const KIND_EXPIRED: u8 = 4;
 const KIND_USED: u8 = 5;
 
-/// What an entry, a topic or a group takes in memory beside its strings; measured by eye, used for the bound only.
+/// What an entry, a topic or a group takes in memory beside its strings; measured by eye, used for
+/// the bound only.
 const ENTRY_BYTES: usize = 96;
 
 /// One committed offset.
@@ -177,7 +184,8 @@ pub(super) type GroupOffsets = BTreeMap<String, BTreeMap<i32, Committed>>;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Offsets {
     groups: BTreeMap<String, GroupOffsets>,
-    /// When groups were last noted to have members, in milliseconds since the Unix epoch. Only of groups with offsets.
+    /// When groups were last noted to have members, in milliseconds since the Unix epoch. Only of
+    /// groups with offsets.
     used: BTreeMap<String, i64>,
     /// How many groups have offsets of a topic.
     readers: BTreeMap<String, usize>,
@@ -213,7 +221,8 @@ impl Offsets {
         self.readers.contains_key(topic)
     }
 
-    /// By how much applying the record would let the table grow; 0 when it only overwrites or removes.
+    /// By how much applying the record would let the table grow; 0 when it only overwrites or
+    /// removes.
     pub(super) fn growth_bytes(&self, record: &Record) -> usize {
         match record {
             Record::Commit { group, topics, .. } => self.growth_by_commit(group, topics),
@@ -244,14 +253,16 @@ impl Offsets {
         growth
     }
 
-    /// When the group's offsets were last of use, as far as is noted: one of them was committed, or it had members. `None` if it has no offsets.
+    /// When the group's offsets were last of use, as far as is noted: one of them was committed, or
+    /// it had members. `None` if it has no offsets.
     pub(super) fn last_use_ms(&self, group: &str) -> Option<i64> {
         let offsets = self.groups.get(group)?.values().flat_map(BTreeMap::values);
         let committed = offsets.map(|committed| committed.committed_at_ms);
         committed.chain(self.used.get(group).copied()).max()
     }
 
-    /// The offsets of one group that were committed at `cutoff_ms` or earlier, as a record that removes them; `None` if there are none.
+    /// The offsets of one group that were committed at `cutoff_ms` or earlier, as a record that
+    /// removes them; `None` if there are none.
     pub(super) fn expired(&self, group: &str, cutoff_ms: i64) -> Option<Record> {
         let mut topics = Vec::new();
         for (name, partitions) in self.groups.get(group)? {

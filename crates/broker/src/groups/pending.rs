@@ -1,4 +1,5 @@
-//! For which partitions transactions have offsets to commit, by group. The offsets themselves are in the transactions.
+//! For which partitions transactions have offsets to commit, by group. The offsets themselves are
+//! in the transactions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -16,8 +17,9 @@ type Partitions = BTreeMap<String, BTreeSet<i32>>;
 #[derive(Default)]
 struct Intent {
     partitions: Partitions,
-    /// It is decided that the transaction commits. Until it has ended nobody else commits for these partitions: what follows the decision may be done again after a
-    /// crash, and must not replace anything newer then.
+    /// It is decided that the transaction commits. Until it has ended nobody else commits for these
+    /// partitions: what follows the decision may be done again after a crash, and must not replace
+    /// anything newer then.
     is_decided: bool,
 }
 
@@ -44,7 +46,8 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// A transaction has offsets to commit for these partitions. With no partitions: it has none of the topic any more.
+    /// A transaction has offsets to commit for these partitions. With no partitions: it has none of
+    /// the topic any more.
     pub(crate) fn add<'a>(
         &self,
         group: &str,
@@ -63,8 +66,9 @@ impl Pending {
         }
     }
 
-    /// That a transaction commits what it has for these groups is about to be decided. Whether that may be: another one of which it is decided, for some of the same
-    /// partitions, has to end first, see [`Self::settled`].
+    /// That a transaction commits what it has for these groups is about to be decided. Whether that
+    /// may be: another one of which it is decided, for some of the same partitions, has to end
+    /// first, see [`Self::settled`].
     pub(crate) fn decide<'a>(&self, groups: impl Iterator<Item = &'a String>, id: &str) -> bool {
         let mut all = self.groups.lock();
         let groups: Vec<_> = groups.collect();
@@ -103,7 +107,8 @@ impl Pending {
         self.settled.notified()
     }
 
-    /// Whether a transaction of which that is decided commits for one of these partitions of the group.
+    /// Whether a transaction of which that is decided commits for one of these partitions of the
+    /// group.
     pub(super) fn is_decided(&self, group: &str, topics: &[(String, Vec<Position>)]) -> bool {
         let groups = self.groups.lock();
         let mut intents = groups.get(group).into_iter().flat_map(BTreeMap::values);
@@ -115,7 +120,8 @@ impl Pending {
         })
     }
 
-    /// Whether an open transaction has offsets for the group, or had some that were deleted meanwhile.
+    /// Whether an open transaction has offsets for the group, or had some that were deleted
+    /// meanwhile.
     pub(super) fn concerns(&self, group: &str) -> bool {
         self.groups.lock().contains_key(group)
     }
@@ -133,7 +139,8 @@ impl Pending {
         intents.any(|intent| intent.partitions.values().any(|partitions| !partitions.is_empty()))
     }
 
-    /// The partitions for which transactions that have not ended have offsets to commit for the group.
+    /// The partitions for which transactions that have not ended have offsets to commit for the
+    /// group.
     pub(crate) fn partitions(&self, group: &str) -> BTreeSet<(String, i32)> {
         let groups = self.groups.lock();
         let intents = groups.get(group).into_iter().flat_map(BTreeMap::values);

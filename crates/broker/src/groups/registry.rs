@@ -1,7 +1,9 @@
 //! The groups by name, each behind its own lock, and the one timer for all of them.
 //!
-//! Locks, in the order in which they may be taken: a group's, then the timer's or a log's, then that of the topics. The map's lock is never held together
-//! with a group's, but at the start ([`Registry::restore`]), when nobody else is there. A transaction's lock is taken before a group's.
+//! Locks, in the order in which they may be taken: a group's, then the timer's or a log's, then
+//! that of the topics. The map's lock is never held together with a group's, but at the start
+//! ([`Registry::restore`]), when nobody else is there. A transaction's lock is taken before a
+//! group's.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -27,7 +29,8 @@ use super::share::{Return, ShareGroup, Shares};
 use super::topics_view::TopicsView;
 use crate::state_stream::Refused;
 
-/// All that is kept of classic groups: so much is written to the catalog at each upload, if it has changed.
+/// All that is kept of classic groups: so much is written to the catalog at each upload, if it has
+/// changed.
 const MAX_KEPT_BYTES: usize = 64 << 20;
 
 pub(super) type JoinAnswer = Result<Joined, Refusal>;
@@ -59,7 +62,8 @@ struct Live {
     counted_bytes: usize,
     /// What is kept of it as a classic group, as it was put in line; 0 if nothing is.
     kept_bytes: usize,
-    /// What is to be kept of it, as long as there is no room for that. Nobody joins or leaves it meanwhile, so it is the same at the next attempt; and each request that waits makes one.
+    /// What is to be kept of it, as long as there is no room for that. Nobody joins or leaves it
+    /// meanwhile, so it is the same at the next attempt; and each request that waits makes one.
     refused: Option<Bytes>,
     /// The last record of its members that was put in line since the start.
     last_record: Option<Durable>,
@@ -134,7 +138,8 @@ impl Registry {
         Some(self.insert(&mut slots, name, now()))
     }
 
-    /// For groups that are known from the disk, those with offsets, and those of each type: not subject to the bound, since they exist already.
+    /// For groups that are known from the disk, those with offsets, and those of each type: not
+    /// subject to the bound, since they exist already.
     pub(super) fn restore<'a>(
         &self,
         with_offsets: impl Iterator<Item = &'a str>,
@@ -170,7 +175,8 @@ impl Registry {
         }
     }
 
-    /// Whether a group has had no members since the server was started. When it had some before that is not known.
+    /// Whether a group has had no members since the server was started. When it had some before
+    /// that is not known.
     pub(super) fn was_vacant_at_start(&self, vacant_since: Instant) -> bool {
         vacant_since <= self.started_at
     }
@@ -236,8 +242,10 @@ impl Registry {
         look(&mut slot.live.lock().group, now())
     }
 
-    /// Do something under the lock of a group of this name that is alive: else the group could be deleted at the same time, and what is done be for nobody.
-    /// One that is missing is made, and one that is dead has a successor: whoever let it die may not have taken it out of the map yet. Not subject to the bound.
+    /// Do something under the lock of a group of this name that is alive: else the group could be
+    /// deleted at the same time, and what is done be for nobody. One that is missing is made, and
+    /// one that is dead has a successor: whoever let it die may not have taken it out of the map
+    /// yet. Not subject to the bound.
     pub(super) fn in_living<R>(&self, name: &str, act: impl Fn() -> R) -> R {
         loop {
             let slot = self.get(name).unwrap_or_else(|| self.revive(name));
@@ -263,7 +271,8 @@ impl Registry {
         live: &mut Live,
         event: impl FnOnce(&mut LiveGroup, Instant) -> R,
     ) -> R {
-        // What is left of an earlier event; so that an event finds nothing unwritten, unless there is no room.
+        // What is left of an earlier event; so that an event finds nothing unwritten, unless there
+        // is no room.
         let _ = self.write_locked(slot, live);
         let before = epoch(&live.group);
         let result = event(&mut live.group, now());
@@ -300,11 +309,12 @@ impl Registry {
 
     // ---- groups that change their type, and the logs ----
 
-    /// The consumer group that a classic one becomes with a first member of the other kind: if it has no members, or consumers. It is the caller's to put
-    /// it in the other's place, if it takes the member.
+    /// The consumer group that a classic one becomes with a first member of the other kind: if it
+    /// has no members, or consumers. It is the caller's to put it in the other's place, if it takes
+    /// the member.
     ///
     /// # Errors
-    /// COORDINATOR_LOAD_IN_PROGRESS: its members can not be taken over now.
+    /// COORDINATOR_LOAD_IN_PROGRESS: its members cannot be taken over now.
     pub(super) fn as_consumer(
         &self,
         group: &LiveGroup,
@@ -324,7 +334,8 @@ impl Registry {
         Ok(ConsumerGroup::of_migrants(rules, now, topics, classic.generation(), migrants))
     }
 
-    /// The share group in a slot, for an event; a classic group without members becomes one if `convert` says so.
+    /// The share group in a slot, for an event; a classic group without members becomes one if
+    /// `convert` says so.
     pub(super) fn share(
         group: &mut LiveGroup,
         convert: bool,
@@ -339,8 +350,8 @@ impl Registry {
         }
     }
 
-    /// A consumer group whose members all speak the classic protocol becomes a classic group, and they join again. If the log takes nothing now, that is
-    /// tried again with the next event.
+    /// A consumer group whose members all speak the classic protocol becomes a classic group, and
+    /// they join again. If the log takes nothing now, that is tried again with the next event.
     fn let_go(&self, slot: &Slot, live: &mut Live) {
         let LiveGroup::Consumer(group) = &live.group else { return };
         if !group.is_all_classic() || !group.unwritten().is_empty() {
@@ -349,15 +360,17 @@ impl Registry {
         let Ok(durable) = self.log.append(consumer::encode_deletion(&slot.name)) else { return };
         live.last_record = Some(durable);
         tracing::info!(group = &*slot.name, "a consumer group becomes a classic group");
-        // The newest epoch that anybody was told of, so members that have it commit what they have read before they join again. The group's epoch is ahead of it, by the end
-        // of the last other member.
+        // The newest epoch that anybody was told of, so members that have it commit what they have
+        // read before they join again. The group's epoch is ahead of it, by the end of the last
+        // other member.
         let (generation, migrants) = (group.state().target_epoch, group.migrants());
         let protocol_type = StrBytes::from_static_str(embedded::CONSUMER);
         let classic = Group::of_migrants(self.rules, now(), generation, protocol_type, migrants);
         live.group = LiveGroup::Classic(classic);
     }
 
-    /// Make a consumer group without members a classic one, and put that in line; a classic one stays what it is, and has nothing unwritten. A share group has to have neither members nor
+    /// Make a consumer group without members a classic one, and put that in line; a classic one
+    /// stays what it is, and has nothing unwritten. A share group has to have neither members nor
     /// share partitions.
     ///
     /// # Errors
@@ -378,7 +391,8 @@ impl Registry {
             // Nothing was ever written of a group without an epoch.
             if consumer.state().epoch > 0 {
                 let record = consumer::encode_deletion(&slot.name);
-                // Nobody waits for it: before it is durable there is a consumer group without members.
+                // Nobody waits for it: before it is durable there is a consumer group without
+                // members.
                 drop(self.log.append(record).map_err(offset_log::Refused::Stream)?);
             }
             *group = LiveGroup::Classic(Group::new(self.rules, now));
@@ -402,7 +416,8 @@ impl Registry {
     /// What to wait for before anybody is told of the group's state.
     ///
     /// # Errors
-    /// The log takes nothing now. The changes are kept, and tried again with the next event or soon.
+    /// The log takes nothing now. The changes are kept, and tried again with the next event or
+    /// soon.
     pub(super) fn write(&self, slot: &Slot) -> Result<Option<Durable>, Refused> {
         let mut live = slot.live.lock();
         self.write_locked(slot, &mut live)?;
@@ -428,7 +443,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Put in line what is kept of a classic group, or that nothing is any more: before all that is written of the group of another type that it has become.
+    /// Put in line what is kept of a classic group, or that nothing is any more: before all that is
+    /// written of the group of another type that it has become.
     fn keep(&self, slot: &Slot, live: &mut Live) -> Result<(), Refused> {
         let kept = match &live.group {
             LiveGroup::Classic(group) if !group.is_unwritten() => return Ok(()),
@@ -464,7 +480,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Whether there is room for a record of so many bytes of what is kept of a group, in place of `instead_of_bytes`. The members of one for which there is none join again after a restart.
+    /// Whether there is room for a record of so many bytes of what is kept of a group, in place of
+    /// `instead_of_bytes`. The members of one for which there is none join again after a restart.
     fn may_be_kept(&self, slot: &Slot, instead_of_bytes: usize, bytes: usize) -> bool {
         let others_bytes = self.kept_bytes.load(Ordering::Relaxed) - instead_of_bytes;
         let fits = bytes as u64 <= self.kept_log.max_record_bytes()
@@ -536,8 +553,9 @@ fn epoch(group: &LiveGroup) -> i32 {
     }
 }
 
-/// When which group, or share partition, has something to expire: one entry for each that has a deadline. Members' heartbeats only move
-/// deadlines to later, so they leave the entry as it is; it comes up early, and is put where it belongs then.
+/// When which group, or share partition, has something to expire: one entry for each that has a
+/// deadline. Members' heartbeats only move deadlines to later, so they leave the entry as it is; it
+/// comes up early, and is put where it belongs then.
 pub(super) struct Timer<K = Arc<str>> {
     entries: Mutex<BTreeSet<(Instant, K)>>,
     /// The first entry came earlier than it was, or the coordinator closes.

@@ -88,7 +88,8 @@ impl Shared {
         let beat = beat(client, request);
         self.check_share_room(group_id, &beat, topics).map_err(plain)?;
         let is_joining = request.member_epoch == 0;
-        // A group of members alone is gone after a restart, as they live in memory only. Who goes on with it is to join again; GROUP_ID_NOT_FOUND would end clients for good.
+        // A group of members alone is gone after a restart, as they live in memory only. Who goes
+        // on with it is to join again; GROUP_ID_NOT_FOUND would end clients for good.
         let unknown = || unknown_member(&beat.member_id);
         let slot = match is_joining {
             true => self.create(group_id).map_err(plain)?,

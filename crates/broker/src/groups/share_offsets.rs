@@ -32,12 +32,13 @@ impl Groups {
         Ok(described)
     }
 
-    /// Have the share partitions of a topic begin for a group's members, unless they have begun. Does not wait until that is durable. `exists` says whether there is
-    /// still such a topic.
+    /// Have the share partitions of a topic begin for a group's members, unless they have begun.
+    /// Does not wait until that is durable. `exists` says whether there is still such a topic.
     ///
     /// # Errors
-    /// There is no such share group, which is UNKNOWN_TOPIC_OR_PARTITION to members: they come again when they have joined. A topic that was deleted
-    /// meanwhile, the bound on share partitions, a store that failed.
+    /// There is no such share group, which is UNKNOWN_TOPIC_OR_PARTITION to members: they come
+    /// again when they have joined. A topic that was deleted meanwhile, the bound on share
+    /// partitions, a store that failed.
     pub(crate) fn begin_shares(
         &self,
         group_id: &str,
@@ -56,10 +57,12 @@ impl Groups {
         })
     }
 
-    /// Set where a group without members is in partitions of a topic. It becomes a share group by that. `exists` says whether there is still such a topic.
+    /// Set where a group without members is in partitions of a topic. It becomes a share group by
+    /// that. `exists` says whether there is still such a topic.
     ///
     /// # Errors
-    /// A group with members, or of another type; a topic or a group that was deleted meanwhile; bounds; a store that failed.
+    /// A group with members, or of another type; a topic or a group that was deleted meanwhile;
+    /// bounds; a store that failed.
     pub(crate) async fn alter_shares(
         &self,
         group_id: &str,

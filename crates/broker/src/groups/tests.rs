@@ -1,4 +1,5 @@
-//! The coordinator on a real store, which lies on a simulated disk: what is durable, what is shown, what a restart finds.
+//! The coordinator on a real store, which lies on a simulated disk: what is durable, what is shown,
+//! what a restart finds.
 
 mod bounds;
 mod deleted;
@@ -652,8 +653,8 @@ async fn the_sweep_drops_old_offsets_and_empty_groups() {
     assert_eq!(fetch(&groups, "busy").await, [found("topic", 0, 8)]);
 }
 
-/// As in Kafka, for both kinds of groups of consumers: lag of a topic that was given up long ago is of no interest.
-/// As in Kafka it is not waited for how long the group has been empty.
+/// As in Kafka, for both kinds of groups of consumers: lag of a topic that was given up long ago is
+/// of no interest. As in Kafka it is not waited for how long the group has been empty.
 #[tokio::test]
 async fn an_emptied_group_goes_with_the_next_look() {
     let world = World::new();
@@ -768,7 +769,8 @@ async fn offsets_expire_also_after_a_restart() {
     assert_eq!(fetch(&groups, "back").await, [found("topic", 0, 7)]);
 }
 
-/// Members that have nothing to read for long commit nothing: their offsets are of use as long as they are there.
+/// Members that have nothing to read for long commit nothing: their offsets are of use as long as
+/// they are there.
 #[tokio::test]
 async fn after_a_restart_it_is_known_for_how_long_there_were_members() {
     let mut world = World::new();

@@ -40,7 +40,8 @@ impl fmt::Debug for Sight {
     }
 }
 
-/// Where the topics can be looked at. Whoever holds a group's lock meanwhile sees nothing older than whoever had it before.
+/// Where the topics can be looked at. Whoever holds a group's lock meanwhile sees nothing older
+/// than whoever had it before.
 pub(crate) trait TopicsNow: Sync {
     /// As they are now.
     fn view(&self) -> Arc<TopicsView>;

@@ -30,8 +30,8 @@ struct Open {
     last_offset: u64,
 }
 
-/// Writes a partition's batches without what nobody needs. What comes out covers the same offsets: a batch has also those of the records
-/// that were before and behind its own.
+/// Writes a partition's batches without what nobody needs. What comes out covers the same offsets:
+/// a batch has also those of the records that were before and behind its own.
 pub(super) struct Cleaner {
     keys: Keys,
     aborted: AbortedTransactions,
@@ -100,7 +100,8 @@ impl Cleaner {
         if let Some(open) = &self.open {
             let is_far = record.timestamp_ms.checked_sub(open.base_timestamp_ms).is_none();
             let is_other = open.times != times || open.codec != codec;
-            // A large record is a batch by itself: what its producer has compressed is a batch that small once more, and no larger one than before.
+            // A large record is a batch by itself: what its producer has compressed is a batch that
+            // small once more, and no larger one than before.
             let is_full = open.records.len().saturating_add(record.rest.len()) > BATCH_BYTES;
             if is_full || is_other || is_far {
                 self.cover(open.last_offset + 1, out);
@@ -149,7 +150,8 @@ impl Cleaner {
         out.push(batch);
     }
 
-    /// The batch may have a record with any key: from here on a tombstone that goes could bring it back.
+    /// The batch may have a record with any key: from here on a tombstone that goes could bring it
+    /// back.
     fn keep_unread(&mut self, batch: Batch, out: &mut Vec<Batch>) {
         self.tombstones_before = self.tombstones_before.min(batch.base.0);
         self.keep(batch, out);

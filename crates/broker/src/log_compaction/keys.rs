@@ -1,4 +1,5 @@
-//! Which record is the last one with its key: the first pass over the part of a partition that was not compacted yet.
+//! Which record is the last one with its key: the first pass over the part of a partition that was
+//! not compacted yet.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
@@ -11,10 +12,12 @@ use crate::records::Unpacked;
 
 /// Keys of one pass: what a hash table of 2^20 places takes, 25 MiB.
 pub(super) const MAX_KEYS: usize = (1 << 20) / 8 * 7;
-/// A batch with more records is not looked into, so that a pass has room for those of one batch at least.
+/// A batch with more records is not looked into, so that a pass has room for those of one batch at
+/// least.
 const MAX_RECORDS: i32 = 400_000;
 
-/// The records of a batch; `None` for one that stays as it is: its records can not be read, or are too many.
+/// The records of a batch; `None` for one that stays as it is: its records cannot be read, or are
+/// too many.
 pub(super) fn unpack(batch: &Batch) -> Option<Unpacked> {
     let header = BatchHeader::parse(&batch.payload)?;
     if !(0..=MAX_RECORDS).contains(&header.record_count)
@@ -53,7 +56,8 @@ impl Hasher for AsItIs {
     }
 }
 
-/// The greatest offset of each key, by its hash. The seed is random, so two keys with one hash are not to be found by anybody.
+/// The greatest offset of each key, by its hash. The seed is random, so two keys with one hash are
+/// not to be found by anybody.
 #[derive(Default)]
 pub(super) struct Keys {
     seed: RandomState,

@@ -1,4 +1,5 @@
-//! Log compaction: of the records with one key the last one stays. What is promised, and how: `docs/log-compaction.md`.
+//! Log compaction: of the records with one key the last one stays. What is promised, and how:
+//! `docs/log-compaction.md`.
 
 mod cleaner;
 mod keys;
@@ -31,8 +32,8 @@ const RETRY_INITIAL: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 /// The same where records are lost: what could be read before them is read again each time.
 const RETRY_LOST: Duration = Duration::from_secs(60 * 60);
-/// About so many ends are remembered of a partition, at most twice as many: so long after its time, as a part of `delete.retention.ms`, a
-/// tombstone may stay.
+/// About so many ends are remembered of a partition, at most twice as many: so long after its time,
+/// as a part of `delete.retention.ms`, a tombstone may stay.
 const ENDS: i64 = 16;
 
 const META_PREFIX: &str = "cleaned/";
@@ -59,7 +60,8 @@ impl CleanEnds {
 /// What the catalog has of a partition.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Cleaned {
-    /// Offset and time in ms: everything before the offset was compacted before that time. In order of both.
+    /// Offset and time in ms: everything before the offset was compacted before that time. In order
+    /// of both.
     ends: Vec<(u64, i64)>,
 }
 
@@ -85,8 +87,9 @@ impl Cleaned {
         before.last().map_or(0, |(end, _)| *end)
     }
 
-    /// Add an end. Those whose time is over become one. Of those that follow each other closely some are left out: what lies before one of
-    /// them is taken for compacted when its successor was.
+    /// Add an end. Those whose time is over become one. Of those that follow each other closely
+    /// some are left out: what lies before one of them is taken for compacted when its successor
+    /// was.
     fn push(&mut self, end: u64, now_ms: i64, rules: &CompactionRules) {
         let over_ms = now_ms.saturating_sub(rules.delete_retention_ms);
         let over = self.ends.iter().take_while(|(_, at_ms)| *at_ms <= over_ms).count();
@@ -405,7 +408,8 @@ async fn compact(server: &Arc<Server>, due: Due, max_keys: usize) -> Result<Done
     Ok(done)
 }
 
-/// Both passes. Each step is committed by itself; whatever is left out leaves a partition in which each key has its last record.
+/// Both passes. Each step is committed by itself; whatever is left out leaves a partition in which
+/// each key has its last record.
 async fn clean(
     store: &Store,
     partition: &Partition,
@@ -437,8 +441,8 @@ async fn clean(
     Ok(done)
 }
 
-/// Up to where a pass goes whose keys are known up to `end` only: to the end of a part, so that parts that were not compacted stay as they
-/// are, or else to `end`.
+/// Up to where a pass goes whose keys are known up to `end` only: to the end of a part, so that
+/// parts that were not compacted stay as they are, or else to `end`.
 fn end_of_full(parts: &[StoredPart], end: u64) -> u64 {
     let whole = parts.iter().map(|part| part.end.0).take_while(|part_end| *part_end <= end);
     whole.last().unwrap_or(end)

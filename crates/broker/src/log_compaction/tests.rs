@@ -26,7 +26,8 @@ struct Seen {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Key, value, time; of a producer's transaction if there is one. With the time of the append if there is one.
+    /// Key, value, time; of a producer's transaction if there is one. With the time of the append
+    /// if there is one.
     Batch {
         records: Vec<(Option<u8>, Option<u8>, i64)>,
         transaction: Option<i64>,
@@ -37,7 +38,7 @@ enum Step {
         producer: i64,
         outcome: Outcome,
     },
-    /// Its records can not be read.
+    /// Its records cannot be read.
     Garbage,
 }
 
@@ -90,7 +91,7 @@ struct Log {
     records: Vec<(Seen, Option<i64>)>,
     /// Offset, producer and outcome.
     markers: Vec<(u64, i64, Outcome)>,
-    /// Offsets of batches that can not be read.
+    /// Offsets of batches that cannot be read.
     garbage: Vec<u64>,
     sequences: BTreeMap<i64, i32>,
 }
@@ -206,8 +207,9 @@ impl Log {
     }
 }
 
-/// What a client finds that reads committed records, so many batches at a time: it drops those of a transaction that it is told was aborted, from the transaction's first offset on,
-/// until it meets the marker.
+/// What a client finds that reads committed records, so many batches at a time: it drops those of a
+/// transaction that it is told was aborted, from the transaction's first offset on, until it meets
+/// the marker.
 fn read_committed(batches: &[Batch], producers: &ProducerStates, piece: usize) -> Vec<Seen> {
     let mut seen = Vec::new();
     for fetched in batches.chunks(piece) {
@@ -232,7 +234,7 @@ fn read_committed(batches: &[Batch], producers: &ProducerStates, piece: usize) -
     seen
 }
 
-/// What a reader that decodes everything finds; markers and what can not be read left out.
+/// What a reader that decodes everything finds; markers and what cannot be read left out.
 fn read(batches: &[Batch]) -> Vec<Seen> {
     let mut seen = Vec::new();
     for batch in batches {
@@ -319,8 +321,9 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![60 => batch, 20 => end, 1 => Just(Step::Garbage)]
 }
 
-/// Records of different codecs do not come into one batch, nor does a large one with others: a batch of a few KiB could become one of 64 MiB, by which storage grows, and
-/// answers to fetches beyond what is counted for them.
+/// Records of different codecs do not come into one batch, nor does a large one with others: a
+/// batch of a few KiB could become one of 64 MiB, by which storage grows, and answers to fetches
+/// beyond what is counted for them.
 #[test]
 fn a_batch_does_not_grow_by_its_neighbours() {
     let mut log = Log::default();
@@ -351,7 +354,8 @@ fn a_batch_does_not_grow_by_its_neighbours() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Passes one after the other, each over what the one before has left, and without the aborted transactions that it was over.
+    /// Passes one after the other, each over what the one before has left, and without the aborted
+    /// transactions that it was over.
     #[test]
     fn the_last_record_of_each_key_stays(
         steps in prop::collection::vec(step(), 1..60),
@@ -385,7 +389,8 @@ proptest! {
             log.producers.forget_aborted(StreamOffset(end));
             let wanted = log.committed(end, tombstones_before);
             prop_assert_eq!(read_committed(&batches, &log.producers, piece), wanted);
-            // And nobody needs them again: what comes later is folded into a checkpoint without them.
+            // And nobody needs them again: what comes later is folded into a checkpoint without
+            // them.
             let remembered = log.producers.aborted_in(0, u64::MAX).len();
             let ended = log.markers.iter().filter(|(at, _, outcome)| {
                 *at >= end && *outcome == Outcome::Abort

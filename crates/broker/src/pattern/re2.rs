@@ -1,10 +1,10 @@
 //! The syntax of RE2/J, in which Kafka's clients write patterns, translated into that of the crate
 //! `regex`.
 //!
-//! The two differ in more than what one of them lacks: `\<` is a character in RE2/J and the begin of
-//! a word here, `[a&&b]` a class of two characters there and an empty one here, `a**` an error there.
-//! So every element is read by RE2/J's rules (`Parser.java`), and written in a form that has one
-//! meaning here. What RE2/J refuses is refused.
+//! The two differ in more than what one of them lacks: `\<` is a character in RE2/J and the begin
+//! of a word here, `[a&&b]` a class of two characters there and an empty one here, `a**` an error
+//! there. So every element is read by RE2/J's rules (`Parser.java`), and written in a form that has
+//! one meaning here. What RE2/J refuses is refused.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -128,8 +128,8 @@ impl Translation<'_> {
         Ok(())
     }
 
-    /// `{2}`, `{2,}` or `{2,3}` behind the brace; `None` if it is no repetition, of which nothing has
-    /// been read then.
+    /// `{2}`, `{2,}` or `{2,3}` behind the brace; `None` if it is no repetition, of which nothing
+    /// has been read then.
     fn counts(&mut self) -> Result<Option<String>, String> {
         let mut ahead = self.rest.clone();
         let number = |ahead: &mut Peekable<Chars<'_>>| {
@@ -234,8 +234,8 @@ impl Translation<'_> {
         Ok(())
     }
 
-    /// A class behind a backslash, as an element of a class; `None` if there is none, of which nothing
-    /// has been read then.
+    /// A class behind a backslash, as an element of a class; `None` if there is none, of which
+    /// nothing has been read then.
     fn escaped_class(&mut self) -> Result<Option<String>, String> {
         let class = match self.rest.peek() {
             Some('d') => "0-9",
@@ -402,8 +402,8 @@ impl Translation<'_> {
         }
     }
 
-    /// `[:alpha:]` or `[:^alpha:]` within a class; `None` if there is none, of which nothing has been
-    /// read then.
+    /// `[:alpha:]` or `[:^alpha:]` within a class; `None` if there is none, of which nothing has
+    /// been read then.
     fn posix_class(&mut self) -> Result<Option<String>, String> {
         let mut ahead = self.rest.clone().skip(1);
         if self.has_no_posix_class || ahead.next() != Some(':') {

@@ -58,7 +58,8 @@ impl ProducerStates {
         Some(out)
     }
 
-    /// Read a checkpoint. In one that does not say by the server's clock when producers were last there, they were at `unknown_ms`.
+    /// Read a checkpoint. In one that does not say by the server's clock when producers were last
+    /// there, they were at `unknown_ms`.
     ///
     /// # Errors
     /// What is wrong with the bytes.
@@ -161,7 +162,7 @@ fn read_producer(
     })
 }
 
-/// A producer checkpoint that can not be read.
+/// A producer checkpoint that cannot be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadCheckpoint {
     #[error("producer state of format version {0}, this program reads versions 1 to 5")]
@@ -184,8 +185,10 @@ impl Reader<'_> {
     }
 }
 
-/// The checkpoint at the end of `offsets`, of which there are `batches`, if `previous` describes what lies before them, for a partition in which nothing is left of aborted transactions that have ended before `start`; see [`alluvium_stream::Fold`].
-/// Producers are forgotten by the server's clock, which is at `now_ms`: milliseconds since the Unix epoch.
+/// The checkpoint at the end of `offsets`, of which there are `batches`, if `previous` describes
+/// what lies before them, for a partition in which nothing is left of aborted transactions that
+/// have ended before `start`; see [`alluvium_stream::Fold`]. Producers are forgotten by the
+/// server's clock, which is at `now_ms`: milliseconds since the Unix epoch.
 pub(crate) fn fold(
     now_ms: i64,
     offsets: Range<StreamOffset>,
@@ -202,7 +205,8 @@ pub(crate) fn fold(
             ProducerStates::default()
         }
     };
-    // A clock that is set back would have these producers look older than they are once it is right again.
+    // A clock that is set back would have these producers look older than they are once it is right
+    // again.
     let now_ms = now_ms.max(states.latest_ms());
     states.replay(offsets.start, batches, offsets.end, now_ms);
     states.forget_expired(now_ms);

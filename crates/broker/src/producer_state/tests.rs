@@ -412,7 +412,8 @@ fn folding_in_parts_is_folding_at_once() {
 
 const DAY: i64 = EXPIRATION_MS;
 
-/// Batches of two records, each by producer, sequence and time; part of a transaction if that says so.
+/// Batches of two records, each by producer, sequence and time; part of a transaction if that says
+/// so.
 fn log(appended: &[(i64, i32, i64, bool)]) -> Vec<Batch> {
     let batch = |(at, (id, sequence, time_ms, transactional)): (usize, &(i64, i32, i64, bool))| {
         let of = (*id, 0, *sequence);

@@ -1,6 +1,7 @@
 //! What all partitions together remember of producers and their transactions: counted, and bounded.
 //!
-//! Each partition may remember a little whatever the others do; beyond that, who fills the bounds in some partitions is in the way of others.
+//! Each partition may remember a little whatever the others do; beyond that, who fills the bounds
+//! in some partitions is in the way of others.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -11,13 +12,14 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use super::ProducerStates;
 
-/// Producers of all partitions. Each takes 150 to 450 bytes, depending on how many of its batches are
-/// remembered and how full the tables are.
+/// Producers of all partitions. Each takes 150 to 450 bytes, depending on how many of its batches
+/// are remembered and how full the tables are.
 const MAX_PRODUCERS: usize = 500_000;
 /// A partition forgets none of so many for the sake of others.
 const FREE_PRODUCERS: usize = 32;
 
-/// Transactions of one partition that are aborted, or open and so may yet be: 8 MiB at 32 bytes each.
+/// Transactions of one partition that are aborted, or open and so may yet be: 8 MiB at 32 bytes
+/// each.
 const MAX_PARTITION_TRANSACTIONS: usize = 1 << 18;
 /// The same of all partitions: 64 MiB.
 const MAX_TRANSACTIONS: usize = 1 << 21;
@@ -72,14 +74,16 @@ impl Counted {
     pub(crate) fn new(states: ProducerStates, totals: Arc<Totals>) -> Self {
         let mut this = Self { states, totals, producers: 0, transactions: 0 };
         this.count();
-        // A checkpoint knows only its own partition. Of transactions nothing can be forgotten; no more begin.
+        // A checkpoint knows only its own partition. Of transactions nothing can be forgotten; no
+        // more begin.
         let excess = this.totals.excess_producers();
         this.states.forget_oldest(excess.min(this.producers.saturating_sub(FREE_PRODUCERS)));
         this.count();
         this
     }
 
-    /// The one way to change them. A new producer takes the place of the oldest one here if there are too many in all.
+    /// The one way to change them. A new producer takes the place of the oldest one here if there
+    /// are too many in all.
     pub(crate) fn change<T>(&mut self, change: impl FnOnce(&mut ProducerStates) -> T) -> T {
         let before = self.producers;
         let result = change(&mut self.states);
@@ -92,7 +96,8 @@ impl Counted {
         result
     }
 
-    /// Whether one more transaction may begin. One that is open counts as one that is aborted, so that it can always end so.
+    /// Whether one more transaction may begin. One that is open counts as one that is aborted, so
+    /// that it can always end so.
     pub(crate) fn has_room_for_transaction(&self) -> bool {
         match self.states.transactions() {
             ..FREE_TRANSACTIONS => true,

@@ -131,7 +131,8 @@ impl<'a> SnappyBlocks<'a> {
         } else {
             std::mem::take(&mut self.rest)
         };
-        // Three bytes of a block give at most 64 bytes of output, so a greater length is a lie that would allocate.
+        // Three bytes of a block give at most 64 bytes of output, so a greater length is a lie that
+        // would allocate.
         let len_bytes = snap::raw::decompress_len(compressed)?;
         if len_bytes / 22 > compressed.len() + 3 {
             return Err(bad("a snappy block claims an impossible length"));

@@ -144,7 +144,8 @@ impl Acl {
     }
 }
 
-/// Whether a name of a host is this address. One of IPv6 can be written in many ways, and Java's is not the usual one: an ACL that denies must not depend on it.
+/// Whether a name of a host is this address. One of IPv6 can be written in many ways, and Java's is
+/// not the usual one: an ACL that denies must not depend on it.
 fn is_host(named: &str, address: &str) -> bool {
     let canonical = |ip: IpAddr| ip.to_canonical().to_string();
     named == address
@@ -252,8 +253,8 @@ impl Table {
         literal(name).into_iter().chain(everything).chain(prefixed).flatten()
     }
 
-    /// Whether the ACLs let somebody do something with a resource: one must allow it, and none deny it. `without` is the answer
-    /// where no ACL is about the resource.
+    /// Whether the ACLs let somebody do something with a resource: one must allow it, and none deny
+    /// it. `without` is the answer where no ACL is about the resource.
     pub(crate) fn allows(
         &self,
         who: &Who<'_>,
@@ -276,7 +277,8 @@ impl Table {
         if any { allowed } else { without }
     }
 
-    /// Whether there is a name of a resource with which somebody may do something: an ACL allows it, and none denies all that it allows.
+    /// Whether there is a name of a resource with which somebody may do something: an ACL allows
+    /// it, and none denies all that it allows.
     pub(crate) fn allows_some(
         &self,
         who: &Who<'_>,
@@ -407,7 +409,8 @@ mod tests {
             }
         }
 
-        /// If a name can be found with which it is allowed by its own name, there is some; and the other way round.
+        /// If a name can be found with which it is allowed by its own name, there is some; and the
+        /// other way round.
         #[test]
         fn some_resource_is_allowed_if_one_can_be_found(acls in acls()) {
             let table = Table::new(acls.iter().cloned().collect());
@@ -418,7 +421,8 @@ mod tests {
             names.push("zz".into());
             names.retain(|name| name != "*");
             let found = names.iter().any(|name| table.allows(&who, Operation::Write, ResourceType::Topic, name, false));
-            // Kafka looks at one ACL after the other, and so may see a name behind one that a wildcard allows and others deny.
+            // Kafka looks at one ACL after the other, and so may see a name behind one that a
+            // wildcard allows and others deny.
             if found {
                 prop_assert!(table.allows_some(&who, Operation::Write, ResourceType::Topic));
             }

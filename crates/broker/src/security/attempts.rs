@@ -18,8 +18,9 @@ const MAX_ADDRESSES: usize = 20_000;
 /// Longer than clients wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Attempts of each address. One that is under way may fail, so there are never more of them than there are failures left: the others wait
-/// until it has ended. All the clients of a machine may come back at the same time, and none of them has failed. A failure is forgotten each second.
+/// Attempts of each address. One that is under way may fail, so there are never more of them than
+/// there are failures left: the others wait until it has ended. All the clients of a machine may
+/// come back at the same time, and none of them has failed. A failure is forgotten each second.
 #[derive(Default)]
 pub(crate) struct Attempts {
     by_address: Mutex<HashMap<IpAddr, Of>>,
@@ -74,7 +75,8 @@ impl Drop for Attempt {
 }
 
 impl Attempts {
-    /// Begin an attempt of who has logged in, and does so again. It does not wait, and others' failures are not its; its own counts.
+    /// Begin an attempt of who has logged in, and does so again. It does not wait, and others'
+    /// failures are not its; its own counts.
     pub(crate) fn begin_again(self: &Arc<Self>, ip: IpAddr) -> Attempt {
         let ip = network(ip);
         let mut by_address = self.by_address.lock();
@@ -84,7 +86,8 @@ impl Attempts {
         Attempt { attempts: self.clone(), ip, succeeded: false }
     }
 
-    /// Begin an attempt, when those of the same address that are under way leave room for it; `None` if too many have failed.
+    /// Begin an attempt, when those of the same address that are under way leave room for it;
+    /// `None` if too many have failed.
     pub(crate) async fn begin(self: &Arc<Self>, ip: IpAddr) -> Option<Attempt> {
         let ip = network(ip);
         let deadline = tokio::time::Instant::now() + PATIENCE;
@@ -115,7 +118,8 @@ impl Attempts {
     }
 }
 
-/// Under attack from everywhere whoever is forgotten has its attempts again, which is better than to let nobody in.
+/// Under attack from everywhere whoever is forgotten has its attempts again, which is better than
+/// to let nobody in.
 fn make_room(by_address: &mut HashMap<IpAddr, Of>, now: Instant) {
     if by_address.len() < MAX_ADDRESSES {
         return;

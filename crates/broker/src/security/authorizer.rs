@@ -51,13 +51,14 @@ pub enum AclError {
     /// The bound is reached.
     #[error("there are {MAX_ACLS} ACLs at most")]
     TooMany,
-    /// A deletion has too many filters, or they take too much together, what several of them take counted for each.
+    /// A deletion has too many filters, or they take too much together, what several of them take
+    /// counted for each.
     #[error(
         "a deletion has at most {MAX_FILTERS} filters, and they take at most {MAX_ACLS} ACLs together"
     )]
     TooLarge,
-    /// What is stored can not be read.
-    #[error("{0} in the catalog can not be read")]
+    /// What is stored cannot be read.
+    #[error("{0} in the catalog cannot be read")]
     Damaged(String),
     /// The store failed.
     #[error("{0}")]

@@ -17,8 +17,9 @@ pub struct ListenerConfig {
     pub name: String,
     /// Where it listens; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Host name or address that those who came in by this listener are told to connect to. Default: the address that it is bound to, which
-    /// must then be a specific one (not `0.0.0.0` or `::`). 1 to 255 characters.
+    /// Host name or address that those who came in by this listener are told to connect to.
+    /// Default: the address that it is bound to, which must then be a specific one (not `0.0.0.0`
+    /// or `::`). 1 to 255 characters.
     pub advertised_host: Option<String>,
     /// The port that they are told to connect to. Default: the one that it is bound to. 1 to 65535.
     pub advertised_port: Option<u16>,
@@ -119,7 +120,7 @@ impl Listener {
     /// Take the port, and read the certificates.
     ///
     /// # Errors
-    /// The address is taken or not this machine's; certificates that can not be used.
+    /// The address is taken or not this machine's; certificates that cannot be used.
     pub(crate) async fn open(config: ListenerConfig) -> Result<(Self, TcpListener), StartError> {
         let tls = match &config.tls {
             Some(tls) => Some(Tls::open(tls.clone()).await.map_err(|cause| StartError::Tls {

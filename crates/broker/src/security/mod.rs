@@ -1,9 +1,11 @@
 //! Who may come in, by which port, and what they may do there.
 //!
-//! - `listeners`: the ports, each with its address, what clients are told to connect to, and its protocol.
-//! - `tls`: certificates that are read again when they change; what a client's certificate says (`subject`, `principal`).
-//! - `sasl`: the mechanisms by which clients log in: `scram` and PLAIN with the passwords of `users`, tokens of others by `oauth`; `attempts`
-//!   slows down those who guess.
+//! - `listeners`: the ports, each with its address, what clients are told to connect to, and its
+//!   protocol.
+//! - `tls`: certificates that are read again when they change; what a client's certificate says
+//!   (`subject`, `principal`).
+//! - `sasl`: the mechanisms by which clients log in: `scram` and PLAIN with the passwords of
+//!   `users`, tokens of others by `oauth`; `attempts` slows down those who guess.
 //! - `acl`: what follows from ACLs; `authorizer`: those of the catalog.
 //! - `peer`: who is at the other end of a connection, and how far logging in has come.
 
@@ -52,7 +54,8 @@ pub(crate) use users::MAX_CREDENTIALS;
 /// What holds for all listeners.
 #[derive(Clone, Debug, Default)]
 pub struct SecurityConfig {
-    /// The longest time after which a client has to authenticate again (`connections.max.reauth.ms`). Default: none, 1 s to 365 days.
+    /// The longest time after which a client has to authenticate again
+    /// (`connections.max.reauth.ms`). Default: none, 1 s to 365 days.
     pub session_lifetime: Option<Duration>,
     /// Needed where a listener has OAUTHBEARER.
     pub oauth: Option<OauthConfig>,
@@ -65,6 +68,7 @@ pub struct SecurityConfig {
 pub struct AuthorizationConfig {
     /// Who may do everything (`super.users`), each as in `User:admin`. Default: nobody.
     pub super_users: Vec<String>,
-    /// Allow everything where a resource has no ACL (`allow.everyone.if.no.acl.found`). Default false.
+    /// Allow everything where a resource has no ACL (`allow.everyone.if.no.acl.found`). Default
+    /// false.
     pub allow_everyone_if_no_acl_found: bool,
 }

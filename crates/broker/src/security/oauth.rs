@@ -1,7 +1,7 @@
 //! OAUTHBEARER (RFC 7628): tokens that are JWTs, signed by a key of a JWKS document.
 //!
-//! Of a token are verified: the signature (RS, PS and ES with SHA-2, EdDSA; never `none`, never a shared secret), issuer, audience, `exp` and
-//! `nbf`, and the scopes that are asked for.
+//! Of a token are verified: the signature (RS, PS and ES with SHA-2, EdDSA; never `none`, never a
+//! shared secret), issuer, audience, `exp` and `nbf`, and the scopes that are asked for.
 
 use std::fmt;
 use std::sync::Arc;
@@ -110,8 +110,9 @@ impl Oauth {
 
     /// Read the keys, unless that was done just now.
     ///
-    /// While they are being read, which may take as long as the other side likes, those who have keys go on with them: else whoever sends
-    /// tokens of unknown keys could keep all others waiting.
+    /// While they are being read, which may take as long as the other side likes, those who have
+    /// keys go on with them: else whoever sends tokens of unknown keys could keep all others
+    /// waiting.
     async fn load(&self, unless_within: Duration, has_keys: bool) {
         let mut loaded = match self.loaded.try_lock() {
             Ok(loaded) => loaded,
@@ -127,7 +128,7 @@ impl Oauth {
             Ok(keys) => *self.keys.write() = Arc::new(keys),
             Err(error) => {
                 tracing::warn!(
-                    "the keys for OAUTHBEARER can not be read, those of before stay: {error}"
+                    "the keys for OAUTHBEARER cannot be read, those of before stay: {error}"
                 );
             }
         }
@@ -276,7 +277,8 @@ impl Jwk {
     }
 }
 
-/// The token in the client's first message; `None` if it is not such a message, or acts as another user, who is not known yet.
+/// The token in the client's first message; `None` if it is not such a message, or acts as another
+/// user, who is not known yet.
 pub(crate) fn token(message: &[u8]) -> Option<&str> {
     let message = std::str::from_utf8(message).ok()?;
     let (header, pairs) = message.split_once('\x01')?;

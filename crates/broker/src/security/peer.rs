@@ -15,12 +15,13 @@ use super::sasl::{Authentication, Exchange, Mechanism, Step};
 /// Requests, and messages of SASL, up to which a client has said who it is.
 const MAX_UNAUTHENTICATED_BYTES: u32 = 64 << 10;
 
-/// Requests for versions before a client has logged in. It is one, or two where the first was of a version that is not known.
+/// Requests for versions before a client has logged in. It is one, or two where the first was of a
+/// version that is not known.
 const MAX_ASKED_FOR_VERSIONS: u32 = 4;
 
-/// The least time between the begins of two re-authentications; the first one may follow the login at
-/// once, as in Kafka. There it is a second, in which clients of sessions of a second authenticate
-/// again, when some nine tenths of it are over.
+/// The least time between the begins of two re-authentications; the first one may follow the login
+/// at once, as in Kafka. There it is a second, in which clients of sessions of a second
+/// authenticate again, when some nine tenths of it are over.
 const MIN_REAUTHENTICATION_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The client of a connection.
@@ -55,8 +56,9 @@ pub(crate) enum Refusal {
     Failed(Mechanism),
     /// Logging in anew must be as the same user and by the same mechanism.
     OtherPrincipal,
-    /// It was not looked at: too many attempts of the address have failed. The connection is closed without an answer, which clients take for a failure of the network and try again: one that says that
-    /// the password is wrong would end them.
+    /// It was not looked at: too many attempts of the address have failed. The connection is closed
+    /// without an answer, which clients take for a failure of the network and try again: one that
+    /// says that the password is wrong would end them.
     TooMany,
 }
 
@@ -87,9 +89,10 @@ impl Peer {
         self.session.lock().principal.clone()
     }
 
-    /// Whether it may send this request now. Between the messages of an exchange nothing else comes, as in Kafka: else who begins to log in and
-    /// never ends would keep an attempt of its address for as long as it likes.
-    /// Who has not logged in may ask for versions a few times and no more, or it could hold a connection for ever.
+    /// Whether it may send this request now. Between the messages of an exchange nothing else
+    /// comes, as in Kafka: else who begins to log in and never ends would keep an attempt of its
+    /// address for as long as it likes. Who has not logged in may ask for versions a few times and
+    /// no more, or it could hold a connection for ever.
     pub(crate) fn may_send(&self, key: ApiKey, now: Instant) -> bool {
         let mut session = self.session.lock();
         let logs_in = matches!(key, ApiKey::SaslHandshake | ApiKey::SaslAuthenticate);
@@ -118,7 +121,8 @@ impl Peer {
         session.principal.is_none() || session.exchange.is_some()
     }
 
-    /// The largest request that is taken from it, if it is bounded more than others, and then it is not waited for as long either.
+    /// The largest request that is taken from it, if it is bounded more than others, and then it is
+    /// not waited for as long either.
     pub(crate) fn max_request_bytes(&self) -> Option<u32> {
         self.is_logging_in().then_some(MAX_UNAUTHENTICATED_BYTES)
     }

@@ -1,4 +1,5 @@
-//! Names of those who come in, and how a certificate's subject becomes one: `ssl.principal.mapping.rules`, as in Kafka.
+//! Names of those who come in, and how a certificate's subject becomes one:
+//! `ssl.principal.mapping.rules`, as in Kafka.
 
 use std::fmt;
 use std::str::FromStr;
@@ -37,8 +38,9 @@ impl fmt::Display for Principal {
     }
 }
 
-/// Rules by which the name of a user is made from the subject of a certificate: `RULE:pattern/replacement/[LU]` and `DEFAULT`,
-/// separated by commas. The first whose pattern matches the whole subject counts; `DEFAULT` takes the subject as it is.
+/// Rules by which the name of a user is made from the subject of a certificate:
+/// `RULE:pattern/replacement/[LU]` and `DEFAULT`, separated by commas. The first whose pattern
+/// matches the whole subject counts; `DEFAULT` takes the subject as it is.
 #[derive(Clone, Debug)]
 pub struct PrincipalRules {
     text: String,
@@ -57,7 +59,7 @@ enum Case {
     Upper,
 }
 
-/// Rules that can not be read; the message tells which.
+/// Rules that cannot be read; the message tells which.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidRules(String);
@@ -140,7 +142,8 @@ fn until_slash(text: &str) -> Option<(&str, &str)> {
 }
 
 impl PrincipalRules {
-    /// The name of the user with this subject, which is in the form of RFC 2253; `None` if no rule fits.
+    /// The name of the user with this subject, which is in the form of RFC 2253; `None` if no rule
+    /// fits.
     pub(crate) fn apply(&self, subject: &str) -> Option<String> {
         self.rules.iter().find_map(|rule| match rule {
             Rule::Default => Some(subject.to_owned()),
@@ -157,8 +160,9 @@ impl PrincipalRules {
     }
 }
 
-/// Put groups where `$1`, `$2` and so on stand, as Java does: the number takes as many digits as there are groups, a backslash
-/// makes the next character mean itself, and so does a `$` without a group.
+/// Put groups where `$1`, `$2` and so on stand, as Java does: the number takes as many digits as
+/// there are groups, a backslash makes the next character mean itself, and so does a `$` without a
+/// group.
 fn expand(replacement: &str, groups: &regex::Captures<'_>) -> String {
     let mut name = String::new();
     let mut chars = replacement.chars().peekable();

@@ -17,7 +17,8 @@ use super::users::{self, Users};
 /// Passwords of PLAIN that are hashed at the same time, which takes milliseconds of CPU each.
 const CONCURRENT_HASHES: usize = 2;
 
-/// An attempt that has failed is answered so long after its turn has come, or when it is known if that is later: longer than it takes to hash a password.
+/// An attempt that has failed is answered so long after its turn has come, or when it is known if
+/// that is later: longer than it takes to hash a password.
 const FAILURE_DELAY: Duration = Duration::from_millis(100);
 
 /// How clients prove who they are.
@@ -120,7 +121,8 @@ impl Authentication {
         }
     }
 
-    /// Take a message of a client, after the failures of its address have been counted. `again`: who it is already. It shows no password of anybody else.
+    /// Take a message of a client, after the failures of its address have been counted. `again`:
+    /// who it is already. It shows no password of anybody else.
     ///
     /// # Returns
     /// `None`: it is not looked at, since too many attempts of the address have failed.

@@ -1,7 +1,8 @@
-//! SCRAM (RFC 5802) with SHA-256 and SHA-512, the server's side, and the credentials that it needs. Pure functions: names of users, nonces
-//! and credentials come in, messages go out.
+//! SCRAM (RFC 5802) with SHA-256 and SHA-512, the server's side, and the credentials that it needs.
+//! Pure functions: names of users, nonces and credentials come in, messages go out.
 //!
-//! As in Kafka, user names and passwords are UTF-8 and not normalized, and there is no channel binding.
+//! As in Kafka, user names and passwords are UTF-8 and not normalized, and there is no channel
+//! binding.
 
 use std::num::NonZeroU32;
 
@@ -61,7 +62,8 @@ impl Hash {
     }
 }
 
-/// What is kept of a password: enough to verify it, not enough to log in with. (It has no `Debug`, so that no log has it.)
+/// What is kept of a password: enough to verify it, not enough to log in with. (It has no `Debug`,
+/// so that no log has it.)
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Credential {
     pub(crate) iterations: NonZeroU32,
@@ -71,7 +73,8 @@ pub(crate) struct Credential {
     stored_key: Vec<u8>,
     #[serde(with = "base64_text")]
     server_key: Vec<u8>,
-    /// Grows with each change of what this user has: those with the greatest number have its newest password. 0 in what was stored before there was a number.
+    /// Grows with each change of what this user has: those with the greatest number have its newest
+    /// password. 0 in what was stored before there was a number.
     #[serde(default)]
     pub(crate) change: u64,
 }
@@ -138,11 +141,12 @@ pub(crate) struct ClientFirst {
 }
 
 impl ClientFirst {
-    /// `None`: it is not such a message, or wants what is not served (channel binding, to act as another user, delegation tokens).
+    /// `None`: it is not such a message, or wants what is not served (channel binding, to act as
+    /// another user, delegation tokens).
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
         let message = std::str::from_utf8(message).ok()?;
         let (binding, rest) = message.split_once(',')?;
-        // `y`: the client could do channel binding, and thinks that the server can not. So it is.
+        // `y`: the client could do channel binding, and thinks that the server cannot. So it is.
         if binding != "n" && binding != "y" {
             return None;
         }
@@ -189,7 +193,8 @@ impl Challenge {
     /// Verify the client's last message.
     ///
     /// # Returns
-    /// The server's, which proves that it knows the credential; `None` if the client did not prove that it knows the password.
+    /// The server's, which proves that it knows the credential; `None` if the client did not prove
+    /// that it knows the password.
     pub(crate) fn verify(
         &self,
         hash: Hash,

@@ -1,6 +1,8 @@
-//! The subject of a certificate as text, in the form of RFC 2253 as Java writes it: that is what Kafka's rules and ACLs are made for.
+//! The subject of a certificate as text, in the form of RFC 2253 as Java writes it: that is what
+//! Kafka's rules and ACLs are made for.
 //!
-//! A certificate comes here only after its chain was verified, but nothing is taken for granted: whatever the bytes are, nothing panics.
+//! A certificate comes here only after its chain was verified, but nothing is taken for granted:
+//! whatever the bytes are, nothing panics.
 
 use std::fmt::Write as _;
 
@@ -17,7 +19,8 @@ const GENERAL_STRING: u8 = 0x1b;
 const UNIVERSAL_STRING: u8 = 0x1c;
 const BMP_STRING: u8 = 0x1e;
 
-/// The keywords of RFC 2253. Every other type is written as its number, and its value as hexadecimal DER.
+/// The keywords of RFC 2253. Every other type is written as its number, and its value as
+/// hexadecimal DER.
 const KEYWORDS: [(&[u8], &str); 9] = [
     (&[0x55, 4, 3], "CN"),
     (&[0x55, 4, 6], "C"),
@@ -64,8 +67,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Whether a certificate in DER is of version 3; so is taken what is no certificate, of which others
-/// have more to say.
+/// Whether a certificate in DER is of version 3; so is taken what is no certificate, of which
+/// others have more to say.
 pub(super) fn is_version_3(certificate: &[u8]) -> bool {
     let fields = |certificate| Reader(certificate).expect(SEQUENCE)?.expect(SEQUENCE);
     let Some(mut fields) = fields(certificate) else { return true };

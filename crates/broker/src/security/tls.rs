@@ -1,4 +1,5 @@
-//! TLS of a listener: certificates from files, read again when they change, and clients' certificates.
+//! TLS of a listener: certificates from files, read again when they change, and clients'
+//! certificates.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,8 @@ use tokio_rustls::server::TlsStream;
 use super::principal::{Principal, PrincipalRules};
 use super::subject;
 
-/// A client that has not shaken hands after this time is disconnected, its wait for its turn included.
+/// A client that has not shaken hands after this time is disconnected, its wait for its turn
+/// included.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why certificates of old versions are refused, and what to do.
@@ -37,7 +39,8 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 pub struct TlsConfig {
     /// The server's certificate and those between it and its authority, in PEM. At most 1 MiB.
     pub certificate: PathBuf,
-    /// The certificate's key in PEM: PKCS#8, PKCS#1 or SEC1, not encrypted. It may be the same file.
+    /// The certificate's key in PEM: PKCS#8, PKCS#1 or SEC1, not encrypted. It may be the same
+    /// file.
     pub key: PathBuf,
     /// Whether clients show certificates. Default: no.
     pub clients: ClientCertificates,
@@ -81,7 +84,7 @@ impl TlsConfig {
     }
 }
 
-/// Why certificates can not be used, or a client does not come in.
+/// Why certificates cannot be used, or a client does not come in.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TlsError {
     #[error("{}: {cause}", file.display())]
@@ -92,7 +95,7 @@ pub(crate) enum TlsError {
     Slow,
     #[error("no TLS handshake: {0}")]
     Handshake(io::Error),
-    #[error("the subject of the client's certificate can not be read")]
+    #[error("the subject of the client's certificate cannot be read")]
     NoSubject,
     #[error("no rule makes a name of the certificate's subject {0:?}")]
     NoName(String),
@@ -124,7 +127,7 @@ impl Tls {
     /// Read the files, and begin to look for changes of them.
     ///
     /// # Errors
-    /// What is in the files can not be used.
+    /// What is in the files cannot be used.
     pub(crate) async fn open(config: TlsConfig) -> Result<Self, TlsError> {
         let files = read(&config).await?;
         let current = Arc::new(RwLock::new(Arc::new(make(&config, &files)?)));
@@ -135,10 +138,12 @@ impl Tls {
     /// Shake hands.
     ///
     /// # Returns
-    /// The encrypted stream, and who the client is by its certificate. Where it logs in by SASL (`logs_in`), its certificate need not name anybody.
+    /// The encrypted stream, and who the client is by its certificate. Where it logs in by SASL
+    /// (`logs_in`), its certificate need not name anybody.
     ///
     /// # Errors
-    /// The client does not speak TLS, has no certificate that is trusted where one is required, or takes too long.
+    /// The client does not speak TLS, has no certificate that is trusted where one is required, or
+    /// takes too long.
     pub(crate) async fn accept(
         &self,
         socket: TcpStream,
@@ -163,8 +168,9 @@ impl Tls {
     }
 }
 
-/// A handshake takes some milliseconds of CPU: those of one listener compute on half of the processors, so that the others are there for who is served. Who waits for
-/// its client waits without a turn: else silent clients would take all of them.
+/// A handshake takes some milliseconds of CPU: those of one listener compute on half of the
+/// processors, so that the others are there for who is served. Who waits for its client waits
+/// without a turn: else silent clients would take all of them.
 fn concurrent_handshakes() -> usize {
     std::thread::available_parallelism().map_or(1, |processors| processors.get().div_ceil(2))
 }
@@ -183,7 +189,8 @@ async fn in_turns<F: Future>(turns: &Semaphore, work: F) -> F::Output {
     }
 }
 
-/// Take what is in the files whenever it has changed. What can not be used is told once, and what was there before stays.
+/// Take what is in the files whenever it has changed. What cannot be used is told once, and what
+/// was there before stays.
 async fn reload(config: TlsConfig, mut known: Files, current: Arc<RwLock<Arc<ServerConfig>>>) {
     let mut last_complaint = String::new();
     loop {
@@ -205,7 +212,7 @@ async fn reload(config: TlsConfig, mut known: Files, current: Arc<RwLock<Arc<Ser
                 let complaint = error.to_string();
                 if complaint != last_complaint {
                     tracing::warn!(
-                        "certificates have changed and can not be used, the old ones stay: {complaint}"
+                        "certificates have changed and cannot be used, the old ones stay: {complaint}"
                     );
                 }
                 last_complaint = complaint;
@@ -276,7 +283,8 @@ fn make(config: &TlsConfig, files: &Files) -> Result<ServerConfig, TlsError> {
         _ => TlsError::Pair(in_words(&error)),
     })?;
     if files.authorities.is_some() {
-        // A session that goes on would take the client's certificate from the one before, and not ask whether it has expired meanwhile.
+        // A session that goes on would take the client's certificate from the one before, and not
+        // ask whether it has expired meanwhile.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
     }

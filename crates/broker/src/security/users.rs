@@ -1,6 +1,7 @@
 //! Users and what is kept of their passwords, in the catalog: `docs/format/broker-metadata.md`.
 //!
-//! There is one kind of user: who has a SCRAM credential may also log in with PLAIN, where a listener allows it.
+//! There is one kind of user: who has a SCRAM credential may also log in with PLAIN, where a
+//! listener allows it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -27,7 +28,7 @@ pub(crate) const MAX_CREDENTIALS: usize = 100_000;
 pub(crate) const MAX_NAME_BYTES: usize = 255;
 const SALT_BYTES: usize = 24;
 
-/// Why a user can not be changed.
+/// Why a user cannot be changed.
 #[derive(Debug, thiserror::Error)]
 pub enum UserError {
     /// The name is too long, empty, or has a control character.
@@ -42,8 +43,8 @@ pub enum UserError {
     /// The system has no random numbers.
     #[error("no random numbers: the operating system refuses them")]
     Random,
-    /// What is stored can not be read.
-    #[error("{0} in the catalog can not be read")]
+    /// What is stored cannot be read.
+    #[error("{0} in the catalog cannot be read")]
     Damaged(String),
     /// The store failed.
     #[error("{0}")]
@@ -58,7 +59,8 @@ pub(crate) struct Users {
     table: RwLock<Table>,
     /// Changes happen one after the other.
     changing: tokio::sync::Mutex<()>,
-    /// From this the salts of users who do not exist are made: the same at each attempt, also after a restart.
+    /// From this the salts of users who do not exist are made: the same at each attempt, also after
+    /// a restart.
     decoy: hmac::Key,
 }
 

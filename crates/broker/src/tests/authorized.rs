@@ -22,7 +22,8 @@ struct Guarded {
     topic_id: Uuid,
 }
 
-/// A server on which `admin` may do everything, and `alice` nothing; with a topic `topic` of three partitions.
+/// A server on which `admin` may do everything, and `alice` nothing; with a topic `topic` of three
+/// partitions.
 async fn guarded(allow_everyone_if_no_acl_found: bool) -> Guarded {
     let server = TestServer::with(64 << 20, |config| {
         config.listeners.push(sasl("sasl", &[Mechanism::Plain]));
@@ -106,7 +107,8 @@ impl Client {
     }
 }
 
-/// An API that somebody adds comes here too: without a call of `authorize` it answers something else.
+/// An API that somebody adds comes here too: without a call of `authorize` it answers something
+/// else.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_do_nothing_is_refused_by_every_api_that_does_something() {
     let guarded = guarded(false).await;
@@ -233,7 +235,8 @@ async fn everybody_may_where_there_is_no_acl_if_the_operator_says_so() {
     assert_eq!(anonymous.topics().await, Vec::<String>::new());
 }
 
-/// Of an id that may not be seen Kafka tells that it may not, and of none that it does not exist; names of topics it tells nobody who may not see them.
+/// Of an id that may not be seen Kafka tells that it may not, and of none that it does not exist;
+/// names of topics it tells nobody who may not see them.
 #[tokio::test(flavor = "multi_thread")]
 async fn committed_offsets_are_shown_by_id_as_by_name() {
     const NO_TOPIC: Uuid = Uuid::from_u128(7);

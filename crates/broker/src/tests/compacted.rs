@@ -1,10 +1,13 @@
-//! A topic that is compacted beside a list of all that was written to it, by seed: records with and without transactions, tombstones, uploads,
-//! passes of log compaction while others write and read, trims, crashes and power cuts in the middle of all that. `cargo xtask model` goes further.
+//! A topic that is compacted beside a list of all that was written to it, by seed: records with and
+//! without transactions, tombstones, uploads, passes of log compaction while others write and read,
+//! trims, crashes and power cuts in the middle of all that. `cargo xtask model` goes further.
 //!
-//! Everything is acknowledged before the next step begins, so the list knows what a reader must find:
+//! Everything is acknowledged before the next step begins, so the list knows what a reader must
+//! find:
 //!
 //! - what it finds is in the list, under the same offset, in order;
-//! - the last record of each key is there, or it is a tombstone whose time is over, and then no other record of the key is there;
+//! - the last record of each key is there, or it is a tombstone whose time is over, and then no
+//!   other record of the key is there;
 //! - what was gone once never comes back;
 //! - who reads committed records sees those, and no others.
 
@@ -234,7 +237,8 @@ impl Run {
         assert_eq!(self.server.server().metrics.log_compaction_failures.get(), 0);
     }
 
-    /// As far as can be: then of each key the last record is there before the clean end, and no other.
+    /// As far as can be: then of each key the last record is there before the clean end, and no
+    /// other.
     async fn compact(&mut self) {
         self.server.store().flush().await.unwrap();
         self.end_pass().await;
@@ -284,7 +288,8 @@ impl Run {
     /// What readers find from an offset on.
     async fn check(&mut self, from: u64) {
         if self.tombstones_go {
-            // Who reads while two passes go by may miss a tombstone: that is what its retention is for.
+            // Who reads while two passes go by may miss a tombstone: that is what its retention is
+            // for.
             self.end_pass().await;
         }
         let from = from.max(self.start);

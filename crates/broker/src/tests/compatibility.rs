@@ -1,5 +1,5 @@
-//! `docs/kafka-compatibility.md`, from the table of APIs and what is said here about those that differ from Apache Kafka's; and
-//! held against a running server.
+//! `docs/kafka-compatibility.md`, from the table of APIs and what is said here about those that
+//! differ from Apache Kafka's; and held against a running server.
 //!
 //! With `UPDATE_DOCS=1` the test writes the document instead of failing.
 
@@ -16,7 +16,8 @@ use crate::configs::broker;
 /// What a single node of Apache Kafka 4.3.1 announces, as its own tool prints it.
 const KAFKA: &str = include_str!("api-versions-4.3.1.txt");
 
-/// What is to be said of APIs that are served: where versions differ, and where what they do differs.
+/// What is to be said of APIs that are served: where versions differ, and where what they do
+/// differs.
 const NOTES: &[(&str, &str)] = &[
     (
         "Produce",
@@ -87,7 +88,7 @@ const ABSENT: &[(&str, &str)] = &[
     ("RenewDelegationToken", "As CreateDelegationToken."),
     ("ExpireDelegationToken", "As CreateDelegationToken."),
     ("DescribeDelegationToken", "As CreateDelegationToken."),
-    ("UnregisterBroker", "There is one broker, which can not be unregistered."),
+    ("UnregisterBroker", "There is one broker, which cannot be unregistered."),
     (
         "GetTelemetrySubscriptions",
         "No metrics of clients are collected; Kafka announces it only with a plugin that does.",
@@ -140,8 +141,8 @@ This page is made from the server's table of APIs, and checked against a running
 |---:|---|---|---|---|
 ";
 
-/// What can be changed while Apache Kafka 4.4.0 runs: its `DynamicBrokerConfig.ALL_DYNAMIC_CONFIGS`,
-/// and their types.
+/// What can be changed while Apache Kafka 4.4.0 runs: its
+/// `DynamicBrokerConfig.ALL_DYNAMIC_CONFIGS`, and their types.
 const DYNAMIC: &str = include_str!("dynamic-configs-4.4.0.txt");
 
 const CHANGEABLE: &str = "

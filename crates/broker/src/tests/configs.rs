@@ -136,7 +136,8 @@ async fn a_changed_topic_keeps_its_settings_and_obeys_them_at_once() {
     assert!(server.server().topics.by_name("t").unwrap().rules.only_compacts);
 }
 
-/// Names, types, defaults, sources and synonyms of a new topic are those of Apache Kafka 4.3.1, as it tells them.
+/// Names, types, defaults, sources and synonyms of a new topic are those of Apache Kafka 4.3.1, as
+/// it tells them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_topic_is_told_as_kafka_tells_it() {
     let server = TestServer::start().await;
@@ -339,7 +340,7 @@ async fn all_settings_at_once_take_the_place_of_those_before() {
     assert_eq!(overrides, [("retention.bytes".to_owned(), "9".to_owned())].into());
 }
 
-/// Clients set more, as Kafka lets them; what they can not send they are told when they do.
+/// Clients set more, as Kafka lets them; what they cannot send they are told when they do.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bound_above_the_stores_counts_as_the_stores() {
     let mut server = TestServer::start().await;
@@ -441,8 +442,8 @@ async fn groups_have_settings_and_are_listed_with_topics_and_brokers() {
     assert!(server.server().configs.groups().is_empty());
 }
 
-/// A name of Apache Kafka 4.4.0 that can be changed while it runs is changed here too, with an effect
-/// or with a word that it has none; or it is refused with the reason.
+/// A name of Apache Kafka 4.4.0 that can be changed while it runs is changed here too, with an
+/// effect or with a word that it has none; or it is refused with the reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_kafkas_operators_change_is_changed_or_refused_with_the_reason() {
     let server = TestServer::start().await;

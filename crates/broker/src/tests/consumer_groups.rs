@@ -1,4 +1,5 @@
-//! The consumer group protocol over TCP: what members are told, what admins see, what a restart keeps.
+//! The consumer group protocol over TCP: what members are told, what admins see, what a restart
+//! keeps.
 
 use std::time::Duration;
 
@@ -300,7 +301,8 @@ async fn nothing_is_promised_before_it_is_durable() {
     server.hold_disk(true);
     let joining = client.send(1, &join("g", "a", &["t"])).await;
     server.begun("ConsumerGroupHeartbeat", 1, 1).await;
-    // A repetition writes nothing, and waits for what the first has written all the same. So does a look.
+    // A repetition writes nothing, and waits for what the first has written all the same. So does a
+    // look.
     let again = other.send(1, &join("g", "a", &["t"])).await;
     server.begun("ConsumerGroupHeartbeat", 1, 2).await;
     for waiting in [&mut client, &mut other] {
@@ -494,7 +496,8 @@ async fn a_group_of_classic_consumers_is_taken_over_and_let_go() {
     let joined = old.call(3, &join_as(&StrBytes::new())).await;
     let id = joined.member_id.clone();
     assert_eq!((joined.error_code, joined.generation_id, &joined.leader), (0, 1, &id));
-    // As long as nobody knows what it has, nobody is let in: COORDINATOR_LOAD_IN_PROGRESS, on which clients try again.
+    // As long as nobody knows what it has, nobody is let in: COORDINATOR_LOAD_IN_PROGRESS, on which
+    // clients try again.
     assert_eq!(new.call(1, &join("g", "new", &["t"])).await.error_code, 14);
     let all = TopicPartition::default()
         .with_topic(TopicName(text("t")))
@@ -510,7 +513,8 @@ async fn a_group_of_classic_consumers_is_taken_over_and_let_go() {
     let types: Vec<_> =
         described.members.iter().map(|m| (&*m.member_id == "new", m.member_type)).collect();
     assert!(types.contains(&(true, 1)) && types.contains(&(false, 0)), "{types:?}");
-    // The old one goes on until it hears of it, also with what it commits, in a version that knows no epochs.
+    // The old one goes on until it hears of it, also with what it commits, in a version that knows
+    // no epochs.
     assert_eq!(commit(&mut old, 8, "g", &id, 1).await, 0);
     for version in [8, 9] {
         assert_eq!(commit(&mut old, version, "g", &id, 7).await, ILLEGAL_GENERATION);
@@ -541,7 +545,8 @@ async fn a_group_of_classic_consumers_is_taken_over_and_let_go() {
     assert_eq!(new.call(1, &beat("g", "new", -1)).await.error_code, 0);
     let row = |kind: &str, state: &str| vec![("g".to_owned(), kind.to_owned(), state.to_owned())];
     assert_eq!(listed(&mut new, &[]).await, row("classic", "PreparingRebalance"));
-    // It is in its generation still: it learns that it is to join again, and commits before it does.
+    // It is in its generation still: it learns that it is to join again, and commits before it
+    // does.
     let generation = joined.generation_id;
     assert_eq!(old.call(3, &heartbeat(&id, generation)).await.error_code, REBALANCE_IN_PROGRESS);
     assert_eq!(commit(&mut old, 8, "g", &id, generation).await, 0);

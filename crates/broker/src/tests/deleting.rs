@@ -50,7 +50,8 @@ async fn records_are_deleted_up_to_an_offset_and_stay_deleted() {
     assert_eq!(delete(&mut client, "t", &[(0, 2), (1, 0)]).await, [(0, 0, 2), (1, 0, 0)]);
     // Further back does nothing.
     assert_eq!(delete(&mut client, "t", &[(0, 1)]).await, [(0, 0, 2)]);
-    // Of a partition that is named twice the last word counts, and the others are none the worse for it.
+    // Of a partition that is named twice the last word counts, and the others are none the worse
+    // for it.
     let twice = [(0, 1), (0, 3), (1, 0)];
     assert_eq!(delete(&mut client, "t", &twice).await, [(0, 0, 3), (0, 0, 3), (1, 0, 0)]);
     assert_eq!(delete(&mut client, "compacted", &[(0, -1)]).await, [(0, 44, -1)]);

@@ -92,7 +92,8 @@ async fn the_one_server_is_its_own_quorum() {
 }
 
 /// Both sides of one table: ApiVersions announces each feature with the one level that
-/// UpdateFeatures accepts, whether it only validates or not, and whatever the type of the update is.
+/// UpdateFeatures accepts, whether it only validates or not, and whatever the type of the update
+/// is.
 #[tokio::test(flavor = "multi_thread")]
 async fn features_are_announced_with_the_levels_that_an_update_accepts() {
     let server = TestServer::start().await;

@@ -1,4 +1,5 @@
-//! Every API in every version that is announced, over TCP, decoded by the client's side of the protocol library.
+//! Every API in every version that is announced, over TCP, decoded by the client's side of the
+//! protocol library.
 
 use kafka_protocol::messages::{ApiKey, ApiVersionsRequest, TopicName, create_topics_request};
 
@@ -92,7 +93,8 @@ async fn every_announced_version_answers() {
     assert!(answered > 120, "{answered}");
 }
 
-/// What a client needs at least: the versions that kafka-clients 4, librdkafka 2 and franz-go choose from.
+/// What a client needs at least: the versions that kafka-clients 4, librdkafka 2 and franz-go
+/// choose from.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_announced_versions_are_those_that_clients_need() {
     let server = TestServer::start().await;

@@ -1,4 +1,5 @@
-//! A request of every API in every version, with something in every field; and decoding of both sides by API key.
+//! A request of every API in every version, with something in every field; and decoding of both
+//! sides by API key.
 
 mod admin;
 mod groups;

@@ -96,7 +96,8 @@ async fn a_waiting_fetch_is_woken_by_what_becomes_durable() {
     );
 }
 
-/// Else a dozen fetches of what nobody writes any more would have all the memory for answers, for as long as they like.
+/// Else a dozen fetches of what nobody writes any more would have all the memory for answers, for
+/// as long as they like.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiting_fetch_holds_nothing() {
     let mut server = TestServer::start().await;
@@ -214,7 +215,8 @@ async fn a_stopping_server_answers_those_who_wait() {
     server.topic("t", 1, &[]).await;
     let mut reader = server.client().await;
     let waiting = reader.send(12, &fetch("t", &[(0, 0)], 600_000)).await;
-    // The request is being handled when a later one of another connection has been answered after it was counted.
+    // The request is being handled when a later one of another connection has been answered after
+    // it was counted.
     loop {
         let mut metrics = String::new();
         prometheus_client::encoding::text::encode(&mut metrics, &server.registry).unwrap();
@@ -351,7 +353,8 @@ async fn offsets_are_found_by_time_to_the_record() {
     }
 }
 
-/// Nor is the time told of a record that is gone: a deletion may have cut the one off that a batch is found by.
+/// Nor is the time told of a record that is gone: a deletion may have cut the one off that a batch
+/// is found by.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_search_by_time_finds_what_is_left() {
     let server = TestServer::start().await;
@@ -449,7 +452,8 @@ async fn the_leader_epoch_has_not_ended() {
     }
 }
 
-/// As Apache Kafka 4: clients that predate zstd in the protocol decompress it if they have the library.
+/// As Apache Kafka 4: clients that predate zstd in the protocol decompress it if they have the
+/// library.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_fetch_version_gets_batches_of_every_codec() {
     let server = TestServer::start().await;
@@ -472,7 +476,8 @@ async fn every_fetch_version_gets_batches_of_every_codec() {
     }
 }
 
-/// Who asks again and again and goes would have as many batches decompressed at the same time as it likes.
+/// Who asks again and again and goes would have as many batches decompressed at the same time as it
+/// likes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_look_into_a_batch_counts_until_it_has_ended() {
     let server = TestServer::start().await;

@@ -209,7 +209,8 @@ impl TestServer {
         broker.bare_client(0, self.addr().ip()).send(bytes.into(), HANG).await
     }
 
-    /// Let the log have no room for more than a hundred bytes as long as the disk is held: it takes markers in this partition until it is full.
+    /// Let the log have no room for more than a hundred bytes as long as the disk is held: it takes
+    /// markers in this partition until it is full.
     pub(super) fn fill_log(&self, topic: &str) {
         let partition = self.server().topics.by_name(topic).unwrap().partitions[0].clone();
         while partition.append_marker(1, 0, Outcome::Abort).is_ok() {}
@@ -288,7 +289,8 @@ impl TestServer {
         broker.shutdown().await;
         drop(store);
         drop(stepper);
-        // Device and catalog, and the locks on their files, go when the store's tasks have noticed that they are aborted.
+        // Device and catalog, and the locks on their files, go when the store's tasks have noticed
+        // that they are aborted.
         if let Backing::Files(dir) = &self.backing {
             let released = || {
                 alluvium_device::open(&dir.path().join("wal"), &OpenOptions::default()).is_ok()
@@ -303,8 +305,8 @@ impl TestServer {
         }
     }
 
-    /// The end of a process at this moment: nothing of it reaches disk, objects or catalog any more. With a power cut the simulated disk loses what
-    /// was not flushed. Then start again.
+    /// The end of a process at this moment: nothing of it reaches disk, objects or catalog any
+    /// more. With a power cut the simulated disk loses what was not flushed. Then start again.
     pub(super) async fn kill(&mut self, power_cut: bool) {
         let Backing::Simulated { disk, objects, catalog } = &mut self.backing else {
             panic!("not simulated")

@@ -1,4 +1,5 @@
-//! Clients that send what they should not. Each loses its connection at most; the others are served on.
+//! Clients that send what they should not. Each loses its connection at most; the others are served
+//! on.
 
 use std::time::Duration;
 
@@ -105,7 +106,8 @@ async fn random_bytes_and_damaged_requests_do_no_harm() {
         let mut client = server.client().await;
         client.send_frame(&bytes).await;
         client.socket.shutdown().await.unwrap();
-        // Either an answer or a closed connection; a group that waits for members answers when the client is long gone.
+        // Either an answer or a closed connection; a group that waits for members answers when the
+        // client is long gone.
         let _ = tokio::time::timeout(Duration::from_millis(200), client.socket.read(&mut [0; 64]))
             .await;
     }
@@ -200,7 +202,8 @@ async fn connections_are_bounded() {
     tokio::time::timeout(HANG, admitted).await.unwrap();
 }
 
-/// Members that wait for others which never come would else hold their connections when they are long gone.
+/// Members that wait for others which never come would else hold their connections when they are
+/// long gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_connection_of_a_member_that_has_gone_is_free() {
     let server = TestServer::with(16 << 20, |config| config.max_connections = 2).await;
@@ -263,7 +266,8 @@ async fn large_requests_share_their_memory() {
     server.topic("t", 1, &[]).await;
     let batch = plain(&[1; 10_000]);
     assert!(batch.len() > 128 << 10 && batch.len() < 900 << 10, "{}", batch.len());
-    // What has come of the first leaves no room for the second, which has the last place: others wait, and are served when one of them goes.
+    // What has come of the first leaves no room for the second, which has the last place: others
+    // wait, and are served when one of them goes.
     let memory = &server.server().request_memory;
     let mut half = Vec::new();
     for sent_bytes in [900 << 10, 200 << 10] {
@@ -375,7 +379,8 @@ async fn a_request_has_one_time_for_all_its_parts() {
     request.put_bytes(0, 200 << 10);
     let frame = [&(request.len() as i32).to_be_bytes()[..], &request[..]].concat();
     let mut client = server.client().await;
-    // In the middle of its length, of what is read at once, and of what is asked memory for: each part comes within the time.
+    // In the middle of its length, of what is read at once, and of what is asked memory for: each
+    // part comes within the time.
     for part in [0..1, 1..100, 100..100 << 10, 100 << 10..frame.len()] {
         let _ = client.socket.write_all(&frame[part]).await;
         tokio::time::sleep(Duration::from_millis(400)).await;
@@ -383,7 +388,8 @@ async fn a_request_has_one_time_for_all_its_parts() {
     assert!(client.receive_frame().await.is_none(), "it was answered");
 }
 
-/// A small request that names the same thing again and again must not be a way to an answer of any size.
+/// A small request that names the same thing again and again must not be a way to an answer of any
+/// size.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_request_names_many_times_is_answered_once() {
     let server = TestServer::start().await;
@@ -471,7 +477,8 @@ async fn large_requests_hold_their_budget_until_they_are_answered() {
     let mut client = server.client().await;
     let large = client.send(9, &produce_with_many_elements(5_000)).await;
     let next = client.send(0, &ApiVersionsRequest::default()).await;
-    // The next request is begun when the large one is in line. Its answers take memory as long as the disk is awaited.
+    // The next request is begun when the large one is in line. Its answers take memory as long as
+    // the disk is awaited.
     server.begun("ApiVersions", 0, 1).await;
     assert!(all_bytes - server.server().decoded_budget.free_bytes() > 5_000 * 100);
     server.hold_disk(false);
@@ -488,7 +495,8 @@ async fn answers_that_wait_for_the_disk_are_bounded_by_bytes() {
     server.topic("t", 1, &[]).await;
     server.hold_disk(true);
     let mut client = server.client().await;
-    // Each holds about 200 KB of answers, and the bound is 256 KiB: one waits in the queue, one to get there, no third is begun.
+    // Each holds about 200 KB of answers, and the bound is 256 KiB: one waits in the queue, one to
+    // get there, no third is begun.
     let mut ids = Vec::new();
     for _ in 0..10 {
         ids.push(client.send(9, &produce_with_many_elements(1_000)).await);
@@ -505,7 +513,8 @@ async fn answers_that_wait_for_the_disk_are_bounded_by_bytes() {
     }
 }
 
-/// Else a few clients that wait as long as they like would keep everybody else's larger requests out.
+/// Else a few clients that wait as long as they like would keep everybody else's larger requests
+/// out.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_wait_hold_no_memory_for_requests() {
     let server = TestServer::start().await;
@@ -561,7 +570,8 @@ async fn requests_that_wait_hold_no_memory_for_requests() {
     assert_eq!(response.responses[0].partitions.len(), 2_000);
 }
 
-/// What is small in a request must not become large by being told once for each partition, or for each name that nobody has.
+/// What is small in a request must not become large by being told once for each partition, or for
+/// each name that nobody has.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_stay_in_proportion_to_their_requests() {
     let server = TestServer::start().await;
@@ -682,7 +692,8 @@ async fn large_answers_share_their_budget() {
     assert_eq!(budget.free_bytes(), 1 << 20);
 }
 
-/// Who gets partitions by a rebalance would else not begin as long as others leave large answers to the same question lie.
+/// Who gets partitions by a rebalance would else not begin as long as others leave large answers to
+/// the same question lie.
 #[tokio::test(flavor = "multi_thread")]
 async fn small_answers_wait_for_no_turn_behind_large_ones() {
     let server = TestServer::start().await;
@@ -733,7 +744,8 @@ async fn small_answers_wait_for_no_turn_behind_large_ones() {
     }
 }
 
-/// The server has an assignment once, and a small request without end would have it copied for each of them.
+/// The server has an assignment once, and a small request without end would have it copied for each
+/// of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_to_members_of_groups_share_the_budget_of_large_ones() {
     const MIB: usize = 1 << 20;
@@ -754,7 +766,8 @@ async fn answers_to_members_of_groups_share_the_budget_of_large_ones() {
             .with_protocol_type(text("consumer"))
             .with_protocols(vec![protocol])
     };
-    // The leader is told of all members, and again as long as it has not assigned; its answer is counted as well.
+    // The leader is told of all members, and again as long as it has not assigned; its answer is
+    // counted as well.
     let join = member(10 * MIB);
     let joined = server.client().await.call(3, &join).await;
     assert_eq!((joined.error_code, joined.members[0].metadata.len()), (0, 10 * MIB));
@@ -779,7 +792,8 @@ async fn answers_to_members_of_groups_share_the_budget_of_large_ones() {
         let ids = [client.send(2, &sync).await, client.send(2, &sync).await];
         unread.push((client, ids));
     }
-    // Together they have the bytes of one answer: the others are told to come again, and one that reads has it then.
+    // Together they have the bytes of one answer: the others are told to come again, and one that
+    // reads has it then.
     let taken = async {
         while budget.free_bytes() > 2 * MIB {
             tokio::time::sleep(Duration::from_millis(1)).await;

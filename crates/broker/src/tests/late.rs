@@ -78,7 +78,8 @@ async fn a_fetch_has_what_there_is_when_it_has_enough_or_its_time_is_over() {
     let nothing = (0, Bytes::new());
     let response = client.call(12, &both).await;
     assert_eq!(records(&response), [nothing.clone(), (0, young.clone())], "enough without objects");
-    // One batch of all may be larger than what is asked for. It is not kept back for one that is not there.
+    // One batch of all may be larger than what is asked for. It is not kept back for one that is
+    // not there.
     let mut one = both.clone();
     one.topics[0].partitions.iter_mut().for_each(|partition| partition.partition_max_bytes = 1);
     let response = client.call(12, &one).await;

@@ -1,5 +1,6 @@
-//! Details of answers that clients and their tests compare with those of Apache Kafka 4.4.0: null or
-//! an empty text, the order of lists, reserved names. Every expectation is what a real 4.4.0 answers.
+//! Details of answers that clients and their tests compare with those of Apache Kafka 4.4.0: null
+//! or an empty text, the order of lists, reserved names. Every expectation is what a real 4.4.0
+//! answers.
 
 use std::time::Duration;
 

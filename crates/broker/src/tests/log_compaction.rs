@@ -224,7 +224,8 @@ async fn records_of_aborted_transactions_go_and_committed_ones_stay() {
             }
             produce(&server, "t", &[("other", Some("x"), 1)]).await;
         }
-        // The marker has gone, or not; what the producer writes then is not taken for aborted, and is compacted only when it is stable.
+        // The marker has gone, or not; what the producer writes then is not taken for aborted, and
+        // is compacted only when it is stable.
         producer.add("t", &[0]).await;
         assert_eq!(producer.produce("t", topic_id, 0).await, (0, 9));
         server.store().flush().await.unwrap();
@@ -238,7 +239,8 @@ async fn records_of_aborted_transactions_go_and_committed_ones_stay() {
     }
 }
 
-/// What a partition knows of them goes with their records: in memory, in the checkpoint, and after a restart.
+/// What a partition knows of them goes with their records: in memory, in the checkpoint, and after
+/// a restart.
 #[tokio::test(flavor = "multi_thread")]
 async fn aborted_transactions_are_forgotten_with_their_records() {
     let mut server = start().await;
@@ -254,7 +256,8 @@ async fn aborted_transactions_are_forgotten_with_their_records() {
     compacted(&server, "t").await;
     assert_eq!(partition(&server).aborted_transactions(), 0);
 
-    // The next ones are folded into a checkpoint in which nothing is left of those; nothing is compacted meanwhile.
+    // The next ones are folded into a checkpoint in which nothing is left of those; nothing is
+    // compacted meanwhile.
     producer.add("t", &[0]).await;
     let (code, base) = producer.produce("t", topic_id, 0).await;
     assert_eq!(code, 0);

@@ -28,8 +28,8 @@ pub(super) fn damage(wal: &mut [u8], batches: &[Bytes]) {
     }
 }
 
-/// Append a record that proves that those before it were durable: without it, damage to the last one
-/// looks like a torn write.
+/// Append a record that proves that those before it were durable: without it, damage to the last
+/// one looks like a torn write.
 pub(super) async fn prove(server: &TestServer) {
     server.topic("proof", 1, &[]).await;
     assert_eq!(server.client().await.produce("proof", 0, &plain(&[1])).await, (0, 0));

@@ -20,7 +20,8 @@ use crate::batch::tests::{encode, plain, transactional};
 use crate::batch::{self, BatchHeader};
 use crate::topics::Topics;
 
-/// Requests that a connection begins before any is answered: those whose answers are in line, the one that is waited for, and the one whose answer has no place.
+/// Requests that a connection begins before any is answered: those whose answers are in line, the
+/// one that is waited for, and the one whose answer has no place.
 const UNANSWERED: usize = 66;
 
 fn of_producer(id: i64, epoch: i16, sequence: i32, records: usize) -> Bytes {
@@ -471,7 +472,7 @@ async fn a_greatest_timestamp_that_is_missing_is_found() {
         assert_eq!((found.offset, found.timestamp), (produced.1 + 1, next + 900), "{codec:?}");
         next += 1_000;
     }
-    // It can not be found in records that can not be read.
+    // It cannot be found in records that cannot be read.
     let mut damaged = missing(&encode(Compression::None, (-1, -1, -1), &[500, 900]));
     *damaged.last_mut().unwrap() = 0x7f;
     damaged[batch::HEADER_BYTES] = 0xff;
@@ -507,7 +508,8 @@ async fn who_does_not_write_to_the_stream_does_not_lead_the_partition() {
     assert!(refused.to_string().contains("partition 0: stream"), "a start says why: {refused}");
 }
 
-/// No copy is made of a batch that has its memory to itself; and what others have, too, is neither changed nor kept.
+/// No copy is made of a batch that has its memory to itself; and what others have, too, is neither
+/// changed nor kept.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_cache_keeps_the_memory_that_a_batch_came_in() {
     let server = TestServer::start().await;
@@ -531,7 +533,8 @@ async fn the_log_cache_keeps_the_memory_that_a_batch_came_in() {
     assert_eq!(shared, plain(&[1, 2]), "it is as it was");
 }
 
-/// Those that are read apart from their request, and those that are not, whatever becomes of the others.
+/// Those that are read apart from their request, and those that are not, whatever becomes of the
+/// others.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_batch_of_a_request_comes_to_its_partition() {
     let server = TestServer::start().await;

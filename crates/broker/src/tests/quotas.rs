@@ -146,7 +146,8 @@ async fn what_is_no_quota_is_refused() {
     assert_eq!(told(&mut client, &[], false).await, []);
 }
 
-/// A client over its quota is told so, and its next request is not read before its time. Nobody else waits.
+/// A client over its quota is told so, and its next request is not read before its time. Nobody
+/// else waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_over_the_quota_is_not_heard_for_a_while() {
     let server = TestServer::start().await;
@@ -172,7 +173,8 @@ async fn who_is_over_the_quota_is_not_heard_for_a_while() {
         begun.elapsed()
     );
 
-    // On another connection nothing comes before the debt is paid, and the answer does not keep its client waiting.
+    // On another connection nothing comes before the debt is paid, and the answer does not keep its
+    // client waiting.
     let fetched = client.call(12, &fetch("t", &[(0, 1_000)], 0)).await;
     let throttle = Duration::from_millis(fetched.throttle_time_ms.try_into().unwrap());
     assert!(throttle > Duration::ZERO && throttle < Duration::from_secs(60), "{throttle:?}");
@@ -189,7 +191,8 @@ async fn who_is_over_the_quota_is_not_heard_for_a_while() {
     assert!(waited > throttle / 2, "it was served after {waited:?} of {throttle:?}");
 }
 
-/// Many connections, each of which waits for a minute at most, would else leave a debt behind that nobody ever pays.
+/// Many connections, each of which waits for a minute at most, would else leave a debt behind that
+/// nobody ever pays.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_debt_is_forgotten_after_a_minute() {
     let server = TestServer::start().await;

@@ -1,4 +1,5 @@
-//! What partitions remember of producers and of aborted transactions is bounded, and is forgotten in time.
+//! What partitions remember of producers and of aborted transactions is bounded, and is forgotten
+//! in time.
 
 use std::time::Duration;
 
@@ -117,7 +118,8 @@ async fn a_quiet_partition_forgets_its_producers() {
     assert_eq!(server.client().await.produce("t", 0, &batch).await.0, 0);
 }
 
-/// The times that records carry are the client's: of an import they may be years apart, and one that got no answer tries again all the same.
+/// The times that records carry are the client's: of an import they may be years apart, and one
+/// that got no answer tries again all the same.
 #[tokio::test]
 async fn a_repetition_is_known_after_a_crash_whatever_the_times_of_records() {
     const IMPORT: i64 = 1_000_000;
@@ -132,7 +134,8 @@ async fn a_repetition_is_known_after_a_crash_whatever_the_times_of_records() {
     for (at, batch) in batches.iter().enumerate() {
         assert_eq!(server.client().await.produce("t", 0, batch).await, (0, at as i64));
     }
-    // From the log alone; then from the checkpoint of an upload, which a present record has followed.
+    // From the log alone; then from the checkpoint of an upload, which a present record has
+    // followed.
     for uploaded in [false, true] {
         if uploaded {
             server.store().flush().await.unwrap();

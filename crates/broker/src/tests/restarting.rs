@@ -17,7 +17,8 @@ fn of_producer(id: i64, sequence: i32) -> Bytes {
     encode(Compression::Zstd, (id, 0, sequence), &[5])
 }
 
-/// The three ways in which a server can have stopped: closed, killed, and killed after an upload has moved the checkpoint.
+/// The three ways in which a server can have stopped: closed, killed, and killed after an upload
+/// has moved the checkpoint.
 #[derive(Clone, Copy, Debug)]
 enum Stop {
     Closed,
@@ -147,7 +148,8 @@ async fn committed_offsets_survive() {
     }
 }
 
-/// A topic and the offsets of it are deleted one after the other, and anything may happen in between.
+/// A topic and the offsets of it are deleted one after the other, and anything may happen in
+/// between.
 #[tokio::test(flavor = "multi_thread")]
 async fn offsets_of_a_deleted_topic_do_not_pass_to_the_next_one_of_its_name() {
     use kafka_protocol::messages::offset_commit_request::*;

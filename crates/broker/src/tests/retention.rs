@@ -56,7 +56,8 @@ async fn records_go_by_age_and_by_size() {
         server.topic(topic, 1, &configs).await;
         produce(&server, topic, &times).await;
     }
-    // An old one behind a young one stays, as long as that does; by size the young one goes, and then the old one.
+    // An old one behind a young one stays, as long as that does; by size the young one goes, and
+    // then the old one.
     for (topic, start) in [("by-age", 2), ("by-size", 3), ("by-both", 4), ("by-less", 1)] {
         starts_at(&server, topic, start).await;
         let mut client = server.client().await;

@@ -315,7 +315,8 @@ async fn clients_show_certificates_where_they_must() {
     }
 }
 
-/// A session of TLS that goes on would take the certificate from the one before, which nobody looks at again.
+/// A session of TLS that goes on would take the certificate from the one before, which nobody looks
+/// at again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_that_has_expired_does_not_let_in_who_was_in_before() {
     let authority = Authority::new();
@@ -615,7 +616,8 @@ async fn messages_of_sasl_may_come_bare() {
     assert!(client.receive_frame().await.is_none());
 }
 
-/// All the clients of a machine come back at once when a server is restarted, and none of them has failed.
+/// All the clients of a machine come back at once when a server is restarted, and none of them has
+/// failed.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_log_in_at_the_same_time() {
     let server = with_users(|_| {}).await;
@@ -652,7 +654,8 @@ async fn who_guesses_is_slowed_down() {
         let told = guesses.iter().filter(|code| **code == Some(58)).count();
         let closed = guesses.iter().filter(|code| code.is_none()).count();
         assert!(closed > 0 && told + closed == 60, "{told} and {closed}");
-        // Now the right password is not looked at either, for a while; nobody says that it is wrong, by which clients would give up.
+        // Now the right password is not looked at either, for a while; nobody says that it is
+        // wrong, by which clients would give up.
         match log_in("builder").await {
             None => break,
             told => assert!(told == Some(0) && rounds < 30, "{told:?}"),
@@ -673,7 +676,8 @@ async fn who_guesses_is_slowed_down() {
     tokio::time::timeout(HANG, forgiven).await.expect("the address stays locked");
 }
 
-/// Who has not logged in keeps no connection by asking for versions again and again; nor does who was logged in by messages that do not belong there.
+/// Who has not logged in keeps no connection by asking for versions again and again; nor does who
+/// was logged in by messages that do not belong there.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_has_not_logged_in_keeps_no_connection() {
     let server = with_users(|config| {
@@ -724,7 +728,8 @@ async fn the_bound_on_users_is_none_on_changes() {
     users.change(vec![one(MAX_CREDENTIALS)]).await.unwrap();
 }
 
-/// A password that was changed for one mechanism of SCRAM is the one that counts where it is shown itself.
+/// A password that was changed for one mechanism of SCRAM is the one that counts where it is shown
+/// itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_newest_password_is_that_of_plain() {
     let mut server = with_users(|_| {}).await;
@@ -747,7 +752,8 @@ async fn the_newest_password_is_that_of_plain() {
     }
 }
 
-/// An attempt that is under way takes the place of another one of its address. So nobody keeps one, neither who is silent nor who asks for something else.
+/// An attempt that is under way takes the place of another one of its address. So nobody keeps one,
+/// neither who is silent nor who asks for something else.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_begins_to_log_in_goes_on_at_once() {
     let server = with_users(|config| {

@@ -1,5 +1,6 @@
-//! Where the fuzz target `requests` begins: the examples of all APIs and versions, and rows of requests that build on one another. `cargo xtask fuzz` asks for
-//! them; what the bytes mean is told there.
+//! Where the fuzz target `requests` begins: the examples of all APIs and versions, and rows of
+//! requests that build on one another. `cargo xtask fuzz` asks for them; what the bytes mean is
+//! told there.
 
 use std::collections::BTreeMap;
 use std::path::Path;

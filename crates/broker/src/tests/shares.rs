@@ -120,7 +120,8 @@ impl Member {
         ShareFetch { body, acquire_mode: 0, is_renew_ack: false }
     }
 
-    /// Errors of the request, of the partition and of the acknowledgements; what was acquired of partition 0.
+    /// Errors of the request, of the partition and of the acknowledgements; what was acquired of
+    /// partition 0.
     async fn send(&mut self, request: &ShareFetch) -> ([i16; 3], Got) {
         let response = self.client.call(2, request).await.0;
         let partition = response.responses.first().and_then(|topic| topic.partitions.first());
@@ -253,7 +254,8 @@ async fn members_come_share_and_go() {
     assert_eq!(client.call(1, &beat("g", "a", 0, &[])).await.error_code, INVALID_REQUEST);
 }
 
-/// They have begun no share partitions by which the group would be known. GROUP_ID_NOT_FOUND would end their clients.
+/// They have begun no share partitions by which the group would be known. GROUP_ID_NOT_FOUND would
+/// end their clients.
 #[tokio::test(flavor = "multi_thread")]
 async fn members_that_wait_for_a_topic_join_again_after_a_restart() {
     let mut server = TestServer::start().await;
@@ -295,7 +297,8 @@ async fn nobody_reads_a_topic_that_was_deleted() {
     assert_eq!(of_a, Some(vec![]));
 }
 
-/// Its last request waits for room in the log when its client goes: what it had goes back all the same.
+/// Its last request waits for room in the log when its client goes: what it had goes back all the
+/// same.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_ends_its_session_and_is_gone_keeps_nothing() {
     let (server, topic) = earliest_on(TestServer::simulated(16 << 20).await).await;
@@ -725,7 +728,8 @@ async fn what_some_have_left_lying_does_not_stop_the_others() {
     assert_eq!(again, 4_000, "what is available is had whatever there is");
 }
 
-/// Who sets or fetches may have found the topic a moment before. What began then nobody would end before a restart, nor would the group go.
+/// Who sets or fetches may have found the topic a moment before. What began then nobody would end
+/// before a restart, nor would the group go.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_begins_of_a_topic_that_was_deleted_meanwhile() {
     let (server, topic) = earliest().await;

@@ -240,7 +240,8 @@ fn seen(high_watermark: i64, stable_end: i64, batches: &[u64], aborted: &[(i64, 
     Seen { high_watermark, stable_end, batches: batches.to_vec(), aborted: aborted.to_vec() }
 }
 
-/// The committed offset of partition 0, as a reader that wants stable offsets gets it: error code and offset.
+/// The committed offset of partition 0, as a reader that wants stable offsets gets it: error code
+/// and offset.
 async fn offset(server: &TestServer, group: &str, topic: &str) -> (i16, i64) {
     use offset_fetch_request::*;
     let topic = OffsetFetchRequestTopics::default()
@@ -518,7 +519,8 @@ async fn operators_see_transactions_and_end_what_hangs() {
     let response = client.call(1, &list(&["Ongoing", "Nonsense"])).await;
     assert_eq!((response.transaction_states.len(), response.unknown_state_filters.len()), (1, 1));
     assert_eq!(client.call(1, &list(&["Nonsense"])).await.transaction_states.len(), 0);
-    // States of Kafka's that no transaction here is ever in are known all the same; of others each is named once, and case counts.
+    // States of Kafka's that no transaction here is ever in are known all the same; of others each
+    // is named once, and case counts.
     let filters = ["Dead", "PrepareEpochFence", "CompleteCommit", "x", "empty", "x"];
     let response = client.call(1, &list(&filters)).await;
     assert_eq!(response.transaction_states.len(), 0);
@@ -678,7 +680,8 @@ async fn what_has_ended_is_forgotten_without_readers() {
     assert!(partition.ending_transactions() <= 2, "{}", partition.ending_transactions());
 }
 
-/// Whoever makes up ids, by their number or by their bytes, stops no transaction and keeps no new producer out.
+/// Whoever makes up ids, by their number or by their bytes, stops no transaction and keeps no new
+/// producer out.
 #[tokio::test(flavor = "multi_thread")]
 async fn ids_without_end_keep_nobody_from_transactions() {
     for len in [16, 1_024] {

@@ -1,4 +1,5 @@
-//! Offsets that a transaction is about to commit: what consumers and admins see of them, and of their group, before it ends and after.
+//! Offsets that a transaction is about to commit: what consumers and admins see of them, and of
+//! their group, before it ends and after.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -56,7 +57,8 @@ async fn stable_offsets(client: &mut Client, group: &str) -> [(i16, i64); 2] {
     first
 }
 
-/// Who asks for stable offsets is told to come again as long as the end is not durable; who does not sees the old ones.
+/// Who asks for stable offsets is told to come again as long as the end is not durable; who does
+/// not sees the old ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn offsets_are_unstable_until_their_transaction_has_ended() {
     for (commits, version_2) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -96,14 +98,16 @@ async fn offsets_are_unstable_until_their_transaction_has_ended() {
     }
 }
 
-/// The offset of a transaction that commits for the partition `index` of `t`, as it is put in line for the group.
+/// The offset of a transaction that commits for the partition `index` of `t`, as it is put in line
+/// for the group.
 fn decided(index: i32, offset: i64) -> BTreeMap<String, BTreeMap<i32, Position>> {
     let metadata = String::new();
     let position = Position { partition: index, offset, leader_epoch: -1, metadata };
     BTreeMap::from([("t".to_owned(), BTreeMap::from([(index, position)]))])
 }
 
-/// What is not known to be done is done again after a crash. What was acknowledged behind it must be there all the same.
+/// What is not known to be done is done again after a crash. What was acknowledged behind it must
+/// be there all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_transaction_commits_again_replaces_nothing_that_was_acknowledged() {
     let configure = |config: &mut BrokerConfig| {
@@ -130,7 +134,8 @@ async fn what_a_transaction_commits_again_replaces_nothing_that_was_acknowledged
     assert_eq!(found, [(0, 9), (0, 11)]);
 }
 
-/// Who commits for a partition for which a transaction is about to commit comes before the decision or after the end.
+/// Who commits for a partition for which a transaction is about to commit comes before the decision
+/// or after the end.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_commits_beside_a_transaction_that_ends_waits_for_its_end() {
     let server = TestServer::start().await;

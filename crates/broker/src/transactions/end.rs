@@ -1,4 +1,5 @@
-//! The end of transactions: what follows a decision, transactions that are over their time, transactional ids that nobody uses.
+//! The end of transactions: what follows a decision, transactions that are over their time,
+//! transactional ids that nobody uses.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +22,8 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 /// Ids that are forgotten before others have their turn.
 const FORGOTTEN_AT_ONCE: usize = 1_000;
 
-/// Markers of a transaction that are put in line, and transactions that are aborted since they are over their time, before others have their turn.
+/// Markers of a transaction that are put in line, and transactions that are aborted since they are
+/// over their time, before others have their turn.
 const MARKERS_AT_ONCE: usize = 256;
 
 /// After a failure that is not a lack of room.
@@ -35,7 +37,7 @@ pub(super) fn start(server: &Arc<Server>, slot: &Arc<Slot>) {
             tracing::error!(
                 id = &*slot.id,
                 cause,
-                "a transaction can not be ended before a restart"
+                "a transaction cannot be ended before a restart"
             );
         }
     });
@@ -58,8 +60,9 @@ pub(super) async fn resume(server: &Arc<Server>) -> Result<(), TransactionsError
 /// What a place in the spans of a decision takes, about.
 const SPAN_BYTES: u64 = 40;
 
-/// Say in the decision how a transaction ends where its records lie, so that it can be told after damage of the log which records are its own. Where there are
-/// too many partitions for one record it is not said.
+/// Say in the decision how a transaction ends where its records lie, so that it can be told after
+/// damage of the log which records are its own. Where there are too many partitions for one record
+/// it is not said.
 pub(super) fn with_spans(server: &Server, transaction: &Transaction, event: Event) -> Event {
     let Event::Prepared { outcome, marker, identity, is_settled, .. } = event else {
         return event;
@@ -75,8 +78,8 @@ pub(super) fn with_spans(server: &Server, transaction: &Transaction, event: Even
     Event::Prepared { outcome, marker, identity, spans: fit.then_some(spans), is_settled }
 }
 
-/// Append markers, offsets and `Completed`, and wait until they are durable. With `resumed` some of the markers may be there. An error is a
-/// failed store.
+/// Append markers, offsets and `Completed`, and wait until they are durable. With `resumed` some of
+/// the markers may be there. An error is a failed store.
 async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<(), String> {
     let transactions = &server.transactions;
     let Some(Ending { outcome, marker, partitions, offsets, spans }) =
@@ -169,7 +172,8 @@ impl Ending {
     }
 }
 
-/// Append a marker as soon as there is room. A partition that was deleted meanwhile needs none (`None`).
+/// Append a marker as soon as there is room. A partition that was deleted meanwhile needs none
+/// (`None`).
 pub(super) async fn append_marker(
     server: &Server,
     partition: &Partition,
@@ -241,7 +245,8 @@ async fn abort_late(server: &Arc<Server>) -> bool {
     true
 }
 
-/// Forget the ids that nobody has used for long. What can not be written now is tried again at the next look.
+/// Forget the ids that nobody has used for long. What cannot be written now is tried again at the
+/// next look.
 pub(crate) async fn forget_unused(server: &Server) {
     let transactions = &server.transactions;
     let expiration = server.config.transactional_id_expiration;

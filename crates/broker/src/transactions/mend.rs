@@ -1,4 +1,5 @@
-//! Markers that the log has lost, with batches behind the loss that hang on them: they are put where they were lost. Argument: `docs/transactions.md`, "Damage".
+//! Markers that the log has lost, with batches behind the loss that hang on them: they are put
+//! where they were lost. Argument: `docs/transactions.md`, "Damage".
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -224,7 +225,8 @@ fn lost_markers<'a>(
     lost
 }
 
-/// An offset for each lost marker in one of the gaps that it may have been in, and the markers for which there is none.
+/// An offset for each lost marker in one of the gaps that it may have been in, and the markers for
+/// which there is none.
 fn find_room(mut lost: Vec<Lost>, gaps: &[Range<StreamOffset>]) -> (Vec<(u64, Lost)>, Vec<Lost>) {
     // Those that have to be in an early gap first: if there is room for all, they all find it.
     lost.sort_by_key(|lost| (lost.gaps.end, lost.first, lost.producer_id));

@@ -5,7 +5,8 @@
 //! - `end`: writing markers and offsets of a transaction whose end is decided; time-outs; expiry.
 //! - `decisions`, `mend`, `reconcile`: what is lost to damage of the log.
 //! - `forget`: offsets that are not to be committed any more.
-//! - this file: the transactions by transactional id, each behind its lock, and what requests do to them.
+//! - this file: the transactions by transactional id, each behind its lock, and what requests do to
+//!   them.
 
 mod decisions;
 mod end;
@@ -51,10 +52,12 @@ use transaction::{End, Init, Transaction};
 
 const STREAM_KEY: &str = "transactions/stream";
 
-/// Transactional ids that are remembered, and their bytes together. Beyond that those go that have been out of use for the longest.
+/// Transactional ids that are remembered, and their bytes together. Beyond that those go that have
+/// been out of use for the longest.
 const MAX_IDS: usize = 100_000;
 const MAX_IDS_BYTES: usize = 64 << 20;
-/// The longest transactional id that is taken. Longer ones that earlier versions have taken are remembered like others.
+/// The longest transactional id that is taken. Longer ones that earlier versions have taken are
+/// remembered like others.
 const MAX_ID_BYTES: usize = 1024;
 /// Bound on the memory for what is part of transactions that have not ended.
 const MAX_OPEN_BYTES: usize = 64 << 20;
@@ -100,7 +103,8 @@ pub(crate) struct Transactions {
     /// Locked from its next offset until a record is in line.
     stream: Mutex<StreamWriter>,
     slots: RwLock<Slots>,
-    /// Ids without an open transaction by when anything was last heard of them, in milliseconds since the Unix epoch.
+    /// Ids without an open transaction by when anything was last heard of them, in milliseconds
+    /// since the Unix epoch.
     unused: Mutex<BTreeSet<(i64, Arc<str>)>>,
     /// Open transactions by when they are over their time, in milliseconds since the Unix epoch.
     deadlines: Mutex<BTreeSet<(i64, Arc<str>)>>,
@@ -140,7 +144,8 @@ pub(crate) struct Producer<'a> {
 }
 
 impl Transactions {
-    /// Find or create the state stream, and load what it holds. [`start`] has to follow, once partitions and groups are there.
+    /// Find or create the state stream, and load what it holds. [`start`] has to follow, once
+    /// partitions and groups are there.
     pub(crate) async fn open(
         store: Store,
         groups: Groups,
@@ -191,7 +196,8 @@ impl Transactions {
         self.slots.read().get(id).cloned()
     }
 
-    /// An id's place; a new one may take the place of those that have been out of use for the longest.
+    /// An id's place; a new one may take the place of those that have been out of use for the
+    /// longest.
     fn get_or_create(&self, id: &str) -> Result<Arc<Slot>, Blocked> {
         if let Some(slot) = self.get(id) {
             return Ok(slot);
@@ -227,13 +233,15 @@ impl Transactions {
         slot
     }
 
-    /// Forget the id that has been out of use for the longest, if that is since before `before_ms`; whether there was one.
+    /// Forget the id that has been out of use for the longest, if that is since before `before_ms`;
+    /// whether there was one.
     ///
     /// Under the lock of all: else a producer could find the place that is about to be dropped.
     fn forget_oldest(&self, slots: &mut Slots, before_ms: i64) -> Result<bool, Refused> {
         let mut unused = self.unused.lock();
         let mut old = unused.iter().take_while(|(at_ms, _)| *at_ms < before_ms);
-        // Whoever has looked an id up may be about to use it. There are not more of these than requests.
+        // Whoever has looked an id up may be about to use it. There are not more of these than
+        // requests.
         let is_free = |slot: &Arc<Slot>| Arc::strong_count(slot) == 1;
         let Some(oldest) = old.find(|(_, id)| slots.get(id).is_some_and(is_free)).cloned() else {
             return Ok(false);
@@ -248,7 +256,8 @@ impl Transactions {
         Ok(true)
     }
 
-    /// Put a record in line and let its event happen; the transaction is locked by the caller. The event counts only once the record is durable.
+    /// Put a record in line and let its event happen; the transaction is locked by the caller. The
+    /// event counts only once the record is durable.
     fn change(
         &self,
         slot: &Slot,
@@ -261,7 +270,8 @@ impl Transactions {
         Ok(append)
     }
 
-    /// Have it decided that a transaction ends by this event. `None` as long as another one of which it is decided commits offsets for some of the same partitions.
+    /// Have it decided that a transaction ends by this event. `None` as long as another one of
+    /// which it is decided commits offsets for some of the same partitions.
     fn decide(
         &self,
         slot: &Slot,
@@ -351,7 +361,8 @@ impl Transactions {
         }
     }
 
-    /// InitProducerId of a transactional producer: its producer id and epoch. `expected` is what it says that it is.
+    /// InitProducerId of a transactional producer: its producer id and epoch. `expected` is what it
+    /// says that it is.
     pub(crate) async fn init(
         server: &Arc<Server>,
         id: &str,
@@ -389,7 +400,8 @@ impl Transactions {
         Ok(current)
     }
 
-    /// Take steps until there is nothing to do but to wait for the record; who the producer is then.
+    /// Take steps until there is nothing to do but to wait for the record; who the producer is
+    /// then.
     async fn take_steps(
         server: &Server,
         slot: &Slot,
@@ -413,10 +425,11 @@ impl Transactions {
         }
     }
 
-    /// Let a producer append a batch to a partition, as long as the result lives. The partition must be part of the transaction, or the error is
-    /// `not_added`; with `None` (KIP-890) it becomes part of it by this. So it does when the same
-    /// partition of one of the `deleted` topics is part of it: Kafka's transactions have partitions by
-    /// name, and go on in a topic that was created anew.
+    /// Let a producer append a batch to a partition, as long as the result lives. The partition
+    /// must be part of the transaction, or the error is `not_added`; with `None` (KIP-890) it
+    /// becomes part of it by this. So it does when the same partition of one of the `deleted`
+    /// topics is part of it: Kafka's transactions have partitions by name, and go on in a topic
+    /// that was created anew.
     pub(crate) fn admit<'a>(
         &self,
         slot: &'a TransactionRef,
@@ -502,9 +515,9 @@ impl Transactions {
         durable(append).await
     }
 
-    /// TxnOffsetCommit, of `topics` of the request: durable when it returns. The group must be part of the transaction, or the error is `not_added`; with `None`
-    /// (KIP-890) it becomes part of it by this.
-    /// `exist` is asked when the record is about to be put in line.
+    /// TxnOffsetCommit, of `topics` of the request: durable when it returns. The group must be part
+    /// of the transaction, or the error is `not_added`; with `None` (KIP-890) it becomes part of it
+    /// by this. `exist` is asked when the record is about to be put in line.
     pub(crate) async fn add_offsets(
         &self,
         producer: Producer<'_>,
@@ -552,7 +565,8 @@ impl Transactions {
         durable(append).await
     }
 
-    /// EndTxn: the producer id and epoch to go on with. `raises_epoch`: the client knows version 2 of transactions.
+    /// EndTxn: the producer id and epoch to go on with. `raises_epoch`: the client knows version 2
+    /// of transactions.
     pub(crate) async fn end(
         server: &Arc<Server>,
         producer: Producer<'_>,
@@ -583,7 +597,8 @@ impl Transactions {
         };
         let until = Instant::now() + WAIT_MAX;
         let (append, current) = Self::take_steps(server, &slot, until, step).await?;
-        // Markers and offsets are in line behind the decision, if there is room: so to wait for the end is one flush. Without room the decision is enough.
+        // Markers and offsets are in line behind the decision, if there is room: so to wait for the
+        // end is one flush. Without room the decision is enough.
         if append.is_some() && slot.wait_for_end(until).await.is_err() {
             durable(append).await?;
         }
@@ -596,7 +611,7 @@ impl Transactions {
 
     /// All transactional ids, sorted.
     pub(crate) fn all(&self) -> Vec<(Arc<str>, Description)> {
-        // One place at a time: one that is held can not make room for another id.
+        // One place at a time: one that is held cannot make room for another id.
         let ids: Vec<Arc<str>> = self.slots.read().keys().cloned().collect();
         let described = |id: Arc<str>| {
             let description = describe(&self.get(&id)?.transaction.lock())?;
@@ -610,7 +625,8 @@ impl Transactions {
     /// Whether there is memory for so much more of a transaction.
     ///
     /// # Errors
-    /// POLICY_VIOLATION if it has its share, of which it gives back nothing before it ends. COORDINATOR_NOT_AVAILABLE if there is nothing left: others end.
+    /// POLICY_VIOLATION if it has its share, of which it gives back nothing before it ends.
+    /// COORDINATOR_NOT_AVAILABLE if there is nothing left: others end.
     fn check_room(
         &self,
         transaction: &Transaction,
@@ -687,7 +703,7 @@ fn in_protocol(refused: Refused) -> ResponseError {
         Refused::TooLarge => ResponseError::RecordListTooLarge,
         Refused::Fenced => ResponseError::NotCoordinator,
         Refused::Failed(cause) => {
-            tracing::error!("the state of transactions can not be written: {cause}");
+            tracing::error!("the state of transactions cannot be written: {cause}");
             ResponseError::CoordinatorNotAvailable
         }
     }

@@ -1,5 +1,6 @@
-//! What the coordinator does at the start, before anybody is served: it ends what a crash has interrupted, and what damage of the log has left without its end.
-//! Argument: `docs/transactions.md`, "Damage".
+//! What the coordinator does at the start, before anybody is served: it ends what a crash has
+//! interrupted, and what damage of the log has left without its end. Argument:
+//! `docs/transactions.md`, "Damage".
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -149,7 +150,8 @@ async fn end_decided(
     Ok(last)
 }
 
-/// End the open transactions of which records were lost: of the state stream, or of their partitions.
+/// End the open transactions of which records were lost: of the state stream, or of their
+/// partitions.
 async fn settle(
     server: &Server,
     decisions: &Decisions,

@@ -41,11 +41,12 @@ pub(super) enum Event {
     Initialised { identity: Identity, timeout_ms: i32 },
     /// These are part of it from now on; it begins if it has not.
     Added { partitions: Vec<(Uuid, i32)>, groups: Vec<String> },
-    /// To be committed for the group when it commits. Of a topic without positions nothing is to be committed any more.
+    /// To be committed for the group when it commits. Of a topic without positions nothing is to be
+    /// committed any more.
     Offsets { group: String, topics: Vec<(String, Vec<Position>)> },
-    /// How it ends is decided. Markers carry `marker` (producer id and epoch); the producer goes on with `identity`.
-    /// Its records lie in `spans`, of which nothing is said in records of earlier versions.
-    /// `is_settled`: a start has decided so, about what is known of before a loss.
+    /// How it ends is decided. Markers carry `marker` (producer id and epoch); the producer goes on
+    /// with `identity`. Its records lie in `spans`, of which nothing is said in records of earlier
+    /// versions. `is_settled`: a start has decided so, about what is known of before a loss.
     Prepared {
         outcome: Outcome,
         marker: (i64, i16),

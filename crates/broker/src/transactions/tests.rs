@@ -299,7 +299,8 @@ fn a_loss_puts_transactions_in_doubt_until_their_state_is_told_again() {
         is_settled: false,
     };
     let begun = Event::Initialised { identity: identity(5, 9, -1, NONE), timeout_ms: 1 };
-    // What is told after the loss, the state then, the doubt, and how many partitions are part of it.
+    // What is told after the loss, the state then, the doubt, and how many partitions are part of
+    // it.
     let table = [
         (vec![], State::Ongoing, Doubt::Stale, 1),
         (vec![added(2)], State::Ongoing, Doubt::Mixed, 2),
@@ -542,7 +543,8 @@ impl Transactions {
         (self.ids_bytes.load(Ordering::Relaxed), self.open_bytes.load(Ordering::Relaxed))
     }
 
-    /// Remember ids of this length until there is no room for another, as if their producers had come just now. In memory only.
+    /// Remember ids of this length until there is no room for another, as if their producers had
+    /// come just now. In memory only.
     pub(crate) fn fill(&self, len: usize) {
         let mut slots = self.slots.write();
         while slots.len() < MAX_IDS && self.sizes().0 < MAX_IDS_BYTES {
@@ -571,7 +573,8 @@ impl Transactions {
         end::start(server, &self.get(id).unwrap());
     }
 
-    /// Decide how a transaction ends, durably, and do nothing of what follows; what its markers carry.
+    /// Decide how a transaction ends, durably, and do nothing of what follows; what its markers
+    /// carry.
     pub(crate) async fn decide_only(
         &self,
         id: &str,
@@ -584,7 +587,7 @@ impl Transactions {
             let by = transaction.identity.current();
             let End::Prepare(event) = transaction.end(by, outcome, raises_epoch, None).unwrap()
             else {
-                panic!("it can not end");
+                panic!("it cannot end");
             };
             let append = self.decide(&slot, &mut transaction, event).ok().flatten().unwrap();
             (append, transaction.marker)

@@ -1,6 +1,8 @@
-//! One transaction as a state machine: what a request decides, and what an event changes. No I/O, no clock.
+//! One transaction as a state machine: what a request decides, and what an event changes. No I/O,
+//! no clock.
 //!
-//! The rules are Kafka's (`TransactionMetadata`, `TransactionCoordinator`), in the words of KIP-98, KIP-360 and KIP-890.
+//! The rules are Kafka's (`TransactionMetadata`, `TransactionCoordinator`), in the words of KIP-98,
+//! KIP-360 and KIP-890.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -22,7 +24,8 @@ const ENTRY_BYTES: usize = 64;
 /// The last epoch that a producer is given. The one after it is only ever used to fence it.
 const LAST_EPOCH: i16 = i16::MAX - 1;
 
-/// Who may write, and who it was before that: a client that has lost an answer asks again as that one.
+/// Who may write, and who it was before that: a client that has lost an answer asks again as that
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) producer_id: i64,
@@ -89,7 +92,8 @@ impl State {
         }
     }
 
-    /// Whether Kafka has a state of this name. It has two more, in which no transaction is ever seen here.
+    /// Whether Kafka has a state of this name. It has two more, in which no transaction is ever
+    /// seen here.
     pub(crate) fn is_known(name: &str) -> bool {
         matches!(name, "Dead" | "PrepareEpochFence")
             || Self::ALL.iter().any(|state| state.name() == name)
@@ -108,7 +112,8 @@ impl State {
 /// Offsets to commit, by topic and partition.
 pub(super) type Offsets = BTreeMap<String, BTreeMap<i32, Position>>;
 
-/// Where a transaction has its records in a partition: its producer's in this range are its own, all of them.
+/// Where a transaction has its records in a partition: its producer's in this range are its own,
+/// all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     /// Topic id and partition.
@@ -116,7 +121,8 @@ pub(super) struct Span {
     pub(super) records: Range<u64>,
 }
 
-/// Whether what is known of a transaction is the truth, after records of the state stream were lost.
+/// Whether what is known of a transaction is the truth, after records of the state stream were
+/// lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Doubt {
     #[default]
@@ -216,7 +222,8 @@ impl Default for Transaction {
 }
 
 impl Transaction {
-    /// InitProducerId. `expected` is what the client says that it is. `new_producer_id` is one that nobody has had.
+    /// InitProducerId. `expected` is what the client says that it is. `new_producer_id` is one that
+    /// nobody has had.
     ///
     /// # Errors
     /// PRODUCER_FENCED: somebody else has come since.
@@ -273,8 +280,10 @@ impl Transaction {
         self.identity.epoch >= LAST_EPOCH || matches!(self.doubt, Doubt::Settled | Doubt::Renew)
     }
 
-    /// The open transaction is over its time. Its producer learns of that with what it does next, and goes on: who aborts or begins anew as the one that it was is told the epoch that it has now, as by Kafka with
-    /// `transaction.version` 2. Where that would take a new producer id, it is fenced, unlike by Kafka.
+    /// The open transaction is over its time. Its producer learns of that with what it does next,
+    /// and goes on: who aborts or begins anew as the one that it was is told the epoch that it has
+    /// now, as by Kafka with `transaction.version` 2. Where that would take a new producer id, it
+    /// is fenced, unlike by Kafka.
     pub(super) fn time_out(&self) -> Event {
         self.prepare(Outcome::Abort, true, None).unwrap_or_else(|| self.fence())
     }
@@ -290,7 +299,8 @@ impl Transaction {
     /// Whether this producer may add to the transaction now.
     ///
     /// # Errors
-    /// INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS while the last one is being ended.
+    /// INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS while the last one is
+    /// being ended.
     pub(super) fn check_open(&self, producer_id: i64, epoch: i16) -> Result<(), ResponseError> {
         if producer_id != self.identity.producer_id || producer_id == NO_PRODUCER {
             return Err(ResponseError::InvalidProducerIdMapping);
@@ -304,10 +314,12 @@ impl Transaction {
         }
     }
 
-    /// EndTxn. `raises_epoch`: by a client that knows version 2 of transactions, where every end raises the epoch.
+    /// EndTxn. `raises_epoch`: by a client that knows version 2 of transactions, where every end
+    /// raises the epoch.
     ///
     /// # Errors
-    /// INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, INVALID_TXN_STATE: there is nothing that could end so.
+    /// INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, INVALID_TXN_STATE: there is nothing that could
+    /// end so.
     pub(super) fn end(
         &self,
         (producer_id, epoch): (i64, i16),
@@ -322,7 +334,8 @@ impl Transaction {
         }
         let is_prepared = matches!(self.state, State::Prepared(_));
         let has_ended = matches!(self.state, State::Completed(_));
-        // A client that has lost the answer comes with the epoch that it had, which a client of version 2 has no more.
+        // A client that has lost the answer comes with the epoch that it had, which a client of
+        // version 2 has no more.
         let asks_again = raises_epoch && epoch != NONE && epoch == current.previous_epoch && {
             let by_epoch =
                 producer_id == current.producer_id && current.epoch.checked_sub(1) == Some(epoch);
@@ -359,7 +372,8 @@ impl Transaction {
         }
     }
 
-    /// The end of the transaction by its own producer, which goes on. `None`: it needs a new producer id first.
+    /// The end of the transaction by its own producer, which goes on. `None`: it needs a new
+    /// producer id first.
     fn prepare(
         &self,
         outcome: Outcome,
@@ -392,7 +406,8 @@ impl Transaction {
         matches!(self.state, State::Empty | State::Completed(_)).then_some(self.updated_at_ms)
     }
 
-    /// Let an event happen. [`Event::Removed`] changes nothing here: whoever holds the transaction drops it.
+    /// Let an event happen. [`Event::Removed`] changes nothing here: whoever holds the transaction
+    /// drops it.
     pub(super) fn apply(&mut self, at_ms: i64, event: Event) {
         self.updated_at_ms = at_ms;
         match event {
@@ -440,7 +455,8 @@ impl Transaction {
                 self.spans = spans;
             }
             Event::Completed => {
-                // The decision may be lost: then it stays as it was before, in doubt, until it is known how it was decided.
+                // The decision may be lost: then it stays as it was before, in doubt, until it is
+                // known how it was decided.
                 let State::Prepared(outcome) = self.state else { return };
                 self.state = State::Completed(outcome);
                 self.close();

@@ -1,5 +1,5 @@
-//! The fetch response, versions 4 to 18. Written by hand, because the generated encoder copies the records, and they are
-//! nearly all of it.
+//! The fetch response, versions 4 to 18. Written by hand, because the generated encoder copies the
+//! records, and they are nearly all of it.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use uuid::Uuid;
@@ -35,7 +35,8 @@ pub(crate) struct Partition {
     /// Kafka's last stable offset.
     pub(crate) stable_end: i64,
     pub(crate) log_start: i64,
-    /// For a reader of committed records: producer id and first offset of the aborted transactions among them.
+    /// For a reader of committed records: producer id and first offset of the aborted transactions
+    /// among them.
     pub(crate) aborted: Option<Vec<(i64, i64)>>,
     /// Record batches, in order.
     pub(crate) records: Vec<Bytes>,
@@ -106,7 +107,8 @@ impl Partition {
     }
 }
 
-/// The length of an array or of bytes; both are written alike. Saturates: the frame's length check refuses what is longer.
+/// The length of an array or of bytes; both are written alike. Saturates: the frame's length check
+/// refuses what is longer.
 fn put_len(buffer: &mut BytesMut, len: usize, flexible: bool) {
     if flexible {
         put_unsigned_varint(buffer, u32::try_from(len + 1).unwrap_or(u32::MAX));

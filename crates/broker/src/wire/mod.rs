@@ -11,8 +11,9 @@ pub(crate) mod response;
 pub(crate) mod shape;
 pub(crate) mod share;
 
-/// Elements of a request, without those whose key has come before. What is answered with more than it takes to ask for is to be
-/// answered once: else a small request could have a response of any size.
+/// Elements of a request, without those whose key has come before. What is answered with more than
+/// it takes to ask for is to be answered once: else a small request could have a response of any
+/// size.
 pub(crate) fn once<T, K: Hash + Eq>(
     elements: impl IntoIterator<Item = T>,
     key: impl Fn(&T) -> K,

@@ -27,8 +27,9 @@ impl<M: Message + Encodable> Encodable for Unchanged<M> {
     }
 }
 
-/// A DescribeLogDirs response, versions 1 to 5. The last one says of each directory whether it is cordoned off: whether it gets no new partitions. There is
-/// one place for all of them here, which never is.
+/// A DescribeLogDirs response, versions 1 to 5. The last one says of each directory whether it is
+/// cordoned off: whether it gets no new partitions. There is one place for all of them here, which
+/// never is.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct DescribedLogDirs(pub(crate) DescribeLogDirsResponse);
 

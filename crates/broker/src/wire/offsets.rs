@@ -1,7 +1,9 @@
-//! OffsetCommit and OffsetFetch in the version that `kafka-protocol` does not know: version 10 has the ids of topics in the place of their names. What
-//! it knows is taken from it: all other versions, and partitions, which are as in version 9.
+//! OffsetCommit and OffsetFetch in the version that `kafka-protocol` does not know: version 10 has
+//! the ids of topics in the place of their names. What it knows is taken from it: all other
+//! versions, and partitions, which are as in version 9.
 //!
-//! Requests were walked over by their shapes before they come here, so that each array's elements are there.
+//! Requests were walked over by their shapes before they come here, so that each array's elements
+//! are there.
 
 use anyhow::{Result, ensure};
 use bytes::{Buf, Bytes};

@@ -4,8 +4,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use kafka_protocol::protocol::Encodable;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// A framed response: its length, its header and its body, in pieces that are written one after the other without
-/// being copied together.
+/// A framed response: its length, its header and its body, in pieces that are written one after the
+/// other without being copied together.
 pub(crate) struct Response {
     pub(crate) pieces: Vec<Bytes>,
     /// Given back when the response has been written or dropped.

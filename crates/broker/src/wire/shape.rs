@@ -1,8 +1,9 @@
 //! The shapes of the requests that are served, and a check of a request's bytes against its shape.
 //!
-//! The decoders of `kafka-protocol` allocate an array for as many elements as the request claims to have, before they have read
-//! one. So before a request is decoded, it is walked once without allocating anything: every array's elements must
-//! really be there, and their number is known before memory is spent on them. Tests hold the shapes against the decoders.
+//! The decoders of `kafka-protocol` allocate an array for as many elements as the request claims to
+//! have, before they have read one. So before a request is decoded, it is walked once without
+//! allocating anything: every array's elements must really be there, and their number is known
+//! before memory is spent on them. Tests hold the shapes against the decoders.
 
 mod cluster;
 mod configs;
@@ -59,7 +60,8 @@ use Kind::{Bytes, Fixed, Structs, Text, Values};
 
 const MAX: i16 = i16::MAX;
 
-/// The longest string, as in Kafka: what a fixed-width length can say. Compact lengths could say more.
+/// The longest string, as in Kafka: what a fixed-width length can say. Compact lengths could say
+/// more.
 const MAX_TEXT_BYTES: usize = i16::MAX as usize;
 
 const BOOL: Kind = Fixed(1);
@@ -101,8 +103,8 @@ impl Shape {
     /// The number of array elements and tagged fields in it: what decoding will allocate for.
     ///
     /// # Errors
-    /// The first place where the bytes and the shape part, or where `max_elements` is exceeded. Bytes behind the end are no
-    /// error, as in Kafka.
+    /// The first place where the bytes and the shape part, or where `max_elements` is exceeded.
+    /// Bytes behind the end are no error, as in Kafka.
     pub(crate) fn walk(
         &self,
         request: &[u8],
@@ -118,7 +120,8 @@ impl Shape {
         version: i16,
         max_elements: usize,
     ) -> Result<Walk<'a>, Misshapen> {
-        // API key, version, correlation id, client id; the last keeps its fixed-width length in flexible headers.
+        // API key, version, correlation id, client id; the last keeps its fixed-width length in
+        // flexible headers.
         const HEADER: Struct = plain(&[Field(0, MAX, Fixed(8)), Field(0, MAX, Text)]);
         let mut walk = Walk { rest: request, version, flexible: false, elements: 0, max_elements };
         walk.structure(&HEADER)?;
@@ -205,7 +208,8 @@ impl Walk<'_> {
                 Some(Tagged(_, _, kind)) => {
                     let before = self.rest.len();
                     self.value(kind)?;
-                    // The decoder reads the content without regard to the length, so they must agree.
+                    // The decoder reads the content without regard to the length, so they must
+                    // agree.
                     if before - self.rest.len() != len_bytes {
                         return Err(Misshapen::TaggedLength);
                     }
@@ -257,7 +261,8 @@ impl Walk<'_> {
             let len = i32::from_be_bytes(self.take()?);
             self.fixed_len(len)?
         };
-        // Every element takes at least a byte, so a lie is seen before the loop that it would prolong.
+        // Every element takes at least a byte, so a lie is seen before the loop that it would
+        // prolong.
         if len > self.rest.len() {
             return Err(Misshapen::Truncated);
         }

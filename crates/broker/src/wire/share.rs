@@ -1,7 +1,9 @@
-//! ShareFetch, ShareAcknowledge and DescribeShareGroupOffsets in the versions that `kafka-protocol` does not know: version 2 of the first two adds
-//! a field or two, version 1 of the last one the lag. What it knows is taken from it.
+//! ShareFetch, ShareAcknowledge and DescribeShareGroupOffsets in the versions that `kafka-protocol`
+//! does not know: version 2 of the first two adds a field or two, version 1 of the last one the
+//! lag. What it knows is taken from it.
 //!
-//! Requests were walked over by their shapes before they come here, so that each array's elements are there.
+//! Requests were walked over by their shapes before they come here, so that each array's elements
+//! are there.
 
 use anyhow::Result;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -106,7 +108,8 @@ impl Decodable for ShareAcknowledge {
     }
 }
 
-/// Decode a message as the version that the codec knows; behind `texts` strings and `fixed` more bytes it has `N` bytes more, which are given back.
+/// Decode a message as the version that the codec knows; behind `texts` strings and `fixed` more
+/// bytes it has `N` bytes more, which are given back.
 fn decode_without<M: Decodable, const N: usize, B: ByteBuf>(
     buf: &mut B,
     texts: usize,
@@ -198,7 +201,8 @@ impl DescribedPartition {
     }
 }
 
-/// A ShareFetch response, versions 1 and 2, which are alike. By hand, because the codec would copy the records.
+/// A ShareFetch response, versions 1 and 2, which are alike. By hand, because the codec would copy
+/// the records.
 #[derive(Default)]
 pub(crate) struct ShareFetched {
     pub(crate) throttle_time_ms: i32,

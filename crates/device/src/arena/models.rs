@@ -1,5 +1,5 @@
-//! Arenas between threads, in every order of their steps: `cargo xtask loom`. The model checker knows each access to a granule's bytes, and stops where one
-//! is read that may still be written.
+//! Arenas between threads, in every order of their steps: `cargo xtask loom`. The model checker
+//! knows each access to a granule's bytes, and stops where one is read that may still be written.
 
 use loom::sync::Arc;
 use loom::thread;

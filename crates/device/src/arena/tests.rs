@@ -118,7 +118,8 @@ fn memory_of_huge_pages_is_aligned_and_zero() {
     words[words.len() - 1].store(u64::MAX, Ordering::Relaxed);
 }
 
-/// Each thread fills what it takes with its own bytes; whatever any of them reads meanwhile is whole.
+/// Each thread fills what it takes with its own bytes; whatever any of them reads meanwhile is
+/// whole.
 #[test]
 fn threads_see_each_others_bytes_whole_or_not_at_all() {
     const THREADS: usize = 4;

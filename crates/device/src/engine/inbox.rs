@@ -1,8 +1,10 @@
-//! The queue between those who submit and the one I/O thread of an engine, which sleeps in the kernel.
+//! The queue between those who submit and the one I/O thread of an engine, which sleeps in the
+//! kernel.
 //!
-//! Waking it is a system call. So the thread says when it goes to sleep and would take more, and only the first who submits after
-//! that wakes it. Whether it is about to sleep and whether there is something to do are decided under one lock, so no wake-up is lost;
-//! one that comes while the thread is still on its way must keep it from sleeping, as an eventfd does.
+//! Waking it is a system call. So the thread says when it goes to sleep and would take more, and
+//! only the first who submits after that wakes it. Whether it is about to sleep and whether there
+//! is something to do are decided under one lock, so no wake-up is lost; one that comes while the
+//! thread is still on its way must keep it from sleeping, as an eventfd does.
 
 use std::collections::VecDeque;
 

@@ -1,7 +1,8 @@
 //! What all engines share: admission of requests, continuation of short transfers, the latch.
 //!
-//! An engine moves a [`Job`] through `next -> kernel (or simulation) -> advance` until it has an outcome, then gives it to
-//! [`Core::finish`]. Everything that decides is here and does no I/O, so all engines decide alike.
+//! An engine moves a [`Job`] through `next -> kernel (or simulation) -> advance` until it has an
+//! outcome, then gives it to [`Core::finish`]. Everything that decides is here and does no I/O, so
+//! all engines decide alike.
 
 mod inbox;
 #[cfg(all(test, loom))]
@@ -31,8 +32,9 @@ use crate::{
     Request, ReserveError, SharedBuf,
 };
 
-/// How often in a row a transfer may answer `EAGAIN` without moving a byte before that becomes its error. The kernel uses
-/// it for shortages that pass; a device that never gets over one must not spin for ever.
+/// How often in a row a transfer may answer `EAGAIN` without moving a byte before that becomes its
+/// error. The kernel uses it for shortages that pass; a device that never gets over one must not
+/// spin for ever.
 const MAX_RETRIES: u32 = 1_000;
 
 /// A request on its way.
@@ -76,9 +78,10 @@ impl Job {
         }
     }
 
-    /// Take in what one transfer returned: `None` if there is more to do, else the outcome of the job.
+    /// Take in what one transfer returned: `None` if there is more to do, else the outcome of the
+    /// job.
     ///
-    /// Progress counts in whole logical blocks: Direct I/O can not go on from inside one.
+    /// Progress counts in whole logical blocks: Direct I/O cannot go on from inside one.
     pub(crate) fn advance(
         &mut self,
         result: Result<usize, Errno>,
@@ -195,8 +198,7 @@ impl Core {
             return Err(unsuitable("was opened for reading only".into()));
         };
         if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES as u64) {
-            let reason =
-                format!("can not have {bytes} bytes: no positive multiple of {PAGE_BYTES}");
+            let reason = format!("cannot have {bytes} bytes: no positive multiple of {PAGE_BYTES}");
             return Err(unsuitable(reason));
         }
         let _one_at_a_time = self.resizing.lock();
@@ -252,7 +254,8 @@ impl Core {
         Job { at, done: 0, retries: 0, body, completion }
     }
 
-    /// Why `job` must not reach the device: it writes or flushes, and the device has latched or was opened for reading only.
+    /// Why `job` must not reach the device: it writes or flushes, and the device has latched or was
+    /// opened for reading only.
     pub(crate) fn refusal(&self, job: &Job) -> Option<io::Error> {
         if job.is_read() {
             None
@@ -268,7 +271,8 @@ impl Core {
         }
     }
 
-    /// The end of a job. Whatever `result` says, nothing is acknowledged after the latch has fallen.
+    /// The end of a job. Whatever `result` says, nothing is acknowledged after the latch has
+    /// fallen.
     pub(crate) fn settle(&self, job: Job, result: io::Result<()>) -> Settled {
         let (at, len) = job.extent();
         let error = |source: io::Error| DeviceError {
@@ -299,8 +303,8 @@ impl Core {
         Settled { completion: job.completion, outcome: outcome.map(|()| buf) }
     }
 
-    /// [`Core::settle`] and run the completion. One that panics latches the device: the requester's state is unknown,
-    /// and the engine's thread must live on for the others.
+    /// [`Core::settle`] and run the completion. One that panics latches the device: the requester's
+    /// state is unknown, and the engine's thread must live on for the others.
     pub(crate) fn finish(&self, job: Job, result: io::Result<()>) {
         let (operation, (at, len)) = (job.operation(), job.extent());
         let settled = self.settle(job, result);

@@ -61,8 +61,8 @@ fn conforms(path: &Path, engine: Engine) {
     let read_only = OpenOptions { access: Access::ReadOnly, ..options.clone() };
     conformance::run(&Subject {
         open: &|| open(path, &options),
-        // The kernel itself refuses to write through a descriptor that is open for reading only, or to flush one that
-        // is no file.
+        // The kernel itself refuses to write through a descriptor that is open for reading only, or
+        // to flush one that is no file.
         broken: &|| {
             let geometry = open(path, &options).unwrap().geometry().clone();
             let fd =
@@ -119,7 +119,8 @@ fn a_block_device_is_measured_and_held_alone() {
     open(&device.path, &options).expect("it is free again");
 }
 
-/// Durable means that the device was told to flush, not only that it was written to: the block layer counts.
+/// Durable means that the device was told to flush, not only that it was written to: the block
+/// layer counts.
 #[test]
 fn durable_writes_flush_the_device() {
     let Some(device) = LoopDevice::new() else { return };
@@ -169,7 +170,8 @@ struct LoopDevice {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// One at a time: between fork and exec, a child of one test holds a copy of another's claim, which only `losetup` forks for.
+/// One at a time: between fork and exec, a child of one test holds a copy of another's claim, which
+/// only `losetup` forks for.
 static LOOP_DEVICE: Mutex<()> = Mutex::new(());
 
 impl LoopDevice {
@@ -265,7 +267,8 @@ fn no_submission_is_left_waiting() {
     }
 }
 
-/// Two handles in turn, many times: whoever drops the device gives its lock back before the drop returns.
+/// Two handles in turn, many times: whoever drops the device gives its lock back before the drop
+/// returns.
 #[test]
 fn the_lock_is_free_when_the_device_is_dropped() {
     for engine in [Engine::Threads, Engine::IoUring].into_iter().filter(|engine| available(*engine))
@@ -362,7 +365,8 @@ fn nothing_is_acknowledged_after_the_latch() {
     assert!(core.refusal(&job()).is_some());
 }
 
-/// The kernel registers at most 1 GiB as one buffer; a pool above that stands for any that it refuses.
+/// The kernel registers at most 1 GiB as one buffer; a pool above that stands for any that it
+/// refuses.
 #[test]
 fn a_pool_that_can_not_be_registered_works_too() {
     if !available(Engine::IoUring) {
@@ -414,7 +418,8 @@ fn durable_writes_do_without_a_flag_that_is_not_there() {
     });
 }
 
-/// Run `test` on a thread (and the threads that it starts) for which the system call `number` fails with `errno`.
+/// Run `test` on a thread (and the threads that it starts) for which the system call `number` fails
+/// with `errno`.
 fn without(number: libc::c_long, errno: i32, test: impl FnOnce() + Send) {
     let statement = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let filter = [

@@ -1,4 +1,5 @@
-//! The thread engine: `pread`, `pwritev2` and `fdatasync` on a few threads, for kernels and containers without io_uring.
+//! The thread engine: `pread`, `pwritev2` and `fdatasync` on a few threads, for kernels and
+//! containers without io_uring.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -54,7 +55,8 @@ impl Threads {
 }
 
 impl Shared {
-    /// One worker: requests in order of submission until the device is closed and the queue is empty.
+    /// One worker: requests in order of submission until the device is closed and the queue is
+    /// empty.
     fn serve(&self) {
         loop {
             let mut queue = self.queue.lock();
@@ -95,8 +97,8 @@ impl Shared {
     }
 
     fn write_durable(&self, at: u64, buf: &[u8]) -> Result<usize, Errno> {
-        // On a block device the flag costs two flushes, one that belongs to the write and one after it (`blkdev_write_iter`
-        // in block/fops.c, for writes that are waited for).
+        // On a block device the flag costs two flushes, one that belongs to the write and one after
+        // it (`blkdev_write_iter` in block/fops.c, for writes that are waited for).
         if !self.core.geometry.block_device {
             match pwritev2(&self.fd, &[IoSlice::new(buf)], at, ReadWriteFlags::DSYNC) {
                 // A sandbox's own kernel may know neither the call nor the flag.
@@ -129,7 +131,8 @@ impl Drop for Threads {
         self.shared.queue.lock().closed = true;
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
-            // The last handle may be dropped inside a completion, on a worker: that one ends by itself.
+            // The last handle may be dropped inside a completion, on a worker: that one ends by
+            // itself.
             if worker.thread().id() != thread::current().id() {
                 worker
                     .join()

@@ -1,8 +1,10 @@
-//! The io_uring engine: one ring, one thread, which sleeps in the kernel until a transfer completes or a request arrives.
+//! The io_uring engine: one ring, one thread, which sleeps in the kernel until a transfer completes
+//! or a request arrives.
 //!
-//! Requests come through an inbox under a short lock. The thread takes as many as it may have in flight, submits them
-//! together with the wait for the next completion, and runs completions between two waits. A submitter wakes it, through
-//! an eventfd that the ring polls, only when the thread has said that it goes to sleep with room for more.
+//! Requests come through an inbox under a short lock. The thread takes as many as it may have in
+//! flight, submits them together with the wait for the next completion, and runs completions
+//! between two waits. A submitter wakes it, through an eventfd that the ring polls, only when the
+//! thread has said that it goes to sleep with room for more.
 //!
 //! What is in flight is bounded by the size of the ring, so neither of its queues can overflow.
 
@@ -29,8 +31,8 @@ const POOL: u16 = 0;
 /// `user_data` of the poll on the eventfd; transfers carry the index of their slot.
 const WAKE: u64 = u64::MAX;
 
-/// Most bytes asked for at once; a longer transfer is continued. Below what the kernel moves at most, 2 GiB less a page
-/// (read(2), "NOTES").
+/// Most bytes asked for at once; a longer transfer is continued. Below what the kernel moves at
+/// most, 2 GiB less a page (read(2), "NOTES").
 const MAX_TRANSFER_BYTES: usize = 1 << 30;
 
 /// A device served by a ring.
@@ -59,7 +61,8 @@ impl Uring {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let shared = Arc::new(Shared { core, inbox: Inbox::new(), wake });
         let (ready, started) = mpsc::sync_channel(1);
-        // The ring is made on the thread that uses it: IORING_SETUP_SINGLE_ISSUER binds it to its maker.
+        // The ring is made on the thread that uses it: IORING_SETUP_SINGLE_ISSUER binds it to its
+        // maker.
         let thread = thread::Builder::new().name("device-io".into()).spawn({
             let (shared, pool) = (shared.clone(), pool.clone());
             move || match IoThread::set_up(shared, fd, pool, io_depth) {
@@ -103,7 +106,8 @@ impl Drop for Uring {
         self.shared.inbox.close();
         self.shared.wake();
         let thread = self.thread.take().expect("taken only here");
-        // The last handle may be dropped inside a completion, on the thread itself, which then ends on its own.
+        // The last handle may be dropped inside a completion, on the thread itself, which then ends
+        // on its own.
         if thread.thread().id() != thread::current().id() {
             thread.join().expect("the I/O thread aborts rather than panics");
         }
@@ -129,8 +133,8 @@ struct IoThread {
     _pool: Arc<Pool>,
 }
 
-/// Jobs that the kernel is working on, by slot. The kernel reads and writes their buffers, so they must stay where they
-/// are until the ring says that it is done.
+/// Jobs that the kernel is working on, by slot. The kernel reads and writes their buffers, so they
+/// must stay where they are until the ring says that it is done.
 struct Flight {
     slots: Vec<Option<Job>>,
     free: Vec<usize>,
@@ -139,8 +143,8 @@ struct Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         if thread::panicking() {
-            // A defect of the engine itself. Freeing the buffers would let the kernel write into whatever takes their
-            // place, keeping them would leave their owners waiting for ever.
+            // A defect of the engine itself. Freeing the buffers would let the kernel write into
+            // whatever takes their place, keeping them would leave their owners waiting for ever.
             tracing::error!("the I/O thread of a device panicked; aborting");
             std::process::abort();
         }
@@ -194,7 +198,8 @@ impl IoThread {
         }
     }
 
-    /// Put waiting requests into the ring as long as there is room. False if the device is closed and idle.
+    /// Put waiting requests into the ring as long as there is room. False if the device is closed
+    /// and idle.
     fn start_requests(&mut self) -> bool {
         loop {
             let Flight { free, slots } = &self.flight;
@@ -227,7 +232,8 @@ impl IoThread {
         if let Err(error) = self.ring.submit_and_wait(1) {
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
-                // The kernel is short of memory; what was not submitted stays in the ring for the next round.
+                // The kernel is short of memory; what was not submitted stays in the ring for the
+                // next round.
                 Some(libc::EAGAIN | libc::EBUSY) => thread::yield_now(),
                 _ => panic!("{}: io_uring_enter: {error}", self.shared.core.geometry.name),
             }
@@ -236,7 +242,8 @@ impl IoThread {
 
     fn woken(&mut self) {
         self.polling = false;
-        // Whatever it holds; it is readable, so this does not block. If it should fail, the next poll fires at once.
+        // Whatever it holds; it is readable, so this does not block. If it should fail, the next
+        // poll fires at once.
         let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
     }
 
@@ -269,9 +276,10 @@ impl IoThread {
             }
         };
         let entry = entry.user_data(slot as u64);
-        // SAFETY: the buffer belongs to the job, which stays in its slot until this operation has completed (`transferred`),
-        // even if the thread panics (`Flight::drop`). A read's buffer is unique and nobody else can touch it; a write's
-        // is frozen. Moving the job does not move the buffer's bytes. The target is registered as long as the ring lives.
+        // SAFETY: the buffer belongs to the job, which stays in its slot until this operation has
+        // completed (`transferred`), even if the thread panics (`Flight::drop`). A read's buffer is
+        // unique and nobody else can touch it; a write's is frozen. Moving the job does not move
+        // the buffer's bytes. The target is registered as long as the ring lives.
         unsafe { push(&mut self.ring, &entry) };
     }
 
@@ -333,7 +341,8 @@ fn require_operations(ring: &IoUring) -> io::Result<()> {
 fn register_pool(ring: &IoUring, pool: &Pool) -> io::Result<bool> {
     let Some((base, len)) = pool.region() else { return Ok(false) };
     let buffer = libc::iovec { iov_base: base.cast(), iov_len: len };
-    // SAFETY: the region is mapped, and stays so as long as the ring: the thread that owns both drops the pool last.
+    // SAFETY: the region is mapped, and stays so as long as the ring: the thread that owns both
+    // drops the pool last.
     unsafe { ring.submitter().register_buffers(&[buffer]) }?;
     Ok(true)
 }

@@ -1,4 +1,5 @@
-//! When a cloud disk would start and complete each request: a pure function of the times and sizes of the requests so far.
+//! When a cloud disk would start and complete each request: a pure function of the times and sizes
+//! of the requests so far.
 
 use std::time::Duration;
 
@@ -7,25 +8,28 @@ pub const PIECE_BYTES: u64 = 256 * 1024;
 
 const NANOS: u64 = 1_000_000_000;
 
-/// What a cloud disk promises, and how long it takes. The module's documentation says where the figures of
-/// [`DiskModel::CLOUD`] come from.
+/// What a cloud disk promises, and how long it takes. The module's documentation says where the
+/// figures of [`DiskModel::CLOUD`] come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskModel {
-    /// Pieces of at most [`PIECE_BYTES`] that start per second, reads and writes together. At least 1.
+    /// Pieces of at most [`PIECE_BYTES`] that start per second, reads and writes together. At least
+    /// 1.
     pub iops: u32,
     /// Bytes per second, reads and writes together. At least 1.
     pub bandwidth_bytes_per_second: u64,
     /// What every piece takes from its start, whatever its size. At most an hour.
     pub latency: Duration,
-    /// How fast the bytes of one piece move, on top of that; pieces that move at the same time do not slow each other. At least 1.
+    /// How fast the bytes of one piece move, on top of that; pieces that move at the same time do
+    /// not slow each other. At least 1.
     pub piece_bytes_per_second: u64,
-    /// How much of both quotas is saved up while it is not used, as a time. At most an hour. Less than what a whole piece takes
-    /// counts as that: a disk that lets no piece through is none.
+    /// How much of both quotas is saved up while it is not used, as a time. At most an hour. Less
+    /// than what a whole piece takes counts as that: a disk that lets no piece through is none.
     pub burst: Duration,
 }
 
 impl DiskModel {
-    /// 3,000 IOPS and 125 MiB/s; 0.5 ms, and 220 MiB/s within a piece; a tenth of a second saved up.
+    /// 3,000 IOPS and 125 MiB/s; 0.5 ms, and 220 MiB/s within a piece; a tenth of a second saved
+    /// up.
     pub const CLOUD: Self = Self {
         iops: 3000,
         bandwidth_bytes_per_second: 125 << 20,
@@ -34,7 +38,8 @@ impl DiskModel {
         burst: Duration::from_millis(100),
     };
 
-    /// How long a request of `len_bytes` takes on a disk that has been idle for long: as long as its longest piece.
+    /// How long a request of `len_bytes` takes on a disk that has been idle for long: as long as
+    /// its longest piece.
     pub fn idle_latency(&self, len_bytes: u64) -> Duration {
         let piece = len_bytes.min(PIECE_BYTES);
         self.latency + Duration::from_nanos(nanos(piece, self.piece_bytes_per_second))
@@ -50,8 +55,8 @@ impl DiskModel {
     }
 }
 
-/// What a modelled disk has been asked for so far. Differences of two are the figures that `iostat` shows: requests per second, their
-/// size, and, as `in_flight` per second, the length of the queue.
+/// What a modelled disk has been asked for so far. Differences of two are the figures that `iostat`
+/// shows: requests per second, their size, and, as `in_flight` per second, the length of the queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Pieces of at most [`PIECE_BYTES`].
@@ -62,8 +67,9 @@ pub struct Usage {
     pub in_flight: Duration,
 }
 
-/// Units at a rate, as a time: each unit takes its share of a second, and what is taken ahead of time is bounded by the burst.
-/// (The generic cell rate algorithm of ATM, which is a token bucket in integers, without a clock.)
+/// Units at a rate, as a time: each unit takes its share of a second, and what is taken ahead of
+/// time is bounded by the burst. (The generic cell rate algorithm of ATM, which is a token bucket
+/// in integers, without a clock.)
 #[derive(Clone, Copy, Debug)]
 struct Quota {
     per_second: u64,
@@ -123,7 +129,8 @@ impl Schedule {
         self.usage
     }
 
-    /// When a request of `len_bytes` that comes at `now` is complete: with its last piece. `now` never goes backwards.
+    /// When a request of `len_bytes` that comes at `now` is complete: with its last piece. `now`
+    /// never goes backwards.
     pub(super) fn request(&mut self, now: u64, len_bytes: u64) -> u64 {
         let mut done = now;
         let mut left = len_bytes;
@@ -275,7 +282,8 @@ mod tests {
     }
 
     proptest! {
-        /// However the pieces come: in no span of time does more start than the quota of this time and the burst.
+        /// However the pieces come: in no span of time does more start than the quota of this time
+        /// and the burst.
         #[test]
         fn no_span_exceeds_a_quota(model in models(), arrivals in arrivals()) {
             let pieces = starts(&model, &arrivals);
@@ -296,8 +304,9 @@ mod tests {
             }
         }
 
-        /// And nothing waits without need: whatever starts late could not have started a microsecond earlier, because some span
-        /// that ends with it would then have exceeded a quota, or because its predecessor started no earlier.
+        /// And nothing waits without need: whatever starts late could not have started a
+        /// microsecond earlier, because some span that ends with it would then have exceeded a
+        /// quota, or because its predecessor started no earlier.
         #[test]
         fn nothing_waits_without_need(model in models(), arrivals in arrivals()) {
             let pieces = starts(&model, &arrivals);
@@ -320,7 +329,8 @@ mod tests {
             }
         }
 
-        /// A request is complete when its last piece has had its latency and its time; usage adds up.
+        /// A request is complete when its last piece has had its latency and its time; usage adds
+        /// up.
         #[test]
         fn requests_complete_with_their_pieces(model in models(), arrivals in arrivals()) {
             let mut pieces = starts(&model, &arrivals).into_iter();

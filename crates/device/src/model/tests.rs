@@ -1,4 +1,5 @@
-//! The conformance suite on a modelled disk, and what only the wrapper can get wrong. When requests are due is tested in `schedule`.
+//! The conformance suite on a modelled disk, and what only the wrapper can get wrong. When requests
+//! are due is tested in `schedule`.
 
 use std::sync::mpsc;
 
@@ -69,7 +70,8 @@ fn usage_counts_pieces_and_no_flush() {
     assert!(in_flight >= 3 * BRISK.latency);
 }
 
-/// The order of completion is that of the model, not of submission: a short request overtakes a long one.
+/// The order of completion is that of the model, not of submission: a short request overtakes a
+/// long one.
 #[test]
 fn the_earliest_is_due_first() {
     let disk = ModelledDisk::in_memory(CAPACITY, &BRISK).unwrap();

@@ -1,7 +1,8 @@
 //! The one source of chance in a simulation.
 
-/// SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014): a counter in steps of the
-/// golden ratio, each value mixed by two multiplications. Small, fast, and every seed is a good one. Not for secrets.
+/// SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014):
+/// a counter in steps of the golden ratio, each value mixed by two multiplications. Small, fast,
+/// and every seed is a good one. Not for secrets.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -32,8 +33,8 @@ impl Random {
         self.below(len as u64) as usize
     }
 
-    /// True with `probability`. Takes nothing from the sequence if that is zero, so that switching a fault off leaves the rest
-    /// of a run as it was before the fault existed.
+    /// True with `probability`. Takes nothing from the sequence if that is zero, so that switching
+    /// a fault off leaves the rest of a run as it was before the fault existed.
     pub fn chance(&mut self, probability: f64) -> bool {
         // 53 bits are what an f64 holds exactly: a number in 0 <= x < 1.
         probability > 0.0

@@ -10,7 +10,8 @@ use crate::ReserveError;
 use crate::engine::Core;
 use crate::reserve::{self, Refusal, Reservations};
 
-/// As disks answer a host that has to be told something first, and some of them one that is not registered.
+/// As disks answer a host that has to be told something first, and some of them one that is not
+/// registered.
 const CHECK_CONDITION: u32 = 2;
 /// As disks answer a command that they do not know.
 const UNKNOWN_COMMAND: u32 = 0x402;
@@ -101,12 +102,14 @@ impl Reservation {
 }
 
 impl SimDisk {
-    /// See [`Device::reserve`](crate::Device::reserve). What the other hosts have queued is refused when it comes to be executed: aborted.
+    /// See [`Device::reserve`](crate::Device::reserve). What the other hosts have queued is refused
+    /// when it comes to be executed: aborted.
     pub(super) fn acquire(&self) -> Result<(), ReserveError> {
         reserve::acquire(self, &self.0.core.geometry.name)
     }
 
-    /// Reserve the disk as another program does: with a key of its own, unless somebody else has it.
+    /// Reserve the disk as another program does: with a key of its own, unless somebody else has
+    /// it.
     pub fn reserve_as_stranger(&self) {
         let key = reserve::KEY + 1;
         self.register(0, key).and_then(|()| Reservations::reserve(self, key)).expect("it is free");

@@ -6,8 +6,9 @@ use super::{Mode, SimDisk};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::{self, JoinHandle};
 
-/// Executes what is queued on a disk as soon as it is queued, on a thread of its own and in the order that [`SimDisk::step`]
-/// chooses. When it is dropped it executes what is left, and the disk is in [`Mode::Immediate`] again.
+/// Executes what is queued on a disk as soon as it is queued, on a thread of its own and in the
+/// order that [`SimDisk::step`] chooses. When it is dropped it executes what is left, and the disk
+/// is in [`Mode::Immediate`] again.
 pub struct Stepper {
     disk: SimDisk,
     told: Arc<Told>,
@@ -37,7 +38,8 @@ impl Stepper {
         Self { disk, told, thread: Some(thread) }
     }
 
-    /// Leave what is queued where it is, until told otherwise. What is being executed comes to its end.
+    /// Leave what is queued where it is, until told otherwise. What is being executed comes to its
+    /// end.
     pub fn hold(&self, hold: bool) {
         self.tell(&self.told.hold, hold);
     }
@@ -54,7 +56,8 @@ impl Drop for Stepper {
     fn drop(&mut self) {
         self.tell(&self.told.stop, true);
         let stopped = self.thread.take().map(JoinHandle::join);
-        // A completion that panics has said so on its thread; do not hide it from a test that goes on.
+        // A completion that panics has said so on its thread; do not hide it from a test that goes
+        // on.
         if !thread::panicking() {
             assert!(matches!(stopped, Some(Ok(()))), "the thread of a simulated disk has panicked");
         }

@@ -1,4 +1,5 @@
-//! The bytes of a simulated disk: what is durable, what a reader sees, and the unflushed writes between the two.
+//! The bytes of a simulated disk: what is durable, what a reader sees, and the unflushed writes
+//! between the two.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +31,8 @@ impl Pages {
     }
 }
 
-/// The parts of `len` bytes at `at`, cut at page boundaries: page number, offset within it, range of the bytes.
+/// The parts of `len` bytes at `at`, cut at page boundaries: page number, offset within it, range
+/// of the bytes.
 fn split(at: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -50,8 +52,8 @@ struct Unflushed {
     sequence: u64,
     at: u64,
     data: Vec<u8>,
-    /// Sectors that this write still has to bring to the media; the others were never written (a torn write) or have
-    /// been overtaken by a durable write to the same place.
+    /// Sectors that this write still has to bring to the media; the others were never written (a
+    /// torn write) or have been overtaken by a durable write to the same place.
     live: Vec<bool>,
 }
 
@@ -122,8 +124,9 @@ impl Storage {
         });
     }
 
-    /// What is on the media, plus of each unflushed write the sectors that `keep(at, sectors)` lets through, in the order of
-    /// completion: a later write to the same place never loses to an earlier one.
+    /// What is on the media, plus of each unflushed write the sectors that `keep(at, sectors)` lets
+    /// through, in the order of completion: a later write to the same place never loses to an
+    /// earlier one.
     pub(super) fn after_power_cut(&self, mut keep: impl FnMut(u64, usize) -> Vec<bool>) -> Pages {
         let mut media = self.media.clone();
         for unflushed in &self.cache {

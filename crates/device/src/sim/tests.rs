@@ -1,4 +1,5 @@
-//! The conformance suite on the simulated disk, and each of its faults: that it happens, and what it does.
+//! The conformance suite on the simulated disk, and each of its faults: that it happens, and what
+//! it does.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

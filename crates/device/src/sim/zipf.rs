@@ -2,7 +2,8 @@
 
 use super::Random;
 
-/// YCSB's Zipfian generator, scrambled (Gray et al., "Quickly Generating Billion-Record Synthetic Databases", SIGMOD 1994), with YCSB's exponent of 0.99.
+/// YCSB's Zipfian generator, scrambled (Gray et al., "Quickly Generating Billion-Record Synthetic
+/// Databases", SIGMOD 1994), with YCSB's exponent of 0.99.
 #[derive(Clone, Debug)]
 pub struct Zipf {
     items: f64,
@@ -15,7 +16,8 @@ pub struct Zipf {
 impl Zipf {
     const THETA: f64 = 0.99;
 
-    /// Of the numbers in `0..numbers`. Takes a time that grows with them, a few tenths of a second for ten million.
+    /// Of the numbers in `0..numbers`. Takes a time that grows with them, a few tenths of a second
+    /// for ten million.
     pub fn new(numbers: u64) -> Self {
         let zeta_of = |n: u64| (1..=n).map(|i| (i as f64).powf(-Self::THETA)).sum::<f64>();
         let (items, zeta) = (numbers as f64, zeta_of(numbers));

@@ -101,7 +101,8 @@ impl WaitTimeoutResult {
     }
 }
 
-/// As `std::sync::OnceLock`: whoever sees the value sees what happened before it was set, and it need not be seen at once.
+/// As `std::sync::OnceLock`: whoever sees the value sees what happened before it was set, and it
+/// need not be seen at once.
 #[derive(Debug)]
 pub struct OnceLock<T> {
     value: std::sync::OnceLock<T>,

@@ -188,7 +188,8 @@ fn a_lengthened_file_keeps_what_it_holds() {
     assert_eq!(device.geometry().capacity_bytes, (2 << 20) + BYTES);
 }
 
-/// Killed at any moment, it leaves a file that can be opened: what a reader sees while it is written is what would be left.
+/// Killed at any moment, it leaves a file that can be opened: what a reader sees while it is
+/// written is what would be left.
 #[test]
 fn a_file_has_no_hole_while_it_is_lengthened() {
     let (_dir, path) = nowhere();
@@ -254,7 +255,8 @@ fn what_is_not_there_is_not_found() {
     assert!(names(&dir).is_empty());
 }
 
-/// A disk that is not attached, or not spelled so: a file of its name would lie in memory, and be gone with the next start of the machine.
+/// A disk that is not attached, or not spelled so: a file of its name would lie in memory, and be
+/// gone with the next start of the machine.
 #[test]
 fn no_file_is_created_among_the_devices() {
     let (dir, _) = nowhere();

@@ -16,12 +16,15 @@ struct Cold {
 }
 
 impl Cache {
-    /// The values of several keys, in their order. Faster than one after the other: the processor fetches what is in memory at one time, and so does the disk what is not, as far as the kernel lets
-    /// us use io_uring. Each key is looked up at a moment of its own, and has a result of its own: one that can not be read costs the others nothing. (`into_iter().collect::<Result<Vec<_>, _>>()`
-    /// makes one of all.)
+    /// The values of several keys, in their order. Faster than one after the other: the processor
+    /// fetches what is in memory at one time, and so does the disk what is not, as far as the
+    /// kernel lets us use io_uring. Each key is looked up at a moment of its own, and has a result
+    /// of its own: one that cannot be read costs the others nothing.
+    /// (`into_iter().collect::<Result<Vec<_>, _>>()` makes one of all.)
     ///
-    /// Reads the disk. What is read at one time is at most 32 reads of at most 1 MiB together, which is the memory that this takes beside what the values take; a record for which more than 256 KiB
-    /// have to be read is read by itself.
+    /// Reads the disk. What is read at one time is at most 32 reads of at most 1 MiB together,
+    /// which is the memory that this takes beside what the values take; a record for which more
+    /// than 256 KiB have to be read is read by itself.
     ///
     /// # Errors
     /// Of each key as [`Self::get`].
@@ -60,11 +63,14 @@ impl Cache {
         values
     }
 
-    /// Remove several keys; returns how many of them were there. Each is removed at a moment of its own, as by [`Self::delete`]. What has to be read for it (records that are not in memory and have a
-    /// time to live, which may be over) is read at one time, as in [`Self::get_many`]; and with [`crate::Durability::Always`] all of them wait for stable storage together.
+    /// Remove several keys; returns how many of them were there. Each is removed at a moment of its
+    /// own, as by [`Self::delete`]. What has to be read for it (records that are not in memory and
+    /// have a time to live, which may be over) is read at one time, as in [`Self::get_many`]; and
+    /// with [`crate::Durability::Always`] all of them wait for stable storage together.
     ///
     /// # Errors
-    /// As [`Self::delete`], for any of them: those before it are removed, and with `Always` perhaps not yet on stable storage.
+    /// As [`Self::delete`], for any of them: those before it are removed, and with `Always` perhaps
+    /// not yet on stable storage.
     pub fn delete_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize> {
         let shared = &*self.shared;
         let mut count = 0;
@@ -95,7 +101,8 @@ impl Cache {
         Ok(count)
     }
 
-    /// Read the first of these from the disk, as many as fit into a batch; they are not among them any more.
+    /// Read the first of these from the disk, as many as fit into a batch; they are not among them
+    /// any more.
     fn read_batch<K: AsRef<[u8]>>(
         &self,
         keys: &[K],

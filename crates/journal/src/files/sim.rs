@@ -1,7 +1,9 @@
 //! A directory in memory that can lose what was not synced.
 //!
-//! Names that were made, changed or removed since the directory was synced survive a power cut up to some point of their order, as in a file system with a journal; but what was removed before a sync that has failed comes back or not by itself. Of data that was not
-//! synced each sector survives or not by itself, which is what reordering in a disk's cache amounts to.
+//! Names that were made, changed or removed since the directory was synced survive a power cut up
+//! to some point of their order, as in a file system with a journal; but what was removed before a
+//! sync that has failed comes back or not by itself. Of data that was not synced each sector
+//! survives or not by itself, which is what reordering in a disk's cache amounts to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -70,7 +72,8 @@ struct State {
     failing_syncs: u64,
     /// So many removals of journals fail.
     failing_removals: u64,
-    /// Files that were removed before one that has failed: a power cut may bring them back, whatever later ones say.
+    /// Files that were removed before one that has failed: a power cut may bring them back,
+    /// whatever later ones say.
     doubtful: BTreeMap<String, usize>,
 }
 
@@ -89,7 +92,7 @@ struct SimContents {
     durable: Vec<u8>,
     /// Byte ranges of `now` that were written since the last sync.
     unsynced: Vec<(usize, usize)>,
-    /// Bytes that the disk can not deliver.
+    /// Bytes that the disk cannot deliver.
     unreadable: Vec<Range<usize>>,
 }
 
@@ -156,7 +159,8 @@ impl State {
         self.files[file].handles.clone()
     }
 
-    /// Forget what is in files that have no name any more and that nobody has open: tests write more than there is memory.
+    /// Forget what is in files that have no name any more and that nobody has open: tests write
+    /// more than there is memory.
     fn forget_removed(&mut self) {
         let named: BTreeSet<usize> =
             self.names.values().chain(self.doubtful.values()).copied().collect();
@@ -308,7 +312,8 @@ impl SimDirectory {
         self.state.lock().reads
     }
 
-    /// Have this done once, between the next reads that are made together and whoever waits for them.
+    /// Have this done once, between the next reads that are made together and whoever waits for
+    /// them.
     pub(crate) fn after_reads(&self, hook: impl FnOnce() + Send + 'static) {
         *self.after_reads.lock() = Some(Box::new(hook));
     }

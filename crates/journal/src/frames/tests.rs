@@ -26,7 +26,8 @@ struct Plain {
 }
 
 impl Plain {
-    /// Many records that end or begin a few bytes from the border of a frame, short ones between, some in several frames.
+    /// Many records that end or begin a few bytes from the border of a frame, short ones between,
+    /// some in several frames.
     fn around_borders(random: &mut Random, frame_bytes: usize, total_bytes: usize) -> Self {
         let mut plain = Self { bytes: vec![0; FIRST_RECORD], records: Vec::new() };
         while plain.bytes.len() < total_bytes {
@@ -42,7 +43,8 @@ impl Plain {
         plain
     }
 
-    /// A record with a key of 8 bytes. Some values can be compressed; none has zeroes, which stand for what is damaged.
+    /// A record with a key of 8 bytes. Some values can be compressed; none has zeroes, which stand
+    /// for what is damaged.
     fn push(&mut self, random: &mut Random, value_bytes: usize) {
         let key = self.records.len().to_le_bytes();
         let mask = if random.chance(0.3) { 0xff } else { 0x03 };
@@ -124,7 +126,8 @@ fn every_record_is_found_wherever_the_borders_are() {
                     loaded.bytes() == &plain.bytes[range.clone()],
                     "seed {seed}, {round}: {range:?}"
                 );
-                // Of what is in another journal, or was read from a wrong place, nothing is returned.
+                // Of what is in another journal, or was read from a wrong place, nothing is
+                // returned.
                 let hash = KeyHash { high: 0, fingerprint: 0 };
                 let wrong = Granule(place.first().0 + 1);
                 let wrong = Place::new(NUMBER, wrong, range.len(), false, hash);
@@ -187,7 +190,8 @@ fn a_table_that_is_damaged_anywhere_is_not_used() {
     }
 }
 
-/// With checksums that are right: a journal can not be read into memory, or iterated, up to such an end.
+/// With checksums that are right: a journal cannot be read into memory, or iterated, up to such an
+/// end.
 #[test]
 fn an_end_that_is_on_no_granule_is_not_used() {
     let plain = Plain::around_borders(&mut Random::new(8), 16 << 10, 1 << 20);

@@ -18,7 +18,8 @@ const HASH_KEY: [u8; 16] = [9; 16];
 /// The files of a cache in the making, and what has to be found in them.
 struct Files {
     directory: SimDirectory,
-    /// Each journal's records, by its number; those of whose header nobody knows the salt are left out.
+    /// Each journal's records, by its number; those of whose header nobody knows the salt are left
+    /// out.
     journals: BTreeMap<u64, Vec<reference::Record>>,
     /// Nothing in it contradicts itself, so that it is known what has to be found.
     is_honest: bool,
@@ -176,7 +177,7 @@ pub fn opening(data: &[u8]) -> Checked {
         Err(Error::NoCache { .. }) => return Ok(()),
         Err(error) => return Err(format!("it does not open: {error}")),
     };
-    inspected.map_err(told("it can not be inspected"))?;
+    inspected.map_err(told("it cannot be inspected"))?;
     if files.is_honest {
         let expected = files.newest(crate::clock::now_millis());
         let found = contents(&cache).map_err(told("iterating"))?;
@@ -196,8 +197,9 @@ pub fn opening(data: &[u8]) -> Checked {
             }
         }
     }
-    // Whatever it holds, nobody gets another key's value, and it can be written to. An iteration asks the index only where a record was replaced, and believes a hint that has left that out: it may
-    // return what was there before, too.
+    // Whatever it holds, nobody gets another key's value, and it can be written to. An iteration
+    // asks the index only where a record was replaced, and believes a hint that has left that out:
+    // it may return what was there before, too.
     let mut before = BTreeMap::<_, Vec<_>>::new();
     for entry in cache.iter().collect::<Result<Vec<_>, _>>().unwrap_or_default() {
         before.entry(entry.key().to_vec()).or_default().push(entry.value().to_vec());

@@ -1,4 +1,5 @@
-//! `docs/format/journal.md` once more, in the plainest way, sharing no code with what it is compared with.
+//! `docs/format/journal.md` once more, in the plainest way, sharing no code with what it is
+//! compared with.
 
 /// First byte of the first record.
 pub(super) const RECORDS_AT: usize = 4096;
@@ -62,7 +63,8 @@ pub(super) fn checksum(salt: u64, place: u32, rest: &[u8]) -> u32 {
     crc32c(&[&salt.to_le_bytes(), &place.to_le_bytes(), rest])
 }
 
-/// The bytes of a header that looks like one of a record that lies wholly in `bytes`: how long the record is.
+/// The bytes of a header that looks like one of a record that lies wholly in `bytes`: how long the
+/// record is.
 pub(super) fn plausible_len(bytes: &[u8]) -> Option<usize> {
     if bytes.len() < 16 {
         return None;

@@ -1,4 +1,5 @@
-//! The fuzz targets without a fuzzer: their seeds, and a bounded number of random inputs. `cargo xtask fuzz` goes further.
+//! The fuzz targets without a fuzzer: their seeds, and a bounded number of random inputs. `cargo
+//! xtask fuzz` goes further.
 
 use std::fs;
 use std::path::Path;
@@ -28,7 +29,8 @@ fn the_seeds_find_nothing() {
     }
 }
 
-/// What is compared with is a statement of its own, and right: of a record, a hint and a header that were written by hand.
+/// What is compared with is a statement of its own, and right: of a record, a hint and a header
+/// that were written by hand.
 #[test]
 fn the_reference_reads_what_is_written() {
     assert_eq!(reference::crc32c(&[b"1234", b"56789"]), 0xe306_9283);

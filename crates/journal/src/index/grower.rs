@@ -1,4 +1,6 @@
-//! The grower: a thread that makes a crowded table anew before its writers have to, who would wait for the system to find the memory. They go on in the crowded one meanwhile, and wait while entries are moved.
+//! The grower: a thread that makes a crowded table anew before its writers have to, who would wait
+//! for the system to find the memory. They go on in the crowded one meanwhile, and wait while
+//! entries are moved.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -52,9 +54,11 @@ impl Grower {
 }
 
 impl Index {
-    /// Make the table anew of one of those whose writers have asked for it, unless one of them has done so meanwhile. False if nobody has asked.
+    /// Make the table anew of one of those whose writers have asked for it, unless one of them has
+    /// done so meanwhile. False if nobody has asked.
     ///
-    /// Where there is no memory for it nothing is done: who puts keys hears of it when the table is full.
+    /// Where there is no memory for it nothing is done: who puts keys hears of it when the table is
+    /// full.
     pub(super) fn grow_crowded(&self) -> bool {
         let Some(at) = self.grower.next() else { return false };
         if let Some(buckets_log2) = self.wanted(at)
@@ -74,7 +78,8 @@ impl Index {
         owned.has_asked.then(|| owned.next_log2())
     }
 
-    /// Replace the shard's table by one that was made for it, unless what is wanted has changed meanwhile.
+    /// Replace the shard's table by one that was made for it, unless what is wanted has changed
+    /// meanwhile.
     pub(super) fn replace(&self, shard: usize, made: Table) {
         let (shard, made) = (&self.shards[shard], Arc::new(made));
         let mut owned = shard.writer.0.lock();

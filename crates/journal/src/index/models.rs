@@ -46,7 +46,8 @@ fn a_slot_is_used_again() {
     });
 }
 
-/// A key that is there all the time is found, before and after its record moves, while a reader marks it.
+/// A key that is there all the time is found, before and after its record moves, while a reader
+/// marks it.
 #[test]
 fn a_record_moves() {
     loom::model(|| {
@@ -76,7 +77,8 @@ fn a_record_moves() {
     });
 }
 
-/// A table becomes too small and is made anew, by the grower or by the writer who finds it full, while a reader looks for a key that is there all the time and marks it.
+/// A table becomes too small and is made anew, by the grower or by the writer who finds it full,
+/// while a reader looks for a key that is there all the time and marks it.
 #[test]
 fn a_table_grows() {
     loom::model(|| {

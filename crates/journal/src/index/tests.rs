@@ -79,7 +79,8 @@ fn a_table_that_is_used_for_long_does_not_grow() {
     assert_eq!((index.len(), index.memory_bytes()), (50, bytes));
 }
 
-/// Writers go on in a crowded table until it is full; the grower makes it anew before that, if it comes in time.
+/// Writers go on in a crowded table until it is full; the grower makes it anew before that, if it
+/// comes in time.
 #[test]
 fn a_crowded_table_is_made_anew_once_by_whoever_comes_first() {
     let of_one_shard = |key: u64| KeyHash { high: 0, ..hash(key) };
@@ -108,7 +109,8 @@ fn a_crowded_table_is_made_anew_once_by_whoever_comes_first() {
     }
 }
 
-/// While the grower makes a table keys go, and nobody wants it any more: it comes again when they come again.
+/// While the grower makes a table keys go, and nobody wants it any more: it comes again when they
+/// come again.
 #[test]
 fn a_table_that_was_made_in_vain_is_asked_for_again() {
     let of_one_shard = |key: u64| KeyHash { high: 0, ..hash(key) };
@@ -161,7 +163,8 @@ fn the_newest_record_is_recovered_where_the_numbers_wrap() {
     }
 }
 
-/// Of 128 bits of a key 78 count: shard, tag and fingerprint. Keys that differ in one of them have entries of their own.
+/// Of 128 bits of a key 78 count: shard, tag and fingerprint. Keys that differ in one of them have
+/// entries of their own.
 #[test]
 fn keys_with_one_fingerprint_are_told_apart_by_shard_and_tag() {
     let mut random = Random::new(1);
@@ -207,7 +210,8 @@ fn a_mark_is_set_on_what_was_read_only() {
     assert_eq!(index.find(hash), None);
 }
 
-/// Keys come, go and change places while their table is made anew; a reader finds what belongs to a key, and what is always there always.
+/// Keys come, go and change places while their table is made anew; a reader finds what belongs to a
+/// key, and what is always there always.
 #[test]
 fn readers_find_what_is_there_while_others_write() {
     let index = Arc::new(Index::with_room(0).unwrap());

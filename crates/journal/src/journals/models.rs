@@ -1,7 +1,12 @@
-//! A journal's memory, and its place in the table, from one journal to the next, between those who read and those who write, move, evict and remove: in every order of their steps, `cargo xtask loom`.
+//! A journal's memory, and its place in the table, from one journal to the next, between those who
+//! read and those who write, move, evict and remove: in every order of their steps, `cargo xtask
+//! loom`.
 //!
-//! Index, table, pool and arenas are the real ones, on the model checker's locks and atomics, and with a stand-in for `arc_swap` (`sync/modelled.rs`). What the threads of a cache do with them is said again here, in a few lines each: the
-//! steps that count for a reader, without files and durability. The model checker knows each access to a granule's bytes, and stops where one is written that somebody may still read; and where somebody waits for ever.
+//! Index, table, pool and arenas are the real ones, on the model checker's locks and atomics, and
+//! with a stand-in for `arc_swap` (`sync/modelled.rs`). What the threads of a cache do with them is
+//! said again here, in a few lines each: the steps that count for a reader, without files and
+//! durability. The model checker knows each access to a granule's bytes, and stops where one is
+//! written that somebody may still read; and where somebody waits for ever.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -63,7 +68,8 @@ impl File for Written {
     }
 }
 
-/// What a cache has between its callers and its journals; journals of a page, and a table with two places.
+/// What a cache has between its callers and its journals; journals of a page, and a table with two
+/// places.
 struct Model {
     pool: Pool,
     index: Index,
@@ -166,7 +172,8 @@ impl Model {
         self.journals.replace(&hot, Arc::new(hot.with_memory(None)));
     }
 
-    /// As eviction and compaction do with a record of a journal that goes, if it is still the newest of its key: drop it, or write it anew to the newest journal.
+    /// As eviction and compaction do with a record of a journal that goes, if it is still the
+    /// newest of its key: drop it, or write it anew to the newest journal.
     fn settle(&self, key: u8, place: Place, kept: Option<(&Journal, u8)>) {
         let mut writer = self.index.lock(hash(key));
         if !writer.get().is_some_and(|named| named.is_same(place)) {
@@ -188,7 +195,8 @@ fn value_of(key: u8, loaded: &Loaded) -> u8 {
     record.value()[0]
 }
 
-/// The preparer takes the memory of a hot journal while somebody looks for a record in it, or has found it: it waits until that one has let go, and only then is it written to.
+/// The preparer takes the memory of a hot journal while somebody looks for a record in it, or has
+/// found it: it waits until that one has let go, and only then is it written to.
 #[test]
 fn a_journal_takes_the_memory_of_one_that_is_read() {
     loom::model(|| {
@@ -210,7 +218,8 @@ fn a_journal_takes_the_memory_of_one_that_is_read() {
     });
 }
 
-/// The same with a reader who keeps what he has found: writers take other memory, beyond the budget, which is held again when he lets go.
+/// The same with a reader who keeps what he has found: writers take other memory, beyond the
+/// budget, which is held again when he lets go.
 #[test]
 fn a_value_that_is_kept_is_not_written_over() {
     loom::model(|| {
@@ -230,7 +239,8 @@ fn a_value_that_is_kept_is_not_written_over() {
     });
 }
 
-/// Compaction moves a record and removes its journal while somebody is on his way from the index to it; another journal takes over its place in the table, and its memory.
+/// Compaction moves a record and removes its journal while somebody is on his way from the index to
+/// it; another journal takes over its place in the table, and its memory.
 #[test]
 fn a_record_is_moved_and_its_journal_removed() {
     loom::model(|| {
@@ -250,7 +260,8 @@ fn a_record_is_moved_and_its_journal_removed() {
     });
 }
 
-/// Eviction removes a journal that has just been sealed, if nothing in it is alive: not with the record that was the last one to be published.
+/// Eviction removes a journal that has just been sealed, if nothing in it is alive: not with the
+/// record that was the last one to be published.
 #[test]
 fn a_journal_does_not_go_with_what_was_just_written() {
     loom::model(|| {

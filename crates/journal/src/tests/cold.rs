@@ -82,7 +82,8 @@ fn what_is_compressed_is_what_it_was() {
     }
 }
 
-/// The first read of a record leaves a mark, the second one keeps it, whatever its journal looks like; and what is kept is not taken for what has replaced it.
+/// The first read of a record leaves a mark, the second one keeps it, whatever its journal looks
+/// like; and what is kept is not taken for what has replaced it.
 #[test]
 fn a_record_that_is_read_again_is_not_read_from_the_disk_again() {
     for compression in [Compression::None, Compression::Lz4] {
@@ -124,7 +125,8 @@ fn a_record_that_is_read_again_is_not_read_from_the_disk_again() {
     }
 }
 
-/// A record is on its way from the disk, and replaced meanwhile; then its time comes. There was a value all the time.
+/// A record is on its way from the disk, and replaced meanwhile; then its time comes. There was a
+/// value all the time.
 #[test]
 fn what_has_replaced_a_record_before_it_expired_is_read() {
     for compression in [Compression::None, Compression::Lz4] {
@@ -237,7 +239,7 @@ fn a_crash_at_any_step_of_compression_loses_nothing() {
         let directory = original.killed();
         let shared = still(&directory, &options);
         directory.fail_after(steps);
-        // It fails itself if the names can not be synced.
+        // It fails itself if the names cannot be synced.
         while shared.compress_one().unwrap_or(false) {}
         let compressed = Stats::of(&shared).compressed;
         let seeds = 0..6;
@@ -346,7 +348,8 @@ fn without_its_header_a_compressed_journal_is_read_with_its_hint() {
     assert!(map.iter().all(|(key, value)| cache.get(key).unwrap().as_deref() == Some(&value[..])));
 }
 
-/// Compaction and eviction of journals that are compressed, beside the compression of others, while everything is written anew.
+/// Compaction and eviction of journals that are compressed, beside the compression of others, while
+/// everything is written anew.
 #[test]
 fn compressed_journals_are_compacted_and_evicted() {
     let directory = SimDirectory::default();
@@ -405,7 +408,8 @@ fn a_cache_that_may_not_evict_takes_more_when_it_compresses() {
     assert!(cache.stats().disk_bytes <= 8 << 20, "{:?}", cache.stats());
 }
 
-/// What is moved is written plain. Where nobody would compress it again, the space of what is dead must not cost more than it is.
+/// What is moved is written plain. Where nobody would compress it again, the space of what is dead
+/// must not cost more than it is.
 #[test]
 fn compaction_on_demand_does_not_undo_compression_for_little() {
     const KEYS: u64 = 12_000;
@@ -432,7 +436,8 @@ fn compaction_on_demand_does_not_undo_compression_for_little() {
     assert!(contents(&cache) == map);
 }
 
-/// Ten sealed journals and more, room for 8 in memory: writers have three of it, and those journals that an opening brings there the others.
+/// Ten sealed journals and more, room for 8 in memory: writers have three of it, and those journals
+/// that an opening brings there the others.
 fn warm() -> (Shared, [Option<Pooled>; 2]) {
     let (directory, _) = filled(20_000);
     let shared = still(&directory, &Options { memory_bytes: 9 * MIB, ..plain() });
@@ -481,7 +486,8 @@ fn a_cold_journal_changes_places_with_a_hot_one_that_is_read_less_than_half_as_o
     // It has not yet cost what it costs.
     read(&shared, 0, cost - 1);
     assert!(!shared.promote_one().unwrap());
-    // It has, and is not read enough more: more than twice what the other one may have been read, of whose count chance may have left out 64.
+    // It has, and is not read enough more: more than twice what the other one may have been read,
+    // of whose count chance may have left out 64.
     read(&shared, 0, 2 * (80 + 64) - (cost - 1));
     assert!(shared.promote_one().unwrap());
     assert_eq!(hot(&shared), before);
@@ -514,7 +520,8 @@ fn what_a_reader_holds_is_not_taken_and_the_budget_stays() {
     assert!(shared.pool.memory_bytes() <= 8 * MIB);
 }
 
-/// Whatever is read, bringing journals in takes no more of the disk than the reads that have asked for it; and what is read evenly stays where it is.
+/// Whatever is read, bringing journals in takes no more of the disk than the reads that have asked
+/// for it; and what is read evenly stays where it is.
 #[test]
 fn promotion_does_not_thrash() {
     let (shared, _writers) = warm();
@@ -539,7 +546,8 @@ fn promotion_does_not_thrash() {
     assert_eq!(hot(&shared), [0, 1, 2, 3, 4]);
 }
 
-/// Of reads in memory one in 16 is counted, as 16: that chance has left out some is no reason to take a journal out.
+/// Of reads in memory one in 16 is counted, as 16: that chance has left out some is no reason to
+/// take a journal out.
 #[test]
 fn what_is_read_evenly_stays_in_memory() {
     let (shared, _writers) = warm();
@@ -593,7 +601,8 @@ fn readers_bring_a_journal_into_memory() {
     }
 }
 
-/// Writers have all the memory: what has to go goes nevertheless, in pieces, and with no memory beyond the budget.
+/// Writers have all the memory: what has to go goes nevertheless, in pieces, and with no memory
+/// beyond the budget.
 #[test]
 fn who_makes_room_keeps_to_the_memory_budget() {
     for compression in [Compression::None, Compression::Lz4] {
@@ -646,7 +655,8 @@ fn who_makes_room_reads_much_at_a_time_when_it_is_wanted() {
     assert!(reads <= 2, "{reads}");
 }
 
-/// For want of memory nothing can be looked for behind it, perhaps for long, and others can be compressed.
+/// For want of memory nothing can be looked for behind it, perhaps for long, and others can be
+/// compressed.
 #[test]
 fn a_damaged_journal_does_not_keep_others_from_being_compressed() {
     let (directory, _) = filled(6000);

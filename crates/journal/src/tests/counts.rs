@@ -9,7 +9,8 @@ use super::*;
 use crate::record::Kind;
 use crate::shared::Shared;
 
-/// Journals with records of which some were replaced and some deleted, too many alive for a compaction.
+/// Journals with records of which some were replaced and some deleted, too many alive for a
+/// compaction.
 fn written(directory: &SimDirectory, seed: u64) {
     let mut random = Random::new(seed);
     let cache = open(directory, &options());
@@ -27,7 +28,8 @@ fn written(directory: &SimDirectory, seed: u64) {
     cache.close().unwrap();
 }
 
-/// The sums of live bytes are those of the index, and what is not marked as dead it names; returns how much is marked, of how many values.
+/// The sums of live bytes are those of the index, and what is not marked as dead it names; returns
+/// how much is marked, of how many values.
 fn check(shared: &Shared) -> (usize, usize) {
     let mut live = BTreeMap::new();
     shared.index.retain(|place| {

@@ -153,7 +153,8 @@ fn what_was_flushed_is_there_after_a_power_cut() {
     }
 }
 
-/// Without power, and without a promise: each key has a value that was once written for it, or none.
+/// Without power, and without a promise: each key has a value that was once written for it, or
+/// none.
 #[test]
 fn a_power_cut_leaves_no_nonsense() {
     let scene = Scene::begin(&options());
@@ -178,7 +179,8 @@ fn a_power_cut_leaves_no_file_that_nobody_can_read() {
     let options = Options { journal_bytes: 4 * MIB, memory_bytes: 16 * MIB, ..options() };
     let directory = SimDirectory::default();
     let cache = open(&directory, &options);
-    // A journal, and most of the next one: whole chunks of it are written, and nobody asks for a sync.
+    // A journal, and most of the next one: whole chunks of it are written, and nobody asks for a
+    // sync.
     for key in 0..900u64 {
         cache.put(&key.to_le_bytes(), &[1; 8000]).unwrap();
     }
@@ -191,7 +193,8 @@ fn a_power_cut_leaves_no_file_that_nobody_can_read() {
     }
 }
 
-/// A kill leaves records that were never synced. What they replace was durable, and must not go before they are.
+/// A kill leaves records that were never synced. What they replace was durable, and must not go
+/// before they are.
 #[test]
 fn what_is_found_after_a_kill_is_durable_before_what_it_replaces_goes() {
     const KEYS: u64 = 600;
@@ -240,7 +243,8 @@ fn what_was_written_with_an_interval_becomes_durable() {
     }
 }
 
-/// However much memory there is, what waits for a disk that takes nothing is bounded with an interval: it is as old as that takes to be written. Without one nobody waits.
+/// However much memory there is, what waits for a disk that takes nothing is bounded with an
+/// interval: it is as old as that takes to be written. Without one nobody waits.
 #[test]
 fn writers_do_not_run_ahead_of_the_disk_with_an_interval() {
     const RECORDS: u64 = 12_000;
@@ -290,7 +294,8 @@ fn writers_do_not_run_ahead_of_the_disk_with_an_interval() {
     }
 }
 
-/// What a process has allocated and not used when it is killed is room again: many kills take no more of the budget than many closes.
+/// What a process has allocated and not used when it is killed is room again: many kills take no
+/// more of the budget than many closes.
 #[test]
 fn kills_leave_no_empty_journals() {
     const ROUNDS: u64 = 20;

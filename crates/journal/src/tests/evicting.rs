@@ -1,4 +1,5 @@
-//! What happens to a key while its journal is evicted: the index does not name it any more, its record is still in the file.
+//! What happens to a key while its journal is evicted: the index does not name it any more, its
+//! record is still in the file.
 
 use super::*;
 
@@ -46,7 +47,8 @@ fn what_is_deleted_while_its_journal_is_evicted_stays_deleted() {
         for round in ["with hints", "without hints"] {
             let cache = open(left, &options());
             for key in 0..KEYS {
-                // The others may be there again: nobody has removed them, and the record is the last one.
+                // The others may be there again: nobody has removed them, and the record is the
+                // last one.
                 let is_there = cache.contains(&key.to_le_bytes()).unwrap();
                 assert_eq!(is_there, !is_deleted(key), "{index}, {round}: {key}");
             }
@@ -56,7 +58,8 @@ fn what_is_deleted_while_its_journal_is_evicted_stays_deleted() {
     }
 }
 
-/// Deleted and written by several threads while their journals are evicted all the time, and opened anew: of a key there is the last value or none.
+/// Deleted and written by several threads while their journals are evicted all the time, and opened
+/// anew: of a key there is the last value or none.
 #[test]
 fn what_was_replaced_does_not_come_back_by_eviction() {
     const THREADS: u64 = 3;
@@ -107,7 +110,8 @@ fn what_was_replaced_does_not_come_back_by_eviction() {
     assert!(evicted > 100, "{evicted}");
 }
 
-/// A journal that can not be read is given up as a whole. Until its file is gone it is one of those that are iterated, and readable again, perhaps.
+/// A journal that cannot be read is given up as a whole. Until its file is gone it is one of those
+/// that are iterated, and readable again, perhaps.
 #[test]
 fn what_replaces_records_that_were_given_up_is_iterated_alone() {
     const KEYS: u64 = 20;
@@ -118,7 +122,8 @@ fn what_replaces_records_that_were_given_up_is_iterated_alone() {
     }
     directory.fail_reads(1);
     directory.hold_removals();
-    // The first four journals, and the beginning of the fifth, for which the oldest one has to go. It is not in memory by then.
+    // The first four journals, and the beginning of the fifth, for which the oldest one has to go.
+    // It is not in memory by then.
     for filler in 1000..1215u64 {
         cache.put(&filler.to_le_bytes(), &[2; 20_000]).unwrap();
     }
@@ -134,7 +139,8 @@ fn what_replaces_records_that_were_given_up_is_iterated_alone() {
     assert!(values.iter().all(|entry| entry.value() == [3; 1000]));
 }
 
-/// Else journals would be written anew one after the other, and writers wait, as long as all of it is read.
+/// Else journals would be written anew one after the other, and writers wait, as long as all of it
+/// is read.
 #[test]
 fn eviction_makes_room_also_of_large_records_that_are_read() {
     let cache =
@@ -165,7 +171,8 @@ fn closing_does_not_wait_for_files() {
         thread::yield_now();
     }
     directory.lack_files();
-    // It takes over, and is full: for half of the first one, which has to go for its successor, there is no room.
+    // It takes over, and is full: for half of the first one, which has to go for its successor,
+    // there is no room.
     cache.put(b"large", &vec![2; 1_040_000]).unwrap();
     while cache.stats().kept == 0 {
         thread::yield_now();

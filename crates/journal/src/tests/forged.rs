@@ -1,4 +1,5 @@
-//! Caches that are hard to come by: keys with the same hash, journals whose numbers wrap in the index, collide in the table of journals, or lie far apart; hints that say what is not so.
+//! Caches that are hard to come by: keys with the same hash, journals whose numbers wrap in the
+//! index, collide in the table of journals, or lie far apart; hints that say what is not so.
 
 use alluvium_device::{AlignedBuf, GRANULE_BYTES, PAGE_BYTES};
 
@@ -56,7 +57,8 @@ fn has_journal(directory: &SimDirectory, number: u64) -> bool {
     directory.list().unwrap().contains(&file_name(JournalNumber(number)))
 }
 
-/// Also with its hint, which does not say whose it is. (A backup that was put back beside what was there, say.)
+/// Also with its hint, which does not say whose it is. (A backup that was put back beside what was
+/// there, say.)
 #[test]
 fn a_journal_of_another_cache_is_kept_aside() {
     let (own, other) = (SimDirectory::default(), SimDirectory::default());
@@ -78,7 +80,9 @@ fn a_journal_of_another_cache_is_kept_aside() {
     assert!(names.iter().any(|name| name.ends_with(".damaged")), "{names:?}");
 }
 
-/// With the wrong `cache` all journals are kept aside, and new ones take their numbers; with the right one again it is those that are. Whoever gives the first ones their names back has all that was in them.
+/// With the wrong `cache` all journals are kept aside, and new ones take their numbers; with the
+/// right one again it is those that are. Whoever gives the first ones their names back has all that
+/// was in them.
 #[test]
 fn what_is_kept_aside_takes_the_place_of_nothing() {
     let directory = forge([9; 16]);
@@ -160,7 +164,8 @@ fn a_cache_of_another_version_is_left_as_it_is() {
     assert_eq!(directory.list().unwrap(), ["cache"]);
 }
 
-/// Keys with the same hash have one entry between them, which the last one of them has. None gets another's value.
+/// Keys with the same hash have one entry between them, which the last one of them has. None gets
+/// another's value.
 #[test]
 fn keys_with_one_hash_never_get_one_anothers_values() {
     let mut compacted = 0;
@@ -264,7 +269,8 @@ fn numbers_that_wrap_are_told_apart() {
     assert!(newest.parse::<u64>().unwrap() > WRAP, "{names:?}");
 }
 
-/// The table of journals has 256 places here. One journal that lives for long keeps its place; the number that would fall on it is left out.
+/// The table of journals has 256 places here. One journal that lives for long keeps its place; the
+/// number that would fall on it is left out.
 #[test]
 fn a_number_whose_place_is_taken_is_left_out() {
     const PLACES: u64 = 256;
@@ -328,7 +334,8 @@ fn a_journal_that_is_far_behind_is_moved() {
     assert!(contents(&open(&directory, &options())) == map);
 }
 
-/// A damaged journal is not moved, as it may hide something. When it is far behind it is the oldest and hides nothing: what can be read of it is moved.
+/// A damaged journal is not moved, as it may hide something. When it is far behind it is the oldest
+/// and hides nothing: what can be read of it is moved.
 #[test]
 fn a_damaged_journal_that_is_far_behind_is_moved_as_far_as_it_can_be_read() {
     let directory = forge([5; 16]);
@@ -351,7 +358,8 @@ fn a_damaged_journal_that_is_far_behind_is_moved_as_far_as_it_can_be_read() {
     assert!(contents(&open(&directory, &options())) == map);
 }
 
-/// Its damaged records leave the index before its file goes. They were only read wrongly, and an opening that finds them again has to find that they were deleted.
+/// Its damaged records leave the index before its file goes. They were only read wrongly, and an
+/// opening that finds them again has to find that they were deleted.
 #[test]
 fn what_is_deleted_while_a_damaged_journal_goes_stays_deleted() {
     let directory = forge([7; 16]);
@@ -381,7 +389,8 @@ fn what_is_deleted_while_a_damaged_journal_goes_stays_deleted() {
     assert!(contents(&open(&left, &options)) == expected);
 }
 
-/// Bytes that look like the headers of so many records of half a journal, in which no checksum is right.
+/// Bytes that look like the headers of so many records of half a journal, in which no checksum is
+/// right.
 fn plausible_headers(headers: usize) -> Vec<u8> {
     let mut header = [0; HEADER_BYTES];
     (header[4], header[6]) = (1, 1);
@@ -389,7 +398,8 @@ fn plausible_headers(headers: usize) -> Vec<u8> {
     header.repeat(headers)
 }
 
-/// The opening takes so many checksums for all of a journal; what it has given up by then is in no index. To an iteration that comes to that with less behind it, it is gone too.
+/// The opening takes so many checksums for all of a journal; what it has given up by then is in no
+/// index. To an iteration that comes to that with less behind it, it is gone too.
 #[test]
 fn an_iteration_returns_nothing_that_the_opening_has_given_up() {
     let directory = forge([8; 16]);
@@ -432,7 +442,8 @@ fn journals_that_are_too_far_apart_are_refused() {
     assert!(contents(&open(&directory, &options())) == most_of_a_journal(30));
 }
 
-/// With checksums that are right, and as many entries: no disk does that, but whoever writes hints might.
+/// With checksums that are right, and as many entries: no disk does that, but whoever writes hints
+/// might.
 #[test]
 fn a_hint_of_something_else_is_told() {
     let directory = SimDirectory::default();

@@ -1,4 +1,5 @@
-//! Caches that may not evict: whatever was refused, once enough is deleted there is room again, and nobody waits for ever.
+//! Caches that may not evict: whatever was refused, once enough is deleted there is room again, and
+//! nobody waits for ever.
 
 use super::removing::without_keeper;
 use super::*;
@@ -39,7 +40,8 @@ fn a_full_cache_takes_puts_again_once_enough_is_deleted() {
         let mut cache = open(&directory, &small());
         for round in 0..6 {
             fill(&cache, &mut random, &mut map);
-            // In the middle of it the process ends, one way or another. What it begins next takes a journal, too.
+            // In the middle of it the process ends, one way or another. What it begins next takes a
+            // journal, too.
             match random.below(3) {
                 0 => {
                     cache.close().unwrap();
@@ -71,7 +73,8 @@ fn a_full_cache_takes_puts_again_once_enough_is_deleted() {
     }
 }
 
-/// What says that they are gone takes a quarter of what they took, more than is left to deletions: they go on as soon as some of it was compacted.
+/// What says that they are gone takes a quarter of what they took, more than is left to deletions:
+/// they go on as soon as some of it was compacted.
 #[test]
 fn everything_can_be_deleted_though_deletions_have_little_room() {
     const STEPS: usize = 7;
@@ -95,7 +98,8 @@ fn everything_can_be_deleted_though_deletions_have_little_room() {
     assert_eq!(contents(&cache).len(), 4000);
 }
 
-/// What is left to deletions, compaction and the next opening has to be on the disk, too, where that is smaller than the budget.
+/// What is left to deletions, compaction and the next opening has to be on the disk, too, where
+/// that is smaller than the budget.
 #[test]
 fn on_a_full_disk_everything_can_be_deleted_and_the_cache_opened_again() {
     for (seed, disk_bytes) in [(0, 12 * MIB), (1, 12 * MIB + MIB / 2), (2, 20 * MIB - 1)] {
@@ -148,7 +152,8 @@ fn who_was_refused_for_the_disk_is_not_any_more_when_it_has_room() {
 
 const THREADS: u64 = 3;
 
-/// One of several threads, each with keys of its own: whoever is refused deletes half of what he has and goes on. Returns what he has in the end, and how often he was refused.
+/// One of several threads, each with keys of its own: whoever is refused deletes half of what he
+/// has and goes on. Returns what he has in the end, and how often he was refused.
 fn put_and_delete(cache: &Cache, seed: u64, thread: u64) -> (BTreeMap<Vec<u8>, Vec<u8>>, u64) {
     let mut random = Random::new(seed * THREADS + thread);
     let mut mine = BTreeMap::new();
@@ -264,7 +269,8 @@ fn compaction_on_demand_does_not_wait_for_eviction_that_fails() {
     cache.compact(|_| ()).unwrap();
 }
 
-/// As in a directory that has lost its write permission: whoever writes hears why there is no room, and can write again when journals can be removed again. Nothing is read for it twice.
+/// As in a directory that has lost its write permission: whoever writes hears why there is no room,
+/// and can write again when journals can be removed again. Nothing is read for it twice.
 #[test]
 fn writers_hear_of_an_eviction_that_fails() {
     let put = |cache: &Cache, key: u64| cache.put(&key.to_le_bytes(), &[5; 1000]);
@@ -314,7 +320,8 @@ fn writers_hear_of_an_eviction_that_fails() {
     }
 }
 
-/// Nobody deletes what has expired, and nobody asks for it: its room comes back all the same, also if the process that has written it is gone.
+/// Nobody deletes what has expired, and nobody asks for it: its room comes back all the same, also
+/// if the process that has written it is gone.
 #[test]
 fn what_has_expired_makes_room() {
     let directory = SimDirectory::default();
@@ -359,7 +366,8 @@ fn what_has_expired_goes_before_what_has_not() {
     assert_eq!(contents(&cache).len() as u64, ALIVE);
 }
 
-/// When something will expire, a journal tells who reads it: once, and not as often as room is wanted.
+/// When something will expire, a journal tells who reads it: once, and not as often as room is
+/// wanted.
 #[test]
 fn what_has_not_expired_is_looked_at_once() {
     let directory = SimDirectory::default();
@@ -379,7 +387,8 @@ fn what_has_not_expired_is_looked_at_once() {
     assert!(shared.emptiest().is_none());
 }
 
-/// What had expired when it was looked at is replaced: it is dead already, and what is alive has not become less by that.
+/// What had expired when it was looked at is replaced: it is dead already, and what is alive has
+/// not become less by that.
 #[test]
 fn what_has_expired_and_was_replaced_is_not_counted_twice() {
     const KEYS: u64 = 900;

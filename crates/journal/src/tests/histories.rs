@@ -1,7 +1,10 @@
-//! Histories of threads that use one cache at the same time, while its journals fill, are compacted (also when they ask for it), compressed and evicted: each has to be linearizable ([`super::linear`]), and scans and iterations to say what may be said beside that
+//! Histories of threads that use one cache at the same time, while its journals fill, are compacted
+//! (also when they ask for it), compressed and evicted: each has to be linearizable
+//! ([`super::linear`]), and scans and iterations to say what may be said beside that
 //! ([`super::passes`]). `cargo xtask model` goes further.
 //!
-//! A seed decides what is called, not who comes first: one that has failed need not fail again, and what counts is the history that is printed.
+//! A seed decides what is called, not who comes first: one that has failed need not fail again, and
+//! what counts is the history that is printed.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +16,8 @@ use crate::{Lookup, ScanCursor, Ttl, When};
 const THREADS: u64 = 4;
 const CALLS: u64 = 600;
 const KEYS: u64 = 12;
-/// The threads are at so many keys at a time and leave them after a while, so that keys rest for long enough to be evicted.
+/// The threads are at so many keys at a time and leave them after a while, so that keys rest for
+/// long enough to be evicted.
 const WINDOW: u64 = 3;
 const CALLS_PER_WINDOW: u64 = 16;
 /// So long that nothing expires, by the system's clock.
@@ -184,7 +188,8 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Of several keys at once each is removed at a moment of its own, and only how many of them were there is known.
+    /// Of several keys at once each is removed at a moment of its own, and only how many of them
+    /// were there is known.
     fn delete_many(&mut self, keys: &[u64]) {
         let names: Vec<_> = keys.iter().map(|key| name(*key)).collect();
         let begun = self.now();
@@ -201,7 +206,8 @@ impl<'a> Caller<'a> {
         self.calls.extend(keys.iter().map(|key| (*key, Call { begun, ended, answer })));
     }
 
-    /// As [`Self::change`], of a value that is there until the clock shows a time: it has that in its number.
+    /// As [`Self::change`], of a value that is there until the clock shows a time: it has that in
+    /// its number.
     fn change_for_a_time(&mut self, kind: u64, key: u64, value: u64, random: &mut Random) {
         let at = self.time + random.below(MOST_STEPS) + 1;
         let value = expiring(value, at);
@@ -345,7 +351,8 @@ impl<'a> Caller<'a> {
             if random.chance(0.5) {
                 let filler = ((thread << 32) + call) % fillers;
                 let content = vec![thread as u8; random.index(60_000)];
-                // In a cache that may not evict there is room again as soon as something was compacted.
+                // In a cache that may not evict there is room again as soon as something was
+                // compacted.
                 while unless_full(self.cache.put(format!("filler {filler}").as_bytes(), &content))
                     .is_none()
                 {
@@ -405,7 +412,8 @@ struct Happened {
     steps: usize,
 }
 
-/// One history: of threads, then of one who reads everything, and again when the cache was opened anew.
+/// One history: of threads, then of one who reads everything, and again when the cache was opened
+/// anew.
 fn history(seed: u64, happened: &mut Happened) {
     let setting = Setting::new(seed);
     let directory = SimDirectory::default();
@@ -490,7 +498,8 @@ fn histories_are_linearizable() {
         && happened.passed > 0
         && happened.noticed > 0
         && (seeds < 12 || happened.steps > 0)
-        // On a busy machine a few histories are over before the thread that compresses has its turn.
+        // On a busy machine a few histories are over before the thread that compresses has its
+        // turn.
         && (seeds < 100 || happened.compressed > 0);
     assert!(seeds < 6 || has_all, "{happened:?}");
 }

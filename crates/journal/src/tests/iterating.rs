@@ -18,7 +18,8 @@ fn large(compression: Compression) -> Options {
     }
 }
 
-/// Some are longer than what is read at a time, and most lie across the ends of that sooner or later.
+/// Some are longer than what is read at a time, and most lie across the ends of that sooner or
+/// later.
 fn long(key: u64) -> Vec<u8> {
     let least_bytes = match key % 20 {
         0 => 3 * MIB / 2,
@@ -49,7 +50,8 @@ fn map_of(entries: &[Entry]) -> BTreeMap<Vec<u8>, Vec<u8>> {
     entries.iter().map(|entry| (entry.key().to_vec(), entry.value().to_vec())).collect()
 }
 
-/// Writers have all of the budget; and what was returned stays as it is while the iteration goes on.
+/// Writers have all of the budget; and what was returned stays as it is while the iteration goes
+/// on.
 #[test]
 fn what_is_on_disk_is_iterated_in_pieces() {
     for compression in [Compression::None, Compression::Lz4] {
@@ -63,7 +65,8 @@ fn what_is_on_disk_is_iterated_in_pieces() {
     }
 }
 
-/// Each journal is found by its number: to look for the next one among all would take as long as there are journals, for each of them.
+/// Each journal is found by its number: to look for the next one among all would take as long as
+/// there are journals, for each of them.
 #[test]
 fn an_iteration_looks_for_journals_once_and_for_new_ones_at_its_end() {
     const JOURNALS: u64 = 20;
@@ -91,7 +94,8 @@ fn an_iteration_looks_for_journals_once_and_for_new_ones_at_its_end() {
         let found: BTreeSet<_> = entries.collect();
         let expected: BTreeSet<_> = (1..JOURNALS).chain([JOURNALS + 1]).collect();
         assert_eq!(found, expected);
-        // At the beginning, and at the end of what was there until then; whoever makes journals looks for some too.
+        // At the beginning, and at the end of what was there until then; whoever makes journals
+        // looks for some too.
         let listings = listings() - before;
         assert!(listings < JOURNALS as usize / 2, "{listings}");
     });
@@ -111,7 +115,7 @@ fn an_iteration_finds_what_is_behind_damage_on_disk() {
     }
 }
 
-/// One that can not be read is told, and the others are iterated.
+/// One that cannot be read is told, and the others are iterated.
 #[test]
 fn an_iteration_goes_on_behind_a_journal_that_can_not_be_read() {
     let (directory, map) = filled(Compression::None);

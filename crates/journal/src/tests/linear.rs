@@ -1,6 +1,8 @@
-//! Is a history of one key linearizable? The search of Wing and Gong for an order in which all answers are right, with Lowe's memory of what was tried ("Testing for linearizability", 2017).
+//! Is a history of one key linearizable? The search of Wing and Gong for an order in which all
+//! answers are right, with Lowe's memory of what was tried ("Testing for linearizability", 2017).
 //!
-//! A history of several keys is linearizable if that of each key is (Herlihy and Wing, "locality"), so one key at a time is enough, and is what keeps the search short.
+//! A history of several keys is linearizable if that of each key is (Herlihy and Wing, "locality"),
+//! so one key at a time is enough, and is what keeps the search short.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -84,7 +86,9 @@ impl Answer {
 
     /// What is there after it, if it is right where `held` is there.
     ///
-    /// What may be evicted may be so at any moment, from when on it is absent until somebody writes. Nobody sees that before a call that finds nothing, so it is enough to have it happen there.
+    /// What may be evicted may be so at any moment, from when on it is absent until somebody
+    /// writes. Nobody sees that before a call that finds nothing, so it is enough to have it happen
+    /// there.
     fn after(self, held: Held, may_evict: bool) -> Result<Held, ()> {
         let is_right = match self {
             Self::Put(_) | Self::Remove | Self::Time(_) => true,
@@ -105,7 +109,8 @@ impl Answer {
         }
     }
 
-    /// Of a call that was not answered: the answer with which it has an effect. Without one it need not have happened.
+    /// Of a call that was not answered: the answer with which it has an effect. Without one it need
+    /// not have happened.
     fn with_effect(self) -> Option<Self> {
         match self {
             Self::Get(_) | Self::Contains(_) => None,
@@ -120,7 +125,8 @@ impl Answer {
     }
 }
 
-/// Whether there is an order for all calls; returns how many evictions it takes, or the shortest part from the beginning that has no order.
+/// Whether there is an order for all calls; returns how many evictions it takes, or the shortest
+/// part from the beginning that has no order.
 pub(super) fn check(calls: &[Call], may_evict: bool) -> Result<u64, String> {
     if let Some(evictions) = evictions(calls, NEVER, may_evict) {
         return Ok(evictions);
@@ -133,7 +139,7 @@ pub(super) fn check(calls: &[Call], may_evict: bool) -> Result<u64, String> {
     let until = ends[wrong];
     let mut part: Vec<_> = calls.iter().filter(|call| call.begun <= until).collect();
     part.sort_unstable_by_key(|call| call.begun);
-    let mut told = format!("of {} calls the answer at moment {until} can not be", part.len());
+    let mut told = format!("of {} calls the answer at moment {until} cannot be", part.len());
     for call in &part[part.len().saturating_sub(SHOWN)..] {
         let ended = if call.ended <= until { call.ended.to_string() } else { "...".into() };
         let _ = write!(told, "\n  {:>8} to {ended:<8} {:?}", call.begun, call.answer);
@@ -141,7 +147,8 @@ pub(super) fn check(calls: &[Call], may_evict: bool) -> Result<u64, String> {
     Err(told)
 }
 
-/// Evictions in an order of what was called and answered before the moment `until`, if there is one.
+/// Evictions in an order of what was called and answered before the moment `until`, if there is
+/// one.
 fn evictions(calls: &[Call], until: u64, may_evict: bool) -> Option<u64> {
     let answers: Vec<_> = calls
         .iter()
@@ -202,7 +209,8 @@ fn evictions(calls: &[Call], until: u64, may_evict: bool) -> Option<u64> {
     Some(order.iter().filter(is_eviction).count() as u64)
 }
 
-/// Beginnings and ends of calls in the order of time, those that are left: a ring, at 0 what is before the first and behind the last one.
+/// Beginnings and ends of calls in the order of time, those that are left: a ring, at 0 what is
+/// before the first and behind the last one.
 struct Moments(Vec<Moment>);
 
 #[derive(Clone, Copy)]
@@ -490,7 +498,7 @@ mod tests {
         }
         answers[301] = Get(Some(7));
         let told = check(&in_turn(&answers), false).unwrap_err();
-        assert!(told.starts_with("of 302 calls the answer at moment 603 can not be"), "{told}");
+        assert!(told.starts_with("of 302 calls the answer at moment 603 cannot be"), "{told}");
         assert!(told.ends_with("602 to 603      Get(Some(7))"), "{told}");
     }
 

@@ -69,7 +69,8 @@ fn is_what_the_map_has(cache: &Cache, map: &BTreeMap<u64, Vec<u8>>, keys: &[u64]
     }
 }
 
-/// Keys from all over, absent ones, neighbours in a page or a frame, and some of all these twice; in memory, where memory has been, and on disk.
+/// Keys from all over, absent ones, neighbours in a page or a frame, and some of all these twice;
+/// in memory, where memory has been, and on disk.
 fn check(directory: Opening<'_>, compression: Compression) {
     let mut map = fill(directory, compression);
     // Without frames that are kept, and with.
@@ -250,7 +251,8 @@ fn an_error_of_a_read_names_the_file() {
     }
 }
 
-/// Between the reads and the look at them some are replaced, and their journal is removed with all others that have something to gain.
+/// Between the reads and the look at them some are replaced, and their journal is removed with all
+/// others that have something to gain.
 #[test]
 fn what_is_replaced_or_moved_meanwhile_is_found() {
     for compression in KINDS {
@@ -278,7 +280,8 @@ fn what_is_replaced_or_moved_meanwhile_is_found() {
     }
 }
 
-/// Whether a record with a time to live still counts only the disk knows. Between the reads and the look at them one that has expired is written anew, and from then on nothing can be read.
+/// Whether a record with a time to live still counts only the disk knows. Between the reads and the
+/// look at them one that has expired is written anew, and from then on nothing can be read.
 #[test]
 fn several_are_deleted_by_what_was_read_at_one_time() {
     for compression in KINDS {

@@ -1,4 +1,5 @@
-//! What has the name of a file of a cache and is none: made by a mistake, or by somebody who means harm.
+//! What has the name of a file of a cache and is none: made by a mistake, or by somebody who means
+//! harm.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -21,7 +21,8 @@ fn used_bytes(directory: &SimDirectory) -> u64 {
     names.iter().map(|name| directory.open(name).unwrap().len_bytes().unwrap()).sum()
 }
 
-/// An opening that has written hints and is killed has not taken the room of the next one's first journal.
+/// An opening that has written hints and is killed has not taken the room of the next one's first
+/// journal.
 #[test]
 fn an_opening_that_ends_anywhere_leaves_room_for_the_next_one() {
     const KEYS: usize = 5000;
@@ -160,7 +161,8 @@ fn an_opening_that_fails_leaves_no_journal() {
     let directory = closed(&options(), 5000);
     remove_hints(&directory);
     let names = directory.list().unwrap();
-    // The first journal is made, written to and synced, with its name; the sync of what is read fails.
+    // The first journal is made, written to and synced, with its name; the sync of what is read
+    // fails.
     directory.fail_after(4);
     let error = Cache::open_in(Box::new(directory.clone()), options()).unwrap_err();
     assert!(matches!(error, Error::Io { action: "syncing records", .. }), "{error}");
@@ -239,7 +241,8 @@ fn recovered(directory: &SimDirectory) -> Recovered {
     open(directory, &options()).recovered()
 }
 
-/// Who waits for stable storage does not wait for hints. What has none when the process is killed is read.
+/// Who waits for stable storage does not wait for hints. What has none when the process is killed
+/// is read.
 #[test]
 fn journals_are_sealed_without_their_hints() {
     const KEYS: usize = 3500;
@@ -261,7 +264,8 @@ fn journals_are_sealed_without_their_hints() {
     assert_eq!((found.entries, found.scanned), (KEYS, 0));
 }
 
-/// They wait until somebody has the time. Some journals are not in memory any more by then, and one is gone.
+/// They wait until somebody has the time. Some journals are not in memory any more by then, and one
+/// is gone.
 #[test]
 fn a_hint_that_comes_late_is_right() {
     const KEYS: u64 = 12_000;

@@ -1,5 +1,7 @@
-//! What scans and iterations say of single keys, for [`super::linear`]: they take their time, and what they say of a key was so at some moment of it. That an iteration may return a key again, and a scan one that comes and goes, or not, is
-//! promised to nobody and not asked for; nor is the order of what they return.
+//! What scans and iterations say of single keys, for [`super::linear`]: they take their time, and
+//! what they say of a key was so at some moment of it. That an iteration may return a key again,
+//! and a scan one that comes and goes, or not, is promised to nobody and not asked for; nor is the
+//! order of what they return.
 
 use super::linear::{Answer, Call, check};
 
@@ -13,8 +15,9 @@ pub(super) struct Page {
 
 /// What a scan from its beginning to its end says of a key.
 ///
-/// Where it was returned it was there. If it was not returned it was not there all the time; nor if it was returned again, since it was removed and written then. (Where there are evictions, one at the end of the scan explains that as well: then
-/// only the first two are asked for.)
+/// Where it was returned it was there. If it was not returned it was not there all the time; nor if
+/// it was returned again, since it was removed and written then. (Where there are evictions, one at
+/// the end of the scan explains that as well: then only the first two are asked for.)
 pub(super) fn scanned(pages: &[Page], key: u64) -> Vec<Call> {
     let has_key = |page: &&Page| page.keys.contains(&key);
     let call = |first: &Page, last: &Page, is_there| Call {
@@ -46,11 +49,15 @@ pub(super) struct Passed {
 
 /// As [`check`], of a key of which iterations have returned these.
 ///
-/// A value that is returned was written by somebody who had begun by then, and nothing that came behind it was done when the iteration began. It is no read of one moment: a record is passed as soon as it is in its journal, perhaps before the
-/// index names it, and as long as whoever replaces or removes it has not yet marked it as dead, perhaps behind others who have seen that it is not there any more. So it is a read of a longer time: from when on those were under way that
-/// may not have marked what they replaced, to when whoever has written it was done.
+/// A value that is returned was written by somebody who had begun by then, and nothing that came
+/// behind it was done when the iteration began. It is no read of one moment: a record is passed as
+/// soon as it is in its journal, perhaps before the index names it, and as long as whoever replaces
+/// or removes it has not yet marked it as dead, perhaps behind others who have seen that it is not
+/// there any more. So it is a read of a longer time: from when on those were under way that may not
+/// have marked what they replaced, to when whoever has written it was done.
 ///
-/// Nobody calls an eviction, so nobody knows when one is under way: where there are some, only the first sentence is asked for.
+/// Nobody calls an eviction, so nobody knows when one is under way: where there are some, only the
+/// first sentence is asked for.
 pub(super) fn check_passed(
     calls: &[Call],
     passed: &[Passed],

@@ -1,4 +1,4 @@
-//! Journals that go: not before a power cut can not bring them back, and in steps.
+//! Journals that go: not before a power cut cannot bring them back, and in steps.
 
 use std::io;
 use std::path::Path;
@@ -71,7 +71,8 @@ fn filled() -> (SimDirectory, BTreeMap<Vec<u8>, Vec<u8>>) {
     (directory, map)
 }
 
-/// A sync that has failed says nothing of what was removed before it, and neither does the next one, which succeeds.
+/// A sync that has failed says nothing of what was removed before it, and neither does the next
+/// one, which succeeds.
 #[test]
 fn a_tombstone_stays_as_long_as_a_power_cut_may_bring_back_what_it_hides() {
     const KEYS: u64 = 20;
@@ -145,14 +146,15 @@ fn is_deleted_by_a_tombstone(shared: &Shared, key: &[u8]) -> bool {
     shared.newest_point() > before
 }
 
-/// Its file is there, and the next opening reads what the index has lost of it, whatever other journals have gone meanwhile.
+/// Its file is there, and the next opening reads what the index has lost of it, whatever other
+/// journals have gone meanwhile.
 #[test]
 fn what_is_in_a_journal_that_could_not_be_removed_can_be_deleted() {
     let (directory, map) = filled();
     without_keeper(&directory, &large(), |shared| {
         let second = shared.journals.all().swap_remove(1);
         let [evicted, given_up] = [0, 1].map(|number| key_in(shared, &map, number));
-        // As one that is given up with what can not be read in it.
+        // As one that is given up with what cannot be read in it.
         directory.fail_removals(1);
         assert!(matches!(shared.remove(second.clone()), Err(Error::Io { .. })));
         assert!(shared.evict_oldest().unwrap());

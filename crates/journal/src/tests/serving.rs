@@ -1,4 +1,5 @@
-//! What a server asks of a cache: writes that depend on what is there, calls that must not wait, a scan without memory, compaction on demand.
+//! What a server asks of a cache: writes that depend on what is there, calls that must not wait, a
+//! scan without memory, compaction on demand.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +32,8 @@ fn a_swap_depends_on_what_is_there_and_tells_it() {
     assert!(matches!(cache.swap(b"", b"", When::Always, Ttl::None), Err(Error::KeyEmpty)));
 }
 
-/// Each value that is put in comes out once, or is there in the end: nobody comes between the two halves of a swap.
+/// Each value that is put in comes out once, or is there in the end: nobody comes between the two
+/// halves of a swap.
 #[test]
 fn nothing_is_lost_between_swaps() {
     const THREADS: u64 = 4;
@@ -167,7 +169,8 @@ fn a_scan_reads_the_disk_only_if_it_may() {
     assert!(keys.iter().eq(&expected), "{} keys", keys.len());
 }
 
-/// All keys of a cache that was closed, and what was heard before each read, in order. Its threads do not run, so that all of it stays on disk.
+/// All keys of a cache that was closed, and what was heard before each read, in order. Its threads
+/// do not run, so that all of it stays on disk.
 fn scanned_from_disk(directory: &SimDirectory) -> (Vec<Vec<u8>>, Vec<usize>) {
     let (shared, _) = crate::open::open(Box::new(directory.clone()), options()).unwrap();
     let (mut at, mut keys, mut heard) = (ScanCursor::default(), Vec::new(), Vec::new());
@@ -208,7 +211,8 @@ fn of_long_records_a_scan_reads_the_keys() {
     cache.close().unwrap();
     let (keys, heard) = scanned_from_disk(&directory);
     assert!(keys.iter().eq(&expected), "{} keys", keys.len());
-    // Of each the beginning; all of those whose key is longer than that, or whose time seems to have come.
+    // Of each the beginning; all of those whose key is longer than that, or whose time seems to
+    // have come.
     let (heads, whole) = heard.split_at(expected.len() + 1);
     assert!(heads.iter().all(|bytes| (4096..=PAGES).contains(bytes)), "{heads:?}");
     assert_eq!(whole, [114_688, 229_376]);
@@ -232,7 +236,8 @@ fn a_scan_of_damaged_records_returns_no_key_that_was_never_there() {
         cache.put(key, &[b'v'; RECORD_BYTES - 24]).unwrap();
     }
     cache.close().unwrap();
-    // A byte of each: in the value, of the key, of its length, of the checksum, of the flags, of the kind.
+    // A byte of each: in the value, of the key, of its length, of the checksum, of the flags, of
+    // the kind.
     for (record, at) in [50_000, 16, 6, 0, 5, 4].into_iter().enumerate() {
         directory.spoil("000000000000.journal", 4096 + record * RECORD_BYTES + at);
     }
@@ -266,7 +271,8 @@ fn a_scan_misses_nothing_that_is_there_all_the_time() {
                 }
                 for kept in 0..50u64 {
                     match kept % 2 {
-                        // Read, so that it is moved; or replaced, now with a time to live and now without.
+                        // Read, so that it is moved; or replaced, now with a time to live and now
+                        // without.
                         0 => assert!(cache.contains(&kept.to_le_bytes()).unwrap()),
                         _ if number.is_multiple_of(1000) => {
                             cache.put(&kept.to_le_bytes(), &[8; 100]).unwrap();
@@ -340,7 +346,8 @@ fn compaction_on_demand_leaves_nothing_dead() {
     assert!(contents(&open(&directory, &options())) == map);
 }
 
-/// Puts and deletions go on, and the keeper has work of its own. All of it together is less than the disk budget, so nothing is evicted.
+/// Puts and deletions go on, and the keeper has work of its own. All of it together is less than
+/// the disk budget, so nothing is evicted.
 #[test]
 fn compaction_on_demand_keeps_what_is_written_meanwhile() {
     let directory = SimDirectory::default();
@@ -398,7 +405,8 @@ fn a_damaged_journal_stays_when_everything_is_compacted() {
     assert_eq!((1..2000).filter(there).count(), 999);
 }
 
-/// As a power cut may leave one behind the last sync. Of what is lost nobody knows any more, with the journal or without it.
+/// As a power cut may leave one behind the last sync. Of what is lost nobody knows any more, with
+/// the journal or without it.
 #[test]
 fn a_journal_with_damage_that_the_opening_knows_goes_and_one_with_more_stays() {
     for has_more in [false, true] {

@@ -1,4 +1,5 @@
-//! The process ends, or the power, before and after each thing that compaction and eviction do to the disk.
+//! The process ends, or the power, before and after each thing that compaction and eviction do to
+//! the disk.
 
 use super::cold::{plain, still};
 use super::removing::{compact, without_keeper};
@@ -28,7 +29,8 @@ fn acts() -> [Vec<(std::ops::Range<u64>, Act)>; 4] {
         vec![(0..60, Put)],
         // What is deleted, replaced and has expired is in the journal before.
         vec![(0..10, Delete), (10..20, Put), (20..30, PutExpired), (100..120, Put)],
-        // Of some there are two older records, in two journals; some that were deleted are there again.
+        // Of some there are two older records, in two journals; some that were deleted are there
+        // again.
         vec![(100..105, Delete), (105..110, Put), (10..15, Delete), (0..3, Put), (200..230, Put)],
         vec![(200..215, Put), (30..35, Delete), (110..112, Delete)],
     ]
@@ -67,7 +69,8 @@ fn filled() -> (SimDirectory, Written) {
     (directory.killed(), map)
 }
 
-/// Have this `work` done up to each of its steps, and look at what a crash leaves there; how many there were.
+/// Have this `work` done up to each of its steps, and look at what a crash leaves there; how many
+/// there were.
 pub(super) fn crash_at_each_step(
     original: &SimDirectory,
     work: impl Fn(&SimDirectory, &Shared) -> crate::Result<()>,

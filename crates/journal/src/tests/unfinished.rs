@@ -1,4 +1,5 @@
-//! Compactions that do not come to their end: what they have moved until then they do not move again.
+//! Compactions that do not come to their end: what they have moved until then they do not move
+//! again.
 
 use super::cold::{plain, still};
 use super::removing::{compact, without_keeper};
@@ -17,7 +18,8 @@ const ALL_TOMBSTONES: u64 = (DELETED.end - DELETED.start) * TOMBSTONE_BYTES;
 /// In the journal with the tombstones, behind them.
 const BEHIND: usize = 4096 + 200_000;
 
-/// Journal 0 is alive for the most part. Journal 1 has nothing alive but the tombstones of the rest of it, and a few values behind these; what was replaced is in journal 2.
+/// Journal 0 is alive for the most part. Journal 1 has nothing alive but the tombstones of the rest
+/// of it, and a few values behind these; what was replaced is in journal 2.
 fn filled() -> (SimDirectory, Map) {
     let directory = SimDirectory::default();
     let mut map = Map::new();
@@ -86,7 +88,8 @@ fn a_journal_that_can_not_be_read_to_its_end_has_its_tombstones_moved_once() {
     check(&directory, &map);
 }
 
-/// It was looked through before, and then an error comes in the middle of it: more often than not it comes again.
+/// It was looked through before, and then an error comes in the middle of it: more often than not
+/// it comes again.
 #[test]
 fn what_was_moved_before_an_error_is_not_moved_again() {
     let (directory, mut map) = filled();

@@ -1,4 +1,4 @@
-//! Sectors that can not be read: damage as any other, and no reason to refuse what is beside them.
+//! Sectors that cannot be read: damage as any other, and no reason to refuse what is beside them.
 
 use std::ops::Range;
 
@@ -67,7 +67,8 @@ fn found(
     (cache.recovered(), values)
 }
 
-/// Two disks with one cache: of the one the bytes are others, and of the other they can not be read.
+/// Two disks with one cache: of the one the bytes are others, and of the other they cannot be
+/// read.
 fn told_alike(directory: &SimDirectory, name: &str, range: Range<usize>) -> Recovered {
     let [garbled, lost] = [directory.killed(), directory.killed()];
     garble(&garbled, name, range.clone());
@@ -123,7 +124,7 @@ fn of_a_journal_without_a_hint_all_is_read_but_that() {
     assert_eq!(cache.recovered().damaged_bytes, 0);
 }
 
-/// Zeroes there are a torn tail; of what can not be read nobody knows it.
+/// Zeroes there are a torn tail; of what cannot be read nobody knows it.
 #[test]
 fn behind_the_last_record_it_is_damage_and_no_torn_tail() {
     let (directory, map) = without_hints();
@@ -253,7 +254,8 @@ fn what_could_not_be_read_and_was_deleted_does_not_come_back() {
     assert!(contents(&open(&left, &options)) == found);
 }
 
-/// Nobody has lost it yet: neither the values that could not be read, nor what says that others are gone.
+/// Nobody has lost it yet: neither the values that could not be read, nor what says that others are
+/// gone.
 #[test]
 fn it_stays_as_long_as_another_opening_may_read_it() {
     for tail in [false, true] {
@@ -263,7 +265,7 @@ fn it_stays_as_long_as_another_opening_may_read_it() {
         without_keeper(&directory, &options(), |shared| {
             compact(shared, 0).unwrap();
             assert!(directory.list().unwrap().contains(&FIRST.to_owned()), "{tail}");
-            // Nor if it is another part that can not be read now.
+            // Nor if it is another part that cannot be read now.
             directory.find_again(FIRST);
             directory.lose(FIRST, page(60));
             compact(shared, 0).unwrap();

@@ -54,7 +54,8 @@ pub(super) struct Campaign {
     pub(super) kills: usize,
 }
 
-/// The numbers of writes, from the first to the last one, of which any may be the last that is left.
+/// The numbers of writes, from the first to the last one, of which any may be the last that is
+/// left.
 type Fit = (u64, u64);
 
 impl Campaign {
@@ -77,11 +78,12 @@ impl Campaign {
         done.find(|(of, _)| *of == thread).map_or(self.from[thread], |(_, number)| *number)
     }
 
-    /// Kill a process in the middle of writing, perhaps some more while they open the cache, and look at what is left.
+    /// Kill a process in the middle of writing, perhaps some more while they open the cache, and
+    /// look at what is left.
     pub(super) fn round(&mut self) -> Result<()> {
         let mut process = self.start()?;
         if self.plan.evicts && self.plan.durability != Durability::Always {
-            // What was lost and what was evicted can not be told apart the next time: begin anew.
+            // What was lost and what was evicted cannot be told apart the next time: begin anew.
             drop(process);
             self.directory = tempfile::tempdir()?;
             (self.from, self.base) = ([0; THREADS], Default::default());
@@ -129,7 +131,8 @@ impl Campaign {
         let process = Process::start(self.directory.path(), &self.plan)?;
         let fits = self.check(&process.found()?)?;
         for (thread, (_, last)) in fits.into_iter().enumerate() {
-            // Where something may have been evicted only what has returned is known to have happened.
+            // Where something may have been evicted only what has returned is known to have
+            // happened.
             let until = if self.plan.evicts { self.done(thread) } else { last };
             for number in self.from[thread] + 1..=until {
                 self.plan.apply(&mut self.base[thread], thread, number);
@@ -203,7 +206,8 @@ impl Campaign {
         })
     }
 
-    /// Nothing is left without what was before it: what had returned to one thread when another one began a write that is left.
+    /// Nothing is left without what was before it: what had returned to one thread when another one
+    /// began a write that is left.
     fn check_order(&self, fits: &[Fit]) -> Result<()> {
         for (thread, (first, _)) in fits.iter().enumerate() {
             // It began the write when the one before it had returned.
@@ -223,7 +227,8 @@ impl Campaign {
         Ok(())
     }
 
-    /// Without another write: until what the process has in memory is as little as it may be. Looks at a copy, as another process would find it.
+    /// Without another write: until what the process has in memory is as little as it may be. Looks
+    /// at a copy, as another process would find it.
     fn wait_for_files(&mut self) -> Result<()> {
         let until = Instant::now() + PATIENCE;
         self.told.is_idle = true;

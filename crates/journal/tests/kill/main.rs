@@ -1,8 +1,10 @@
-//! A process with a cache open is killed (SIGKILL) while it writes, again and again, and what is left is compared with what it was told: the table in `docs/journal-cache.md`,
-//! "Durability". `cargo xtask kill --cache` goes further.
+//! A process with a cache open is killed (SIGKILL) while it writes, again and again, and what is
+//! left is compared with what it was told: the table in `docs/journal-cache.md`, "Durability".
+//! `cargo xtask kill --cache` goes further.
 //!
-//! The process is this test's own binary, as [`the_process`]. It tells over a pipe what it has found, and which of its writes have returned; all of them follow from a seed and their
-//! number. It dies with whoever has started it.
+//! The process is this test's own binary, as [`the_process`]. It tells over a pipe what it has
+//! found, and which of its writes have returned; all of them follow from a seed and their number.
+//! It dies with whoever has started it.
 #![cfg(unix)]
 #![forbid(unsafe_code)]
 

@@ -88,7 +88,7 @@ impl Plan {
     /// What a cache holds, by thread.
     ///
     /// # Errors
-    /// It can not be read, or holds what was never written.
+    /// It cannot be read, or holds what was never written.
     pub(super) fn left_in(&self, cache: &Cache) -> Result<Vec<Left>> {
         let mut left = vec![Left::new(); THREADS];
         for entry in cache.iter() {

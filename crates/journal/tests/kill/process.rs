@@ -18,7 +18,8 @@ use super::{PATIENCE, PROCESS_DIRECTORY, PROCESS_PLAN, Result};
 const FLUSH_EVERY: u64 = 400;
 const SIGKILL: i32 = 9;
 
-/// Tell what is there, be told with which writes to begin and how many there are (0: without end), write until killed.
+/// Tell what is there, be told with which writes to begin and how many there are (0: without end),
+/// write until killed.
 pub(super) fn live(directory: &Path, plan: Plan) -> Result<()> {
     let cache = Cache::open(directory, plan.options())?;
     // The harness has begun a line.

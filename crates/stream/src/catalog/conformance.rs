@@ -1,4 +1,5 @@
-//! What every [`Catalog`] must do. An implementation's tests call [`run`]; each check names the rule that it breaks.
+//! What every [`Catalog`] must do. An implementation's tests call [`run`]; each check names the
+//! rule that it breaks.
 
 use alluvium_wal::LogOffset;
 use bytes::Bytes;
@@ -28,7 +29,8 @@ pub fn run(new: &dyn Fn() -> Box<dyn Catalog>) {
     metadata_is_kept(&*new());
 }
 
-/// A catalog with something of everything: streams 0 and 1, of epochs 0 and 3, object 0 in use, object 1 without a range.
+/// A catalog with something of everything: streams 0 and 1, of epochs 0 and 3, object 0 in use,
+/// object 1 without a range.
 pub fn fill(catalog: &dyn Catalog) {
     catalog
         .commit(&[
@@ -293,7 +295,8 @@ fn trimming_drops_ranges(catalog: &dyn Catalog) {
     assert_eq!(starts(35), [0; 0], "a start may pass the uploaded end");
     assert_eq!(starts(31), [0; 0], "and stays where it is");
 
-    // What an upload says of the start may be older than the last trim; what is trimmed already is not added.
+    // What an upload says of the start may be older than the last trim; what is trimmed already is
+    // not added.
     let upload = |end, range| catalog.commit(&[uploaded(0, end, Some(range))]).expect("upload");
     upload(35, range(3, 30, 35));
     upload(45, range(2, 35, 45));

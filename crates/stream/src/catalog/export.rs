@@ -26,7 +26,8 @@ struct Export {
     crc32c: u32,
 }
 
-/// Written without white space, this is what the checksum is of. So the order of the fields is part of the format.
+/// Written without white space, this is what the checksum is of. So the order of the fields is part
+/// of the format.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Content {
@@ -54,7 +55,8 @@ struct LifeEntry {
 struct StreamEntry {
     id: u64,
     kind: u8,
-    /// Not written if it is 0, so that what was exported before there were epochs is in its canonical form.
+    /// Not written if it is 0, so that what was exported before there were epochs is in its
+    /// canonical form.
     #[serde(default, skip_serializing_if = "is_zero")]
     epoch: u64,
     start: u64,
@@ -231,7 +233,8 @@ pub fn export(snapshot: &Snapshot, to: &mut dyn Write) -> io::Result<u32> {
 /// What [`export`] has written, if it is whole and a catalog could hold it.
 ///
 /// # Errors
-/// It is something else, was changed, is of another version, or breaks a rule of catalogs; or the reader's.
+/// It is something else, was changed, is of another version, or breaks a rule of catalogs; or the
+/// reader's.
 pub fn read_export(from: &mut dyn Read) -> Result<Snapshot, CatalogError> {
     let Export { format_version, content, crc32c } = serde_json::from_reader(from)
         .map_err(|error| CatalogError::Failed(format!("not an export of a catalog: {error}")))?;
@@ -241,7 +244,8 @@ pub fn read_export(from: &mut dyn Read) -> Result<Snapshot, CatalogError> {
         )));
     }
     let snapshot = content.into_snapshot();
-    // Of what was understood: entries that are there twice, or in another order, are not in it as they were.
+    // Of what was understood: entries that are there twice, or in another order, are not in it as
+    // they were.
     let mut canonical = Summed { to: io::sink(), crc32c: 0 };
     serde_json::to_writer(&mut canonical, &Content::of(&snapshot))
         .map_err(|error| CatalogError::Failed(error.to_string()))?;
@@ -308,8 +312,8 @@ fn check(snapshot: &Snapshot) -> Result<(), String> {
     }
 }
 
-/// Put `snapshot` into a catalog that holds nothing yet. After an error the catalog may hold a part, and serves for nothing. A catalog from before
-/// there were versions gets the first one.
+/// Put `snapshot` into a catalog that holds nothing yet. After an error the catalog may hold a
+/// part, and serves for nothing. A catalog from before there were versions gets the first one.
 ///
 /// # Errors
 /// The catalog is not empty, or refuses or fails; or it does not hold `snapshot` afterwards.
@@ -345,7 +349,8 @@ fn changes(snapshot: &Snapshot) -> Vec<Change> {
         Change::WalMarked(*wal_mark),
     ];
     changes.extend(wal_id.map(Change::BindWal));
-    // A life begins behind the version that was raised before it, and raises it to that before the next life.
+    // A life begins behind the version that was raised before it, and raises it to that before the
+    // next life.
     let raised = |after: u64| after.saturating_add(1);
     let first = lives.first().map_or(*version, |first| raised(first.after_version));
     changes.push(Change::BeginLife { id: Uuid::nil(), version: first });
@@ -357,7 +362,8 @@ fn changes(snapshot: &Snapshot) -> Vec<Change> {
         value: value.clone(),
     };
     changes.extend(meta.iter().map(put));
-    // The next object's number follows from the greatest that there was, which may have been forgotten.
+    // The next object's number follows from the greatest that there was, which may have been
+    // forgotten.
     if let Some(last) = next_object_id.checked_sub(1).map(ObjectId)
         && !objects.contains_key(&last)
     {
@@ -397,26 +403,27 @@ fn nothing(id: ObjectId) -> ObjectInfo {
     }
 }
 
-/// Make an embedded catalog at `path` that holds `snapshot`: all of it is there afterwards, or nothing. The caller sees to it that nobody else
-/// makes one there at the same time. Blocking.
+/// Make an embedded catalog at `path` that holds `snapshot`: all of it is there afterwards, or
+/// nothing. The caller sees to it that nobody else makes one there at the same time. Blocking.
 ///
 /// # Errors
-/// There is one; or it can not be made.
+/// There is one; or it cannot be made.
 pub fn import_file(path: &Path, snapshot: &Snapshot) -> Result<(), CatalogError> {
     let failed = |what: &str, error: io::Error| {
         CatalogError::Failed(format!("{}: {what}: {error}", path.display()))
     };
-    let exists = path.try_exists().map_err(|error| failed("can not be looked at", error))?;
+    let exists = path.try_exists().map_err(|error| failed("cannot be looked at", error))?;
     if exists {
         return Err(CatalogError::Refused(format!("{}: there is a catalog", path.display())));
     }
-    // In the same directory, so that it can be renamed. One that was left there by a crash is of no use.
+    // In the same directory, so that it can be renamed. One that was left there by a crash is of no
+    // use.
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(".import");
     let unfinished = PathBuf::from(unfinished);
     match std::fs::remove_file(&unfinished) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(failed("what an earlier import has left can not be removed", error));
+            return Err(failed("what an earlier import has left cannot be removed", error));
         }
         _ => {}
     }
@@ -429,7 +436,7 @@ pub fn import_file(path: &Path, snapshot: &Snapshot) -> Result<(), CatalogError>
         .and_then(|file| file.sync_all())
         .and_then(|()| std::fs::rename(&unfinished, path))
         .and_then(|()| File::open(directory.unwrap_or(Path::new(".")))?.sync_all())
-        .map_err(|error| failed("can not be put in its place", error))
+        .map_err(|error| failed("cannot be put in its place", error))
 }
 
 #[cfg(test)]

@@ -53,8 +53,8 @@ const KEY_WAL: &str = "wal_id";
 const KEY_LIVES: &str = "lives";
 const KEY_ROWS: &str = "rows";
 
-/// The catalog is small and read once, so a small page cache does; redb's default of 1 GiB would be most of an idle
-/// server's memory.
+/// The catalog is small and read once, so a small page cache does; redb's default of 1 GiB would be
+/// most of an idle server's memory.
 const PAGE_CACHE_BYTES: usize = 8 << 20;
 
 /// The embedded catalog, on `redb`: one file, one process at a time.
@@ -69,7 +69,8 @@ pub struct RedbCatalog {
     shortage: Mutex<Option<String>>,
 }
 
-/// A database that is closed without a panic, which damage makes of it even where all rows are whole: what it keeps for writing may be damaged, and is read then.
+/// A database that is closed without a panic, which damage makes of it even where all rows are
+/// whole: what it keeps for writing may be damaged, and is read then.
 struct Closing(Option<Database>);
 
 impl Drop for Closing {
@@ -90,13 +91,15 @@ impl std::fmt::Debug for RedbCatalog {
 impl RedbCatalog {
     /// Open the catalog in the file at `path`, or create it there. Blocking.
     ///
-    /// Fails if another process has it open, if the file is something else, or if a newer version wrote it.
+    /// Fails if another process has it open, if the file is something else, or if a newer version
+    /// wrote it.
     pub fn open(path: &Path) -> Result<Self, CatalogError> {
         // It holds what is kept of passwords: nobody else on the machine may read it.
         let mut private = File::options();
         let private = private.write(true).create_new(true).mode(0o600).open(path);
         let private = match private {
-            // One of before may be open to others. It may be somebody else's, too, who has let this process in.
+            // One of before may be open to others. It may be somebody else's, too, who has let this
+            // process in.
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
                 if let Err(error) = std::fs::set_permissions(path, Permissions::from_mode(0o600)) {
                     let path = path.display();
@@ -118,7 +121,7 @@ impl RedbCatalog {
                 if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
             File::open(directory).and_then(|directory| directory.sync_all()).map_err(|error| {
                 let path = path.display();
-                CatalogError::Failed(format!("{path}: can not sync its directory: {error}"))
+                CatalogError::Failed(format!("{path}: cannot sync its directory: {error}"))
             })?;
         }
         Ok(catalog)
@@ -238,10 +241,11 @@ impl RedbCatalog {
         failed(&self.path, &error.into())
     }
 
-    /// The WAL that this catalog belongs to, by that row alone: not verified, as [`Catalog::load`] does it with all rows. Blocking.
+    /// The WAL that this catalog belongs to, by that row alone: not verified, as [`Catalog::load`]
+    /// does it with all rows. Blocking.
     ///
     /// # Errors
-    /// It can not be read.
+    /// It cannot be read.
     pub fn wal_id(&self) -> Result<Option<Uuid>, CatalogError> {
         let read = || -> Result<Option<Uuid>, Failure> {
             let transaction = self.database().map_err(Failure::Refused)?.begin_read()?;
@@ -251,10 +255,11 @@ impl RedbCatalog {
         unless_damaged(&self.path, || read().map_err(|failure| self.named(failure)))
     }
 
-    /// The names of the objects that it knows, those included that are about to be deleted. Not verified as [`Catalog::load`] does it, which reads all of the catalog. Blocking.
+    /// The names of the objects that it knows, those included that are about to be deleted. Not
+    /// verified as [`Catalog::load`] does it, which reads all of the catalog. Blocking.
     ///
     /// # Errors
-    /// They can not be read.
+    /// They cannot be read.
     pub fn object_names(&self) -> Result<HashSet<String>, CatalogError> {
         let read = || -> Result<HashSet<String>, Failure> {
             let transaction = self.database().map_err(Failure::Refused)?.begin_read()?;
@@ -459,10 +464,12 @@ struct Tables<'t> {
     sum: u64,
 }
 
-// redb has checksums over its pages, and does not verify them when it reads. So the catalog has one of its own, over what it holds: the sum of
-// all rows' checksums, which a change of a few rows changes by a little.
+// redb has checksums over its pages, and does not verify them when it reads. So the catalog has one
+// of its own, over what it holds: the sum of all rows' checksums, which a change of a few rows
+// changes by a little.
 
-/// A row's part in the sum: the CRC32C of its table's name, the length of its key, its key and its value.
+/// A row's part in the sum: the CRC32C of its table's name, the length of its key, its key and its
+/// value.
 fn row_sum<K: Value, V: Value>(table: &str, key: &K::SelfType<'_>, value: &V::SelfType<'_>) -> u64 {
     let (key, value) = (K::as_bytes(key), V::as_bytes(value));
     let (key, value): (&[u8], &[u8]) = (key.as_ref(), value.as_ref());

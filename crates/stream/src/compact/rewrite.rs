@@ -1,4 +1,5 @@
-//! What lies in objects of a stream, read and written anew by the stream's owner: `docs/log-compaction.md`.
+//! What lies in objects of a stream, read and written anew by the stream's owner:
+//! `docs/log-compaction.md`.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -17,10 +18,12 @@ const STEP_BYTES: u64 = 256 << 20;
 
 /// Writes batches anew. Runs on a thread that may block.
 ///
-/// What comes out covers what has gone in: its batches follow each other without a gap, from the first offset of the first batch to the end
-/// of the last one. They may be fewer or more than those that have gone in, and a batch may be empty.
+/// What comes out covers what has gone in: its batches follow each other without a gap, from the
+/// first offset of the first batch to the end of the last one. They may be fewer or more than those
+/// that have gone in, and a batch may be empty.
 pub trait Rewrite: Send + Sized + 'static {
-    /// The next batches, in offset order. What is done goes to `out`; some of it may be kept until later.
+    /// The next batches, in offset order. What is done goes to `out`; some of it may be kept until
+    /// later.
     fn batches(&mut self, batches: Vec<Batch>, out: &mut Vec<Batch>);
 
     /// There is no more for now: give out what was kept, up to `end`.
@@ -74,7 +77,8 @@ impl Stream {
 }
 
 impl Store {
-    /// Run something that may wait, on the threads of [`crate::Options::background_threads`], until it is done or this is dropped.
+    /// Run something that may wait, on the threads of [`crate::Options::background_threads`], until
+    /// it is done or this is dropped.
     ///
     /// # Errors
     /// The store's runtime is shutting down.
@@ -85,11 +89,12 @@ impl Store {
         self.shared.objects.background().run(work).await
     }
 
-    /// Show `state` the batches in objects from `from` to `to`, in order and once, past the caches and as slowly as compaction reads. Ends
-    /// early when `visit`, which runs on a thread that may block, says false. A batch that contains `from` is shown whole.
+    /// Show `state` the batches in objects from `from` to `to`, in order and once, past the caches
+    /// and as slowly as compaction reads. Ends early when `visit`, which runs on a thread that may
+    /// block, says false. A batch that contains `from` is shown whole.
     ///
     /// # Errors
-    /// The stream is gone, or an object can not be read.
+    /// The stream is gone, or an object cannot be read.
     pub async fn scan<S: Send + 'static>(
         &self,
         stream: &Stream,
@@ -132,16 +137,18 @@ impl Store {
         Ok(state)
     }
 
-    /// Let `rewriter` write anew what is in objects from `from` on: whole parts, from the one that contains `from` (or follows it), not
-    /// beyond the one that contains the last offset before `to`, and no more than is to be in one object. Call it again with what is left
-    /// until [`Rewritten::end`] is `to` or more: each step is committed by itself, and has nothing to do with the one before.
+    /// Let `rewriter` write anew what is in objects from `from` on: whole parts, from the one that
+    /// contains `from` (or follows it), not beyond the one that contains the last offset before
+    /// `to`, and no more than is to be in one object. Call it again with what is left until
+    /// [`Rewritten::end`] is `to` or more: each step is committed by itself, and has nothing to do
+    /// with the one before.
     ///
-    /// If this is dropped, or fails, either nothing has changed or the step is done. What a dropped one has written is deleted by a later
-    /// run of the store.
+    /// If this is dropped, or fails, either nothing has changed or the step is done. What a dropped
+    /// one has written is deleted by a later run of the store.
     ///
     /// # Errors
-    /// The stream is gone, an object can not be read or written, another server owns the objects, or what the rewriter has given does not cover what it got
-    /// ([`StoreError::InvalidChange`]).
+    /// The stream is gone, an object cannot be read or written, another server owns the objects,
+    /// or what the rewriter has given does not cover what it got ([`StoreError::InvalidChange`]).
     pub async fn rewrite<R: Rewrite>(
         &self,
         stream: &Stream,
@@ -149,7 +156,8 @@ impl Store {
         to: StreamOffset,
         rewriter: R,
     ) -> Result<(R, Rewritten), StoreError> {
-        // Compaction and this one never have the same ranges: each looks for its own when it has its turn.
+        // Compaction and this one never have the same ranges: each looks for its own when it has
+        // its turn.
         let _turn = self.shared.compaction.turn.lock().await;
         let Some(run) = next_run(&self.shared, &stream.state, from, to)? else {
             return Ok((rewriter, Rewritten { end: to, read_bytes: 0, written_bytes: 0 }));

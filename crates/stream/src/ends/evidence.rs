@@ -9,7 +9,8 @@ use alluvium_wal::{LogOffset, RecoveryReport};
 use crate::record::{End, Ends, HEADER_BYTES, MIN_RECORD_BYTES, WAL_HEADER_BYTES, Was, remains};
 use crate::types::{StreamId, StreamOffset};
 
-/// More offsets than any number of clients claims in the time between two ends records. It keeps the sum far from the end of the offsets.
+/// More offsets than any number of clients claims in the time between two ends records. It keeps
+/// the sum far from the end of the offsets.
 const MOST_SKIPPED: u64 = 1 << 48;
 
 /// Collected from the intact records.
@@ -21,7 +22,8 @@ pub(crate) struct Evidence {
     skipped: HashMap<StreamId, Vec<Range<StreamOffset>>>,
     /// Ranges of the log of which all batches are listed.
     covered: Vec<Range<LogOffset>>,
-    /// The list whose parts come in: the range that it covers, and how many have come, without a break.
+    /// The list whose parts come in: the range that it covers, and how many have come, without a
+    /// break.
     coming: Option<(Range<LogOffset>, u32)>,
 }
 
@@ -29,8 +31,8 @@ pub(crate) struct Evidence {
 pub(crate) struct Loss {
     /// Streams whose batches certainly came this far.
     pub(crate) next: HashMap<StreamId, StreamOffset>,
-    /// Parts of the log of which nothing tells what they held, in order: where each begins, and how many records it and those
-    /// behind it may have held.
+    /// Parts of the log of which nothing tells what they held, in order: where each begins, and how
+    /// many records it and those behind it may have held.
     unknown: Vec<(LogOffset, u64)>,
     skipped: HashMap<StreamId, Vec<Range<StreamOffset>>>,
 }
@@ -76,9 +78,11 @@ impl Evidence {
 
     /// Judge the damage. What the log held before `uploaded` is not missed.
     ///
-    /// What is left of a damaged record may be what stood there one lap before, if the write over it got lost. Then it is trimmed, and so its list covers
-    /// nothing behind the log's start, or its batch is uploaded, or of a stream that was deleted. `is_young` says whether a batch is none of that; of a deleted
-    /// stream it may be if that is certain: the log's own record header is intact, and on the same page.
+    /// What is left of a damaged record may be what stood there one lap before, if the write over
+    /// it got lost. Then it is trimmed, and so its list covers nothing behind the log's start, or
+    /// its batch is uploaded, or of a stream that was deleted. `is_young` says whether a batch is
+    /// none of that; of a deleted stream it may be if that is certain: the log's own record header
+    /// is intact, and on the same page.
     pub(crate) fn judge(
         mut self,
         report: &RecoveryReport,
@@ -144,8 +148,8 @@ impl Evidence {
 }
 
 impl Loss {
-    /// Where a stream goes on that ends at `next`, and whose last batch in the log ends at `log_end`: behind all that it can have had.
-    /// No batch has more than `largest_count` offsets.
+    /// Where a stream goes on that ends at `next`, and whose last batch in the log ends at
+    /// `log_end`: behind all that it can have had. No batch has more than `largest_count` offsets.
     pub(crate) fn goes_on(
         &self,
         stream: StreamId,
@@ -161,8 +165,8 @@ impl Loss {
         GoesOn { known, next: StreamOffset(known.0.saturating_add(offsets)) }
     }
 
-    /// The parts of a gap, in order, and whether each is a bound of an earlier recovery: its offsets may have been handed out, while
-    /// those of the others were.
+    /// The parts of a gap, in order, and whether each is a bound of an earlier recovery: its
+    /// offsets may have been handed out, while those of the others were.
     pub(crate) fn parts(
         &self,
         stream: StreamId,
@@ -202,8 +206,8 @@ fn from_the_end(mut unknown: Vec<(LogOffset, u64)>) -> Vec<(LogOffset, u64)> {
     unknown
 }
 
-/// Whether the headers of a record that starts there, the log's own and that of the stream, lie on one page, which one write has
-/// put there.
+/// Whether the headers of a record that starts there, the log's own and that of the stream, lie on
+/// one page, which one write has put there.
 fn has_header_on_page(at: LogOffset) -> bool {
     let page_bytes = PAGE_BYTES as u64;
     at.0 % page_bytes + WAL_HEADER_BYTES + HEADER_BYTES as u64 <= page_bytes

@@ -13,12 +13,14 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
 
-/// Requests of one kind to the object store, for one cause, since the start. One that the client of the store repeats by itself counts once.
+/// Requests of one kind to the object store, for one cause, since the start. One that the client of
+/// the store repeats by itself counts once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requests {
     /// `upload`, `read`, `compaction` or `clean-up`.
     pub cause: &'static str,
-    /// `put`, `part`, `multipart` (begin, end or abort of an object in parts), `get`, `list` (however many pages) or `delete`.
+    /// `put`, `part`, `multipart` (begin, end or abort of an object in parts), `get`, `list`
+    /// (however many pages) or `delete`.
     pub kind: &'static str,
     /// How many.
     pub count: u64,
@@ -35,7 +37,8 @@ pub(crate) enum Cause {
     Read,
     /// Nobody waits.
     Compaction,
-    /// Deletions, listings, and whose the objects are; next to no bytes, so it never waits for the bandwidth.
+    /// Deletions, listings, and whose the objects are; next to no bytes, so it never waits for the
+    /// bandwidth.
     CleanUp,
 }
 

@@ -1,6 +1,8 @@
-//! The disk cache: what was read from objects, in a journal cache on a local disk. Behind the block cache, before the object store; outlives the process. `docs/disk-cache.md`.
+//! The disk cache: what was read from objects, in a journal cache on a local disk. Behind the block
+//! cache, before the object store; outlives the process. `docs/disk-cache.md`.
 //!
-//! Nobody depends on it. What it gives is verified like what the object store gives; whatever fails, or takes too long, is as if it were not there; and a reader never waits for a write.
+//! Nobody depends on it. What it gives is verified like what the object store gives; whatever
+//! fails, or takes too long, is as if it were not there; and a reader never waits for a write.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -24,7 +26,8 @@ use crate::options::DiskCacheOptions;
 
 /// Reads of the disk at a time.
 const READS_AT_A_TIME: usize = 4;
-/// A disk that takes longer is no help: the object store has an answer long before, as a rule. (Threads that make way for others wait for the log's writes, if that is on the same disk.)
+/// A disk that takes longer is no help: the object store has an answer long before, as a rule.
+/// (Threads that make way for others wait for the log's writes, if that is on the same disk.)
 const READ_WITHIN: Duration = Duration::from_secs(5);
 /// So many failures with nothing between them that succeeds are not by chance.
 const MOST_FAILURES: u32 = 8;
@@ -41,7 +44,8 @@ const MIB: u64 = 1 << 20;
 pub struct DiskCacheStats {
     /// It was opened, and readers look into it.
     pub is_open: bool,
-    /// It could not be opened, or was given up after errors, or takes nothing any more: until the store is opened again.
+    /// It could not be opened, or was given up after errors, or takes nothing any more: until the
+    /// store is opened again.
     pub has_failed: bool,
     /// Blocks and indexes that are in it.
     pub entries: usize,
@@ -59,7 +63,8 @@ pub struct DiskCacheStats {
     pub writes: u64,
     /// Their size.
     pub written_bytes: u64,
-    /// Blocks and indexes that were not put into it: its disk did not keep up, they are too large, or a write failed.
+    /// Blocks and indexes that were not put into it: its disk did not keep up, they are too large,
+    /// or a write failed.
     pub dropped_writes: u64,
     /// Blocks and indexes that went to make room.
     pub evicted: u64,
@@ -79,7 +84,8 @@ pub(super) struct DiskCache {
 
 struct Shared {
     directory: PathBuf,
-    /// From when it was opened until it is closed. Who must not wait does not wait for this lock either: it is held while the disk is read.
+    /// From when it was opened until it is closed. Who must not wait does not wait for this lock
+    /// either: it is held while the disk is read.
     cache: RwLock<Option<Cache>>,
     /// `None`: nothing is taken any more, and the thread ends.
     writes: Mutex<Option<Sender<Write>>>,
@@ -111,13 +117,15 @@ struct Write {
     bytes: Bytes,
 }
 
-/// What stands for a piece of an object: its position, and the object's name, which is never used for other bytes.
+/// What stands for a piece of an object: its position, and the object's name, which is never used
+/// for other bytes.
 fn key(name: &str, position: u64) -> Vec<u8> {
     [position.to_le_bytes().as_slice(), name.as_bytes()].concat()
 }
 
 impl DiskCache {
-    /// Open it in the background. Until that is done nothing is found, and if it fails, nothing ever is.
+    /// Open it in the background. Until that is done nothing is found, and if it fails, nothing
+    /// ever is.
     pub(super) fn start(options: &DiskCacheOptions) -> Self {
         let options = options.clone();
         Self::start_with(options.directory.clone(), move || open(&options))
@@ -166,7 +174,8 @@ impl DiskCache {
         self.shared.may_have(&key(name, position))
     }
 
-    /// What it has of the pieces of an object that begin at `positions`, in their order. The caller verifies it.
+    /// What it has of the pieces of an object that begin at `positions`, in their order. The caller
+    /// verifies it.
     pub(super) async fn get(&self, name: &str, positions: &[u64]) -> Vec<Option<Bytes>> {
         let keys: Vec<_> = positions.iter().map(|position| key(name, *position)).collect();
         let found = match self.shared.may_have_any(&keys) {
@@ -211,7 +220,8 @@ impl DiskCache {
         }
     }
 
-    /// Keep what was read from an object and verified, if there is room in the queue. Does not wait.
+    /// Keep what was read from an object and verified, if there is room in the queue. Does not
+    /// wait.
     pub(super) fn put(&self, name: &str, position: u64, bytes: &Bytes) {
         let shared = &*self.shared;
         let writes = shared.writes.lock();
@@ -227,13 +237,15 @@ impl DiskCache {
         let _ = sender.send(Write { key: key(name, position), bytes: bytes.clone() });
     }
 
-    /// What it gave is not what it should be. It is read from the object store, and takes its place then.
+    /// What it gave is not what it should be. It is read from the object store, and takes its place
+    /// then.
     pub(super) fn damaged(&self, name: &str, damage: &Damage) {
         self.shared.numbers.damaged.fetch_add(1, Ordering::Relaxed);
         tracing::debug!("disk cache {}: {name} is {damage}", self.shared.directory.display());
     }
 
-    /// Write what the journals have, and close them: whoever opens the directory next finds nobody there. A disk that does not answer is waited for 10 s.
+    /// Write what the journals have, and close them: whoever opens the directory next finds nobody
+    /// there. A disk that does not answer is waited for 10 s.
     pub(super) async fn close(&self) {
         self.shared.end();
         let ended = self.ended.lock().take();
@@ -424,7 +436,8 @@ impl Shared {
     }
 }
 
-/// The cache of these options: what can not be used as it is begins anew, and what can not be opened is told.
+/// The cache of these options: what cannot be used as it is begins anew, and what cannot be
+/// opened is told.
 fn open(options: &DiskCacheOptions) -> Result<Cache, String> {
     open_with(options, getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX))
 }
@@ -460,7 +473,8 @@ fn open_with(options: &DiskCacheOptions, files: u64) -> Result<Cache, String> {
     without_damaged(Cache::open(directory, journal_options(options)).map_err(in_words)?)
 }
 
-/// How many journals there may be of an open cache, whose journals keep the size that they once got: a power of two.
+/// How many journals there may be of an open cache, whose journals keep the size that they once
+/// got: a power of two.
 fn journals_of(cache: &Cache, options: &DiskCacheOptions) -> u64 {
     options.max_disk_bytes / cache.max_record_bytes().next_power_of_two() as u64
 }

@@ -10,7 +10,8 @@ use crate::object::Damage;
 /// The longest text of an answer that is passed on, in characters.
 const TEXT_LIMIT: usize = 300;
 
-/// Codes of answers to a request that is not worth a repetition, beside 401 and 403. Some of them come with status 400 or 301.
+/// Codes of answers to a request that is not worth a repetition, beside 401 and 403. Some of them
+/// come with status 400 or 301.
 const PERMANENT: [&str; 7] = [
     "NoSuchBucket",
     "InvalidBucketName",
@@ -29,7 +30,8 @@ pub enum ObjectError {
     Store {
         /// Its path in the object store.
         name: String,
-        /// In words. The answer itself is not kept: an S3 server repeats in it what was signed, session tokens included.
+        /// In words. The answer itself is not kept: an S3 server repeats in it what was signed,
+        /// session tokens included.
         reason: String,
         /// What it means.
         kind: ErrorKind,
@@ -49,7 +51,8 @@ pub enum ObjectError {
 pub enum ErrorKind {
     /// There is no such object.
     NotFound,
-    /// The bucket does not exist, or the credentials do not suffice: repeating it is of no use until somebody changes that.
+    /// The bucket does not exist, or the credentials do not suffice: repeating it is of no use
+    /// until somebody changes that.
     Refused,
     /// Another try may succeed.
     Failed,
@@ -63,7 +66,8 @@ impl ObjectError {
             return Self::damaged(name, Damage { position: 0, reason });
         }
         let (mut reason, code) = in_words(&text);
-        // A client that got no answer says why only in the causes of its error: no certificate, no connection.
+        // A client that got no answer says why only in the causes of its error: no certificate, no
+        // connection.
         let mut told = text.clone();
         let mut cause = std::error::Error::source(error);
         while let Some(error) = cause {
@@ -74,7 +78,8 @@ impl ObjectError {
             }
             cause = error.source();
         }
-        // Not every request's error has the variant that its status means, and the status is in the text alone.
+        // Not every request's error has the variant that its status means, and the status is in the
+        // text alone.
         let denied = ["status code: 401", "status code: 403"].iter().any(|it| text.contains(it));
         let kind = match (error, &code) {
             (_, Some(code)) if PERMANENT.contains(&code.as_str()) => ErrorKind::Refused,
@@ -113,7 +118,8 @@ impl ObjectError {
         matches!(self, Self::Store { kind: ErrorKind::Failed, .. })
     }
 
-    /// Whether a repetition is worth nothing until somebody has changed the bucket or the credentials.
+    /// Whether a repetition is worth nothing until somebody has changed the bucket or the
+    /// credentials.
     pub fn is_permanent(&self) -> bool {
         matches!(self, Self::Store { kind: ErrorKind::Refused, .. })
     }
@@ -133,16 +139,18 @@ impl ObjectError {
     }
 }
 
-/// Whether a range was asked for that lies beyond the end of an object. Objects are written once and
-/// in full, and ranges come from the catalog or the object's own index, so such an object was cut.
-/// `object_store` has no variant for it: local stores say it in words, others answer with status 416.
+/// Whether a range was asked for that lies beyond the end of an object. Objects are written once
+/// and in full, and ranges come from the catalog or the object's own index, so such an object was
+/// cut. `object_store` has no variant for it: local stores say it in words, others answer with
+/// status 416.
 fn is_beyond_the_end(error: &Error, text: &str) -> bool {
     let is_generic = matches!(error, Error::Generic { .. });
     is_generic
         && (text.contains("Requested range was invalid") || text.contains("status code: 416"))
 }
 
-/// What an error says, and its code. Of an answer in XML, code and message are all that is passed on.
+/// What an error says, and its code. Of an answer in XML, code and message are all that is passed
+/// on.
 fn in_words(text: &str) -> (String, Option<String>) {
     let Some(at) = text.find('<') else { return (shortened(text), None) };
     let element = |name: &str| {

@@ -14,8 +14,8 @@ use crate::background::Background;
 
 /// Fetches under way, by what they bring; one may bring several things.
 ///
-/// A fetch is a task that lives as long as anybody has its [`Flight`]: who joins and goes again leaves it to the others, and the last one
-/// to go ends it.
+/// A fetch is a task that lives as long as anybody has its [`Flight`]: who joins and goes again
+/// leaves it to the others, and the last one to go ends it.
 pub(super) struct Flights<K, T> {
     under_way: Arc<Mutex<UnderWay<K, T>>>,
     background: Arc<Background>,
@@ -73,13 +73,14 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> Fli
         Self { under_way: Arc::new(Mutex::new(under_way)), background }
     }
 
-    /// While it is locked no flight starts, and none is forgotten: what is neither here nor in the cache is nowhere.
+    /// While it is locked no flight starts, and none is forgotten: what is neither here nor in the
+    /// cache is nowhere.
     pub(super) fn lock(&self) -> MutexGuard<'_, UnderWay<K, T>> {
         self.under_way.lock()
     }
 
-    /// Start a flight that brings `keys`. Once `fetch` is done it is forgotten, so whatever is to be found later has to be in a cache by
-    /// then.
+    /// Start a flight that brings `keys`. Once `fetch` is done it is forgotten, so whatever is to
+    /// be found later has to be in a cache by then.
     pub(super) fn start(
         &self,
         under_way: &mut UnderWay<K, T>,

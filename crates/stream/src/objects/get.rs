@@ -13,13 +13,16 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use super::{ObjectError, Request, within};
 use crate::object::Damage;
 
-/// So much of a file is read at once: the kernel asks the disk for all of it, and what the log writes meanwhile stands behind it.
+/// So much of a file is read at once: the kernel asks the disk for all of it, and what the log
+/// writes meanwhile stands behind it.
 const READ_BYTES: usize = 256 << 10;
-/// A piece of a file that is as large is read to where it stays, with the rest of its first and of its last page; a smaller one is copied out of what was read.
+/// A piece of a file that is as large is read to where it stays, with the rest of its first and of
+/// its last page; a smaller one is copied out of what was read.
 const OWN_PAGES_BYTES: usize = 128 << 10;
 
-/// Neighbouring pieces of an object from `from` on, of these lengths; short ones where the object ends. Each is in memory of its own, and
-/// once: a piece that is kept must keep nothing else, but for the rest of three pages beside a large one, and a bound on bytes should be one on memory.
+/// Neighbouring pieces of an object from `from` on, of these lengths; short ones where the object
+/// ends. Each is in memory of its own, and once: a piece that is kept must keep nothing else, but
+/// for the rest of three pages beside a large one, and a bound on bytes should be one on memory.
 pub(super) async fn get(
     store: &dyn ObjectStore,
     name: &str,
@@ -33,8 +36,9 @@ pub(super) async fn get(
     }
 }
 
-/// What did not match its checksum was read once more, before it counts as damaged, which keeps readers out, and compaction until the next start: it may have been damaged on
-/// its way, and plain HTTP knows no better checksum than TCP's. What has come of that.
+/// What did not match its checksum was read once more, before it counts as damaged, which keeps
+/// readers out, and compaction until the next start: it may have been damaged on its way, and plain
+/// HTTP knows no better checksum than TCP's. What has come of that.
 pub(super) fn read_again<T>(
     name: &str,
     damage: &Damage,
@@ -95,14 +99,16 @@ async fn fill(
     Ok(pieces)
 }
 
-/// Past the page cache, where the file system lets us: what was written past it is not there, and to read it into it first costs five times the processor time
-/// (`docs/benchmarks.md`, "Reading objects from files").
+/// Past the page cache, where the file system lets us: what was written past it is not there, and
+/// to read it into it first costs five times the processor time (`docs/benchmarks.md`, "Reading
+/// objects from files").
 fn read_pieces(file: &File, from: u64, lens: &[usize]) -> io::Result<Vec<Bytes>> {
     let flags = fcntl_getfl(file)?;
     let is_direct = fcntl_setfl(file, flags | OFlags::DIRECT).is_ok();
     let read = || read_all(|pages, at, most| pages.read_more(file, at, most), from, lens);
     match read() {
-        // Of larger units than ours, it may be; or what came was short, and the rest begins within a page.
+        // Of larger units than ours, it may be; or what came was short, and the rest begins within
+        // a page.
         Err(error) if is_direct && error.kind() == io::ErrorKind::InvalidInput => {
             fcntl_setfl(file, flags)?;
             read()

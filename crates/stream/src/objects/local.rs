@@ -34,34 +34,40 @@ const WRITE_BYTES: usize = 1 << 20;
 const FREED_BYTES: u64 = 4 << 20;
 /// The least that any disk writes as a whole.
 const SECTOR_BYTES: usize = 512;
-/// Stands behind `#` in the names of files that are being deleted. Those of files that are being written count from 1.
+/// Stands behind `#` in the names of files that are being deleted. Those of files that are being
+/// written count from 1.
 const DELETED: u64 = u64::MAX;
 
-/// A local directory as an object store, created if it is not there. Its writes are on stable storage when they
-/// complete; `LocalFileSystem` does not do that by default, and the WAL is trimmed on the strength of it.
+/// A local directory as an object store, created if it is not there. Its writes are on stable
+/// storage when they complete; `LocalFileSystem` does not do that by default, and the WAL is
+/// trimmed on the strength of it.
 ///
-/// `LocalFileSystem` writes to a file next to the object, and neither lists nor opens such files. What a process that was killed has left of
-/// them is removed here: what it was writing when it is a day old, what it was deleting at once.
+/// `LocalFileSystem` writes to a file next to the object, and neither lists nor opens such files.
+/// What a process that was killed has left of them is removed here: what it was writing when it is
+/// a day old, what it was deleting at once.
 pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>> {
     let failed = |what: &str, error: io::Error| object_store::Error::Generic {
         store: "LocalFileSystem",
-        source: format!("can not {what} {}: {error}", directory.display()).into(),
+        source: format!("cannot {what} {}: {error}", directory.display()).into(),
     };
     create_durably(directory).map_err(|error| failed("create", error))?;
     let root = Root::open(directory).map_err(|error| failed("look at", error))?;
     if let Err(error) = remove_left_behind(directory) {
-        tracing::warn!("can not remove what was left under {}: {error}", directory.display());
+        tracing::warn!("cannot remove what was left under {}: {error}", directory.display());
     }
     let files = LocalFileSystem::new_with_prefix(directory)?.with_fsync(true);
     Ok(Arc::new(Directory { files: Arc::new(files), root: Arc::new(root) }))
 }
 
-/// Writes objects in parts by itself: each part is on stable storage before the next one is written. `LocalFileSystem` would sync all of a file at its
-/// end, and what the kernel writes then, at the full speed of the disk, stands before the writes of a log on the same disk: with objects of 128 MiB, for
-/// 40 to 90 ms. And past the page cache, where the file system lets us: its pages cost more processor time than the writing, and push out what others
-/// have there, while the newest data are in the log cache anyhow.
+/// Writes objects in parts by itself: each part is on stable storage before the next one is
+/// written. `LocalFileSystem` would sync all of a file at its end, and what the kernel writes then,
+/// at the full speed of the disk, stands before the writes of a log on the same disk: with objects
+/// of 128 MiB, for 40 to 90 ms. And past the page cache, where the file system lets us: its pages
+/// cost more processor time than the writing, and push out what others have there, while the newest
+/// data are in the log cache anyhow.
 ///
-/// Deletes objects in steps for the same reason: see [`free`]. An object is hidden before the first step, so that nobody meets one that is cut.
+/// Deletes objects in steps for the same reason: see [`free`]. An object is hidden before the first
+/// step, so that nobody meets one that is cut.
 ///
 /// Every request fails while another directory is in the place of this one; see [`Root`].
 #[derive(Debug)]
@@ -135,7 +141,8 @@ impl ObjectStore for Directory {
             async move {
                 check(root).await?;
                 let path = files.path_to_filesystem(&name)?;
-                // Goes on when nobody waits for it any more: what is hidden nobody else finds before the next start.
+                // Goes on when nobody waits for it any more: what is hidden nobody else finds
+                // before the next start.
                 if !tokio::spawn(remove(path)).await?? {
                     // It says why, or does without.
                     files.delete(&name).await?;
@@ -207,10 +214,11 @@ fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Take an object's name away, for one that `LocalFileSystem` does not know. The new one, if that could be done; a directory is no object.
+/// Take an object's name away, for one that `LocalFileSystem` does not know. The new one, if that
+/// could be done; a directory is no object.
 ///
-/// Neither name is synced: after a power cut the object may have its old name, and be whole or cut. Who deletes it has noted before that it is not needed, and
-/// deletes it again.
+/// Neither name is synced: after a power cut the object may have its old name, and be whole or cut.
+/// Who deletes it has noted before that it is not needed, and deletes it again.
 async fn hide(path: PathBuf) -> Result<Option<PathBuf>> {
     let hide = move || {
         let mut hidden = path.clone().into_os_string();
@@ -222,7 +230,8 @@ async fn hide(path: PathBuf) -> Result<Option<PathBuf>> {
     blocking(hide).await
 }
 
-/// Hide an object, then remove it; whether it could be hidden. What a crash leaves of it is found by its name at the next start.
+/// Hide an object, then remove it; whether it could be hidden. What a crash leaves of it is found
+/// by its name at the next start.
 async fn remove(path: PathBuf) -> Result<bool> {
     let Some(hidden) = hide(path).await? else { return Ok(false) };
     free(hidden.clone()).await?;
@@ -235,11 +244,12 @@ async fn remove(path: PathBuf) -> Result<bool> {
     Ok(true)
 }
 
-/// Give back what a file holds, from its end, resting after each step for as long as it took. A file system that is mounted with `discard` tells the disk
-/// what is free, and a disk that discards 128 MiB at once does nothing else meanwhile: the flushes of a log on it take 30 ms and more, and
+/// Give back what a file holds, from its end, resting after each step for as long as it took. A
+/// file system that is mounted with `discard` tells the disk what is free, and a disk that discards
+/// 128 MiB at once does nothing else meanwhile: the flushes of a log on it take 30 ms and more, and
 /// 4 ms beside steps of 4 MiB.
 ///
-/// A file that has another name, a backup's say, is only unlinked, as is what can not be cut.
+/// A file that has another name, a backup's say, is only unlinked, as is what cannot be cut.
 async fn free(path: PathBuf) -> Result<()> {
     let open = move || {
         let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
@@ -264,14 +274,16 @@ async fn free(path: PathBuf) -> Result<()> {
 /// An object that is being written.
 #[derive(Debug)]
 struct Parts {
-    /// One part at a time. Those that wait hold no thread: there are few that may block, and who reads needs them.
+    /// One part at a time. Those that wait hold no thread: there are few that may block, and who
+    /// reads needs them.
     unfinished: Arc<Mutex<Unfinished>>,
     /// Where the next part goes.
     next: u64,
 }
 
 impl Parts {
-    /// Once those before it are done. Dropped, what has begun goes on, and is waited for by who comes next.
+    /// Once those before it are done. Dropped, what has begun goes on, and is waited for by who
+    /// comes next.
     fn with<W: FnOnce(&mut Unfinished) -> io::Result<()> + Send + 'static>(
         &self,
         work: W,
@@ -358,7 +370,8 @@ impl Unfinished {
         self.file.sync_data()
     }
 
-    /// Write the first bytes of the buffer: what is not whole pages, at the end of an object, through the page cache.
+    /// Write the first bytes of the buffer: what is not whole pages, at the end of an object,
+    /// through the page cache.
     fn write_buffer(&mut self, at: u64, len: usize) -> io::Result<()> {
         let pages = if at.is_multiple_of(PAGE_BYTES as u64) { len - len % PAGE_BYTES } else { 0 };
         let mut written = 0;
@@ -426,7 +439,8 @@ fn create_durably(directory: &Path) -> io::Result<()> {
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// What processes that were killed have left under hidden names. The last steps of their deletions are one here: nobody waits for a log yet.
+/// What processes that were killed have left under hidden names. The last steps of their deletions
+/// are one here: nobody waits for a log yet.
 fn remove_left_behind(directory: &Path) -> io::Result<()> {
     let all = directory.join(OBJECTS_DIRECTORY);
     if !all.exists() {

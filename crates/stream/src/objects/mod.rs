@@ -1,4 +1,5 @@
-//! The object store: errors and deadlines of its requests; writing objects in bounded memory, reading them with verification and a cache.
+//! The object store: errors and deadlines of its requests; writing objects in bounded memory,
+//! reading them with verification and a cache.
 
 mod counted;
 mod disk;
@@ -42,7 +43,8 @@ pub(crate) const OBJECTS_DIRECTORY: &str = "streams";
 /// Who owns the objects of a WAL, next to them.
 pub(crate) const OWNER_OBJECT: &str = "owner";
 
-/// The way to the object store on behalf of one cause: requests are counted there, and bytes wait for their turn.
+/// The way to the object store on behalf of one cause: requests are counted there, and bytes wait
+/// for their turn.
 #[derive(Clone, Copy)]
 pub(crate) struct Way<'a> {
     pub(crate) store: &'a dyn ObjectStore,
@@ -104,7 +106,8 @@ pub(crate) async fn within<T>(
     }
 }
 
-/// Ask an object store whether it can be used: for what it holds, of the store with this WAL if there is one, up to the first name that `is_known`. Whether there is one.
+/// Ask an object store whether it can be used: for what it holds, of the store with this WAL if
+/// there is one, up to the first name that `is_known`. Whether there is one.
 ///
 /// # Errors
 /// What any other request would meet now; see [`ObjectError::is_permanent`].

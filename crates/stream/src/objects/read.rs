@@ -1,5 +1,6 @@
-//! Reading: verified blocks and indexes, a cache of them in memory and one on disk, and a bound on what is on its way. How late readers keep out of the way of
-//! everybody else: `docs/late-reads.md`.
+//! Reading: verified blocks and indexes, a cache of them in memory and one on disk, and a bound on
+//! what is on its way. How late readers keep out of the way of everybody else:
+//! `docs/late-reads.md`.
 
 mod load;
 mod staged;
@@ -31,7 +32,9 @@ use staged::Staged;
 
 /// One GET fetches neighbouring blocks up to this size.
 pub(crate) const READ_BYTES: u64 = 8 << 20;
-/// The share of the cache for what was read more than once. The rest is for what is new, which has to stay until it is read by who follows a first reader. (The policy's own default leaves 3 % for that.)
+/// The share of the cache for what was read more than once. The rest is for what is new, which has
+/// to stay until it is read by who follows a first reader. (The policy's own default leaves 3 % for
+/// that.)
 const HOT_SHARE: f64 = 0.5;
 /// One permit of the bound on what is on its way.
 const ROOM_UNIT_BYTES: u64 = 1024;
@@ -143,7 +146,8 @@ impl Objects {
         let cache_bytes = options.block_cache_bytes - ahead_bytes;
         let expected_items =
             usize::try_from(cache_bytes >> 18).unwrap_or(usize::MAX).clamp(16, 1 << 20);
-        // One shard: a block may be as large as the share of a shard, and nobody holds the lock for long.
+        // One shard: a block may be as large as the share of a shard, and nobody holds the lock for
+        // long.
         let cache_options = OptionsBuilder::new()
             .shards(1)
             .estimated_items_capacity(expected_items)
@@ -337,7 +341,8 @@ impl Objects {
                                 core.wanted(key, &decoded);
                                 run.push(decoded);
                             }
-                            // What lies before the damage can be read; who goes on from there meets it first.
+                            // What lies before the damage can be read; who goes on from there meets
+                            // it first.
                             Err(error) if run.is_empty() => return Err(error),
                             _ => break,
                         }
@@ -352,7 +357,8 @@ impl Objects {
         }
     }
 
-    /// Wait for a flight, until it is enough: unless it brings something that the cache can not keep until somebody comes back for it.
+    /// Wait for a flight, until it is enough: unless it brings something that the cache cannot
+    /// keep until somebody comes back for it.
     async fn wait(
         &self,
         name: &str,
@@ -373,8 +379,9 @@ impl Objects {
         landed.unwrap_or_else(|| Err(ObjectError::defect(name))).map(Timely::Here)
     }
 
-    /// Batches of `stream` that end after `from`, as far as the budget goes, until the reader has waited enough, or to what can not be read; an error
-    /// only if that comes first. They keep at most twice the memory of their payload.
+    /// Batches of `stream` that end after `from`, as far as the budget goes, until the reader has
+    /// waited enough, or to what cannot be read; an error only if that comes first. They keep at
+    /// most twice the memory of their payload.
     pub(crate) async fn fetch(
         &self,
         object: &Arc<ObjectInfo>,
@@ -391,7 +398,8 @@ impl Objects {
         let blocks = blocks.after(from);
         let mut next = 0;
         while next < blocks.len() && !budget.is_spent() {
-            // A block is not fetched for what is left of the budget if hardly one of its batches would fit.
+            // A block is not fetched for what is left of the budget if hardly one of its batches
+            // would fit.
             let a_batch_bytes = (blocks[next].len_bytes / blocks[next].entries) as usize;
             if budget.left_bytes() < a_batch_bytes
                 && self.core.cached_block(object.id, &blocks[next]).is_none()
@@ -463,8 +471,9 @@ impl Objects {
         self.core.ahead_bytes > 0
     }
 
-    /// Fetch those of `blocks` that are neither here nor on their way, as far as it costs nobody anything: with spare room and spare bandwidth.
-    /// Returns how many of the blocks are taken care of, and what is on its way: as long as the futures are kept.
+    /// Fetch those of `blocks` that are neither here nor on their way, as far as it costs nobody
+    /// anything: with spare room and spare bandwidth. Returns how many of the blocks are taken care
+    /// of, and what is on its way: as long as the futures are kept.
     pub(crate) fn fetch_ahead(
         &self,
         object: &Arc<ObjectInfo>,
@@ -505,7 +514,8 @@ impl Core {
         }
     }
 
-    /// Somebody wants a block. One that was read ahead is in the cache from then on, as if it had been fetched now.
+    /// Somebody wants a block. One that was read ahead is in the cache from then on, as if it had
+    /// been fetched now.
     fn wanted(&self, key: Key, decoded: &Arc<Decoded>) {
         if decoded.ahead.as_ref().is_some_and(Ahead::wanted) {
             self.cache.insert(key, Cached::Block(decoded.clone()));
@@ -525,7 +535,9 @@ impl Core {
         self.disk.as_ref().is_some_and(|disk| disk.may_have(&object.name, block.position))
     }
 
-    /// How many blocks from the first on one GET is to bring, or the disk: a stream's blocks are neighbours in the object. Not both, so that nobody waits for the object store who wants what is on disk.
+    /// How many blocks from the first on one GET is to bring, or the disk: a stream's blocks are
+    /// neighbours in the object. Not both, so that nobody waits for the object store who wants what
+    /// is on disk.
     fn run(
         &self,
         under_way: &UnderWay<Key, Landing>,
@@ -546,7 +558,8 @@ impl Core {
         blocks.iter().take_while(|block| is_missing(block) && fits(block)).count()
     }
 
-    /// A flight for the first of `blocks`, which is missing, and for those after it that one GET can bring.
+    /// A flight for the first of `blocks`, which is missing, and for those after it that one GET
+    /// can bring.
     fn start(
         self: &Arc<Self>,
         under_way: &mut UnderWay<Key, Landing>,
@@ -565,7 +578,8 @@ impl Core {
         room.expect("the semaphore is never closed")
     }
 
-    /// What it takes to read a run of blocks ahead, if nobody else needs it: a half is left to those who wait for what they read.
+    /// What it takes to read a run of blocks ahead, if nobody else needs it: a half is left to
+    /// those who wait for what they read.
     fn spare(&self, object: &ObjectInfo, run: &[Block]) -> Option<Spare> {
         let len_bytes = span_bytes(run);
         let missing_bytes =
@@ -644,7 +658,8 @@ impl StreamBlocks {
     fn new(index: Arc<Vec<Block>>, stream: StreamId) -> Self {
         let first = index.partition_point(|block| block.stream < stream);
         let end = index.partition_point(|block| block.stream <= stream);
-        // A reader that waits must not keep what others have in the object: it is in no bound once the cache has dropped it.
+        // A reader that waits must not keep what others have in the object: it is in no bound once
+        // the cache has dropped it.
         if 2 * (end - first) < index.len() {
             return Self { index: Arc::new(index[first..end].to_vec()), blocks: 0..end - first };
         }

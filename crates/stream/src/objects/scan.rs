@@ -11,8 +11,9 @@ use crate::catalog::ObjectInfo;
 use crate::object::{self, Block, Damage};
 use crate::types::Batch;
 
-/// One GET fetches neighbouring blocks up to this size: what a scan holds in memory, beside the index. Compaction has eight of them at a time, and nobody waits for it: twice the size would save
-/// half of its GETs, which cost less than its parts, and take 16 MiB more.
+/// One GET fetches neighbouring blocks up to this size: what a scan holds in memory, beside the
+/// index. Compaction has eight of them at a time, and nobody waits for it: twice the size would
+/// save half of its GETs, which cost less than its parts, and take 16 MiB more.
 const SPAN_BYTES: u64 = 2 << 20;
 
 /// The index of `object`, verified.

@@ -31,7 +31,8 @@ pub struct Orphan {
     pub size_bytes: u64,
     /// When it was written, by the object store's clock.
     pub written: SystemTime,
-    /// Whether its number was given out before the catalog's last commit of an object. If not, a later catalog than this one may know it.
+    /// Whether its number was given out before the catalog's last commit of an object. If not, a
+    /// later catalog than this one may know it.
     pub is_past: bool,
 }
 
@@ -46,10 +47,11 @@ pub struct Wrong {
     pub is_needed: bool,
 }
 
-/// List the objects of the store whose catalog holds `snapshot`. A catalog that belongs to no WAL yet has none.
+/// List the objects of the store whose catalog holds `snapshot`. A catalog that belongs to no WAL
+/// yet has none.
 ///
 /// # Errors
-/// The object store can not be listed.
+/// The object store cannot be listed.
 pub async fn survey(store: &dyn ObjectStore, snapshot: &Snapshot) -> Result<Survey, ObjectError> {
     let Some(wal_id) = snapshot.wal_id else { return Ok(Survey::default()) };
     let mut known: BTreeMap<&str, &ObjectInfo> =

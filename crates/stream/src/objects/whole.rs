@@ -41,10 +41,11 @@ impl fmt::Debug for StoredObject {
 }
 
 impl StoredObject {
-    /// Read header, footer and index of the object at `location`. If its name states a nonce, it has to be the object's.
+    /// Read header, footer and index of the object at `location`. If its name states a nonce, it
+    /// has to be the object's.
     ///
     /// # Errors
-    /// It can not be read, or one of these parts is damaged.
+    /// It cannot be read, or one of these parts is damaged.
     pub async fn open(store: Arc<dyn ObjectStore>, location: &Path) -> Result<Self, ObjectError> {
         let name = location.as_ref();
         let damaged = |damage| ObjectError::damaged(name, damage);
@@ -74,11 +75,12 @@ impl StoredObject {
         })
     }
 
-    /// Read all blocks and check every entry, in at most 4 MiB of memory, or that of a larger block. `progress` is told how many bytes of the
-    /// object were read. What is damaged; what is around it was read all the same.
+    /// Read all blocks and check every entry, in at most 4 MiB of memory, or that of a larger
+    /// block. `progress` is told how many bytes of the object were read. What is damaged; what is
+    /// around it was read all the same.
     ///
     /// # Errors
-    /// It can not be read.
+    /// It cannot be read.
     pub async fn verify(&self, progress: &dyn Fn(u64)) -> Result<Vec<Damage>, ObjectError> {
         let mut damage = Vec::new();
         let mut rest = self.blocks.as_slice();
@@ -133,7 +135,7 @@ fn nonce_in(name: &str) -> Option<Uuid> {
 /// What lies under `prefix`, or anywhere, and has the name of an object; in the order of the names.
 ///
 /// # Errors
-/// It can not be listed.
+/// It cannot be listed.
 pub async fn list_objects(
     store: &dyn ObjectStore,
     prefix: Option<&Path>,

@@ -9,18 +9,20 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::{Cause, ObjectError, Request, Way, within};
 
-/// Objects up to this size are one PUT; larger ones are written in parts of exactly this size, but for the last. At least 5 MiB, S3's
-/// minimum.
+/// Objects up to this size are one PUT; larger ones are written in parts of exactly this size, but
+/// for the last. At least 5 MiB, S3's minimum.
 const PART_BYTES: usize = 8 << 20;
 /// So many parts make an object at most, says S3.
 const PARTS_MAX: u64 = 10_000;
 /// Parts in flight: with the one being filled, the memory that an upload takes.
 const PARTS_IN_FLIGHT: usize = 4;
-/// The same of compaction, which nobody waits for, and which has two such objects at a time, and its sources in memory besides.
+/// The same of compaction, which nobody waits for, and which has two such objects at a time, and
+/// its sources in memory besides.
 const COMPACTED_PARTS_IN_FLIGHT: usize = 2;
 
-/// Writes one object: a small one with a single PUT, a large one in parts, so that memory stays bounded. Parts are on their way also while
-/// nobody writes. One that fails is repeated by the store's client; when that gives up, the object has failed.
+/// Writes one object: a small one with a single PUT, a large one in parts, so that memory stays
+/// bounded. Parts are on their way also while nobody writes. One that fails is repeated by the
+/// store's client; when that gives up, the object has failed.
 pub(crate) struct Writer<'a> {
     way: Way<'a>,
     name: &'a str,
@@ -94,8 +96,9 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// The object is complete and durable when this succeeds. After an error, here or in [`Self::write`], there may be an
-    /// object or parts of one, and [`Self::abort`] should be tried.
+    /// The object is complete and durable when this succeeds. After an error, here or in
+    /// [`Self::write`], there may be an object or parts of one, and [`Self::abort`] should be
+    /// tried.
     pub(crate) async fn finish(&mut self) -> Result<(), ObjectError> {
         let rest = self.take(self.pieces_bytes);
         if self.large.is_none() {
@@ -115,8 +118,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Give up: remove what was written, as far as the object store lets us. Parts that stay are paid for until the bucket's life-cycle
-    /// rule removes them.
+    /// Give up: remove what was written, as far as the object store lets us. Parts that stay are
+    /// paid for until the bucket's life-cycle rule removes them.
     pub(crate) async fn abort(self) -> Result<(), ObjectError> {
         let mut result = Ok(());
         if let Some(Large { mut upload, mut parts }) = self.large {
@@ -135,7 +138,8 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The size of the parts of an object with so much payload, which may be as much again with what is written around it.
+/// The size of the parts of an object with so much payload, which may be as much again with what is
+/// written around it.
 fn part_bytes(payload_bytes: u64) -> usize {
     let least = payload_bytes.saturating_mul(2).div_ceil(PARTS_MAX);
     usize::try_from(least).unwrap_or(usize::MAX).max(PART_BYTES)

@@ -1,7 +1,8 @@
 //! Which neighbouring ranges of a stream are to become one: `docs/compaction.md`.
 //!
-//! A stream may have hundreds of thousands of ranges, and appends wait for the lock of its tail. So it is looked at where something has changed only, and at a
-//! bounded number of ranges while the tail is locked.
+//! A stream may have hundreds of thousands of ranges, and appends wait for the lock of its tail. So
+//! it is looked at where something has changed only, and at a bounded number of ranges while the
+//! tail is locked.
 
 use super::{Range, Tail};
 use crate::types::{ObjectId, StreamOffset};
@@ -13,13 +14,16 @@ pub(crate) struct Choice {
     pub(crate) fan_in: usize,
     /// if they have this much payload together, or objects of their own.
     pub(crate) least_bytes: u64,
-    /// Half of it is enough in any case, and what is larger than an eighth of it stays, since bringing a few such ranges together gains little.
+    /// Half of it is enough in any case, and what is larger than an eighth of it stays, since
+    /// bringing a few such ranges together gains little.
     pub(crate) most_bytes: u64,
-    /// So many ranges are looked at at a time, and half as many before them. What has not enough payload in half as many ranges is not found.
+    /// So many ranges are looked at at a time, and half as many before them. What has not enough
+    /// payload in half as many ranges is not found.
     pub(crate) at_a_time: usize,
 }
 
-/// Where a stream has got ranges since it was looked at; what lies between them has not changed, but is looked at too.
+/// Where a stream has got ranges since it was looked at; what lies between them has not changed,
+/// but is looked at too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Changed {
     from: StreamOffset,
@@ -48,7 +52,8 @@ pub(crate) enum Compactable {
 }
 
 impl Tail {
-    /// The oldest ranges that `choice` takes, with a changed one among them and none in an object that is left out.
+    /// The oldest ranges that `choice` takes, with a changed one among them and none in an object
+    /// that is left out.
     pub(crate) fn compactable(
         &self,
         changed: Changed,
@@ -86,7 +91,8 @@ impl Tail {
             let count = index + 1 - first;
             let enough = count >= choice.fan_in || bytes >= choice.most_bytes / 2;
             if count > 1 && enough {
-                // Of those that have objects of their own, one object fewer is a gain, however small they are.
+                // Of those that have objects of their own, one object fewer is a gain, however
+                // small they are.
                 let own = (index + 1).saturating_sub(choice.fan_in).max(first)..=index;
                 let window = match bytes >= choice.least_bytes {
                     true => first..=index,
@@ -155,8 +161,8 @@ mod tests {
         })
     }
 
-    /// Streams grow, are trimmed, and have ranges replaced by one; now and then what has changed is looked at, and then nothing is left to be
-    /// found by looking at everything.
+    /// Streams grow, are trimmed, and have ranges replaced by one; now and then what has changed is
+    /// looked at, and then nothing is left to be found by looking at everything.
     #[test]
     fn a_look_at_what_has_changed_finds_what_a_look_at_everything_does() {
         let (mut found, mut further, mut checks) = (0, 0, 0);

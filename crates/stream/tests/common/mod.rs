@@ -1,5 +1,5 @@
-//! A store in a world that can end: a simulated disk, and an object store and a catalog that fail on demand and die with the
-//! "process".
+//! A store in a world that can end: a simulated disk, and an object store and a catalog that fail
+//! on demand and die with the "process".
 
 #![allow(dead_code, unreachable_pub)] // each test file uses its part
 
@@ -104,7 +104,8 @@ impl World {
         let objects = Arc::new(Objects::new(self.objects.clone()));
         prepare(&objects);
         let catalog = Arc::new(FailingCatalog::new(self.catalog.clone()));
-        // Opening is blocking work of the WAL on a disk that answers at once; from then on a thread is the disk.
+        // Opening is blocking work of the WAL on a disk that answers at once; from then on a thread
+        // is the disk.
         let stepper = Stepper::start(self.disk.clone());
         let opened = Store::open(
             self.disk.device(),
@@ -136,7 +137,8 @@ impl Life {
         drop(self.stepper);
     }
 
-    /// Stop as a killed process does: at this moment nothing of it reaches catalog, objects or disk any more.
+    /// Stop as a killed process does: at this moment nothing of it reaches catalog, objects or disk
+    /// any more.
     pub fn crash(self, world: &mut World) {
         self.end(world, SimDisk::process_crash);
     }
@@ -204,7 +206,8 @@ pub async fn names(world: &World) -> Vec<String> {
     names
 }
 
-/// Whether it says who owns the objects. Requests for it are not counted, and fail only with all others.
+/// Whether it says who owns the objects. Requests for it are not counted, and fail only with all
+/// others.
 pub fn is_owner(location: &Path) -> bool {
     location.filename() == Some("owner")
 }
@@ -429,9 +432,11 @@ pub struct Objects {
     pub reading: Arc<tokio::sync::Mutex<()>>,
     /// Reads of this position fail.
     pub unreadable_at: AtomicU64,
-    /// Which of the next reads come with a bit flipped on their way, the next one by the lowest bit.
+    /// Which of the next reads come with a bit flipped on their way, the next one by the lowest
+    /// bit.
     pub flip_reads: AtomicU64,
-    /// The next so many writes fail: even ones without effect, odd ones after the object was written.
+    /// The next so many writes fail: even ones without effect, odd ones after the object was
+    /// written.
     pub fail_writes: AtomicU64,
     pub failed: AtomicU64,
     pub reads: AtomicU64,
@@ -441,7 +446,8 @@ pub struct Objects {
     /// So many of a thousand reads fail, and each takes a while, by this source of chance.
     pub reads_fail_permille: AtomicU64,
     pub chance: Mutex<Option<Random>>,
-    /// What reads have asked for whose answers nobody has taken or given up yet; and the most that it ever was.
+    /// What reads have asked for whose answers nobody has taken or given up yet; and the most that
+    /// it ever was.
     pub open_bytes: Arc<AtomicU64>,
     pub most_open_bytes: AtomicU64,
 }

@@ -74,7 +74,8 @@ impl State {
         let record = Placing {
             offset,
             end,
-            // With others before it there is no hurry, and blocks of the same size are the best that there is.
+            // With others before it there is no hurry, and blocks of the same size are the best
+            // that there is.
             complete: self.sealed.is_empty()
                 && match self.limiter {
                     None => self.flights.len() < shared.options.io_depth,
@@ -130,7 +131,8 @@ impl State {
         at
     }
 
-    /// Close the current block. If it is not full to the page, then with a padding, so that the next one need not wait for it.
+    /// Close the current block. If it is not full to the page, then with a padding, so that the
+    /// next one need not wait for it.
     fn seal(&mut self) {
         let Some(mut block) = self.current.take() else { return };
         let padding = block.pad();
@@ -143,8 +145,8 @@ impl State {
 
     /// The block that goes to the device next, if one can.
     ///
-    /// Group commit, and no timer in it: what is appended while writes are in flight goes with the next one. Full blocks go as soon as a slot is free; `next_form` says
-    /// which others do.
+    /// Group commit, and no timer in it: what is appended while writes are in flight goes with the
+    /// next one. Full blocks go as soon as a slot is free; `next_form` says which others do.
     pub(super) fn next_write(&mut self, shared: &Shared) -> Option<BlockWrite> {
         if self.flights.len() >= shared.options.io_depth
             || self.resizing.holds_blocks()
@@ -185,16 +187,23 @@ impl State {
 
     /// How the next block goes, if it does, and the bytes of its write.
     ///
-    /// With nothing in flight, so that nothing would complete and send the rest, all there is goes: cut where it ends, so that small records at a low rate take the
-    /// space of records, not of pages; or padded if it is at least a quarter of a block, which costs 6% at most, so that the next one need not wait for it.
+    /// With nothing in flight, so that nothing would complete and send the rest, all there is goes:
+    /// cut where it ends, so that small records at a low rate take the space of records, not of
+    /// pages; or padded if it is at least a quarter of a block, which costs 6% at most, so that the
+    /// next one need not wait for it.
     ///
-    /// While writes are in flight, a block that is not full is sent early if it is at least a quarter full and fewer than two writes are in flight. So small blocks never take the
-    /// slots of full ones, and as the device slows down blocks grow by themselves. Two is measured: as good as one at 1 KiB and 1,024 outstanding, better at 64 KiB and 64
-    /// outstanding, while with six the same load goes in more and smaller writes and comes out about a tenth slower in all of these.
+    /// While writes are in flight, a block that is not full is sent early if it is at least a
+    /// quarter full and fewer than two writes are in flight. So small blocks never take the slots
+    /// of full ones, and as the device slows down blocks grow by themselves. Two is measured: as
+    /// good as one at 1 KiB and 1,024 outstanding, better at 64 KiB and 64 outstanding, while with
+    /// six the same load goes in more and smaller writes and comes out about a tenth slower in all
+    /// of these.
     ///
-    /// A limit on writes paces them instead, at even distances and with at most three in flight (a disk of 3,000 writes/s and 0.7 ms has two on average; when it queues, blocks
-    /// grow here too). Then a block is padded if that wastes less than half of its pages; or, unless there are bytes to spare, sent up to its last page boundary: no byte is padded or written
-    /// twice, and what is behind it goes with the next one.
+    /// A limit on writes paces them instead, at even distances and with at most three in flight (a
+    /// disk of 3,000 writes/s and 0.7 ms has two on average; when it queues, blocks grow here too).
+    /// Then a block is padded if that wastes less than half of its pages; or, unless there are
+    /// bytes to spare, sent up to its last page boundary: no byte is padded or written twice, and
+    /// what is behind it goes with the next one.
     fn next_form(&mut self, shared: &Shared, now: Option<Duration>) -> Option<(Form, u64)> {
         let idle = self.flights.is_empty();
         if let Some(block) = self.sealed.front() {
@@ -254,8 +263,9 @@ impl State {
         }
     }
 
-    /// A request of `flight` has completed, so long after the block was submitted. Returns the new durable offset if it moved, with the count of moves, and whether
-    /// the block had been handed over.
+    /// A request of `flight` has completed, so long after the block was submitted. Returns the new
+    /// durable offset if it moved, with the count of moves, and whether the block had been handed
+    /// over.
     pub(super) fn landed(
         &mut self,
         flight: u64,

@@ -1,4 +1,5 @@
-//! Another capacity for an open log: nothing is moved, it is only a matter of the right moment. `docs/format/wal.md`, section 7.
+//! Another capacity for an open log: nothing is moved, it is only a matter of the right moment.
+//! `docs/format/wal.md`, section 7.
 
 use std::sync::Arc;
 
@@ -58,7 +59,8 @@ impl Resizing {
     }
 }
 
-/// The ring of `ring_bytes` in which every live page of `from` lies where it lies now, if there is one and nothing that is appended goes beyond it.
+/// The ring of `ring_bytes` in which every live page of `from` lies where it lies now, if there is
+/// one and nothing that is appended goes beyond it.
 fn place(from: Ring, ring_bytes: u64, cursors: &Cursors) -> Option<Ring> {
     if cursors.padded_end() > page_floor(cursors.trim().0) + ring_bytes {
         return None;
@@ -86,7 +88,8 @@ fn distance(from: Ring, ring_bytes: u64, cursors: &Cursors) -> u64 {
     }
     let start = page_floor(cursors.trim().0);
     let to_the_end = from.bytes() - from.position(LogOffset(start));
-    // What is beyond the new ring then has to be given up first, and the end of the ring comes round once more.
+    // What is beyond the new ring then has to be given up first, and the end of the ring comes
+    // round once more.
     let beyond = cursors.padded_end() > start + to_the_end + ring_bytes;
     to_the_end + if beyond { from.bytes() } else { 0 }
 }
@@ -163,7 +166,8 @@ impl State {
         self.cursors.set_bound(targets.fold(self.ring.bytes(), u64::min));
     }
 
-    /// If the moment has come, the ring that the header says whose change begins now. Until that has taken effect blocks wait.
+    /// If the moment has come, the ring that the header says whose change begins now. Until that
+    /// has taken effect blocks wait.
     pub(super) fn begin_resize(&mut self) -> Option<Ring> {
         let resizing = &mut self.resizing;
         let ring = place(self.ring, resizing.wanted.as_ref()?.ring_bytes(), &self.cursors)?;
@@ -171,7 +175,8 @@ impl State {
         Some(ring)
     }
 
-    /// A change of the header has taken effect: perhaps it says another ring. Returns the requests that have an outcome.
+    /// A change of the header has taken effect: perhaps it says another ring. Returns the requests
+    /// that have an outcome.
     pub(super) fn resized(&mut self) -> u64 {
         if let Some(change) = self.resizing.change.take() {
             self.ring = self.headers.newest.ring();
@@ -183,7 +188,8 @@ impl State {
         self.resizing.over
     }
 
-    /// The capacity that the log is to have, and the bytes that the trim offset has to move by before it can, at most.
+    /// The capacity that the log is to have, and the bytes that the trim offset has to move by
+    /// before it can, at most.
     pub(super) fn resize_pending(&self) -> (Option<u64>, u64) {
         let wanted = self.resizing.wanted.as_ref();
         let distance =
@@ -202,7 +208,8 @@ mod tests {
         ring.position(LogOffset(page * PAGE))
     }
 
-    /// The bytes that are left on the last page are too few for a padding: that would take the next page, which is the first one.
+    /// The bytes that are left on the last page are too few for a padding: that would take the next
+    /// page, which is the first one.
     #[test]
     fn a_padding_that_may_follow_has_to_fit() {
         let from = Ring::new(DATA_START + 40 * PAGE, 0);
@@ -216,7 +223,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is chosen, no live page lies elsewhere in it; and what lies in one piece inside of it is chosen.
+        /// Whatever is chosen, no live page lies elsewhere in it; and what lies in one piece inside
+        /// of it is chosen.
         #[test]
         fn every_live_page_stays(
             old in 32u64..80, new in 32u64..80, origin in 0u64..32, start in 0u64..500, len_permille in 0u64..=1000, trim in 0..PAGE, end in 0..PAGE,
@@ -242,7 +250,8 @@ mod tests {
             }
         }
 
-        /// A distance is what it takes: a log that goes on within its bounds finds its ring when the trim offset has moved so far.
+        /// A distance is what it takes: a log that goes on within its bounds finds its ring when
+        /// the trim offset has moved so far.
         #[test]
         fn the_moment_comes_within_the_distance(
             old in 32u64..80, new in 32u64..80, origin in 0u64..32, start in 0u64..200, len in 1u64..80, step in 1u64..40,

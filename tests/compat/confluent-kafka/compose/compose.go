@@ -4,7 +4,7 @@ package compose
 
 import "errors"
 
-// LocalDockerCompose can not start anything.
+// LocalDockerCompose cannot start anything.
 type LocalDockerCompose struct{}
 
 // ExecError is why nothing was started.

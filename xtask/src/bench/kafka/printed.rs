@@ -1,10 +1,12 @@
-//! What runs have printed, read again: rounds that were measured one at a time, or a run that was ended before its last round, come to one table.
+//! What runs have printed, read again: rounds that were measured one at a time, or a run that was
+//! ended before its last round, come to one table.
 
 use super::figures::loads;
 use super::{Load, Options, SYSTEMS, Sample, System};
 use crate::Error;
 
-/// The rounds of these outputs: how many, and their samples. Of a system that a run was ended in the midst of, the loads are taken that had come.
+/// The rounds of these outputs: how many, and their samples. Of a system that a run was ended in
+/// the midst of, the loads are taken that had come.
 ///
 /// # Errors
 /// A line that begins as a load and has not its figures; no samples at all.

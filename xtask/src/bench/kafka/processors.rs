@@ -11,15 +11,18 @@ use crate::Error;
 /// Enough to stand out from what else interrupts meanwhile.
 const FLUSHES: u64 = 500;
 
-/// One half for the server, one for the tools: both servers have the same share, and the tools take none of it.
+/// One half for the server, one for the tools: both servers have the same share, and the tools take
+/// none of it.
 pub(super) struct Processors {
     pub(super) server: CpuSet,
     pub(super) tools: CpuSet,
 }
 
 impl Processors {
-    /// The server's half is where the disk that holds `directory` interrupts. What the kernel does then, and the threads in which it goes on with a flush, stay on that
-    /// processor: on the tools' half each flush waits until they let go, some milliseconds, and its cost is not the server's.
+    /// The server's half is where the disk that holds `directory` interrupts. What the kernel does
+    /// then, and the threads in which it goes on with a flush, stay on that processor: on the
+    /// tools' half each flush waits until they let go, some milliseconds, and its cost is not the
+    /// server's.
     pub(super) fn divided(directory: &Path) -> Result<Self, Error> {
         let all = sched_getaffinity(None)?;
         let numbers: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
@@ -75,7 +78,8 @@ fn interrupts() -> Result<Interrupts, Error> {
     Ok(counted(&told))
 }
 
-/// The head names the processors that are online; each line has a count for each of them, and then who it is.
+/// The head names the processors that are online; each line has a count for each of them, and then
+/// who it is.
 fn counted(told: &str) -> Interrupts {
     let mut lines = told.lines();
     let head = lines.next().unwrap_or_default().split_whitespace();

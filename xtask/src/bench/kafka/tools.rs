@@ -26,7 +26,8 @@ pub(super) struct Told {
     pub(super) p99_ms: f64,
 }
 
-/// A part of a run's records is not counted, one of so many: a client that has just started takes 15 s to become three times as fast.
+/// A part of a run's records is not counted, one of so many: a client that has just started takes
+/// 15 s to become three times as fast.
 const WARM_UP_PART: u64 = 2;
 /// A consumer waits so long for a next record.
 const CONSUME_LIMIT_MS: u32 = 60_000;
@@ -61,9 +62,10 @@ impl Tools<'_> {
         self.wait_for(topic)
     }
 
-    /// Wait until each partition of a topic has its leader, which Apache Kafka sees to after it has answered. An idempotent producer that comes before has its first batch for a
-    /// partition refused and its second one taken, and then the first one again and again, out of order, until it gives up after two minutes: with 1,000 partitions
-    /// that was all that Kafka did.
+    /// Wait until each partition of a topic has its leader, which Apache Kafka sees to after it has
+    /// answered. An idempotent producer that comes before has its first batch for a partition
+    /// refused and its second one taken, and then the first one again and again, out of order,
+    /// until it gives up after two minutes: with 1,000 partitions that was all that Kafka did.
     fn wait_for(&self, topic: &str) -> Result<(), Error> {
         let started = Instant::now();
         loop {
@@ -90,7 +92,8 @@ impl Tools<'_> {
         quietly(&mut self.topics("--delete", topic))
     }
 
-    /// Produce so many records, so many a second, or as fast as they go, with these settings of a producer.
+    /// Produce so many records, so many a second, or as fast as they go, with these settings of a
+    /// producer.
     pub(super) fn produce(
         &self,
         topic: &str,
@@ -133,8 +136,9 @@ fn told(command: &mut Command) -> Result<String, Error> {
     Ok(String::from_utf8_lossy(&output(command)?).into_owned())
 }
 
-/// Of a line such as `400 steady state records sent, 1234.5 records/sec (1.21 MB/sec), 2.1 ms avg latency, 9.0 ms max latency, 2 ms 50th, 3 ms 95th, 8 ms 99th, 9 ms
-/// 99.9th.` Its MB are MiB. The last one is of what came behind the warm-up.
+/// Of a line such as `400 steady state records sent, 1234.5 records/sec (1.21 MB/sec), 2.1 ms avg
+/// latency, 9.0 ms max latency, 2 ms 50th, 3 ms 95th, 8 ms 99th, 9 ms 99.9th.` Its MB are MiB. The
+/// last one is of what came behind the warm-up.
 fn produced(told: &str) -> Option<Told> {
     let line = told.lines().rfind(|line| line.contains(" 99.9th"))?;
     let before = |unit: &str| -> Option<f64> {
@@ -148,8 +152,9 @@ fn produced(told: &str) -> Option<Told> {
     })
 }
 
-/// Of a line with the start, the end, MiB, MiB per second, records, records per second, milliseconds of the rebalance, and of fetching, and MiB and records per second
-/// of that. All records must have come.
+/// Of a line with the start, the end, MiB, MiB per second, records, records per second,
+/// milliseconds of the rebalance, and of fetching, and MiB and records per second of that. All
+/// records must have come.
 fn consumed(told: &str, records: u64) -> Option<Told> {
     let line = told.lines().rfind(|line| line.split(", ").count() == 10)?;
     let fields: Vec<&str> = line.split(", ").collect();
@@ -158,7 +163,8 @@ fn consumed(told: &str, records: u64) -> Option<Told> {
     (came >= records).then_some(Told { throughput, ..Told::default() })
 }
 
-/// Of `Percentiles: 50th = 2, 99th = 5, 99.9th = 17`, and the mean before it, which has digits behind the point: the median has none.
+/// Of `Percentiles: 50th = 2, 99th = 5, 99.9th = 17`, and the mean before it, which has digits
+/// behind the point: the median has none.
 fn came_back(told: &str) -> Option<Told> {
     let number = |name: &str| -> Option<f64> {
         let (_, behind) = told.split_once(name)?;

@@ -1,4 +1,5 @@
-//! kaskade, a UI for Kafka in the terminal, used as a person does: by its keys, and by what stands on its screen.
+//! kaskade, a UI for Kafka in the terminal, used as a person does: by its keys, and by what stands
+//! on its screen.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -23,13 +24,16 @@ const LOOK: &str = "look";
 /// So many records of the topic are no markers, and not taken back.
 const RECORDS: u32 = 41;
 
-/// Columns and lines of the terminal: all settings of a topic, and all of its records, stand on one screen.
+/// Columns and lines of the terminal: all settings of a topic, and all of its records, stand on one
+/// screen.
 const SIZE: (&str, &str) = ("160", "60");
 
-/// What the program that runs in a terminal needs to know of its terminal, which stays as it was at the program's end.
+/// What the program that runs in a terminal needs to know of its terminal, which stays as it was at
+/// the program's end.
 const TMUX: &str = "set-option -wg remain-on-exit on\nset-option -g status off\n";
 
-/// Writes how a program has ended into a file. tmux itself may never tell: its 3.3a was seen to leave a program that had ended unreaped for as long as it was watched.
+/// Writes how a program has ended into a file. tmux itself may never tell: its 3.3a was seen to
+/// leave a program that had ended unreaped for as long as it was watched.
 const TELL_STATUS: &str = r#""$@"; echo $? > status.part; mv status.part status"#;
 
 pub(super) fn kaskade(
@@ -91,7 +95,8 @@ fn create(admin: &Terminal) -> Result<(), Error> {
 /// The topic with its records, and its groups with their lag, while they have members.
 fn describe(admin: &Terminal, address: &str) -> Result<(), Error> {
     admin.press("C-r")?;
-    // The records are counted by offsets: the one that was taken back is one of them, and so are the markers of the transactions.
+    // The records are counted by offsets: the one that was taken back is one of them, and so are
+    // the markers of the transactions.
     admin.shows(&[&format!("{TOPIC} 3 1 1 2 2 ≈44 ≈18")])?;
     admin.press("d")?;
     let tabs = "Partitions [3] Configurations [33] Groups [2] Group Offsets [6] Group Members [2]";
@@ -174,7 +179,8 @@ impl Terminal {
         fs::write(place.join("tmux.conf"), TMUX)?;
         let terminal = Self { place: place.to_path_buf() };
         let mut tmux = terminal.tmux(peer.client("tmux"));
-        // What the program inside finds in its environment: neither settings nor logs of whoever runs the test.
+        // What the program inside finds in its environment: neither settings nor logs of whoever
+        // runs the test.
         tmux.env("XDG_CONFIG_HOME", place).env("XDG_STATE_HOME", place);
         tmux.env_remove("KASKADE_SETTINGS");
         tmux.args(["new-session", "-d", "-x", SIZE.0, "-y", SIZE.1]);
@@ -183,7 +189,8 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// The socket is named relative to the directory: a whole path may be longer than a socket's may be.
+    /// The socket is named relative to the directory: a whole path may be longer than a socket's
+    /// may be.
     fn tmux(&self, mut tmux: Command) -> Command {
         tmux.current_dir(&self.place).env("LC_ALL", "C.UTF-8").env_remove("TMUX");
         tmux.args(["-u", "-S", "socket", "-f", "tmux.conf"]);
@@ -199,7 +206,8 @@ impl Terminal {
         self.ask(&["send-keys", key]).map(drop)
     }
 
-    /// Write into the field that has the cursor, until a line is like `shown`: a key that follows could overtake what is being written.
+    /// Write into the field that has the cursor, until a line is like `shown`: a key that follows
+    /// could overtake what is being written.
     fn write(&self, text: &str, shown: &str) -> Result<(), Error> {
         self.ask(&["send-keys", "-l", text])?;
         self.shows(&[shown])
@@ -269,7 +277,8 @@ impl Drop for Terminal {
     }
 }
 
-/// The lines of a screen that are not empty, without frames and without the spaces that make columns.
+/// The lines of a screen that are not empty, without frames and without the spaces that make
+/// columns.
 struct Screen {
     lines: Vec<String>,
 }

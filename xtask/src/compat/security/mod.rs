@@ -1,4 +1,5 @@
-//! Several listeners at once, with TLS, certificates of clients, all mechanisms of SASL and ACLs, as clients of four kinds meet them.
+//! Several listeners at once, with TLS, certificates of clients, all mechanisms of SASL and ACLs,
+//! as clients of four kinds meet them.
 
 mod issuer;
 mod tools;
@@ -51,7 +52,8 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     let Some(binary) = &compat.binary else {
         return Err(Missing::NotAllowed("its listeners are written as Alluvium's options".into()));
     };
-    // All of it before anything runs: a suite of which a part has run is not skipped for want of a program.
+    // All of it before anything runs: a suite of which a part has run is not skipped for want of a
+    // program.
     setup::openssl()?;
     let programs = Programs {
         class_path: setup::java(compat.root)?,
@@ -251,7 +253,8 @@ impl Place {
         Ok(cases)
     }
 
-    /// No secret is in the server's log, or in what it has told these kinds of clients since this was asked the last time.
+    /// No secret is in the server's log, or in what it has told these kinds of clients since this
+    /// was asked the last time.
     fn secrets(&self, server: &Server, kinds: &[&str]) -> [Case; 2] {
         [
             Case::run("no secret is in the server's log", || {

@@ -1,4 +1,5 @@
-//! What is asked of each tool. The cases build on each other, from the top down; all hold for Apache Kafka.
+//! What is asked of each tool. The cases build on each other, from the top down; all hold for
+//! Apache Kafka.
 
 /// One command.
 pub(in crate::compat) struct Case {
@@ -9,7 +10,8 @@ pub(in crate::compat) struct Case {
     /// Its standard input.
     pub(in crate::compat) input: &'static str,
     pub(in crate::compat) ends: Ends,
-    /// Lines that it must print, or after a `!` must not, with `*` for anything and one space for many.
+    /// Lines that it must print, or after a `!` must not, with `*` for anything and one space for
+    /// many.
     pub(in crate::compat) says: &'static [&'static str],
 }
 
@@ -183,7 +185,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     badly(
         "topics",
-        "a setting with a value that it can not have is refused",
+        "a setting with a value that it cannot have is refused",
         "--create --topic odd --config retention.ms=soon",
         &["*retention.ms*"],
     ),
@@ -294,7 +296,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     badly(
         "configs",
-        "a value that a setting can not have is refused",
+        "a value that a setting cannot have is refused",
         "--alter --entity-type topics --entity-name tools --add-config min.cleanable.dirty.ratio=7",
         &["*min.cleanable.dirty.ratio*"],
     ),

@@ -1,4 +1,5 @@
-//! Answers, in version 2 or 3 of the protocol, one after the other in a buffer that is written at once.
+//! Answers, in version 2 or 3 of the protocol, one after the other in a buffer that is written at
+//! once.
 
 use std::sync::Arc;
 
@@ -58,7 +59,8 @@ impl Answers {
         self.is_over
     }
 
-    /// Whether answers of so many bytes will fit; if so, they do as long as none of these is written.
+    /// Whether answers of so many bytes will fit; if so, they do as long as none of these is
+    /// written.
     pub(super) fn make_room(&mut self, more: usize) -> bool {
         let len = self.bytes.len() + more;
         len <= self.max_bytes && self.share.hold_at_least(len)
@@ -113,7 +115,8 @@ impl Answers {
         self.add(&[b"+", text.as_bytes(), b"\r\n"]);
     }
 
-    /// `ERR` and the like, then words. An error is always added: whoever lets a command run has made room for [`ERROR_BYTES`] before.
+    /// `ERR` and the like, then words. An error is always added: whoever lets a command run has
+    /// made room for [`ERROR_BYTES`] before.
     pub(super) fn error(&mut self, text: &str) {
         let line = text.replace(['\r', '\n'], " ");
         let line = &line.as_bytes()[..line.len().min(ERROR_BYTES - 3)];
@@ -121,7 +124,8 @@ impl Answers {
         self.make_room(more);
         let parts = [b"-", line, b"\r\n"];
         if !self.append(&parts, more) {
-            // What waits is moved for it, or the process ends: without it the client would take the next answer for this one.
+            // What waits is moved for it, or the process ends: without it the client would take the
+            // next answer for this one.
             parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
         }
     }

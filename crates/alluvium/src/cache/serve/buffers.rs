@@ -1,4 +1,5 @@
-//! Memory of all connections together, for requests that are on their way in and answers on their way out.
+//! Memory of all connections together, for requests that are on their way in and answers on their
+//! way out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,7 +34,8 @@ impl Share {
         Self { buffers: buffers.clone(), held_bytes: 0 }
     }
 
-    /// The buffer has so many bytes from now on. False, and nothing changes, if there is no room for that: nobody waits, since those who have room may be waiting for more of it.
+    /// The buffer has so many bytes from now on. False, and nothing changes, if there is no room
+    /// for that: nobody waits, since those who have room may be waiting for more of it.
     pub(super) fn hold(&mut self, bytes: usize) -> bool {
         let bytes = if bytes <= FREE_BYTES { 0 } else { bytes };
         let used = &self.buffers.used_bytes;

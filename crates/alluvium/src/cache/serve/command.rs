@@ -20,7 +20,8 @@ const INLINE_WORDS: usize = 1000;
 const KEYS_AT_ONCE: usize = 16;
 /// Their records together, in bytes.
 const RECORDS_AT_ONCE_BYTES: usize = 1 << 20;
-/// Memory that this takes beside the records: what is read at one time, and the frame, of up to 256 KiB, that each compressed record lies in.
+/// Memory that this takes beside the records: what is read at one time, and the frame, of up to 256
+/// KiB, that each compressed record lies in.
 const AT_ONCE_BYTES: usize = (1 << 20) + KEYS_AT_ONCE * (256 << 10);
 /// Keys of a SCAN, whatever its COUNT is.
 const MAX_COUNT: usize = 10_000;
@@ -257,7 +258,8 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Take the memory that reading the record of a key needs, if it is on disk: all of a record is read, whatever is asked of it, and by as many as there are threads.
+    /// Take the memory that reading the record of a key needs, if it is on disk: all of a record is
+    /// read, whatever is asked of it, and by as many as there are threads.
     pub(super) fn hold_read(&mut self, key: &[u8]) -> Result<()> {
         self.hold(self.cache().read_bytes(key))
     }
@@ -267,7 +269,8 @@ impl<'a> Call<'a> {
         self.hold(self.cache().presence_bytes(key))
     }
 
-    /// Have room in the answer for what is under a key, before that is replaced: afterwards it is nowhere any more. (Not for something larger that somebody puts there meanwhile.)
+    /// Have room in the answer for what is under a key, before that is replaced: afterwards it is
+    /// nowhere any more. (Not for something larger that somebody puts there meanwhile.)
     pub(super) fn hold_answer(&mut self, key: &[u8]) -> Result<()> {
         let bytes = match self.cache().try_get(key)? {
             Lookup::Found(value, _) => value.len(),
@@ -288,7 +291,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The same for the first of several keys, which are read at one time, each with the memory that `bytes_of` says; how many these are: one, where there is no memory for more of them.
+    /// The same for the first of several keys, which are read at one time, each with the memory
+    /// that `bytes_of` says; how many these are: one, where there is no memory for more of them.
     fn hold_reads(
         &mut self,
         keys: &[Bytes],
@@ -402,7 +406,8 @@ fn mget_from_disk(call: &mut Call<'_>) -> Result {
                     hits += 1;
                     call.answers().bulk(&value);
                 }
-                // One that is damaged is as good as absent here: the error would not say which key it is. GET does.
+                // One that is damaged is as good as absent here: the error would not say which key
+                // it is. GET does.
                 Ok(None) | Err(Error::Corrupt { .. }) => {
                     misses += 1;
                     call.answers().null();
@@ -483,13 +488,15 @@ fn ttl(call: &mut Call<'_>) -> Result {
     Ok(Ran::Answered)
 }
 
-/// Each key by itself: others may see some of them written and others not. Of those that can not be, none is written.
+/// Each key by itself: others may see some of them written and others not. Of those that cannot
+/// be, none is written.
 fn mset(call: &mut Call<'_>) -> Result {
     let pairs = &call.words[1..];
     if !pairs.len().is_multiple_of(2) {
         return Err(wrong_number("MSET"));
     }
-    // Not one by one without waiting: what was written must not be written again when another one has to wait.
+    // Not one by one without waiting: what was written must not be written again when another one
+    // has to wait.
     if call.must_wait() {
         return Ok(Ran::Waits);
     }
@@ -567,7 +574,8 @@ fn scan(call: &mut Call<'_>) -> Result {
         let pattern = Pattern::new(pattern);
         scanned.keys.retain(|key| pattern.matches(key));
     }
-    // Within 63 bits: many clients keep a cursor in a signed number. The lowest bit is never set, as a shard has far fewer buckets than that.
+    // Within 63 bits: many clients keep a cursor in a signed number. The lowest bit is never set,
+    // as a shard has far fewer buckets than that.
     let next = scanned.next.map_or(0, |next| next.0 >> 1);
     call.answers().array(2);
     call.answers().text(&next.to_string());
@@ -577,7 +585,8 @@ fn scan(call: &mut Call<'_>) -> Result {
 }
 
 fn dbsize(call: &mut Call<'_>) -> Result {
-    // Each part of the index is locked for a moment, and a writer may have it for as long as it takes to copy a large value.
+    // Each part of the index is locked for a moment, and a writer may have it for as long as it
+    // takes to copy a large value.
     if call.must_wait() {
         return Ok(Ran::Waits);
     }
@@ -587,7 +596,7 @@ fn dbsize(call: &mut Call<'_>) -> Result {
 }
 
 fn flush_all(_: &mut Call<'_>) -> Result {
-    Err("ERR a cache can not be emptied while it is open: stop the server, and remove the cache's directory".into())
+    Err("ERR a cache cannot be emptied while it is open: stop the server, and remove the cache's directory".into())
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! A connection: requests in, answers out, and what runs where.
 //!
-//! Requests run on the connection's own task as long as they need nothing but memory. From the first one on that would have to wait, everything that has come with it runs on a
-//! thread that may: one change of threads for a whole pipeline. The answers to what came together go out together.
+//! Requests run on the connection's own task as long as they need nothing but memory. From the
+//! first one on that would have to wait, everything that has come with it runs on a thread that
+//! may: one change of threads for a whole pipeline. The answers to what came together go out
+//! together.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,7 +27,8 @@ use super::{Client, Patience, Server};
 const ENOUGH_ANSWERS: usize = 1 << 20;
 /// Read of further requests while answers wait to be taken.
 const MAX_AHEAD: usize = 64 << 20;
-/// Of requests that stay on the connection's task: a step of the budget that it has until others have their turn.
+/// Of requests that stay on the connection's task: a step of the budget that it has until others
+/// have their turn.
 const WORDS_OF_A_STEP: usize = 64;
 /// Requests that change threads together.
 const MAX_TOGETHER: usize = 1024;
@@ -36,10 +39,12 @@ const MAX_HEARD: usize = 64 << 20;
 /// And for so long.
 const HEAR_OUT: Duration = Duration::from_secs(2);
 
-/// How far a client is behind [`Patience::least_rate`] with a request that is on its way, or with taking its answers: for as long as these take, others lack the memory.
+/// How far a client is behind [`Patience::least_rate`] with a request that is on its way, or with
+/// taking its answers: for as long as these take, others lack the memory.
 ///
-/// Whoever goes faster gets nothing for it later. So n bytes keep the server waiting for [`Patience::time`] and for as long as they take at that rate, at most; and nobody holds what came fast by a
-/// byte now and then.
+/// Whoever goes faster gets nothing for it later. So n bytes keep the server waiting for
+/// [`Patience::time`] and for as long as they take at that rate, at most; and nobody holds what
+/// came fast by a byte now and then.
 struct Pace {
     patience: Patience,
     behind: Duration,
@@ -50,7 +55,8 @@ impl Pace {
         Self { patience, behind: Duration::ZERO }
     }
 
-    /// Nothing has moved for so long, and that was up to the client; not what goes beyond the patience, since it was not waited for so long.
+    /// Nothing has moved for so long, and that was up to the client; not what goes beyond the
+    /// patience, since it was not waited for so long.
     fn waited(&mut self, time: Duration) {
         self.behind = (self.behind + time).min(self.patience.time);
     }
@@ -105,13 +111,15 @@ pub(super) async fn serve(
     end
 }
 
-/// Discard what a client still sends that was told why it is disconnected: the system takes back what was written to a socket that is closed with something unread in it.
+/// Discard what a client still sends that was told why it is disconnected: the system takes back
+/// what was written to a socket that is closed with something unread in it.
 async fn hear_out(mut socket: TcpStream) {
     use tokio::io::AsyncWriteExt as _;
     if socket.shutdown().await.is_err() {
         return;
     }
-    // Little, as this is beside the memory that clients share, and there may be as many as there are connections.
+    // Little, as this is beside the memory that clients share, and there may be as many as there
+    // are connections.
     let mut some = vec![0; 4 << 10];
     let mut heard = 0;
     let hear = async {
@@ -221,7 +229,8 @@ impl Connection {
                 Ran::Answered => drop(request),
             }
             self.requests.are_answered();
-            // What was read ahead may be a great many requests, with answers so small that none is written for long.
+            // What was read ahead may be a great many requests, with answers so small that none is
+            // written for long.
             for _ in 0..steps {
                 consume_budget().await;
             }
@@ -274,9 +283,11 @@ impl Connection {
 
     /// Write all answers that there are.
     ///
-    /// Many clients send all of a pipeline before they take the first answer. So what they send is read while they take none, as far as there is memory: else both would wait for each other.
+    /// Many clients send all of a pipeline before they take the first answer. So what they send is
+    /// read while they take none, as far as there is memory: else both would wait for each other.
     async fn write(&mut self, socket: &TcpStream, client: &mut Client) -> Result<(), End> {
-        // Of a client that keeps up nothing here has to be waited for, and others want to be served too.
+        // Of a client that keeps up nothing here has to be waited for, and others want to be served
+        // too.
         consume_budget().await;
         let mut may_read = !self.server.is_stranger(client) && !client.is_leaving;
         let mut at = 0;
@@ -316,7 +327,8 @@ impl Connection {
     }
 }
 
-/// Whether the answers have to be written before another request is answered: there are many, or the next one would find no room even for an error. Those who have not logged in have no part of
+/// Whether the answers have to be written before another request is answered: there are many, or
+/// the next one would find no room even for an error. Those who have not logged in have no part of
 /// the memory that is shared.
 fn are_enough(server: &Server, client: &mut Client) -> bool {
     let most = match server.is_stranger(client) {

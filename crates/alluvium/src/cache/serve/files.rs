@@ -1,16 +1,20 @@
-//! Descriptors: a process may have so many files open, and a cache that can not make its next journal takes no writes. So connections leave them to the journals.
+//! Descriptors: a process may have so many files open, and a cache that cannot make its next
+//! journal takes no writes. So connections leave them to the journals.
 
 use crate::output::Failure;
 
-/// Files beside those of connections and journals: of the runtime, the ports, who asks for metrics (32, `admin/visits.rs`), the log, hints, and journals that are being compressed.
+/// Files beside those of connections and journals: of the runtime, the ports, who asks for metrics
+/// (32, `admin/visits.rs`), the log, hints, and journals that are being compressed.
 const OTHER_FILES: u64 = 64;
-/// Compressed journals are smaller, and there are up to so many times more of them (`docs/journal-cache.md`, "Limits").
+/// Compressed journals are smaller, and there are up to so many times more of them
+/// (`docs/journal-cache.md`, "Limits").
 const MOST_COMPRESSED: u64 = 8;
 
 /// The files that journals need.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Journals {
-    /// When none is compressed: without these the cache does not have the disk space that it was given.
+    /// When none is compressed: without these the cache does not have the disk space that it was
+    /// given.
     pub(super) plain: u64,
     pub(super) are_compressed: bool,
 }
@@ -23,7 +27,8 @@ pub(super) fn connections(files: u64, wanted: u32, journals: Journals) -> Result
     let Journals { plain, are_compressed } = journals;
     let most = if are_compressed { plain.saturating_mul(MOST_COMPRESSED) } else { plain };
     let files_left = files.saturating_sub(OTHER_FILES);
-    // Where files are few, half of them: journals beyond that are evicted when there is none for the next one.
+    // Where files are few, half of them: journals beyond that are evicted when there is none for
+    // the next one.
     let for_journals = most.min(plain.max(files_left / 2));
     let left = files_left.saturating_sub(for_journals);
     if left == 0 {

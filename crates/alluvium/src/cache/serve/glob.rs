@@ -1,7 +1,9 @@
-//! Patterns of keys, as SCAN has them: `*`, `?`, `[a-z]`, `[^a]`, and `\` in front of what stands for itself.
+//! Patterns of keys, as SCAN has them: `*`, `?`, `[a-z]`, `[^a]`, and `\` in front of what stands
+//! for itself.
 //!
-//! All ways to match are followed at once, a bit for each (Baeza-Yates and Gonnet's shift-and, with loops for the stars): the time depends on the lengths alone, and no pattern makes it
-//! try again and again.
+//! All ways to match are followed at once, a bit for each (Baeza-Yates and Gonnet's shift-and, with
+//! loops for the stars): the time depends on the lengths alone, and no pattern makes it try again
+//! and again.
 
 /// Of a pattern. Matching takes a step for each byte of the text and each 64 bytes of the pattern.
 pub(super) const MAX_PATTERN_BYTES: usize = 1024;

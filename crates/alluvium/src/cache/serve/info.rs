@@ -1,4 +1,5 @@
-//! INFO: the names are those of Redis where clients and tools look for them, and what they say is true of this server.
+//! INFO: the names are those of Redis where clients and tools look for them, and what they say is
+//! true of this server.
 
 use std::fmt::Write as _;
 

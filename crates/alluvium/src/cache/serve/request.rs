@@ -1,7 +1,9 @@
 //! Requests as they come: an array of bulk strings each, or a line of words.
 //!
-//! Own code, since the crates for this protocol read answers, which nest: they call themselves for each level, so that some ten thousand bytes end the process, and begin anew each time that
-//! more bytes have come (`docs/decisions/0002-dependencies.md`). Requests do not nest. What was read of one is kept, and memory grows with what has come, never by what is announced.
+//! Own code, since the crates for this protocol read answers, which nest: they call themselves for
+//! each level, so that some ten thousand bytes end the process, and begin anew each time that more
+//! bytes have come (`docs/decisions/0002-dependencies.md`). Requests do not nest. What was read of
+//! one is kept, and memory grows with what has come, never by what is announced.
 
 use std::io;
 use std::sync::Arc;
@@ -145,7 +147,8 @@ impl Requests {
         let missing = self.next_len.map_or(0, |len| (len + 2).saturating_sub(self.bytes.len()));
         let wanted = missing.min(self.bytes.len());
         let free = self.bytes.capacity() - self.bytes.len();
-        // Arguments keep the whole buffer that they lie in. So there is another one only when this one is nearly full: else who sends a few bytes at a time makes a buffer of each few.
+        // Arguments keep the whole buffer that they lie in. So there is another one only when this
+        // one is nearly full: else who sends a few bytes at a time makes a buffer of each few.
         if free < wanted.max(LEAST_READ_BYTES) {
             self.bytes.reserve(wanted.max(READ_BYTES));
             self.buffer_bytes = self.buffer_bytes.max(self.bytes.capacity());
@@ -153,8 +156,9 @@ impl Requests {
         self.account();
     }
 
-    /// What was taken is answered. A connection on which nothing is on its way has no buffer; and what has come of a request, its first arguments too, does not keep the large buffer of one before
-    /// it, of which it is the end.
+    /// What was taken is answered. A connection on which nothing is on its way has no buffer; and
+    /// what has come of a request, its first arguments too, does not keep the large buffer of one
+    /// before it, of which it is the end.
     pub(super) fn rest(&mut self) {
         if !self.is_within() {
             self.bytes = BytesMut::new();

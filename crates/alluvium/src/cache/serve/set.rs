@@ -49,7 +49,8 @@ fn time_from(now: Duration, unit: &[u8], time: &[u8], command: &str) -> Result<D
     let is_in_millis = unit.starts_with(b"P");
     let millis = if is_in_millis { Some(time) } else { time.checked_mul(1000) };
     let millis = millis.filter(|millis| *millis > 0).ok_or_else(wrong)?;
-    // The cache counts whole milliseconds from the one that it is: with a part of one taken away here it would end too early.
+    // The cache counts whole milliseconds from the one that it is: with a part of one taken away
+    // here it would end too early.
     let now_millis = i64::try_from(now.as_millis()).unwrap_or(i64::MAX);
     let left = if unit.ends_with(b"AT") {
         millis.saturating_sub(now_millis).max(0)
@@ -119,7 +120,8 @@ pub(super) fn setnx(call: &mut Call<'_>) -> Result {
     Ok(Ran::Answered)
 }
 
-/// Write a value if there is none; whether it was written. Nothing is read of what is there, but for its time to live, if it has one.
+/// Write a value if there is none; whether it was written. Nothing is read of what is there, but
+/// for its time to live, if it has one.
 fn put_if_absent(
     call: &mut Call<'_>,
     key: &[u8],

@@ -92,7 +92,8 @@ fn check_name(name: &[u8]) -> Result<()> {
     }
 }
 
-/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`. Nothing of it is done before all of it is found right.
+/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`. Nothing of it is done before all of it is
+/// found right.
 pub(super) fn hello(call: &mut Call<'_>) -> Result {
     let version = match call.words.get(1).map(|version| number::<i64>(version)) {
         None => None,
@@ -231,7 +232,8 @@ pub(super) fn config(call: &mut Call<'_>) -> Result {
     Ok(Ran::Answered)
 }
 
-/// `COMMAND`, `COMMAND COUNT` and `COMMAND INFO name ...`. Not `COMMAND DOCS`: redis-cli has its own, for servers that have none.
+/// `COMMAND`, `COMMAND COUNT` and `COMMAND INFO name ...`. Not `COMMAND DOCS`: redis-cli has its
+/// own, for servers that have none.
 pub(super) fn command(call: &mut Call<'_>) -> Result {
     let asked = call.words.get(1).map(|word| word.to_ascii_uppercase());
     let names = call.words.get(2..).unwrap_or_default();

@@ -10,7 +10,8 @@ use crate::output::Failure;
 /// For requests that may have to wait: with one they take turns.
 const LEAST_WAITING: usize = 1;
 
-/// Whether the runtime will have its threads, one for each processor, and one that may wait. It panics where it does not get them.
+/// Whether the runtime will have its threads, one for each processor, and one that may wait. It
+/// panics where it does not get them.
 ///
 /// # Errors
 /// It will not.
@@ -18,7 +19,7 @@ pub(super) fn check() -> Result<(), Failure> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get) + LEAST_WAITING;
     at_one_time(threads, thread::Builder::new).map_err(|error| {
         Failure::Failed(format!(
-            "can not start {threads} threads: {error}. That many are needed beside those of the cache: raise the limit (ulimit -u, or pids.max of the cgroup)"
+            "cannot start {threads} threads: {error}. That many are needed beside those of the cache: raise the limit (ulimit -u, or pids.max of the cgroup)"
         ))
     })
 }

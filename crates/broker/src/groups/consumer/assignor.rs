@@ -7,8 +7,9 @@ use uuid::Uuid;
 
 use super::state::Assignment;
 
-/// Bound on the passes by which `uniform` evens loads out between sets of topics with different subscribers. Two or three are enough but
-/// for long chains of members that share one topic with the next; those are evened out further by the next assignment.
+/// Bound on the passes by which `uniform` evens loads out between sets of topics with different
+/// subscribers. Two or three are enough but for long chains of members that share one topic with
+/// the next; those are evened out further by the next assignment.
 const MAX_PASSES: usize = 64;
 
 /// An assignor that members can ask for.
@@ -16,7 +17,8 @@ const MAX_PASSES: usize = 64;
 pub(in crate::groups) enum Assignor {
     /// As even as possible, with as few moves as possible.
     Uniform,
-    /// Of each topic a contiguous range for each member, so that topics with the same subscribers are assigned alike.
+    /// Of each topic a contiguous range for each member, so that topics with the same subscribers
+    /// are assigned alike.
     Range,
 }
 
@@ -35,7 +37,8 @@ impl Assignor {
         Self::ALL.into_iter().find(|assignor| assignor.name() == name)
     }
 
-    /// Assign all partitions of the topics that have subscribers. One assignment for each of `members`, in their order.
+    /// Assign all partitions of the topics that have subscribers. One assignment for each of
+    /// `members`, in their order.
     pub(in crate::groups) fn assign(
         self,
         topics: &[(Uuid, u32)],
@@ -72,7 +75,8 @@ fn range(
     let mut assignments = vec![Assignment::new(); members.len()];
     for ((topic, count), subscribers) in topics.iter().zip(subscribers) {
         let mut subscribers = subscribers.clone();
-        // Static members first, by the name that outlives a restart, so that they get the same ranges again.
+        // Static members first, by the name that outlives a restart, so that they get the same
+        // ranges again.
         subscribers.sort_by_key(|member| {
             let Subscriber { id, instance_id, .. } = &members[*member];
             (instance_id.is_none(), *instance_id, *id)
@@ -97,8 +101,9 @@ struct Class {
     subscribers: Vec<usize>,
 }
 
-/// Everybody keeps what he has and may have; what is free goes to those with the least; then partitions move from those with more to those
-/// with less, as long as that makes the two more equal.
+/// Everybody keeps what he has and may have; what is free goes to those with the least; then
+/// partitions move from those with more to those with less, as long as that makes the two more
+/// equal.
 fn uniform(
     topics: &[(Uuid, u32)],
     members: &[Subscriber<'_>],
@@ -166,8 +171,8 @@ fn fill(class: &Class, owners: &mut [Vec<Option<usize>>], loads: &mut [usize]) {
     }
 }
 
-/// Move partitions of these topics while that makes loads more equal; how many were moved. Each move lowers the sum of the squares of all
-/// loads, so this ends.
+/// Move partitions of these topics while that makes loads more equal; how many were moved. Each
+/// move lowers the sum of the squares of all loads, so this ends.
 fn even_out(class: &Class, owners: &mut [Vec<Option<usize>>], loads: &mut [usize]) -> usize {
     let all = || class.subscribers.iter().map(|member| loads[*member]);
     if all().max() <= all().min().map(|least| least + 1) {
@@ -221,7 +226,8 @@ mod tests {
         Uuid::from_u128(index as u128 + 1)
     }
 
-    /// Topics by their partitions, members by their subscriptions; the members are named by their index.
+    /// Topics by their partitions, members by their subscriptions; the members are named by their
+    /// index.
     fn assign(
         assignor: Assignor,
         counts: &[u32],

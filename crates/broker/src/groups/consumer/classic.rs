@@ -1,9 +1,11 @@
-//! Members of a consumer group that speak the classic protocol: a group takes them over with the first member of the new one, and lets them go
-//! with the last. The server assigns to them too. They hear of a new epoch by REBALANCE_IN_PROGRESS, join again with what they have, and are told
+//! Members of a consumer group that speak the classic protocol: a group takes them over with the
+//! first member of the new one, and lets them go with the last. The server assigns to them too.
+//! They hear of a new epoch by REBALANCE_IN_PROGRESS, join again with what they have, and are told
 //! at once what they may have; their generation is their member epoch.
 //!
-//! What their clients are able to do is kept in memory only: after a restart they are taken for members of the new protocol, until they show by a
-//! request that they are not. They are told to join again then, by which they say it once more.
+//! What their clients are able to do is kept in memory only: after a restart they are taken for
+//! members of the new protocol, until they show by a request that they are not. They are told to
+//! join again then, by which they say it once more.
 
 use bytes::Bytes;
 use kafka_protocol::protocol::StrBytes;
@@ -26,7 +28,8 @@ pub(super) struct Classic {
     protocols: Vec<(StrBytes, Bytes)>,
     /// What its SyncGroup is answered with.
     assignment: Bytes,
-    /// It has been told to join again, or has joined and is to send a SyncGroup: it is given up then.
+    /// It has been told to join again, or has joined and is to send a SyncGroup: it is given up
+    /// then.
     pub(super) due: Option<Instant>,
 }
 
@@ -46,7 +49,8 @@ fn subscription(protocols: &[(StrBytes, Bytes)]) -> Option<Subscription> {
     Subscription::read(&protocols.first()?.1)
 }
 
-/// Larger than a member of the new protocol may have one. It has to go into one record: a group whose changes can not be written answers nobody any more.
+/// Larger than a member of the new protocol may have one. It has to go into one record: a group
+/// whose changes cannot be written answers nobody any more.
 fn is_too_large(subscription: &Subscription) -> bool {
     let rack_bytes = subscription.rack.as_ref().map_or(0, String::len);
     are_too_long(subscription.topics.iter().map(String::len)) || rack_bytes > MAX_NAME_BYTES
@@ -57,8 +61,8 @@ fn millis(time: Duration) -> i32 {
 }
 
 impl ConsumerGroup {
-    /// A group that goes on with the members of a classic group, what they have, and its generation. `None` if they are no consumers, or want more than such a group's
-    /// members may.
+    /// A group that goes on with the members of a classic group, what they have, and its
+    /// generation. `None` if they are no consumers, or want more than such a group's members may.
     pub(in crate::groups) fn of_migrants(
         rules: ConsumerRules,
         now: Instant,
@@ -334,7 +338,8 @@ impl ConsumerGroup {
         if classic.is_some() { Ok(()) } else { Err(ResponseError::RebalanceInProgress) }
     }
 
-    /// There is a newer epoch, or something that the member waits for is free; or, `also_to_give_up`, it has to tell what it has.
+    /// There is a newer epoch, or something that the member waits for is free; or,
+    /// `also_to_give_up`, it has to tell what it has.
     fn is_to_join_again(&self, id: &str, also_to_give_up: bool) -> bool {
         let Some((key, member)) = self.state.members.get_key_value(id) else { return false };
         let is_free = |topic: &Uuid, partition: &i32| {

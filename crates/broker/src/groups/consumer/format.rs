@@ -1,4 +1,5 @@
-//! Records and checkpoint of the consumer groups' state. Byte layout and crash argument: `docs/format/group-state.md`.
+//! Records and checkpoint of the consumer groups' state. Byte layout and crash argument:
+//! `docs/format/group-state.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +24,8 @@ const CHANGE_TARGET: u8 = 5;
 const CHANGE_TARGETED: u8 = 6;
 const CHANGE_CURRENT: u8 = 7;
 
-/// How large a record grows before another one is begun. A change is not split: the largest one names each partition of a server once.
+/// How large a record grows before another one is begun. A change is not split: the largest one
+/// names each partition of a server once.
 const RECORD_BYTES: usize = 64 << 10;
 
 /// One record of as many changes as it takes, and how many these are. `changes` is not empty.

@@ -1,4 +1,5 @@
-//! Which topics members' regular expressions match; of those, each member has only what its client may know of.
+//! Which topics members' regular expressions match; of those, each member has only what its client
+//! may know of.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -33,7 +34,8 @@ impl Matches {
         (regex.to_owned(), self.sight(id).viewer().to_owned())
     }
 
-    /// The names that a member's expression matches. `None` as long as that has not been looked at since the start.
+    /// The names that a member's expression matches. `None` as long as that has not been looked at
+    /// since the start.
     pub(super) fn names(&self, id: &str, regex: &str) -> Option<&[Arc<str>]> {
         self.found.get(&self.key(id, regex)).map(Vec::as_slice)
     }
@@ -52,12 +54,14 @@ impl Matches {
         }
     }
 
-    /// Whether there may be something else than there was for [`Self::update`], or was the last time.
+    /// Whether there may be something else than there was for [`Self::update`], or was the last
+    /// time.
     pub(super) fn is_current(&self, topics: &TopicsView) -> bool {
         self.version == Some((topics.version(), self.latest.version())) && !self.is_changed
     }
 
-    /// Match what the members have with the topics, if either, or what is seen of them, has changed.
+    /// Match what the members have with the topics, if either, or what is seen of them, has
+    /// changed.
     pub(super) fn update(&mut self, state: &GroupState, topics: &TopicsView) {
         let version = (topics.version(), self.latest.version());
         let mut old = HashMap::new();
@@ -73,7 +77,8 @@ impl Matches {
             }
             let sight = self.sight(id);
             let mut matched = matching(regex, topics).unwrap_or_else(|error| {
-                // It was checked when it came: there were other topics then, or another version of the server.
+                // It was checked when it came: there were other topics then, or another version of
+                // the server.
                 tracing::warn!(regex, error, "a regular expression of a group matches nothing");
                 Vec::new()
             });

@@ -1,8 +1,10 @@
-//! One consumer group of KIP-848, decided purely: the server assigns, and each member follows in its own time.
+//! One consumer group of KIP-848, decided purely: the server assigns, and each member follows in
+//! its own time.
 //!
-//! Nothing here reads a clock, locks, waits or writes. An event takes the time and the topics as arguments and changes the state by
-//! [`Change`]s alone ([`state`]), which pile up in [`ConsumerGroup::unwritten`] until they are in line for the disk. The registry sees to it
-//! that nobody is told of a change that is not durable.
+//! Nothing here reads a clock, locks, waits or writes. An event takes the time and the topics as
+//! arguments and changes the state by [`Change`]s alone ([`state`]), which pile up in
+//! [`ConsumerGroup::unwritten`] until they are in line for the disk. The registry sees to it that
+//! nobody is told of a change that is not durable.
 //!
 //! ```text
 //!   a member comes, goes or          all members'                 this member's
@@ -11,8 +13,8 @@
 //!          group epoch + 1           target epoch = group epoch   reconcile::next
 //! ```
 //!
-//! A partition is given to a member only when nobody else has it or may still have it (`GroupState::owners`), so two members never have it at
-//! once, whatever became of the answers.
+//! A partition is given to a member only when nobody else has it or may still have it
+//! (`GroupState::owners`), so two members never have it at once, whatever became of the answers.
 
 mod assignor;
 mod classic;
@@ -42,10 +44,12 @@ pub(super) use state::{
 };
 use state::{Change, Current, Profile, Progress};
 
-/// Bound on the different ones in a group: each is matched with all topics when one of these changes.
+/// Bound on the different ones in a group: each is matched with all topics when one of these
+/// changes.
 const MAX_REGEXES: usize = 64;
 
-/// How long changes that the disk has no room for wait for the next attempt, if nobody comes before.
+/// How long changes that the disk has no room for wait for the next attempt, if nobody comes
+/// before.
 const RETRY_WRITE: Duration = Duration::from_secs(1);
 
 /// What the configuration says about one group.
@@ -139,7 +143,8 @@ pub(super) struct ConsumerGroup {
     deadlines: BTreeMap<Arc<str>, Deadlines>,
     /// The members that speak the classic protocol.
     classic: BTreeMap<Arc<str>, Classic>,
-    /// Members of before a restart that have not said since what they are able to do. One that has sent a heartbeat of the classic protocol has to join again until then.
+    /// Members of before a restart that have not said since what they are able to do. One that has
+    /// sent a heartbeat of the classic protocol has to join again until then.
     unheard: BTreeMap<Arc<str>, Option<Instant>>,
     /// Of members of which nothing else is known.
     session_timeout: Duration,
@@ -150,7 +155,8 @@ pub(super) struct ConsumerGroup {
 }
 
 impl ConsumerGroup {
-    /// A group without members, or one as it was before a restart: its members have a whole session to come again.
+    /// A group without members, or one as it was before a restart: its members have a whole session
+    /// to come again.
     pub(super) fn new(state: GroupState, rules: ConsumerRules, now: Instant) -> Self {
         let deadlines = |(id, member): (&Arc<str>, &Member)| {
             let revocation = revocation_deadline(member, now);
@@ -209,7 +215,8 @@ impl ConsumerGroup {
         Some(member.size_bytes(id) + self.classic.get(id).map_or(0, Classic::size_bytes))
     }
 
-    /// Whether it is a member that has subscribed to just these topics, and to this expression if it says one.
+    /// Whether it is a member that has subscribed to just these topics, and to this expression if
+    /// it says one.
     pub(super) fn subscribes_to(
         &self,
         id: &str,
@@ -254,7 +261,8 @@ impl ConsumerGroup {
         most.map_or(Assignor::Uniform, |(at, _)| Assignor::ALL[at])
     }
 
-    /// The names of the topics that members have subscribed to. `None` as long as a regular expression has not been matched since the start.
+    /// The names of the topics that members have subscribed to. `None` as long as a regular
+    /// expression has not been matched since the start.
     pub(super) fn subscribed_names(&self) -> Option<HashSet<String>> {
         let members = || self.state.members.iter();
         let mut patterns =
@@ -393,13 +401,16 @@ impl ConsumerGroup {
         due
     }
 
-    /// When a member is given up that has been told to join again, or has joined and is to send a SyncGroup.
+    /// When a member is given up that has been told to join again, or has joined and is to send a
+    /// SyncGroup.
     fn join_deadline(&self, id: &str) -> Option<Instant> {
         self.classic.get(id).map_or_else(|| *self.unheard.get(id)?, |classic| classic.due)
     }
 
-    /// May a member commit offsets of these partitions with this epoch? With its present one of any; with an older one of those that it has had since then, or may still have (KIP-1251):
-    /// nobody else can have committed for them meanwhile, and the answer that told of the newer epoch may not have come yet.
+    /// May a member commit offsets of these partitions with this epoch? With its present one of
+    /// any; with an older one of those that it has had since then, or may still have (KIP-1251):
+    /// nobody else can have committed for them meanwhile, and the answer that told of the newer
+    /// epoch may not have come yet.
     ///
     /// # Errors
     /// As [`Self::check_epoch`].
@@ -427,7 +438,8 @@ impl ConsumerGroup {
     /// May a member fetch offsets with this epoch, or commit those of any partition?
     ///
     /// # Errors
-    /// UNKNOWN_MEMBER_ID; STALE_MEMBER_EPOCH, or ILLEGAL_GENERATION for one that speaks the classic protocol.
+    /// UNKNOWN_MEMBER_ID; STALE_MEMBER_EPOCH, or ILLEGAL_GENERATION for one that speaks the classic
+    /// protocol.
     pub(super) fn check_epoch(&self, id: &str, epoch: i32) -> Result<(), ResponseError> {
         let member = self.state.members.get(id).ok_or(ResponseError::UnknownMemberId)?;
         match member.current.epoch == epoch {
@@ -439,7 +451,8 @@ impl ConsumerGroup {
 
     // ---- checks ----
 
-    /// The member that a heartbeat is about, under the id that it has in the state; `None` if it is a new one.
+    /// The member that a heartbeat is about, under the id that it has in the state; `None` if it is
+    /// a new one.
     fn find(&self, beat: &Beat) -> Result<Option<Arc<str>>, Fault> {
         let id = beat.member_id.as_str();
         let known = self.state.members.get_key_value(id);
@@ -460,13 +473,15 @@ impl ConsumerGroup {
                 .members
                 .get(holder)
                 .is_some_and(|member| member.current.epoch == LEFT_FOR_A_WHILE);
-            // A static member of the classic protocol says nothing when it is stopped: whoever comes is the one that was restarted. After a restart of the server it is known by its
+            // A static member of the classic protocol says nothing when it is stopped: whoever
+            // comes is the one that was restarted. After a restart of the server it is known by its
             // heartbeat.
             let heard = self.unheard.get(holder);
             let is_classic = self.is_classic(holder) || matches!(heard, Some(Some(_)));
             if !has_left && !is_classic {
                 let instance_id = beat.instance_id.as_deref().unwrap_or_default();
-                // Clients give up on the error for what is owned, and may come again after the other.
+                // Clients give up on the error for what is owned, and may come again after the
+                // other.
                 let error = match heard {
                     Some(_) => ResponseError::CoordinatorLoadInProgress,
                     None => ResponseError::UnreleasedInstanceId,
@@ -516,7 +531,8 @@ impl ConsumerGroup {
 
     // ---- steps ----
 
-    /// Take over what a heartbeat says of its member, and compute the targets anew if that, or something else, made a new group epoch.
+    /// Take over what a heartbeat says of its member, and compute the targets anew if that, or
+    /// something else, made a new group epoch.
     fn go_towards_epoch(&mut self, beat: &Beat, topics: &TopicsView) {
         // A member that is gone has made an epoch, too.
         let subscribes = self.update_profile(&beat.member_id, beat);
@@ -551,7 +567,8 @@ impl ConsumerGroup {
         self.unheard.remove(from);
     }
 
-    /// A member that joins has nothing, whatever it had. Kafka fences it as long as its former self lives; but that has no other client.
+    /// A member that joins has nothing, whatever it had. Kafka fences it as long as its former self
+    /// lives; but that has no other client.
     fn begin_again(&mut self, id: &str) {
         let Some(member) = self.state.members.get(id) else { return };
         if member.current != Current::default() {
@@ -582,7 +599,8 @@ impl ConsumerGroup {
         subscribes
     }
 
-    /// Look whether the topics that the members have subscribed to are what they were; whether that made a new group epoch.
+    /// Look whether the topics that the members have subscribed to are what they were; whether that
+    /// made a new group epoch.
     fn compare_topics(&mut self, topics: &TopicsView, is_new_epoch: bool) -> bool {
         if !is_new_epoch && self.is_compared && self.matches.is_current(topics) {
             return false;

@@ -1,4 +1,5 @@
-//! How a member gets from what it has to what it is to have: gives up first, then gets what is free.
+//! How a member gets from what it has to what it is to have: gives up first, then gets what is
+//! free.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +9,8 @@ use super::state::{Assignment, Current, Progress};
 
 /// What a member has next.
 ///
-/// `owned` is what it says that it has now, if it says so. `is_free` tells whether nobody else has a partition, or may still have it.
+/// `owned` is what it says that it has now, if it says so. `is_free` tells whether nobody else has
+/// a partition, or may still have it.
 pub(super) fn next(
     current: &Current,
     target: &Assignment,
@@ -103,7 +105,8 @@ mod tests {
         Current { epoch, previous_epoch: epoch - 1, progress, assigned, revoking }
     }
 
-    /// Current, target of epoch 5, what the member says it owns, what is free; and what is next: epoch, progress, assigned, revoking.
+    /// Current, target of epoch 5, what the member says it owns, what is free; and what is next:
+    /// epoch, progress, assigned, revoking.
     #[test]
     fn members_give_up_before_they_get() {
         use Progress::{Revoking, Stable, Waiting};

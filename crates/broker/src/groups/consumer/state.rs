@@ -1,7 +1,8 @@
 //! What a consumer group remembers over a restart: a fold of [`Change`]s. No clock, no I/O.
 //!
-//! The live group changes its state by [`GroupState::apply`] alone, and a replay does the same, so the two can not differ. Every
-//! prefix of the changes is a state from which the group goes on: see `docs/format/group-state.md`.
+//! The live group changes its state by [`GroupState::apply`] alone, and a replay does the same, so
+//! the two cannot differ. Every prefix of the changes is a state from which the group goes on: see
+//! `docs/format/group-state.md`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -17,7 +18,8 @@ pub(in crate::groups) type Since = HashMap<(Uuid, i32), i32>;
 /// The epoch of a static member that has left for a while.
 pub(in crate::groups) const LEFT_FOR_A_WHILE: i32 = -2;
 
-/// What a topic of an assignment, and what a partition of it, take in memory; measured by eye, used for the bound only.
+/// What a topic of an assignment, and what a partition of it, take in memory; measured by eye, used
+/// for the bound only.
 const TOPIC_BYTES: usize = 96;
 const PARTITION_BYTES: usize = 8;
 /// What an entry of [`GroupState::owners`] takes, with the room that a table has for more.
@@ -124,7 +126,8 @@ pub(in crate::groups) struct Owner {
 /// A change of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::groups) enum Change {
-    /// What the members have subscribed to has changed: which topics these are, or how many partitions they have.
+    /// What the members have subscribed to has changed: which topics these are, or how many
+    /// partitions they have.
     Topics { group_epoch: i32, hash: u64 },
     /// A member is new, or says something new of itself.
     Joined { group_epoch: i32, id: String, profile: Profile },
@@ -227,7 +230,8 @@ impl GroupState {
         Some(owner.since_epoch)
     }
 
-    /// Put a member in that is not there. Of its partitions it got those that are not in `since` in its present epoch.
+    /// Put a member in that is not there. Of its partitions it got those that are not in `since` in
+    /// its present epoch.
     pub(in crate::groups) fn put(&mut self, id: Arc<str>, member: Member, since: &Since) {
         self.size_bytes += member.size_bytes(&id);
         if let Some(instance_id) = &member.profile.instance_id {

@@ -1,4 +1,5 @@
-//! One group on its own: tables of single steps, and any life of a group against what must always hold.
+//! One group on its own: tables of single steps, and any life of a group against what must always
+//! hold.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -399,7 +400,8 @@ fn a_checkpoint_of_version_1_has_members_that_got_everything_in_their_present_ep
     decode::<GroupStates>(&oldest).expect_err("of a newer program");
 }
 
-/// What a member has committed before it hears of a new epoch counts, as nobody else has had the partition since (KIP-1251).
+/// What a member has committed before it hears of a new epoch counts, as nobody else has had the
+/// partition since (KIP-1251).
 #[test]
 fn a_commit_with_an_older_epoch_counts_for_what_the_member_has_had_since() {
     let now = Instant::now();

@@ -1,5 +1,5 @@
-//! What is kept of a group for the time after a restart: who has what in its last complete generation. Byte layout and crash argument:
-//! `docs/format/classic-group-state.md`.
+//! What is kept of a group for the time after a restart: who has what in its last complete
+//! generation. Byte layout and crash argument: `docs/format/classic-group-state.md`.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,7 +26,8 @@ pub(in crate::groups) struct Kept {
 }
 
 impl<J, S> Group<J, S> {
-    /// What is to be kept of it; nothing without members, or as long as nobody knows what he is to have.
+    /// What is to be kept of it; nothing without members, or as long as nobody knows what he is to
+    /// have.
     pub(in crate::groups) fn kept(&self) -> Option<Kept> {
         (self.state == State::Stable).then(|| Kept {
             generation: self.generation,

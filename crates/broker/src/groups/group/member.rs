@@ -7,7 +7,8 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::{JoinEvent, NEW_MEMBER_JOIN_TIMEOUT};
 
-/// What a member takes in memory beside its texts, protocols and assignment; measured by eye, used for the bound only.
+/// What a member takes in memory beside its texts, protocols and assignment; measured by eye, used
+/// for the bound only.
 pub(in crate::groups) const MEMBER_BYTES: usize = 512;
 
 /// What protocols take in memory, about: name and metadata of each.
@@ -32,7 +33,8 @@ pub(super) struct Member<J, S> {
     pub(super) syncing: Option<S>,
     /// It has sent a SyncGroup in this generation.
     pub(super) synced: bool,
-    /// It was heard of since the server started. Until then a static one may have been told of a newer id than the one that was kept.
+    /// It was heard of since the server started. Until then a static one may have been told of a
+    /// newer id than the one that was kept.
     pub(super) was_heard: bool,
     /// Its first JoinGroup has not been answered yet.
     pub(super) is_new: bool,

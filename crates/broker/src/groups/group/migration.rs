@@ -28,7 +28,8 @@ impl<J, S> Group<J, S> {
         self.protocol_type.as_ref()
     }
 
-    /// The members: who has what is known only while the group is stable, and nobody waits for an answer then, but perhaps for the disk.
+    /// The members: who has what is known only while the group is stable, and nobody waits for an
+    /// answer then, but perhaps for the disk.
     pub(in crate::groups) fn settled(&self) -> Option<Vec<Migrant>> {
         let is_settled = self.state == State::Stable && !self.is_unwritten();
         is_settled.then(|| self.migrants())
@@ -61,7 +62,8 @@ impl<J, S> Group<J, S> {
         group
     }
 
-    /// A group in which each of these members has its assignment. Protocol and leader are the caller's to tell.
+    /// A group in which each of these members has its assignment. Protocol and leader are the
+    /// caller's to tell.
     pub(super) fn stable(
         rules: Rules,
         now: Instant,

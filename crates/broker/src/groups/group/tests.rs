@@ -78,7 +78,8 @@ impl Bench {
         }
     }
 
-    /// The server has stopped, and is started again: nobody who waits is answered. By way of the disk.
+    /// The server has stopped, and is started again: nobody who waits is answered. By way of the
+    /// disk.
     fn restart(&mut self) {
         let mut read = KeptGroups::default();
         if let Some(kept) = &self.kept {

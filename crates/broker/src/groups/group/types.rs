@@ -8,7 +8,8 @@ use kafka_protocol::protocol::StrBytes;
 
 use crate::groups::Sight;
 
-/// A JoinGroup request whose strings and bytes are its own (not slices of a request frame, which they would keep in memory).
+/// A JoinGroup request whose strings and bytes are its own (not slices of a request frame, which
+/// they would keep in memory).
 #[derive(Clone, Debug)]
 pub(in crate::groups) struct JoinEvent {
     /// Empty: the client has none yet.

@@ -1,7 +1,8 @@
 //! The members of one share group, decided purely: who is in it, and reads which partitions.
 //!
-//! Several members may read one partition, so nothing has to be given up before another gets it, and nothing of this has to survive a restart:
-//! members are told UNKNOWN_MEMBER_ID and join again, and what they had acquired is available then.
+//! Several members may read one partition, so nothing has to be given up before another gets it,
+//! and nothing of this has to survive a restart: members are told UNKNOWN_MEMBER_ID and join again,
+//! and what they had acquired is available then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -64,7 +65,8 @@ pub(in crate::groups) struct ShareGroup {
     empty_since: Instant,
     /// The version of the topics that the assignment was last compared with.
     compared_with: Option<u64>,
-    /// What it is an assignment of: id and number of partitions of the topics that members have subscribed to and that exist.
+    /// What it is an assignment of: id and number of partitions of the topics that members have
+    /// subscribed to and that exist.
     ///
     /// `None` when members have gone since: whoever is left gets what they had.
     topics: Option<Vec<(Uuid, u32)>>,
@@ -118,7 +120,8 @@ impl ShareGroup {
         self.members.values().map(|member| member.deadline).min()
     }
 
-    /// A heartbeat that joins, goes on, or changes the subscription: the member's epoch, and what it reads if it may not know.
+    /// A heartbeat that joins, goes on, or changes the subscription: the member's epoch, and what
+    /// it reads if it may not know.
     pub(in crate::groups) fn heartbeat(
         &mut self,
         now: Instant,
@@ -224,7 +227,8 @@ impl ShareGroup {
             let subscribers =
                 self.members.iter().filter(|(_, member)| member.topics.contains(*name));
             let subscribers: Vec<&Arc<str>> = subscribers.map(|(id, _)| id).collect();
-            // Each partition has a reader, and each member something to read; the topics begin with another member each.
+            // Each partition has a reader, and each member something to read; the topics begin with
+            // another member each.
             let pairs = subscribers.len().max(*partitions as usize);
             for pair in 0..pairs {
                 let member = subscribers[(pair + ordinal) % subscribers.len()];

@@ -5,7 +5,8 @@
 //! - `members`: who is in a group, and gets which partitions, purely.
 //! - here: the share partitions that live, each behind its lock, and their way to the disk.
 //!
-//! Locks, in the order in which they may be taken: a group's, the map's, a share partition's, then the timer's or the log's.
+//! Locks, in the order in which they may be taken: a group's, the map's, a share partition's, then
+//! the timer's or the log's.
 
 mod members;
 mod sessions;
@@ -46,18 +47,22 @@ const STREAM_KEY: &str = "groups/shares-stream";
 /// Share partitions of all groups together.
 const MAX_PARTITIONS: usize = 200_000;
 
-/// Records of all share partitions together of which it is known what has become of them: each may be an entry of its own in memory and in the checkpoint. (How many
-/// may be between a share partition's start and its end is another bound, the group's.)
+/// Records of all share partitions together of which it is known what has become of them: each may
+/// be an entry of its own in memory and in the checkpoint. (How many may be between a share
+/// partition's start and its end is another bound, the group's.)
 const MAX_TRACKED: u64 = 1_000_000;
 
-/// What one share partition has in [`MAX_TRACKED`] at most: as much as a group's settings may allow. It has more only after a restart, while nobody knows yet that most of it was compacted
+/// What one share partition has in [`MAX_TRACKED`] at most: as much as a group's settings may
+/// allow. It has more only after a restart, while nobody knows yet that most of it was compacted
 /// away; that is one entry, however long.
 const MAX_TRACKED_OF_ONE: u64 = 4_000;
 
-/// What each may have in flight, whatever the others have: else what some group has left lying would stop all. As little as a group's settings may allow.
+/// What each may have in flight, whatever the others have: else what some group has left lying
+/// would stop all. As little as a group's settings may allow.
 const MIN_IN_FLIGHT: u64 = 100;
 
-/// Share partitions that are looked through for the members of a connection that has ended, before others have their turn.
+/// Share partitions that are looked through for the members of a connection that has ended, before
+/// others have their turn.
 const RELEASED_AT_ONCE: usize = 256;
 
 /// How often it is told that there is no more room than that.
@@ -241,14 +246,15 @@ impl Shares {
 
     // ---- begin and end ----
 
-    /// Have share partitions of a topic begin at these offsets; those that there are stay what they are, unless they are to begin anew. `exists` says whether there
-    /// is still such a topic.
+    /// Have share partitions of a topic begin at these offsets; those that there are stay what they
+    /// are, unless they are to begin anew. `exists` says whether there is still such a topic.
     ///
     /// # Returns
     /// What was written, if anything was. See [`Slot::begun`].
     ///
     /// # Errors
-    /// A topic that was deleted meanwhile; the bound on share partitions; a log that takes nothing now. Nothing has changed.
+    /// A topic that was deleted meanwhile; the bound on share partitions; a log that takes nothing
+    /// now. Nothing has changed.
     pub(super) fn begin(
         &self,
         group: &str,
@@ -258,7 +264,8 @@ impl Shares {
         exists: impl Fn() -> bool,
     ) -> Result<Option<Durable>, ApiError> {
         let mut places = self.places.write();
-        // Under the lock that forgets: who deletes the topic later finds what begins here, and behind an earlier one nothing would ever end it.
+        // Under the lock that forgets: who deletes the topic later finds what begins here, and
+        // behind an earlier one nothing would ever end it.
         if !exists() {
             return Err(ApiError::UnknownTopicOrPartition);
         }
@@ -346,7 +353,8 @@ impl Shares {
         Ok(durable)
     }
 
-    /// Forget what there is of topics that do not exist; what can not be written now is left for the next time.
+    /// Forget what there is of topics that do not exist; what cannot be written now is left for
+    /// the next time.
     pub(crate) fn forget_missing_topics(&self, exists: impl Fn(Uuid) -> bool) {
         let mut topics: Vec<(Arc<str>, Uuid)> =
             self.places.read().keys().map(|key| (Arc::clone(&key.group), key.of.0)).collect();
@@ -365,7 +373,8 @@ impl Shares {
 
     // ---- records ----
 
-    /// From where to read for a member of the group, whose partition's log begins there. `None` if there is nothing to be had now.
+    /// From where to read for a member of the group, whose partition's log begins there. `None` if
+    /// there is nothing to be had now.
     pub(crate) fn next_read(
         &self,
         slot: &Slot,
@@ -383,7 +392,8 @@ impl Shares {
         live.state.next_read(self.bound(slot, &live, rules))
     }
 
-    /// How many records of it may be in flight: as the group's settings say, as long as there is room for all.
+    /// How many records of it may be in flight: as the group's settings say, as long as there is
+    /// room for all.
     fn bound(&self, slot: &Slot, live: &Live, rules: &ShareRules) -> u64 {
         let others = self.tracked.load(Ordering::Relaxed).saturating_sub(live.tracked);
         let room = MAX_TRACKED.saturating_sub(others);
@@ -430,7 +440,8 @@ impl Shares {
     /// A member says what has become of records: all or nothing.
     ///
     /// # Returns
-    /// What to wait for before it is told that this is known; and the first offset that was not settled before: of what is below nothing was taken.
+    /// What to wait for before it is told that this is known; and the first offset that was not
+    /// settled before: of what is below nothing was taken.
     ///
     /// # Errors
     /// See [`NotTaken`].
@@ -499,7 +510,8 @@ impl Shares {
                 looked_through += 1;
                 if looked_through % RELEASED_AT_ONCE == 0 {
                     yield_now().await;
-                    // Who has begun a session on another connection meanwhile may have got records that are not to go back. Those of before wait for the end of their locks.
+                    // Who has begun a session on another connection meanwhile may have got records
+                    // that are not to go back. Those of before wait for the end of their locks.
                     members.retain(|member| {
                         let (group, member) = (Arc::clone(&group), Arc::clone(member));
                         !self.sessions.is_open(&ShareSession { group, member })
@@ -548,7 +560,8 @@ impl Shares {
         live.wake();
     }
 
-    /// Be woken when there may be something to acquire; check after subscribing. Ends when the `Notify` is dropped.
+    /// Be woken when there may be something to acquire; check after subscribing. Ends when the
+    /// `Notify` is dropped.
     pub(crate) fn watch(&self, slot: &Slot, notify: &Arc<Notify>) {
         let mut live = slot.live.lock();
         live.watchers.retain(|watcher| watcher.strong_count() > 0);
@@ -600,7 +613,8 @@ impl Shares {
 }
 
 impl Slot {
-    /// What to wait for before anybody gets records of it: a crash that forgets where it begins would have it begin elsewhere.
+    /// What to wait for before anybody gets records of it: a crash that forgets where it begins
+    /// would have it begin elsewhere.
     pub(crate) fn begun(&self) -> Option<Durable> {
         self.begun.clone()
     }

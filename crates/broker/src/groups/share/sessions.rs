@@ -1,4 +1,5 @@
-//! Share sessions: which partitions a member fetches, so that its requests name only what changes. One per member and group.
+//! Share sessions: which partitions a member fetches, so that its requests name only what changes.
+//! One per member and group.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -101,7 +102,8 @@ impl ShareSessions {
     /// A ShareFetch: what it means, and which partitions to read, in this order.
     ///
     /// # Errors
-    /// A session that does not exist, or an epoch that is not its next one: the member begins a new one. Too many sessions.
+    /// A session that does not exist, or an epoch that is not its next one: the member begins a new
+    /// one. Too many sessions.
     pub(crate) fn fetch(
         &self,
         key: &ShareSession,
@@ -162,7 +164,7 @@ impl ShareSessions {
     /// A ShareAcknowledge.
     ///
     /// # Errors
-    /// As for [`Self::fetch`]; it can not begin a session.
+    /// As for [`Self::fetch`]; it cannot begin a session.
     pub(crate) fn acknowledge(&self, key: &ShareSession, epoch: i32) -> Result<Step, ApiError> {
         let mut cache = self.cache.lock();
         match epoch {

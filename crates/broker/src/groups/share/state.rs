@@ -6,8 +6,9 @@
 //!   -----------+----------+-----------+---------+----------------+-----------------> offsets
 //! ```
 //!
-//! [`Run`]s cover everything from start to end without holes. Nothing here reads a clock, locks, waits or writes; what is to be remembered over
-//! a restart comes back as [`Change`]s. What is written when, and why a crash may come at any time: `docs/format/share-state.md`.
+//! [`Run`]s cover everything from start to end without holes. Nothing here reads a clock, locks,
+//! waits or writes; what is to be remembered over a restart comes back as [`Change`]s. What is
+//! written when, and why a crash may come at any time: `docs/format/share-state.md`.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,7 +26,8 @@ pub(crate) enum Delivery {
     Acknowledged,
     /// Nobody gets it any more: a member rejected it, or it was handed out as often as it may be.
     Archived,
-    /// There is no record for a member: a marker, a record of an aborted transaction, or a compacted one. Found out again after a restart.
+    /// There is no record for a member: a marker, a record of an aborted transaction, or a
+    /// compacted one. Found out again after a restart.
     Nothing,
 }
 
@@ -143,7 +145,8 @@ pub(crate) struct NotAcquired;
 pub(crate) enum Return {
     /// They were not sent: that was no delivery.
     Unused,
-    /// The member is gone, or has ended its session, without a word: perhaps because of one of them.
+    /// The member is gone, or has ended its session, without a word: perhaps because of one of
+    /// them.
     Lost,
 }
 
@@ -155,7 +158,8 @@ pub(crate) struct SharePartition {
 }
 
 impl SharePartition {
-    /// As it is remembered: what the changes do not speak of is available, and was never handed out.
+    /// As it is remembered: what the changes do not speak of is available, and was never handed
+    /// out.
     pub(crate) fn new(start: StreamOffset, changes: impl IntoIterator<Item = Change>) -> Self {
         let mut new = Self { start, runs: Vec::new() };
         for Change { from, to, state, deliveries } in changes {
@@ -239,8 +243,8 @@ impl SharePartition {
         true
     }
 
-    /// A member acquires what is available of the batches that a read from `read_from` on has found. What lies between
-    /// them does not exist.
+    /// A member acquires what is available of the batches that a read from `read_from` on has
+    /// found. What lies between them does not exist.
     pub(crate) fn acquire(
         &mut self,
         read_from: StreamOffset,
@@ -318,7 +322,8 @@ impl SharePartition {
         acquired
     }
 
-    /// A member says what has become of records, which must be those that it has. What is before the start is of no interest any more.
+    /// A member says what has become of records, which must be those that it has. What is before
+    /// the start is of no interest any more.
     ///
     /// # Returns
     /// What is to be remembered, before anybody is told.
@@ -476,7 +481,8 @@ fn give_up(run: &mut Run, state: Stored) -> Change {
     Change { from: run.from, to: run.to, state, deliveries: run.deliveries }
 }
 
-/// Tell of what was acquired together with what came before it, as long as that makes no more than about `batch_records`, or it is of one batch.
+/// Tell of what was acquired together with what came before it, as long as that makes no more than
+/// about `batch_records`, or it is of one batch.
 fn tell(acquired: &mut Vec<Acquired>, next: Acquired, batch: StreamOffset, batch_records: u64) {
     if let Some(last) = acquired.last_mut()
         && last.to == next.from

@@ -31,7 +31,8 @@ pub(crate) struct Remembered {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ShareStates(pub(super) BTreeMap<String, BTreeMap<TopicPartition, Remembered>>);
 
-/// Records have changed; the others are as they were, and what is below `start` is of no interest any more.
+/// Records have changed; the others are as they were, and what is below `start` is of no interest
+/// any more.
 pub(super) fn changed(
     group: &str,
     partition: TopicPartition,

@@ -48,7 +48,8 @@ async fn requests_that_no_group_can_answer_are_refused() {
     assert_eq!(groups.sync(&sync_request("none", &nobody), 5).await.error_code, inconsistent);
 }
 
-/// What members take is bounded for those who come. Those that are in go on, and leave, however full it is.
+/// What members take is bounded for those who come. Those that are in go on, and leave, however
+/// full it is.
 #[tokio::test]
 async fn a_full_memory_keeps_nobody_from_staying_or_leaving() {
     let mut world = World::new();
@@ -104,7 +105,8 @@ async fn a_full_memory_keeps_nobody_from_staying_or_leaving() {
     }
     assert!((10..18).contains(&taken), "{taken}");
     assert!(groups.shared.registry.size_bytes() <= 1 << 20);
-    // Until the last few KiB are gone too; then one that is in grows beyond what there is for others.
+    // Until the last few KiB are gone too; then one that is in grows beyond what there is for
+    // others.
     let full = ResponseError::CoordinatorNotAvailable.code();
     assert_eq!(ask(&classic(0, 1500)).await, 0);
     assert!(groups.shared.registry.size_bytes() > 1 << 20);

@@ -35,7 +35,8 @@ impl Topics {
         topic != "topic" || !self.is_deleted.load(Ordering::SeqCst)
     }
 
-    /// Delete the topic and forget its offsets, as DeleteTopics does; another one may have the name from then on.
+    /// Delete the topic and forget its offsets, as DeleteTopics does; another one may have the name
+    /// from then on.
     async fn delete(&self, world: &World, groups: &Groups) {
         self.is_deleted.store(true, Ordering::SeqCst);
         let names = ["topic".to_owned()];

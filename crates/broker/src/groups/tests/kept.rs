@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// In its generation, with what it has, and with its offsets: from the log alone, and from the checkpoint.
+/// In its generation, with what it has, and with its offsets: from the log alone, and from the
+/// checkpoint.
 #[tokio::test]
 async fn members_go_on_after_a_restart() {
     let mut world = World::new();

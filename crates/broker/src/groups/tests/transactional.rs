@@ -15,8 +15,9 @@ fn decided(partition: i32, offset: i64) -> BTreeMap<String, BTreeMap<i32, Positi
     BTreeMap::from([("topic".to_owned(), BTreeMap::from([(partition, position)]))])
 }
 
-/// The end of a transaction may come between the death of a group and its end in the map: its offsets would be without a group until a restart, so nobody could
-/// list or delete them, and they would never expire.
+/// The end of a transaction may come between the death of a group and its end in the map: its
+/// offsets would be without a group until a restart, so nobody could list or delete them, and they
+/// would never expire.
 #[tokio::test]
 async fn offsets_that_are_committed_beside_a_deletion_have_a_group() {
     let world = World::new();
@@ -29,7 +30,8 @@ async fn offsets_that_are_committed_beside_a_deletion_have_a_group() {
     assert!(deleted.is_ok());
     let committed = groups.commit_of_transaction("g", decided(1, 9), |_, _| true);
     assert_eq!(world.run(committed).await, Ok(()));
-    // What the deletion does next concerns the group that it has found, and no other one of its name.
+    // What the deletion does next concerns the group that it has found, and no other one of its
+    // name.
     shared.registry.remove(&slot);
     // Durable with this is all that was written before it.
     assert_eq!(world.run(commit(&groups, commit_request("x", &[("topic", 0, 1)]))).await, [0]);
@@ -40,7 +42,8 @@ async fn offsets_that_are_committed_beside_a_deletion_have_a_group() {
     assert_eq!(fetch(&groups, "g").await, []);
 }
 
-/// As in Kafka. Else a transaction that is aborted would leave nothing where there was something, and one that is open would have offsets for a group that nobody can list.
+/// As in Kafka. Else a transaction that is aborted would leave nothing where there was something,
+/// and one that is open would have offsets for a group that nobody can list.
 #[tokio::test]
 async fn the_sweep_leaves_what_an_open_transaction_is_about_to_replace() {
     let world = World::new();
@@ -99,7 +102,8 @@ async fn the_sweep_leaves_what_an_open_transaction_is_about_to_replace() {
     assert_eq!(names().await, [] as [&str; 0]);
 }
 
-/// Commit in a transaction, and have `other` run on a thread of its own from the moment on at which the offsets may be put in line.
+/// Commit in a transaction, and have `other` run on a thread of its own from the moment on at which
+/// the offsets may be put in line.
 fn commit_beside(groups: &Groups, group: &str, other: impl FnOnce() + Send) {
     let request = TxnOffsetCommitRequest::default().with_group_id(group_id(group));
     let (begun, begins) = mpsc::channel();
@@ -140,7 +144,7 @@ async fn the_sweep_does_not_come_between_the_check_of_a_transactional_commit_and
     assert_eq!(fetch(&groups, "g").await, [found("topic", 0, 7)]);
 }
 
-/// Else the transaction would commit offsets for a group that can not have any.
+/// Else the transaction would commit offsets for a group that cannot have any.
 #[tokio::test]
 async fn a_group_with_offsets_in_a_transaction_does_not_become_a_share_group() {
     let world = World::new();

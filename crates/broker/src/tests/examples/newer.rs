@@ -1,4 +1,5 @@
-//! The client's side of versions that the codec does not have: OffsetCommit and OffsetFetch 10, ListOffsets 11, DescribeLogDirs 5.
+//! The client's side of versions that the codec does not have: OffsetCommit and OffsetFetch 10,
+//! ListOffsets 11, DescribeLogDirs 5.
 
 use anyhow::Result;
 use bytes::{Buf, BufMut, Bytes};

@@ -80,7 +80,8 @@ impl Encodable for ShareAcknowledge {
     }
 }
 
-/// Version 2 has more bytes behind so many strings and so many other bytes. (Strings here are short.)
+/// Version 2 has more bytes behind so many strings and so many other bytes. (Strings here are
+/// short.)
 fn put_with<B: ByteBufMut>(
     message: &impl Encodable,
     buf: &mut B,

@@ -5,7 +5,8 @@ use super::super::lost_offsets::{damage, prove};
 use super::damaged_decisions::{PREPARED, begin, flip_batch, flip_state};
 use super::*;
 
-/// Damage the record of the log that holds the batch at this offset of a producer: flip one bit behind its header.
+/// Damage the record of the log that holds the batch at this offset of a producer: flip one bit
+/// behind its header.
 fn flip(wal: &mut [u8], (producer_id, base_offset): (i64, u64), is_control: bool) {
     let starts: Vec<usize> = wal
         .windows(8)
@@ -40,12 +41,14 @@ fn ended_after_loss(server: &TestServer, outcome: &str) -> u64 {
     value.map_or(0, |value| value.parse().unwrap())
 }
 
-/// All combinations of: version of transactions, the outcome whose marker is lost, the outcome of the producer's next transaction.
+/// All combinations of: version of transactions, the outcome whose marker is lost, the outcome of
+/// the producer's next transaction.
 fn cases() -> impl Iterator<Item = (bool, bool, bool)> {
     (0..8).map(|case| (case & 1 != 0, case & 2 != 0, case & 4 != 0))
 }
 
-/// The server is started with the damaged log for the second time, and in the end from what it has uploaded.
+/// The server is started with the damaged log for the second time, and in the end from what it has
+/// uploaded.
 async fn restarts(server: &mut TestServer, expected: &Seen) {
     assert_eq!(committed(server, "t", 0).await, *expected);
     server.crash().await;
@@ -189,7 +192,8 @@ async fn an_open_transaction_is_aborted_if_all_that_it_has_written_is_lost() {
         assert_eq!(producer.produce("t", topic_id, 1).await, (0, 0));
         server
             .crash_and_damage(|wal| {
-                // Both partitions have one at this offset; the first one in the log is that of partition 0.
+                // Both partitions have one at this offset; the first one in the log is that of
+                // partition 0.
                 flip_batch(wal, (id, 0), 0);
             })
             .await;
@@ -201,7 +205,8 @@ async fn an_open_transaction_is_aborted_if_all_that_it_has_written_is_lost() {
     }
 }
 
-/// The decision is lost, and the markers are not. Then one of two markers, too: the other one says how the transaction ends.
+/// The decision is lost, and the markers are not. Then one of two markers, too: the other one says
+/// how the transaction ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn markers_are_not_contradicted_if_the_decision_is_lost() {
     for (version_2, commits, with_marker) in cases() {

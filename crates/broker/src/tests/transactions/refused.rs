@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A batch that is ahead of the first one of its transaction in a partition does not get in before it: the first one would be out of order for ever.
+/// A batch that is ahead of the first one of its transaction in a partition does not get in before
+/// it: the first one would be out of order for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_begins_in_a_partition_with_its_first_batch() {
     let server = TestServer::start().await;
@@ -64,7 +65,8 @@ async fn who_says_which_producer_it_is_says_id_and_epoch() {
     }
 }
 
-/// Between its first InitProducerId and the record of that an id has no producer, which nobody may stand in for.
+/// Between its first InitProducerId and the record of that an id has no producer, which nobody may
+/// stand in for.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_is_the_producer_of_an_id_that_has_none_yet() {
     let server = TestServer::simulated(16 << 20).await;

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Deleted topics are no obstacle, and a new one of the same name has nothing to do with the transaction.
+/// Deleted topics are no obstacle, and a new one of the same name has nothing to do with the
+/// transaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_outlives_a_topic() {
     let server = TestServer::start().await;
@@ -21,7 +22,8 @@ async fn a_transaction_outlives_a_topic() {
     assert_eq!(offset(&server, "g", "gone").await, (0, -1));
 }
 
-/// The deletion is not durable yet when the transaction has ended, and never becomes so. Else the topic would have an open transaction for ever then, and the offsets would be lost.
+/// The deletion is not durable yet when the transaction has ended, and never becomes so. Else the
+/// topic would have an open transaction for ever then, and the offsets would be lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_was_not_deleted_after_all_has_what_a_transaction_has_committed() {
     let mut server = TestServer::simulated(16 << 20).await;
@@ -42,7 +44,8 @@ async fn a_topic_that_was_not_deleted_after_all_has_what_a_transaction_has_commi
     assert_eq!(offset(&server, "g", "t").await, (0, 5));
 }
 
-/// What is to be committed is kept by the names of topics, and another one may have the name by then.
+/// What is to be committed is kept by the names of topics, and another one may have the name by
+/// then.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_topic_gets_no_offsets_of_an_older_one_of_its_name() {
     for (crash, uploaded) in [(false, false), (true, false), (true, true)] {
@@ -93,7 +96,8 @@ async fn a_topic_is_not_created_before_a_transaction_with_its_name_has_ended() {
     assert_eq!(offset(&server, "g", "t").await, (0, -1));
 }
 
-/// Nor before the offsets are in line of who has seen the older one. Who has to wait does so on a thread of its own: one of the runtime's that waits may be the one that all sockets wait for.
+/// Nor before the offsets are in line of who has seen the older one. Who has to wait does so on a
+/// thread of its own: one of the runtime's that waits may be the one that all sockets wait for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_is_not_created_between_a_look_at_the_older_one_and_the_record() {
     let server = TestServer::start().await;

@@ -87,7 +87,8 @@ fn elements_are_counted_and_bounded() {
     assert_eq!(API_VERSIONS.walk(&request, 3, 99), Err(Misshapen::TooManyElements(99)));
 }
 
-/// Compact lengths could name strings of any size; what is remembered of a request must not be as large as that. Kafka's limit.
+/// Compact lengths could name strings of any size; what is remembered of a request must not be as
+/// large as that. Kafka's limit.
 #[test]
 fn strings_are_no_longer_than_their_fixed_width_lengths_could_say() {
     for (len_bytes, walked) in [(i16::MAX as usize, Ok(1)), (1 << 15, Err(Misshapen::LongText))] {
@@ -119,8 +120,8 @@ fn a_known_tagged_field_can_not_lie_about_its_length() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4_000))]
 
-    /// Whatever the shape lets through, the decoder reads to the same end, or refuses. Else the decoder could find array lengths
-    /// at places that the shape has not seen.
+    /// Whatever the shape lets through, the decoder reads to the same end, or refuses. Else the
+    /// decoder could find array lengths at places that the shape has not seen.
     #[test]
     fn shape_and_decoder_agree_on_damaged_requests(
         pick in any::<prop::sample::Index>(),

@@ -1,4 +1,5 @@
-//! Hosts that take a disk from each other: one alone can write, whatever comes between the commands, and whoever dies.
+//! Hosts that take a disk from each other: one alone can write, whatever comes between the
+//! commands, and whoever dies.
 
 use std::cell::Cell;
 

@@ -1,4 +1,5 @@
-//! The values of rows. Each begins with its own version, so that one of them can change without the others.
+//! The values of rows. Each begins with its own version, so that one of them can change without the
+//! others.
 
 use uuid::Uuid;
 

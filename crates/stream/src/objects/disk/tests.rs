@@ -1,4 +1,5 @@
-//! The disk cache alone: what it keeps, what it does not take, and that whatever happens to its disk is told and costs no more than what it held.
+//! The disk cache alone: what it keeps, what it does not take, and that whatever happens to its
+//! disk is told and costs no more than what it held.
 
 use std::fs;
 
@@ -298,7 +299,8 @@ async fn a_cache_for_something_else_is_left_as_it_is() {
     assert_eq!(another.get(b"thesis").unwrap().as_deref(), Some(b"the only copy".as_slice()));
 }
 
-/// Journals have the size that they got when the cache was made. Once it may be larger, there are more of them than the options tell.
+/// Journals have the size that they got when the cache was made. Once it may be larger, there are
+/// more of them than the options tell.
 #[test]
 fn journals_that_would_take_all_open_files_begin_anew() {
     let directory = tempfile::tempdir().unwrap();

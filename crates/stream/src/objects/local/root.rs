@@ -1,6 +1,7 @@
-//! Whether the directory of a local object store is still the one that was opened. While its file system is not
-//! mounted, another directory is in its place: the mount point itself. What would be written there would be missing when
-//! the file system is back, and what is read there looks like an object that is gone.
+//! Whether the directory of a local object store is still the one that was opened. While its file
+//! system is not mounted, another directory is in its place: the mount point itself. What would be
+//! written there would be missing when the file system is back, and what is read there looks like
+//! an object that is gone.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -26,7 +27,8 @@ pub(super) struct Root {
     place: Mutex<Place>,
 }
 
-/// A directory as the kernel tells it from others. A file system may have another device number when it is mounted again.
+/// A directory as the kernel tells it from others. A file system may have another device number
+/// when it is mounted again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     device: u64,
@@ -41,14 +43,14 @@ impl Place {
 }
 
 impl Root {
-    /// Of a directory that is there. It is marked if it is not yet; where that fails, on a full disk for instance, it is only
-    /// recognised while its device number stays.
+    /// Of a directory that is there. It is marked if it is not yet; where that fails, on a full
+    /// disk for instance, it is only recognised while its device number stays.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let place = Mutex::new(Place::of(path)?);
         let id = match read_mark(path).and_then(|id| id.map_or_else(|| mark(path), Ok)) {
             Ok(id) => Some(id),
             Err(error) => {
-                tracing::warn!("{} can not be marked: {error}", path.join(MARK).display());
+                tracing::warn!("{} cannot be marked: {error}", path.join(MARK).display());
                 None
             }
         };

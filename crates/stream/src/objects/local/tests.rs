@@ -3,7 +3,8 @@ use object_store::ObjectStoreExt;
 
 use super::*;
 
-/// Whole pages and what is not, in parts that begin at a page and that do not, of pieces of any length.
+/// Whole pages and what is not, in parts that begin at a page and that do not, of pieces of any
+/// length.
 #[tokio::test]
 async fn parts_become_an_object() {
     let directory = tempfile::tempdir().unwrap();
@@ -53,7 +54,7 @@ async fn what_is_being_deleted_is_neither_found_nor_listed() {
         let (store, name) = (store.clone(), ObjectPath::from(format!("{prefix}/a")));
         async move { store.delete(&name).await }
     });
-    // The deletion goes on only while this waits: it can not be further than its first step.
+    // The deletion goes on only while this waits: it cannot be further than its first step.
     while path.exists() {
         tokio::task::yield_now().await;
     }
@@ -144,7 +145,8 @@ fn parts_that_wait_for_one_another_hold_no_thread() {
 #[test]
 fn the_page_cache_serves_where_direct_writes_are_refused() {
     let directory = tempfile::tempdir().unwrap();
-    // Nothing but a number can be written to it: to the writer as a file system that wants larger units.
+    // Nothing but a number can be written to it: to the writer as a file system that wants larger
+    // units.
     let refusing = || File::options().write(true).open("/proc/self/oom_score_adj").unwrap();
     for direct in [None, Some(refusing())] {
         let mut unfinished = Unfinished::begin(directory.path().join("a")).unwrap();
@@ -198,7 +200,8 @@ async fn nothing_is_read_or_written_in_another_directory_in_its_place() {
     std::fs::rename(&away, &path).unwrap();
     works().await;
 
-    // Mounted again under another device number, it is known by its mark. (Another directory stands for that.)
+    // Mounted again under another device number, it is known by its mark. (Another directory stands
+    // for that.)
     std::fs::create_dir_all(copy.join("streams")).unwrap();
     for name in [root::MARK, "streams/a"] {
         std::fs::copy(path.join(name), copy.join(name)).unwrap();

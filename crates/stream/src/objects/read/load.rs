@@ -1,4 +1,5 @@
-//! What flights do: bring an index or blocks from the disk cache or the object store, verified, into the block cache.
+//! What flights do: bring an index or blocks from the disk cache or the object store, verified,
+//! into the block cache.
 
 use std::ops;
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use crate::objects::numbers::Ahead;
 use crate::objects::{Cause, ObjectError};
 use crate::types::Batch;
 
-/// What is larger is decoded on a thread that may block. A MiB takes less than a task may run without a wait.
+/// What is larger is decoded on a thread that may block. A MiB takes less than a task may run
+/// without a wait.
 const DECODE_INLINE_BYTES: usize = 2 << 20;
 
 impl Core {
@@ -59,7 +61,8 @@ impl Core {
         Ok(self.get(object, object.index_position, vec![len_bytes]).await?.remove(0))
     }
 
-    /// Neighbouring blocks, from the disk or else from the object store. Reading ahead comes with what it was granted.
+    /// Neighbouring blocks, from the disk or else from the object store. Reading ahead comes with
+    /// what it was granted.
     pub(super) async fn load(
         self: Arc<Self>,
         object: Arc<ObjectInfo>,
@@ -133,7 +136,8 @@ impl Core {
         on_disk
     }
 
-    /// The bytes of neighbouring blocks from the object store, so many of them with bandwidth that was granted.
+    /// The bytes of neighbouring blocks from the object store, so many of them with bandwidth that
+    /// was granted.
     async fn get_blocks(
         &self,
         object: &ObjectInfo,

@@ -1,7 +1,9 @@
 //! Blocks that were read ahead, until somebody wants them.
 //!
-//! They are not in the cache: of many readers each comes back late, when a policy would have dropped what nobody has asked for, or would have dropped something else in its place that is asked for again and again.
-//! Their bytes, with those that are on their way, are bounded by who reads ahead.
+//! They are not in the cache: of many readers each comes back late, when a policy would have
+//! dropped what nobody has asked for, or would have dropped something else in its place that is
+//! asked for again and again. Their bytes, with those that are on their way, are bounded by who
+//! reads ahead.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

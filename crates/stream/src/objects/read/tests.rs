@@ -89,7 +89,8 @@ async fn a_scan_does_not_flush_the_cache() {
     }
 }
 
-/// Of many readers one comes back late: what was read ahead for it is there, whatever has come meanwhile. From its first use on it is as what was fetched.
+/// Of many readers one comes back late: what was read ahead for it is there, whatever has come
+/// meanwhile. From its first use on it is as what was fetched.
 #[tokio::test]
 async fn what_was_read_ahead_stays_until_it_is_wanted() {
     let objects = objects(64 << 20);
@@ -120,7 +121,8 @@ async fn what_was_read_ahead_stays_until_it_is_wanted() {
     assert_eq!(cached(), 0);
 }
 
-/// Two readers one after the other, as far apart as a third of the cache, which others have filled: the second one finds what the first one fetched.
+/// Two readers one after the other, as far apart as a third of the cache, which others have filled:
+/// the second one finds what the first one fetched.
 #[tokio::test]
 async fn what_was_read_once_is_there_for_who_follows() {
     let objects = objects(64 << 20);
@@ -184,7 +186,8 @@ async fn writing_and_reading_keep_to_the_rate() {
     // The 2 MiB of the last read are owed.
     assert_eq!(begun.elapsed().as_millis() / 100, 57);
     let stats = objects.read_stats();
-    // For the 48 bytes that are left of the first budget a third block is looked at if it is there, and not fetched if it is not.
+    // For the 48 bytes that are left of the first budget a third block is looked at if it is there,
+    // and not fetched if it is not.
     assert_eq!((stats.gets, stats.hits, stats.misses), (3, 5, 4));
 }
 
@@ -226,7 +229,8 @@ async fn reading_ahead_takes_what_is_spare_only() {
     assert_eq!((done, objects.read_stats().ahead_wasted_bytes), (4, 1 << 20));
 }
 
-/// Who joins a flight that fails tries once more, with the others: else the last of many would wait for as many deadlines, one after the other.
+/// Who joins a flight that fails tries once more, with the others: else the last of many would wait
+/// for as many deadlines, one after the other.
 #[tokio::test]
 async fn many_readers_of_an_index_that_can_not_be_read_try_twice_together() {
     let objects = objects(1 << 20);

@@ -247,7 +247,7 @@ func (l *load) create(ctx context.Context) error {
 	return err
 }
 
-// fill writes records that can not be compressed, 1024 a MiB.
+// fill writes records that cannot be compressed, 1024 a MiB.
 func (l *load) fill(ctx context.Context) error {
 	value := make([]byte, 1024)
 	for range *fillMiB * 1024 {

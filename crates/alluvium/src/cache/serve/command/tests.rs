@@ -212,7 +212,8 @@ fn what_is_in_memory_is_read_and_written_without_waiting() {
     words.push(b"first");
     expected.extend([&b"$100\r\n"[..], &[b'x'; 100], b"\r\n"].concat());
     assert_eq!(shop.ask_and_see(&words), (expected, false));
-    // The same of whether they are there, and of deleting them: in turns of several, with one that comes twice and one that can not be.
+    // The same of whether they are there, and of deleting them: in turns of several, with one that
+    // comes twice and one that cannot be.
     let too_long = vec![b'k'; MAX_KEY_BYTES + 1];
     let keys: Vec<_> = (100..140u32).map(u32::to_le_bytes).collect();
     for (name, there) in [("EXISTS", ":41\r\n"), ("DEL", ":40\r\n"), ("EXISTS", ":0\r\n")] {

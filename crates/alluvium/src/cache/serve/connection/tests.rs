@@ -90,7 +90,8 @@ async fn who_sends_a_byte_now_and_then_is_disconnected() {
     assert!(matches!(talk.served.await.unwrap(), End::Silent));
 }
 
-/// Of those who are never silent for long: else they would have the memory of what has come, or of what they were told, for hours.
+/// Of those who are never silent for long: else they would have the memory of what has come, or of
+/// what they were told, for hours.
 fn hasty(directory: &Path) -> Arc<Server> {
     let mut server = impatient(directory, None);
     Arc::get_mut(&mut server).expect("nobody else has it").patience.least_rate = 1 << 30;
@@ -266,7 +267,8 @@ fn a_client_keeps_the_server_waiting_for_as_long_as_its_bytes_are_worth() {
     assert_eq!(pace.left(), Some(Duration::from_secs(1)));
 }
 
-/// As a client has them waiting that has taken no answers for a while. They need nothing but memory.
+/// As a client has them waiting that has taken no answers for a while. They need nothing but
+/// memory.
 #[tokio::test]
 async fn many_requests_at_once_leave_others_their_turn() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Members that speak the classic protocol among others: taken over, moved, let go; and any life of such a group.
+//! Members that speak the classic protocol among others: taken over, moved, let go; and any life of
+//! such a group.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use kafka_protocol::messages::consumer_protocol_subscription::TopicPartition;
@@ -242,7 +243,8 @@ fn a_static_member_comes_again_until_the_one_that_was_there_has_been_heard() {
     group.heartbeat(now + SESSION, rules(), &topics, &new).unwrap();
 }
 
-/// Who names a topic learns of it no more than by a heartbeat of the new protocol, which would be refused.
+/// Who names a topic learns of it no more than by a heartbeat of the new protocol, which would be
+/// refused.
 #[test]
 fn a_member_gets_no_topics_that_it_may_not_know_of() {
     let now = Instant::now();
@@ -327,7 +329,8 @@ enum Step {
     Beat,
 }
 
-/// Clients 0 and 1 speak the new protocol, 2 the classic one and give everything up to join again, 3 and 4 the classic one and keep what they may.
+/// Clients 0 and 1 speak the new protocol, 2 the classic one and give everything up to join again,
+/// 3 and 4 the classic one and keep what they may.
 #[derive(Clone, Debug, Default)]
 struct Client {
     lives: usize,
@@ -522,7 +525,8 @@ proptest! {
         for event in events {
             world.happen(event);
         }
-        // Without faults everybody has its share soon. (Former selves that nobody speaks for expire.)
+        // Without faults everybody has its share soon. (Former selves that nobody speaks for
+        // expire.)
         for _ in 0..25 {
             for client in (0..CLIENTS).filter(|client| world.clients[*client].is_member).collect::<Vec<_>>() {
                 for _ in 0..3 {

@@ -1,5 +1,5 @@
-//! Any life of a group: members that come, go, lose answers, are slow to give up, and restart; topics that change; a coordinator that crashes
-//! in the middle of what it writes.
+//! Any life of a group: members that come, go, lose answers, are slow to give up, and restart;
+//! topics that change; a coordinator that crashes in the middle of what it writes.
 
 use proptest::prelude::*;
 
@@ -222,7 +222,8 @@ impl World {
     fn happen(&mut self, event: Event) {
         match event {
             Event::Join { client, subscription } => {
-                // A static member that goes down without a word holds its name; one with the same name has to wait.
+                // A static member that goes down without a word holds its name; one with the same
+                // name has to wait.
                 self.join(client, subscription);
             }
             Event::Subscribe { client, subscription: bits } if self.clients[client].is_member => {
@@ -306,7 +307,8 @@ impl World {
         self.group = ConsumerGroup::new(state, rules(), self.now);
     }
 
-    /// Nobody uses what another uses; who uses it may commit, by all that he knows, and who has used it before may not.
+    /// Nobody uses what another uses; who uses it may commit, by all that he knows, and who has
+    /// used it before may not.
     fn check(&mut self) {
         let mut users: HashMap<(Uuid, i32), usize> = HashMap::new();
         for (client, c) in self.clients.iter().enumerate() {
@@ -340,7 +342,8 @@ impl World {
         );
     }
 
-    /// All that can go on do, without faults: within a bounded number of rounds everybody has what it is to have.
+    /// All that can go on do, without faults: within a bounded number of rounds everybody has what
+    /// it is to have.
     fn settle(&mut self) {
         // Those whose clients are gone expire.
         for _ in 0..4 {

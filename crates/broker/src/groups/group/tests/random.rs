@@ -145,8 +145,8 @@ impl Walk {
         self.check();
     }
 
-    /// Of the server: requests that wait are lost, and their clients send them again. Whoever was told what it has is in the generation that is kept, or an
-    /// older one.
+    /// Of the server: requests that wait are lost, and their clients send them again. Whoever was
+    /// told what it has is in the generation that is kept, or an older one.
     fn restart(&mut self) {
         self.bench.restart();
         let generation = self.bench.group.generation;
@@ -221,7 +221,8 @@ impl Walk {
         assert!(group.generation >= self.greatest_generation, "generations only grow");
         self.greatest_generation = group.generation;
 
-        // Every waiter is either answered (once: `collect` checks that) or held by exactly one member.
+        // Every waiter is either answered (once: `collect` checks that) or held by exactly one
+        // member.
         let held: Vec<u32> = group.members.values().filter_map(|m| m.joining).collect();
         let open = self.joins.iter().filter(|waiter| !self.bench.joined.contains_key(waiter));
         assert_eq!(held.len(), held.iter().collect::<BTreeSet<_>>().len());
@@ -316,7 +317,8 @@ fn random_walks_keep_the_invariants_and_end_empty() {
     }
 }
 
-/// Wherever a server stops, its clients find a group again in which nobody has what another one has, and go on until they are gone.
+/// Wherever a server stops, its clients find a group again in which nobody has what another one
+/// has, and go on until they are gone.
 #[test]
 fn random_walks_go_on_after_restarts() {
     let mut kept = 0;

@@ -227,7 +227,8 @@ enum Model {
 
 const RECORDS: u64 = 300;
 
-/// A life of a share partition beside a model of a record each, with crashes. What a crash leaves is what is remembered of changes, all or up to the last answer.
+/// A life of a share partition beside a model of a record each, with crashes. What a crash leaves
+/// is what is remembered of changes, all or up to the last answer.
 fn live(seed: u64) {
     let mut random = Random(seed);
     let mut now = Instant::now();
@@ -372,7 +373,8 @@ fn live(seed: u64) {
             }
             10 => {}
             _ => {
-                // A crash: through the bytes of a checkpoint. Locks are gone, and what was done with stays so.
+                // A crash: through the bytes of a checkpoint. Locks are gone, and what was done
+                // with stays so.
                 partition = stored.live();
                 partition.cut(offset(log_start));
                 for (at, record) in &mut model {

@@ -77,7 +77,7 @@ import org.apache.kafka.common.resource.ResourceType;
 final class Admins {
     static void register(Tap tap) {
         tap.test("admin, a topic is only validated, and its settings are told", Admins::validateOnly);
-        tap.test("admin, what a topic can not have is refused", Admins::refusals);
+        tap.test("admin, what a topic cannot have is refused", Admins::refusals);
         tap.test("admin, topics are described and deleted by id", Admins::topicIds);
         tap.test("admin, settings of a topic are changed, appended to and taken back", Admins::configs);
         tap.test("admin, settings are described with types, sources and documentation", Admins::configDocumentation);

@@ -234,7 +234,7 @@ public final class Streams {
         if (!Files.readString(Path.of(state + ".log")).substring(toldBefore).contains("ProcessorStateException: Error opening store")) {
             throw new IllegalStateException("the application has ended, see " + state + ".log");
         }
-        System.out.println("# the application can not open its local stores: removed, to be restored");
+        System.out.println("# the application cannot open its local stores: removed, to be restored");
         try (Stream<Path> files = Files.walk(Path.of(state))) {
             for (Path file : files.sorted(Comparator.reverseOrder()).toList()) {
                 Files.delete(file);
