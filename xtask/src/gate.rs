@@ -8,6 +8,7 @@ use crate::Error;
 use crate::bench::journal;
 use crate::exec::{cargo, describe, each_line, follow, output};
 use crate::report::{CargoTests, Case, Report};
+use crate::tidy;
 
 /// Longer than any step takes on a slow machine from a fresh clone.
 const STEP_LIMIT: Duration = Duration::from_secs(45 * 60);
@@ -21,6 +22,7 @@ pub(crate) fn run(root: &Path) -> Result<Report, Error> {
     let before = work_tree(root);
     let mut report = Report::default();
     report.suite("format", || step(cargo(root).args(["fmt", "--all", "--check"])));
+    report.suite("tidy", || tidy::run(root));
     report.suite("lints", || {
         let mut cases = step(
             cargo(root)

@@ -1,0 +1,248 @@
+//! The `tidy` step: the rules of `docs/STYLE.md` that a program can check.
+//!
+//! A violation is reported with its file and line. Values that were above a limit when the rule was
+//! introduced are recorded in `xtask/tidy.txt`, one line for each rule and file. They may only
+//! decrease: a value above its allowance fails, and so does one below it, until
+//! `cargo xtask tidy --tighten` has lowered the allowance. A file without an allowance has to
+//! satisfy the rule, so that new files have none.
+
+mod cycles;
+mod layers;
+mod lines;
+mod source;
+mod words;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::{fmt, fs};
+
+use crate::Error;
+use crate::report::Case;
+use source::Tree;
+
+/// The file of allowances, relative to the root of the workspace.
+const ALLOWANCES: &str = "xtask/tidy.txt";
+
+/// How many violations of one rule in one file are printed.
+const PRINTED: usize = 5;
+
+/// What a rule is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rule {
+    /// Lines that are wider than the limit.
+    Width,
+    /// The number of lines of a Rust file, where it is above the limit.
+    Length,
+    /// Banned words and phrases.
+    Words,
+    /// Imports from a higher layer.
+    Layers,
+    /// The number of modules in the largest import cycle of a crate, where there is one.
+    Cycle,
+}
+
+impl Rule {
+    const ALL: [Self; 5] = [Self::Width, Self::Length, Self::Words, Self::Layers, Self::Cycle];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Width => "width",
+            Self::Length => "length",
+            Self::Words => "words",
+            Self::Layers => "layers",
+            Self::Cycle => "cycle",
+        }
+    }
+
+    /// What an operator of the step reads about the rule.
+    fn title(self) -> &'static str {
+        match self {
+            Self::Width => "line width",
+            Self::Length => "lines per file",
+            Self::Words => "banned words",
+            Self::Layers => "imports between layers",
+            Self::Cycle => "module cycles",
+        }
+    }
+}
+
+/// A place that violates a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Violation {
+    /// Relative to the root of the workspace; the source directory of a crate for a cycle.
+    file: String,
+    /// Counted from 1.
+    line: usize,
+    /// What is wrong there.
+    what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.file, self.line, self.what)
+    }
+}
+
+/// What one rule finds in one file: a value that is compared with the allowance, and the places
+/// that make it up.
+#[derive(Debug, PartialEq, Eq)]
+struct Finding {
+    rule: Rule,
+    file: String,
+    value: usize,
+    violations: Vec<Violation>,
+}
+
+/// A finding for each file, whose value is the number of its violations.
+fn count(rule: Rule, violations: Vec<Violation>) -> Vec<Finding> {
+    let mut by_file = BTreeMap::<String, Vec<Violation>>::new();
+    for violation in violations {
+        by_file.entry(violation.file.clone()).or_default().push(violation);
+    }
+    by_file
+        .into_iter()
+        .map(|(file, violations)| Finding { rule, file, value: violations.len(), violations })
+        .collect()
+}
+
+/// All findings in a tree of files.
+fn check(tree: &Tree) -> Vec<Finding> {
+    let mut findings = count(Rule::Width, lines::wide(tree));
+    findings.extend(lines::long_files(tree));
+    findings.extend(count(Rule::Words, words::banned(tree)));
+    findings.extend(count(Rule::Layers, layers::upward(tree)));
+    findings.extend(cycles::largest(tree));
+    findings
+}
+
+/// The recorded values, by rule and file.
+type Allowances = BTreeMap<(String, String), usize>;
+
+fn parse(text: &str) -> Result<Allowances, Error> {
+    let mut allowances = Allowances::new();
+    for (index, line) in text.lines().enumerate() {
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let mut fields = line.split_whitespace();
+        let entry = (|| {
+            let (rule, value, file) = (fields.next()?, fields.next()?, fields.next()?);
+            Rule::ALL.iter().find(|known| known.name() == rule)?;
+            Some(((rule.to_owned(), file.to_owned()), value.parse().ok()?))
+        })();
+        let Some((key, value)) = entry.filter(|_| fields.next().is_none()) else {
+            let expected = "expected `RULE VALUE FILE`";
+            return Err(format!("{ALLOWANCES}:{}: {expected}", index + 1).into());
+        };
+        if allowances.insert(key, value).is_some() {
+            return Err(format!("{ALLOWANCES}:{}: listed twice", index + 1).into());
+        }
+    }
+    Ok(allowances)
+}
+
+/// Compares the findings with the allowances: one message for each difference, by rule.
+fn compare(findings: &[Finding], allowances: &Allowances) -> Vec<(Rule, String)> {
+    let mut failures = Vec::new();
+    let mut seen = Vec::new();
+    for finding in findings {
+        let key = (finding.rule.name().to_owned(), finding.file.clone());
+        let allowed = allowances.get(&key).copied();
+        seen.push(key);
+        let value = finding.value;
+        match allowed {
+            Some(allowed) if value == allowed => {}
+            Some(allowed) if value < allowed => failures.push((
+                finding.rule,
+                format!(
+                    "{}: {value}, better than the {allowed} in {ALLOWANCES}: \
+                     run `cargo xtask tidy --tighten` and commit it",
+                    finding.file
+                ),
+            )),
+            _ => {
+                let mut message = String::new();
+                if let Some(allowed) = allowed {
+                    let _ = writeln!(message, "{}: {value}, allowed: {allowed}", finding.file);
+                }
+                for violation in finding.violations.iter().take(PRINTED) {
+                    let _ = writeln!(message, "{violation}");
+                }
+                if let Some(more) = finding.violations.len().checked_sub(PRINTED + 1) {
+                    let _ = writeln!(message, "and {} more in {}", more + 1, finding.file);
+                }
+                failures.push((finding.rule, message.trim_end().to_owned()));
+            }
+        }
+    }
+    for ((rule, file), allowed) in allowances {
+        let rule = Rule::ALL.into_iter().find(|known| known.name() == rule);
+        if let Some(rule) =
+            rule.filter(|rule| !seen.iter().any(|(seen, of)| seen == rule.name() && of == file))
+        {
+            failures.push((
+                rule,
+                format!(
+                    "{file}: 0, better than the {allowed} in {ALLOWANCES}: \
+                     run `cargo xtask tidy --tighten` and commit it"
+                ),
+            ));
+        }
+    }
+    failures
+}
+
+/// Runs the step: one case for each rule. Prints every difference from the allowances.
+pub(crate) fn run(root: &Path) -> Result<Vec<Case>, Error> {
+    let tree = Tree::read(root)?;
+    let allowances = parse(&fs::read_to_string(root.join(ALLOWANCES))?)?;
+    let failures = compare(&check(&tree), &allowances);
+    Ok(Rule::ALL
+        .into_iter()
+        .map(|rule| {
+            let of_rule: Vec<&str> = failures
+                .iter()
+                .filter(|(of, _)| *of == rule)
+                .map(|(_, message)| message.as_str())
+                .collect();
+            let name = rule.title();
+            if of_rule.is_empty() {
+                return Case::passed(name);
+            }
+            println!("{}", of_rule.join("\n"));
+            Case::failed(name, of_rule.join("\n"))
+        })
+        .collect())
+}
+
+/// Lowers the allowances to the values of the tree. An allowance never rises, and no file gets a
+/// new one.
+pub(crate) fn tighten(root: &Path) -> Result<Vec<Case>, Error> {
+    let path = root.join(ALLOWANCES);
+    let text = fs::read_to_string(&path)?;
+    fs::write(&path, tightened(&text, &check(&Tree::read(root)?))?)?;
+    run(root)
+}
+
+/// The text of the allowances after [`tighten`].
+fn tightened(text: &str, findings: &[Finding]) -> Result<String, Error> {
+    let old = parse(text)?;
+    let mut new = String::new();
+    for line in text.lines().take_while(|line| line.starts_with('#')) {
+        let _ = writeln!(new, "{line}");
+    }
+    for ((rule, file), allowed) in old {
+        let value = findings
+            .iter()
+            .find(|finding| finding.rule.name() == rule && finding.file == file)
+            .map_or(0, |finding| finding.value.min(allowed));
+        if value > 0 {
+            let _ = writeln!(new, "{rule} {value} {file}");
+        }
+    }
+    Ok(new)
+}
