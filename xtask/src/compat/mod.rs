@@ -94,7 +94,7 @@ impl Suite {
         Self::Apps,
     ];
 
-    fn name(self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
             Self::FranzGo => "franz-go",
             Self::KafkaTools => "kafka-tools",
@@ -113,6 +113,17 @@ impl Suite {
         }
     }
 }
+
+/// The names of all suites, for `cargo xtask compat NAME`.
+pub(crate) const NAMES: [&str; Suite::ALL.len()] = {
+    let mut names = [""; Suite::ALL.len()];
+    let mut index = 0;
+    while index < names.len() {
+        names[index] = Suite::ALL[index].name();
+        index += 1;
+    }
+    names
+};
 
 /// The groups of KIP-848, as librdkafka's setting calls them.
 const NEW_GROUPS: &str = "group.protocol=consumer";

@@ -37,6 +37,7 @@ impl Go {
 
 /// Go in the version that `go.mod` names, or one that fetches it.
 pub(crate) fn go(root: &Path) -> Result<Go, Missing> {
+    let _lock = super::lock()?;
     let module = root.join("tests/clients/go");
     if !runs("go", &["version"]) {
         let why = "the franz-go suite, the kill test and the endless test";
@@ -86,6 +87,7 @@ fn toolchain(module: &Path, cache: &Path, platform: &str) -> Result<PathBuf, Mis
 
 /// A program of the Go module, compiled.
 pub(crate) fn go_program(root: &Path, name: &str) -> Result<PathBuf, Missing> {
+    let _lock = super::lock()?;
     let program = root.join("target/e2e/go").join(name);
     let package = format!("./cmd/{name}");
     let mut build = go(root)?.command(|go| Command::new(go));
@@ -103,6 +105,7 @@ pub(crate) struct GoTest {
 
 /// The tests of franz-go's package `kgo`, in the version that the suites use.
 pub(crate) fn kgo_tests(root: &Path) -> Result<GoTest, Missing> {
+    let _lock = super::lock()?;
     let go = go(root)?;
     let mut list = go.command(|go| Command::new(go));
     list.args(["list", "-m", "-f", "{{.Version}} {{.Dir}}", "github.com/twmb/franz-go"]);
@@ -148,6 +151,7 @@ const CONFLUENT_CHANGES: [(&str, &str); 2] = [
 
 /// The tests of confluent-kafka-go's package `kafka`, with the librdkafka that comes with it.
 pub(crate) fn confluent_tests(root: &Path) -> Result<GoTest, Missing> {
+    let _lock = super::lock()?;
     let go = go(root)?;
     let stand_in = root.join("tests/compat/confluent-kafka/compose");
     let copy = root.join("target/e2e/compat").join(CONFLUENT.replace('/', "_"));

@@ -82,6 +82,7 @@ const KAFKA_GO_ADDED: &str = include_str!("../../../tests/compat/kafka-go/timest
 /// The tests of kafka-go, a program for each package. They find servers in `BOOTSTRAP` and
 /// `BOOTSTRAP_SASL`.
 pub(crate) fn kafka_go_tests(root: &Path) -> Result<Vec<GoTest>, Missing> {
+    let _lock = super::lock()?;
     let copy = root.join("target/e2e/compat").join(KAFKA_GO.replace('/', "_"));
     let tests = KAFKA_GO_PACKAGES.map(|(package, _)| {
         let package = copy.join(package);
@@ -113,6 +114,7 @@ const SARAMA_CHANGES: [Change; 2] = [
 
 /// The functional tests of sarama, which is one package with the unit tests.
 pub(crate) fn sarama_tests(root: &Path) -> Result<GoTest, Missing> {
+    let _lock = super::lock()?;
     let copy = root.join("target/e2e/compat").join(SARAMA.replace('/', "_"));
     let tests = GoTest { program: copy.join("alluvium.test"), package: copy.clone() };
     let go = go(root)?;
@@ -128,6 +130,7 @@ const TOXIPROXY: &str = "v2.5.0";
 
 /// The proxy through which sarama's tests reach servers.
 pub(crate) fn toxiproxy(root: &Path) -> Result<PathBuf, Missing> {
+    let _lock = super::lock()?;
     let directory = root.join(format!("target/e2e/bin/toxiproxy@{TOXIPROXY}"));
     let program = directory.join("server");
     if !program.exists() {

@@ -10,6 +10,7 @@ use crate::exec::quietly;
 
 /// The program that uses KafkaJS, with KafkaJS beside it.
 pub(crate) fn kafkajs(root: &Path) -> Result<PathBuf, Missing> {
+    let _lock = super::lock()?;
     let source = root.join("tests/compat/kafkajs");
     let place = root.join("target/e2e/kafkajs");
     let files = ["package.json", "package-lock.json", "suite.js"].map(|name| source.join(name));

@@ -10,6 +10,7 @@ use crate::exec::quietly;
 
 /// A Python with confluent-kafka and redis-py, in a virtual environment of its own.
 pub(crate) fn python(root: &Path) -> Result<PathBuf, Missing> {
+    let _lock = super::lock()?;
     let requirements = root.join("tests/clients/python/requirements.txt");
     environment(root, &requirements, "venv", "the confluent-kafka suite and the kill test")
 }
@@ -52,6 +53,7 @@ pub(crate) struct Kaskade {
 
 /// kaskade, and tmux, whose terminal it runs in.
 pub(crate) fn kaskade(root: &Path) -> Result<Kaskade, Missing> {
+    let _lock = super::lock()?;
     if !runs("tmux", &["-V"]) {
         apt(&["tmux"], "the terminal of a UI")?;
     }
@@ -95,6 +97,7 @@ const LOGGING_IN: [(&str, &str); 4] = [
 /// The tests in the source archive of a version of kafka-python. It lacks a file that starts
 /// servers: one of our own stands in for it.
 pub(crate) fn kafka_python_tests(root: &Path, version: &str) -> Result<PythonTests, Missing> {
+    let _lock = super::lock()?;
     let ours = root.join("tests/compat/kafka-python");
     let major = version.split('.').next().expect("a version has a part");
     let requirements = ours.join(format!("requirements-{major}.txt"));
@@ -128,6 +131,7 @@ pub(crate) fn kafka_python_tests(root: &Path, version: &str) -> Result<PythonTes
 
 /// A Python with kafka-python 2.0.2.
 pub(crate) fn kafka_python_old(root: &Path) -> Result<PathBuf, Missing> {
+    let _lock = super::lock()?;
     if python_is(12) {
         let reason = "kafka-python 2.0.2 cannot be imported by Python 3.12 and later";
         return Err(Missing::NotAllowed(reason.into()));
@@ -141,6 +145,7 @@ pub(crate) const AIOKAFKA: [&str; 2] = ["0.14.0", "0.12.0"];
 
 /// A Python with aiokafka.
 pub(crate) fn aiokafka(root: &Path, version: &str) -> Result<PathBuf, Missing> {
+    let _lock = super::lock()?;
     let requirements = root.join(format!("tests/compat/aiokafka/requirements-{version}.txt"));
     environment(root, &requirements, &format!("aiokafka@{version}"), "aiokafka")
 }
