@@ -7,6 +7,7 @@ mod compacted;
 mod compat;
 mod crash;
 mod damage;
+mod dist;
 mod endless;
 mod exactly_once;
 mod exec;
@@ -119,6 +120,9 @@ enum Task {
     Hostile(HostileOptions),
     /// Write many bytes through a small WAL and read all of them back: a campaign.
     Endless(EndlessOptions),
+    /// Build the binary that is handed out: target/dist/alluvium, with its debug lines in
+    /// target/dist/alluvium.debug. Needs binutils.
+    Dist,
     /// Measure a server under load: beside a real Apache Kafka, beside itself without uploads,
     /// beside its own bounds.
     #[command(subcommand)]
@@ -372,6 +376,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::S3(options) => suites::s3_campaign(&root, &options),
         Task::Fuzz(options) => fuzz::run(&root, &options),
         Task::Hostile(options) => suites::hostile_campaign(&root, &options),
+        Task::Dist => Ok(dist::run(&root)),
         Task::Bench(bench) => bench::run(&root, &bench),
         Task::Endless(options) => suites::endless_campaign(&root, &options),
     }
