@@ -1,9 +1,9 @@
-//! Memory that is filled from its beginning by many threads and read by others meanwhile.
+//! Memory that many threads append to without a lock while others read it.
 //!
 //! Each granule of 8 bytes goes through three states: *free*; *taken*, by the one [`Reservation`]
-//! that may write it; *published*, from when on it never changes. A bit per granule tells the last
-//! one apart, and [`Arena::read`] hands out published granules only: there is no way to see a byte
-//! that may still be written.
+//! that may write it; *published*, after which it never changes. A bit per granule marks the
+//! published ones, and [`Arena::read`] returns published granules only: a byte that may still be
+//! written is never visible.
 
 #[cfg(all(test, loom))]
 mod models;
@@ -19,55 +19,54 @@ use crate::PAGE_BYTES;
 use crate::memory::{Mapping, prefetch};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Unit of places in an [`Arena`].
+/// Unit of positions in an [`Arena`].
 pub const GRANULE_BYTES: usize = 8;
 
 const CACHE_LINE_BYTES: usize = 64;
-/// The processor goes on by itself behind them.
+/// The processor's own prefetcher continues beyond these bytes.
 const PREFETCHED_BYTES: usize = 256;
-/// Bits of one word of the map of what is published.
+/// Granules per word of the published bitmap.
 const WORD_BITS: usize = u64::BITS as usize;
 
-/// [`Taken::end`] before somebody found it full.
+/// The value of [`Taken::end`] until a reservation finds the arena full.
 const OPEN: usize = usize::MAX;
 
-/// Memory that is appended to without a lock, and read without a copy. See the head of this module.
+/// Memory that is appended to without a lock and read without a copy. See the module documentation.
 pub struct Arena {
     mapping: Mapping,
-    /// The system has found all of its memory.
+    /// Whether the system has allocated all of the memory.
     is_populated: bool,
     taken: Taken,
-    /// Granules below it are published, whatever the bits say.
+    /// Granules below this index are published, whatever the bits say.
     sealed: AtomicUsize,
-    /// A bit for each granule.
+    /// The published bitmap: one bit per granule.
     published: Box<[AtomicU64]>,
-    /// Stands for the granules' bytes in front of the model checker, which sees no memory but its
-    /// own.
+    /// Represents the granules' bytes for the model checker, which observes only its own cells.
     #[cfg(loom)]
     cells: Box<[loom::cell::UnsafeCell<()>]>,
 }
 
-/// What writers change, in a cache line of its own: whoever reads what is published does not wait
-/// for it.
+/// The fields that writers change, in a cache line of their own so that readers of published bytes
+/// do not contend for it.
 #[repr(align(64))]
 struct Taken {
-    /// Granules that were taken; goes on growing when it is full.
+    /// Number of granules taken; keeps growing when the arena is full.
     tail: AtomicUsize,
-    /// Granules behind which nobody has taken anything, once it is full; [`OPEN`] before.
+    /// End of the granules taken, once the arena is full; [`OPEN`] before.
     end: AtomicUsize,
 }
 
-// SAFETY: the mapping's bytes are reached through `Reservation`, which is the only one for its
-// granules, until it publishes them, and through `read`, after that.
+// SAFETY: the mapping's bytes are accessed through `Reservation`, which is unique for its granules,
+// until it publishes them, and through `read` after that.
 unsafe impl Sync for Arena {}
-// SAFETY: nothing in it is tied to a thread.
+// SAFETY: no field is tied to a thread.
 unsafe impl Send for Arena {}
 
 impl Arena {
-    /// Free memory of `capacity_bytes`, a positive multiple of [`PAGE_BYTES`].
+    /// Creates an empty arena of `capacity_bytes`, a positive multiple of [`PAGE_BYTES`].
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// The memory cannot be allocated.
     pub fn new(capacity_bytes: usize) -> io::Result<Self> {
         let mapping = Mapping::huge(capacity_bytes)?;
         let words = (capacity_bytes / GRANULE_BYTES).div_ceil(WORD_BITS);
@@ -84,13 +83,12 @@ impl Arena {
         })
     }
 
-    /// Have the system find its memory now, and not when it is written to first: for who prepares
-    /// it for those who write. Blocks the first time, some 50 ms for 128 MiB, and panics then if
-    /// something of it was taken.
+    /// Makes the system allocate all memory now instead of at the first writes. Blocks the first
+    /// time, about 50 ms for 128 MiB, and then panics if the arena is not empty.
     ///
-    /// Page by page and not by `madvise(MADV_POPULATE_WRITE)`: that holds the lock of the process's
-    /// address space all the while, and any thread that maps or unmaps something waits for it;
-    /// since Linux 6.4 a fault takes the lock of its mapping alone.
+    /// It touches page by page instead of calling `madvise(MADV_POPULATE_WRITE)`, which holds the
+    /// lock of the process's address space throughout, so that any thread that maps or unmaps
+    /// memory waits for it; since Linux 6.4 a fault takes only the lock of its own mapping.
     pub fn populate(&mut self) {
         if std::mem::replace(&mut self.is_populated, true) {
             return;
@@ -101,8 +99,8 @@ impl Arena {
         }
     }
 
-    /// Begin to bring the first `len_bytes` at `at_bytes`, 256 at most, into the processor's cache,
-    /// without waiting for them.
+    /// Starts to prefetch the first `len_bytes` at `at_bytes` (256 at most) into the processor's
+    /// cache without waiting for them.
     #[inline]
     pub fn prefetch(&self, at_bytes: usize, len_bytes: usize) {
         let end = (at_bytes + len_bytes.min(PREFETCHED_BYTES)).min(self.capacity_bytes());
@@ -111,7 +109,7 @@ impl Arena {
         }
     }
 
-    /// Its size.
+    /// The capacity in bytes.
     pub fn capacity_bytes(&self) -> usize {
         self.mapping.len()
     }
@@ -120,14 +118,15 @@ impl Arena {
         self.capacity_bytes() / GRANULE_BYTES
     }
 
-    /// Take the next `len_bytes`, rounded up to granules, for writing. `None` if they are not free:
-    /// the arena is full then, and takes nothing any more, smaller things neither.
+    /// Takes the next `len_bytes`, rounded up to granules, for writing. Returns `None` if they are
+    /// not free; the arena is then full and refuses every further reservation, smaller ones
+    /// included.
     ///
-    /// One atomic addition. Panics on zero bytes.
+    /// Costs one atomic addition. Panics on zero bytes.
     #[inline]
     pub fn reserve(&self, len_bytes: usize) -> Option<Reservation<'_>> {
         assert!(len_bytes > 0, "nothing cannot be taken");
-        // Whoever asks again and again must not bring the counter round.
+        // Repeated calls must not overflow the counter.
         if self.taken.end.load(Ordering::Relaxed) != OPEN {
             return None;
         }
@@ -140,7 +139,7 @@ impl Arena {
         None
     }
 
-    /// Take nothing any more. What was taken before may still be published.
+    /// Refuses further reservations. Existing ones may still be published.
     pub fn close(&self) {
         if self.taken.end.load(Ordering::Relaxed) != OPEN {
             return;
@@ -149,19 +148,19 @@ impl Arena {
         self.found_full(first);
     }
 
-    /// The first one who does not fit finds the end: all before him did fit, whoever comes after
-    /// him begins behind the capacity.
+    /// Records the end of the arena: the first reservation that does not fit determines it. All
+    /// earlier ones did fit, and all later ones start beyond the capacity.
     #[cold]
     fn found_full(&self, first: usize) {
-        // `first` is at most the capacity for exactly one caller: his own addition has brought the
+        // `first` is at most the capacity for exactly one caller: the one whose addition moved the
         // tail beyond it.
         if first <= self.granules() {
             self.taken.end.store(first, Ordering::Release);
         }
     }
 
-    /// Bytes from its beginning on that were taken until now: the end of what somebody has taken.
-    /// `None` for the moment between somebody finding it full and saying so.
+    /// The end of the bytes taken so far. `None` in the short interval between a reservation
+    /// finding the arena full and recording its end.
     pub fn taken_bytes(&self) -> Option<usize> {
         let tail = self.taken.tail.load(Ordering::Acquire);
         let end = self.taken.end.load(Ordering::Acquire);
@@ -169,13 +168,13 @@ impl Arena {
         is_known.then(|| tail.min(end) * GRANULE_BYTES)
     }
 
-    /// Bytes from its beginning on that were or will be published, once it is full or closed.
+    /// The end of the bytes that are or will be published, once the arena is full or closed.
     pub fn end_bytes(&self) -> Option<usize> {
         let end = self.taken.end.load(Ordering::Acquire);
         (end != OPEN).then(|| end * GRANULE_BYTES)
     }
 
-    /// `range`, in bytes from the beginning, if all of it is published.
+    /// Returns the bytes of `range` if all of it is published.
     #[inline]
     pub fn read(&self, range: Range<usize>) -> Option<&[u8]> {
         if range.start > range.end || range.end > self.capacity_bytes() {
@@ -191,8 +190,8 @@ impl Arena {
         let ptr = unsafe { self.mapping.ptr().add(range.start) };
         // SAFETY: all granules of the range are published, by a bit or by `sealed`, read with
         // Acquire; so their writer is done (it published with Release after its last write, and
-        // gave up its `Reservation`), and nobody else may ever write them: `reserve` hands out each
-        // granule once, and `reset` and `fill` take `&mut self`, which ends this borrow.
+        // gave up its `Reservation`), and no other code can ever write them: `reserve` hands out
+        // each granule once, and `reset` and `memory` take `&mut self`, which ends this borrow.
         Some(unsafe { std::slice::from_raw_parts(ptr.as_ptr(), range.len()) })
     }
 
@@ -201,8 +200,8 @@ impl Arena {
             .all(|(word, mask)| self.published[word].load(Ordering::Acquire) & mask == mask)
     }
 
-    /// How far everything from `from_bytes` on is published without a hole, in bytes; `from_bytes`
-    /// (a multiple of [`GRANULE_BYTES`]) if its granule is not.
+    /// Returns the end, in bytes, of the contiguous published range that starts at `from_bytes` (a
+    /// multiple of [`GRANULE_BYTES`]); `from_bytes` itself if its granule is not published.
     pub fn published_from(&self, from_bytes: usize) -> usize {
         let mut at = from_bytes / GRANULE_BYTES;
         let limit = self.granules();
@@ -218,8 +217,8 @@ impl Arena {
         at.min(limit) * GRANULE_BYTES
     }
 
-    /// Whether it is full or closed, and all of it is published. From the first time on that it is,
-    /// reading takes no look at the bits.
+    /// Whether the arena is full or closed, and completely published. Once this has returned true,
+    /// reads no longer check the bitmap.
     pub fn try_seal(&self) -> bool {
         let end = self.taken.end.load(Ordering::Acquire);
         if end == OPEN {
@@ -234,10 +233,10 @@ impl Arena {
         is_complete
     }
 
-    /// Make it free again. What it holds stays until it is overwritten; nobody can read it.
+    /// Empties the arena. Its bytes stay until they are overwritten, but cannot be read.
     pub fn reset(&mut self) {
-        // A new arena's words cost less than a loop over them only if they are many; these are 1/64
-        // of the memory, and in the cache after it.
+        // Clearing the words in place is cheap: they take 1/64 of the memory, and are in the
+        // processor's cache afterwards.
         for word in &self.published {
             word.store(0, Ordering::Relaxed);
         }
@@ -246,15 +245,15 @@ impl Arena {
         self.taken.tail.store(0, Ordering::Relaxed);
     }
 
-    /// All of its memory, for whoever has it alone; after it call [`Self::seal`], or `reset`.
+    /// All of its memory, for an exclusive owner, who calls [`Self::seal`] or `reset` afterwards.
     pub fn memory(&mut self) -> &mut [u8] {
         // SAFETY: the mapping has that many initialised bytes, and `&mut self` is the only access:
         // every slice and reservation borrows the arena.
         unsafe { std::slice::from_raw_parts_mut(self.mapping.ptr().as_ptr(), self.mapping.len()) }
     }
 
-    /// Its first `len_bytes` (a multiple of [`GRANULE_BYTES`]) are what readers get from now on,
-    /// and nothing can be added.
+    /// Publishes exactly the first `len_bytes` (a multiple of [`GRANULE_BYTES`]) and refuses
+    /// further reservations.
     pub fn seal(&mut self, len_bytes: usize) {
         assert!(
             len_bytes <= self.capacity_bytes() && len_bytes.is_multiple_of(GRANULE_BYTES),
@@ -280,7 +279,7 @@ impl fmt::Debug for Arena {
     }
 }
 
-/// The words, and the bits in them, that stand for the granules from `first` to before `end`.
+/// The words of the bitmap, and the bits in each, of the granules from `first` to before `end`.
 #[inline]
 fn masks(first: usize, end: usize) -> impl Iterator<Item = (usize, u64)> {
     let mut at = first;
@@ -294,9 +293,9 @@ fn masks(first: usize, end: usize) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// Bytes of an [`Arena`] that belong to one writer. They are never read if it is dropped without
-/// [`Self::publish`]; and whoever waits for everything before them waits in vain, so only a panic
-/// should do that.
+/// Bytes of an [`Arena`] that belong to one writer. If it is dropped without [`Self::publish`],
+/// these bytes stay unreadable for ever, and a wait for all bytes before a later position never
+/// ends; only a panic should cause that.
 pub struct Reservation<'a> {
     arena: &'a Arena,
     first: usize,
@@ -305,17 +304,17 @@ pub struct Reservation<'a> {
 }
 
 impl Reservation<'_> {
-    /// Where its first byte is.
+    /// The position of its first byte.
     pub fn at(&self) -> usize {
         self.first * GRANULE_BYTES
     }
 
-    /// Give it up: its bytes never change again, and can be read.
+    /// Publishes the bytes: they become readable and never change again.
     #[inline]
     pub fn publish(mut self) {
         let (len, padded) = (self.len_bytes, self.granules * GRANULE_BYTES);
         if len < padded {
-            // What rounds it up to granules: an arena that is used again holds old bytes there.
+            // The padding up to a granule: a reused arena holds old bytes there.
             self.padded()[len..].fill(0);
         }
         self.arena.publish(self.first, self.first + self.granules);

@@ -1,9 +1,9 @@
 //! Page-aligned buffers: unique and writable, then shared and read-only.
 //!
-//! Direct I/O wants memory, position and length aligned; here that is a property of the type. A
-//! buffer belongs to exactly one owner while it can be written ([`AlignedBuf`]); frozen
+//! Direct I/O requires aligned memory, positions and lengths; here alignment is a property of the
+//! type. A buffer has exactly one owner while it can be written ([`AlignedBuf`]); frozen
 //! ([`SharedBuf`]) it can be shared, split and kept while the kernel reads it. Pooled memory
-//! returns to its [`Pool`] when the last owner lets go, whichever that is.
+//! returns to its [`Pool`] when the last owner drops it.
 
 #[cfg(test)]
 mod tests;
@@ -22,10 +22,10 @@ use crate::memory::Mapping;
 use crate::sync::Mutex;
 
 /// Unit of position and length of every request, and alignment of every buffer: 4 KiB, whatever the
-/// logical block of the device is (one with larger blocks is refused).
+/// device's logical block size (larger ones are refused).
 pub const PAGE_BYTES: usize = 4096;
 
-/// Round `len_bytes` up to whole pages. Panics on zero: an empty buffer can be neither read nor
+/// Rounds `len_bytes` up to whole pages. Panics on zero: an empty buffer can be neither read nor
 /// written.
 fn round_up(len_bytes: usize) -> usize {
     assert!(len_bytes > 0, "a buffer has at least one byte");
@@ -42,7 +42,7 @@ struct Heap {
 }
 
 impl Heap {
-    /// Zeroed; `bytes` is a positive multiple of a page.
+    /// Allocates `bytes` zeroes, a positive multiple of a page.
     fn zeroed(bytes: usize) -> Self {
         let layout = Self::layout(bytes);
         Self::try_zeroed(layout).unwrap_or_else(|| handle_alloc_error(layout))
@@ -52,7 +52,7 @@ impl Heap {
         Layout::from_size_align(bytes, PAGE_BYTES).expect("length of a buffer overflows")
     }
 
-    /// `None` if there is no memory.
+    /// Allocates zeroes; `None` if there is no memory.
     fn try_zeroed(layout: Layout) -> Option<Self> {
         assert!(layout.size() > 0 && layout.size().is_multiple_of(PAGE_BYTES));
         // SAFETY: the size is not zero, by the assertion above.
@@ -74,14 +74,14 @@ unsafe impl Send for Heap {}
 // AlignedBuf`.
 unsafe impl Sync for Heap {}
 
-/// Bytes that one value owns, and so where they go when it is dropped.
+/// The memory of a buffer; the variant determines where it goes on drop.
 enum Memory {
-    /// On their own; freed.
+    /// Heap memory outside any pool; freed.
     Heap(Heap),
-    /// On the heap too, but kept by the pool if it has room: saves the page faults of a fresh
-    /// allocation. Always `Some` until dropped.
+    /// Heap memory that returns to the pool if its bound allows, which saves the page faults of a
+    /// fresh allocation. Always `Some` until dropped.
     Spare(Option<Heap>, Arc<Pool>),
-    /// A slot of the pool's region, by index; no other value has the same.
+    /// A slot of the pool's region, by index; unique to this value.
     Slot(usize, Arc<Pool>),
 }
 
@@ -124,17 +124,17 @@ pub struct AlignedBuf {
 }
 
 impl AlignedBuf {
-    /// `len_bytes` (rounded up to a page) zeroes on the heap, outside of any pool. Panics if
+    /// Allocates `len_bytes` (rounded up to a page) zeroes on the heap, outside any pool. Panics if
     /// `len_bytes` is zero.
     pub fn zeroed(len_bytes: usize) -> Self {
         let len = round_up(len_bytes);
         Self { memory: Memory::Heap(Heap::zeroed(len)), len }
     }
 
-    /// The same for whoever can do without.
+    /// Allocates like [`Self::zeroed`], but returns an error instead of aborting.
     ///
     /// # Errors
-    /// There is no memory for it ([`io::ErrorKind::OutOfMemory`]).
+    /// The memory cannot be allocated ([`io::ErrorKind::OutOfMemory`]).
     pub fn try_zeroed(len_bytes: usize) -> io::Result<Self> {
         let len = round_up(len_bytes);
         match Heap::try_zeroed(Heap::layout(len)) {
@@ -143,8 +143,8 @@ impl AlignedBuf {
         }
     }
 
-    /// Keep the first `len_bytes`. The memory behind them stays with the buffer and returns to the
-    /// pool whole.
+    /// Keeps the first `len_bytes`. The memory behind them stays with the buffer and returns to the
+    /// pool with it.
     ///
     /// Panics unless `len_bytes` is a positive multiple of a page and at most the present length.
     pub fn truncate(&mut self, len_bytes: usize) {
@@ -156,7 +156,7 @@ impl AlignedBuf {
         self.len = len_bytes;
     }
 
-    /// Make it read-only and shareable. Copies nothing.
+    /// Makes the buffer read-only and shareable, without a copy.
     pub fn freeze(self) -> SharedBuf {
         SharedBuf { start: 0, len: self.len, memory: Arc::new(self.memory) }
     }
@@ -200,7 +200,7 @@ pub struct SharedBuf {
 }
 
 impl SharedBuf {
-    /// The pages `range` (in bytes) of this buffer, without a copy.
+    /// Returns the pages `range` (in bytes) of this buffer, without a copy.
     ///
     /// Panics unless both ends are multiples of [`PAGE_BYTES`] inside the buffer and the range is
     /// not empty.
@@ -217,7 +217,8 @@ impl SharedBuf {
         Self { memory: self.memory.clone(), start: self.start + range.start, len: range.len() }
     }
 
-    /// The same memory as [`Bytes`]; it returns to its pool when the last of them is dropped.
+    /// Converts into [`Bytes`] without a copy. The memory returns to its pool when the last
+    /// reference is dropped.
     pub fn into_bytes(self) -> Bytes {
         Bytes::from_owner(self)
     }
@@ -235,7 +236,7 @@ impl Deref for SharedBuf {
         // SAFETY: `start` lies within the `capacity` bytes of `memory`, by `slice`.
         let ptr = unsafe { self.memory.ptr().add(self.start) };
         // SAFETY: so does `start + len`; all are initialised, and live as long as the borrow of
-        // `self`. Nobody writes them: the unique `AlignedBuf` was consumed by `freeze`.
+        // `self`. No code writes them: `freeze` consumed the unique `AlignedBuf`.
         unsafe { std::slice::from_raw_parts(ptr.as_ptr(), self.len) }
     }
 }
@@ -261,12 +262,12 @@ impl fmt::Debug for SharedBuf {
 // ---------------------------------------------------------------------------------------------------------------
 // Pool
 
-/// Buffers of one device: `slots` of `slot_bytes` in one mapping, which io_uring can register as a
-/// whole, and behind them, and for larger ones, buffers on the heap that are kept for reuse up to a
-/// bound in bytes. A fresh buffer costs more than filling it: the kernel has to find and clear each
-/// of its pages.
+/// The buffers of one device: `slots` of `slot_bytes` in one mapping, which io_uring can register
+/// as a whole. When they are exhausted, and for larger buffers, heap memory is used and kept for
+/// reuse up to a bound in bytes. A fresh buffer costs more than filling it: the kernel has to find
+/// and clear each of its pages.
 ///
-/// Buffers keep the pool alive; the mapping goes away with the last of them.
+/// Buffers keep the pool alive; the mapping is freed with the last of them.
 pub(crate) struct Pool {
     /// `None` if there are no slots.
     region: Option<Mapping>,
@@ -277,18 +278,18 @@ pub(crate) struct Pool {
 
 struct Free {
     slots: Vec<usize>,
-    /// By their size, which is a multiple of [`SPARE_STEP`].
+    /// Spare buffers by size, a multiple of [`SPARE_STEP`].
     spares: BTreeMap<usize, Vec<Heap>>,
-    /// Of all spares together.
+    /// Total size of the spares.
     spare_bytes: usize,
 }
 
-/// Sizes of buffers on the heap are multiples of it, so that records of about the same length find
-/// each other's.
+/// Heap buffers are sized in multiples of this, so that records of similar length can reuse each
+/// other's buffers.
 const SPARE_STEP: usize = 16 * PAGE_BYTES;
 
 impl Pool {
-    /// `slot_bytes` is a positive multiple of a page.
+    /// Creates a pool. `slot_bytes` is a positive multiple of a page.
     pub(crate) fn new(
         slot_bytes: usize,
         slots: usize,
@@ -309,8 +310,8 @@ impl Pool {
         Ok(Arc::new(Self { region, slot_bytes, max_spare_bytes, free: Mutex::new(free) }))
     }
 
-    /// A buffer of `len_bytes` rounded up to a page: a slot if it fits and one is free, else on the
-    /// heap.
+    /// Allocates `len_bytes` rounded up to a page: a slot if it fits and one is free, otherwise
+    /// heap memory.
     pub(crate) fn alloc(self: &Arc<Self>, len_bytes: usize) -> AlignedBuf {
         let len = round_up(len_bytes);
         let mut free = self.free.lock();

@@ -1,14 +1,15 @@
-//! Copying into page-aligned buffers, at full speed on every processor.
+//! Fast copies into page-aligned buffers on all processors.
 
-/// Below the length from which the C library's `memcpy` uses the processor's string instructions.
+/// Below the length at which the C library's `memcpy` switches to the processor's string
+/// instructions.
 const STEP_BYTES: usize = 2 * 1024;
 
-/// Copy `from` into `to`, which may be a part of a page-aligned buffer.
+/// Copies `from` into `to`, which may be a part of a page-aligned buffer.
 ///
-/// The same as `to.copy_from_slice(from)`, but in steps. The C library copies more than about 2 KiB
-/// by `rep movsb` where the processor says that it is fast. On AMD's Zen 3 and 4 it is slow by a
-/// factor of four when source and target lie at nearly the same place of their pages (glibc bug
-/// 30994), and with page-aligned buffers on both sides, a record header apart, that is the rule.
+/// Equivalent to `to.copy_from_slice(from)`, but in steps. The C library copies more than about 2
+/// KiB by `rep movsb` where the processor reports it as fast. On AMD's Zen 3 and 4 it is slower by
+/// a factor of four if source and target have nearly the same offset in their pages (glibc bug
+/// 30994), which is the usual case for page-aligned buffers that differ by a record header.
 ///
 /// Panics if the lengths differ.
 pub fn copy_in_steps(to: &mut [u8], from: &[u8]) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-/// A failed request. Cheap to clone: a latched device hands the same cause to everybody.
+/// A failed request. Cheap to clone: a latched device returns the same cause for every request.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{operation} of {len_bytes} bytes at {at} on {device}: {source}")]
 pub struct DeviceError {
@@ -17,7 +17,7 @@ pub struct DeviceError {
     pub at: u64,
     /// Length of the request.
     pub len_bytes: u64,
-    /// What the kernel said.
+    /// The error that the kernel returned.
     pub source: Arc<io::Error>,
 }
 
@@ -29,14 +29,14 @@ impl DeviceError {
     }
 }
 
-/// The source of a [`DeviceError`] that [`DeviceError::is_reserved`].
+/// The source of a [`DeviceError`] for which [`DeviceError::is_reserved`] holds.
 #[derive(Debug, thiserror::Error)]
 #[error("another host has reserved the device")]
 pub(crate) struct Reserved;
 
 impl Reserved {
-    /// `source` of a write to a block device, or what it stands for: the block layer has a number
-    /// for reservation conflicts that says something else.
+    /// Translates `source`, the error of a write to a block device: the block layer reports a
+    /// reservation conflict under an unrelated error number (`EBADE`).
     pub(crate) fn recognise(source: io::Error) -> io::Error {
         match source.raw_os_error() {
             Some(errno) if errno == Errno::BADE.raw_os_error() => {
@@ -47,13 +47,13 @@ impl Reserved {
     }
 }
 
-/// Why a device could not be reserved. Whatever it was reserved for before, it still is; and what
-/// other software has registered for this host stays.
+/// Why a device could not be reserved. Any earlier reservation stays in force, and so does what
+/// other software has registered for this host.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
-    /// It has no persistent reservations, or not all that is needed of them, or this process may
-    /// not use them.
+    /// The device lacks persistent reservations or a required part of them, or this process may not
+    /// use them.
     #[error("{device}: cannot be reserved: {reason}")]
     Unsupported {
         /// Name of the device.
@@ -61,8 +61,8 @@ pub enum ReserveError {
         /// What is missing.
         reason: String,
     },
-    /// Reserved, or this host registered, with another key than Alluvium's; or reserved by another
-    /// host at this very moment.
+    /// The device is reserved, or this host is registered, under a key other than Alluvium's; or
+    /// another host has reserved it at the same moment.
     #[error(
         "{device}: is reserved, or this host is registered with it, by other software with a key that is not Alluvium's; or another host has reserved it at \
          this moment"
@@ -71,14 +71,14 @@ pub enum ReserveError {
         /// Name of the device.
         device: String,
     },
-    /// Anything else that the system said.
+    /// Any other system error.
     #[error("{device}: cannot be reserved: {command}: {source}")]
     Io {
         /// Name of the device.
         device: String,
-        /// What was being done.
+        /// The command that failed.
         command: &'static str,
-        /// What the kernel said.
+        /// The error that the kernel returned.
         source: io::Error,
     },
 }
@@ -105,36 +105,35 @@ impl ReserveError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The target does not exist and no capacity to create it with was given.
+    /// The target does not exist, and no size to create it with was given.
     #[error("{0}: no such file or device")]
     NotFound(PathBuf),
-    /// Someone else holds it.
+    /// The target is in use elsewhere.
     #[error("{0}: in use by another process (a mounted file system, or another alluvium)")]
     InUse(PathBuf),
-    /// No permission.
+    /// Permission denied.
     #[error("{0}: permission denied")]
     Permission(PathBuf),
-    /// The device is smaller than what was asked for.
+    /// The device is smaller than required.
     #[error("{path}: {wanted_bytes} bytes wanted, the device has {actual_bytes}")]
     TooSmall {
         /// Target.
         path: PathBuf,
-        /// Asked for.
+        /// Required size.
         wanted_bytes: u64,
-        /// There.
+        /// Actual size.
         actual_bytes: u64,
     },
-    /// The file system has no room for the file that was to be created; nothing of it is left
-    /// behind.
+    /// The file system has no space for the new file. Nothing of it is left behind.
     #[error("{path}: no space for a file of {wanted_bytes} bytes")]
     NoSpace {
         /// Target.
         path: PathBuf,
-        /// Asked for.
+        /// Size of the file.
         wanted_bytes: u64,
     },
-    /// Not a regular file or block device, a logical block above a page, a length that is no
-    /// multiple of a page.
+    /// The target is not a regular file or block device, its logical block is larger than a page,
+    /// or its length is not a multiple of a page.
     #[error("{path}: {reason}")]
     Unsuitable {
         /// Target.
@@ -142,14 +141,14 @@ pub enum OpenError {
         /// What is wrong and what would be right.
         reason: String,
     },
-    /// Anything else that the system said.
+    /// Any other system error.
     #[error("{path}: {action}: {source}")]
     Io {
         /// Target.
         path: PathBuf,
-        /// What was being done.
+        /// The action that failed.
         action: &'static str,
-        /// What the kernel said.
+        /// The error that the kernel returned.
         source: io::Error,
     },
 }

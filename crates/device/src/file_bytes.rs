@@ -9,19 +9,18 @@ use rustix::io::{pread, retry_on_intr};
 
 use crate::buffer::PAGE_BYTES;
 
-/// Bytes of a file, read one part behind the other into memory that begins at a page.
+/// Bytes of a file, read piece by piece into page-aligned memory.
 ///
-/// What nothing was read into yet is not initialised: nobody pays for zeroes that are overwritten
-/// at once.
+/// Memory not yet read into is uninitialised, which avoids zeroing bytes that are overwritten at
+/// once.
 pub struct FileBytes {
-    /// Its first byte at a page is at `start`; it has no room for more than it had at first, so it
-    /// stays there.
+    /// The first page boundary is at `start`; the capacity never grows, so the memory never moves.
     memory: Vec<u8>,
     start: usize,
 }
 
 impl FileBytes {
-    /// Room for so many bytes, rounded up to whole pages.
+    /// Allocates a buffer for `len_bytes`, rounded up to whole pages.
     pub fn with_capacity(len_bytes: usize) -> Self {
         let mut memory: Vec<u8> =
             Vec::with_capacity(len_bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES);
@@ -30,12 +29,12 @@ impl FileBytes {
         Self { memory, start }
     }
 
-    /// Read at most `most_bytes` of `file` from position `at` on, behind what is here already, as
-    /// far as there is room. Returns how many came: 0 at the end of the file, or without room;
-    /// fewer than asked for are no end.
+    /// Reads at most `most_bytes` of `file` from position `at`, appending to the present bytes, as
+    /// far as the capacity allows. Returns the number of bytes read: 0 at the end of the file or if
+    /// the buffer is full. A short read does not mean the end of the file.
     ///
     /// # Errors
-    /// As of `pread(2)`. A signal is none.
+    /// The errors of `pread(2)`, except for interruption by a signal.
     pub fn read_more(&mut self, file: &File, at: u64, most_bytes: usize) -> io::Result<usize> {
         let room = self.memory.spare_capacity_mut();
         let most_bytes = most_bytes.min(room.len());
@@ -44,13 +43,13 @@ impl FileBytes {
             let (came, _) = pread(file, &mut *room, at)?;
             Ok(came.len())
         })?;
-        // SAFETY: so many bytes behind the present length were initialised by the read, which had
-        // room for them within the capacity.
+        // SAFETY: the read has initialised `came_bytes` bytes after the present length, within the
+        // capacity.
         unsafe { self.memory.set_len(self.memory.len() + came_bytes) };
         Ok(came_bytes)
     }
 
-    /// Forget what was read, and keep the memory.
+    /// Discards the bytes and keeps the memory.
     pub fn clear(&mut self) {
         self.memory.truncate(self.start);
     }
@@ -64,7 +63,7 @@ impl Deref for FileBytes {
     }
 }
 
-/// Copies nothing.
+/// Converts without a copy.
 impl From<FileBytes> for Bytes {
     fn from(read: FileBytes) -> Self {
         Self::from(read.memory).slice(read.start..)

@@ -40,148 +40,147 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceOffset(pub u64);
 
-/// What a device is and promises, as it was opened.
+/// The properties of a device as it was opened.
 #[derive(Clone, Debug)]
 pub struct Geometry {
-    /// Path, or a description for simulated devices. Errors name it.
+    /// Path, or a description for simulated devices. It appears in errors.
     pub name: String,
-    /// Bytes that could be addressed when it was opened; [`Device::capacity_bytes`] follows its
-    /// changes.
+    /// Capacity when the device was opened; [`Device::capacity_bytes`] returns the current one.
     pub capacity_bytes: u64,
     /// Smallest unit that the device writes; at most [`PAGE_BYTES`].
     pub logical_block_bytes: u32,
     /// Whether the target is a raw block device (otherwise a regular file).
     pub block_device: bool,
-    /// Whether an acknowledged write may still sit in a volatile cache unless it is flushed. True
+    /// Whether an acknowledged write may still be in a volatile cache unless it is flushed. True
     /// for every regular file.
     pub volatile_cache: bool,
-    /// Whether durable writes carry a flush or FUA: resolved from [`Durability`] and
+    /// Whether durable writes carry a flush or FUA; derived from [`Durability`] and
     /// `volatile_cache`.
     pub flushes: bool,
-    /// Whether it was opened for reading only; writes and flushes fail then.
+    /// Whether the device was opened read-only; writes and flushes then fail.
     pub read_only: bool,
     /// The engine that serves the requests: `io_uring`, `threads`, `simulated` or, behind a
     /// modelled disk, `memory`.
     pub engine: &'static str,
 }
 
-/// One request. The engine owns the buffers from [`Device::submit`] until the completion runs.
+/// An I/O request. The engine owns its buffers from [`Device::submit`] until the completion runs.
 pub enum Request {
-    /// Fill the whole buffer from `at`. Completes with the buffer.
+    /// Fills the whole buffer from `at`. Completes with the buffer.
     Read {
         /// First byte.
         at: DeviceOffset,
         /// Destination; its length is the length of the read.
         buf: AlignedBuf,
     },
-    /// Write the whole buffer at `at`.
+    /// Writes the whole buffer at `at`.
     Write {
         /// First byte.
         at: DeviceOffset,
         /// Source; its length is the length of the write.
         buf: SharedBuf,
-        /// Complete only when the bytes are on stable storage (a no-op promise where
-        /// [`Geometry::flushes`] is false).
+        /// Complete only when the bytes are on stable storage. Has no effect if
+        /// [`Geometry::flushes`] is false.
         durable: bool,
     },
-    /// Complete when every write that completed before this request was submitted is on stable
-    /// storage. Always reaches the device, whatever the durability setting.
+    /// Completes when every write that completed before this request was submitted is on stable
+    /// storage. Always sent to the device, whatever the durability setting.
     Flush,
 }
 
-/// Runs once, on a thread of the engine, perhaps beside others; it must not block. It may submit. A
-/// read hands its buffer back, other requests `None`. One that panics latches the device.
+/// A callback that runs once, on a thread of the engine and possibly in parallel with others. It
+/// must not block; it may submit. A read returns its buffer, other requests return `None`. A
+/// completion that panics latches the device.
 pub type Completion = Box<dyn FnOnce(Result<Option<AlignedBuf>, DeviceError>) + Send>;
 
 /// Block storage with asynchronous completion.
 ///
-/// Requests may complete in any order, overlapping ones included. Short transfers are continued by
-/// the engine. The first failed write or flush **latches** the device: that request and every later
-/// write or flush complete with the same [`DeviceError`], because nothing is known any more about
-/// what the device kept (after a failed `fsync` Linux marks the pages clean: see "PostgreSQL's
-/// fsync() surprise", LWN 752063). Reads still work.
+/// Requests may complete in any order, overlapping ones included. The engine continues short
+/// transfers. The first failed write or flush **latches** the device: that request and every later
+/// write or flush complete with the same [`DeviceError`], because the state of the device's data is
+/// no longer known (after a failed `fsync` Linux marks the pages clean: see "PostgreSQL's fsync()
+/// surprise", LWN 752063). Reads still work.
 ///
-/// Dropping the last handle completes what is in flight, then closes; when the drop returns, others
-/// may open the target. (Dropped inside a completion it does not wait: the engine's thread closes
-/// when it is done.)
+/// Dropping the last handle completes the requests in flight, then closes the device; when the drop
+/// returns, the target can be opened again. A drop inside a completion does not wait: the engine's
+/// thread closes the device when it is done.
 pub trait Device: Send + Sync + fmt::Debug {
-    /// What this device is.
+    /// The properties of this device.
     fn geometry(&self) -> &Geometry;
 
-    /// Bytes that can be addressed now.
+    /// The current capacity in bytes.
     fn capacity_bytes(&self) -> u64 {
         self.geometry().capacity_bytes
     }
 
-    /// Make it `bytes` long, a positive multiple of [`PAGE_BYTES`], while it is in use. Blocks; not
-    /// for completions.
+    /// Changes the capacity to `bytes`, a positive multiple of [`PAGE_BYTES`], while the device is
+    /// in use. Blocks; must not be called from a completion.
     ///
-    /// A regular file is lengthened with zeroes that are all written and synced when this returns,
-    /// or shortened; `progress` is told the bytes of the new part. The caller sees to it that
-    /// nothing is in flight, or still wanted, in what is cut off. A block device changes elsewhere:
-    /// its size is read again, and refused ([`OpenError::TooSmall`]) if that is less than `bytes`.
-    /// If this fails the capacity is the former one; if the process is killed, a file has any
-    /// length between the two, without a hole in it.
+    /// A regular file is extended with zeroes, all of them written and synced when this returns, or
+    /// truncated; `progress` is called with the bytes of the new part. The caller ensures that the
+    /// part cut off is no longer needed and has no request in flight. A block device is resized
+    /// elsewhere: its size is read again, and a size below `bytes` is refused
+    /// ([`OpenError::TooSmall`]). On failure the capacity is unchanged; if the process is killed, a
+    /// file has some length between the two, without a hole.
     ///
     /// # Errors
-    /// A size that cannot be, or beyond what the process may have; a device that was opened for
-    /// reading only, or whose size is fixed ([`OpenError::Unsuitable`]). No space
-    /// ([`OpenError::NoSpace`]); whatever else the system says.
+    /// The size is invalid or exceeds the process's file size limit, the device is read-only, or
+    /// its size is fixed ([`OpenError::Unsuitable`]); there is no space ([`OpenError::NoSpace`]);
+    /// any other system error.
     fn set_capacity(&self, bytes: u64, progress: Option<&Progress>) -> Result<(), OpenError> {
         let _ = (bytes, progress);
         let path = self.geometry().name.clone().into();
         Err(OpenError::Unsuitable { path, reason: "its size cannot be changed".into() })
     }
 
-    /// Have the device itself refuse the writes of all other hosts from now on (a persistent
-    /// reservation, of a whole SCSI disk or NVMe namespace). Blocks; not for completions. Done
-    /// again, it changes nothing.
+    /// Makes the device refuse the writes of all other hosts from now on, by a persistent
+    /// reservation of a whole SCSI disk or NVMe namespace. Blocks; must not be called from a
+    /// completion. Idempotent.
     ///
-    /// Whoever had reserved it in this way loses that, and what he still has on its way is aborted:
-    /// his writes fail with an error that [`DeviceError::is_reserved`], and so latch his device.
-    /// Reads succeed for everybody. It stays reserved for this host when it is closed, when the
-    /// process or the host ends, and when the device loses its power; processes of one host are
-    /// kept apart by [`Access::Exclusive`].
+    /// Preempts any previous reservation of this kind and aborts the previous owner's in-flight
+    /// writes: they fail with an error for which [`DeviceError::is_reserved`] holds, which latches
+    /// the previous owner's device. Reads are not restricted. The reservation outlasts closing the
+    /// device, the end of the process or host, and a power loss of the device. Processes on the
+    /// same host are kept apart by [`Access::Exclusive`].
     ///
     /// # Errors
-    /// It has no such reservations, or somebody else has it who is no owner of this kind.
+    /// The device does not support such reservations, or other software holds one.
     fn reserve(&self) -> Result<(), ReserveError> {
         let device = self.geometry().name.clone();
         Err(ReserveError::Unsupported { device, reason: "it is no disk of its own".into() })
     }
 
-    /// An aligned buffer of `len_bytes` (rounded up to a page) from the engine's pool; registered
-    /// with the kernel where the engine can; from the heap when the pool has none left. Its content
-    /// is unspecified but initialised.
+    /// Allocates an aligned buffer of `len_bytes` (rounded up to a page) from the engine's pool,
+    /// which is registered with the kernel where possible, or from the heap if the pool is
+    /// exhausted. Its content is unspecified but initialised.
     fn alloc(&self, len_bytes: usize) -> AlignedBuf;
 
-    /// Hand over a request. Never blocks on I/O, and takes any number: whoever submits bounds what
-    /// is outstanding. Panics if position or length is not aligned or beyond the capacity: that is
-    /// a defect of the caller.
+    /// Queues a request. Never blocks on I/O and accepts any number of requests: the caller bounds
+    /// the outstanding ones. Panics if position or length is unaligned or beyond the capacity,
+    /// which is a defect of the caller.
     fn submit(&self, request: Request, done: Completion);
 
-    /// The cause, once the device has latched.
+    /// The cause of the latch, or `None` if the device has not latched.
     fn failure(&self) -> Option<DeviceError>;
 }
 
-/// Blocking conveniences for recovery, headers and tools. Not for completion callbacks: they would
-/// wait for themselves.
+/// Blocking requests for recovery, headers and tools. They deadlock if called from a completion.
 ///
-/// They fail as their requests do, and panic where [`Device::submit`] does.
+/// They fail as the corresponding requests do, and panic where [`Device::submit`] does.
 impl dyn Device + '_ {
-    /// Read `len_bytes` at `at` and wait.
+    /// Reads `len_bytes` at `at` and waits.
     pub fn read(&self, at: DeviceOffset, len_bytes: usize) -> Result<AlignedBuf, DeviceError> {
         let buf = self.alloc(len_bytes);
         let buf = self.wait(Request::Read { at, buf })?;
         Ok(buf.expect("a read hands its buffer back"))
     }
 
-    /// Write `buf` at `at` durably and wait.
+    /// Writes `buf` at `at` durably and waits.
     pub fn write_durable(&self, at: DeviceOffset, buf: SharedBuf) -> Result<(), DeviceError> {
         self.wait(Request::Write { at, buf, durable: true }).map(drop)
     }
 
-    /// Flush and wait.
+    /// Flushes and waits.
     pub fn flush(&self) -> Result<(), DeviceError> {
         self.wait(Request::Flush).map(drop)
     }
@@ -193,5 +192,5 @@ impl dyn Device + '_ {
     }
 }
 
-/// A device that several owners share.
+/// A shared handle to a device.
 pub type SharedDevice = Arc<dyn Device>;

@@ -1,5 +1,5 @@
-//! Anonymous mappings for what is large and read at random: aligned to huge pages, and asking for
-//! them.
+//! Anonymous mappings for large, randomly accessed memory: aligned to huge pages, and advised to
+//! use them.
 
 use std::fmt;
 use std::io;
@@ -12,7 +12,7 @@ use crate::sync::atomic::AtomicU64;
 #[cfg(not(loom))]
 use crate::sync::atomic::Ordering;
 
-/// Of x86-64, and of AArch64 with pages of 4 KiB.
+/// Size of a huge page on x86-64, and on AArch64 with 4 KiB pages.
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Zeroed memory of the process, unmapped on drop.
@@ -22,7 +22,7 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// `len` bytes, a positive multiple of a page.
+    /// Maps `len` zero bytes, a positive multiple of a page.
     pub(crate) fn zeroed(len: usize) -> io::Result<Self> {
         assert!(len > 0 && len.is_multiple_of(crate::PAGE_BYTES), "a mapping of {len} bytes");
         // SAFETY: with a null hint and without MAP_FIXED the kernel picks free address space, so no
@@ -39,8 +39,8 @@ impl Mapping {
         Ok(Self { ptr, len })
     }
 
-    /// The same; from the size of a huge page on it begins at a multiple of one and asks for huge
-    /// pages, which the system may ignore.
+    /// Maps `len` zero bytes. From the size of a huge page on, the mapping is aligned to huge pages
+    /// and asks for them; the system may ignore that.
     pub(crate) fn huge(len: usize) -> io::Result<Self> {
         if len < HUGE_PAGE_BYTES {
             return Self::zeroed(len);
@@ -54,18 +54,18 @@ impl Mapping {
         let ptr = unsafe { start.add(before) };
         let mapping = Self { ptr, len };
         if before > 0 {
-            // SAFETY: whole pages of the mapping made above, in front of what is kept; nobody has
-            // their address.
+            // SAFETY: whole pages of the mapping made above, before the part that is kept; no code
+            // has their address.
             unsafe { munmap(start.as_ptr().cast(), before) }?;
         }
         // SAFETY: the slack is larger than `before`, so `len` bytes from `ptr` on are mapped, and
         // more behind them.
         let end = unsafe { ptr.add(len) };
-        // SAFETY: whole pages of the mapping made above, behind what is kept; nobody has their
-        // address.
+        // SAFETY: whole pages of the mapping made above, after the part that is kept; no code has
+        // their address.
         unsafe { munmap(end.as_ptr().cast(), slack - before) }?;
-        // SAFETY: advice about pages that are mapped and that this value owns; it changes nothing
-        // that they hold.
+        // SAFETY: advice about pages that are mapped and that this value owns; it does not change
+        // their content.
         let advised = unsafe { madvise(ptr.as_ptr().cast(), len, Advice::LinuxHugepage) };
         if let Err(error) = advised {
             tracing::debug!("no huge pages for {len} bytes: {error}");
@@ -84,8 +84,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `zeroed`, `len` bytes of it kept, and unmapped only here. Whoever has
-        // handed out addresses owned this value as long as they were used.
+        // SAFETY: mapped by `zeroed`, `len` bytes of it kept, and unmapped only here. Code that
+        // hands out addresses owns this value as long as they are used.
         let unmapped = unsafe { munmap(self.ptr.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }
@@ -96,24 +96,24 @@ unsafe impl Send for Mapping {}
 // SAFETY: `&Mapping` hands out an address and a length only.
 unsafe impl Sync for Mapping {}
 
-/// Begin to bring what lies at an address into the processor's cache. Unlike a load it waits for
-/// nothing, and atomic operations do not wait for it. Nothing happens on processors whose
-/// instruction for it is not in the standard library.
+/// Starts to prefetch the cache line at an address. Unlike a load it does not stall, and atomic
+/// operations do not wait for it. No effect on processors whose prefetch instruction is not in the
+/// standard library.
 #[inline]
 pub(crate) fn prefetch(ptr: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint, without a fault whatever the address (Intel SDM, PREFETCHh); SSE, which
-        // it belongs to, is part of x86-64.
+        // SAFETY: a hint that never faults, whatever the address (Intel SDM, PREFETCHh); it belongs
+        // to SSE, which is part of x86-64.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(ptr.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = ptr;
 }
 
-/// Atomic words in huge pages where the system has them: a large table that is looked up at random.
-/// Fresh ones are zero.
+/// Atomic words, initially zero, in huge pages where available: for a large table with random
+/// access.
 #[cfg(not(loom))]
 pub struct Words {
     mapping: Mapping,
@@ -122,10 +122,10 @@ pub struct Words {
 
 #[cfg(not(loom))]
 impl Words {
-    /// `len` zeroes, more than none.
+    /// Allocates `len` zero words, at least one.
     ///
     /// # Errors
-    /// There is no memory for them.
+    /// The memory cannot be allocated.
     pub fn zeroed(len: usize) -> io::Result<Self> {
         assert!(len > 0, "a table has at least one word");
         let bytes = len
@@ -135,16 +135,16 @@ impl Words {
         Ok(Self { mapping: Mapping::huge(bytes)?, len })
     }
 
-    /// Have the system find the memory now, and not when it is written to first; page by page, as
-    /// [`crate::Arena::populate`] says. For words that are still zero. Blocks, some 0.1 s for 1
-    /// GiB, or 2 s where a host has to find them for a virtual machine.
+    /// Makes the system allocate the memory now instead of at the first writes, page by page as
+    /// [`crate::Arena::populate`] does. Only for words that are still zero. Blocks, for 1 GiB about
+    /// 0.1 s, or 2 s where a host has to find the memory for a virtual machine.
     pub fn populate(&mut self) {
         for word in self.iter().step_by(crate::PAGE_BYTES / size_of::<AtomicU64>()) {
             word.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Begin to bring the word at `index` into the processor's cache, without waiting for it.
+    /// Starts to prefetch the word at `index` into the processor's cache without waiting for it.
     #[inline]
     pub fn prefetch(&self, index: usize) {
         if let Some(word) = self.get(index) {
@@ -159,26 +159,26 @@ impl Deref for Words {
 
     fn deref(&self) -> &[AtomicU64] {
         // SAFETY: `len` words lie in the mapping, aligned to a page and zeroed, which is a valid
-        // `AtomicU64`; they live as long as the borrow, and nobody reaches them in another way.
+        // `AtomicU64`; they live as long as the borrow, and there is no other access to them.
         unsafe { std::slice::from_raw_parts(self.mapping.ptr().as_ptr().cast(), self.len) }
     }
 }
 
-/// The same for a model checker, whose atomics are no plain memory.
+/// The model checker's variant: its atomics are not plain memory.
 #[cfg(loom)]
 pub struct Words(Box<[AtomicU64]>);
 
 #[cfg(loom)]
 impl Words {
-    /// `len` zeroes.
+    /// Allocates `len` zero words.
     pub fn zeroed(len: usize) -> io::Result<Self> {
         Ok(Self((0..len).map(|_| AtomicU64::new(0)).collect()))
     }
 
-    /// A model's memory is there.
+    /// No effect in a model.
     pub fn populate(&mut self) {}
 
-    /// A model has no cache.
+    /// No effect in a model.
     pub fn prefetch(&self, _: usize) {}
 }
 

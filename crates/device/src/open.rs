@@ -12,73 +12,73 @@ use crate::engine::uring::Uring;
 use crate::target::Target;
 use crate::{Geometry, OpenError, SharedDevice};
 
-/// What the opener may do, and whom it keeps out.
+/// The access mode of a target and the locking that goes with it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// Read beside whoever else has it open; takes no lock. Writes and flushes fail.
+    /// Read-only, without a lock and regardless of other openers. Writes and flushes fail.
     ReadOnly,
-    /// Read and write, and be the only one: `O_EXCL` on a block device, an exclusive `flock` on a
+    /// Read and write as the only opener: `O_EXCL` on a block device, an exclusive `flock` on a
     /// file.
     #[default]
     Exclusive,
 }
 
-/// What a durable write does to be durable.
+/// How a write is made durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// Flush or FUA where the target has a volatile cache or might have one (every regular file
-    /// does); otherwise trust Direct I/O.
+    /// Flush or FUA where the target has, or may have, a volatile cache (as every regular file
+    /// does); otherwise rely on Direct I/O.
     #[default]
     Auto,
-    /// Flush or FUA always.
+    /// Always flush or FUA.
     Dsync,
-    /// Trust the device: a write counts as durable once the device has taken it. For disks whose
+    /// Trust the device: a write counts as durable once the device has accepted it. For disks whose
     /// cache survives a power failure (cloud disks, SSDs with power-loss protection). On any other
     /// disk a power failure loses acknowledged data.
     Device,
 }
 
-/// Who carries requests to the kernel.
+/// The mechanism that passes requests to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Engine {
     /// io_uring, or threads where the kernel or the container refuses it.
     #[default]
     Auto,
-    /// io_uring or an error.
+    /// io_uring; opening fails if it is refused.
     IoUring,
     /// Threads.
     Threads,
 }
 
-/// Called with bytes done and bytes in total.
+/// A callback with bytes done and bytes in total.
 pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
-/// How to open a target.
+/// Options for opening a target.
 #[derive(Clone)]
 pub struct OpenOptions {
-    /// Reading beside others, or alone for writing. Default: [`Access::Exclusive`].
+    /// Access mode. Default: [`Access::Exclusive`].
     pub access: Access,
-    /// What durable writes do. Default: [`Durability::Auto`].
+    /// How writes are made durable. Default: [`Durability::Auto`].
     pub durability: Durability,
-    /// Who serves requests. Default: [`Engine::Auto`].
+    /// The engine that serves requests. Default: [`Engine::Auto`].
     pub engine: Engine,
-    /// Requests in flight at the kernel; more wait in the engine's queue. Default 8, 1 to 1024.
+    /// Requests in flight in the kernel; more wait in the engine's queue. Default 8, range 1 to
+    /// 1024.
     pub io_depth: usize,
-    /// If the target does not exist, create a regular file and write it to this many bytes (a
-    /// positive multiple of [`PAGE_BYTES`]); if it exists, the bytes that it must have at least.
-    /// Default: none.
+    /// If the target does not exist, create a regular file and write it to this size (a positive
+    /// multiple of [`PAGE_BYTES`]); if it exists, its minimum size. Default: none.
     pub create_bytes: Option<u64>,
-    /// Told about the pre-writing of a new file, on the calling thread. Default: none.
+    /// Called on the opening thread while a new file is pre-written. Default: none.
     pub progress: Option<Progress>,
     /// Size of a pooled buffer, a positive multiple of [`PAGE_BYTES`]. Larger requests to
-    /// [`crate::Device::alloc`] are served by the heap. Default 272 KiB: a block of 256 KiB and
-    /// what its header and padding may add.
+    /// [`crate::Device::alloc`] are served from the heap. Default 272 KiB: a block of 256 KiB plus
+    /// its header and padding.
     pub buffer_bytes: usize,
     /// Number of pooled buffers. With io_uring they are registered with the kernel, which counts
     /// them against `RLIMIT_MEMLOCK` (8 MiB by default). Default 16.
     pub buffers: usize,
-    /// Memory of buffers beyond the pooled ones, in bytes, that is kept for reuse instead of being
-    /// freed. Default 64 MiB, which is reached only by as much in use at once.
+    /// Bytes of heap buffers, beyond the pooled ones, that are kept for reuse instead of being
+    /// freed. Default 64 MiB, which is reached only if that much is in use at the same time.
     pub max_spare_bytes: usize,
 }
 
@@ -114,16 +114,16 @@ impl fmt::Debug for OpenOptions {
     }
 }
 
-/// Open the block device or regular file at `path`. Blocks while a new file is pre-written.
+/// Opens the block device or regular file at `path`. Blocks while a new file is pre-written.
 ///
 /// # Errors
-/// Nothing is there and [`OpenOptions::create_bytes`] is not given; somebody else has it; it is too
-/// small, or not what it should be. What was to be created and could not be leaves nothing behind.
-/// io_uring is refused, if [`Engine::IoUring`] asks for it.
+/// The target does not exist and [`OpenOptions::create_bytes`] is not set; it is in use elsewhere;
+/// it is too small or unsuitable; or [`Engine::IoUring`] was requested and io_uring is refused. A
+/// failed creation leaves no file behind.
 ///
 /// # Panics
-/// A numeric option is outside of its documented range; whoever takes them from a user checks them
-/// there.
+/// A numeric option is outside its documented range. Callers that take options from a user check
+/// them first.
 pub fn open(path: &Path, options: &OpenOptions) -> Result<SharedDevice, OpenError> {
     assert!(
         (1..=1024).contains(&options.io_depth),
@@ -179,7 +179,7 @@ fn geometry(path: &Path, options: &OpenOptions, target: &Target, engine: &'stati
 }
 
 impl Durability {
-    /// Whether durable writes flush on a device that has, or has no, volatile cache.
+    /// Whether durable writes flush, given whether the device has a volatile cache.
     pub(crate) fn flushes(self, volatile_cache: bool) -> bool {
         match self {
             Self::Auto => volatile_cache,

@@ -1,31 +1,32 @@
-//! Threads that make way for others.
+//! Low-priority threads.
 
 use std::io;
 
-/// `ioprio_set(2)`: the calling thread; the class that is served when nobody else wants the disk.
+/// `ioprio_set(2)`: the calling thread; the class that is served when no other class needs the
+/// disk.
 const IOPRIO_WHO_PROCESS: libc::c_int = 1;
 const IOPRIO_CLASS_IDLE: libc::c_int = 3;
 const IOPRIO_CLASS_SHIFT: libc::c_int = 13;
 
-/// A tenth of the processor beside a thread that is not nice at all (`sched(7)`).
+/// About a tenth of the processor time of a competing thread with nice value 0 (`sched(7)`).
 const NICE: i32 = 10;
 
-/// Let the calling thread have what others leave: of the processor by its nice value, and of disks
-/// by its I/O priority, where the disk's scheduler knows one (`mq-deadline`, `bfq`; not `none`).
-/// Takes no privilege, and cannot be undone without one.
+/// Lowers the priority of the calling thread: for the processor by its nice value, and for disks by
+/// its I/O priority, which takes effect with the I/O schedulers that support it (`mq-deadline`,
+/// `bfq`; not `none`). Needs no privilege, and cannot be undone without one.
 ///
-/// Why the disk: on a virtual disk with `mq-deadline`, flushed writes of 64 KiB took 0.3 ms at the
-/// median alone, 50 ms beside four threads that read 4 MiB at a time, and 5 ms when these were idle
-/// class, without their reading less.
+/// The disk priority matters: on a virtual disk with `mq-deadline`, the median of flushed writes of
+/// 64 KiB was 0.3 ms alone, 50 ms beside four threads that read 4 MiB at a time, and 5 ms when
+/// these were in the idle class, without a loss in their read rate.
 ///
 /// # Errors
-/// The kernel or the container refuses one of the two; the other one is tried all the same.
+/// The kernel or the container refuses one of the two; the other is attempted regardless.
 pub fn make_way() -> io::Result<()> {
     let priority = IOPRIO_CLASS_IDLE << IOPRIO_CLASS_SHIFT;
     // SAFETY: the call takes three integers and changes nothing but the calling thread's priority.
     let set = unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, priority) };
     let disk = if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
-    // On Linux it is the thread's, whatever its name says.
+    // On Linux this applies to the thread, despite the function's name.
     rustix::process::setpriority_process(None, NICE)?;
     disk
 }
@@ -44,7 +45,7 @@ mod tests {
         let before = own("thread-self");
         let after = std::thread::spawn(move || {
             make_way().unwrap();
-            // SAFETY: it takes two integers, and changes nothing.
+            // SAFETY: it takes two integers and changes nothing.
             let class = unsafe { libc::syscall(libc::SYS_ioprio_get, IOPRIO_WHO_PROCESS, 0) };
             (own("thread-self"), class >> IOPRIO_CLASS_SHIFT)
         });

@@ -1,9 +1,9 @@
-//! Reads of files that are under way at one time, for a thread that waits for all of them: one call
-//! of the kernel for many reads, where it lets us use io_uring.
+//! Parallel reads of files for a thread that waits for all of them: one system call for many reads,
+//! where io_uring is available.
 //!
-//! The engines are for one device and for requests that complete on a thread of theirs. Here the
-//! thread that asks waits by itself, so that nothing is handed over, and buffers are borrowed:
-//! whoever lent them gets them back when the kernel is done with all of them, whatever has failed.
+//! The engines serve one device and complete requests on their own threads. Here the calling thread
+//! waits itself, so nothing is handed over between threads, and buffers are borrowed: the borrow
+//! ends when the kernel is done with all of them, whatever has failed.
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -22,45 +22,44 @@ use rustix::io::Errno;
 use crate::PAGE_BYTES;
 use crate::sync::Mutex;
 
-/// Reads that one ring has under way at one time; more wait for these.
+/// Reads in flight per ring; further reads wait for these.
 const ENTRIES: usize = 32;
-/// Most bytes asked for at once; what is behind them is read afterwards. Below what the kernel
-/// moves at most, 2 GiB less a page (read(2), "NOTES").
+/// Upper bound of bytes per read request; the rest is read afterwards. Below the kernel's limit of
+/// 2 GiB less a page (read(2), "NOTES").
 const MAX_TRANSFER_BYTES: usize = 1 << 30;
-/// How often in a row the kernel may have no memory for what is submitted, before the ring is given
-/// up.
+/// Consecutive submissions that may fail for lack of kernel memory before the ring is abandoned.
 const MAX_RETRIES: u32 = 1_000;
-/// Between two looks at a ring that cannot be waited with any more.
+/// Poll interval for a ring that can no longer be waited on.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// A read of a file.
 #[derive(Debug)]
 pub struct FileRead<'a> {
-    /// Open for reading; with Direct I/O or without.
+    /// Open for reading, with or without Direct I/O.
     pub file: BorrowedFd<'a>,
     /// First byte, a multiple of [`PAGE_BYTES`].
     pub at: u64,
-    /// Is filled, with zeroes behind the end of the file. Its length, and for Direct I/O its
-    /// address, are multiples of [`PAGE_BYTES`].
+    /// Destination, filled with zeroes beyond the end of the file. Its length, and for Direct I/O
+    /// its address, are multiples of [`PAGE_BYTES`].
     pub to: &'a mut [u8],
 }
 
 impl FileRead<'_> {
-    /// Read, and wait for it. Interruptions and short reads are continued.
+    /// Reads and waits. Interrupted and short reads are continued.
     ///
     /// # Errors
-    /// What the system says; `UnexpectedEof` if it stops inside a page that does not end the file.
+    /// Any system error; `UnexpectedEof` if a read stops inside a page that is not the last of the
+    /// file.
     pub fn read(&mut self) -> io::Result<()> {
         self.finish(0)
     }
 
-    /// The same from the `done` bytes on that were read before.
+    /// Reads from byte `done` on; the bytes before it were read earlier.
     fn finish(&mut self, mut done: usize) -> io::Result<()> {
         while done < self.to.len() {
             let at = self.at + done as u64;
             if !done.is_multiple_of(PAGE_BYTES) {
-                // Behind a part that is no whole page the file ends, and past the page cache
-                // nothing can be asked for there.
+                // The file ends after a partial page, and Direct I/O cannot continue from there.
                 let len_bytes = u64::try_from(rustix::fs::fstat(self.file)?.st_size).unwrap_or(0);
                 match at >= len_bytes {
                     true => break,
@@ -79,31 +78,30 @@ impl FileRead<'_> {
     }
 }
 
-/// Rings for reads, made when they are first wanted and kept for the next who wants one: as many as
-/// there are calls at one time, up to a bound. Who finds none left reads one after the other, and
-/// so do all where the kernel or the container refuses io_uring, which is tried once.
+/// A pool of rings for reads, created on demand up to a bound and reused: one per concurrent call.
+/// A call that gets no ring reads sequentially, as do all calls where the kernel or the container
+/// refuses io_uring, which is tried once.
 pub struct ReadRings {
     state: Mutex<State>,
 }
 
 struct State {
     free: Vec<Ring>,
-    /// So many may still be made.
+    /// Number of rings that may still be created.
     left: usize,
 }
 
 impl ReadRings {
-    /// At most `max` rings. With 0 everything is read one after the other.
+    /// Creates a pool of at most `max` rings. With 0 every call reads sequentially.
     pub fn new(max: usize) -> Self {
         Self { state: Mutex::new(State { free: Vec::new(), left: max }) }
     }
 
-    /// Make all of these reads, and wait for them. Returns what came of each, in their order; one
-    /// that fails does not keep the others from being made. Each is what [`FileRead::read`] would
-    /// have been.
+    /// Executes all reads and waits for them. Returns their results in order; a failed read does
+    /// not affect the others. Each behaves as [`FileRead::read`].
     pub fn read(&self, reads: &mut [FileRead<'_>]) -> Vec<io::Result<()>> {
         let mut done = vec![0; reads.len()];
-        // One alone needs no more calls of the kernel without a ring.
+        // A single read needs no more system calls without a ring.
         if reads.len() > 1
             && let Some(mut ring) = self.take()
             && ring.read(reads, &mut done)
@@ -122,7 +120,7 @@ impl ReadRings {
         drop(state);
         match Ring::new() {
             Ok(ring) => Some(ring),
-            // Others have all files, and give them back.
+            // The limit of open files is reached for the moment; descriptors become free again.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
                 self.state.lock().left += 1;
                 None
@@ -144,13 +142,13 @@ impl fmt::Debug for ReadRings {
     }
 }
 
-/// A ring with nothing under way: whoever takes it waits for all that he has submitted.
+/// A ring with no read in flight: whoever takes it waits for everything that was submitted.
 struct Ring(IoUring);
 
 impl Ring {
     fn new() -> io::Result<Self> {
-        // Bound to no thread, unlike that of an engine. Completions do not interrupt the thread
-        // that waits for them: Linux 5.19.
+        // Unlike an engine's ring, it is not bound to a thread. Completions do not interrupt the
+        // waiting thread: Linux 5.19.
         let ring: IoUring = match IoUring::builder().setup_coop_taskrun().build(ENTRIES as u32) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 IoUring::new(ENTRIES as u32)?
@@ -167,10 +165,10 @@ impl Ring {
         }
     }
 
-    /// Ask once for each read, all at one time as far as there are entries, and wait for all of it.
-    /// `done` gets the bytes that came: fewer than wanted, or none, where the kernel was
-    /// interrupted, has failed, or was not asked; whoever reads on learns why. False if the ring is
-    /// of no use any more.
+    /// Issues one request per read, in parallel as far as there are entries, and waits for all of
+    /// them. `done` receives the bytes read: fewer than requested, or none, if the request was
+    /// interrupted, failed or was not submitted; the caller continues the read and gets the error
+    /// from that. Returns false if the ring is no longer usable.
     fn read(&mut self, reads: &mut [FileRead<'_>], done: &mut [usize]) -> bool {
         let kernel_has_buffers = NobodyLeaves;
         let mut is_sound = true;
@@ -185,11 +183,10 @@ impl Ring {
                     .offset(*at)
                     .build()
                     .user_data(next as u64);
-                // SAFETY: the buffer is borrowed mutably until `read` returns, so nobody else
+                // SAFETY: the buffer is borrowed mutably until `read` returns, so no other code
                 // touches or frees it, and the file is borrowed, so it stays open. This function
-                // does not return before the kernel has said that it is done with the entry, or has
-                // not taken it and never will (`is_sound`); and it does not unwind
-                // (`NobodyLeaves`).
+                // does not return before the kernel has completed the entry, or has not taken it
+                // and never will (`is_sound`); and it does not unwind (`NobodyLeaves`).
                 let pushed = unsafe { self.0.submission().push(&entry) };
                 pushed.expect("the ring has an entry for each that is under way");
                 next += 1;
@@ -199,20 +196,20 @@ impl Ring {
                 break;
             }
             if is_sound {
-                // Half of them while others wait for their entries: the disk should always have
-                // some.
+                // Wait for half of them while other reads need entries, so that the disk always has
+                // some queued.
                 let want = if next == reads.len() { under_way } else { under_way.div_ceil(2) };
                 match self.0.submit_and_wait(want).map_err(|error| error.raw_os_error()) {
                     Ok(_) => failures = 0,
                     Err(Some(libc::EINTR)) => {}
-                    // The kernel is short of memory; what was not submitted stays in the ring for
-                    // the next round.
+                    // The kernel is short of memory; entries not submitted stay in the ring for the
+                    // next round.
                     Err(Some(libc::EAGAIN | libc::EBUSY)) if failures < MAX_RETRIES => {
                         failures += 1;
                         thread::yield_now();
                     }
-                    // A filter of system calls, say. What the kernel has taken it completes all the
-                    // same; what it has not, it never will: only `submit_and_wait` hands entries
+                    // For example a system call filter. The kernel completes the entries that it
+                    // has taken, and never takes the others: only `submit_and_wait` hands entries
                     // over.
                     Err(error) => {
                         tracing::info!(
@@ -235,8 +232,8 @@ impl Ring {
     }
 }
 
-/// As long as the kernel writes to buffers that are borrowed, they must not go back to those who
-/// lent them, which unwinding would do.
+/// Aborts on unwinding: while the kernel writes to borrowed buffers, they must not return to their
+/// owners.
 struct NobodyLeaves;
 
 impl Drop for NobodyLeaves {

@@ -1,9 +1,9 @@
 //! Persistent reservations: the device itself refuses the writes of every host but one.
 //!
 //! A SCSI disk and an NVMe namespace remember which hosts have *registered* with a key, and which
-//! of those holds the *reservation*. With the type "write exclusive" that one alone can write;
-//! everybody can read. See `docs/decisions/0009-fence-by-reservation.md` for why it is taken as it
-//! is here.
+//! of those holds the *reservation*. With the type "write exclusive" only the holder can write;
+//! every host can read. `docs/decisions/0009-fence-by-reservation.md` explains the sequence used
+//! here.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -15,14 +15,14 @@ use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
 use crate::ReserveError;
 use crate::target::Claim;
 
-/// The key of every owner: `ALLUVWAL`, as `sg_persist` and `nvme` print it in hexadecimal
-/// 414c4c555657414c. All use the same one, so that a successor knows its predecessor's: what tells
-/// them apart is the host.
+/// The key of every owner: `ALLUVWAL`, which `sg_persist` and `nvme` print in hexadecimal as
+/// 414c4c555657414c. All owners use the same key so that a successor knows its predecessor's; the
+/// device tells them apart by host.
 pub(crate) const KEY: u64 = u64::from_be_bytes(*b"ALLUVWAL");
 
-/// A device tells each host once about what others did to it, instead of executing that host's next
-/// command ("unit attention"). There may be several such causes. Since Linux 6.9 the kernel deals
-/// with it.
+/// Retries for "unit attention": a device reports each action of another host once, instead of
+/// executing this host's next command. Several reports may be pending. Since Linux 6.9 the kernel
+/// handles them.
 const ATTENTIONS: usize = 5;
 
 /// Why a command was not executed.
@@ -32,26 +32,26 @@ pub(crate) enum Refusal {
     Conflict,
     /// Any other status that the device answered with.
     Status(u32),
-    /// The kernel did not send it.
+    /// The kernel did not send the command.
     System(Errno),
 }
 
-/// The commands of one host on the reservation of a device. The type is always "write exclusive".
+/// The reservation commands of one host. The type is always "write exclusive".
 pub(crate) trait Reservations {
-    /// Register with `key` in place of `before`, which this host has to be registered with, 0 being
-    /// nothing; with `key` 0, cancel that, and with it the reservation if this host holds it. To
-    /// survive a loss of power.
+    /// Registers `key` in place of `before`, the host's current key (0 for none). With `key` 0,
+    /// cancels the registration, and with it the reservation if this host holds it. The
+    /// registration survives a loss of power.
     fn register(&self, before: u64, key: u64) -> Result<(), Refusal>;
 
-    /// Take the reservation if nobody has it. Succeeds if this host has it already.
+    /// Takes the reservation if no host has it. Succeeds if this host has it already.
     fn reserve(&self, key: u64) -> Result<(), Refusal>;
 
-    /// Cancel what the other hosts registered with `key`, which is this host's key as well; abort
-    /// their requests; take the reservation over, if it is one of theirs.
+    /// Cancels the registrations of other hosts under `key`, which is this host's key as well;
+    /// aborts their requests; takes over the reservation if one of them holds it.
     fn preempt(&self, key: u64) -> Result<(), Refusal>;
 }
 
-/// Take the reservation for this host, from whoever has it with our key.
+/// Takes the reservation for this host, from any host that holds it under our key.
 pub(crate) fn acquire(device: &impl Reservations, name: &str) -> Result<(), ReserveError> {
     let failed = |command: &'static str| {
         move |refusal| match refusal {
@@ -63,7 +63,8 @@ pub(crate) fn acquire(device: &impl Reservations, name: &str) -> Result<(), Rese
             },
         }
     };
-    // Not in place of whatever this host has: a key of other software on it is what that goes by.
+    // Register as new first: replacing an existing key could break other software on this host that
+    // depends on it.
     match insist(|| device.register(0, KEY)) {
         Err(Refusal::Conflict) => insist(|| device.register(KEY, KEY)),
         answer => answer,
@@ -73,7 +74,7 @@ pub(crate) fn acquire(device: &impl Reservations, name: &str) -> Result<(), Rese
         Ok(()) | Err(Refusal::Conflict) => {}
         Err(refusal) => return Err(failed("RESERVE")(refusal)),
     }
-    // Also where nobody is in the way, so that a device which cannot do it is found out now, and
+    // Preempt even without a predecessor, so that a device that cannot do it is detected now and
     // not when it is needed.
     match insist(|| device.preempt(KEY)) {
         Ok(()) | Err(Refusal::Conflict) => {}
@@ -84,16 +85,16 @@ pub(crate) fn acquire(device: &impl Reservations, name: &str) -> Result<(), Rese
             return Err(failed("PREEMPT AND ABORT")(refusal));
         }
     }
-    // The reservation may be one with another key. Then preempting has cancelled our own
-    // registration, and was a success all the same.
+    // The reservation may be held under another key. In that case the preemption has cancelled our
+    // own registration, and still returned success.
     insist(|| device.reserve(KEY)).map_err(|refusal| match refusal {
         Refusal::Conflict | Refusal::Status(_) => ReserveError::Held { device: name.into() },
         refusal => failed("RESERVE")(refusal),
     })
 }
 
-/// Send a command again that was not executed because the device had something to tell. Each of
-/// them can be sent twice.
+/// Repeats a command that was not executed because the device had a unit attention to report. Each
+/// of the commands can safely be sent twice.
 fn insist(command: impl Fn() -> Result<(), Refusal>) -> Result<(), Refusal> {
     let mut answer = command();
     for _ in 0..ATTENTIONS {
@@ -105,7 +106,7 @@ fn insist(command: impl Fn() -> Result<(), Refusal>) -> Result<(), Refusal> {
     answer
 }
 
-/// Reserve the block device `name`, which is open as `claim`.
+/// Reserves the block device `name`, which is open as `claim`.
 pub(crate) fn acquire_block_device(claim: &Claim, name: &str) -> Result<(), ReserveError> {
     let unsupported = |reason: &str| {
         Err(ReserveError::Unsupported { device: name.into(), reason: reason.into() })
@@ -120,8 +121,8 @@ pub(crate) fn acquire_block_device(claim: &Claim, name: &str) -> Result<(), Rese
     }
 }
 
-/// Why a block device is not one that can be reserved, by its directory in sysfs: a reservation is
-/// one of a whole disk, for one way to it.
+/// Why a block device cannot be reserved, according to its directory in sysfs: a reservation
+/// applies to a whole disk, over one path.
 fn part_of(sysfs: &Path) -> Option<&'static str> {
     let has = |name: &str| fs::exists(sysfs.join(name)).unwrap_or(false);
     if has("partition") {
@@ -180,8 +181,8 @@ impl Reservations for Kernel<'_> {
     }
 
     fn preempt(&self, key: u64) -> Result<(), Refusal> {
-        // Which of the two is this host's and which the other's is said in one way by the
-        // documentation, and done in the other by the drivers.
+        // The documentation and the drivers disagree about which of the two keys is this host's.
+        // They are equal here.
         let (old_key, new_key) = (key, key);
         let kind = PR_WRITE_EXCLUSIVE;
         self.send(Command::<204, _>(Preempt { old_key, new_key, kind, flags: 0 }))
@@ -203,9 +204,9 @@ impl Kernel<'_> {
     }
 }
 
-/// What the answer of the kernel says, where it is no error number: the device's status. Since
-/// Linux 6.3 one of `enum pr_status`, before that what the driver had: of a SCSI disk the status in
-/// the lowest byte, of NVMe type and code in the lowest 11 bits.
+/// Interprets the kernel's answer where it is not an error number but the device's status. Since
+/// Linux 6.3 it is an `enum pr_status`; before that, the driver's status: for a SCSI disk in the
+/// lowest byte, for NVMe type and code in the lowest 11 bits.
 fn understand(answer: IoctlOutput) -> Result<(), Refusal> {
     const SCSI_RESERVATION_CONFLICT: i32 = 0x18;
     const NVME_RESERVATION_CONFLICT: i32 = 0x83;
@@ -220,14 +221,14 @@ fn understand(answer: IoctlOutput) -> Result<(), Refusal> {
     }
 }
 
-/// `_IOW('p', NUMBER, T)`, whose answer counts.
+/// `_IOW('p', NUMBER, T)`, whose return value is the answer.
 struct Command<const NUMBER: u8, T>(T);
 
 macro_rules! command {
     ($number:literal, $argument:ty) => {
-        // SAFETY: linux/pr.h gives this number this structure, from which the kernel copies and to
-        // which it writes nothing. The pointer is to the structure inside of `self`, which outlives
-        // the call; the output is the call's own number.
+        // SAFETY: linux/pr.h assigns this structure to this number; the kernel copies from it and
+        // writes nothing to it. The pointer is to the structure inside `self`, which outlives the
+        // call; the output is the call's own return value.
         unsafe impl Ioctl for Command<$number, $argument> {
             type Output = IoctlOutput;
             const IS_MUTATING: bool = false;
@@ -272,7 +273,7 @@ mod tests {
     #[test]
     fn a_conflict_is_told_from_other_answers() {
         assert_eq!(understand(0), Ok(()));
-        // SCSI, of Linux 6.1 and later ones; NVMe, with and without "do not retry".
+        // SCSI, from Linux 6.1 and from later versions; NVMe, with and without "do not retry".
         for conflict in [0x118, 0x18, 0x83, 0x4083] {
             assert_eq!(understand(conflict), Err(Refusal::Conflict), "{conflict:#x}");
         }

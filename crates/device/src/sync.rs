@@ -1,6 +1,6 @@
 //! Locks, atomics and threads: the real ones, or with `--cfg loom` those of a model checker, which
-//! runs a test in every order of their steps (`cargo xtask loom`). Either way their interface is
-//! that of `parking_lot` and `std`.
+//! runs a test in every order of their steps (`cargo xtask loom`). Both have the interface of
+//! `parking_lot` and `std`.
 //!
 //! Public only with `--cfg loom`, for the crates above.
 

@@ -1,5 +1,5 @@
-//! A target as the kernel sees it: opened, locked, measured; created and pre-written where it is a
-//! new file.
+//! A target as the kernel sees it: opening, locking, measuring; creating and pre-writing a new
+//! file.
 
 #[cfg(test)]
 mod tests;
@@ -24,13 +24,13 @@ use crate::buffer::PAGE_BYTES;
 use crate::open::{Access, OpenOptions, Progress};
 use crate::{AlignedBuf, OpenError};
 
-/// Bytes written at once while a file is created.
+/// Bytes per write while a file is pre-written.
 const PREWRITE_BYTES: usize = 4 * 1024 * 1024;
 
 /// An open block device or regular file.
 pub(crate) struct Target {
     pub(crate) fd: OwnedFd,
-    /// What keeps others out; `None` if it is only read.
+    /// The exclusive claim; `None` if the target is open read-only.
     pub(crate) claim: Option<Arc<Claim>>,
     pub(crate) capacity_bytes: u64,
     pub(crate) logical_block_bytes: u32,
@@ -38,11 +38,11 @@ pub(crate) struct Target {
     pub(crate) volatile_cache: bool,
 }
 
-/// Nobody else has the target open for writing as long as this lives.
+/// An exclusive claim on a target: as long as it exists, no other opener can write to the target.
 ///
-/// It is a descriptor of its own, through which no request goes: io_uring keeps the file of a
-/// request for a moment after it has completed, and with it whatever is tied to that open file.
-/// This one is given up when it is dropped, not later.
+/// It is a descriptor of its own that carries no requests: io_uring holds the file of a request for
+/// a moment after the request has completed, and with it any lock on that open file. This
+/// descriptor's lock is released exactly when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Claim(OwnedFd);
 
@@ -55,8 +55,8 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         // Closing alone would leave a file locked while a child process that was just forked still
-        // has its copy of the descriptor. Nothing is locked on a block device, and unlocking it
-        // does no harm.
+        // has its copy of the descriptor. On a block device there is no lock, and unlocking is
+        // harmless.
         if let Err(errno) = rustix::fs::flock(&self.0, FlockOperation::Unlock) {
             tracing::warn!("unlocking a target: {errno}");
         }
@@ -107,8 +107,8 @@ impl Target {
     }
 }
 
-/// Claim what exists, or find that somebody else has. Never waits: whoever has it keeps it as long
-/// as it runs.
+/// Claims an existing target, or fails if it is claimed elsewhere. Never waits: a claim is held as
+/// long as its process runs.
 fn take(path: &Path, file_type: FileType) -> Result<Claim, OpenError> {
     // O_EXCL without O_CREAT on a block device fails with EBUSY if the device is mounted, part of a
     // device-mapper or md target, or open with O_EXCL elsewhere (open(2), "Since Linux 2.6").
@@ -170,7 +170,8 @@ fn measure_block_device(
     })
 }
 
-/// A partition may end inside a page; the rest of that page is not used.
+/// Rounds down to whole pages: a partition may end inside a page, and the rest of that page is not
+/// used.
 fn whole_pages(bytes: u64) -> u64 {
     bytes - bytes % PAGE_BYTES as u64
 }
@@ -186,8 +187,8 @@ fn block_device_bytes(fd: &OwnedFd) -> Result<u64, Errno> {
     unsafe { ioctl(fd, getter) }
 }
 
-/// What sysfs says of the device number `device` in the first of these files that there is. A
-/// partition has none of them, its parent directory has.
+/// Reads the sysfs attribute `file` of the device number `device`. A partition has no such
+/// attribute itself; its parent directory has it.
 fn sysfs_attribute(sysfs: &Path, device: u64, file: &str) -> Option<String> {
     let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let directory = fs::canonicalize(sysfs.join(number)).ok()?;
@@ -196,17 +197,18 @@ fn sysfs_attribute(sysfs: &Path, device: u64, file: &str) -> Option<String> {
     read(&directory).or_else(|| read(whole))
 }
 
-/// Whether the device number `device` has a volatile write cache, by `queue/write_cache` below
-/// `sysfs` (Documentation/ABI/stable/sysfs-block). What cannot be read counts as volatile.
+/// Whether the device number `device` has a volatile write cache, according to `queue/write_cache`
+/// below `sysfs` (Documentation/ABI/stable/sysfs-block). An unreadable attribute counts as
+/// volatile.
 fn volatile_cache(sysfs: &Path, device: u64) -> bool {
     sysfs_attribute(sysfs, device, "queue/write_cache")
         .is_none_or(|state| state.trim() != "write through")
 }
 
-/// Why the device number `device` must not hold a log, if it is a loop device over a sparse file:
-/// when the file system below is full, the loop driver reports a write that was cut short as done
-/// (drivers/block/loop.c, `lo_complete_rq` checks for short transfers of reads only). A file that
-/// cannot be opened from here is not checked.
+/// Why the device number `device` is unsuitable for a log if it is a loop device over a sparse
+/// file: when the file system below is full, the loop driver reports a truncated write as done
+/// (drivers/block/loop.c, `lo_complete_rq` checks for short transfers of reads only). A backing
+/// file that cannot be opened from here is not checked.
 fn sparse_loop_device(sysfs: &Path, device: u64) -> Option<String> {
     let path = sysfs_attribute(sysfs, device, "loop/backing_file")?;
     let path = path.trim_end_matches('\n');
@@ -214,7 +216,7 @@ fn sparse_loop_device(sysfs: &Path, device: u64) -> Option<String> {
     let found = file.metadata().ok()?;
     let (bytes, allocated_bytes) = (found.len(), found.blocks() * 512);
     // `fallocate` allocates without writing, and unwritten parts count as holes. A file system that
-    // compresses allocates less than the length although there is no hole.
+    // compresses allocates less than the length even without a hole.
     let has_hole = || rustix::fs::seek(&file, SeekFrom::Hole(0)).is_ok_and(|hole| hole < bytes);
     (allocated_bytes < bytes && has_hole()).then(|| {
         format!(
@@ -247,12 +249,12 @@ fn measure_file(path: &Path, fd: OwnedFd, claim: Option<Arc<Claim>>) -> Result<T
         );
         return Err(unsuitable(path, reason));
     }
-    // The file system says 0 where it has no Direct I/O, and nothing at all before Linux 6.1.
+    // The value is 0 if the file system has no Direct I/O, and missing before Linux 6.1.
     let logical_block_bytes =
         if known && stat.stx_dio_offset_align > 0 { stat.stx_dio_offset_align } else { 512 };
     if claim.is_some() {
-        // A copy for inspection may be sparse; a log may not: its writes would allocate, and could
-        // fail for want of space.
+        // A copy for inspection may be sparse. A log may not: its writes would allocate and could
+        // fail for lack of space.
         let hole = rustix::fs::seek(&fd, SeekFrom::Hole(0))
             .map_err(|errno| error(path, "looking for holes", errno))?;
         if hole < capacity_bytes {
@@ -273,11 +275,11 @@ fn measure_file(path: &Path, fd: OwnedFd, claim: Option<Arc<Claim>>) -> Result<T
     })
 }
 
-/// Create `path` with `bytes` zeroes, all of them written.
+/// Creates `path` with `bytes` zeroes, all of them written.
 ///
-/// The file is made as `path.creating` and renamed when it is complete and synced: a file at `path`
-/// is always a whole one, and a crash leaves at most the other, which the next attempt starts over.
-/// Two that create at once are kept apart by the lock on `path.creating`.
+/// The file is written as `path.creating` and renamed when it is complete and synced. A file at
+/// `path` is therefore always complete; a crash leaves at most `path.creating`, which the next
+/// attempt overwrites. The lock on `path.creating` serialises concurrent creators.
 fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Claim, OpenError> {
     if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES as u64) {
         let reason =
@@ -294,7 +296,7 @@ fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Claim, OpenE
     let creating = suffixed(path, ".creating");
     let fd = open_direct(&creating, OFlags::RDWR | OFlags::CREATE, Mode::RUSR | Mode::WUSR)?;
     let claim = lock(&creating, fd)?;
-    // Whoever held the lock before may have renamed the very file that was just opened.
+    // The previous holder of the lock may have renamed the very file that was just opened.
     let ours = rustix::fs::stat(&creating).is_ok_and(|named| is_file(&named, &claim.0));
     if !ours || path.exists() {
         return Err(OpenError::InUse(path.to_owned()));
@@ -314,8 +316,8 @@ fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Claim, OpenE
     Ok(claim)
 }
 
-/// Whether `directory` is `/dev` or one below it, and no file system of its own that is mounted
-/// there, as `/dev/shm` is.
+/// Whether `directory` is `/dev` or a directory below it, and not on a separate file system mounted
+/// there, such as `/dev/shm`.
 fn is_among_devices(directory: &Path) -> bool {
     let devices = Path::new("/dev");
     fs::canonicalize(directory).is_ok_and(|directory| directory.starts_with(devices))
@@ -325,7 +327,7 @@ fn is_among_devices(directory: &Path) -> bool {
         )
 }
 
-/// Add `range` to the end of the file, or leave it as long as it was.
+/// Extends the file by `range`. On failure its length is unchanged.
 fn lengthen(
     path: &Path,
     fd: &OwnedFd,
@@ -333,7 +335,7 @@ fn lengthen(
     progress: Option<&Progress>,
 ) -> Result<(), OpenError> {
     let length = range.start;
-    // The length grows with what is written, never ahead of it: killed at any moment, this leaves a
+    // The length grows with the written bytes, never ahead of them: a kill at any moment leaves a
     // file without a hole.
     let written = prewrite(path, fd, range, FallocateFlags::KEEP_SIZE, progress);
     if written.is_err()
@@ -347,7 +349,7 @@ fn lengthen(
     written
 }
 
-/// See [`crate::Device::set_capacity`]. Returns the capacity of an open target from now on; `path`
+/// Implements [`crate::Device::set_capacity`]. Returns the new capacity of an open target; `path`
 /// is for messages.
 pub(crate) fn set_capacity(
     path: &Path,
@@ -370,12 +372,13 @@ pub(crate) fn set_capacity(
     let stat = rustix::fs::fstat(fd).map_err(|errno| error(path, "looking at it", errno))?;
     let length = stat.st_size.cast_unsigned();
     if length >= bytes {
-        // Not synced: it may come back longer from a crash, which its owner has to expect anyhow.
+        // Not synced: after a crash the file may have its old length, which its owner has to expect
+        // anyway.
         rustix::fs::ftruncate(fd, bytes).map_err(|errno| error(path, "shortening it", errno))?;
         return Ok(bytes);
     }
-    // What is written past the page cache does not push out what others have there. Not every file
-    // system can.
+    // Direct I/O keeps these writes from evicting other data from the page cache. Not every file
+    // system supports it.
     match rustix::fs::fcntl_getfl(fd)
         .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT))
     {
@@ -386,8 +389,8 @@ pub(crate) fn set_capacity(
     Ok(bytes)
 }
 
-/// Write zeroes to `range` of the file, its end, and sync it. `progress` is told the bytes of the
-/// range.
+/// Writes zeroes to `range`, the end of the file, and syncs it. `progress` is called with the bytes
+/// of the range.
 fn prewrite(
     path: &Path,
     fd: &OwnedFd,
@@ -402,7 +405,7 @@ fn prewrite(
         other => error(path, "pre-writing it", other),
     };
     let bytes = range.end - range.start;
-    // Who writes beyond it is killed, and leaves a file that ends inside of a page.
+    // A write beyond this limit would kill the process and leave a file that ends inside a page.
     if let Some(limit) = rustix::process::getrlimit(Resource::Fsize).current
         && range.end > limit
     {
@@ -412,14 +415,14 @@ fn prewrite(
         );
         return Err(unsuitable(path, reason));
     }
-    // Ask first: finding out by reserving fills the file system up for everybody else. Some do not
-    // count (0 blocks).
+    // Check the free space first: discovering a shortage by reserving would fill the file system up
+    // for other users. Some file systems do not report it (0 blocks).
     let space = rustix::fs::fstatvfs(fd).map_err(failed)?;
     if space.f_blocks > 0 && space.f_bavail.saturating_mul(space.f_frsize) < bytes {
         return Err(failed(Errno::NOSPC));
     }
-    // Keeps the file in one piece, and the space from others while it is written. Not every file
-    // system can.
+    // Keeps the file contiguous and its space reserved while it is written. Not every file system
+    // supports it.
     match rustix::fs::fallocate(fd, reserve, range.start, bytes) {
         Ok(()) | Err(Errno::OPNOTSUPP) => {}
         Err(errno) => return Err(failed(errno)),
@@ -442,7 +445,7 @@ fn prewrite(
     rustix::fs::fsync(fd).map_err(failed)
 }
 
-/// Give the complete file its name, durably.
+/// Gives the complete file its final name, durably.
 fn publish(creating: &Path, path: &Path) -> Result<(), OpenError> {
     let failed = |errno| error(path, "renaming the pre-written file", errno);
     match rustix::fs::renameat_with(CWD, creating, CWD, path, RenameFlags::NOREPLACE) {
@@ -451,8 +454,8 @@ fn publish(creating: &Path, path: &Path) -> Result<(), OpenError> {
             let reason = "something of this name appeared while it was created".into();
             return Err(unsuitable(path, reason));
         }
-        // A file system without NOREPLACE (NFS): the lock on `creating` still keeps others of our
-        // kind out.
+        // A file system without NOREPLACE (NFS): the lock on `creating` still excludes other
+        // instances of this program.
         Err(Errno::INVAL) => rustix::fs::rename(creating, path).map_err(failed)?,
         Err(errno) => return Err(failed(errno)),
     }
@@ -475,9 +478,9 @@ fn directory(path: &Path) -> &Path {
     }
 }
 
-/// Open with Direct I/O, or through the page cache where the file system refuses that: durable
-/// writes stay durable (RWF_DSYNC and fdatasync do not depend on it), but they are copied and
-/// compete for memory.
+/// Opens with Direct I/O, or through the page cache where the file system refuses that. Durable
+/// writes stay durable (RWF_DSYNC and fdatasync do not depend on Direct I/O), but they are copied
+/// and compete for memory.
 fn open_direct(path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, OpenError> {
     let flags = flags | OFlags::CLOEXEC;
     let opened = match rustix::fs::open(path, flags | OFlags::DIRECT, mode) {

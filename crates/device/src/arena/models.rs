@@ -1,5 +1,6 @@
-//! Arenas between threads, in every order of their steps: `cargo xtask loom`. The model checker
-//! knows each access to a granule's bytes, and stops where one is read that may still be written.
+//! Model-checked tests of arenas, in every order of the threads' steps: `cargo xtask loom`. The
+//! model checker records each access to a granule's bytes, and fails on a read of one that may
+//! still be written.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -48,7 +49,7 @@ fn the_one_who_finds_it_full_tells_the_end() {
                 thread::spawn(move || write(&arena, len))
             })
             .into();
-        // Sealed as soon as it is full and all of it is published, and then all of it can be read.
+        // Sealed as soon as it is full and completely published; then all of it can be read.
         if arena.try_seal() {
             assert!(arena.read(0..arena.end_bytes().unwrap()).is_some());
         }

@@ -1,10 +1,9 @@
-//! The queue between those who submit and the one I/O thread of an engine, which sleeps in the
-//! kernel.
+//! The queue between submitters and the I/O thread of an engine, which sleeps in the kernel.
 //!
-//! Waking it is a system call. So the thread says when it goes to sleep and would take more, and
-//! only the first who submits after that wakes it. Whether it is about to sleep and whether there
-//! is something to do are decided under one lock, so no wake-up is lost; one that comes while the
-//! thread is still on its way must keep it from sleeping, as an eventfd does.
+//! Waking the thread is a system call. Therefore the thread marks when it goes to sleep with
+//! capacity for more requests, and only the first submitter after that wakes it. The decision to
+//! sleep and the check for jobs happen under one lock, so no wake-up is lost. A wake-up that
+//! arrives before the thread sleeps must keep it from sleeping, as an eventfd does.
 
 use std::collections::VecDeque;
 
@@ -16,15 +15,15 @@ pub(super) struct Inbox<T> {
 
 struct State<T> {
     jobs: VecDeque<T>,
-    /// The thread sleeps, or is about to, has room for more in flight, and wants to be woken.
+    /// The thread sleeps or is about to, can take more requests, and needs a wake-up.
     asleep: bool,
     closed: bool,
 }
 
-/// What the thread has to do next.
+/// The thread's next step.
 pub(super) enum Next<T> {
     Take(T),
-    /// Sleep until something has completed or it is woken.
+    /// Sleep until a completion or a wake-up.
     Sleep,
     End,
 }
@@ -34,7 +33,7 @@ impl<T> Inbox<T> {
         Self { state: Mutex::new(State { jobs: VecDeque::new(), asleep: false, closed: false }) }
     }
 
-    /// Put a job at the end. True if the thread has to be woken.
+    /// Appends a job. Returns true if the thread has to be woken.
     #[must_use]
     pub(super) fn push(&self, job: T) -> bool {
         let mut state = self.state.lock();
@@ -42,18 +41,18 @@ impl<T> Inbox<T> {
         std::mem::take(&mut state.asleep)
     }
 
-    /// Nothing comes any more. The thread has to be woken after this.
+    /// Closes the queue to further jobs. The caller then wakes the thread.
     pub(super) fn close(&self) {
         self.state.lock().closed = true;
     }
 
-    /// For the thread, which has `free` of its `slots` left.
+    /// Returns the next step of the thread, which has `free` of its `slots` left.
     pub(super) fn next(&self, free: usize, slots: usize) -> Next<T> {
         let mut state = self.state.lock();
         if state.jobs.is_empty() && state.closed && free == slots {
             return Next::End;
         }
-        // Without room for more, the next completion wakes the thread early enough.
+        // With no slot free, the next completion wakes the thread early enough.
         if free == 0 {
             return Next::Sleep;
         }
@@ -66,7 +65,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// For the thread: it has slept.
+    /// Called by the thread after it has slept.
     pub(super) fn awake(&self) {
         self.state.lock().asleep = false;
     }

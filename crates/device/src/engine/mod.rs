@@ -1,8 +1,9 @@
-//! What all engines share: admission of requests, continuation of short transfers, the latch.
+//! The common part of all engines: validation of requests, continuation of short transfers, the
+//! latch.
 //!
 //! An engine moves a [`Job`] through `next -> kernel (or simulation) -> advance` until it has an
-//! outcome, then gives it to [`Core::finish`]. Everything that decides is here and does no I/O, so
-//! all engines decide alike.
+//! outcome, then gives it to [`Core::finish`]. All decisions are made here, without I/O, so all
+//! engines behave alike.
 
 mod inbox;
 #[cfg(all(test, loom))]
@@ -32,12 +33,12 @@ use crate::{
     Request, ReserveError, SharedBuf,
 };
 
-/// How often in a row a transfer may answer `EAGAIN` without moving a byte before that becomes its
-/// error. The kernel uses it for shortages that pass; a device that never gets over one must not
-/// spin for ever.
+/// Consecutive `EAGAIN` results of a transfer, without any progress, before that becomes its error.
+/// The kernel uses `EAGAIN` for temporary shortages; a permanent one must not cause an endless
+/// loop.
 const MAX_RETRIES: u32 = 1_000;
 
-/// A request on its way.
+/// A request in progress.
 pub(crate) struct Job {
     at: u64,
     /// Bytes already transferred.
@@ -53,7 +54,7 @@ enum Body {
     Flush,
 }
 
-/// What the kernel has to do next for a job: the part of it that is not done yet.
+/// The part of a job that the kernel still has to do.
 pub(crate) enum Transfer<'a> {
     Read { at: u64, buf: &'a mut [u8], registered: bool },
     Write { at: u64, buf: &'a [u8], registered: bool, dsync: bool },
@@ -78,10 +79,10 @@ impl Job {
         }
     }
 
-    /// Take in what one transfer returned: `None` if there is more to do, else the outcome of the
-    /// job.
+    /// Records the result of one transfer. Returns `None` if more is to be done, otherwise the
+    /// outcome of the job.
     ///
-    /// Progress counts in whole logical blocks: Direct I/O cannot go on from inside one.
+    /// Progress counts in whole logical blocks: Direct I/O cannot continue inside one.
     pub(crate) fn advance(
         &mut self,
         result: Result<usize, Errno>,
@@ -129,7 +130,7 @@ impl Job {
         }
     }
 
-    /// Position and bytes of what a write has still to bring to the device.
+    /// Position and bytes that a write still has to transfer.
     pub(crate) fn unwritten(&self) -> Option<(u64, &[u8])> {
         match &self.body {
             Body::Write { buf, .. } => Some((self.at + self.done as u64, &buf[self.done..])),
@@ -150,17 +151,17 @@ impl Job {
     }
 }
 
-/// The part of a device that outlives every request: what it is, and whether it has failed.
+/// The part of a device that outlives every request: its properties, and whether it has failed.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) geometry: Geometry,
-    /// What the geometry says, until it is changed.
+    /// The current capacity; initially that of the geometry.
     capacity_bytes: AtomicU64,
-    /// One change at a time.
+    /// Serialises capacity changes.
     resizing: Mutex<()>,
     name: Arc<str>,
     latch: OnceLock<DeviceError>,
-    /// Given up by the last who uses the device, which may be a thread of the engine.
+    /// Released by the last user of the device, which may be a thread of the engine.
     claim: Option<Arc<Claim>>,
 }
 
@@ -176,7 +177,7 @@ impl Core {
         self.capacity_bytes.load(Ordering::Acquire)
     }
 
-    /// For a device whose bytes are not a target's: it has this many from now on.
+    /// Sets the capacity of a device that is not backed by a target.
     pub(crate) fn store_capacity(&self, bytes: u64) {
         assert!(
             bytes > 0 && bytes.is_multiple_of(PAGE_BYTES as u64),
@@ -186,7 +187,7 @@ impl Core {
         self.capacity_bytes.store(bytes, Ordering::Release);
     }
 
-    /// See [`Device::set_capacity`](crate::Device::set_capacity).
+    /// Implements [`Device::set_capacity`](crate::Device::set_capacity).
     pub(crate) fn set_capacity(
         &self,
         bytes: u64,
@@ -203,14 +204,15 @@ impl Core {
         }
         let _one_at_a_time = self.resizing.lock();
         let before = self.capacity_bytes();
-        // What is about to go is refused before it does, what comes only when it is there.
+        // Bytes about to be cut off are refused before the change, new bytes accepted only after
+        // it.
         self.store_capacity(before.min(bytes));
         let after = target::set_capacity(path, claim, self.geometry.block_device, bytes, progress);
         self.store_capacity(*after.as_ref().unwrap_or(&before));
         after.map(drop)
     }
 
-    /// See [`Device::reserve`](crate::Device::reserve).
+    /// Implements [`Device::reserve`](crate::Device::reserve).
     pub(crate) fn reserve(&self) -> Result<(), ReserveError> {
         let unsupported = |reason: &str| {
             Err(ReserveError::Unsupported { device: self.name.to_string(), reason: reason.into() })
@@ -226,7 +228,7 @@ impl Core {
         self.latch.get().cloned()
     }
 
-    /// Turn a request into a job. Panics if it is not aligned or not inside the device.
+    /// Turns a request into a job. Panics if the request is unaligned or outside the device.
     pub(crate) fn admit(&self, request: Request, completion: Completion) -> Job {
         let (at, len, body) = match request {
             Request::Read { at: DeviceOffset(at), buf } => (at, buf.len(), Body::Read(buf)),
@@ -254,8 +256,8 @@ impl Core {
         Job { at, done: 0, retries: 0, body, completion }
     }
 
-    /// Why `job` must not reach the device: it writes or flushes, and the device has latched or was
-    /// opened for reading only.
+    /// Why `job` must not reach the device: it writes or flushes, and the device has latched or is
+    /// read-only.
     pub(crate) fn refusal(&self, job: &Job) -> Option<io::Error> {
         if job.is_read() {
             None
@@ -271,8 +273,7 @@ impl Core {
         }
     }
 
-    /// The end of a job. Whatever `result` says, nothing is acknowledged after the latch has
-    /// fallen.
+    /// Ends a job. Nothing is acknowledged after the latch, whatever `result` says.
     pub(crate) fn settle(&self, job: Job, result: io::Result<()>) -> Settled {
         let (at, len) = job.extent();
         let error = |source: io::Error| DeviceError {
@@ -291,7 +292,8 @@ impl Core {
             match (self.latch.get(), result) {
                 (Some(first), _) => Err(first.clone()),
                 (None, Ok(())) => Ok(()),
-                // Nothing has failed; it was not meant to be written.
+                // A write to a read-only device is not a failure of the device and does not latch
+                // it.
                 (None, Err(source)) if self.geometry.read_only => Err(error(source)),
                 (None, Err(source)) => Err(self.latch_with(error(source))),
             }
@@ -303,8 +305,8 @@ impl Core {
         Settled { completion: job.completion, outcome: outcome.map(|()| buf) }
     }
 
-    /// [`Core::settle`] and run the completion. One that panics latches the device: the requester's
-    /// state is unknown, and the engine's thread must live on for the others.
+    /// Ends a job and runs its completion. A panicking completion latches the device: the
+    /// requester's state is unknown, and the engine's thread must continue for other requests.
     pub(crate) fn finish(&self, job: Job, result: io::Result<()>) {
         let (operation, (at, len)) = (job.operation(), job.extent());
         let settled = self.settle(job, result);
@@ -319,7 +321,7 @@ impl Core {
         }
     }
 
-    /// Latch with `error` unless that has happened before; the first cause either way.
+    /// Latches with `error` unless the device has latched before. Returns the first cause.
     fn latch_with(&self, error: DeviceError) -> DeviceError {
         let first = self.latch.get_or_init(|| {
             tracing::error!("{error}; the device takes no more writes until it is opened again");
@@ -329,11 +331,11 @@ impl Core {
     }
 }
 
-/// A core, a pool, and something that moves jobs: a [`Device`].
+/// An implementation of [`Device`] from a core, a pool and a mechanism that moves jobs.
 pub(crate) trait Engine: Send + Sync + fmt::Debug {
     fn core(&self) -> &Core;
     fn pool(&self) -> &Arc<Pool>;
-    /// Take a job of [`Core::admit`] on its way to [`Core::finish`].
+    /// Starts a job of [`Core::admit`], which ends in [`Core::finish`].
     fn push(&self, job: Job);
 }
 
@@ -367,7 +369,7 @@ impl<E: Engine> Device for E {
     }
 }
 
-/// A job that is over, its completion still to be run.
+/// A finished job whose completion has not run yet.
 pub(crate) struct Settled {
     completion: Completion,
     outcome: Result<Option<AlignedBuf>, DeviceError>,

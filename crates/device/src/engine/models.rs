@@ -1,4 +1,4 @@
-//! The engines between threads, in every order of their steps: `cargo xtask loom`.
+//! Model-checked tests of the engines' threads, in every order of their steps: `cargo xtask loom`.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -37,7 +37,7 @@ fn write(page: u64) -> Request {
     Request::Write { at: DeviceOffset(page * PAGE_BYTES as u64), buf, durable: false }
 }
 
-/// What completions have said, and waiting for it.
+/// Collects the results of completions, and waits for them.
 #[derive(Default)]
 struct Said {
     results: Mutex<Vec<Result<(), DeviceError>>>,
@@ -64,7 +64,7 @@ impl Said {
 
 // -- The inbox of the io_uring engine
 
-/// An engine whose kernel is done with everything by the time it is waited for.
+/// An engine whose kernel has completed everything by the time it is waited for.
 struct Engine {
     inbox: Inbox<u32>,
     /// The eventfd that the ring polls: it stays readable until it is read.
@@ -125,7 +125,8 @@ impl Engine {
         }
     }
 
-    /// Closing would wake the thread: whatever was submitted has to be served without.
+    /// Waits before closing: closing would wake the thread, and every submitted job has to be
+    /// served without that.
     fn close_when_served(&self, jobs: usize) {
         let mut served = self.served.lock();
         while served.len() < jobs {
@@ -181,7 +182,7 @@ fn closing_waits_for_what_was_submitted() {
 
 // -- The thread engine
 
-/// A file in memory with room for the pages that the models write.
+/// An in-memory file, large enough for the pages that the models write.
 fn file(writable: bool) -> OwnedFd {
     let file = rustix::fs::memfd_create("models", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 16 * PAGE_BYTES as u64).unwrap();
@@ -225,7 +226,7 @@ fn all_who_fail_see_the_first_cause_and_nothing_is_written_after_it() {
     });
 }
 
-/// An engine finishes a write that went well while another one fails on the next thread.
+/// An engine finishes a successful write while another one fails on the next thread.
 #[test]
 fn a_request_that_is_submitted_after_a_failure_was_seen_is_refused() {
     loom::model(|| {

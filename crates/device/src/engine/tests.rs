@@ -1,4 +1,4 @@
-//! The conformance suite on real engines and targets, and what only they can get wrong.
+//! The conformance suite on real engines and targets, and tests of what is specific to them.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,7 +24,7 @@ use crate::{
 
 const FILE_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Few and small buffers, so that the suite runs beyond them.
+/// Few and small buffers, so that the suite exceeds the pool.
 fn options(engine: Engine) -> OpenOptions {
     OpenOptions {
         engine,
@@ -44,7 +44,7 @@ fn start(fd: OwnedFd, geometry: &Geometry, engine: Engine) -> io::Result<SharedD
     })
 }
 
-/// Whether to test `engine` here; says so if not.
+/// Whether `engine` can be tested here; prints a message if not.
 fn available(engine: Engine) -> bool {
     if engine != Engine::IoUring || io_uring::IoUring::new(2).is_ok() {
         return true;
@@ -61,8 +61,8 @@ fn conforms(path: &Path, engine: Engine) {
     let read_only = OpenOptions { access: Access::ReadOnly, ..options.clone() };
     conformance::run(&Subject {
         open: &|| open(path, &options),
-        // The kernel itself refuses to write through a descriptor that is open for reading only, or
-        // to flush one that is no file.
+        // The kernel refuses to write through a descriptor that is open read-only, and to flush one
+        // that is not a file.
         broken: &|| {
             let geometry = open(path, &options).unwrap().geometry().clone();
             let fd =
@@ -119,8 +119,7 @@ fn a_block_device_is_measured_and_held_alone() {
     open(&device.path, &options).expect("it is free again");
 }
 
-/// Durable means that the device was told to flush, not only that it was written to: the block
-/// layer counts.
+/// A durable write flushes the device: the block layer's counters show it.
 #[test]
 fn durable_writes_flush_the_device() {
     let Some(device) = LoopDevice::new() else { return };
@@ -130,7 +129,7 @@ fn durable_writes_flush_the_device() {
     if !fs::read_to_string(&cache).is_ok_and(|cache| cache.trim() == "write back") {
         return println!("SKIPPED: the loop device has no volatile cache");
     }
-    // Documentation/block/stat.rst: the 16th number is that of the flushes.
+    // Documentation/block/stat.rst: the 16th number counts flushes.
     let flushes = || -> u64 {
         fs::read_to_string(&stat).unwrap().split_whitespace().nth(15).unwrap().parse().unwrap()
     };
@@ -163,19 +162,19 @@ fn durable_writes_flush_the_device() {
     }
 }
 
-/// A loop device over a file of its own; gone when dropped.
+/// A loop device over its own file; detached when dropped.
 struct LoopDevice {
     path: PathBuf,
     _dir: tempfile::TempDir,
     _alone: MutexGuard<'static, ()>,
 }
 
-/// One at a time: between fork and exec, a child of one test holds a copy of another's claim, which
-/// only `losetup` forks for.
+/// Serialises the tests with a loop device: between fork and exec, the child of one test holds a
+/// copy of another's claim, and only `losetup` forks.
 static LOOP_DEVICE: Mutex<()> = Mutex::new(());
 
 impl LoopDevice {
-    /// None, with a printed reason, where loop devices are not allowed.
+    /// `None`, with a printed reason, where loop devices are not allowed.
     fn new() -> Option<Self> {
         let alone = LOOP_DEVICE.lock();
         let dir = tempfile::tempdir().unwrap();
@@ -210,7 +209,8 @@ impl Drop for LoopDevice {
     }
 }
 
-/// A file that shrank under the engine: the kernel transfers what is there, and then nothing.
+/// A file that was truncated under the engine: the kernel transfers the bytes that exist, then
+/// none.
 #[test]
 fn reading_beyond_the_end_of_a_file_is_an_error() {
     for engine in [Engine::Threads, Engine::IoUring].into_iter().filter(|engine| available(*engine))
@@ -236,7 +236,7 @@ fn a_panicking_completion_latches_and_the_engine_lives_on() {
         let buf = device.alloc(PAGE_BYTES);
         device
             .submit(Request::Read { at: DeviceOffset(0), buf }, Box::new(|_| panic!("on purpose")));
-        // Several engine threads: wait until the panic has been seen.
+        // There are several engine threads: wait until the panic has taken effect.
         while device.failure().is_none() {
             thread::yield_now();
         }
@@ -246,7 +246,8 @@ fn a_panicking_completion_latches_and_the_engine_lives_on() {
     }
 }
 
-/// Submitters on many threads race the I/O thread's way to sleep: a lost wake-up would hang this.
+/// Submitters on many threads race with the I/O thread going to sleep: a lost wake-up would hang
+/// this test.
 #[test]
 fn no_submission_is_left_waiting() {
     for engine in [Engine::Threads, Engine::IoUring].into_iter().filter(|engine| available(*engine))
@@ -267,8 +268,7 @@ fn no_submission_is_left_waiting() {
     }
 }
 
-/// Two handles in turn, many times: whoever drops the device gives its lock back before the drop
-/// returns.
+/// Two handles in turn, many times: the device's lock is released before its drop returns.
 #[test]
 fn the_lock_is_free_when_the_device_is_dropped() {
     for engine in [Engine::Threads, Engine::IoUring].into_iter().filter(|engine| available(*engine))
@@ -307,7 +307,7 @@ fn a_short_transfer_is_continued_at_whole_blocks() {
     assert_eq!(position(&mut read), (9728, 6656));
     assert!(read.advance(Ok(6656), 512).unwrap().is_ok());
 
-    // No progress at all, or none that counts.
+    // No progress at all, or less than one block.
     for moved in [0, 511] {
         let error = job(4096).advance(Ok(moved), 512).unwrap().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
@@ -334,7 +334,7 @@ fn job(body: Body, at: u64) -> Job {
     Job { at, done: 0, retries: 0, body, completion: Box::new(|_| {}) }
 }
 
-/// A write that was in flight beside the one that failed is not acknowledged either.
+/// A write that was in flight beside the failed one is not acknowledged either.
 #[test]
 fn nothing_is_acknowledged_after_the_latch() {
     let geometry = Geometry {
@@ -365,7 +365,7 @@ fn nothing_is_acknowledged_after_the_latch() {
     assert!(core.refusal(&job()).is_some());
 }
 
-/// The kernel registers at most 1 GiB as one buffer; a pool above that stands for any that it
+/// The kernel registers at most 1 GiB as one buffer; a pool above that represents any pool that it
 /// refuses.
 #[test]
 fn a_pool_that_can_not_be_registered_works_too() {
@@ -375,7 +375,7 @@ fn a_pool_that_can_not_be_registered_works_too() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("wal");
     let buffer_bytes = 1024 * 1024;
-    // Untouched slots are address space only.
+    // Untouched slots are only address space.
     for buffers in [0, 1025] {
         let device =
             open(&path, &OpenOptions { buffer_bytes, buffers, ..options(Engine::IoUring) })
@@ -387,7 +387,7 @@ fn a_pool_that_can_not_be_registered_works_too() {
     }
 }
 
-/// What a container does that forbids io_uring: its seccomp filter answers EPERM.
+/// A container that forbids io_uring: its seccomp filter returns EPERM.
 #[test]
 fn threads_serve_where_io_uring_is_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -418,8 +418,8 @@ fn durable_writes_do_without_a_flag_that_is_not_there() {
     });
 }
 
-/// Run `test` on a thread (and the threads that it starts) for which the system call `number` fails
-/// with `errno`.
+/// Runs `test` on a thread (and the threads that it starts) for which the system call `number`
+/// fails with `errno`.
 fn without(number: libc::c_long, errno: i32, test: impl FnOnce() + Send) {
     let statement = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let filter = [

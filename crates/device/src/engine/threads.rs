@@ -55,8 +55,8 @@ impl Threads {
 }
 
 impl Shared {
-    /// One worker: requests in order of submission until the device is closed and the queue is
-    /// empty.
+    /// Runs one worker: requests in order of submission, until the device is closed and the queue
+    /// is empty.
     fn serve(&self) {
         loop {
             let mut queue = self.queue.lock();
@@ -98,10 +98,10 @@ impl Shared {
 
     fn write_durable(&self, at: u64, buf: &[u8]) -> Result<usize, Errno> {
         // On a block device the flag costs two flushes, one that belongs to the write and one after
-        // it (`blkdev_write_iter` in block/fops.c, for writes that are waited for).
+        // it (`blkdev_write_iter` in block/fops.c, for synchronous writes).
         if !self.core.geometry.block_device {
             match pwritev2(&self.fd, &[IoSlice::new(buf)], at, ReadWriteFlags::DSYNC) {
-                // A sandbox's own kernel may know neither the call nor the flag.
+                // A sandbox's own kernel may support neither the call nor the flag.
                 Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
                 other => return other,
             }
@@ -131,7 +131,7 @@ impl Drop for Threads {
         self.shared.queue.lock().closed = true;
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
-            // The last handle may be dropped inside a completion, on a worker: that one ends by
+            // The last handle may be dropped inside a completion, on a worker: that worker ends by
             // itself.
             if worker.thread().id() != thread::current().id() {
                 worker

@@ -3,10 +3,11 @@
 //!
 //! Requests come through an inbox under a short lock. The thread takes as many as it may have in
 //! flight, submits them together with the wait for the next completion, and runs completions
-//! between two waits. A submitter wakes it, through an eventfd that the ring polls, only when the
-//! thread has said that it goes to sleep with room for more.
+//! between two waits. A submitter wakes it, through an eventfd that the ring polls, only if the
+//! thread has marked that it sleeps with capacity for more.
 //!
-//! What is in flight is bounded by the size of the ring, so neither of its queues can overflow.
+//! The number of requests in flight is bounded by the size of the ring, so neither of its queues
+//! can overflow.
 
 use std::fmt;
 use std::io;
@@ -22,17 +23,17 @@ use super::inbox::{Inbox, Next};
 use super::{Core, Engine, Job, Transfer};
 use crate::buffer::Pool;
 
-/// The target's place in the table of registered files.
+/// The target's index in the table of registered files.
 const TARGET: types::Fixed = types::Fixed(0);
 
-/// The pool's place in the table of registered buffers.
+/// The pool's index in the table of registered buffers.
 const POOL: u16 = 0;
 
 /// `user_data` of the poll on the eventfd; transfers carry the index of their slot.
 const WAKE: u64 = u64::MAX;
 
-/// Most bytes asked for at once; a longer transfer is continued. Below what the kernel moves at
-/// most, 2 GiB less a page (read(2), "NOTES").
+/// Upper bound of bytes per transfer; a longer one is continued. Below the kernel's limit of 2 GiB
+/// less a page (read(2), "NOTES").
 const MAX_TRANSFER_BYTES: usize = 1 << 30;
 
 /// A device served by a ring.
@@ -50,19 +51,20 @@ struct Shared {
 }
 
 impl Uring {
-    /// Fails where the kernel or the container refuses io_uring, or a part of it that is needed.
+    /// Starts the engine. Fails where the kernel or the container refuses io_uring or a required
+    /// part of it.
     pub(crate) fn start(
         fd: OwnedFd,
         core: Core,
         pool: Arc<Pool>,
         io_depth: usize,
     ) -> io::Result<Self> {
-        // Not O_NONBLOCK: it is only read after the ring has said that there is something.
+        // Not O_NONBLOCK: it is read only after the ring has reported it readable.
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let shared = Arc::new(Shared { core, inbox: Inbox::new(), wake });
         let (ready, started) = mpsc::sync_channel(1);
-        // The ring is made on the thread that uses it: IORING_SETUP_SINGLE_ISSUER binds it to its
-        // maker.
+        // The ring is created on the thread that uses it: IORING_SETUP_SINGLE_ISSUER binds it to
+        // its creator.
         let thread = thread::Builder::new().name("device-io".into()).spawn({
             let (shared, pool) = (shared.clone(), pool.clone());
             move || match IoThread::set_up(shared, fd, pool, io_depth) {
@@ -80,7 +82,7 @@ impl Uring {
 
 impl Shared {
     fn wake(&self) {
-        // Can only fail if the counter would overflow, and then there is something to read.
+        // This fails only if the counter would overflow, and then the eventfd is readable anyway.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
@@ -106,8 +108,8 @@ impl Drop for Uring {
         self.shared.inbox.close();
         self.shared.wake();
         let thread = self.thread.take().expect("taken only here");
-        // The last handle may be dropped inside a completion, on the thread itself, which then ends
-        // on its own.
+        // The last handle may be dropped inside a completion, on this very thread, which then ends
+        // by itself.
         if thread.thread().id() != thread::current().id() {
             thread.join().expect("the I/O thread aborts rather than panics");
         }
@@ -120,21 +122,21 @@ impl fmt::Debug for Uring {
     }
 }
 
-/// All that belongs to the thread.
+/// The state of the I/O thread.
 struct IoThread {
     shared: Arc<Shared>,
     ring: IoUring,
     flight: Flight,
-    /// The poll on the eventfd is in the ring.
+    /// Whether the poll on the eventfd is in the ring.
     polling: bool,
-    /// The pool is registered, so that transfers of its slots need not pin pages.
+    /// Whether the pool is registered, so that transfers of its slots need not pin pages.
     registered: bool,
     _fd: OwnedFd,
     _pool: Arc<Pool>,
 }
 
-/// Jobs that the kernel is working on, by slot. The kernel reads and writes their buffers, so they
-/// must stay where they are until the ring says that it is done.
+/// Jobs that the kernel is working on, by slot. The kernel reads and writes their buffers, which
+/// must stay valid until the ring reports completion.
 struct Flight {
     slots: Vec<Option<Job>>,
     free: Vec<usize>,
@@ -144,7 +146,7 @@ impl Drop for Flight {
     fn drop(&mut self) {
         if thread::panicking() {
             // A defect of the engine itself. Freeing the buffers would let the kernel write into
-            // whatever takes their place, keeping them would leave their owners waiting for ever.
+            // memory that is reused, and keeping them would leave their owners waiting for ever.
             tracing::error!("the I/O thread of a device panicked; aborting");
             std::process::abort();
         }
@@ -181,7 +183,7 @@ impl IoThread {
         Ok(Self { shared, ring, flight, polling: false, registered, _fd: fd, _pool: pool })
     }
 
-    /// Until the device is closed and nothing is left to do.
+    /// Runs until the device is closed and idle.
     fn run(mut self) {
         let mut completed = Vec::with_capacity(self.flight.slots.len() + 1);
         while self.start_requests() {
@@ -198,8 +200,8 @@ impl IoThread {
         }
     }
 
-    /// Put waiting requests into the ring as long as there is room. False if the device is closed
-    /// and idle.
+    /// Moves queued requests into the ring while slots are free. Returns false if the device is
+    /// closed and idle.
     fn start_requests(&mut self) -> bool {
         loop {
             let Flight { free, slots } = &self.flight;
@@ -227,12 +229,12 @@ impl IoThread {
         true
     }
 
-    /// Submit what was put into the ring and sleep until something has completed.
+    /// Submits the queued entries and sleeps until a completion.
     fn wait(&mut self) {
         if let Err(error) = self.ring.submit_and_wait(1) {
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
-                // The kernel is short of memory; what was not submitted stays in the ring for the
+                // The kernel is short of memory; entries not submitted stay in the ring for the
                 // next round.
                 Some(libc::EAGAIN | libc::EBUSY) => thread::yield_now(),
                 _ => panic!("{}: io_uring_enter: {error}", self.shared.core.geometry.name),
@@ -242,12 +244,12 @@ impl IoThread {
 
     fn woken(&mut self) {
         self.polling = false;
-        // Whatever it holds; it is readable, so this does not block. If it should fail, the next
-        // poll fires at once.
+        // The value does not matter; the eventfd is readable, so this does not block. If the read
+        // fails, the next poll fires at once.
         let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
     }
 
-    /// Hand the next transfer of the job in `slot` to the ring.
+    /// Hands the next transfer of the job in `slot` to the ring.
     fn transfer(&mut self, slot: usize) {
         let job = self.flight.slots[slot].as_mut().expect("the slot is in flight");
         let entry = match job.next() {
@@ -278,12 +280,12 @@ impl IoThread {
         let entry = entry.user_data(slot as u64);
         // SAFETY: the buffer belongs to the job, which stays in its slot until this operation has
         // completed (`transferred`), even if the thread panics (`Flight::drop`). A read's buffer is
-        // unique and nobody else can touch it; a write's is frozen. Moving the job does not move
+        // unique and not accessible elsewhere; a write's is frozen. Moving the job does not move
         // the buffer's bytes. The target is registered as long as the ring lives.
         unsafe { push(&mut self.ring, &entry) };
     }
 
-    /// The kernel is done with the transfer of `slot`.
+    /// Handles the kernel's completion of the transfer in `slot`.
     fn transferred(&mut self, slot: usize, result: i32) {
         let moved = match u32::try_from(result) {
             Ok(moved) => Ok(moved as usize),
@@ -301,12 +303,13 @@ impl IoThread {
     }
 }
 
-/// A ring with the cheapest way to deliver completions that the kernel knows.
+/// Creates a ring with the cheapest completion delivery that the kernel supports.
 fn build(entries: u32) -> io::Result<IoUring> {
     // Completions are delivered when the thread asks for them, never by interrupting it. Linux 6.1.
     let deferred = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(entries);
     match deferred {
-        // Not by interrupting it, but whenever it is in the kernel. Linux 5.19.
+        // Completions do not interrupt the thread, but are delivered whenever it enters the kernel.
+        // Linux 5.19.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             match IoUring::builder().setup_coop_taskrun().build(entries) {
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
@@ -317,7 +320,7 @@ fn build(entries: u32) -> io::Result<IoUring> {
     }
 }
 
-/// An error if the kernel lacks one of the operations that the engine uses.
+/// Returns an error if the kernel lacks an operation that the engine uses.
 fn require_operations(ring: &IoUring) -> io::Result<()> {
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe)?;
@@ -337,7 +340,7 @@ fn require_operations(ring: &IoUring) -> io::Result<()> {
     }
 }
 
-/// Register the pool's memory; false if it has none.
+/// Registers the pool's memory; false if it has none.
 fn register_pool(ring: &IoUring, pool: &Pool) -> io::Result<bool> {
     let Some((base, len)) = pool.region() else { return Ok(false) };
     let buffer = libc::iovec { iov_base: base.cast(), iov_len: len };
@@ -347,13 +350,13 @@ fn register_pool(ring: &IoUring, pool: &Pool) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Queue an entry.
+/// Queues an entry.
 ///
 /// # Safety
 ///
-/// What the entry points to must stay valid until it has completed.
+/// The memory that the entry points to must stay valid until the entry has completed.
 unsafe fn push(ring: &mut IoUring, entry: &squeue::Entry) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller guarantees it.
     let pushed = unsafe { ring.submission().push(entry) };
     pushed.expect("the ring has an entry for each slot and for the poll");
 }

@@ -1,4 +1,4 @@
-//! loom's types behind the interfaces of `parking_lot` and `std`. They work inside of a model only.
+//! loom's types behind the interfaces of `parking_lot` and `std`. They work only inside a model.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
@@ -12,23 +12,23 @@ use atomic::{AtomicBool, Ordering};
 #[derive(Debug, Default)]
 pub struct Mutex<T>(loom::sync::Mutex<T>);
 
-/// As `parking_lot::MutexGuard`. `None` only while a condition variable has it.
+/// As `parking_lot::MutexGuard`. `None` only while a condition variable holds it.
 #[derive(Debug)]
 pub struct MutexGuard<'a, T>(Option<loom::sync::MutexGuard<'a, T>>);
 
 impl<T> Mutex<T> {
-    /// Unlocked.
+    /// Creates an unlocked mutex.
     pub fn new(value: T) -> Self {
         Self(loom::sync::Mutex::new(value))
     }
 
-    /// Block until it is free, and take it.
+    /// Locks, blocking until the mutex is free.
     #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         MutexGuard(Some(self.0.lock().expect("a model stops at its first panic")))
     }
 
-    /// Take it if it is free.
+    /// Locks the mutex if it is free.
     #[track_caller]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         Some(MutexGuard(Some(self.0.try_lock().ok()?)))
@@ -54,19 +54,19 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 pub struct Condvar(loom::sync::Condvar);
 
 impl Condvar {
-    /// Nobody waits.
+    /// Creates a condition variable.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Give the lock up until notified.
+    /// Releases the lock until notified.
     #[track_caller]
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         let held = guard.0.take().expect("held");
         guard.0 = Some(self.0.wait(held).expect("a model stops at its first panic"));
     }
 
-    /// As [`Condvar::wait`]: no time passes in a model.
+    /// Waits like [`Condvar::wait`]: time does not pass in a model.
     #[track_caller]
     pub fn wait_until<T>(
         &self,
@@ -77,13 +77,13 @@ impl Condvar {
         WaitTimeoutResult(())
     }
 
-    /// Wake one.
+    /// Wakes one waiter.
     #[track_caller]
     pub fn notify_one(&self) {
         self.0.notify_one();
     }
 
-    /// Wake all.
+    /// Wakes all waiters.
     #[track_caller]
     pub fn notify_all(&self) {
         self.0.notify_all();
@@ -95,14 +95,14 @@ impl Condvar {
 pub struct WaitTimeoutResult(());
 
 impl WaitTimeoutResult {
-    /// Never.
+    /// Always false.
     pub fn timed_out(&self) -> bool {
         false
     }
 }
 
-/// As `std::sync::OnceLock`: whoever sees the value sees what happened before it was set, and it
-/// need not be seen at once.
+/// As `std::sync::OnceLock`: a reader of the value also sees everything that happened before it was
+/// set, and may see the value with a delay.
 #[derive(Debug)]
 pub struct OnceLock<T> {
     value: std::sync::OnceLock<T>,
@@ -124,19 +124,19 @@ impl<T> From<T> for OnceLock<T> {
 }
 
 impl<T> OnceLock<T> {
-    /// Empty.
+    /// Creates an empty cell.
     pub fn new() -> Self {
         let (value, setting, set) = (std::sync::OnceLock::new(), Mutex::new(()), false.into());
         Self { value, setting, set }
     }
 
-    /// The value, if it is set.
+    /// Returns the value if it is set.
     #[track_caller]
     pub fn get(&self) -> Option<&T> {
         self.set.load(Ordering::Acquire).then(|| self.value.get().expect("set"))
     }
 
-    /// Set it, or hand the value back if it is set.
+    /// Sets the value, or returns it if the cell is already set.
     #[track_caller]
     pub fn set(&self, value: T) -> Result<(), T> {
         let _setting = self.setting.lock();
@@ -145,7 +145,7 @@ impl<T> OnceLock<T> {
         Ok(())
     }
 
-    /// The value, which `init` makes if there is none.
+    /// Returns the value, creating it with `init` if the cell is empty.
     #[track_caller]
     pub fn get_or_init(&self, init: impl FnOnce() -> T) -> &T {
         let _setting = self.setting.lock();
