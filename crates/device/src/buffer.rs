@@ -211,7 +211,7 @@ impl SharedBuf {
                 && range.end <= self.len
                 && range.start.is_multiple_of(PAGE_BYTES)
                 && range.end.is_multiple_of(PAGE_BYTES),
-            "{range:?} is no range of pages of a buffer of {} bytes",
+            "{range:?} is not a range of pages in a buffer of {} bytes",
             self.len
         );
         Self { memory: self.memory.clone(), start: self.start + range.start, len: range.len() }
@@ -348,7 +348,7 @@ impl Pool {
     }
 
     fn slot(&self, index: usize) -> NonNull<u8> {
-        let region = self.region.as_ref().expect("who has a slot got it from the region");
+        let region = self.region.as_ref().expect("a slot belongs to a region");
         let at = index * self.slot_bytes;
         assert!(at < region.len());
         // SAFETY: inside the mapping, by the assertion.

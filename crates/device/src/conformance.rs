@@ -1,4 +1,4 @@
-//! What every engine must do, as one suite that all of them run. Tests only.
+//! The required behaviour of every engine, as one suite that all of them run. Tests only.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,23 +13,23 @@ use crate::{
 
 /// An engine under test. Targets hold at least 2 MiB.
 pub(crate) struct Subject<'a> {
-    /// A handle to the same target each time, never two at once.
+    /// Opens the same target each time, never twice concurrently.
     pub(crate) open: &'a dyn Fn() -> Result<SharedDevice, OpenError>,
-    /// The same target, but every write and flush that reaches it fails.
+    /// Opens the same target so that every write and flush that reaches it fails.
     pub(crate) broken: &'a dyn Fn() -> SharedDevice,
-    /// The same target, opened for reading only.
+    /// Opens the same target read-only.
     pub(crate) read_only: Option<&'a dyn Fn() -> SharedDevice>,
-    /// Lets queued requests happen, where they do not by themselves.
+    /// Makes queued requests progress, for an engine that does not do so by itself.
     pub(crate) drive: &'a dyn Fn(),
 }
 
 type Outcome = Result<Option<AlignedBuf>, DeviceError>;
 
-/// Run the whole suite.
+/// Runs the whole suite.
 pub(crate) fn run(subject: &Subject<'_>) {
     subject.reads_what_was_written();
     subject.splits_a_buffer_at_the_end_of_the_device();
-    subject.keeps_many_requests_apart();
+    subject.keeps_concurrent_requests_apart();
     subject.runs_completions_that_submit();
     subject.flushes();
     subject.refuses_what_is_out_of_bounds();
@@ -43,8 +43,8 @@ pub(crate) fn run(subject: &Subject<'_>) {
 
 impl Subject<'_> {
     fn open(&self) -> SharedDevice {
-        // A test beside this one that starts a program has all files of this process open in its
-        // child, until that is executed: so a device that was closed may be in use for that moment.
+        // A parallel test that starts a program shares all open files of this process with its
+        // child until `exec`, so a closed device may stay in use for that moment.
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
             match (self.open)() {
@@ -54,8 +54,8 @@ impl Subject<'_> {
         }
     }
 
-    /// Submit all, then wait for all; outcomes in the order of `requests`. Asserts that each
-    /// completes exactly once.
+    /// Submits all requests and waits for their outcomes, in the order of `requests`. Asserts that
+    /// each completes exactly once.
     fn submit(&self, device: &SharedDevice, requests: Vec<Request>) -> Vec<Outcome> {
         let (tx, rx) = mpsc::channel();
         let count = requests.len();
@@ -85,7 +85,7 @@ impl Subject<'_> {
 
     fn write(&self, device: &SharedDevice, at: u64, buf: SharedBuf, durable: bool) {
         let outcome = self.one(device, Request::Write { at: DeviceOffset(at), buf, durable });
-        assert!(outcome.unwrap().is_none(), "a write has no buffer to hand back");
+        assert!(outcome.unwrap().is_none(), "a write returns no buffer");
     }
 
     fn reads_what_was_written(&self) {
@@ -116,8 +116,8 @@ impl Subject<'_> {
         assert_eq!(*self.read(&device, 0, 3 * PAGE_BYTES), whole[cut..]);
     }
 
-    /// More in flight than any queue is deep, reads beside writes of other places.
-    fn keeps_many_requests_apart(&self) {
+    /// More requests in flight than any queue is deep, reads beside writes at other positions.
+    fn keeps_concurrent_requests_apart(&self) {
         let device = self.open();
         let page = PAGE_BYTES as u64;
         let place = |index: u64| DeviceOffset(index * 2 * page);
@@ -150,7 +150,7 @@ impl Subject<'_> {
         }
     }
 
-    /// A log submits its next block from the completion of the last one.
+    /// As a log does, which submits its next block from the completion of the previous one.
     fn runs_completions_that_submit(&self) {
         fn chain(device: &SharedDevice, left: u32, done: mpsc::Sender<()>) {
             let next = device.clone();
@@ -191,7 +191,7 @@ impl Subject<'_> {
             [1, 512, page - 1, capacity - 512, capacity, capacity + page, u64::MAX - page + 1];
         for at in offsets.map(DeviceOffset) {
             let refused = |request: Request| {
-                let submit = || device.submit(request, Box::new(|_| panic!("it was refused")));
+                let submit = || device.submit(request, Box::new(|_| panic!("a refused request must not complete")));
                 catch_unwind(AssertUnwindSafe(submit)).is_err()
             };
             let buf = device.alloc(PAGE_BYTES);
@@ -199,11 +199,12 @@ impl Subject<'_> {
             let buf = device.alloc(PAGE_BYTES).freeze();
             assert!(refused(Request::Write { at, buf, durable: true }), "a write at {at:?}");
         }
-        // The last page belongs to it, one more does not, and a refusal breaks nothing.
+        // The last page is inside the device, the next one is not, and a refusal has no side
+        // effects.
         self.write(&device, capacity - page, pattern(&device, PAGE_BYTES, 5), true);
         let buf = device.alloc(2 * PAGE_BYTES).freeze();
         let beyond = Request::Write { at: DeviceOffset(capacity - page), buf, durable: true };
-        let submit = || device.submit(beyond, Box::new(|_| panic!("it was refused")));
+        let submit = || device.submit(beyond, Box::new(|_| panic!("a refused request must not complete")));
         assert!(catch_unwind(AssertUnwindSafe(submit)).is_err());
         assert_eq!(
             *self.read(&device, capacity - page, PAGE_BYTES),
@@ -220,7 +221,7 @@ impl Subject<'_> {
                 assert_eq!(
                     **buf,
                     *pattern(&device, 2 * PAGE_BYTES, index as u64),
-                    "buffer {index} is its own"
+                    "buffer {index} was overwritten"
                 );
                 self.write(&device, 0, buf.clone(), false);
                 assert_eq!(*self.read(&device, 0, 2 * PAGE_BYTES), **buf);
@@ -248,7 +249,7 @@ impl Subject<'_> {
         drop(device);
         (self.drive)();
         assert_eq!(completed.load(Ordering::SeqCst), 64);
-        // And the target is free again, at once.
+        // The target is free again at once.
         let device = self.open();
         for (index, content) in content.iter().enumerate() {
             assert_eq!(*self.read(&device, (index * PAGE_BYTES) as u64, PAGE_BYTES), **content);
@@ -271,11 +272,11 @@ impl Subject<'_> {
                 tx.send(()).unwrap();
             }),
         );
-        // Where completions have a thread of their own, the very last handle goes to it.
+        // Where completions have a thread of their own, that thread drops the last handle.
         drop(hand_over.send(device));
         (self.drive)();
         rx.recv().expect("the completion has run");
-        // A thread cannot wait for its own end; the target is free when it has come to it.
+        // A thread cannot join itself; the target becomes free when it ends.
         while let Err(OpenError::InUse(_)) = (self.open)() {
             thread::yield_now();
         }
@@ -291,7 +292,7 @@ impl Subject<'_> {
         assert!(device.failure().is_none());
         let at = DeviceOffset(8 * PAGE_BYTES as u64);
         let write = || Request::Write { at, buf: pattern(&device, PAGE_BYTES, 78), durable: true };
-        let first = self.one(&device, write()).expect_err("its writes fail");
+        let first = self.one(&device, write()).expect_err("writes must fail");
         assert_eq!(
             (first.operation, first.at, first.len_bytes),
             ("write", at.0, PAGE_BYTES as u64)
@@ -339,22 +340,22 @@ impl Subject<'_> {
         let content = pattern(&device, PAGE_BYTES, 31);
         self.write(&device, 0, content.clone(), true);
 
-        // Beside the one that writes.
+        // A reader beside the open writer.
         let reader = open();
         assert!(reader.geometry().read_only);
         assert_eq!(*self.read(&reader, 0, PAGE_BYTES), *content);
         let buf = pattern(&device, PAGE_BYTES, 32);
         let write = Request::Write { at: DeviceOffset(0), buf, durable: true };
-        let error = self.one(&reader, write).expect_err("it only reads");
+        let error = self.one(&reader, write).expect_err("the device is read-only");
         assert_eq!(error.source.kind(), std::io::ErrorKind::PermissionDenied);
-        self.one(&reader, Request::Flush).expect_err("it only reads");
+        self.one(&reader, Request::Flush).expect_err("the device is read-only");
         assert!(reader.failure().is_none(), "nothing has failed");
         assert_eq!(*self.read(&device, 0, PAGE_BYTES), *content);
         assert!(device.failure().is_none());
     }
 }
 
-/// `len` bytes that differ between seeds and between positions.
+/// Returns `len` bytes that differ between seeds and between positions.
 pub(crate) fn pattern(device: &SharedDevice, len: usize, seed: u64) -> SharedBuf {
     let mut random = crate::sim::Random::new(seed);
     let mut buf = device.alloc(len);

@@ -64,8 +64,8 @@ pub enum ReserveError {
     /// The device is reserved, or this host is registered, under a key other than Alluvium's; or
     /// another host has reserved it at the same moment.
     #[error(
-        "{device}: is reserved, or this host is registered with it, by other software with a key that is not Alluvium's; or another host has reserved it at \
-         this moment"
+        "{device}: is reserved, or this host is registered with it, under a key that is not \
+         Alluvium's; or another host has just reserved it"
     )]
     Held {
         /// Name of the device.
@@ -89,11 +89,13 @@ impl ReserveError {
         match errno {
             Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL => {
                 let reason =
-                    "it, or its driver, has no persistent reservations of this kind".into();
+                    "the device or its driver has no persistent reservations of this kind".into();
                 Self::Unsupported { device, reason }
             }
             Errno::PERM => {
-                let reason = "the kernel does not let this process, which before Linux 6.6 needs CAP_SYS_ADMIN".into();
+                let reason = "the kernel does not permit it to this process, which before \
+                    Linux 6.6 needs CAP_SYS_ADMIN"
+                    .into();
                 Self::Unsupported { device, reason }
             }
             errno => Self::Io { device, command, source: errno.into() },

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_come_one_behind_the_other() {
+    fn reads_append() {
         let whole: Vec<u8> =
             (0..3 * PAGE_BYTES + 5).map(|i| (i * 7 + i / PAGE_BYTES) as u8).collect();
         let (_directory, file) = file(&whole);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_comes_than_there_is_room_for() {
+    fn reads_stop_at_the_capacity() {
         let whole = vec![1; 4 * PAGE_BYTES];
         let (_directory, file) = file(&whole);
         let mut read = FileBytes::with_capacity(1);

@@ -147,7 +147,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// The device does not support such reservations, or other software holds one.
     fn reserve(&self) -> Result<(), ReserveError> {
         let device = self.geometry().name.clone();
-        Err(ReserveError::Unsupported { device, reason: "it is no disk of its own".into() })
+        Err(ReserveError::Unsupported { device, reason: "it is not a physical disk".into() })
     }
 
     /// Allocates an aligned buffer of `len_bytes` (rounded up to a page) from the engine's pool,
@@ -172,7 +172,7 @@ impl dyn Device + '_ {
     pub fn read(&self, at: DeviceOffset, len_bytes: usize) -> Result<AlignedBuf, DeviceError> {
         let buf = self.alloc(len_bytes);
         let buf = self.wait(Request::Read { at, buf })?;
-        Ok(buf.expect("a read hands its buffer back"))
+        Ok(buf.expect("a read returns its buffer"))
     }
 
     /// Writes `buf` at `at` durably and waits.

@@ -127,7 +127,7 @@ impl Words {
     /// # Errors
     /// The memory cannot be allocated.
     pub fn zeroed(len: usize) -> io::Result<Self> {
-        assert!(len > 0, "a table has at least one word");
+        assert!(len > 0, "a table needs at least one word");
         let bytes = len
             .checked_mul(size_of::<AtomicU64>())
             .and_then(|bytes| bytes.checked_next_multiple_of(crate::PAGE_BYTES))

@@ -1,44 +1,44 @@
-//! A modelled disk: a device whose requests take as long as those of a cloud disk, whatever they
-//! really run on.
+//! A modelled disk: a device whose requests take as long as those of a cloud disk, whatever it
+//! really runs on.
 //!
-//! Cloud disks are sold by IOPS and bandwidth, and a write-ahead log meets both limits; a
-//! development machine has neither. The model puts them in front of any device, or of memory, so
-//! that a log can be measured against a disk that is the same everywhere.
+//! Cloud disks are sold by IOPS and bandwidth, and a write-ahead log reaches both limits; a
+//! development machine has neither. The model applies them to any device, or to memory, so that a
+//! log can be measured against a disk that is the same everywhere.
 //!
 //! # What it models
 //!
-//! - **Pieces.** A request is cut every [`PIECE_BYTES`], 256 KiB. Each piece counts as one I/O, and
-//!   they are served side by side. Amazon EBS counts that way on its SSD volumes ("I/O
+//! - **Pieces.** A request is split every [`PIECE_BYTES`], 256 KiB. Each piece counts as one I/O,
+//!   and pieces are served in parallel. Amazon EBS counts that way on its SSD volumes ("I/O
 //!   characteristics and monitoring" in its user guide: an I/O of 1,024 KiB counts as four).
 //! - **Quotas.** [`DiskModel::CLOUD`] has 3,000 IOPS and 125 MiB/s: the baseline of an EBS gp3
 //!   volume and of an Azure Premium SSD v2 (125 MB/s there), and within 7% that of the smallest
 //!   Alibaba Cloud ESSD PL1 (20 GiB: 2,800 IOPS and 130 MB/s, by the formulas of its
-//!   documentation). A piece that would exceed a quota starts later, and those behind it wait for
-//!   their turn.
+//!   documentation). A piece that would exceed a quota starts later, and later pieces wait behind
+//!   it.
 //! - **Burst.** None of these three has credits to burst above its baseline for seconds, and none
-//!   states how short an excess must be to pass unnoticed. The model saves up a tenth of a second
-//!   of both quotas, 300 I/Os and 12.5 MiB, as QEMU's block throttling does when it is not told
-//!   otherwise (`util/throttle.c`).
-//! - **Latency.** 0.5 ms for each piece, and its bytes at 220 MiB/s. This is fitted to a published
+//!   documents how short an excess is tolerated. The model accumulates a tenth of a second of both
+//!   quotas, 300 I/Os and 12.5 MiB, which is the default of QEMU's block throttling
+//!   (`util/throttle.c`).
+//! - **Latency.** 0.5 ms for each piece, plus its bytes at 220 MiB/s. This is fitted to a published
 //!   measurement on a disk of this size (AutoMQ, "How to implement high-performance WAL based on
 //!   raw devices?"): queue length divided by IOPS, requests of 44 to 251 KiB took 0.71 to 1.65 ms
 //!   there, and the model is within 4% of each.
 //!
 //! # What it does not model
 //!
-//! Nothing varies: a real disk has a tail of slow requests. Neighbouring small requests are not
-//! merged (EBS does that, to the advantage of its users). Pieces that move at the same time do not
-//! slow each other, which favours large requests: in the same measurement four of 251 KiB at a time
+//! There is no variation: a real disk has a tail of slow requests. Neighbouring small requests are
+//! not merged (EBS merges them, to its users' advantage). Concurrent pieces do not slow each other
+//! down, which favours large requests: in the same measurement four concurrent requests of 251 KiB
 //! took 2.5 ms on average. There is no volatile cache: a flush takes no time of its own. Requests
-//! are executed when they come and completed late, so that readers see a write early.
+//! are executed when they arrive and completed late, so readers see a write early.
 //!
 //! # How precise it is
 //!
 //! Completions run on one thread, in the order in which they are due. It sleeps until 50 us before
 //! the next one and spins for the rest: at most 15% of a processor at 3,000 completions per second.
-//! On a busy virtual machine of two processors, with real-time priority, nine of ten completions
-//! were late by less than 20 us, and 99 of 100 by less than 50 us. Without that priority it is what
-//! the scheduler makes of it; then the disk is slower than the model, never faster.
+//! On a busy virtual machine of two processors, with real-time priority, 90% of completions were
+//! late by less than 20 us, and 99% by less than 50 us. Without that priority it depends on the
+//! scheduler; the disk is then slower than the model, never faster.
 
 mod schedule;
 #[cfg(test)]
@@ -66,11 +66,11 @@ use crate::{
 };
 use schedule::Schedule;
 
-/// The part of a wait that is not slept but spun: about what a wake-up is late.
+/// The part of a wait that is spun instead of slept: about the delay of a wake-up.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// A device that is as slow as a [`DiskModel`] says, or as the device behind it if that is slower.
-/// See the module.
+/// A device with the speed of a [`DiskModel`], or of the device behind it if that is slower. See
+/// the module documentation.
 pub struct ModelledDisk {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -87,25 +87,25 @@ struct Shared {
 
 struct State {
     schedule: Schedule,
-    /// Executed, to be completed when their time has come; the earliest first, and in order of
+    /// Executed requests, to be completed when they are due; earliest first, then in order of
     /// submission.
     due: BinaryHeap<Reverse<Due>>,
     submitted: u64,
-    /// Submitted and not completed.
+    /// Number of requests submitted and not completed.
     outstanding: usize,
     closed: bool,
 }
 
 struct Due {
-    /// Nanoseconds after the start, and a number for those that have the same.
+    /// Nanoseconds after the start, and a sequence number to break ties.
     at: (u64, u64),
     ticket: Ticket,
     result: Result<Option<AlignedBuf>, DeviceError>,
     done: Completion,
 }
 
-/// A request that counts as outstanding. It ends wherever the request ends, also where the inner
-/// device refuses it by a panic.
+/// The count of one outstanding request. It is released whichever way the request ends, including a
+/// panic in which the inner device refuses it.
 struct Ticket {
     shared: Arc<Shared>,
     operation: &'static str,
@@ -114,7 +114,7 @@ struct Ticket {
 }
 
 impl ModelledDisk {
-    /// `inner`, at the speed of `model`. Panics if a number of `model` is out of its range.
+    /// Wraps `inner` with the speed of `model`. Panics if a number of `model` is out of its range.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -137,17 +137,18 @@ impl ModelledDisk {
         Ok(Self { shared, thread: Some(thread), inner })
     }
 
-    /// `capacity_bytes` of memory, all of it taken at once, at the speed of `model`. It has no
-    /// volatile cache, as a cloud disk, and is gone with the last handle. Panics unless the
-    /// capacity is a positive multiple of [`PAGE_BYTES`], and as [`ModelledDisk::over`] does.
+    /// Creates a disk of `capacity_bytes` of memory, all of it allocated at once, with the speed of
+    /// `model`. Like a cloud disk it has no volatile cache; its content is lost with the last
+    /// handle. Panics unless the capacity is a positive multiple of [`PAGE_BYTES`], and as
+    /// [`ModelledDisk::over`] does.
     ///
     /// # Errors
-    /// The thread cannot be started, or the buffer pool not be mapped.
+    /// The thread cannot be started, or the buffer pool cannot be mapped.
     pub fn in_memory(capacity_bytes: u64, model: &DiskModel) -> io::Result<Self> {
         Self::over(Arc::new(Memory::new(capacity_bytes)?), model)
     }
 
-    /// What has been asked of the disk so far.
+    /// The requests submitted to the disk so far.
     pub fn usage(&self) -> Usage {
         self.shared.state.lock().schedule.usage()
     }
@@ -218,10 +219,11 @@ impl Shared {
         }
     }
 
-    /// The thread: completes what is due, until the device is closed and nothing is outstanding.
+    /// The thread: completes requests when they are due, until the device is closed and nothing is
+    /// outstanding.
     fn serve(&self) {
-        // The kernel is told to wake this thread when it asked to be woken, not up to 50 us later.
-        // Without, the disk is a little slower.
+        // Makes the kernel wake this thread at the requested time, not up to 50 us later. Without
+        // it the disk is slightly slower.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut state = self.state.lock();
         loop {
@@ -238,7 +240,7 @@ impl Shared {
                 self.wake.wait_until(&mut state, at - SPIN);
                 continue;
             }
-            let Some(Reverse(due)) = state.due.pop() else { unreachable!("just looked at") };
+            let Some(Reverse(due)) = state.due.pop() else { unreachable!("just peeked") };
             drop(state); // completions submit
             while Instant::now() < at {
                 std::hint::spin_loop();
@@ -248,7 +250,8 @@ impl Shared {
         }
     }
 
-    /// A completion that panics latches the device, and the thread lives on for the others.
+    /// Completes a request. A panicking completion latches the device, and the thread continues for
+    /// other requests.
     fn complete(&self, due: Due) {
         let Due { ticket, result, done, .. } = due;
         let result = match self.latch.get() {
@@ -282,7 +285,7 @@ impl Drop for ModelledDisk {
         self.shared.state.lock().closed = true;
         self.shared.wake.notify_one();
         if let Some(thread) = self.thread.take()
-            // The last handle may be dropped inside a completion: then the thread ends by itself.
+            // The last handle may be dropped inside a completion: the thread then ends by itself.
             && thread.thread().id() != thread::current().id()
         {
             thread
@@ -298,7 +301,7 @@ impl fmt::Debug for ModelledDisk {
     }
 }
 
-// By time alone, for the heap.
+// Ordered by time only, for the heap.
 impl PartialEq for Due {
     fn eq(&self, other: &Self) -> bool {
         self.at == other.at
@@ -319,12 +322,12 @@ impl Ord for Due {
     }
 }
 
-/// Memory as a device, with a thread that copies, so that whoever submits spends no more time than
-/// with a disk.
+/// Memory as a device, with a thread that copies, so that a submitter spends no more time than with
+/// a disk.
 struct Memory {
     core: Arc<Core>,
     pool: Arc<Pool>,
-    /// Taken by the drop alone: then the thread ends.
+    /// Taken only on drop, which ends the thread.
     jobs: Option<mpsc::Sender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -333,7 +336,7 @@ impl Memory {
     fn new(capacity_bytes: u64) -> io::Result<Self> {
         assert!(
             capacity_bytes > 0 && capacity_bytes.is_multiple_of(PAGE_BYTES as u64),
-            "a capacity of {capacity_bytes} bytes is no positive multiple of a page"
+            "a capacity of {capacity_bytes} bytes is not a positive multiple of a page"
         );
         let geometry = Geometry {
             name: "memory".into(),
@@ -393,7 +396,7 @@ impl Device for Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         drop(self.jobs.take());
-        // Never on its own thread: what completes there only hands over to the thread of the model.
+        // Never on its own thread: completions there only hand over to the thread of the model.
         if let Some(thread) = self.thread.take() {
             thread.join().expect("it catches panics of completions and has none of its own");
         }

@@ -132,7 +132,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<SharedDevice, OpenErro
     );
     assert!(
         options.buffer_bytes > 0 && options.buffer_bytes.is_multiple_of(PAGE_BYTES),
-        "buffer_bytes {} is no positive multiple of a page",
+        "buffer_bytes {} is not a positive multiple of a page",
         options.buffer_bytes
     );
     let target = Target::open(path, options)?;
@@ -142,13 +142,13 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<SharedDevice, OpenErro
     let core = |engine| Core::new(geometry(path, options, &target, engine), target.claim.clone());
     if options.durability == Durability::Device && options.access == Access::Exclusive {
         tracing::warn!(
-            "{}: durability `device`: writes are acknowledged without a flush; unless the device's cache survives a power \
-             failure, a power failure loses acknowledged data",
+            "{}: durability `device`: writes are acknowledged without a flush; a power failure \
+             loses acknowledged data unless the device's cache survives it",
             path.display()
         );
     }
     if options.engine != Engine::Threads {
-        let fd = target.fd.try_clone().map_err(failed("duplicating its descriptor"))?;
+        let fd = target.fd.try_clone().map_err(failed("duplicating the descriptor"))?;
         match Uring::start(fd, core("io_uring"), pool.clone(), options.io_depth) {
             Ok(device) => return Ok(Arc::new(device)),
             Err(source) if options.engine == Engine::IoUring => {
@@ -207,7 +207,7 @@ impl FromStr for Durability {
             "auto" => Ok(Self::Auto),
             "dsync" => Ok(Self::Dsync),
             "device" => Ok(Self::Device),
-            _ => Err(format!("`{s}` is no durability: one of auto, dsync, device")),
+            _ => Err(format!("unknown durability `{s}`: expected auto, dsync or device")),
         }
     }
 }
@@ -230,7 +230,7 @@ impl FromStr for Engine {
             "auto" => Ok(Self::Auto),
             "io_uring" => Ok(Self::IoUring),
             "threads" => Ok(Self::Threads),
-            _ => Err(format!("`{s}` is no engine: one of auto, io_uring, threads")),
+            _ => Err(format!("unknown engine `{s}`: expected auto, io_uring or threads")),
         }
     }
 }
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durability_decides_with_the_cache_whether_writes_flush() {
+    fn durability_and_cache_determine_whether_writes_flush() {
         let table = [
             (Durability::Auto, true, true),
             (Durability::Auto, false, false),
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_as_they_are_printed() {
+    fn parsing_accepts_the_displayed_names() {
         for durability in [Durability::Auto, Durability::Dsync, Durability::Device] {
             assert_eq!(durability.to_string().parse(), Ok(durability));
         }
@@ -267,8 +267,8 @@ mod tests {
             assert_eq!(engine.to_string().parse(), Ok(engine));
         }
         let error = "fsync".parse::<Durability>().unwrap_err();
-        assert_eq!(error, "`fsync` is no durability: one of auto, dsync, device");
+        assert_eq!(error, "unknown durability `fsync`: expected auto, dsync or device");
         let error = "aio".parse::<Engine>().unwrap_err();
-        assert_eq!(error, "`aio` is no engine: one of auto, io_uring, threads");
+        assert_eq!(error, "unknown engine `aio`: expected auto, io_uring or threads");
     }
 }

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_makes_way_and_the_others_do_not() {
+    fn only_the_calling_thread_lowers_its_priority() {
         let own = |thread: &str| {
             let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap();
             let (_, fields) = stat.rsplit_once(") ").unwrap();

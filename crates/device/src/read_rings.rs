@@ -30,7 +30,7 @@ const MAX_TRANSFER_BYTES: usize = 1 << 30;
 /// Consecutive submissions that may fail for lack of kernel memory before the ring is abandoned.
 const MAX_RETRIES: u32 = 1_000;
 /// Poll interval for a ring that can no longer be waited on.
-const LOOK_EVERY: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A read of a file.
 #[derive(Debug)]
@@ -127,7 +127,7 @@ impl ReadRings {
             }
             Err(error) => {
                 tracing::info!(
-                    "io_uring is refused ({error}): reads of several records are made one after the other"
+                    "io_uring is refused ({error}): parallel reads are executed sequentially"
                 );
                 self.state.lock().left = 0;
                 None
@@ -170,13 +170,13 @@ impl Ring {
     /// interrupted, failed or was not submitted; the caller continues the read and gets the error
     /// from that. Returns false if the ring is no longer usable.
     fn read(&mut self, reads: &mut [FileRead<'_>], done: &mut [usize]) -> bool {
-        let kernel_has_buffers = NobodyLeaves;
+        let abort_on_unwind = AbortOnUnwind;
         let mut is_sound = true;
         let mut failures = 0;
         let mut next = 0;
-        let mut under_way = 0;
+        let mut in_flight = 0;
         loop {
-            while is_sound && next < reads.len() && under_way < ENTRIES {
+            while is_sound && next < reads.len() && in_flight < ENTRIES {
                 let FileRead { file, at, to } = &mut reads[next];
                 let len = to.len().min(MAX_TRANSFER_BYTES) as u32;
                 let entry = opcode::Read::new(types::Fd(file.as_raw_fd()), to.as_mut_ptr(), len)
@@ -186,19 +186,19 @@ impl Ring {
                 // SAFETY: the buffer is borrowed mutably until `read` returns, so no other code
                 // touches or frees it, and the file is borrowed, so it stays open. This function
                 // does not return before the kernel has completed the entry, or has not taken it
-                // and never will (`is_sound`); and it does not unwind (`NobodyLeaves`).
+                // and never will (`is_sound`); and it does not unwind (`AbortOnUnwind`).
                 let pushed = unsafe { self.0.submission().push(&entry) };
-                pushed.expect("the ring has an entry for each that is under way");
+                pushed.expect("the ring has an entry for each read in flight");
                 next += 1;
-                under_way += 1;
+                in_flight += 1;
             }
-            if under_way == 0 {
+            if in_flight == 0 {
                 break;
             }
             if is_sound {
                 // Wait for half of them while other reads need entries, so that the disk always has
                 // some queued.
-                let want = if next == reads.len() { under_way } else { under_way.div_ceil(2) };
+                let want = if next == reads.len() { in_flight } else { in_flight.div_ceil(2) };
                 match self.0.submit_and_wait(want).map_err(|error| error.raw_os_error()) {
                     Ok(_) => failures = 0,
                     Err(Some(libc::EINTR)) => {}
@@ -213,32 +213,32 @@ impl Ring {
                     // over.
                     Err(error) => {
                         tracing::info!(
-                            "io_uring_enter has failed ({error:?}): its ring is given up"
+                            "io_uring_enter failed ({error:?}): the ring is abandoned"
                         );
                         is_sound = false;
-                        under_way -= self.0.submission().len();
+                        in_flight -= self.0.submission().len();
                     }
                 }
             } else {
-                thread::sleep(LOOK_EVERY);
+                thread::sleep(POLL_INTERVAL);
             }
             for entry in self.0.completion() {
                 done[entry.user_data() as usize] = usize::try_from(entry.result()).unwrap_or(0);
-                under_way -= 1;
+                in_flight -= 1;
             }
         }
-        mem::forget(kernel_has_buffers);
+        mem::forget(abort_on_unwind);
         is_sound
     }
 }
 
 /// Aborts on unwinding: while the kernel writes to borrowed buffers, they must not return to their
 /// owners.
-struct NobodyLeaves;
+struct AbortOnUnwind;
 
-impl Drop for NobodyLeaves {
+impl Drop for AbortOnUnwind {
     fn drop(&mut self) {
-        tracing::error!("a panic while the kernel reads into memory of others; aborting");
+        tracing::error!("a panic while the kernel writes to borrowed memory; aborting");
         process::abort();
     }
 }

@@ -112,7 +112,7 @@ pub(crate) fn acquire_block_device(claim: &Claim, name: &str) -> Result<(), Rese
         Err(ReserveError::Unsupported { device: name.into(), reason: reason.into() })
     };
     let stat = rustix::fs::fstat(claim.fd())
-        .map_err(|errno| ReserveError::system(name, "looking at it", errno))?;
+        .map_err(|errno| ReserveError::system(name, "reading its status", errno))?;
     let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
     let sysfs = format!("/sys/dev/block/{major}:{minor}");
     match part_of(Path::new(&sysfs)) {
@@ -261,7 +261,7 @@ mod tests {
 
     /// As `linux/pr.h` computes them on x86_64.
     #[test]
-    fn the_numbers_are_those_of_the_kernel() {
+    fn the_ioctl_numbers_match_the_kernel() {
         let register = Command::<200, _>(Registration { old_key: 0, new_key: 0, flags: 0, pad: 0 });
         assert_eq!(u64::from(register.opcode()), 0x4018_70c8);
         let reserve = Command::<201, _>(Reservation { key: 0, kind: 0, flags: 0 });
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conflict_is_told_from_other_answers() {
+    fn a_conflict_is_distinguished_from_other_answers() {
         assert_eq!(understand(0), Ok(()));
         // SCSI, from Linux 6.1 and from later versions; NVMe, with and without "do not retry".
         for conflict in [0x118, 0x18, 0x83, 0x4083] {
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_is_told_what_it_takes() {
+    fn a_permission_error_names_the_capability() {
         let error = ReserveError::system("disk", "REGISTER", Errno::PERM);
         assert!(error.to_string().contains("CAP_SYS_ADMIN"), "{error}");
         let error = ReserveError::system("disk", "REGISTER", Errno::IO).to_string();

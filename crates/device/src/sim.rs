@@ -1,20 +1,20 @@
-//! The simulated disk: what is durable and what is only in its cache apart, and every way to lose
-//! the difference.
+//! The simulated disk: it separates durable bytes from those in its cache, and can lose the
+//! difference in every way.
 //!
-//! No threads, no clock: chance comes from a seed alone, and requests are executed on the thread
-//! that calls [`SimDisk::step`] (or submits, in [`Mode::Immediate`]). A single-threaded test with
-//! the same seed replays exactly. A test with a runtime of its own leaves the stepping to a
+//! It has no threads and no clock: all chance comes from a seed, and requests are executed on the
+//! thread that calls [`SimDisk::step`] (or submits, in [`Mode::Immediate`]). A single-threaded test
+//! with the same seed replays exactly. A test with its own runtime leaves the stepping to a
 //! [`Stepper`].
 //!
 //! # What it models
 //!
-//! - A completed write is seen by readers at once, but sits in the volatile cache. It becomes
-//!   durable when it was submitted as durable (and [`Geometry::flushes`]), or by a flush that was
-//!   **submitted after it completed**; a flush does nothing for writes that complete while it runs.
-//!   A disk without volatile cache makes every completed write durable.
+//! - A completed write is visible to readers at once, but stays in the volatile cache. It becomes
+//!   durable if it was submitted as durable (and [`Geometry::flushes`]), or by a flush that was
+//!   **submitted after it completed**; a flush does not cover writes that complete while it runs. A
+//!   disk without volatile cache makes every completed write durable.
 //! - [`SimDisk::power_cut`]: durable bytes stay. Each unflushed or in-flight write survives whole,
 //!   torn at sectors of [`SECTOR_BYTES`] (a prefix, or any subset), or not at all; so unflushed
-//!   writes persist in any subset, which is what reordering in a cache amounts to. Overlapping
+//!   writes persist in any subset, which is equivalent to reordering in a cache. Overlapping
 //!   completed writes keep their order; overlapping writes in flight have none.
 //! - [`SimDisk::process_crash`]: the process dies, the disk does not. Completed writes stay
 //!   visible, and volatile.
@@ -68,46 +68,46 @@ use crate::{
     Progress, Request, ReserveError, SharedDevice,
 };
 
-/// What a power cut tears at: a sector is written whole or not at all.
+/// The atomic unit of a power cut: a sector is written whole or not at all.
 pub const SECTOR_BYTES: usize = 512;
 
 /// When submitted requests are executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Inside `submit`, completion included, on the caller's thread. For blocking use: formatting,
-    /// recovery, tools. A caller that submits under a lock which its own completion takes would
-    /// wait for itself.
+    /// recovery, tools. A caller that submits while holding a lock that its own completion takes
+    /// would deadlock.
     Immediate,
-    /// By [`SimDisk::step`], in an order that the seed chooses. Blocking calls on the thread that
-    /// steps would wait for ever.
+    /// By [`SimDisk::step`], in an order that the seed determines. A blocking call on the stepping
+    /// thread would never return.
     Queued,
 }
 
-/// Probabilities of wrong behaviour, each between 0 and 1, each drawn per request unless it says
-/// otherwise. The default is a disk that does what it says; its unflushed writes fare at a power
-/// cut as they may.
+/// Probabilities of faults, each between 0 and 1, drawn per request unless stated otherwise. By
+/// default a disk has no faults; its unflushed writes may survive a power cut in any way.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Faults {
     /// A read fails with `EIO`.
     pub read_error: f64,
-    /// A write fails with `EIO`. What it leaves is open: nothing, all of it, or part; volatile.
+    /// A write fails with `EIO`. It leaves nothing, part or all of its bytes, in the volatile
+    /// cache.
     pub write_error: f64,
     /// A write fails with `ENOSPC` and leaves nothing.
     pub no_space: f64,
     /// A flush fails with `EIO` and makes nothing durable. Drawn from the disk's faults, not from a
     /// zone's.
     pub flush_error: f64,
-    /// A read or write moves only part of its bytes, and not always whole sectors. The engine
+    /// A read or write transfers only part of its bytes, not always whole sectors. The engine
     /// continues it.
     pub short_transfer: f64,
-    /// A write is acknowledged and dropped: the disk lies, even to readers.
+    /// A write is acknowledged and dropped, also for readers.
     pub lost_write: f64,
-    /// A write lands on other pages of the disk; where it should have gone stays as it was.
+    /// A write goes to other pages of the disk; its intended position is unchanged.
     pub misdirected_write: f64,
     /// One bit of a write flips on its way to the media.
     pub bit_rot: f64,
-    /// A flush, or the flush of a durable write, is acknowledged and does nothing: the disk lies
-    /// until the power is cut. For [`Request::Flush`] drawn from the disk's faults.
+    /// A flush, or the flush of a durable write, is acknowledged and has no effect, which shows at
+    /// a power cut. For [`Request::Flush`] drawn from the disk's faults.
     pub lying_flush: f64,
     /// At a power cut, per unflushed or in-flight write: some of it reaches the media.
     pub survives_power_cut: f64,
@@ -133,15 +133,15 @@ impl Default for Faults {
     }
 }
 
-/// What a disk has done so far, faults included, so that a test can assert that its fault really
-/// happened. A disk that follows from a power cut or a crash starts with what that did.
+/// Counts of operations and faults, with which a test can assert that its fault happened. The
+/// successor of a disk after a power cut or crash starts with the counts of that event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Reads that succeeded.
     pub reads: u64,
     /// Writes that were acknowledged.
     pub writes: u64,
-    /// Those of them that were submitted as durable on a disk that [`Geometry::flushes`].
+    /// Acknowledged writes that were submitted as durable on a disk with [`Geometry::flushes`].
     pub dsync_writes: u64,
     /// Flushes that were acknowledged.
     pub flushes: u64,
@@ -165,29 +165,28 @@ pub struct Counters {
     pub rotten_bits: u64,
     /// See [`Faults::lying_flush`].
     pub lying_flushes: u64,
-    /// Unflushed or in-flight writes that a power cut or crash dropped whole.
+    /// Unflushed or in-flight writes that a power cut or crash dropped completely.
     pub dropped_at_cut: u64,
-    /// Those of which it kept a part.
+    /// Unflushed or in-flight writes that a power cut or crash kept in part.
     pub torn_at_cut: u64,
-    /// Those that it kept whole.
+    /// Unflushed or in-flight writes that a power cut or crash kept completely.
     pub kept_at_cut: u64,
 }
 
-/// What a disk is made of.
+/// Parameters of a simulated disk.
 #[derive(Clone, Copy, Debug)]
 pub struct SimOptions {
-    /// A positive multiple of [`PAGE_BYTES`]. Default 1 MiB. Memory is taken for written pages
-    /// only.
+    /// A positive multiple of [`PAGE_BYTES`]. Default 1 MiB. Only written pages take memory.
     pub capacity_bytes: u64,
-    /// Decides everything that is left to chance. Default 0.
+    /// Determines every random choice. Default 0.
     pub seed: u64,
     /// Whether completed writes need a flush. Default true.
     pub volatile_cache: bool,
     /// As for a real device. Default [`Durability::Auto`].
     pub durability: Durability,
-    /// Whether it can be reserved. Default true.
+    /// Whether the disk can be reserved. Default true.
     pub reservations: bool,
-    /// Faults of the disk where no zone says otherwise. Default: none.
+    /// Faults of the disk outside zones. Default: none.
     pub faults: Faults,
 }
 
@@ -204,37 +203,37 @@ impl Default for SimOptions {
     }
 }
 
-/// A simulated disk. Clones are handles to the same one, and of the same host.
+/// A simulated disk. Clones are handles to the same disk, from the same host.
 #[derive(Clone)]
 pub struct SimDisk(Arc<Inner>);
 
-/// What a host has of the disk: its latch is its own.
+/// One host's view of the disk: each host has its own latch.
 struct Inner {
     core: Arc<Core>,
     medium: Arc<Medium>,
 }
 
-/// What all hosts share.
+/// The state that all hosts share.
 struct Medium {
     state: Mutex<State>,
-    /// For [`Stepper`]: something was queued, or it has been told something.
+    /// For [`Stepper`]: signals a new queued request or a change of its flags.
     changed: Condvar,
 }
 
 struct State {
     mode: Mode,
-    /// After a power cut or crash this disk answers nothing but errors; its successor lives on.
+    /// Set after a power cut or crash: this disk only returns errors, and its successor takes over.
     gone: bool,
     random: Random,
     storage: Storage,
     queue: Vec<Queued>,
-    /// None: the disk cannot be reserved.
+    /// `None` if the disk cannot be reserved.
     reservation: Option<Reservation>,
     faults: FaultMap,
     counters: Counters,
 }
 
-/// Which faults apply where.
+/// The faults of the disk and of its zones.
 #[derive(Clone)]
 struct FaultMap {
     disk: Faults,
@@ -250,13 +249,13 @@ impl FaultMap {
 
 struct Queued {
     job: Job,
-    /// The writes that had completed when this was submitted: what a flush promises.
+    /// The mark of the writes that had completed at submission, which a flush covers.
     mark: u64,
-    /// The host that has submitted it.
+    /// The host that submitted it.
     from: Arc<Core>,
 }
 
-/// How a disk came to its end.
+/// The event that ended a disk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     PowerCut,
@@ -264,13 +263,14 @@ enum End {
 }
 
 impl SimDisk {
-    /// An empty (all zero) disk in [`Mode::Immediate`]. Panics if the capacity is no positive
+    /// Creates a disk of zeroes in [`Mode::Immediate`]. Panics unless the capacity is a positive
     /// multiple of a page.
     pub fn new(options: SimOptions) -> Self {
         Self::with_storage(options, Storage::default())
     }
 
-    /// A disk with the durable content `image`; its length is the capacity, whatever `options` say.
+    /// Creates a disk with the durable content `image`; its length is the capacity, whatever
+    /// `options` say.
     pub fn from_image(image: &[u8], options: SimOptions) -> Self {
         let mut media = Pages::default();
         media.write(0, image);
@@ -282,7 +282,7 @@ impl SimDisk {
         let capacity_bytes = options.capacity_bytes;
         assert!(
             capacity_bytes > 0 && capacity_bytes.is_multiple_of(PAGE_BYTES as u64),
-            "a capacity of {capacity_bytes} bytes is no positive multiple of a page"
+            "a capacity of {capacity_bytes} bytes is not a positive multiple of a page"
         );
         let geometry = Geometry {
             name: format!("simulated disk (seed {})", options.seed),
@@ -315,12 +315,12 @@ impl SimDisk {
         Self(Arc::new(Inner { core, medium: Arc::new(medium) }))
     }
 
-    /// A handle as the layers above take it.
+    /// Returns a handle for the layers above.
     pub fn device(&self) -> SharedDevice {
         Arc::new(self.clone())
     }
 
-    /// The same disk as yet another host reaches it.
+    /// Returns the same disk as seen from another host.
     pub fn other_host(&self) -> Self {
         let capacity_bytes = self.0.core.capacity_bytes();
         let core = Core::new(Geometry { capacity_bytes, ..self.0.core.geometry.clone() }, None);
@@ -329,7 +329,7 @@ impl SimDisk {
 
     // -- Execution
 
-    /// Choose when requests run from now on. Going to [`Mode::Immediate`] first executes what is
+    /// Sets when requests run from now on. A change to [`Mode::Immediate`] first executes what is
     /// queued.
     pub fn set_mode(&self, mode: Mode) {
         self.0.medium.state.lock().mode = mode;
@@ -338,25 +338,25 @@ impl SimDisk {
         }
     }
 
-    /// Execute one queued request, chosen by the seed, and run its completion here. Only part of it
-    /// if the transfer comes out short. False if nothing is queued.
+    /// Executes one queued request, chosen by the seed, and runs its completion here; only part of
+    /// the request if the transfer is short. Returns false if nothing is queued.
     pub fn step(&self) -> bool {
         self.0
             .step(|state| (!state.queue.is_empty()).then(|| state.random.index(state.queue.len())))
     }
 
-    /// Execute the request at `index` of [`SimDisk::queued`], as [`SimDisk::step`] does. Panics if
+    /// Executes the request at `index` of [`SimDisk::queued`], as [`SimDisk::step`] does. Panics if
     /// there is none.
     pub fn step_at(&self, index: usize) {
         self.0.step(|_| Some(index));
     }
 
-    /// Step until nothing is queued, whatever completions submit included.
+    /// Steps until nothing is queued, including requests that completions submit.
     pub fn run_until_idle(&self) {
         while self.step() {}
     }
 
-    /// What is queued, as operation (`read`, `write`, `flush`), first byte and length.
+    /// The queued requests, as operation (`read`, `write`, `flush`), first byte and length.
     pub fn queued(&self) -> Vec<(&'static str, u64, usize)> {
         let state = self.0.medium.state.lock();
         let describe = |queued: &Queued| {
@@ -368,27 +368,27 @@ impl SimDisk {
 
     // -- Faults
 
-    /// Replace the faults of the disk.
+    /// Replaces the faults of the disk.
     pub fn set_faults(&self, faults: Faults) {
         self.0.medium.state.lock().faults.disk = faults;
     }
 
-    /// Faults for requests that begin in `zone` (bytes). The zone that was set last wins.
+    /// Sets the faults for requests that begin in `zone` (bytes). The zone set last wins.
     pub fn set_zone_faults(&self, zone: Range<u64>, faults: Faults) {
         self.0.medium.state.lock().faults.zones.push((zone, faults));
     }
 
-    /// Forget all zones.
+    /// Removes all zones.
     pub fn clear_zones(&self) {
         self.0.medium.state.lock().faults.zones.clear();
     }
 
-    /// What has been done so far.
+    /// The counts so far.
     pub fn counters(&self) -> Counters {
         self.0.medium.state.lock().counters
     }
 
-    /// Flip `bits` randomly chosen bits at rest within `range` (bytes). A bit may be chosen twice.
+    /// Flips `bits` randomly chosen bits at rest within `range` (bytes). A bit may be chosen twice.
     pub fn rot(&self, range: Range<u64>, bits: u32) {
         let state = &mut *self.0.medium.state.lock();
         for _ in 0..bits {
@@ -403,21 +403,21 @@ impl SimDisk {
 
     // -- Bytes
 
-    /// `len` bytes at `at`, any position, as a reader would see them now.
+    /// Returns `len` bytes at `at`, any position, as a reader would see them now.
     pub fn peek(&self, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.0.medium.state.lock().storage.read(at, &mut bytes);
         bytes
     }
 
-    /// `len` bytes at `at`, any position, as far as they are durable.
+    /// Returns the durable content of `len` bytes at `at`, any position.
     pub fn peek_durable(&self, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.0.medium.state.lock().storage.read_durable(at, &mut bytes);
         bytes
     }
 
-    /// Put `bytes` at `at`, any position, visible and durable, past all faults.
+    /// Stores `bytes` at `at`, any position, visible and durable, without faults.
     pub fn poke(&self, at: u64, bytes: &[u8]) {
         assert!(
             at + bytes.len() as u64 <= self.0.core.capacity_bytes(),
@@ -426,24 +426,24 @@ impl SimDisk {
         self.0.medium.state.lock().storage.overwrite(at, bytes);
     }
 
-    /// The whole disk as a reader would see it now.
+    /// Returns the whole disk as a reader would see it now.
     pub fn image(&self) -> Vec<u8> {
         self.peek(0, self.0.core.capacity_bytes() as usize)
     }
 
     // -- Ends
 
-    /// Cut the power. Returns the disk as it is found afterwards, in [`Mode::Immediate`], with the
-    /// same faults and the same sequence of random numbers. This one is gone: what is queued, and
-    /// whatever is submitted later, fails.
+    /// Cuts the power. Returns the disk as it is found afterwards, in [`Mode::Immediate`], with the
+    /// same faults and the same sequence of random numbers. This disk has ended: queued requests
+    /// and later ones fail.
     #[must_use]
     pub fn power_cut(&self) -> Self {
         self.end(End::PowerCut)
     }
 
-    /// Kill the process that uses the disk. Returns the disk as the next process finds it, in
-    /// [`Mode::Immediate`]: all completed writes visible and as volatile as before; writes in
-    /// flight happened, or did not, or in part. This one is gone.
+    /// Kills the process that uses the disk. Returns the disk as the next process finds it, in
+    /// [`Mode::Immediate`]: all completed writes are visible and as volatile as before; writes in
+    /// flight happened completely, partly or not at all. This disk has ended.
     #[must_use]
     pub fn process_crash(&self) -> Self {
         self.end(End::ProcessCrash)
@@ -455,7 +455,7 @@ impl SimDisk {
         let core = Arc::new(Core::new(geometry, None));
         let (successor, orphans) = {
             let state = &mut *self.0.medium.state.lock();
-            assert!(!state.gone, "this disk has ended before; go on with its successor");
+            assert!(!state.gone, "this disk has ended; use its successor");
             state.gone = true;
             let orphans = std::mem::take(&mut state.queue);
             let mut successor = state.successor(end, orphans.iter().map(|queued| &queued.job));
@@ -476,7 +476,7 @@ fn gone() -> io::Error {
 }
 
 impl Inner {
-    /// One transfer of the request that `choose` picks.
+    /// Executes one transfer of the request that `choose` picks.
     fn step(&self, choose: impl FnOnce(&mut State) -> Option<usize>) -> bool {
         let settled = {
             let state = &mut *self.medium.state.lock();
@@ -497,7 +497,8 @@ impl Inner {
 }
 
 impl State {
-    /// One transfer: the outcome of the request, or the request itself if there is more to do.
+    /// Executes one transfer. Returns the outcome of the request, or the request itself if more is
+    /// to be done.
     fn execute(&mut self, mut queued: Queued) -> Result<(Job, io::Result<()>), Queued> {
         let refusal = if self.gone { Some(gone()) } else { queued.from.refusal(&queued.job) };
         if let Some(refusal) = refusal {
@@ -591,7 +592,8 @@ impl State {
         Ok(0)
     }
 
-    /// How many of `len` bytes a transfer moves: all, or at least one sector and some odd bytes.
+    /// The number of bytes, of `len`, that a transfer moves: all, or at least one sector and some
+    /// odd bytes.
     fn moved(&mut self, faults: Faults, len: usize) -> usize {
         if len <= SECTOR_BYTES || !self.random.chance(faults.short_transfer) {
             return len;
@@ -600,7 +602,7 @@ impl State {
         SECTOR_BYTES + self.random.index(len - SECTOR_BYTES)
     }
 
-    /// Another page at which `len` bytes fit, unless there is none.
+    /// Another page at which `len` bytes fit, if there is one.
     fn elsewhere(&mut self, at: u64, len: usize, capacity_bytes: u64) -> u64 {
         let page_bytes = PAGE_BYTES as u64;
         let pages = (capacity_bytes - len as u64) / page_bytes;
@@ -608,13 +610,13 @@ impl State {
             0 => at,
             _ => {
                 let page = self.random.below(pages);
-                // One of the pages other than `at`'s: skip over it.
+                // Skips the page of `at` itself.
                 (page + u64::from(page >= at / page_bytes)) * page_bytes
             }
         }
     }
 
-    /// The state of the disk that follows this one.
+    /// The state of the disk after `end`.
     fn successor<'a>(&mut self, end: End, in_flight: impl Iterator<Item = &'a Job>) -> Self {
         let Self { random, storage, faults, reservation, .. } = self;
         let mut counters = Counters::default();
@@ -656,7 +658,7 @@ impl State {
             random: random.clone(),
             storage,
             queue: Vec::new(),
-            // It survives a loss of power.
+            // A reservation survives a power loss.
             reservation: reservation.clone(),
             faults: faults.clone(),
             counters,
@@ -664,7 +666,7 @@ impl State {
     }
 }
 
-/// Which sectors of an unacknowledged write of `sectors` sectors arrive: none, all, a prefix, or
+/// The sectors that arrive of an unacknowledged write of `sectors` sectors: none, all, a prefix, or
 /// any subset.
 fn surviving_sectors(random: &mut Random, faults: Faults, sectors: usize) -> Vec<bool> {
     if !random.chance(faults.survives_power_cut) {
@@ -688,8 +690,7 @@ impl Device for SimDisk {
         self.0.core.capacity_bytes()
     }
 
-    /// It is as long as it is told to be; what was never written is zero, and what is cut off stays
-    /// out of sight.
+    /// Accepts any length. Bytes never written are zero; bytes cut off are kept but not accessible.
     fn set_capacity(&self, bytes: u64, _: Option<&Progress>) -> Result<(), OpenError> {
         self.0.core.store_capacity(bytes);
         Ok(())
@@ -699,8 +700,8 @@ impl Device for SimDisk {
         self.acquire()
     }
 
-    /// Filled with a pattern, so that nobody comes to rely on zeroes that a real pool would not
-    /// give.
+    /// Filled with a pattern, so that no code comes to rely on zeroes that a real pool would not
+    /// provide.
     fn alloc(&self, len_bytes: usize) -> AlignedBuf {
         let mut buf = AlignedBuf::zeroed(len_bytes);
         buf.fill(0xa5);
@@ -735,7 +736,7 @@ impl Device for SimDisk {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // As with every device: dropping the last handle completes what is in flight.
+        // As with every device, dropping the last handle completes the requests in flight.
         let own = |queued: &Queued| Arc::ptr_eq(&queued.from, &self.core);
         while self.step(|state| state.queue.iter().position(own)) {}
     }

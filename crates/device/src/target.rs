@@ -58,7 +58,7 @@ impl Drop for Claim {
         // has its copy of the descriptor. On a block device there is no lock, and unlocking is
         // harmless.
         if let Err(errno) = rustix::fs::flock(&self.0, FlockOperation::Unlock) {
-            tracing::warn!("unlocking a target: {errno}");
+            tracing::warn!("unlocking a target failed: {errno}");
         }
     }
 }
@@ -74,7 +74,7 @@ impl Target {
             }
             (looked, _) => (looked, None),
         };
-        let stat = stat.map_err(|errno| error(path, "looking at it", errno))?;
+        let stat = stat.map_err(|errno| error(path, "reading its status", errno))?;
         let file_type = FileType::from_raw_mode(stat.st_mode);
         if !matches!(file_type, FileType::BlockDevice | FileType::RegularFile) {
             let reason = format!("is a {}, not a block device or regular file", kind(file_type));
@@ -87,7 +87,7 @@ impl Target {
         };
         let fd = open_direct(path, flags, Mode::empty())?;
         if claim.as_ref().is_some_and(|claim| !same_file(&claim.0, &fd)) {
-            return Err(unsuitable(path, "was replaced while it was opened".into()));
+            return Err(unsuitable(path, "was replaced while being opened".into()));
         }
         let claim = claim.map(Arc::new);
         let target = match file_type {
@@ -117,7 +117,7 @@ fn take(path: &Path, file_type: FileType) -> Result<Claim, OpenError> {
         _ => OFlags::RDWR,
     };
     let fd = rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|errno| error(path, "opening it", errno))?;
+        .map_err(|errno| error(path, "open", errno))?;
     match file_type {
         FileType::BlockDevice => Ok(Claim(fd)),
         _ => lock(path, fd),
@@ -127,7 +127,7 @@ fn take(path: &Path, file_type: FileType) -> Result<Claim, OpenError> {
 fn lock(path: &Path, fd: OwnedFd) -> Result<Claim, OpenError> {
     match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Claim(fd)),
-        Err(errno) => Err(error(path, "locking it", errno)),
+        Err(errno) => Err(error(path, "lock", errno)),
     }
 }
 
@@ -141,14 +141,14 @@ fn measure_block_device(
     device: u64,
 ) -> Result<Target, OpenError> {
     let logical_block_bytes = rustix::fs::ioctl_blksszget(&fd)
-        .map_err(|errno| error(path, "asking for its logical block size", errno))?;
+        .map_err(|errno| error(path, "reading its logical block size", errno))?;
     if logical_block_bytes as usize > PAGE_BYTES {
         let reason =
             format!("its logical block of {logical_block_bytes} bytes is larger than {PAGE_BYTES}");
         return Err(unsuitable(path, reason));
     }
     let bytes =
-        block_device_bytes(&fd).map_err(|errno| error(path, "asking for its size", errno))?;
+        block_device_bytes(&fd).map_err(|errno| error(path, "reading its size", errno))?;
     let capacity_bytes = whole_pages(bytes);
     if capacity_bytes == 0 {
         return Err(unsuitable(path, format!("has a size of {bytes} bytes")));
@@ -220,8 +220,9 @@ fn sparse_loop_device(sysfs: &Path, device: u64) -> Option<String> {
     let has_hole = || rustix::fs::seek(&file, SeekFrom::Hole(0)).is_ok_and(|hole| hole < bytes);
     (allocated_bytes < bytes && has_hole()).then(|| {
         format!(
-            "is a loop device over {path}, which is sparse ({allocated_bytes} of {bytes} bytes are allocated): on a full disk the kernel \
-             would report writes as done that were not. `fallocate --length {bytes} {path}` allocates the rest and keeps what is in it"
+            "is a loop device over {path}, which is sparse ({allocated_bytes} of {bytes} bytes are \
+             allocated): on a full disk the kernel would report failed writes as done. \
+             `fallocate --length {bytes} {path}` allocates the rest and keeps the content"
         )
     })
 }
@@ -232,12 +233,12 @@ fn sparse_loop_device(sysfs: &Path, device: u64) -> Option<String> {
 fn measure_file(path: &Path, fd: OwnedFd, claim: Option<Arc<Claim>>) -> Result<Target, OpenError> {
     let stat =
         rustix::fs::statx(&fd, "", AtFlags::EMPTY_PATH, StatxFlags::SIZE | StatxFlags::DIOALIGN)
-            .map_err(|errno| error(path, "looking at it", errno))?;
+            .map_err(|errno| error(path, "reading its status", errno))?;
     let capacity_bytes = stat.stx_size;
     if capacity_bytes == 0 || !capacity_bytes.is_multiple_of(PAGE_BYTES as u64) {
         let reason = format!(
-            "its length of {capacity_bytes} bytes is no positive multiple of {PAGE_BYTES}: restore it if it was cut, \
-             or remove it if nothing was ever in it"
+            "its length of {capacity_bytes} bytes is not a positive multiple of {PAGE_BYTES}: \
+             restore it if it was truncated, or remove it if it was never used"
         );
         return Err(unsuitable(path, reason));
     }
@@ -245,7 +246,8 @@ fn measure_file(path: &Path, fd: OwnedFd, claim: Option<Arc<Claim>>) -> Result<T
     let alignment = stat.stx_dio_offset_align.max(stat.stx_dio_mem_align);
     if known && alignment as usize > PAGE_BYTES {
         let reason = format!(
-            "its file system wants Direct I/O in units of {alignment} bytes, more than {PAGE_BYTES}"
+            "its file system requires Direct I/O in units of {alignment} bytes, more than \
+             {PAGE_BYTES}"
         );
         return Err(unsuitable(path, reason));
     }
@@ -256,11 +258,11 @@ fn measure_file(path: &Path, fd: OwnedFd, claim: Option<Arc<Claim>>) -> Result<T
         // A copy for inspection may be sparse. A log may not: its writes would allocate and could
         // fail for lack of space.
         let hole = rustix::fs::seek(&fd, SeekFrom::Hole(0))
-            .map_err(|errno| error(path, "looking for holes", errno))?;
+            .map_err(|errno| error(path, "searching for holes", errno))?;
         if hole < capacity_bytes {
             let reason = format!(
-                "is sparse (a hole at byte {hole}); fill it, for instance with `cp --sparse=never`, or let it be created here. \
-                 A file system that compresses zeros away cannot be used"
+                "is sparse (a hole at byte {hole}); copy it with `cp --sparse=never`, or let it \
+                 be created here. A file system that compresses zeros away cannot be used"
             );
             return Err(unsuitable(path, reason));
         }
@@ -283,14 +285,15 @@ fn measure_file(path: &Path, fd: OwnedFd, claim: Option<Arc<Claim>>) -> Result<T
 fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Claim, OpenError> {
     if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES as u64) {
         let reason =
-            format!("cannot be created with {bytes} bytes: no positive multiple of {PAGE_BYTES}");
+            format!("cannot be created with {bytes} bytes, not a positive multiple of {PAGE_BYTES}");
         return Err(unsuitable(path, reason));
     }
     if !directory(path).is_dir() {
         return Err(OpenError::NotFound(directory(path).to_owned()));
     }
     if is_among_devices(directory(path)) {
-        let reason = "no such device; a file is not created in its place, since it would lie in memory. Is the disk attached?";
+        let reason = "no such device; no file is created in its place, since it would be in memory. \
+             Is the disk attached?";
         return Err(unsuitable(path, reason.into()));
     }
     let creating = suffixed(path, ".creating");
@@ -302,7 +305,7 @@ fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Claim, OpenE
         return Err(OpenError::InUse(path.to_owned()));
     }
     let written = rustix::fs::ftruncate(&claim.0, 0)
-        .map_err(|errno| error(path, "emptying what a crash left of it", errno))
+        .map_err(|errno| error(path, "truncating the file of an interrupted creation", errno))
         .and_then(|()| {
             prewrite(path, &claim.0, 0..bytes, FallocateFlags::empty(), options.progress.as_ref())
         });
@@ -342,7 +345,7 @@ fn lengthen(
         && let Err(left) = rustix::fs::ftruncate(fd, length)
     {
         tracing::warn!(
-            "{}: could not be shortened to {length} bytes again: {left}",
+            "{}: could not be truncated to {length} bytes: {left}",
             path.display()
         );
     }
@@ -361,7 +364,7 @@ pub(crate) fn set_capacity(
     let fd = claim.fd();
     if block_device {
         let there =
-            block_device_bytes(fd).map_err(|errno| error(path, "asking for its size", errno))?;
+            block_device_bytes(fd).map_err(|errno| error(path, "reading its size", errno))?;
         let there = whole_pages(there);
         if there < bytes {
             let path = path.to_owned();
@@ -369,12 +372,12 @@ pub(crate) fn set_capacity(
         }
         return Ok(there);
     }
-    let stat = rustix::fs::fstat(fd).map_err(|errno| error(path, "looking at it", errno))?;
+    let stat = rustix::fs::fstat(fd).map_err(|errno| error(path, "reading its status", errno))?;
     let length = stat.st_size.cast_unsigned();
     if length >= bytes {
         // Not synced: after a crash the file may have its old length, which its owner has to expect
         // anyway.
-        rustix::fs::ftruncate(fd, bytes).map_err(|errno| error(path, "shortening it", errno))?;
+        rustix::fs::ftruncate(fd, bytes).map_err(|errno| error(path, "truncating", errno))?;
         return Ok(bytes);
     }
     // Direct I/O keeps these writes from evicting other data from the page cache. Not every file
@@ -383,7 +386,7 @@ pub(crate) fn set_capacity(
         .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT))
     {
         Ok(()) | Err(Errno::INVAL) => {}
-        Err(errno) => return Err(error(path, "asking for Direct I/O", errno)),
+        Err(errno) => return Err(error(path, "enabling Direct I/O", errno)),
     }
     lengthen(path, fd, length..bytes, progress)?;
     Ok(bytes)
@@ -402,7 +405,7 @@ fn prewrite(
         Errno::NOSPC | Errno::DQUOT => {
             OpenError::NoSpace { path: path.to_owned(), wanted_bytes: range.end }
         }
-        other => error(path, "pre-writing it", other),
+        other => error(path, "pre-writing", other),
     };
     let bytes = range.end - range.start;
     // A write beyond this limit would kill the process and leave a file that ends inside a page.
@@ -410,7 +413,7 @@ fn prewrite(
         && range.end > limit
     {
         let reason = format!(
-            "cannot have {} bytes: the files of this process are limited to {limit} bytes (ulimit -f)",
+            "cannot have {} bytes: this process is limited to files of {limit} bytes (ulimit -f)",
             range.end
         );
         return Err(unsuitable(path, reason));
@@ -451,7 +454,7 @@ fn publish(creating: &Path, path: &Path) -> Result<(), OpenError> {
     match rustix::fs::renameat_with(CWD, creating, CWD, path, RenameFlags::NOREPLACE) {
         Ok(()) => {}
         Err(Errno::EXIST) => {
-            let reason = "something of this name appeared while it was created".into();
+            let reason = "a file of this name appeared during the creation".into();
             return Err(unsuitable(path, reason));
         }
         // A file system without NOREPLACE (NFS): the lock on `creating` still excludes other
@@ -488,7 +491,7 @@ fn open_direct(path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, OpenEr
             let opened = rustix::fs::open(path, flags, mode);
             if opened.is_ok() {
                 tracing::warn!(
-                    "{}: the file system refuses Direct I/O; going through the page cache",
+                    "{}: the file system refuses Direct I/O; using the page cache",
                     path.display()
                 );
             }
@@ -496,7 +499,7 @@ fn open_direct(path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, OpenEr
         }
         other => other,
     };
-    opened.map_err(|errno| error(path, "opening it", errno))
+    opened.map_err(|errno| error(path, "open", errno))
 }
 
 fn same_file(a: &OwnedFd, b: &OwnedFd) -> bool {

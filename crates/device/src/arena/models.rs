@@ -16,7 +16,7 @@ fn write(arena: &Arena, len_bytes: usize) -> Option<usize> {
 }
 
 #[test]
-fn readers_meet_writers() {
+fn concurrent_readers_see_only_published_bytes() {
     loom::model(|| {
         let arena = Arc::new(Arena::new(PAGE_BYTES).unwrap());
         let writers: Vec<_> = (0..2)
@@ -39,7 +39,7 @@ fn readers_meet_writers() {
 }
 
 #[test]
-fn the_one_who_finds_it_full_tells_the_end() {
+fn the_reservation_that_does_not_fit_sets_the_end() {
     loom::model(|| {
         let arena = Arc::new(Arena::new(PAGE_BYTES).unwrap());
         write(&arena, PAGE_BYTES - 16).unwrap();

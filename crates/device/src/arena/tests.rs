@@ -1,4 +1,4 @@
-//! Arenas, by one thread and by many.
+//! Single-threaded and multi-threaded tests of arenas.
 
 use std::sync::Arc;
 use std::thread;
@@ -14,14 +14,14 @@ fn publish(arena: &Arena, bytes: &[u8]) -> Option<usize> {
 }
 
 #[test]
-fn only_what_is_published_is_read() {
+fn only_published_bytes_are_readable() {
     let arena = Arena::new(PAGE_BYTES).unwrap();
     assert_eq!(publish(&arena, b"eleven byte"), Some(0));
     let mut taken = arena.reserve(8).unwrap();
     assert_eq!((taken.at(), taken.len()), (16, 8));
     assert_eq!(publish(&arena, b"later"), Some(24));
     assert_eq!(arena.read(0..11), Some(&b"eleven byte"[..]));
-    assert_eq!(arena.read(11..16), Some(&[0; 5][..]), "what rounds it up");
+    assert_eq!(arena.read(11..16), Some(&[0; 5][..]), "padding up to a granule");
     assert_eq!(arena.read(24..29), Some(&b"later"[..]));
     for hidden in [16..17, 0..17, 16..24, 23..25, 0..29, 32..33] {
         assert_eq!(arena.read(hidden.clone()), None, "{hidden:?}");
@@ -44,7 +44,7 @@ fn only_what_is_published_is_read() {
 }
 
 #[test]
-fn what_is_given_up_without_being_published_is_never_read() {
+fn a_dropped_reservation_is_never_readable() {
     let arena = Arena::new(PAGE_BYTES).unwrap();
     let _never_published = arena.reserve(8).unwrap();
     publish(&arena, b"behind").unwrap();
@@ -54,12 +54,12 @@ fn what_is_given_up_without_being_published_is_never_read() {
 }
 
 #[test]
-fn a_full_arena_takes_nothing_and_can_be_sealed() {
+fn a_full_arena_refuses_reservations_and_can_be_sealed() {
     let arena = Arena::new(PAGE_BYTES).unwrap();
     publish(&arena, &[1; PAGE_BYTES - 16]).unwrap();
     assert_eq!((arena.end_bytes(), arena.try_seal()), (None, false));
     assert!(arena.reserve(17).is_none(), "it does not fit");
-    assert!(arena.reserve(1).is_none(), "this would, but it is full");
+    assert!(arena.reserve(1).is_none(), "this would fit, but the arena is full");
     assert_eq!(
         (arena.end_bytes(), arena.taken_bytes()),
         (Some(PAGE_BYTES - 16), Some(PAGE_BYTES - 16))
@@ -78,7 +78,7 @@ fn a_full_arena_takes_nothing_and_can_be_sealed() {
         assert!(exact.reserve(usize::MAX).is_none());
         exact.close();
     }
-    assert!(exact.taken.tail.load(Ordering::Relaxed) < 10_000, "it does not go on growing");
+    assert!(exact.taken.tail.load(Ordering::Relaxed) < 10_000, "the counter stops growing");
 
     let huge = Arena::new(PAGE_BYTES).unwrap();
     assert!(huge.reserve(usize::MAX).is_none());
@@ -87,7 +87,7 @@ fn a_full_arena_takes_nothing_and_can_be_sealed() {
 }
 
 #[test]
-fn an_arena_is_used_again() {
+fn an_arena_can_be_reused() {
     let mut arena = Arena::new(PAGE_BYTES).unwrap();
     publish(&arena, &[7; 64]).unwrap();
     arena.close();
@@ -95,7 +95,7 @@ fn an_arena_is_used_again() {
     arena.reset();
     assert_eq!((arena.read(0..1), arena.end_bytes(), arena.taken_bytes()), (None, None, Some(0)));
     publish(&arena, b"new").unwrap();
-    assert_eq!(arena.read(0..8), Some(&b"new\0\0\0\0\0"[..]), "nothing of what was there");
+    assert_eq!(arena.read(0..8), Some(&b"new\0\0\0\0\0"[..]), "no old bytes");
     arena.memory()[..16].fill(9);
     arena.seal(16);
     assert_eq!((arena.read(0..16), arena.read(0..24)), (Some(&[9; 16][..]), None));
@@ -103,7 +103,7 @@ fn an_arena_is_used_again() {
 }
 
 #[test]
-fn memory_of_huge_pages_is_aligned_and_zero() {
+fn huge_page_memory_is_aligned_and_zero() {
     for bytes in [PAGE_BYTES, (2 << 20) - PAGE_BYTES, 2 << 20, (5 << 20) + PAGE_BYTES] {
         let mut arena = Arena::new(bytes).unwrap();
         let memory = arena.memory();
@@ -118,10 +118,9 @@ fn memory_of_huge_pages_is_aligned_and_zero() {
     words[words.len() - 1].store(u64::MAX, Ordering::Relaxed);
 }
 
-/// Each thread fills what it takes with its own bytes; whatever any of them reads meanwhile is
-/// whole.
+/// Each thread fills its reservations with its own bytes; concurrent reads never see a partial one.
 #[test]
-fn threads_see_each_others_bytes_whole_or_not_at_all() {
+fn concurrent_reads_never_see_a_partial_reservation() {
     const THREADS: usize = 4;
     let arena = Arc::new(Arena::new(1 << 20).unwrap());
     let threads: Vec<_> = (0..THREADS)
@@ -135,7 +134,7 @@ fn threads_see_each_others_bytes_whole_or_not_at_all() {
                     let mark = 1 + random.index(255) as u8;
                     let Some(at) = publish(&arena, &vec![mark; len]) else { return mine };
                     mine.push((at, len, mark));
-                    // The end of somebody's bytes, or nothing.
+                    // The end of one reservation, or 0.
                     let end = arena.published_from(0);
                     assert!(arena.read(0..end).is_some());
                 }
@@ -154,19 +153,19 @@ fn threads_see_each_others_bytes_whole_or_not_at_all() {
     assert_eq!(arena.end_bytes(), Some(end));
 }
 
-/// Memory of this process that the system has found: what was never touched takes none.
+/// Resident memory of this process: untouched pages do not count.
 fn resident_bytes() -> usize {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * PAGE_BYTES
 }
 
 #[test]
-fn memory_is_found_once_and_what_is_there_then_stays() {
+fn populate_allocates_memory_once_and_keeps_later_content() {
     const BYTES: usize = 64 << 20;
     let mut arena = Arena::new(BYTES).unwrap();
     let before = resident_bytes();
     arena.populate();
-    // Other tests take and give back some meanwhile.
+    // Other tests allocate and free some memory meanwhile.
     assert!(resident_bytes() > before + BYTES / 2, "{} and {before}", resident_bytes());
     publish(&arena, b"written").unwrap();
     arena.populate();

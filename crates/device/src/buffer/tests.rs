@@ -1,4 +1,4 @@
-//! Buffers and their pool.
+//! Tests of buffers and their pool.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,11 +31,11 @@ fn heap_buffers_are_aligned_and_zero() {
 }
 
 #[test]
-fn who_can_do_without_memory_is_told_that_there_is_none() {
+fn try_zeroed_returns_an_error_without_memory() {
     let buf = AlignedBuf::try_zeroed(PAGE_BYTES + 1).unwrap();
     assert_eq!((buf.len(), address(&buf) % PAGE_BYTES), (2 * PAGE_BYTES, 0));
     assert!(buf.iter().all(|byte| *byte == 0));
-    // More than the address space has.
+    // Larger than the address space.
     let error = AlignedBuf::try_zeroed(1 << 62).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
     assert!(panics(|| AlignedBuf::try_zeroed(0)));
@@ -76,16 +76,16 @@ fn heap_spares_are_reused_up_to_a_bound() {
     drop(clone.into_bytes());
     assert_eq!(kept(&pool), SPARE_STEP);
     let again = pool.alloc(SPARE_STEP - 1);
-    assert_eq!((address(&again), kept(&pool)), (first, 0), "of the same size, so it is used again");
+    assert_eq!((address(&again), kept(&pool)), (first, 0), "a buffer of the same size is reused");
     let larger = pool.alloc(SPARE_STEP + 1);
     assert_eq!(larger.len(), SPARE_STEP + PAGE_BYTES);
     drop(again);
     drop(larger);
     assert_eq!(kept(&pool), 3 * SPARE_STEP, "larger ones are kept too");
     let held: Vec<_> = (0..3).map(|_| pool.alloc(1)).collect();
-    assert_eq!(kept(&pool), 2 * SPARE_STEP, "a larger one does not serve for a smaller");
+    assert_eq!(kept(&pool), 2 * SPARE_STEP, "a larger spare is not used for a smaller buffer");
     drop(held);
-    assert_eq!(kept(&pool), 3 * SPARE_STEP, "what is over the bound is freed");
+    assert_eq!(kept(&pool), 3 * SPARE_STEP, "memory beyond the bound is freed");
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn heap_buffers_outlive_their_pool_and_cross_threads() {
 }
 
 #[test]
-fn slots_come_back_whole_whoever_drops_them_last() {
+fn slots_return_whole_from_any_last_owner() {
     let pool = Pool::new(SLOT, 1, SPARES).unwrap();
     let (base, len) = pool.region().unwrap();
     assert_eq!((base as usize % PAGE_BYTES, len), (0, SLOT));

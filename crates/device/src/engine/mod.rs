@@ -103,7 +103,7 @@ impl Job {
             Ok(moved) => {
                 assert!(
                     moved <= len - self.done,
-                    "{moved} bytes moved where {} were wanted",
+                    "{moved} bytes transferred where {} were requested",
                     len - self.done
                 );
                 if self.done + moved == len {
@@ -181,7 +181,7 @@ impl Core {
     pub(crate) fn store_capacity(&self, bytes: u64) {
         assert!(
             bytes > 0 && bytes.is_multiple_of(PAGE_BYTES as u64),
-            "{}: a capacity of {bytes} bytes is no positive multiple of a page",
+            "{}: a capacity of {bytes} bytes is not a positive multiple of a page",
             self.name
         );
         self.capacity_bytes.store(bytes, Ordering::Release);
@@ -196,10 +196,12 @@ impl Core {
         let path = Path::new(&*self.name);
         let unsuitable = |reason: String| OpenError::Unsuitable { path: path.to_owned(), reason };
         let Some(claim) = &self.claim else {
-            return Err(unsuitable("was opened for reading only".into()));
+            return Err(unsuitable("is open read-only".into()));
         };
         if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES as u64) {
-            let reason = format!("cannot have {bytes} bytes: no positive multiple of {PAGE_BYTES}");
+            let reason = format!(
+                "cannot have {bytes} bytes: not a positive multiple of {PAGE_BYTES}"
+            );
             return Err(unsuitable(reason));
         }
         let _one_at_a_time = self.resizing.lock();
@@ -218,7 +220,7 @@ impl Core {
             Err(ReserveError::Unsupported { device: self.name.to_string(), reason: reason.into() })
         };
         match &self.claim {
-            None => unsupported("it was opened for reading only"),
+            None => unsupported("it is open read-only"),
             Some(_) if !self.geometry.block_device => unsupported("it is a regular file"),
             Some(claim) => reserve::acquire_block_device(claim, &self.name),
         }
@@ -240,12 +242,12 @@ impl Core {
         let capacity = self.capacity_bytes();
         assert!(
             at.is_multiple_of(PAGE_BYTES as u64),
-            "{}: position {at} is no multiple of a page",
+            "{}: position {at} is not a multiple of a page",
             self.name
         );
         assert!(
             len.is_multiple_of(PAGE_BYTES),
-            "{}: length {len} is no multiple of a page",
+            "{}: length {len} is not a multiple of a page",
             self.name
         );
         assert!(
@@ -266,7 +268,7 @@ impl Core {
         } else if self.geometry.read_only {
             Some(io::Error::new(
                 io::ErrorKind::PermissionDenied,
-                "the device was opened for reading only",
+                "the device is open read-only",
             ))
         } else {
             None
@@ -324,7 +326,7 @@ impl Core {
     /// Latches with `error` unless the device has latched before. Returns the first cause.
     fn latch_with(&self, error: DeviceError) -> DeviceError {
         let first = self.latch.get_or_init(|| {
-            tracing::error!("{error}; the device takes no more writes until it is opened again");
+            tracing::error!("{error}; the device refuses writes until it is opened again");
             error
         });
         first.clone()

@@ -143,7 +143,7 @@ impl Engine {
 }
 
 #[test]
-fn whoever_submits_is_served_and_the_thread_ends() {
+fn all_jobs_are_served_and_the_thread_ends() {
     loom::model(|| {
         let engine = Engine::new();
         let submitter = {
@@ -165,7 +165,7 @@ fn whoever_submits_is_served_and_the_thread_ends() {
 }
 
 #[test]
-fn closing_waits_for_what_was_submitted() {
+fn closing_waits_for_submitted_jobs() {
     loom::model(|| {
         let engine = Engine::new();
         let thread = {
@@ -212,7 +212,7 @@ fn the_thread_engine_completes_all_and_drops_when_it_is_idle() {
 }
 
 #[test]
-fn all_who_fail_see_the_first_cause_and_nothing_is_written_after_it() {
+fn all_failures_report_the_first_cause_and_no_write_follows_it() {
     loom::model(|| {
         let (engine, said) = (threads(file(false), 2), Arc::new(Said::default()));
         engine.submit(write(1), said.completion());
@@ -228,7 +228,7 @@ fn all_who_fail_see_the_first_cause_and_nothing_is_written_after_it() {
 
 /// An engine finishes a successful write while another one fails on the next thread.
 #[test]
-fn a_request_that_is_submitted_after_a_failure_was_seen_is_refused() {
+fn a_request_submitted_after_a_visible_failure_is_refused() {
     loom::model(|| {
         let (core, said) = (Arc::new(core()), Arc::new(Said::default()));
         let failing = core.admit(write(1), said.completion());
@@ -250,7 +250,7 @@ fn a_request_that_is_submitted_after_a_failure_was_seen_is_refused() {
 // -- The pool
 
 #[test]
-fn two_never_have_the_same_slot_and_it_comes_back() {
+fn a_slot_has_one_owner_and_returns_to_the_pool() {
     loom::model(|| {
         let (pool, users) = (Pool::new(PAGE_BYTES, 1, 0).unwrap(), Arc::new(AtomicUsize::new(0)));
         let use_one = |pool: &Arc<Pool>, users: &AtomicUsize| {
@@ -273,7 +273,7 @@ fn two_never_have_the_same_slot_and_it_comes_back() {
 // -- The thread that is a simulated disk
 
 #[test]
-fn a_stepper_executes_what_it_need_not_hold_and_stops() {
+fn a_stepper_executes_requests_unless_held_and_stops() {
     loom::model(|| {
         let (disk, said) = (SimDisk::new(SimOptions::default()), Arc::new(Said::default()));
         let stepper = Stepper::start(disk.clone());

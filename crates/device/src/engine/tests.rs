@@ -101,7 +101,7 @@ fn threads_on_a_block_device_conform() {
 }
 
 #[test]
-fn a_block_device_is_measured_and_held_alone() {
+fn a_block_device_is_measured_and_claimed_exclusively() {
     let Some(device) = LoopDevice::new() else { return };
     let options = options(Engine::Threads);
     let held = open(&device.path, &options).unwrap();
@@ -116,7 +116,7 @@ fn a_block_device_is_measured_and_held_alone() {
     drop(held);
     let too_small = open(&device.path, &larger).unwrap_err();
     assert!(matches!(too_small, crate::OpenError::TooSmall { .. }), "{too_small}");
-    open(&device.path, &options).expect("it is free again");
+    open(&device.path, &options).expect("the claim is released");
 }
 
 /// A durable write flushes the device: the block layer's counters show it.
@@ -154,7 +154,7 @@ fn durable_writes_flush_the_device() {
                 flushes() - before
             };
             assert_eq!(count(true), expected, "{engine}, {durability}: of 10 durable writes");
-            assert_eq!(count(false), 0, "{engine}, {durability}: of 10 others");
+            assert_eq!(count(false), 0, "{engine}, {durability}: of 10 other writes");
             let before = flushes();
             device.flush().unwrap();
             assert_eq!(flushes() - before, 1, "{engine}, {durability}: of one flush");
@@ -249,7 +249,7 @@ fn a_panicking_completion_latches_and_the_engine_lives_on() {
 /// Submitters on many threads race with the I/O thread going to sleep: a lost wake-up would hang
 /// this test.
 #[test]
-fn no_submission_is_left_waiting() {
+fn no_wake_up_of_the_io_thread_is_lost() {
     for engine in [Engine::Threads, Engine::IoUring].into_iter().filter(|engine| available(*engine))
     {
         let dir = tempfile::tempdir().unwrap();
@@ -300,7 +300,7 @@ fn a_short_transfer_is_continued_at_whole_blocks() {
     assert_eq!(position(&mut read), (8192, 8192));
     assert!(read.advance(Ok(1024), 512).is_none());
     assert_eq!(position(&mut read), (9216, 7168));
-    assert!(read.advance(Ok(700), 512).is_none(), "the odd bytes are read again");
+    assert!(read.advance(Ok(700), 512).is_none(), "the odd bytes must be read again");
     assert_eq!(position(&mut read), (9728, 6656));
     assert!(read.advance(Err(Errno::INTR), 512).is_none());
     assert!(read.advance(Err(Errno::AGAIN), 512).is_none());
@@ -317,7 +317,7 @@ fn a_short_transfer_is_continued_at_whole_blocks() {
 }
 
 #[test]
-fn an_endless_shortage_becomes_an_error() {
+fn a_permanent_shortage_becomes_an_error() {
     let mut read = job(Body::Read(AlignedBuf::zeroed(8192)), 0);
     for _ in 0..super::MAX_RETRIES {
         assert!(read.advance(Err(Errno::AGAIN), 512).is_none());
@@ -368,7 +368,7 @@ fn nothing_is_acknowledged_after_the_latch() {
 /// The kernel registers at most 1 GiB as one buffer; a pool above that represents any pool that it
 /// refuses.
 #[test]
-fn a_pool_that_can_not_be_registered_works_too() {
+fn an_unregistrable_pool_works() {
     if !available(Engine::IoUring) {
         return;
     }
@@ -381,7 +381,7 @@ fn a_pool_that_can_not_be_registered_works_too() {
             open(&path, &OpenOptions { buffer_bytes, buffers, ..options(Engine::IoUring) })
                 .unwrap();
         let content = pattern(&device, 64 * 1024, 3);
-        assert_eq!(content.registered(), buffers > 0, "of the pool, that is");
+        assert_eq!(content.registered(), buffers > 0, "from the pool");
         device.write_durable(DeviceOffset(0), content.clone()).unwrap();
         assert_eq!(*device.read(DeviceOffset(0), 64 * 1024).unwrap(), *content);
     }
@@ -407,7 +407,7 @@ fn threads_serve_where_io_uring_is_refused() {
 }
 
 #[test]
-fn durable_writes_do_without_a_flag_that_is_not_there() {
+fn durable_writes_work_without_the_dsync_flag() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("wal");
     without(libc::SYS_pwritev2, libc::EOPNOTSUPP, || {
@@ -448,7 +448,7 @@ fn without(number: libc::c_long, errno: i32, test: impl FnOnce() + Send) {
 }
 
 #[test]
-fn the_engine_that_was_asked_for_serves() {
+fn the_requested_engine_is_used() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("wal");
     assert_eq!(open(&path, &options(Engine::Threads)).unwrap().geometry().engine, "threads");

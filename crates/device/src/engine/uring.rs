@@ -169,8 +169,8 @@ impl IoThread {
             Ok(registered) => registered,
             Err(error) => {
                 tracing::info!(
-                    "{}: buffers are not registered with io_uring: {error} (RLIMIT_MEMLOCK may be too low); \
-                     going on without",
+                    "{}: buffers are not registered with io_uring: {error} (RLIMIT_MEMLOCK may be \
+                     too low)",
                     shared.core.geometry.name
                 );
                 false
@@ -213,7 +213,7 @@ impl IoThread {
             match self.shared.core.refusal(&job) {
                 Some(refusal) => self.shared.core.finish(job, Err(refusal)),
                 None => {
-                    let slot = self.flight.free.pop().expect("there is room, else none is taken");
+                    let slot = self.flight.free.pop().expect("a slot is free, or no job is taken");
                     self.flight.slots[slot] = Some(job);
                     self.transfer(slot);
                 }
@@ -295,7 +295,7 @@ impl IoThread {
         match job.advance(moved, self.shared.core.geometry.logical_block_bytes) {
             None => self.transfer(slot),
             Some(result) => {
-                let job = self.flight.slots[slot].take().expect("looked at above");
+                let job = self.flight.slots[slot].take().expect("checked above");
                 self.flight.free.push(slot);
                 self.shared.core.finish(job, result);
             }

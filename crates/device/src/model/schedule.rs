@@ -1,15 +1,15 @@
-//! When a cloud disk would start and complete each request: a pure function of the times and sizes
-//! of the requests so far.
+//! The start and completion times of requests on a cloud disk: a pure function of the times and
+//! sizes of the requests so far.
 
 use std::time::Duration;
 
-/// The unit in which cloud disks count requests: a longer one is charged, and served, as several.
+/// The unit in which cloud disks count I/O: a longer request is charged and served as several.
 pub const PIECE_BYTES: u64 = 256 * 1024;
 
 const NANOS: u64 = 1_000_000_000;
 
-/// What a cloud disk promises, and how long it takes. The module's documentation says where the
-/// figures of [`DiskModel::CLOUD`] come from.
+/// The quotas and latency of a cloud disk. The module documentation gives the sources of the
+/// figures of [`DiskModel::CLOUD`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskModel {
     /// Pieces of at most [`PIECE_BYTES`] that start per second, reads and writes together. At least
@@ -17,19 +17,19 @@ pub struct DiskModel {
     pub iops: u32,
     /// Bytes per second, reads and writes together. At least 1.
     pub bandwidth_bytes_per_second: u64,
-    /// What every piece takes from its start, whatever its size. At most an hour.
+    /// Duration of every piece from its start, independent of its size. At most an hour.
     pub latency: Duration,
-    /// How fast the bytes of one piece move, on top of that; pieces that move at the same time do
-    /// not slow each other. At least 1.
+    /// Transfer rate of a piece, whose time adds to the latency; concurrent pieces do not slow each
+    /// other down. At least 1.
     pub piece_bytes_per_second: u64,
-    /// How much of both quotas is saved up while it is not used, as a time. At most an hour. Less
-    /// than what a whole piece takes counts as that: a disk that lets no piece through is none.
+    /// Unused quota that accumulates, as a time. At most an hour. A value below the time of a whole
+    /// piece counts as that time: otherwise no piece could ever start.
     pub burst: Duration,
 }
 
 impl DiskModel {
-    /// 3,000 IOPS and 125 MiB/s; 0.5 ms, and 220 MiB/s within a piece; a tenth of a second saved
-    /// up.
+    /// 3,000 IOPS and 125 MiB/s; 0.5 ms, and 220 MiB/s within a piece; a burst of a tenth of a
+    /// second.
     pub const CLOUD: Self = Self {
         iops: 3000,
         bandwidth_bytes_per_second: 125 << 20,
@@ -38,8 +38,8 @@ impl DiskModel {
         burst: Duration::from_millis(100),
     };
 
-    /// How long a request of `len_bytes` takes on a disk that has been idle for long: as long as
-    /// its longest piece.
+    /// The duration of a request of `len_bytes` on a disk that has been idle for long: that of its
+    /// longest piece.
     pub fn idle_latency(&self, len_bytes: u64) -> Duration {
         let piece = len_bytes.min(PIECE_BYTES);
         self.latency + Duration::from_nanos(nanos(piece, self.piece_bytes_per_second))
@@ -55,43 +55,43 @@ impl DiskModel {
     }
 }
 
-/// What a modelled disk has been asked for so far. Differences of two are the figures that `iostat`
-/// shows: requests per second, their size, and, as `in_flight` per second, the length of the queue.
+/// The requests submitted to a modelled disk so far. The difference of two values gives the figures
+/// of `iostat`: requests per second, their size, and, as `in_flight` per second, the queue length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Pieces of at most [`PIECE_BYTES`].
+    /// Number of pieces of at most [`PIECE_BYTES`].
     pub pieces: u64,
-    /// Their bytes.
+    /// Number of bytes.
     pub bytes: u64,
-    /// Sum over all pieces of the time from their submission until the model completes them.
+    /// Sum over all pieces of the time from submission until the model completes them.
     pub in_flight: Duration,
 }
 
-/// Units at a rate, as a time: each unit takes its share of a second, and what is taken ahead of
-/// time is bounded by the burst. (The generic cell rate algorithm of ATM, which is a token bucket
+/// A rate limit expressed in time: each unit takes its share of a second, and the lead over the
+/// clock is bounded by the burst. (The generic cell rate algorithm of ATM, which is a token bucket
 /// in integers, without a clock.)
 #[derive(Clone, Copy, Debug)]
 struct Quota {
     per_second: u64,
     burst: u64,
-    /// Until when all has been given away. In nanoseconds, as all times here.
+    /// The time until which the quota is used up. In nanoseconds, as all times here.
     spent_until: u64,
 }
 
-/// The time that `units` take at a rate, rounded up, so that rounding never lets more through.
+/// The time that `units` take at a rate, rounded up, so that rounding never exceeds the quota.
 fn nanos(units: u64, per_second: u64) -> u64 {
     let nanos = (u128::from(units) * u128::from(NANOS)).div_ceil(u128::from(per_second));
     u64::try_from(nanos).expect("a request takes less than 500 years")
 }
 
 impl Quota {
-    /// `largest` is the most that is ever taken at once.
+    /// Creates a quota. `largest` is the maximum taken at once.
     fn new(per_second: u64, burst: Duration, largest: u64) -> Self {
         let burst = (burst.as_nanos() as u64).max(nanos(largest, per_second));
         Self { per_second, burst, spent_until: 0 }
     }
 
-    /// The first moment at which `units` can be had.
+    /// The earliest time at which `units` are available.
     fn free_at(&self, units: u64) -> u64 {
         (self.spent_until + nanos(units, self.per_second)).saturating_sub(self.burst)
     }
@@ -101,19 +101,20 @@ impl Quota {
     }
 }
 
-/// A disk's memory of what it has been asked for.
+/// The state of a disk: quotas used and requests counted.
 #[derive(Clone, Debug)]
 pub(super) struct Schedule {
     model: DiskModel,
     starts: Quota,
     bytes: Quota,
-    /// When the last piece started: pieces start in the order in which they came.
+    /// Start of the last piece: pieces start in the order of arrival.
     last_start: u64,
     usage: Usage,
 }
 
 impl Schedule {
-    /// A disk that has been idle for long. Panics if the model's numbers are out of their ranges.
+    /// Creates the schedule of a disk that has been idle for long. Panics if the model's numbers
+    /// are out of their ranges.
     pub(super) fn new(model: &DiskModel) -> Self {
         model.check();
         Self {
@@ -129,8 +130,8 @@ impl Schedule {
         self.usage
     }
 
-    /// When a request of `len_bytes` that comes at `now` is complete: with its last piece. `now`
-    /// never goes backwards.
+    /// Returns the completion time of a request of `len_bytes` that arrives at `now`, which is that
+    /// of its last piece. `now` never goes backwards.
     pub(super) fn request(&mut self, now: u64, len_bytes: u64) -> u64 {
         let mut done = now;
         let mut left = len_bytes;
@@ -148,7 +149,7 @@ impl Schedule {
         self.model.idle_latency(piece).as_nanos() as u64
     }
 
-    /// When a piece that comes at `now` starts.
+    /// The start of a piece that arrives at `now`.
     fn start(&mut self, now: u64, piece: u64) -> u64 {
         let quotas = self.starts.free_at(1).max(self.bytes.free_at(piece));
         let start = now.max(self.last_start).max(quotas);
@@ -170,7 +171,7 @@ mod tests {
     const MILLI: u64 = 1_000_000;
     const KIB: u64 = 1024;
 
-    /// One piece of 4 KiB takes 1 ms; a second starts with quota for ten of them.
+    /// One piece of 4 KiB takes 1 ms; a second begins with quota for ten of them.
     const SLOW: DiskModel = DiskModel {
         iops: 100,
         bandwidth_bytes_per_second: 1 << 20,
@@ -188,7 +189,7 @@ mod tests {
             disk.usage(),
             Usage { pieces: 1, bytes: 4096, in_flight: Duration::from_millis(1) }
         );
-        // Pieces move side by side: eight take as long as one.
+        // Pieces are served in parallel: eight take as long as one.
         let mut cloud = Schedule::new(&DiskModel::CLOUD);
         let piece = DiskModel::CLOUD.idle_latency(PIECE_BYTES);
         assert_eq!(cloud.request(0, 8 * PIECE_BYTES), piece.as_nanos() as u64);
@@ -215,7 +216,7 @@ mod tests {
         for n in 1..50 {
             assert_eq!(disk.request(0, 4 * KIB), n * 10 * MILLI + MILLI, "100 a second");
         }
-        // A long pause fills the quota, and no more than that.
+        // A long pause fills the quota, but not beyond the burst.
         for _ in 0..10 {
             assert_eq!(disk.request(10_000 * MILLI, 4 * KIB), 10_001 * MILLI);
         }
@@ -224,12 +225,12 @@ mod tests {
 
     #[test]
     fn bytes_wait_for_the_bandwidth() {
-        // Its burst, 102.4 KiB, is less than a piece: then one piece is the burst.
+        // Its burst, 102.4 KiB, is smaller than a piece; one piece is then the burst.
         let mut disk = Schedule::new(&SLOW);
         let alone = disk.idle_nanos(PIECE_BYTES);
         assert_eq!(disk.request(0, PIECE_BYTES), alone);
         assert_eq!(disk.request(0, PIECE_BYTES), 250 * MILLI + alone);
-        // A small one behind waits its turn, although the disk has starts left.
+        // A small piece behind a large one waits for its turn, although IOPS quota is left.
         assert_eq!(disk.request(1, 4 * KIB), 254 * MILLI - 93_750 + MILLI);
     }
 
@@ -257,7 +258,7 @@ mod tests {
         }
     }
 
-    /// Gaps between requests in ns, none often, and their pages.
+    /// Gaps between requests in nanoseconds, often zero, and their pages.
     fn arrivals() -> impl Strategy<Value = Vec<(u64, u64)>> {
         let gap = prop_oneof![Just(0), 0u64..3_000_000, 0u64..300_000_000];
         let pages = prop_oneof![1u64..=64, 1u64..600];
@@ -282,8 +283,8 @@ mod tests {
     }
 
     proptest! {
-        /// However the pieces come: in no span of time does more start than the quota of this time
-        /// and the burst.
+        /// Whatever the arrivals: in no interval do more pieces start than the quota of that
+        /// interval plus the burst.
         #[test]
         fn no_span_exceeds_a_quota(model in models(), arrivals in arrivals()) {
             let pieces = starts(&model, &arrivals);
@@ -304,9 +305,9 @@ mod tests {
             }
         }
 
-        /// And nothing waits without need: whatever starts late could not have started a
-        /// microsecond earlier, because some span that ends with it would then have exceeded a
-        /// quota, or because its predecessor started no earlier.
+        /// No piece waits without need: a late piece could not have started a microsecond earlier,
+        /// because some interval that ends with it would then have exceeded a quota, or because its
+        /// predecessor started no earlier.
         #[test]
         fn nothing_waits_without_need(model in models(), arrivals in arrivals()) {
             let pieces = starts(&model, &arrivals);
@@ -329,8 +330,8 @@ mod tests {
             }
         }
 
-        /// A request is complete when its last piece has had its latency and its time; usage adds
-        /// up.
+        /// A request is complete when its last piece has had its latency and transfer time; usage
+        /// adds up.
         #[test]
         fn requests_complete_with_their_pieces(model in models(), arrivals in arrivals()) {
             let mut pieces = starts(&model, &arrivals).into_iter();

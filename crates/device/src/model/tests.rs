@@ -1,5 +1,5 @@
-//! The conformance suite on a modelled disk, and what only the wrapper can get wrong. When requests
-//! are due is tested in `schedule`.
+//! The conformance suite on a modelled disk, and tests of the wrapper. Due times are tested in
+//! `schedule`.
 
 use std::sync::mpsc;
 
@@ -23,7 +23,7 @@ fn modelled(inner: SharedDevice) -> SharedDevice {
     Arc::new(ModelledDisk::over(inner, &BRISK).unwrap())
 }
 
-/// A disk with the content of `device`, of which every write and flush fails.
+/// A disk with the content of `device`, whose writes and flushes all fail.
 fn broken(device: &SharedDevice) -> SharedDevice {
     let content = device.read(DeviceOffset(0), CAPACITY as usize).unwrap();
     let faults = Faults { write_error: 1.0, flush_error: 1.0, ..Faults::default() };
@@ -94,7 +94,7 @@ fn a_panicking_completion_latches_and_the_thread_lives_on() {
         Request::Write { at: DeviceOffset(4096), buf, durable: true }
     };
     device.submit(write(), Box::new(|_| panic!("on purpose")));
-    // Submitted before the panic was seen, or after: nothing is acknowledged behind it.
+    // Submitted before the panic takes effect, or after it: in neither case is it acknowledged.
     let (tx, rx) = mpsc::channel();
     device.submit(write(), Box::new(move |result| tx.send(result).unwrap()));
     let error = rx.recv().unwrap().unwrap_err();

@@ -1,4 +1,4 @@
-//! With a ring where the system has one, and without.
+//! Each test runs with a ring, where the system supports it, and without.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -7,12 +7,12 @@ use std::os::fd::AsFd;
 use super::*;
 use crate::AlignedBuf;
 
-/// What a file has at each byte, another for each file.
+/// The content of a file at each byte; it differs between files.
 fn byte(file: usize, at: usize) -> u8 {
     (at / 7 + at / PAGE_BYTES * 3 + file * 101) as u8
 }
 
-/// A file of so many bytes.
+/// A file of `len_bytes`.
 fn file(number: usize, len_bytes: usize) -> File {
     let mut file = tempfile::tempfile().unwrap();
     let bytes: Vec<u8> = (0..len_bytes).map(|at| byte(number, at)).collect();
@@ -20,10 +20,10 @@ fn file(number: usize, len_bytes: usize) -> File {
     file
 }
 
-/// Which bytes of which file.
+/// File, position and length of a read.
 type Wanted = (usize, usize, usize);
 
-/// Reads these, and sees that each byte is the file's, or zero behind its end.
+/// Executes the reads and checks that each byte is the file's, or zero beyond its end.
 fn read_all(rings: &ReadRings, files: &[(File, usize)], wanted: &[Wanted]) {
     let mut bufs: Vec<_> = wanted.iter().map(|(_, _, len)| AlignedBuf::zeroed(*len)).collect();
     bufs.iter_mut().for_each(|buf| buf.fill(0xee));
@@ -45,14 +45,14 @@ fn read_all(rings: &ReadRings, files: &[(File, usize)], wanted: &[Wanted]) {
     }
 }
 
-/// Files that end with a page, inside one, and that are empty.
+/// Files that end at a page boundary, that end inside a page, and that are empty.
 fn files() -> Vec<(File, usize)> {
     let lengths = [64 * PAGE_BYTES, 10 * PAGE_BYTES + 1000, 511, 0];
     lengths.into_iter().enumerate().map(|(number, len)| (file(number, len), len)).collect()
 }
 
 #[test]
-fn each_read_gets_its_bytes_and_zeroes_behind_the_end() {
+fn reads_return_their_bytes_and_zeroes_beyond_the_end() {
     let files = files();
     for rings in [ReadRings::new(2), ReadRings::new(0)] {
         let mut wanted = Vec::new();
@@ -63,7 +63,7 @@ fn each_read_gets_its_bytes_and_zeroes_behind_the_end() {
                 }
             }
         }
-        // Far more than a ring has entries; again, since rings are kept; and few, and none.
+        // Many more than a ring has entries; repeated, since rings are reused; then few, and none.
         assert!(wanted.len() > 2 * ENTRIES);
         for _ in 0..3 {
             read_all(&rings, &files, &wanted);
@@ -75,7 +75,7 @@ fn each_read_gets_its_bytes_and_zeroes_behind_the_end() {
 }
 
 #[test]
-fn one_that_fails_does_not_keep_the_others_from_being_read() {
+fn a_failed_read_does_not_affect_the_others() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
     std::fs::write(&path, [7; PAGE_BYTES]).unwrap();
@@ -101,9 +101,9 @@ fn one_that_fails_does_not_keep_the_others_from_being_read() {
     }
 }
 
-/// More callers than rings: some find none.
+/// More callers than rings, so that some get none.
 #[test]
-fn callers_do_not_get_each_others_bytes() {
+fn concurrent_callers_get_their_own_bytes() {
     let files = files();
     let rings = ReadRings::new(2);
     thread::scope(|scope| {
@@ -124,7 +124,7 @@ fn callers_do_not_get_each_others_bytes() {
 }
 
 #[test]
-fn what_is_refused_is_not_tried_again() {
+fn a_refused_ring_is_not_tried_again() {
     let rings = ReadRings::new(3);
     let is_there = rings.take().is_some();
     assert_eq!(rings.state.lock().left, if is_there { 2 } else { 0 });

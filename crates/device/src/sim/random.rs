@@ -1,18 +1,19 @@
-//! The one source of chance in a simulation.
+//! The random number generator of simulations.
 
 /// SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014):
 /// a counter in steps of the golden ratio, each value mixed by two multiplications. Small, fast,
-/// and every seed is a good one. Not for secrets.
+/// and without weak seeds. Not for secrets.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The same seed gives the same sequence, on every machine and in every build.
+    /// Creates a generator. The same seed gives the same sequence, on every machine and in every
+    /// build.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -21,22 +22,22 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number in `0..bound`. Panics if `bound` is zero.
+    /// Returns a number in `0..bound`. Panics if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "nothing is below zero");
         // The high word of the product; its bias of bound / 2^64 does not matter here.
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// An index into something of `len` elements. Panics if `len` is zero.
+    /// Returns an index into a sequence of `len` elements. Panics if `len` is zero.
     pub fn index(&mut self, len: usize) -> usize {
         self.below(len as u64) as usize
     }
 
-    /// True with `probability`. Takes nothing from the sequence if that is zero, so that switching
-    /// a fault off leaves the rest of a run as it was before the fault existed.
+    /// Returns true with `probability`. If that is zero, no number is drawn, so that disabling a
+    /// fault leaves the rest of a run as it was before the fault existed.
     pub fn chance(&mut self, probability: f64) -> bool {
-        // 53 bits are what an f64 holds exactly: a number in 0 <= x < 1.
+        // An f64 holds 53 bits exactly: a number in 0 <= x < 1.
         probability > 0.0
             && ((self.next_u64() >> 11) as f64) * (1.0 / (1u64 << 53) as f64) < probability
     }

@@ -1,4 +1,4 @@
-//! Which hosts of a simulated disk have registered, and which of them has it reserved.
+//! The registrations and the reservation of a simulated disk.
 
 #[cfg(test)]
 mod tests;
@@ -10,18 +10,18 @@ use crate::ReserveError;
 use crate::engine::Core;
 use crate::reserve::{self, Refusal, Reservations};
 
-/// As disks answer a host that has to be told something first, and some of them one that is not
-/// registered.
+/// The answer of a disk to a host with a pending unit attention, and of some disks to an
+/// unregistered host.
 const CHECK_CONDITION: u32 = 2;
-/// As disks answer a command that they do not know.
+/// The answer of a disk to a command that it does not support.
 const UNKNOWN_COMMAND: u32 = 0x402;
 
-/// A host is known by its `Core`.
+/// Persistent reservation state. A host is identified by its `Core`.
 #[derive(Clone, Default)]
 pub(super) struct Reservation {
     registered: Vec<(Arc<Core>, u64)>,
     holder: Option<Arc<Core>>,
-    /// Hosts that have not been told yet that others have cancelled what they had registered.
+    /// Hosts with a pending unit attention: others have cancelled their registration.
     attention: Vec<Arc<Core>>,
 }
 
@@ -31,7 +31,7 @@ impl Reservation {
         self.holder.as_ref().is_some_and(|holder| !Arc::ptr_eq(holder, host))
     }
 
-    /// The host that was `before` has come back.
+    /// Replaces the host `before` by its restarted self.
     pub(super) fn restart(&mut self, before: &Arc<Core>, after: &Arc<Core>) {
         let hosts = self.registered.iter_mut().map(|(host, _)| host);
         for host in hosts.chain(&mut self.holder).chain(&mut self.attention) {
@@ -41,7 +41,7 @@ impl Reservation {
         }
     }
 
-    /// Tell `host`, once, if there is something to be told.
+    /// Reports a pending unit attention to `host`, once.
     fn attend(&mut self, host: &Arc<Core>) -> Result<(), Refusal> {
         match self.attention.iter().position(|of| Arc::ptr_eq(of, host)) {
             Some(at) => {
@@ -87,7 +87,7 @@ impl Reservation {
         let takes_over = self.holder.as_ref().is_some_and(|held| self.key_of(held) == Some(key));
         for (of, registered) in std::mem::take(&mut self.registered) {
             let own = Arc::ptr_eq(&of, host);
-            // Who takes nothing over cancels his own as well.
+            // A host that takes over no reservation cancels its own registration as well.
             if registered != key || (own && takes_over) {
                 self.registered.push((of, registered));
             } else if !own {
@@ -102,20 +102,20 @@ impl Reservation {
 }
 
 impl SimDisk {
-    /// See [`Device::reserve`](crate::Device::reserve). What the other hosts have queued is refused
-    /// when it comes to be executed: aborted.
+    /// Implements [`Device::reserve`](crate::Device::reserve). Requests that other hosts have
+    /// queued are refused when they are executed, that is, aborted.
     pub(super) fn acquire(&self) -> Result<(), ReserveError> {
         reserve::acquire(self, &self.0.core.geometry.name)
     }
 
-    /// Reserve the disk as another program does: with a key of its own, unless somebody else has
-    /// it.
+    /// Reserves the disk as other software does, with another key. Panics if it is reserved
+    /// already.
     pub fn reserve_as_stranger(&self) {
         let key = reserve::KEY + 1;
         self.register(0, key).and_then(|()| Reservations::reserve(self, key)).expect("it is free");
     }
 
-    /// Forget who has registered, as a disk that did not keep it over a loss of power.
+    /// Clears all registrations, as a disk that does not keep them over a power loss.
     pub fn lose_reservation(&self) {
         if let Some(reservation) = &mut self.0.medium.state.lock().reservation {
             *reservation = Reservation::default();

@@ -1,4 +1,4 @@
-//! A thread that is the disk, for tests that have something else to do.
+//! A thread that executes a simulated disk's requests, for tests that do not step it themselves.
 
 use std::sync::Arc;
 
@@ -6,16 +6,17 @@ use super::{Mode, SimDisk};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::{self, JoinHandle};
 
-/// Executes what is queued on a disk as soon as it is queued, on a thread of its own and in the
-/// order that [`SimDisk::step`] chooses. When it is dropped it executes what is left, and the disk
-/// is in [`Mode::Immediate`] again.
+/// Executes the requests of a disk as soon as they are queued, on its own thread and in the order
+/// of [`SimDisk::step`]. On drop it executes the remaining requests and sets the disk to
+/// [`Mode::Immediate`] again.
 pub struct Stepper {
     disk: SimDisk,
     told: Arc<Told>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Changed under the lock of the disk's state, so that the thread does not miss it.
+/// Flags for the thread, changed under the lock of the disk's state so that the thread does not
+/// miss a change.
 #[derive(Default)]
 struct Told {
     hold: AtomicBool,
@@ -23,7 +24,7 @@ struct Told {
 }
 
 impl Stepper {
-    /// Puts the disk into [`Mode::Queued`].
+    /// Sets the disk to [`Mode::Queued`] and starts the thread.
     pub fn start(disk: SimDisk) -> Self {
         disk.set_mode(Mode::Queued);
         let told = Arc::new(Told::default());
@@ -38,8 +39,8 @@ impl Stepper {
         Self { disk, told, thread: Some(thread) }
     }
 
-    /// Leave what is queued where it is, until told otherwise. What is being executed comes to its
-    /// end.
+    /// While `hold` is set, queued requests are not executed. A request already being executed
+    /// completes.
     pub fn hold(&self, hold: bool) {
         self.tell(&self.told.hold, hold);
     }
@@ -56,8 +57,8 @@ impl Drop for Stepper {
     fn drop(&mut self) {
         self.tell(&self.told.stop, true);
         let stopped = self.thread.take().map(JoinHandle::join);
-        // A completion that panics has said so on its thread; do not hide it from a test that goes
-        // on.
+        // A panic of a completion has been reported on its thread; do not hide it from a test that
+        // continues.
         if !thread::panicking() {
             assert!(matches!(stopped, Some(Ok(()))), "the thread of a simulated disk has panicked");
         }
@@ -66,7 +67,7 @@ impl Drop for Stepper {
 }
 
 impl SimDisk {
-    /// Block until there is something to execute; false when there is to be an end.
+    /// Blocks until a request can be executed; false if the thread has to end.
     fn wait_queued(&self, told: &Told) -> bool {
         let mut state = self.0.medium.state.lock();
         loop {

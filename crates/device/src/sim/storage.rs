@@ -1,5 +1,5 @@
-//! The bytes of a simulated disk: what is durable, what a reader sees, and the unflushed writes
-//! between the two.
+//! The bytes of a simulated disk: the durable content, the visible content, and the unflushed
+//! writes between the two.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::SECTOR_BYTES;
 use crate::PAGE_BYTES;
 
-/// Sparse bytes; what was never written is zero. Clones share pages until one of them is written.
+/// Sparse bytes; unwritten ones are zero. Clones share pages until one of them is written.
 #[derive(Clone, Default)]
 pub(super) struct Pages(BTreeMap<u64, Arc<[u8; PAGE_BYTES]>>);
 
@@ -31,8 +31,8 @@ impl Pages {
     }
 }
 
-/// The parts of `len` bytes at `at`, cut at page boundaries: page number, offset within it, range
-/// of the bytes.
+/// Splits `len` bytes at `at` at page boundaries: page number, offset within it, range of the
+/// bytes.
 fn split(at: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -45,19 +45,19 @@ fn split(at: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Ran
     })
 }
 
-/// A write that a reader sees and a power cut may lose.
+/// A write that readers see and a power cut may lose.
 #[derive(Clone)]
 struct Unflushed {
-    /// Place in the order of completion.
+    /// Position in the order of completion.
     sequence: u64,
     at: u64,
     data: Vec<u8>,
-    /// Sectors that this write still has to bring to the media; the others were never written (a
-    /// torn write) or have been overtaken by a durable write to the same place.
+    /// Sectors of this write that are not yet on the media; the others were never written (a torn
+    /// write) or are superseded by a later durable write.
     live: Vec<bool>,
 }
 
-/// Media plus volatile cache.
+/// The media plus the volatile cache.
 #[derive(Clone, Default)]
 pub(super) struct Storage {
     media: Pages,
@@ -75,14 +75,14 @@ impl Storage {
         self.media.read(at, into);
     }
 
-    /// A write that is durable when this returns.
+    /// Writes durably.
     pub(super) fn write_through(&mut self, at: u64, data: &[u8]) {
         self.overtake(at, data.len());
         self.media.write(at, data);
         self.visible.write(at, data);
     }
 
-    /// Change bytes at rest, at any position: media and what a reader sees.
+    /// Changes bytes at rest, at any position, both on the media and for readers.
     pub(super) fn overwrite(&mut self, at: u64, data: &[u8]) {
         self.media.write(at, data);
         self.visible.write(at, data);
@@ -97,7 +97,7 @@ impl Storage {
         }
     }
 
-    /// A write into the cache, of the sectors in `live` only.
+    /// Writes the sectors in `live` to the cache.
     pub(super) fn write_back(&mut self, at: u64, data: &[u8], live: Vec<bool>) {
         if !live.contains(&true) {
             return;
@@ -107,12 +107,12 @@ impl Storage {
         self.next_sequence += 1;
     }
 
-    /// A mark in the order of completed writes, for [`Storage::flush`].
+    /// The current position in the order of completed writes, for [`Storage::flush`].
     pub(super) fn mark(&self) -> u64 {
         self.next_sequence
     }
 
-    /// Make the writes before `mark` durable, and no others.
+    /// Makes the writes before `mark` durable, and no others.
     pub(super) fn flush(&mut self, mark: u64) {
         let media = &mut self.media;
         self.cache.retain(|unflushed| {
@@ -124,9 +124,9 @@ impl Storage {
         });
     }
 
-    /// What is on the media, plus of each unflushed write the sectors that `keep(at, sectors)` lets
-    /// through, in the order of completion: a later write to the same place never loses to an
-    /// earlier one.
+    /// Returns the media plus the sectors of each unflushed write that `keep(at, sectors)` selects,
+    /// in the order of completion, so that a later write always wins over an earlier one to the
+    /// same sectors.
     pub(super) fn after_power_cut(&self, mut keep: impl FnMut(u64, usize) -> Vec<bool>) -> Pages {
         let mut media = self.media.clone();
         for unflushed in &self.cache {
@@ -141,7 +141,8 @@ impl Storage {
         Self { visible: media.clone(), media, cache: Vec::new(), next_sequence: 0 }
     }
 
-    /// Unflushed writes must not come back over a durable one that followed them.
+    /// Drops sectors from unflushed writes, so that they do not reappear over a later durable
+    /// write.
     fn overtake(&mut self, at: u64, len: usize) {
         let overtaken = at..at + len as u64;
         for unflushed in &mut self.cache {
@@ -153,7 +154,7 @@ impl Storage {
     }
 }
 
-/// Write those sectors of `data` that `which` names.
+/// Writes the sectors of `data` that `which` selects.
 pub(super) fn write_sectors(pages: &mut Pages, at: u64, data: &[u8], which: &[bool]) {
     for (index, sector) in data.chunks(SECTOR_BYTES).enumerate().filter(|(index, _)| which[*index])
     {

@@ -1,5 +1,4 @@
-//! The conformance suite on the simulated disk, and each of its faults: that it happens, and what
-//! it does.
+//! The conformance suite on the simulated disk, and a test of each fault and its effect.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -11,7 +10,7 @@ use crate::conformance::{self, Subject};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// A truthful disk that loses all it may lose at a power cut.
+/// A disk without faults that loses all unflushed writes at a power cut.
 const NOTHING_SURVIVES: Faults = Faults {
     read_error: 0.0,
     write_error: 0.0,
@@ -38,7 +37,7 @@ fn filled(pages: usize, byte: u8) -> crate::SharedBuf {
 
 type Outcome = Result<Option<AlignedBuf>, DeviceError>;
 
-/// Submit and leave it to the disk when it happens.
+/// Submits a request without waiting for it.
 fn submit(disk: &SimDisk, request: Request) -> mpsc::Receiver<Outcome> {
     let (tx, rx) = mpsc::channel();
     disk.submit(request, Box::new(move |outcome| drop(tx.send(outcome))));
@@ -92,9 +91,9 @@ fn a_queued_disk_conforms() {
     conforms(Mode::Queued, Faults::default());
 }
 
-/// The continuation of short transfers is the same code for all engines; here it gets work.
+/// The continuation of short transfers is the same code for all engines; this test exercises it.
 #[test]
-fn a_disk_that_transfers_in_bits_conforms() {
+fn a_disk_with_short_transfers_conforms() {
     for mode in [Mode::Immediate, Mode::Queued] {
         conforms(mode, Faults { short_transfer: 0.7, ..Faults::default() });
     }
@@ -151,7 +150,8 @@ fn a_flush_covers_what_had_completed_when_it_was_submitted() {
     write(&disk, 1, 1, false).unwrap();
     let late = submit(&disk, write_request(2, 1, 2, false));
     let flush = submit(&disk, Request::Flush);
-    // The write completes before the flush does, but had not when the flush was submitted.
+    // The write completes before the flush does, but had not completed when the flush was
+    // submitted.
     disk.step_at(0);
     late.recv().unwrap().unwrap();
     disk.step_at(0);
@@ -184,7 +184,7 @@ fn of_two_writes_to_one_place_the_later_wins_if_it_survives() {
         assert_eq!(page(&after, 0), [byte; PAGE_BYTES]);
         found.insert((survived, byte));
     }
-    // None, either one, both: and then never the first.
+    // None, one or both survive; if both, the later one wins.
     assert_eq!(found, BTreeSet::from([(0, 0), (1, 1), (1, 2), (2, 2)]));
 }
 
@@ -256,7 +256,7 @@ fn a_process_crash_leaves_the_cache_as_it_was() {
 }
 
 #[test]
-fn a_write_in_flight_at_a_process_crash_happened_or_not() {
+fn a_write_in_flight_at_a_process_crash_may_be_lost() {
     let mut found = BTreeSet::new();
     for seed in 0..50 {
         let disk = disk(seed, Faults { torn_by_power_cut: 0.0, ..Faults::default() });
@@ -275,7 +275,7 @@ fn a_write_in_flight_at_a_process_crash_happened_or_not() {
 }
 
 #[test]
-fn a_disk_that_has_ended_answers_with_errors() {
+fn an_ended_disk_returns_errors() {
     let disk = disk(0, Faults::default());
     disk.set_mode(Mode::Queued);
     let pending = [
@@ -288,7 +288,7 @@ fn a_disk_that_has_ended_answers_with_errors() {
         assert_eq!(pending.recv().unwrap().unwrap_err().source.kind(), io::ErrorKind::NotConnected);
         assert!(pending.recv().is_err(), "a second completion");
     }
-    // No step is needed, so nobody waits for a disk that is gone.
+    // Fails without a step, so that no caller waits for a disk that has ended.
     let late = submit(&disk, write_request(0, 1, 2, true));
     assert!(late.recv().unwrap().is_err());
     assert!(after.failure().is_none());
@@ -318,7 +318,7 @@ fn a_failed_read_does_not_latch() {
 }
 
 #[test]
-fn a_failed_write_latches_and_leaves_anything_behind() {
+fn a_failed_write_latches_and_may_leave_any_part() {
     let mut found = BTreeSet::new();
     for seed in 0..50 {
         let disk = disk(seed, Faults { write_error: 1.0, ..Faults::default() });
@@ -427,7 +427,7 @@ fn a_short_write_is_continued() {
 }
 
 #[test]
-fn faults_keep_to_their_zone() {
+fn faults_apply_only_to_their_zone() {
     let disk = disk(0, NOTHING_SURVIVES);
     disk.set_zone_faults(8 * PAGE..16 * PAGE, Faults { lost_write: 1.0, ..NOTHING_SURVIVES });
     for at in [7, 8, 15, 16] {
@@ -443,7 +443,7 @@ fn faults_keep_to_their_zone() {
 // ---------------------------------------------------------------------------------------------------------------
 // Replay, order, surgery
 
-/// A run with all kinds of faults and an end.
+/// A run with all kinds of faults and a power cut.
 fn run(seed: u64) -> (Counters, Vec<usize>, Vec<u8>) {
     let faults = Faults {
         read_error: 0.1,
@@ -503,7 +503,7 @@ fn random_numbers_are_the_published_ones() {
 }
 
 #[test]
-fn surgery_changes_what_is_seen_and_what_is_durable() {
+fn poke_changes_visible_and_durable_bytes() {
     let disk = disk(0, Faults { survives_power_cut: 1.0, ..NOTHING_SURVIVES });
     write(&disk, 0, 1, false).unwrap();
     disk.poke(4090, &[9; 12]);
@@ -517,7 +517,7 @@ fn surgery_changes_what_is_seen_and_what_is_durable() {
 }
 
 #[test]
-fn queued_requests_are_named_and_run_one_by_one() {
+fn queued_requests_are_listed_and_run_one_by_one() {
     let disk = disk(0, Faults::default());
     disk.set_mode(Mode::Queued);
     let write = submit(&disk, write_request(1, 2, 1, true));
@@ -527,12 +527,12 @@ fn queued_requests_are_named_and_run_one_by_one() {
     flush.try_recv().unwrap().unwrap();
     assert!(write.try_recv().is_err());
     disk.set_mode(Mode::Immediate);
-    write.try_recv().expect("going to immediate mode runs what is queued").unwrap();
+    write.try_recv().expect("a change to immediate mode runs queued requests").unwrap();
     assert!(!disk.step());
 }
 
 #[test]
-fn a_stepper_executes_what_is_queued_unless_it_is_told_to_hold() {
+fn a_stepper_executes_queued_requests_unless_held() {
     let disk = disk(1, Faults::default());
     let stepper = Stepper::start(disk.clone());
     for byte in 1..100 {

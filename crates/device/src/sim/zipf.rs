@@ -1,4 +1,4 @@
-//! Numbers of which few are drawn most of the time, for workloads.
+//! Skewed random numbers for workloads.
 
 use super::Random;
 
@@ -16,8 +16,8 @@ pub struct Zipf {
 impl Zipf {
     const THETA: f64 = 0.99;
 
-    /// Of the numbers in `0..numbers`. Takes a time that grows with them, a few tenths of a second
-    /// for ten million.
+    /// Creates a generator for `0..numbers`. Takes time proportional to `numbers`, a few tenths of
+    /// a second for ten million.
     pub fn new(numbers: u64) -> Self {
         let zeta_of = |n: u64| (1..=n).map(|i| (i as f64).powf(-Self::THETA)).sum::<f64>();
         let (items, zeta) = (numbers as f64, zeta_of(numbers));
@@ -25,7 +25,7 @@ impl Zipf {
         Self { items, numbers, alpha: 1.0 / (1.0 - Self::THETA), zeta, eta }
     }
 
-    /// One of them. Panics if there are none.
+    /// Draws a number. Panics if `numbers` is zero.
     pub fn next(&self, random: &mut Random) -> u64 {
         let u = (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         let uz = u * self.zeta;
@@ -36,7 +36,7 @@ impl Zipf {
         } else {
             (self.items * (self.eta * u - self.eta + 1.0).powf(self.alpha)) as u64
         };
-        // The most wanted ones are not neighbours.
+        // Scramble, so that popular numbers are not adjacent.
         Random::new(rank.min(self.numbers - 1)).next_u64() % self.numbers
     }
 }
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_numbers_of_a_zipf_distribution_are_most_of_those_drawn() {
+    fn a_zipf_distribution_mostly_draws_few_numbers() {
         let zipf = Zipf::new(10_000);
         let mut random = Random::new(1);
         let mut counts = vec![0; 10_000];

@@ -1,4 +1,4 @@
-//! Opening and creating, and each way to fail at it.
+//! Opening and creating a target, and each way in which that fails.
 
 use std::fs::File;
 use std::os::unix::fs::symlink;
@@ -30,10 +30,10 @@ fn reading() -> OpenOptions {
 }
 
 fn refused(path: &Path, options: &OpenOptions) -> OpenError {
-    open(path, options).expect_err("it is refused")
+    open(path, options).expect_err("must be refused")
 }
 
-/// A directory and a path in it where nothing is yet.
+/// A directory, and a path in it that does not exist.
 fn nowhere() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("wal");
@@ -54,7 +54,7 @@ fn a_new_file_is_written_to_its_full_size() {
     let progress = {
         let (seen, path) = (seen.clone(), path.clone());
         move |done, total| {
-            assert!(!path.exists(), "it has its name only when it is complete");
+            assert!(!path.exists(), "the file has its name only when complete");
             seen.lock().push((done, total));
         }
     };
@@ -74,7 +74,7 @@ fn a_new_file_is_written_to_its_full_size() {
 }
 
 #[test]
-fn what_a_crash_left_of_a_creation_is_started_over() {
+fn an_interrupted_creation_is_started_over() {
     let (dir, path) = nowhere();
     fs::write(dir.path().join("wal.creating"), [0xff; 70_000]).unwrap();
     open(&path, &creating(BYTES)).unwrap();
@@ -83,7 +83,7 @@ fn what_a_crash_left_of_a_creation_is_started_over() {
 }
 
 #[test]
-fn two_that_create_at_once_do_not_meet() {
+fn concurrent_creations_exclude_each_other() {
     let (dir, path) = nowhere();
     let other = File::create(dir.path().join("wal.creating")).unwrap();
     rustix::fs::flock(&other, FlockOperation::LockExclusive).unwrap();
@@ -100,14 +100,14 @@ fn an_existing_file_is_not_created_again() {
     page.fill(5);
     device.write_durable(DeviceOffset(0), page.freeze()).unwrap();
     drop(device);
-    let never = |_, _| panic!("nothing is to be written");
+    let never = |_, _| panic!("nothing must be written");
     let options = OpenOptions { progress: Some(Arc::new(never)), ..creating(BYTES) };
     let device = open(&path, &options).unwrap();
     assert_eq!(*device.read(DeviceOffset(0), PAGE_BYTES).unwrap(), [5; PAGE_BYTES]);
 }
 
 #[test]
-fn no_space_is_said_and_nothing_is_left() {
+fn a_creation_without_space_fails_and_leaves_no_file() {
     let (dir, path) = nowhere();
     let error = refused(&path, &creating(1 << 50));
     assert!(
@@ -118,7 +118,7 @@ fn no_space_is_said_and_nothing_is_left() {
 }
 
 #[test]
-fn a_size_that_is_no_number_of_pages_is_refused() {
+fn a_size_that_is_not_whole_pages_is_refused() {
     let (dir, path) = nowhere();
     for bytes in [0, 1, 4095, 1024 * 1024 + 512] {
         let error = refused(&path, &creating(bytes));
@@ -127,14 +127,14 @@ fn a_size_that_is_no_number_of_pages_is_refused() {
     assert!(names(&dir).is_empty());
 }
 
-// -- Open, and of another size
+// -- Resizing an open target
 
 fn engines() -> [OpenOptions; 2] {
     [Engine::Auto, Engine::Threads].map(|engine| OpenOptions { engine, ..creating(1 << 20) })
 }
 
 #[test]
-fn an_open_file_can_be_lengthened_and_shortened() {
+fn an_open_file_can_be_extended_and_truncated() {
     for options in engines() {
         let (_dir, path) = nowhere();
         let device = open(&path, &options).unwrap();
@@ -171,7 +171,7 @@ fn an_open_file_can_be_lengthened_and_shortened() {
 }
 
 #[test]
-fn a_lengthened_file_keeps_what_it_holds() {
+fn an_extended_file_keeps_its_content() {
     let (_dir, path) = nowhere();
     let device = open(&path, &creating(2 << 20)).unwrap();
     let mut page = device.alloc(PAGE_BYTES);
@@ -188,10 +188,10 @@ fn a_lengthened_file_keeps_what_it_holds() {
     assert_eq!(device.geometry().capacity_bytes, (2 << 20) + BYTES);
 }
 
-/// Killed at any moment, it leaves a file that can be opened: what a reader sees while it is
-/// written is what would be left.
+/// After a kill at any moment the file can still be opened: a reader during the extension sees what
+/// a kill would leave.
 #[test]
-fn a_file_has_no_hole_while_it_is_lengthened() {
+fn a_file_has_no_hole_while_it_is_extended() {
     let (_dir, path) = nowhere();
     let device = open(&path, &creating(1 << 20)).unwrap();
     let watched = path.clone();
@@ -206,7 +206,7 @@ fn a_file_has_no_hole_while_it_is_lengthened() {
 
 #[test]
 #[should_panic(expected = "beyond the capacity of 524288 bytes")]
-fn what_was_cut_off_can_not_be_written() {
+fn writes_beyond_a_reduced_capacity_are_refused() {
     let (_dir, path) = nowhere();
     let device = open(&path, &creating(1 << 20)).unwrap();
     device.set_capacity(512 << 10, None).unwrap();
@@ -215,7 +215,7 @@ fn what_was_cut_off_can_not_be_written() {
 }
 
 #[test]
-fn a_size_that_can_not_be_leaves_an_open_file_as_it_is() {
+fn an_invalid_size_leaves_an_open_file_unchanged() {
     for options in engines() {
         let (_dir, path) = nowhere();
         let device = open(&path, &options).unwrap();
@@ -226,11 +226,11 @@ fn a_size_that_can_not_be_leaves_an_open_file_as_it_is() {
         );
         for bytes in [0, 5000] {
             let error = device.set_capacity(bytes, None).unwrap_err().to_string();
-            assert!(error.contains("no positive multiple of 4096"), "{error}");
+            assert!(error.contains("not a positive multiple of 4096"), "{error}");
         }
         let reader = open(&path, &OpenOptions { create_bytes: None, ..reading() }).unwrap();
         let error = reader.set_capacity(2 << 20, None).unwrap_err().to_string();
-        assert!(error.contains("for reading only"), "{error}");
+        assert!(error.contains("read-only"), "{error}");
         assert_eq!(device.capacity_bytes(), 1 << 20);
         assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
     }
@@ -239,7 +239,7 @@ fn a_size_that_can_not_be_leaves_an_open_file_as_it_is() {
 // -- Refusals
 
 #[test]
-fn what_is_not_there_is_not_found() {
+fn a_missing_target_is_not_found() {
     let (dir, path) = nowhere();
     for options in
         [existing(), reading(), OpenOptions { access: Access::ReadOnly, ..creating(BYTES) }]
@@ -255,10 +255,10 @@ fn what_is_not_there_is_not_found() {
     assert!(names(&dir).is_empty());
 }
 
-/// A disk that is not attached, or not spelled so: a file of its name would lie in memory, and be
-/// gone with the next start of the machine.
+/// The path of a disk that is not attached, or is misspelt: a file of that name would be in memory,
+/// and lost at the next boot.
 #[test]
-fn no_file_is_created_among_the_devices() {
+fn no_file_is_created_in_dev() {
     let (dir, _) = nowhere();
     let link = dir.path().join("by-another-way");
     symlink("/dev", &link).unwrap();
@@ -271,7 +271,7 @@ fn no_file_is_created_among_the_devices() {
 }
 
 #[test]
-fn a_file_has_one_writer_and_any_readers() {
+fn a_file_has_one_writer_and_any_number_of_readers() {
     let (_dir, path) = nowhere();
     let writer = open(&path, &creating(BYTES)).unwrap();
     for options in [existing(), creating(BYTES)] {
@@ -280,12 +280,12 @@ fn a_file_has_one_writer_and_any_readers() {
     }
     let readers = [open(&path, &reading()).unwrap(), open(&path, &reading()).unwrap()];
     drop(writer);
-    let again = open(&path, &existing()).expect("readers keep nobody out");
+    let again = open(&path, &existing()).expect("readers do not exclude other openers");
     drop((readers, again));
 }
 
 #[test]
-fn a_file_that_is_too_small_names_both_sizes() {
+fn a_too_small_file_is_refused_with_both_sizes() {
     let (_dir, path) = nowhere();
     drop(open(&path, &creating(1 << 20)).unwrap());
     let error = refused(&path, &creating(2 << 20));
@@ -296,7 +296,7 @@ fn a_file_that_is_too_small_names_both_sizes() {
 }
 
 #[test]
-fn a_sparse_file_is_for_reading_only() {
+fn a_sparse_file_can_only_be_opened_read_only() {
     let (_dir, path) = nowhere();
     File::create(&path).unwrap().set_len(1 << 20).unwrap();
     let error = refused(&path, &existing());
@@ -306,13 +306,13 @@ fn a_sparse_file_is_for_reading_only() {
 }
 
 #[test]
-fn a_reserved_file_that_was_never_written_counts_as_sparse() {
+fn a_preallocated_unwritten_file_counts_as_sparse() {
     let (_dir, path) = nowhere();
     let file = File::create(&path).unwrap();
     match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 1 << 20) {
         Ok(()) if rustix::fs::seek(&file, SeekFrom::Hole(0)) == Ok(0) => {}
         other => {
-            return println!("SKIPPED: the file system tells reserved space from holes: {other:?}");
+            return println!("SKIPPED: the file system distinguishes reserved space from holes: {other:?}");
         }
     }
     let error = refused(&path, &existing());
@@ -320,7 +320,7 @@ fn a_reserved_file_that_was_never_written_counts_as_sparse() {
 }
 
 #[test]
-fn an_odd_length_is_refused() {
+fn a_file_length_that_is_not_whole_pages_is_refused() {
     let (_dir, path) = nowhere();
     for len in [0, 4095, 10_000] {
         fs::write(&path, vec![1; len]).unwrap();
@@ -330,7 +330,7 @@ fn an_odd_length_is_refused() {
 }
 
 #[test]
-fn what_is_neither_file_nor_block_device_is_refused() {
+fn special_files_are_refused() {
     let (dir, _) = nowhere();
     for (path, kind) in [(dir.path(), "directory"), (Path::new("/dev/null"), "character device")] {
         let error = refused(path, &existing());
@@ -355,9 +355,9 @@ fn a_symbolic_link_is_followed() {
 }
 
 #[test]
-fn system_errors_become_errors_that_say_what_to_do() {
+fn system_errors_map_to_open_errors() {
     let path = Path::new("/dev/wal");
-    let of = |errno| error(path, "opening it", errno);
+    let of = |errno| error(path, "open", errno);
     assert!(matches!(of(Errno::NOENT), OpenError::NotFound(_)));
     assert!(matches!(of(Errno::BUSY), OpenError::InUse(_)));
     assert!(matches!(of(Errno::WOULDBLOCK), OpenError::InUse(_)));
@@ -366,13 +366,13 @@ fn system_errors_become_errors_that_say_what_to_do() {
     assert!(matches!(of(Errno::ROFS), OpenError::Unsuitable { .. }));
     let other = of(Errno::IO);
     assert!(matches!(other, OpenError::Io { .. }));
-    assert_eq!(other.to_string(), "/dev/wal: opening it: Input/output error (os error 5)");
+    assert_eq!(other.to_string(), "/dev/wal: open: Input/output error (os error 5)");
 }
 
-// -- What a target is
+// -- Properties of a target
 
 #[test]
-fn the_write_cache_is_the_disks_own_or_that_of_its_whole() {
+fn a_partition_has_the_write_cache_of_its_disk() {
     let dir = tempfile::tempdir().unwrap();
     let sysfs = dir.path().join("dev/block");
     let disk = dir.path().join("devices/sda");
@@ -391,7 +391,7 @@ fn the_write_cache_is_the_disks_own_or_that_of_its_whole() {
 }
 
 #[test]
-fn a_loop_device_over_a_sparse_file_is_recognised_and_so_are_its_partitions() {
+fn a_loop_device_over_a_sparse_file_is_detected_also_by_partition() {
     let dir = tempfile::tempdir().unwrap();
     let (sysfs, disk) = (dir.path().join("dev/block"), dir.path().join("devices/loop0"));
     fs::create_dir_all(&sysfs).unwrap();
@@ -426,7 +426,7 @@ fn durability_is_resolved_when_opening() {
     }
 }
 
-/// ramfs has no Direct I/O. Everything else must be as on any file.
+/// ramfs has no Direct I/O. Everything else behaves as on any file.
 #[test]
 fn a_file_system_without_direct_io_goes_through_the_page_cache() {
     let dir = tempfile::tempdir().unwrap();
@@ -453,7 +453,7 @@ struct Unmount<'a>(&'a TempDir);
 
 impl Drop for Unmount<'_> {
     fn drop(&mut self) {
-        // Lazily, for io_uring lets go of a file some time after its ring was closed.
+        // Lazily, since io_uring releases a file some time after its ring was closed.
         let unmounted = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
         assert!(unmounted.is_ok_and(|status| status.success()), "{:?} is still mounted", self.0);
     }

@@ -1,5 +1,5 @@
-//! Hosts that take a disk from each other: one alone can write, whatever comes between the
-//! commands, and whoever dies.
+//! Hosts that take a disk over from each other: only one can write, whatever happens between the
+//! commands, including the death of a host.
 
 use std::cell::Cell;
 
@@ -40,13 +40,13 @@ fn holds(host: &SimDisk) -> bool {
 }
 
 #[test]
-fn whoever_reserves_last_alone_can_write() {
+fn only_the_last_host_to_reserve_can_write() {
     let first = disk();
     let second = first.other_host();
     write(&first, 1).unwrap();
     write(&second, 2).unwrap();
     for (old, new) in [(&first, &second), (&second, &first)] {
-        // With a latch of its own for each round: a refused write has latched.
+        // Each round needs a fresh latch: a refused write has latched.
         let (old, new) = (old.clone(), new.clone());
         take(&old).unwrap();
         take(&old).unwrap();
@@ -65,7 +65,7 @@ fn whoever_reserves_last_alone_can_write() {
 }
 
 #[test]
-fn what_the_old_owner_has_on_its_way_is_refused() {
+fn in_flight_writes_of_the_old_owner_are_refused() {
     let old = disk();
     take(&old).unwrap();
     old.set_mode(Mode::Queued);
@@ -81,14 +81,14 @@ fn what_the_old_owner_has_on_its_way_is_refused() {
 }
 
 #[test]
-fn it_stays_reserved_when_the_power_is_cut_and_when_the_owner_dies() {
+fn a_reservation_survives_a_power_cut_and_the_death_of_its_owner() {
     let first = disk();
     let second = first.other_host();
     take(&first).unwrap();
     let first = first.power_cut();
     assert!(write(&first.other_host(), 1).is_err());
     write(&first, 2).unwrap();
-    // Of which the other one, which had it no more, knows nothing.
+    // `second` refers to the disk before the power cut, which has ended.
     assert!(write(&second, 3).is_err());
     let first = first.process_crash();
     assert!(write(&first.other_host(), 4).is_err());
@@ -97,7 +97,7 @@ fn it_stays_reserved_when_the_power_is_cut_and_when_the_owner_dies() {
     write(&first.other_host(), 6).unwrap();
 }
 
-/// One host's commands, with something before each or instead of one.
+/// Passes one host's commands on, with an action before each or a failure in place of one.
 struct Steps<'a> {
     host: &'a SimDisk,
     sent: Cell<usize>,
@@ -135,7 +135,7 @@ fn take_by_steps(
 }
 
 #[test]
-fn a_host_that_dies_on_the_way_is_in_nobodys_way() {
+fn a_host_that_dies_while_reserving_does_not_block_others() {
     for owned in [false, true] {
         for died_at in 0..4 {
             let owner = disk();
@@ -157,9 +157,10 @@ fn a_host_that_dies_on_the_way_is_in_nobodys_way() {
     assert_eq!(take_by_steps(&disk(), &|_| Ok(())).unwrap(), 4, "all steps were tried");
 }
 
-/// One host comes between two commands of another: one of them has it, and knows.
+/// One host's takeover happens between two commands of another: exactly one of them holds the
+/// reservation, and both know it.
 #[test]
-fn two_hosts_at_the_same_time_do_not_both_have_it() {
+fn concurrent_reservations_have_one_winner() {
     let (mut refused, mut later) = (0, 0);
     for owned in [false, true] {
         for comes_at in 0..4 {
@@ -175,7 +176,7 @@ fn two_hosts_at_the_same_time_do_not_both_have_it() {
                 Ok(())
             };
             match take_by_steps(&slow, &between) {
-                // It came later.
+                // It came later than the other.
                 Ok(_) => {
                     assert!(holds(&slow));
                     assert!(write(&slow, 1).is_ok() && write(&quick, 2).is_err());
@@ -207,9 +208,9 @@ fn a_reservation_with_another_key_is_left_alone() {
     assert!(write(&host, 2).unwrap_err().is_reserved());
 }
 
-/// A cluster's own fencing, for instance, names a host by the key that it has registered with.
+/// For example a cluster's own fencing, which identifies a host by its registered key.
 #[test]
-fn what_another_program_of_this_host_has_registered_stays() {
+fn registrations_of_other_software_on_this_host_stay() {
     for holder in ["this host", "another host", "nobody"] {
         let host = disk();
         let other = host.other_host();
@@ -235,17 +236,17 @@ fn what_another_program_of_this_host_has_registered_stays() {
 }
 
 #[test]
-fn a_disk_that_can_not_do_it_says_so_and_is_left_free() {
+fn an_unsupporting_disk_returns_an_error_and_stays_unreserved() {
     let plain = SimDisk::new(SimOptions { reservations: false, ..SimOptions::default() });
     let error = take(&plain).unwrap_err();
     assert!(matches!(&error, ReserveError::Unsupported { .. }), "{error}");
     assert!(error.to_string().contains("it answers REGISTER with status 0x402"), "{error}");
     write(&plain, 1).unwrap();
 
-    // One that does everything but preempt.
+    // A disk that supports everything but preemption.
     let disk = disk();
     let third = |step| match step {
-        // And again, and again.
+        // The answer to every retry too.
         2..8 => Err(Refusal::Status(UNKNOWN_COMMAND)),
         _ => Ok(()),
     };
