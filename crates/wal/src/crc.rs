@@ -1,16 +1,17 @@
-//! CRC-32C of what is put together from parts whose checksums are known.
+//! CRC-32C of a concatenation from the checksums of its parts.
 //!
-//! A checksum is a polynomial over GF(2), and to append `n` bytes multiplies it by `x^(8n)` modulo
-//! the CRC's polynomial: so the checksum of two parts takes a multiplication for each byte of the
-//! length that is not zero, four at most, and no look at their bytes. As in zlib's `crc32_combine`,
-//! of which the crate `crc32c` has a translation: that squares matrices with each call, and takes
-//! longer than to read what a usual batch has.
+//! A checksum is a polynomial over GF(2), and appending `n` bytes multiplies it by `x^(8n)` modulo
+//! the CRC's polynomial. The checksum of two parts therefore takes one multiplication per non-zero
+//! byte of the length, four at most, without reading the parts. zlib's `crc32_combine`, of which
+//! the crate `crc32c` has a translation, squares matrices with each call, which takes longer than
+//! reading a usual batch.
 
-/// Castagnoli's (RFC 3720, 12.1), reflected: the highest bit is the coefficient of `x^0`.
+/// Castagnoli's polynomial (RFC 3720, 12.1), reflected: the highest bit is the coefficient of
+/// `x^0`.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 const ONE: u32 = 1 << 31;
 
-/// `SHIFTS[j][i]` is `x^(8 i 256^j)`: what `i 256^j` bytes multiply by.
+/// `SHIFTS[j][i]` is `x^(8 i 256^j)`, the factor for `i 256^j` appended bytes.
 static SHIFTS: [[u32; 256]; 4] = shifts();
 
 const fn shifts() -> [[u32; 256]; 4] {
@@ -30,21 +31,21 @@ const fn shifts() -> [[u32; 256]; 4] {
     shifts
 }
 
-/// The product of two polynomials. Without branches: its factors are as good as random.
+/// The product of two polynomials. Branch-free, since its factors are as good as random.
 const fn multiply(mut a: u32, b: u32) -> u32 {
     let mut product = 0;
     let mut power = 0;
     while power < u32::BITS {
         product ^= a & ((b << power) >> 31).wrapping_neg();
-        // Times x.
+        // Multiply by x.
         a = (a >> 1) ^ (POLYNOMIAL & (a & 1).wrapping_neg());
         power += 1;
     }
     product
 }
 
-/// The CRC-32C of two parts, one behind the other: from that of the first, that of the second, and
-/// the second's length in bytes.
+/// Returns the CRC-32C of the concatenation of two parts, from the checksum of each and the length
+/// of the second in bytes.
 pub fn crc32c_of_both(first: u32, second: u32, second_bytes: u32) -> u32 {
     let bytes = second_bytes.to_le_bytes();
     let shift = |crc, (shifts, byte): (&[u32; 256], u8)| match byte {
@@ -72,7 +73,7 @@ mod tests {
         }
     }
 
-    /// Lengths that no test can afford to have bytes for, by other code.
+    /// Lengths too large to test with actual bytes, computed in another way.
     #[test]
     fn each_byte_of_a_length_counts() {
         for bits in 0..u32::BITS {

@@ -1,5 +1,5 @@
 #![doc = include_str!("../README.md")]
-//! # A log from its beginning to its next opening
+//! # Example: write, trim and recover
 //!
 //! ```
 //! use alluvium_device::OpenOptions;
@@ -13,7 +13,12 @@
 //! let device = alluvium_device::open(&path, &target)?;
 //! Wal::format(&device, &FormatOptions::default())?;
 //!
-//! let options = Options { window_bytes: 256 << 10, block_bytes: 64 << 10, max_record_bytes: 64 << 10, ..Options::default() };
+//! let options = Options {
+//!     window_bytes: 256 << 10,
+//!     block_bytes: 64 << 10,
+//!     max_record_bytes: 64 << 10,
+//!     ..Options::default()
+//! };
 //! let (wal, report) = Wal::open(device, &options, None, &mut |_| Ok(()))?;
 //! assert_eq!(report.records, 0);
 //! let first = wal.append(&[b"header, ", b"payload"])?;
@@ -22,7 +27,7 @@
 //! first.wait()?; // or `.await`
 //! second.wait()?;
 //! wal.trim(..keep_from).wait()?;
-//! drop(wal); // as if the process had died
+//! drop(wal); // as in a crash of the process
 //!
 //! let device = alluvium_device::open(&path, &target)?;
 //! let mut seen = Vec::new();
@@ -75,5 +80,6 @@ pub use report::{Damage, DamagedPlace, HeaderInfo, Inspection, Record, RecoveryR
 pub use stats::{Stats, Times};
 pub use wal::{Append, Durable, Resizing, Room, Trim, Wal};
 
-/// Told how far a long operation is: bytes done and, at most an estimate, bytes in total.
+/// A progress callback of a long operation: bytes done, and an estimate of the total that may be
+/// too low.
 pub type Progress = std::sync::Arc<dyn Fn(u64, u64) + Send + Sync>;

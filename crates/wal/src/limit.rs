@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex};
 
-/// A write counts once for each of these that it begins, as cloud disks do it (AWS: "I/O
+/// A write counts once per started unit of this size, as on cloud disks (AWS: "I/O
 /// characteristics", EBS user guide).
 const COUNTED_BYTES: u64 = 256 * 1024;
 
-/// Distances of early writes, as multiples of what the limit allows: while writes are saved up, and
-/// while they are being saved up again. A load that asks for a little more than the limit (3,072
-/// records/s at 3,000 writes/s) finds each of its records due at once most of the time, and now and
-/// then two of them in one write. At exactly the limit's distance each would wait a little longer
-/// than the one before, half a distance on average.
+/// Distances of early writes, as multiples of the limit's distance: QUICK while saved-up writes are
+/// used, SLOW while they are being saved up again. With a load slightly above the limit (3,072
+/// records/s at 3,000 writes/s), most records are due for a write at once, and occasionally two
+/// share one. At exactly the limit's distance each would wait a little longer than the one before,
+/// half a distance on average.
 const QUICK: f64 = 0.96;
 const SLOW: f64 = 1.1;
-/// Shares of what can be saved up: with less it is saved up again, until there is as much as that.
+/// Fractions of the bucket's depth between which saving starts and ends.
 const SAVE_BELOW: f64 = 0.8;
 const SAVE_UP_TO: f64 = 0.9;
 
-/// Tokens at a rate. A write is let through while the balance is positive and may overdraw it, so
-/// that a block larger than the bucket passes, and the rate holds on average. Unused tokens are
-/// kept up to a tenth of a second's worth: a burst after a pause does not wait.
+/// A token bucket. A write passes while the balance is positive and may overdraw it, so that a
+/// block larger than the bucket passes, and the rate holds on average. Unused tokens of up to a
+/// tenth of a second are kept: a burst after a pause does not wait.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     per_second: f64,
@@ -33,12 +33,12 @@ struct Bucket {
 }
 
 impl Bucket {
-    /// Nothing is saved up at the start: recovery has just read as fast as the device let it.
+    /// Starts nearly empty: recovery has just read as fast as the device allows.
     fn new(per_second: f64) -> Self {
         Self { per_second, balance: 1.0, refilled: Duration::ZERO }
     }
 
-    /// At least one token, else a slow rate would never have any.
+    /// At least one token; otherwise a slow rate would never have any.
     fn depth(per_second: f64) -> f64 {
         (per_second / 10.0).max(1.0)
     }
@@ -50,7 +50,7 @@ impl Bucket {
             .min(Self::depth(self.per_second));
     }
 
-    /// Until the balance is positive again. Never zero while it is not, so that waiting makes
+    /// Time until the balance is positive again. Never zero before that, so that waiting makes
     /// progress.
     fn wait(&self) -> Option<Duration> {
         (self.balance <= 0.0).then(|| {
@@ -59,19 +59,19 @@ impl Bucket {
     }
 }
 
-/// The limits of a WAL. Time is an argument: since some fixed moment.
+/// The limits of a WAL. Times are arguments, relative to a fixed moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limiter {
     writes: Option<Bucket>,
     bytes: Option<Bucket>,
-    /// When the next early write may go.
+    /// When the next early write may be sent.
     early_at: Duration,
     /// Whether writes are being saved up.
     saving: bool,
 }
 
 impl Limiter {
-    /// `None` where nothing is limited.
+    /// Creates a limiter; `None` if nothing is limited.
     pub(crate) fn new(iops: Option<u32>, bytes_per_second: Option<u64>) -> Option<Self> {
         (iops.is_some() || bytes_per_second.is_some()).then(|| Self {
             writes: iops.map(|rate| Bucket::new(f64::from(rate))),
@@ -86,18 +86,18 @@ impl Limiter {
         self.writes.is_some()
     }
 
-    /// How long a block that is not full has to wait for its turn: where writes are limited, such
-    /// blocks go at even distances, however many writes are saved up. In a bunch they would wait
-    /// for each other: of three that go one right after the other, the first has all that was
-    /// appended since the bunch before, the others a page each, and the next one goes when the
-    /// first is back, which is twice the latency.
+    /// How long a partial block has to wait for its turn. Where writes are limited, such blocks are
+    /// sent at even distances, however many writes are saved up. Sent in a bunch they would wait
+    /// for each other: of three sent one right after the other, the first carries everything
+    /// appended since the previous bunch and the others a page each, and the next one is sent when
+    /// the first completes, which is twice the latency.
     pub(crate) fn early_wait(&self, now: Duration) -> Option<Duration> {
         self.writes.as_ref()?;
         self.early_at.checked_sub(now).filter(|wait| *wait > Duration::ZERO)
     }
 
-    /// Whether bytes were left over lately: nearly all that can be saved up is. While the load
-    /// takes what there is, any waste would keep a queue in the device from draining.
+    /// Whether bandwidth was unused lately: nearly all that can be saved up is. While the load uses
+    /// the full bandwidth, any waste would keep a queue in the device from draining.
     pub(crate) fn has_bytes_to_spare(&mut self, now: Duration) -> bool {
         self.bytes.as_mut().is_none_or(|bucket| {
             bucket.refill(now);
@@ -105,9 +105,9 @@ impl Limiter {
         })
     }
 
-    /// Pay for `count` requests of `bytes` each that are made in any case. They put the next block
-    /// off by a second at most: their number follows from how often somebody trims, and a debt
-    /// without a bound would stop the log long after the last of them.
+    /// Charges `count` requests of `bytes` each that are sent without delay. They delay the next
+    /// block by a second at most: their number depends on how often the user trims, and an
+    /// unbounded debt would stop the log long after the last of them.
     pub(crate) fn charge_undelayed(&mut self, count: u32, bytes: u64) {
         for (bucket, cost) in [(&mut self.writes, 1.0), (&mut self.bytes, bytes as f64)] {
             if let Some(bucket) = bucket {
@@ -117,7 +117,7 @@ impl Limiter {
         }
     }
 
-    /// Take what a write of `bytes` costs, or say how long to wait before asking again.
+    /// Charges a write of `bytes`, or returns how long to wait before asking again.
     pub(crate) fn take(&mut self, now: Duration, bytes: u64) -> Result<(), Duration> {
         let mut wait = None;
         for bucket in [&mut self.writes, &mut self.bytes].into_iter().flatten() {
@@ -136,7 +136,7 @@ impl Limiter {
             let share = bucket.balance / Bucket::depth(bucket.per_second);
             self.saving = share < if self.saving { SAVE_UP_TO } else { SAVE_BELOW };
             let pace = if self.saving { SLOW } else { QUICK };
-            // From when it was due, so that wake-ups that come late do not add up.
+            // Counted from the due time, so that late wake-ups do not add up.
             let distance = Duration::from_secs_f64(pace / bucket.per_second);
             self.early_at = (self.early_at + distance).max(now);
         }
@@ -144,8 +144,7 @@ impl Limiter {
     }
 }
 
-/// A thread that sleeps until the moment that was set, calls back once, and sleeps again. Ends when
-/// dropped.
+/// A thread that sleeps until the time set, calls back once, and sleeps again. Ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     shared: Arc<AlarmShared>,
@@ -173,7 +172,7 @@ impl Alarm {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Ring at `due`, or at an earlier moment that was set before.
+    /// Rings at `due`, or at an earlier time set before.
     pub(crate) fn set(&self, due: Instant) {
         let mut state = self.shared.state.lock();
         if state.due.is_none_or(|set| due < set) {
@@ -183,7 +182,7 @@ impl Alarm {
         }
     }
 
-    /// Never ring again; the thread ends.
+    /// Disables the alarm; the thread ends.
     pub(crate) fn stop(&self) {
         self.shared.state.lock().stopped = true;
         self.shared.changed.notify_one();
@@ -214,8 +213,8 @@ impl Drop for Alarm {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != thread::current().id()
         {
-            // If it has panicked, so has the log been stopped; another panic here would only hide
-            // that one.
+            // If it has panicked, the log has been stopped; another panic here would only hide the
+            // first.
             drop(thread.join());
         }
     }
@@ -227,7 +226,7 @@ mod tests {
 
     use super::*;
 
-    /// Writes let through within `total`, asking again exactly when told to.
+    /// Number of writes permitted within `total`, with each wait exactly as returned.
     fn granted(limiter: &mut Limiter, bytes: u64, total: Duration) -> u64 {
         let (mut now, mut count) = (Duration::ZERO, 0);
         while now < total && count < 1_000_000 {
@@ -274,15 +273,14 @@ mod tests {
         }
         let wait = limiter.take(Duration::ZERO, 4096).expect_err("they count");
         assert!(wait <= Duration::from_millis(1001), "{wait:?}");
-        // A block that is larger than that is still paid for in full.
+        // A block larger than that is still charged in full.
         limiter.take(wait, 4 << 20).unwrap();
         limiter.charge_undelayed(6, 4096);
         assert!(limiter.take(wait, 4096).unwrap_err() > Duration::from_secs(3));
     }
 
-    /// Records come every `gap_us` for ten seconds, and each of them wants to go at once, under a
-    /// limit of 1,000 writes/s. Returns how long they wait, and the distances of the writes, in
-    /// microseconds.
+    /// Records arrive every `gap_us` for ten seconds and are to be written at once, under a limit
+    /// of 1,000 writes/s. Returns their waits and the distances of the writes, in microseconds.
     fn early(gap_us: u64) -> (Vec<u64>, Vec<u64>) {
         let mut limiter = Limiter::new(Some(1000), None).unwrap();
         let (mut waiting, mut waits, mut writes) = (Vec::new(), Vec::new(), Vec::new());
@@ -304,7 +302,7 @@ mod tests {
     fn early_writes_keep_their_distance_also_while_writes_are_saved_up() {
         let (_, distances) = early(50);
         assert!(distances.iter().all(|us| (900..=1200).contains(us)), "{distances:?}");
-        // A tenth of a second's worth is saved up at the end.
+        // A tenth of a second of writes is saved up at the end.
         assert!((9850..=10_000).contains(&distances.len()), "{}", distances.len());
     }
 
@@ -322,8 +320,8 @@ mod tests {
     }
 
     proptest! {
-        /// The regression of a batching that lived on its limiter: a higher limit lets at least as
-        /// much through.
+        /// A higher limit permits at least as much: regression test for a batching that depended on
+        /// its limiter.
         #[test]
         fn a_higher_limit_never_lets_less_through(low in 1u32..5000, more in 1u32..100_000, kib in 4u64..1024) {
             let total = Duration::from_millis(700);

@@ -1,5 +1,4 @@
-//! What can be chosen when a WAL is formatted or opened. Validation rejects; nothing is silently
-//! adjusted.
+//! Options for formatting and opening a WAL. Invalid ones are refused, never silently adjusted.
 
 use crate::OpenError;
 use crate::layout::{MIN_RING_BYTES, PAGE, RECORD_HEADER_BYTES, page_ceil, page_floor};
@@ -10,52 +9,50 @@ pub struct FormatOptions {
     /// Bytes of the device to use, both header slots included; a multiple of 4 KiB, at least 192
     /// KiB. Default: the whole device, rounded down to 4 KiB.
     pub capacity_bytes: Option<u64>,
-    /// Who formats; recorded in the header, decides nothing. Default: 0.
+    /// Node that formats; recorded in the header for information only. Default: 0.
     pub node_id: u32,
     /// Window to record, bytes; see [`Options::window_bytes`], which replaces it at each open.
     /// Default: 64 MiB, or half of the ring if that is less.
     pub window_bytes: Option<u64>,
-    /// Format even though the device holds something else. Default: no.
+    /// Format even if the device holds something else. Default: false.
     pub force: bool,
 }
 
 /// Options of [`Wal::open`](crate::Wal::open).
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Who writes; recorded in the header. Default: 0.
+    /// Node that writes; recorded in the header for information only. Default: 0.
     pub node_id: u32,
-    /// Bound on the bytes that are appended and not durable, hence on the memory that waits for the
-    /// device, and on how far recovery looks behind a hole. The window begins with a sixteenth of
-    /// it, at least 64 KiB, and grows and shrinks with the load. A multiple of 4 KiB. Default: 64
-    /// MiB. At least 32 KiB, at most 1 GiB and half of the ring.
+    /// Upper bound of bytes appended and not durable. It bounds the memory that waits for the
+    /// device, and how far recovery searches behind a hole. The window starts at a sixteenth of it,
+    /// at least 64 KiB, and grows and shrinks with the load. A multiple of 4 KiB. Default: 64 MiB.
+    /// At least 32 KiB, at most 1 GiB and half of the ring.
     pub window_bytes: u64,
     /// Size at which a block is closed and written as soon as there is an I/O slot; a record that
-    /// does not fit goes on in the next one. A multiple of 4 KiB. Default: 256 KiB. At least 4 KiB,
-    /// at most half of the window.
+    /// does not fit continues in the next one. A multiple of 4 KiB. Default: 256 KiB. At least 4
+    /// KiB, at most half of the window.
     pub block_bytes: u32,
     /// The largest payload that is accepted. Default: 16 MiB. At least 1, at most half of the
     /// window less 8 KiB.
     pub max_record_bytes: u32,
     /// Block writes in flight. Default: 8. At least 1, at most 1024.
     pub io_depth: usize,
-    /// Writes per second; `None` (default) is no limit. At least 1. One of more than 256 KiB counts
-    /// as several, as cloud disks count them; header writes count but are never delayed, and put
-    /// blocks off by a second at most. Unused quota up to a tenth of a second's worth is spent
-    /// without waiting.
+    /// Writes per second; `None` (default) is no limit. At least 1. A write of more than 256 KiB
+    /// counts as several, as on cloud disks; header writes count but are never delayed, and delay
+    /// blocks by a second at most. Unused quota of up to a tenth of a second is kept for bursts.
     pub iops: Option<u32>,
     /// Bytes of writes per second; `None` (default) is no limit. At least 4 KiB. Bursts as for
     /// `iops`.
     pub bandwidth_bytes_per_second: Option<u64>,
     /// Reserve the device before anything is written
-    /// ([`Device::reserve`](alluvium_device::Device::reserve)), so that it refuses whatever an
-    /// earlier owner on another host still writes; an opening fails where it cannot be reserved
-    /// ([`OpenError::Reserve`]). It stays reserved for this host when the log is closed. Default:
-    /// no.
+    /// ([`Device::reserve`](alluvium_device::Device::reserve)), so that it refuses the writes of an
+    /// earlier owner on another host; the opening fails if it cannot be reserved
+    /// ([`OpenError::Reserve`]). The reservation stays when the log is closed. Default: false.
     pub reserve: bool,
-    /// Raise the log's mark ([`Wal::set_mark`](crate::Wal::set_mark)) to this with the opening,
-    /// which is refused ([`OpenError::MarkNotAhead`]) unless that is more than the header has: so
-    /// who brings an old copy of what belongs to the log cannot open it. Default: none, the log
-    /// keeps the mark that it has.
+    /// Raise the log's mark ([`Wal::set_mark`](crate::Wal::set_mark)) to this value at the opening,
+    /// which is refused ([`OpenError::MarkNotAhead`]) unless it is greater than the header's: a
+    /// user with an outdated copy of the data that belongs to the log cannot open it. Default:
+    /// none, the mark is unchanged.
     pub mark: Option<u64>,
 }
 
@@ -80,8 +77,8 @@ const MIN_WINDOW_BYTES: u64 = 32 * 1024;
 pub(crate) const MAX_WINDOW_BYTES: u64 = 1024 * 1024 * 1024;
 const MAX_IO_DEPTH: usize = 1024;
 
-/// A record alone needs its header, and padding of up to a page and a header on top; it may start
-/// anywhere in a page of which nothing can be reused. Two pages cover all of it.
+/// A record alone needs its header, and a padding of up to a page and a header; it may also start
+/// anywhere in a page of which nothing can be reused. Two pages cover all of that.
 const RECORD_OVERHEAD_BYTES: u64 = 2 * PAGE;
 const _: () = assert!(RECORD_OVERHEAD_BYTES >= PAGE + 2 * RECORD_HEADER_BYTES as u64);
 const _: () = assert!(MIN_RING_BYTES >= 2 * MIN_WINDOW_BYTES);
@@ -108,16 +105,15 @@ pub(crate) fn check_window(window_bytes: u64, ring_bytes: u64) -> Result<(), Ope
 }
 
 impl Options {
-    /// The window that a log begins with: a sixteenth of the largest, but 64 KiB are not made
-    /// smaller still, and the largest record fits.
+    /// The initial window: a sixteenth of the maximum, at least 64 KiB or the maximum if that is
+    /// smaller, and large enough for the largest record.
     pub(crate) fn initial_window_bytes(&self) -> u64 {
         let record_bytes = page_ceil(u64::from(self.max_record_bytes)) + RECORD_OVERHEAD_BYTES;
         page_floor(self.window_bytes / 16).max(64 * 1024).max(record_bytes).min(self.window_bytes)
     }
 
-    /// Reject what cannot work with a ring of `ring_bytes`. After this, a record of
-    /// `max_record_bytes` can always be appended to a log of which everything is durable and
-    /// trimmed.
+    /// Refuses options that cannot work with a ring of `ring_bytes`. After this check, a record of
+    /// `max_record_bytes` can always be appended to a log that is completely durable and trimmed.
     pub(crate) fn check(&self, ring_bytes: u64) -> Result<(), OpenError> {
         check_window(self.window_bytes, ring_bytes)?;
         let block_bytes = u64::from(self.block_bytes);

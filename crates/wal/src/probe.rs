@@ -1,16 +1,16 @@
-//! What a device holds that is not a WAL: enough to refuse to destroy it, and to name it.
+//! Recognition of foreign content on a device: enough to refuse to destroy it, and to name it.
 
 use alluvium_device::{Device, DeviceError, DeviceOffset};
 
 use crate::layout::{DATA_START, HEADER_SLOT_AT, PAGE};
 
-/// Looked at from the start of the device. Every signature below lies in it, and every file system
-/// puts something there.
+/// Bytes checked at the start of the device. They include every signature below, and every file
+/// system writes something there.
 pub(crate) const HEAD_BYTES: u64 = 1024 * 1024;
-/// Looked at before the end of the device: the second partition table, and RAID superblocks.
+/// Bytes checked at the end of the device: the backup partition table, and RAID superblocks.
 pub(crate) const TAIL_BYTES: u64 = 128 * 1024;
 
-/// A signature at a fixed place.
+/// A signature at a fixed position.
 struct Signature {
     at: usize,
     bytes: &'static [u8],
@@ -21,8 +21,8 @@ const fn at(at: usize, bytes: &'static [u8], name: &'static str) -> Signature {
     Signature { at, bytes, name }
 }
 
-/// The more telling ones first: a boot sector may stand before a file system, and a partition table
-/// on a whole disk. After the table in util-linux' libblkid.
+/// More specific signatures first: a boot sector may precede a file system, and a partition table
+/// may be on a whole disk. After the table in util-linux' libblkid.
 const SIGNATURES: [Signature; 23] = [
     at(HEADER_SLOT_AT[0].0 as usize, b"ALLUVWAL", "an Alluvium WAL"),
     at(HEADER_SLOT_AT[1].0 as usize, b"ALLUVWAL", "an Alluvium WAL"),
@@ -49,8 +49,8 @@ const SIGNATURES: [Signature; 23] = [
     at(510, b"\x55\xaa", "an MBR partition table or a boot sector"),
 ];
 
-/// ZFS keeps a ring of 1 KiB "uberblocks" in the second half of its first 256 KiB, with this number
-/// at their start in the byte order of the machine.
+/// ZFS keeps a ring of 1 KiB "uberblocks" in the second half of its first 256 KiB, each starting
+/// with this number in the machine's byte order.
 const ZFS_UBERBLOCKS: std::ops::Range<usize> = 128 * 1024..256 * 1024;
 const ZFS_MAGIC: u64 = 0x00ba_b10c;
 
@@ -61,7 +61,7 @@ fn zfs(head: &[u8]) -> bool {
     })
 }
 
-/// What the device holds, `None` if all that was looked at is zero.
+/// Describes the content of the device; `None` if all bytes checked are zero.
 pub(crate) fn looks_like(
     device: &dyn Device,
     device_bytes: u64,

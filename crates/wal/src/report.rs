@@ -1,4 +1,4 @@
-//! What recovery and inspection say.
+//! The results of recovery and inspection.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,43 +13,43 @@ use crate::LogOffset;
 /// A record as recovery hands it out: intact, and certain to stay in the log until it is trimmed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Where it starts in the log.
+    /// Start of the record in the log.
     pub offset: LogOffset,
-    /// Where it ends; a later record may start there or behind a padding.
+    /// End of the record; a later record may start there or after a padding.
     pub end: LogOffset,
-    /// Of the writer that appended it.
+    /// Epoch of the writer that appended it.
     pub epoch: u32,
-    /// What was appended. It may be a part of a read buffer of 1 MiB, which it keeps alive: copy
-    /// what is kept for long.
+    /// The bytes appended. They may be part of a 256 KiB read buffer, which they keep alive: copy
+    /// them to keep them for long.
     pub payload: Bytes,
 }
 
-/// A part of the log that was durable once and cannot be read back.
+/// A part of the log that was durable and cannot be read back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// Where in the log.
+    /// Range of the log.
     pub range: Range<LogOffset>,
-    /// Where the range starts on the device.
+    /// Start of the range on the device.
     pub device_at: DeviceOffset,
-    /// What was found at its start.
+    /// What was found at the start of the range.
     pub reason: String,
 }
 
-/// A place of the log that is damaged; several of them may make one [`Damage`].
+/// A single damaged place of the log; several adjacent ones may form one [`Damage`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DamagedPlace {
-    /// Where in the log. A record starts here, and another one, or the end of the log, follows.
+    /// Range of the log. A record starts here, and another one, or the end of the log, follows.
     pub range: Range<LogOffset>,
-    /// Whether the record header is intact: then the range is exactly one record, and only its
+    /// Whether the record header is intact: the range is then exactly one record, and only its
     /// payload is damaged.
     pub is_one_record: bool,
-    /// The first bytes of the payload as they are on the device, if a record header stands before
-    /// them: at most [`DamagedPlace::HEAD_BYTES`]. Not verified by any checksum of the log.
+    /// The first bytes of the payload as they are on the device, if a record header precedes them:
+    /// at most [`DamagedPlace::HEAD_BYTES`]. Not verified by any checksum of the log.
     pub head: Bytes,
 }
 
 impl DamagedPlace {
-    /// How much of the payload is reported.
+    /// Upper bound of [`DamagedPlace::head`].
     pub const HEAD_BYTES: usize = 96;
 }
 
@@ -66,33 +66,33 @@ impl fmt::Display for Damage {
     }
 }
 
-/// What recovery, or a read-only scan, found.
+/// The result of recovery or of a read-only scan.
 #[derive(Clone, Debug)]
 pub struct RecoveryReport {
     /// Identity of the WAL, fixed when it was formatted.
     pub wal_id: Uuid,
-    /// Records handed out.
+    /// Number of records handed out.
     pub records: u64,
-    /// Bytes of their payloads.
+    /// Total bytes of their payloads.
     pub payload_bytes: u64,
-    /// Where the log starts: the trim offset.
+    /// Start of the log: the trim offset.
     pub start: LogOffset,
-    /// Where it ends, and the next record goes.
+    /// End of the log, where the next record goes.
     pub end: LogOffset,
     /// Whether the last writer closed the WAL.
     pub clean_shutdown: bool,
     /// Acknowledged data that cannot be read back, in log order. Never handed out.
     pub damage: Vec<Damage>,
-    /// The same, place by place, with what is left of each record: for a user that can tell from it
-    /// what was lost.
+    /// The same damage place by place, with the remains of each record, for a user that can
+    /// identify from them what was lost.
     pub damaged_places: Vec<DamagedPlace>,
-    /// Intact records behind the end: a crash lost something before them, so that they were never
+    /// Intact records behind the end. A crash lost something before them, so they were never
     /// acknowledged.
     pub dropped_records: u64,
-    /// The epoch of this writer after [`Wal::open`](crate::Wal::open); of the last one after a
-    /// scan.
+    /// After [`Wal::open`](crate::Wal::open), the epoch of this writer; after a scan, that of the
+    /// last writer.
     pub epoch: u32,
-    /// Bytes of the ring.
+    /// Size of the ring.
     pub ring_bytes: u64,
     /// Time from the first read to the last.
     pub elapsed: Duration,
@@ -126,44 +126,44 @@ impl fmt::Display for RecoveryReport {
 pub struct HeaderInfo {
     /// Identity, fixed by `format`.
     pub wal_id: Uuid,
-    /// +1 with each header write; the newest header is the one with the greater epoch, then the
-    /// greater generation.
+    /// Increases by one with each header write. The newest header is the one with the greater
+    /// epoch, then the greater generation.
     pub generation: u64,
     /// Bytes of the device in use.
     pub capacity_bytes: u64,
-    /// Records before it are gone.
+    /// The trim offset: records before it are gone.
     pub trim: LogOffset,
-    /// Bound on what a crash can leave behind the first hole.
+    /// Bound on the bytes that a crash can leave behind the first hole.
     pub window_bytes: u64,
-    /// Of the writer.
+    /// Epoch of the writer.
     pub epoch: u32,
-    /// Of the writer.
+    /// Node of the writer.
     pub node_id: u32,
-    /// Where the epoch began.
+    /// Start of the epoch in the log.
     pub epoch_start: LogOffset,
-    /// All before it was durable when this header was written.
+    /// The durable offset when this header was written.
     pub durable: LogOffset,
-    /// Unix time in milliseconds; for people, decides nothing.
+    /// Unix time in milliseconds; for information only.
     pub written_at_ms: u64,
     /// Whether the log ends exactly at `durable`.
     pub clean_shutdown: bool,
-    /// Byte of the ring at which logical offset 0 lies; 0 until the WAL is resized.
+    /// Byte of the ring at logical offset 0; 0 until the WAL is resized.
     pub origin_bytes: u64,
-    /// A number of the log's user, which never goes back; 0 until one is set. See
+    /// The user's mark, which never decreases; 0 until one is set. See
     /// [`Wal::set_mark`](crate::Wal::set_mark).
     pub mark: u64,
 }
 
-/// What one header slot holds.
+/// The content of a header slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Slot {
-    /// Intact.
+    /// An intact header.
     Valid(HeaderInfo),
     /// All zero.
     Empty,
-    /// Written by a later version; the text says which.
+    /// A header of a later version, described by the text.
     Future(String),
-    /// Starts like a header and is none; the text says what is wrong.
+    /// A damaged header; the text says what is wrong.
     Damaged(String),
     /// Something else.
     Foreign,
@@ -181,15 +181,15 @@ impl fmt::Display for Slot {
     }
 }
 
-/// Both header slots and what follows from them.
+/// Both header slots and the valid header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inspection {
-    /// What the slots hold.
+    /// The content of the slots.
     pub slots: [Slot; 2],
-    /// The slot that counts, 0 or 1.
+    /// The slot of the valid header, 0 or 1.
     pub newest: usize,
-    /// Its content.
+    /// The valid header.
     pub header: HeaderInfo,
-    /// Bytes of the ring.
+    /// Size of the ring.
     pub ring_bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! Another capacity for a log that nobody has open. `docs/format/wal.md`, section 7.
+//! Resizing of a log that is not open. `docs/format/wal.md`, section 7.
 
 use std::ops::Range;
 
@@ -11,10 +11,10 @@ use crate::recovery::{self, Found};
 use crate::report::{HeaderInfo, Inspection};
 use crate::{OpenError, Progress, header};
 
-/// Bytes that are copied at once.
+/// Bytes per copy step.
 const STEP_BYTES: u64 = 1024 * 1024;
 
-/// See [`Wal::resize`](crate::Wal::resize).
+/// Implements [`Wal::resize`](crate::Wal::resize).
 pub(crate) fn resize(
     device: &SharedDevice,
     capacity_bytes: u64,
@@ -35,9 +35,9 @@ pub(crate) fn resize(
         )));
     }
     let Inspection { header: found, newest, .. } = header::inspect(device)?;
-    // A log that nobody has opened yet stays one.
+    // A log that has never been opened keeps epoch 0.
     let epoch = if found.epoch == 0 { 0 } else { header::next_epoch(&found)? };
-    // As at an opening: what was read must stay.
+    // As at an opening: the records read must stay.
     device.flush()?;
     let Found { report, .. } = recovery::walk(device, &found, progress, &mut |_| Ok(()))?;
     let end = report.end;
@@ -53,8 +53,8 @@ pub(crate) fn resize(
     }
     let (to, moves) = place(found.ring(), new_ring_bytes, &live)
         .ok_or_else(|| blocked("no part of it can be moved without passing through another"))?;
-    // What the walk has found is settled first: damage may be proven only by a record behind the
-    // end, where copies go.
+    // Persist the result of the walk first: damage may be proven only by a record behind the end,
+    // where copies go.
     let settled =
         HeaderInfo { epoch, epoch_start: end, durable: end, clean_shutdown: true, ..found.next() };
     let settled = header::change(device, &found, newest, &settled)?;
@@ -73,8 +73,8 @@ pub(crate) fn resize(
     Ok(resized)
 }
 
-/// The new ring of `ring_bytes`, placed such that the pages `live` of the log can be brought into
-/// it through free space only, with the least to move; and what has to be moved.
+/// Places a new ring of `ring_bytes` such that the pages `live` of the log can be moved into it
+/// through free space only, with the least copying. Returns it with the parts to move.
 fn place(from: Ring, ring_bytes: u64, live: &Range<u64>) -> Option<(Ring, Vec<Range<u64>>)> {
     let capacity_bytes = DATA_START + ring_bytes;
     if live.is_empty() {
@@ -83,11 +83,11 @@ fn place(from: Ring, ring_bytes: u64, live: &Range<u64>) -> Option<(Ring, Vec<Ra
     let first = from.position(LogOffset(live.start));
     let last = from.position(LogOffset(live.end - PAGE));
     let len = live.end - live.start;
-    // Where the first live byte may go.
+    // Candidate positions of the first live byte.
     let candidates = [
-        Some(first),                                 // it stays
-        (last + ring_bytes + PAGE).checked_sub(len), // the last one stays
-        Some(last + PAGE),                           // behind the live ones
+        Some(first), // unchanged
+        (last + ring_bytes + PAGE).checked_sub(len), // the last live page unchanged
+        Some(last + PAGE), // after the live pages
         Some(0),
         Some(ring_bytes - len),
     ];
@@ -100,8 +100,7 @@ fn place(from: Ring, ring_bytes: u64, live: &Range<u64>) -> Option<(Ring, Vec<Ra
     });
     let possible = placed.filter(|(to, moves)| {
         let mut targets = moves.iter().flat_map(|pages| positions(*to, pages));
-        // A last byte that stays may lie beyond the new ring: then it was not its candidate that
-        // kept it there.
+        // An unchanged last byte may be beyond the new ring; such a candidate is rejected here.
         targets.all(|target| {
             occupied.iter().all(|used| target.end <= used.start || used.end <= target.start)
         })
@@ -109,7 +108,7 @@ fn place(from: Ring, ring_bytes: u64, live: &Range<u64>) -> Option<(Ring, Vec<Ra
     possible.min_by_key(|(_, moves)| moves.iter().map(|pages| pages.end - pages.start).sum::<u64>())
 }
 
-/// The bytes of `ring` where `pages` of the log lie.
+/// The bytes of `ring` that `pages` of the log occupy.
 fn positions(ring: Ring, pages: &Range<u64>) -> Vec<Range<u64>> {
     let len = pages.end - pages.start;
     ring.pieces(LogOffset(pages.start), len)
@@ -117,7 +116,7 @@ fn positions(ring: Ring, pages: &Range<u64>) -> Vec<Range<u64>> {
         .collect()
 }
 
-/// The parts of `live` that lie elsewhere in `to` than in `from`, each in one piece in both.
+/// The parts of `live` whose positions in `to` and `from` differ, each contiguous in both.
 fn moves(from: Ring, to: Ring, live: &Range<u64>) -> Vec<Range<u64>> {
     let mut parts = Vec::new();
     let mut x = live.start;
@@ -132,7 +131,7 @@ fn moves(from: Ring, to: Ring, live: &Range<u64>) -> Vec<Range<u64>> {
     parts
 }
 
-/// Copy `pages` of the log from the one ring to the other.
+/// Copies `pages` of the log from one ring to the other.
 fn copy(device: &dyn Device, from: Ring, to: Ring, pages: Range<u64>) -> Result<(), OpenError> {
     for x in pages.clone().step_by(STEP_BYTES as usize) {
         let len = STEP_BYTES.min(pages.end - x);
@@ -149,8 +148,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever is chosen moves through free space only, and all that is not moved lies where
-        /// it lay.
+        /// Every chosen move goes through free space only, and everything not moved keeps its
+        /// position.
         #[test]
         fn no_live_page_is_overwritten(
             old_pages in 32u64..80, new_pages in 32u64..80, origin in 0u64..32, start in 0u64..500, len_permille in 0u64..=1000,
@@ -169,7 +168,7 @@ mod tests {
             }
         }
 
-        /// What lies in one piece can always grow, and without a copy.
+        /// A log in one piece can always grow without a copy.
         #[test]
         fn a_log_in_one_piece_grows_where_it_is(old_pages in 32u64..80, more in 0u64..80, start in 0u64..500, len in 1u64..80) {
             let from = Ring::new(DATA_START + old_pages * PAGE, 0);
@@ -178,7 +177,8 @@ mod tests {
             prop_assert!(moves.is_empty());
         }
 
-        /// A log that crosses the end of its ring can grow by as much as lies at the ring's start.
+        /// A log that crosses the end of its ring can grow by at least the size of its piece at the
+        /// ring's start.
         #[test]
         fn a_log_in_two_pieces_grows_into_the_new_space(old_pages in 32u64..80, head in 1u64..16, tail in 1u64..16, more in 0u64..80) {
             let from = Ring::new(DATA_START + old_pages * PAGE, 0);

@@ -1,53 +1,53 @@
-//! Numbers for metrics and tools.
+//! Statistics for metrics and tools.
 
 use std::time::Duration;
 
 use crate::LogOffset;
 
-/// A snapshot; the numbers belong to one moment.
+/// A consistent snapshot of the log's statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Bytes of the ring.
+    /// Size of the ring.
     pub ring_bytes: u64,
     /// Bytes of the ring that cannot be reused yet: from the durable trim offset to the next
     /// record's offset.
     pub used_bytes: u64,
-    /// The bound, at the moment, on bytes that are appended and not durable. It grows on demand.
+    /// Current bound on bytes appended and not durable. It grows on demand.
     pub window_bytes: u64,
-    /// Bytes that are appended and not durable.
+    /// Bytes appended and not durable.
     pub window_used_bytes: u64,
     /// Block writes in flight.
     pub in_flight: usize,
-    /// Blocks that wait for an I/O slot.
+    /// Closed blocks that wait for an I/O slot.
     pub sealed_blocks: usize,
     /// Start of the log: the oldest record that is not durably trimmed.
     pub trimmed: LogOffset,
-    /// Everything before it is on stable storage.
+    /// The durable offset.
     pub durable: LogOffset,
     /// The next record's offset.
     pub appended: LogOffset,
     /// Records appended since the WAL was opened.
     pub records: u64,
-    /// Bytes of their payloads.
+    /// Total bytes of their payloads.
     pub payload_bytes: u64,
-    /// Bytes handed to the device in block writes: headers, padding and rewritten pages included.
+    /// Bytes sent to the device in block writes, including headers, padding and rewritten pages.
     pub device_bytes: u64,
-    /// Block writes completed. A block that crosses the end of the ring is two writes and counts
+    /// Block writes completed. A block that crosses the end of the ring takes two writes and counts
     /// once.
     pub block_writes: u64,
-    /// Block and header writes completed that carried a flush or FUA: all, or none where the device
+    /// Completed block and header writes that carried a flush or FUA: all, or none where the device
     /// is trusted.
     pub flushed_writes: u64,
     /// Header slots written.
     pub header_writes: u64,
-    /// Bytes that filled up blocks to a page boundary.
+    /// Bytes of padding that filled blocks up to a page boundary.
     pub padding_bytes: u64,
-    /// How long the device took for each block write, with its flush.
+    /// Durations of block writes, including their flushes.
     pub write_times: Times,
-    /// The capacity that it is to have, if a request for another one waits or is taking effect.
+    /// The requested capacity, if a resize is pending or taking effect.
     pub resize_to_bytes: Option<u64>,
-    /// Bytes by which the trim offset has to move before the request that waits takes effect, at
-    /// most.
+    /// Upper bound of the bytes by which the trim offset has to move before the pending resize
+    /// takes effect.
     pub resize_distance_bytes: u64,
     /// Whether the WAL has failed.
     pub failed: bool,
@@ -57,10 +57,11 @@ pub struct Stats {
 const FIRST_BOUND: Duration = Duration::from_micros(50);
 const BOUNDS: usize = 18;
 
-/// How often something took how long, in steps of a factor of two, from 50 us to 6.6 s.
+/// A histogram of durations, in steps of a factor of two, from 50 us to 6.6 s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// By the first bound that is not exceeded; the last one is for what exceeds them all.
+    /// Counts by the first bound that is not exceeded; the last one counts durations above all
+    /// bounds.
     counts: [u64; BOUNDS + 1],
     sum: Duration,
 }
@@ -72,8 +73,8 @@ impl Times {
         self.sum += took;
     }
 
-    /// How many took at most so long, and longer than the bound before; in ascending order. The
-    /// last bound is [`Duration::MAX`].
+    /// Each bound in ascending order, with the number of durations up to it and above the previous
+    /// bound. The last bound is [`Duration::MAX`].
     pub fn steps(&self) -> impl Iterator<Item = (Duration, u64)> {
         Self::bounds().chain([Duration::MAX]).zip(self.counts)
     }
@@ -82,12 +83,12 @@ impl Times {
         (0..BOUNDS).map(|step| FIRST_BOUND * (1_u32 << step))
     }
 
-    /// How many there were.
+    /// The number of durations.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// How long all of them took together.
+    /// The sum of all durations.
     pub fn sum(&self) -> Duration {
         self.sum
     }

@@ -1,4 +1,4 @@
-//! Numbers that only grow, and waiting for them: no timer, no task and no allocation per waiter.
+//! Monotonic numbers, and waiting for them: no timer, no task and no allocation per waiter.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -10,16 +10,17 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::thread::{self, Thread};
 use crate::sync::{Mutex, thread_local};
 
-/// A number that only grows, with the wakers of those who wait for it to reach a value.
+/// A number that only grows, with the wakers of those that wait for it to reach a value.
 #[derive(Debug)]
 pub(crate) struct Watermark {
     value: AtomicU64,
     waiters: Mutex<Waiters>,
 }
 
-/// Sorted by (target, id). Waiters come nearly in order, so that a place is found at the back; the
-/// reached ones leave at the front. A future that is dropped leaves an empty place behind, and
-/// these are never more than the others and a few: the memory is bounded by the futures alive.
+/// Waiters sorted by (target, id). They arrive nearly in order, so that the insertion point is
+/// found near the back; reached ones are removed at the front. A dropped future leaves an empty
+/// entry, and these never outnumber the others by more than a few, so memory is bounded by the
+/// futures alive.
 #[derive(Debug, Default)]
 struct Waiters {
     queue: VecDeque<Waiter>,
@@ -35,7 +36,7 @@ struct Waiter {
     waker: Option<Waker>,
 }
 
-/// Abandoned places that are not worth a clean-up.
+/// Number of abandoned entries below which no clean-up is done.
 const ABANDONED_KEPT: usize = 64;
 
 impl Waiters {
@@ -43,7 +44,8 @@ impl Waiters {
         self.queue.binary_search_by_key(&(target, id), |waiter| (waiter.target, waiter.id))
     }
 
-    /// Also returns the waker that is no longer needed, to be dropped outside of the lock.
+    /// Adds or updates a waiter. Also returns the waker that is no longer needed, to be dropped
+    /// outside the lock.
     fn register(&mut self, target: u64, id: Option<u64>, waker: Waker) -> (u64, Option<Waker>) {
         if let Some(id) = id
             && let Ok(at) = self.position(target, id)
@@ -63,7 +65,7 @@ impl Waiters {
         (id, None)
     }
 
-    /// Returns the waker, to be dropped outside of the lock.
+    /// Empties the entry of a dropped future. Returns its waker, to be dropped outside the lock.
     fn abandon(&mut self, target: u64, id: u64) -> Option<Waker> {
         let at = self.position(target, id).ok()?;
         let waker = self.queue[at].waker.take();
@@ -75,7 +77,7 @@ impl Waiters {
         waker
     }
 
-    /// The first waiter, if its target is at most `value`.
+    /// Removes the first waiter if its target is at most `value`.
     fn pop_reached(&mut self, value: u64) -> Option<Waiter> {
         let first = self.queue.front()?;
         if first.target > value {
@@ -87,9 +89,9 @@ impl Waiters {
     }
 }
 
-/// Wakers taken out under the lock at a time. They are cloned, run and dropped outside of it,
-/// because a waker is foreign code: with the last one its task may go, and the futures in that give
-/// up their places here.
+/// Wakers taken out per hold of the lock. They are cloned, run and dropped outside it, because a
+/// waker is foreign code: dropping the last reference may drop its task, whose futures then abandon
+/// their entries here.
 const WAKE_BATCH: usize = 64;
 
 impl Watermark {
@@ -101,13 +103,13 @@ impl Watermark {
         self.value.load(Ordering::Acquire)
     }
 
-    /// Raise the number to `to`, unless it is there already, and wake whom that concerns.
+    /// Raises the number to at least `to`, and wakes the waiters that it reaches.
     pub(crate) fn advance(&self, to: u64) {
         self.value.fetch_max(to, Ordering::AcqRel);
         self.wake(to);
     }
 
-    /// Wake everybody, to see that the number will not grow any more.
+    /// Wakes all waiters, so that they see that the number will not grow any more.
     pub(crate) fn wake_all(&self) {
         self.wake(u64::MAX);
     }
@@ -135,9 +137,9 @@ impl Watermark {
         }
     }
 
-    /// Be woken when the number reaches `target`. `hopeless` is asked, under the lock, whether that
-    /// can no longer happen; whoever makes it so calls [`Watermark::wake_all`] afterwards, so that
-    /// no waiter is missed.
+    /// Registers for a wake-up when the number reaches `target`. `hopeless` returns, under the
+    /// lock, the reason if that can no longer happen; the code that causes it calls
+    /// [`Watermark::wake_all`] afterwards, so that no waiter is missed.
     fn poll<E>(
         &self,
         target: u64,
@@ -148,9 +150,9 @@ impl Watermark {
         if self.get() >= target {
             return Poll::Ready(Ok(()));
         }
-        let waker = cx.waker().clone(); // dropped after the lock, like what it replaces
+        let waker = cx.waker().clone(); // dropped after the lock, like the one that it replaces
         let mut waiters = self.waiters.lock();
-        // Before the number: what was reached when it became hopeless has not failed.
+        // Before reading the number: a target reached before the stop has not failed.
         let hopeless = hopeless();
         if self.get() >= target {
             return Poll::Ready(Ok(()));
@@ -171,15 +173,15 @@ impl Watermark {
     }
 }
 
-/// Gives a future its watermark and the reason why it may never be reached.
+/// A future's watermark, and the reason why its target may never be reached.
 pub(crate) trait Source {
     type Error;
     fn watermark(&self) -> &Watermark;
     fn hopeless(&self) -> Option<Self::Error>;
 }
 
-/// A future that resolves when a watermark reaches a value, or never will. Dropping it gives up its
-/// place.
+/// A future that resolves when a watermark reaches a value, or never will. Dropping it removes it
+/// from the waiters.
 #[derive(Debug)]
 pub(crate) struct Wait<S: Source> {
     source: S,
@@ -212,7 +214,7 @@ impl<S: Source> Drop for Wait<S> {
             && self.source.watermark().get() < self.target
         {
             let waker = self.source.watermark().waiters.lock().abandon(self.target, id);
-            drop(waker); // a statement later than the lock
+            drop(waker); // in a statement after the lock
         }
     }
 }
@@ -229,7 +231,7 @@ thread_local! {
     static UNPARK: Waker = Waker::from(Arc::new(Unpark(thread::current())));
 }
 
-/// Poll `future` on this thread and sleep in between.
+/// Polls `future` on this thread and sleeps in between.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = std::pin::pin!(future);
     let waker = UNPARK.with(Clone::clone);
@@ -355,7 +357,7 @@ mod tests {
         assert_eq!(block_on(Wait::new(mark, 8)), Err("stopped"));
     }
 
-    /// Dropping a waker may drop the task that it wakes, and that the futures in it.
+    /// Dropping a waker may drop the task that it wakes, and with it the task's futures.
     #[test]
     fn wakers_are_dropped_outside_of_the_lock() {
         struct Held(At);

@@ -1,4 +1,4 @@
-//! The interface: opening, the handle, and the futures.
+//! The public interface: formatting, opening, the handle, and its futures.
 
 use std::fmt;
 use std::future::Future;
@@ -23,17 +23,18 @@ use crate::{
     WalError, format, header, resize,
 };
 
-/// An open write-ahead log. Clones are handles to the same one.
+/// An open write-ahead log. Clones are handles to the same log.
 ///
-/// When the last handle is dropped without [`Wal::close`], the log stops as in a crash: what is in
-/// flight completes, nothing more is written, those who wait get [`WalError::Closed`], and the next
-/// open recovers.
+/// When the last handle is dropped without [`Wal::close`], the log stops as in a crash: requests in
+/// flight complete, nothing more is written, waiters get [`WalError::Closed`], and the next open
+/// recovers.
 #[derive(Clone)]
 pub struct Wal {
     handle: Arc<Handle>,
 }
 
-/// Its drop is the end of the last [`Wal`], while requests in flight may keep `shared` alive.
+/// Stops the log when the last [`Wal`] is dropped, while requests in flight may keep `shared`
+/// alive.
 struct Handle {
     shared: Arc<Shared>,
     wal_id: Uuid,
@@ -52,42 +53,42 @@ impl fmt::Debug for Wal {
 }
 
 impl Wal {
-    /// Make an empty WAL on the device.
+    /// Formats the device with an empty WAL.
     ///
-    /// Refuses ([`OpenError::Occupied`]) where the first 1 MiB or the last 128 KiB of the device
-    /// hold anything but zeros, and says what it looks like, unless [`FormatOptions::force`] is
-    /// set. Old records can never come back: the new WAL has an id of its own. A crash in the
-    /// middle leaves the old WAL, none, or the new one.
+    /// Refuses ([`OpenError::Occupied`]) if the first 1 MiB or the last 128 KiB of the device hold
+    /// anything but zeros, naming what it recognises, unless [`FormatOptions::force`] is set. Old
+    /// records can never come back: the new WAL has its own id. A crash during formatting leaves
+    /// the old WAL, none, or the new one.
     ///
     /// # Errors
-    /// A capacity or a window out of its range ([`OpenError::InvalidOption`],
-    /// [`OpenError::LargerThanDevice`]), and
-    /// [`OpenError::Occupied`]: nothing is written. [`OpenError::Device`] leaves what a crash leaves.
+    /// An invalid capacity or window ([`OpenError::InvalidOption`],
+    /// [`OpenError::LargerThanDevice`]), or [`OpenError::Occupied`]; in these cases nothing is
+    /// written. [`OpenError::Device`] leaves the same state as a crash.
     pub fn format(device: &SharedDevice, options: &FormatOptions) -> Result<HeaderInfo, OpenError> {
         format::format(&**device, options)
     }
 
-    /// Recover the log, then open it for traffic. Blocks; call it outside of completions and async
+    /// Recovers the log, then opens it for traffic. Blocks; call it outside completions and async
     /// tasks.
     ///
-    /// Nothing else may be writing to `device`. After a [`Wal`] was dropped, its requests in flight
-    /// may be: open the device anew, which is refused as long as there are any, or keep a handle
-    /// for this only after [`Wal::close`].
+    /// There must be no other writer on `device`. Requests of a dropped [`Wal`] may still be in
+    /// flight: open the device anew, which is refused as long as there are any, or reuse a device
+    /// handle only after [`Wal::close`].
     ///
-    /// `visit` gets every record in log order. It must not assume that the log can be opened until
-    /// this returns, but what it has seen stays in the log until it is trimmed, whatever happens.
-    /// If it fails, the log is not opened. Nothing is written before the walk has succeeded. Damage
-    /// in what was acknowledged does not fail the opening: it is listed in the report, and the
-    /// records around it are handed out.
+    /// `visit` receives every record in log order. It must not assume that the log can be opened
+    /// until this returns, but a record that it has received stays in the log until it is trimmed,
+    /// whatever happens. If it fails, the log is not opened. Nothing is written before the walk has
+    /// succeeded. Damage to acknowledged data does not fail the opening: it is listed in the
+    /// report, and `visit` receives the records around it.
     ///
-    /// `progress` is told the bytes walked and the bytes that are known to be there.
+    /// `progress` is called with the bytes walked and the bytes known to exist.
     ///
     /// # Errors
-    /// Options that do not fit the ring ([`OpenError::InvalidOption`]); a mark that is not ahead of
-    /// the log's ([`OpenError::MarkNotAhead`]); no log, or none that can be trusted; a log whose
-    /// end cannot be read ([`OpenError::EndUnreadable`]); an error of `visit`; another writer that
-    /// is opening it too ([`OpenError::Fenced`]); a device that cannot be reserved
-    /// ([`OpenError::Reserve`]); an error of the device.
+    /// Options that do not fit the ring ([`OpenError::InvalidOption`]); a mark that is not greater
+    /// than the log's ([`OpenError::MarkNotAhead`]); no log, or none that can be trusted; a log
+    /// whose end cannot be read ([`OpenError::EndUnreadable`]); an error of `visit`; another writer
+    /// that opens the log at the same time ([`OpenError::Fenced`]); a device that cannot be
+    /// reserved ([`OpenError::Reserve`]); an error of the device.
     pub fn open(
         device: SharedDevice,
         options: &Options,
@@ -108,13 +109,12 @@ impl Wal {
             device.reserve()?;
             let name = &device.geometry().name;
             tracing::info!("{name}: reserved for this host: writes of others are refused");
-            // Only from here on nobody else writes: what was read before may have been changed
-            // since.
+            // From here on there is no other writer; headers read earlier may have changed since.
             looked = look()?;
         }
         let (epoch, found, slot) = looked;
-        // A record that can be read may be in a volatile cache only, left there by a process that
-        // was killed. It must not be lost after it has been handed out.
+        // A readable record may be only in a volatile cache, left by a process that was killed. It
+        // must not be lost after it has been handed out.
         device.flush()?;
         let Found { mut report, tail } = recovery::walk(&*device, &found, progress, visit)?;
         let first = HeaderInfo {
@@ -141,14 +141,13 @@ impl Wal {
         Ok((Self { handle: Arc::new(Handle { shared, wal_id }) }, report))
     }
 
-    /// The walk of [`Wal::open`] without writing anything, also on a device that was opened for
-    /// reading only.
+    /// Walks the log as [`Wal::open`] does without writing anything. Works on a read-only device.
     ///
-    /// Without the flush of an opening, what is seen may still be lost to a power cut. On a log
-    /// that somebody is writing to, the end is wherever the walk meets it.
+    /// Without the flush of an opening, the records seen may still be lost in a power cut. On a log
+    /// that is being written, the end is wherever the walk meets it.
     ///
     /// # Errors
-    /// Those of [`Wal::open`] that reading can have.
+    /// The errors of [`Wal::open`] that reading can cause.
     pub fn scan(
         device: &SharedDevice,
         progress: Option<Progress>,
@@ -158,13 +157,13 @@ impl Wal {
         Ok(recovery::walk(&**device, &inspection.header, progress, visit)?.report)
     }
 
-    /// Give a log that nobody has open another capacity, in bytes: a multiple of 4 KiB, at least
-    /// 192 KiB, at most the device. Blocks.
+    /// Changes the capacity, in bytes, of a log that is not open: a multiple of 4 KiB, at least 192
+    /// KiB, at most the device. Blocks.
     ///
-    /// Walks the log first, and moves what has to be moved ([`OpenError::ResizeBlocked`] if that
-    /// cannot be done); nothing is lost, and a crash at any moment leaves the old capacity or the
-    /// new one. A log that nobody has opened stays one, of epoch 0. A smaller ring may have a
-    /// smaller window. Does not change the device's own size: extend a file before it grows.
+    /// Walks the log first, and moves records if necessary ([`OpenError::ResizeBlocked`] if that is
+    /// impossible); nothing is lost, and a crash at any moment leaves the old capacity or the new
+    /// one. A log that has never been opened keeps epoch 0. A smaller ring may reduce the window.
+    /// The device's own size does not change: extend a file before growing the log.
     pub fn resize(
         device: &SharedDevice,
         capacity_bytes: u64,
@@ -173,17 +172,17 @@ impl Wal {
         resize::resize(device, capacity_bytes, progress)
     }
 
-    /// Both header slots and which one counts. Writes nothing.
+    /// Reads both header slots and determines the valid one. Writes nothing.
     ///
     /// # Errors
-    /// No slot counts: nothing is there ([`OpenError::NotFormatted`]), something else, a later
-    /// version, damage, or two headers that contradict each other. The header claims more than the
-    /// device has. An error of the device.
+    /// No slot is valid: the device is empty ([`OpenError::NotFormatted`]), or holds something
+    /// else, a later version, damage, or two headers that contradict each other. The header states
+    /// a capacity larger than the device. An error of the device.
     pub fn inspect(device: &SharedDevice) -> Result<Inspection, OpenError> {
         header::inspect(&**device)
     }
 
-    /// Identity of the log, fixed when it was formatted.
+    /// The identity of the log, fixed when it was formatted.
     pub fn id(&self) -> Uuid {
         self.handle.wal_id
     }
@@ -193,26 +192,24 @@ impl Wal {
         self.handle.shared.header()
     }
 
-    /// Put a record, the concatenation of `parts`, at the end of the log. Copies it; never waits
-    /// for I/O.
+    /// Appends a record, the concatenation of `parts`. Copies it; never waits for I/O.
     ///
-    /// The place is settled when this returns; the future says when the record, and everything
-    /// before it, is on stable storage. The record is written whether or not the future is polled.
-    /// On an error nothing has changed.
+    /// The record's position is final when this returns; the future resolves when the record, and
+    /// everything before it, is on stable storage. The record is written whether or not the future
+    /// is polled. On an error nothing has changed.
     ///
     /// # Errors
-    /// No room in the ring before something is trimmed ([`AppendError::OverCapacity`]), or in the
-    /// window before something is durable ([`AppendError::WindowFull`]): for both there is
-    /// [`Wal::wait_room`]. No byte or more than [`Options::max_record_bytes`]. The WAL has failed
-    /// or is closed.
+    /// The ring is full until a trim ([`AppendError::OverCapacity`]), or the window until more is
+    /// durable ([`AppendError::WindowFull`]): [`Wal::wait_room`] waits for either. The record is
+    /// empty or larger than [`Options::max_record_bytes`]. The WAL has failed or is closed.
     pub fn append(&self, parts: &[&[u8]]) -> Result<Append, AppendError> {
         self.append_shared(parts, &Bytes::new())
     }
 
-    /// As [`Wal::append`], of the concatenation of `head` and then `body`, of which
-    /// [`Append::body_crc32c`] tells the checksum. A body of 32 KiB and more is not copied at once:
-    /// until it is on its way to the device, the log holds a reference to it, and with it to all of
-    /// the memory that it is a part of.
+    /// Appends a record, the concatenation of `head` and `body`; [`Append::body_crc32c`] returns
+    /// the checksum of `body`. A body of at least 32 KiB is not copied at once: until it is sent to
+    /// the device, the log holds a reference to it, and thereby to the whole allocation that it
+    /// belongs to.
     ///
     /// # Errors
     /// Those of [`Wal::append`].
@@ -225,68 +222,67 @@ impl Wal {
         })
     }
 
-    /// Everything before it is on stable storage. One atomic load.
+    /// The durable offset: everything before it is on stable storage. One atomic load.
     pub fn durable(&self) -> LogOffset {
         LogOffset(self.handle.shared.marks.durable.get())
     }
 
-    /// Where the log ends now. The next record starts here or, if it begins a new block, behind a
-    /// padding.
+    /// The current end of the log. The next record starts here or, if it begins a new block, after
+    /// a padding.
     pub fn appended(&self) -> LogOffset {
         self.handle.shared.appended()
     }
 
-    /// Resolves when everything before `offset` is durable, which may lie ahead of what has been
-    /// appended.
+    /// Resolves when everything before `offset` is durable. `offset` may be ahead of the end of the
+    /// log.
     pub fn wait_durable(&self, offset: LogOffset) -> Durable {
         Durable { wait: Wait::new(DurableOf(self.handle.shared.marks.clone()), offset.0) }
     }
 
-    /// Resolves when an append that was refused for lack of room may succeed: durability or the
-    /// trim have moved since the last refusal (or, if there was none, since this call), or the WAL
-    /// has stopped. With several writers, take it before the append that may be refused, so that no
-    /// move is missed; it costs nothing until it is polled.
+    /// Resolves when an append that was refused for lack of space may succeed: the durable or trim
+    /// offset has moved since the last refusal (or, if there was none, since this call), or the WAL
+    /// has stopped. With several writers, create it before an append that may be refused, so that
+    /// no move is missed; it costs nothing until it is polled.
     pub fn wait_room(&self) -> Room {
         let marks = &self.handle.shared.marks;
         Room { wait: Wait::new(MovesOf(marks.clone()), marks.next_move()) }
     }
 
-    /// Give up everything before `to.end`, which is the start or the end of a record and durable.
-    /// The future resolves when that is on stable storage; only then is the space reused. A trim
-    /// that is behind an earlier one changes nothing.
+    /// Trims everything before `to.end`, which must be the start or the end of a record and
+    /// durable. The future resolves when the trim is on stable storage; only then is the space
+    /// reused. A trim behind an earlier one changes nothing.
     ///
-    /// Trims take effect whether or not the future is polled. While one is written, later ones
-    /// coalesce.
+    /// Trims take effect whether or not the future is polled. While one is being written, later
+    /// ones coalesce.
     ///
     /// # Errors
-    /// Of the future: [`WalError::TrimPastDurable`], and whatever has stopped the WAL. That
-    /// `to.end` is a place between records is not checked; a log that begins elsewhere is reported
-    /// as damaged by the next opening.
+    /// The future fails with [`WalError::TrimPastDurable`], or with the cause that stopped the WAL.
+    /// It is not checked that `to.end` lies between records; otherwise the next opening reports
+    /// damage.
     pub fn trim(&self, to: RangeTo<LogOffset>) -> Trim {
         self.change(to.end, 0)
     }
 
-    /// As [`Wal::trim`], and raise the mark as [`Wal::set_mark`] does, with the same change of the
-    /// header: there is no moment at which the log is trimmed and has the mark of before. The
-    /// future resolves when both are on stable storage.
+    /// Trims as [`Wal::trim`] does and raises the mark as [`Wal::set_mark`] does, in one change of
+    /// the header: at no moment is the log trimmed and has the old mark. The future resolves when
+    /// both are on stable storage.
     ///
     /// # Errors
-    /// Those of [`Wal::trim`]. If the place is refused, the mark is not raised either.
+    /// Those of [`Wal::trim`]. If the trim is refused, the mark is not raised either.
     pub fn trim_and_mark(&self, to: RangeTo<LogOffset>, mark: u64) -> Trim {
         self.change(to.end, mark)
     }
 
-    /// Raise the log's mark to `mark`, unless it is there already: a number that the log keeps for
-    /// its user, in every header, and that never goes back. What it counts is the user's affair; a
-    /// user that keeps something else beside the log sees by it which of the two is older
-    /// ([`Options::mark`]). The future resolves when both headers have it, so that either alone can
-    /// be lost.
+    /// Raises the log's mark to `mark`, unless it is already that high. The mark is a number that
+    /// the log keeps for its user in every header, and that never decreases. A user that keeps
+    /// other data beside the log can tell from it which of the two is older ([`Options::mark`]).
+    /// The future resolves when both headers have it, so that either header alone can be lost.
     ///
-    /// It takes effect whether or not the future is polled. While one is written, later ones
+    /// It takes effect whether or not the future is polled. While one is being written, later ones
     /// coalesce.
     ///
     /// # Errors
-    /// Of the future: whatever has stopped the WAL.
+    /// The future fails with the cause that stopped the WAL.
     pub fn set_mark(&self, mark: u64) -> Trim {
         self.change(LogOffset(0), mark)
     }
@@ -303,102 +299,102 @@ impl Wal {
         self.handle.shared.marks.mark.get()
     }
 
-    /// Write the durable offset to a header, unless the newest header has it: one write, with a
-    /// look at both slots before it. To be called when the log becomes idle. From then on the next
+    /// Writes the durable offset to a header, unless the newest header has it: one write, preceded
+    /// by a check of both slots. To be called when the log becomes idle. From then on the next
     /// opening knows that everything before [`Wal::durable`] was durable, and reports damage at the
-    /// very end of the log as damage instead of taking it for a write that a crash has torn. Does
-    /// not wait, and does nothing once the WAL has stopped.
+    /// very end of the log as damage instead of treating it as a torn write. Does not wait, and has
+    /// no effect once the WAL has stopped.
     pub fn persist_durable(&self) {
         self.handle.shared.persist_durable();
     }
 
-    /// Look whether this is still the log's writer, as before each change of the header: for who is
-    /// about to do, outside of the log, what only its owner may do. Blocks; call it outside of
-    /// completions and async tasks. It tells what was so when the slots were read; only a device
-    /// that is reserved ([`Options::reserve`]) promises more.
+    /// Verifies that this is still the log's writer, as before each change of the header. Call it
+    /// before an action outside the log that only its owner may take. Blocks; call it outside
+    /// completions and async tasks. The answer holds for the moment at which the slots were read;
+    /// only a reserved device ([`Options::reserve`]) guarantees more.
     ///
     /// # Errors
-    /// [`WalError::Fenced`], which stops the WAL; whatever has stopped it before;
+    /// [`WalError::Fenced`], which stops the WAL; the cause that stopped it before;
     /// [`WalError::Device`] if neither slot can be read, which changes nothing.
     pub fn verify_owner(&self) -> Result<(), WalError> {
         self.handle.shared.verify_owner()
     }
 
-    /// Give the log another capacity while it is in use, in bytes: a multiple of 4 KiB, at least
-    /// 192 KiB, at most [`Device::capacity_bytes`](alluvium_device::Device::capacity_bytes), and
-    /// such that [`Options::window_bytes`] is at most half of the new ring.
+    /// Requests another capacity, in bytes, for the log while it is in use: a multiple of 4 KiB, at
+    /// least 192 KiB, at most [`Device::capacity_bytes`](alluvium_device::Device::capacity_bytes),
+    /// and such that [`Options::window_bytes`] is at most half of the new ring.
     ///
-    /// Nothing is moved: it takes effect when the records that are not trimmed lie at the same
-    /// places in both rings, which is at once or when the trim offset next comes to the end of the
-    /// ring, or the time after ([`Stats::resize_distance_bytes`]). Until then a log that is to
-    /// shrink keeps to the bound of the smaller ring ([`AppendError::OverCapacity`]). Then blocks
-    /// wait for the time of two header writes; appends are taken.
+    /// Nothing is moved: the resize takes effect when the untrimmed records have the same positions
+    /// in both rings, which is at once, or when the trim offset next reaches the end of the ring,
+    /// or the time after ([`Stats::resize_distance_bytes`]). Until then a log that is to shrink
+    /// keeps to the bound of the smaller ring ([`AppendError::OverCapacity`]). Blocks then wait for
+    /// the time of two header writes; appends are accepted.
     ///
-    /// The last request counts, and one for the capacity that the log has withdraws it. A request
-    /// is forgotten if the log is closed or the process ends before it has taken effect. Does not
-    /// change the device's own size: make it larger before, or smaller afterwards.
+    /// Only the last request counts, and one for the current capacity withdraws it. A request is
+    /// forgotten if the log is closed or the process ends before it has taken effect. The device's
+    /// own size does not change: enlarge it before, or reduce it afterwards.
     ///
     /// # Errors
-    /// The capacity cannot be had, or the WAL has stopped. Nothing has changed.
+    /// The capacity is invalid, or the WAL has stopped. Nothing has changed.
     pub fn request_resize(&self, capacity_bytes: u64) -> Result<Resizing, ResizeError> {
         let shared = &self.handle.shared;
         let outcome = shared.request_resize(capacity_bytes)?;
         Ok(Resizing { capacity_bytes, outcome, marks: shared.marks.clone(), wait: None })
     }
 
-    /// Numbers of this moment.
+    /// A snapshot of the log's statistics.
     pub fn stats(&self) -> Stats {
         self.handle.shared.stats()
     }
 
-    /// Why the WAL does nothing any more: it has failed or is closed.
+    /// Why the WAL has stopped: it has failed or is closed. `None` while it works.
     pub fn stopped(&self) -> Option<WalError> {
         self.handle.shared.marks.stopped()
     }
 
-    /// Refuse new appends and trims on all handles, wait until everything appended is durable, and
-    /// write the header that tells the next open where the log ends. Blocks; call it outside of
-    /// completions and async tasks.
+    /// Closes the log: refuses new appends and trims on all handles, waits until everything
+    /// appended is durable, and writes the clean header, from which the next open knows where the
+    /// log ends. Blocks; call it outside completions and async tasks.
     ///
     /// # Errors
-    /// The WAL has failed, before or in the meantime: as after a crash, the next opening finds what
-    /// was acknowledged. Or it was closed before.
+    /// The WAL has failed, before or meanwhile; as after a crash, the next opening finds everything
+    /// acknowledged. Or it was closed before.
     pub fn close(self) -> Result<(), WalError> {
         self.handle.shared.close()
     }
 }
 
-/// A record's place, and the future that resolves when it and everything before it is durable. It
-/// belongs to no runtime. Dropping it changes nothing about the record.
+/// A record's position, and the future that resolves when the record and everything before it is
+/// durable. It works on any runtime. Dropping it does not affect the record.
 ///
-/// An error says that the WAL has stopped before that: the record may be there after the next
-/// opening, or not.
+/// An error means that the WAL stopped before that: the record may or may not be found by the next
+/// opening.
 #[must_use = "the record is not durable before this resolves"]
 pub struct Append {
     offset: LogOffset,
     body_crc32c: u32,
-    /// For the record's end.
+    /// Waits for the record's end.
     wait: Wait<DurableOf>,
 }
 
 impl Append {
-    /// Where the record starts.
+    /// The start of the record.
     pub fn offset(&self) -> LogOffset {
         self.offset
     }
 
-    /// Where it ends.
+    /// The end of the record.
     pub fn end(&self) -> LogOffset {
         LogOffset(self.wait.target())
     }
 
-    /// CRC-32C of the record's body ([`Wal::append_shared`]), of 0 bytes if it has none. Who writes
-    /// the body elsewhere, too, need not read it once more for that.
+    /// CRC-32C of the record's body ([`Wal::append_shared`]), of 0 bytes if it has none. It saves
+    /// reading the body again when it is also written elsewhere.
     pub fn body_crc32c(&self) -> u32 {
         self.body_crc32c
     }
 
-    /// Block this thread until it is durable.
+    /// Blocks the thread until the record is durable.
     pub fn wait(self) -> Result<(), WalError> {
         block_on(self)
     }
@@ -418,14 +414,14 @@ impl fmt::Debug for Append {
     }
 }
 
-/// See [`Wal::wait_durable`]. An error says that the WAL has stopped before.
+/// The future of [`Wal::wait_durable`]. An error means that the WAL stopped first.
 #[must_use = "it does nothing unless it is polled"]
 pub struct Durable {
     wait: Wait<DurableOf>,
 }
 
 impl Durable {
-    /// Block this thread until it resolves.
+    /// Blocks the thread until it resolves.
     pub fn wait(self) -> Result<(), WalError> {
         block_on(self)
     }
@@ -445,14 +441,14 @@ impl fmt::Debug for Durable {
     }
 }
 
-/// See [`Wal::wait_room`].
+/// The future of [`Wal::wait_room`].
 #[must_use = "it does nothing unless it is polled"]
 pub struct Room {
     wait: Wait<MovesOf>,
 }
 
 impl Room {
-    /// Block this thread until it resolves.
+    /// Blocks the thread until it resolves.
     pub fn wait(self) {
         block_on(self);
     }
@@ -462,7 +458,7 @@ impl Future for Room {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // A WAL that has stopped says so at the next append.
+        // If the WAL has stopped, the next append returns the error.
         Pin::new(&mut self.wait).poll(cx).map(drop)
     }
 }
@@ -473,15 +469,15 @@ impl fmt::Debug for Room {
     }
 }
 
-/// See [`Wal::trim`], [`Wal::trim_and_mark`] and [`Wal::set_mark`]. If the error is that of a WAL
-/// that has stopped, the change may have taken effect or not.
+/// The future of [`Wal::trim`], [`Wal::trim_and_mark`] and [`Wal::set_mark`]. If the WAL has
+/// stopped, the change may or may not have taken effect.
 #[must_use = "nothing has changed for certain before this resolves"]
 pub struct Trim {
     wait: Result<(Wait<TrimmedOf>, Wait<MarkOf>), WalError>,
 }
 
 impl Trim {
-    /// Block this thread until it resolves.
+    /// Blocks the thread until it resolves.
     pub fn wait(self) -> Result<(), WalError> {
         block_on(self)
     }
@@ -512,7 +508,7 @@ impl fmt::Debug for Trim {
     }
 }
 
-/// See [`Wal::request_resize`]. Dropping it leaves the request as it is.
+/// The future of [`Wal::request_resize`]. Dropping it does not affect the request.
 #[must_use = "the log has its former capacity until this resolves"]
 pub struct Resizing {
     capacity_bytes: u64,
@@ -522,7 +518,7 @@ pub struct Resizing {
 }
 
 impl Resizing {
-    /// Block this thread until it resolves.
+    /// Blocks the thread until it resolves.
     pub fn wait(self) -> Result<HeaderInfo, ResizeError> {
         block_on(self)
     }
@@ -533,8 +529,8 @@ impl Future for Resizing {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
-            // The outcome is there before it is counted: looked at in the opposite order, none is
-            // missed.
+            // The outcome is set before it is counted; checked in the opposite order here, no
+            // outcome is missed.
             let Self { marks, outcome, wait, .. } = &mut *self;
             let next = || Wait::new(ResizesOf(marks.clone()), marks.resizes.get() + 1);
             let wait = wait.get_or_insert_with(next);
