@@ -32,7 +32,7 @@ fn round_up(len_bytes: usize) -> usize {
     len_bytes.checked_next_multiple_of(PAGE_BYTES).expect("length of a buffer overflows")
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Memory
 
 /// Page-aligned, initialised bytes on the heap. Freed on drop.
@@ -113,7 +113,7 @@ impl Drop for Memory {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Buffers
 
 /// A page-aligned buffer with one owner: writable, always initialised, its length a positive
@@ -259,7 +259,7 @@ impl fmt::Debug for SharedBuf {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Pool
 
 /// The buffers of one device: `slots` of `slot_bytes` in one mapping, which io_uring can register

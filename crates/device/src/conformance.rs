@@ -191,7 +191,7 @@ impl Subject<'_> {
             [1, 512, page - 1, capacity - 512, capacity, capacity + page, u64::MAX - page + 1];
         for at in offsets.map(DeviceOffset) {
             let refused = |request: Request| {
-                let submit = || device.submit(request, Box::new(|_| panic!("a refused request must not complete")));
+                let submit = || device.submit(request, Box::new(|_| panic!("completed although refused")));
                 catch_unwind(AssertUnwindSafe(submit)).is_err()
             };
             let buf = device.alloc(PAGE_BYTES);
@@ -204,7 +204,7 @@ impl Subject<'_> {
         self.write(&device, capacity - page, pattern(&device, PAGE_BYTES, 5), true);
         let buf = device.alloc(2 * PAGE_BYTES).freeze();
         let beyond = Request::Write { at: DeviceOffset(capacity - page), buf, durable: true };
-        let submit = || device.submit(beyond, Box::new(|_| panic!("a refused request must not complete")));
+        let submit = || device.submit(beyond, Box::new(|_| panic!("completed although refused")));
         assert!(catch_unwind(AssertUnwindSafe(submit)).is_err());
         assert_eq!(
             *self.read(&device, capacity - page, PAGE_BYTES),

@@ -131,7 +131,7 @@ fn lock(path: &Path, fd: OwnedFd) -> Result<Claim, OpenError> {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Block devices
 
 fn measure_block_device(
@@ -227,7 +227,7 @@ fn sparse_loop_device(sysfs: &Path, device: u64) -> Option<String> {
     })
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Regular files
 
 fn measure_file(path: &Path, fd: OwnedFd, claim: Option<Arc<Claim>>) -> Result<Target, OpenError> {
@@ -285,15 +285,14 @@ fn measure_file(path: &Path, fd: OwnedFd, claim: Option<Arc<Claim>>) -> Result<T
 fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Claim, OpenError> {
     if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES as u64) {
         let reason =
-            format!("cannot be created with {bytes} bytes, not a positive multiple of {PAGE_BYTES}");
+            format!("cannot have {bytes} bytes: not a positive multiple of {PAGE_BYTES}");
         return Err(unsuitable(path, reason));
     }
     if !directory(path).is_dir() {
         return Err(OpenError::NotFound(directory(path).to_owned()));
     }
     if is_among_devices(directory(path)) {
-        let reason = "no such device; no file is created in its place, since it would be in memory. \
-             Is the disk attached?";
+        let reason = "no such device, and a file in its place would be in memory. Is the disk attached?";
         return Err(unsuitable(path, reason.into()));
     }
     let creating = suffixed(path, ".creating");
@@ -471,7 +470,7 @@ fn publish(creating: &Path, path: &Path) -> Result<(), OpenError> {
     .map_err(|errno| error(path, "syncing its directory", errno))
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Both
 
 fn directory(path: &Path) -> &Path {

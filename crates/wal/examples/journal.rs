@@ -7,9 +7,9 @@ use std::path::Path;
 use alluvium_device::OpenOptions;
 use alluvium_wal::{FormatOptions, OpenError, Options, Wal};
 
-/// Puts `entries` at the end of the journal in `path`, and returns what was in it before.
+/// Appends `entries` to the journal in `path`, and returns its previous entries.
 pub(crate) fn journal(path: &Path, entries: &[String]) -> Result<Vec<String>, Box<dyn Error>> {
-    // A block device, or a file, which is created with 16 MiB if there is none.
+    // A block device, or a file, which is created with 16 MiB if it does not exist.
     let target = OpenOptions { create_bytes: Some(16 << 20), ..OpenOptions::default() };
     let device = alluvium_device::open(path, &target)?;
     if let Err(OpenError::NotFormatted { .. }) = Wal::inspect(&device) {
@@ -23,13 +23,13 @@ pub(crate) fn journal(path: &Path, entries: &[String]) -> Result<Vec<String>, Bo
         Ok(())
     })?;
     assert!(report.damage.is_empty(), "{report}");
-    // All are on their way before the first is waited for, so they share writes and flushes.
+    // All are appended before the first is awaited, so they share writes and flushes.
     let appends: Result<Vec<_>, _> =
         entries.iter().map(|entry| wal.append(&[entry.as_bytes()])).collect();
     for append in appends? {
         append.wait()?; // or `.await`, on any runtime
     }
-    wal.close()?; // without this the next opening has a little more to look at
+    wal.close()?; // without this the next opening has slightly more to read
     Ok(before)
 }
 

@@ -1,9 +1,9 @@
 //! A block: the bytes of the log that go to the device in one write.
 //!
-//! Small records are copied into the buffer that the device reads as they come. Large ones are only
-//! referred to, and copied when the block is on its way: then no more buffers are in use than
-//! writes are in flight, and those stay in the processor's caches. Where a record goes on in the
-//! next block, [`Block::boundary`] says how far whole records reach.
+//! Small records are copied at once into the buffer that the device reads. Large ones are only
+//! referenced, and copied when the block is written: the number of buffers in use is then that of
+//! writes in flight, and they stay in the processor's caches. If a record continues in the next
+//! block, [`Block::boundary`] is the end of the last whole one.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,8 +14,7 @@ use bytes::Bytes;
 use crate::layout::{LogOffset, PAGE, RECORD_HEADER_BYTES, padding_len, page_ceil, page_floor};
 use crate::record::{Codec, Kind, RecordHeader};
 
-/// The bytes of the page in which the log ends, up to its end: what the next write of that page has
-/// to repeat.
+/// The bytes of the log's last page up to its end, which the next write of that page has to repeat.
 #[derive(Clone)]
 pub(crate) struct Tail {
     page: Box<[u8; PAGE as usize]>,
@@ -43,39 +42,39 @@ impl fmt::Debug for Tail {
     }
 }
 
-/// Bytes that a block may have beyond its size, where that completes a record.
+/// Bytes by which a block may exceed its size to complete a record.
 const EXTRA_BYTES: u64 = 3 * PAGE;
 
-/// See the module. It grows at its end; when it is closed, nothing in it changes any more but the
-/// proof of its padding.
+/// A block of the log; see the module documentation. It grows at its end; once closed, only the
+/// proof of its padding still changes.
 #[derive(Debug)]
 pub(crate) struct Block {
-    /// Taken from the device with the first byte that is copied.
+    /// Allocated from the device with the first byte copied.
     buf: Option<AlignedBuf>,
-    /// Bytes that are not in `buf` yet, and where they go.
+    /// Bytes not yet copied to `buf`, and their positions.
     referred: Vec<(usize, Bytes)>,
-    /// Logical offset of the buffer's first byte: a page boundary.
+    /// Log offset of the buffer's first byte: a page boundary.
     base: u64,
     /// Bytes of the first page that an earlier block has written already.
     repeated: usize,
-    /// Bytes in use, the repeated ones included.
+    /// Bytes in use, including the repeated ones.
     len: usize,
     /// Bytes of the padding record at the end of a closed block; at most a page and a header.
     padding: usize,
-    /// The size at which it is full, more than a page boundary only by [`EXTRA_BYTES`].
+    /// The size at which it is full; completing a record may exceed it by [`EXTRA_BYTES`].
     block_bytes: u64,
-    /// Where the last record that ends in it ends, or the first one that begins in it begins.
+    /// End of the last record that ends in the block, or start of the first one that begins in it.
     boundary: LogOffset,
-    /// The same up to the last page boundary in it.
+    /// As `boundary`, up to the last page boundary in the block.
     whole_boundary: LogOffset,
 }
 
 /// A piece of a record.
 #[derive(Clone, Copy)]
 pub(crate) enum Piece<'a> {
-    /// To be copied at once.
+    /// Copied at once.
     Copied(&'a [u8]),
-    /// To be referred to.
+    /// Referenced, and copied later.
     Shared(&'a Bytes),
 }
 
@@ -89,8 +88,8 @@ impl Piece<'_> {
 }
 
 impl Block {
-    /// An empty block at `start`, for a record that begins there or, at `record`, in an earlier
-    /// block. If `start` is inside a page, `tail` holds what is before it in this page.
+    /// Opens an empty block at `start`, for a record that begins there or, at `record`, in an
+    /// earlier block. If `start` is inside a page, `tail` holds the preceding bytes of this page.
     pub(crate) fn open(
         device: &dyn Device,
         block_bytes: u32,
@@ -124,8 +123,8 @@ impl Block {
         self.buf.get_or_insert_with(|| device.alloc(capacity as usize))
     }
 
-    /// How many of the `rest_bytes` that are left of a record go into it. With `complete`, more
-    /// than its size, if that is all of them.
+    /// Number of the `rest_bytes` of a record that fit. With `complete`, the block may exceed its
+    /// size if that completes the record.
     pub(crate) fn room(&self, rest_bytes: u64, complete: bool) -> u64 {
         let len = self.len as u64;
         if complete && len + rest_bytes <= self.block_bytes + EXTRA_BYTES {
@@ -139,7 +138,7 @@ impl Block {
         self.len as u64 >= self.block_bytes
     }
 
-    /// Append `range` of `piece`. The caller has made sure that there is room.
+    /// Appends `range` of `piece`. The caller ensures that it fits.
     pub(crate) fn push(&mut self, device: &dyn Device, piece: Piece<'_>, range: Range<usize>) {
         let at = self.len;
         self.len += range.len();
@@ -152,7 +151,7 @@ impl Block {
         }
     }
 
-    /// Copy what is only referred to.
+    /// Copies the referenced pieces.
     fn fill(&mut self, device: &dyn Device) -> &mut AlignedBuf {
         let referred = std::mem::take(&mut self.referred);
         let buf = self.buf(device);
@@ -162,7 +161,7 @@ impl Block {
         buf
     }
 
-    /// A record ends where the block ends now.
+    /// Records that a record ends at the block's current end.
     pub(crate) fn end_record(&mut self) {
         let end = self.end();
         let last_page = page_floor(end.0);
@@ -174,39 +173,39 @@ impl Block {
         self.boundary = end;
     }
 
-    /// Where its first byte lies in the log: a page boundary.
+    /// Log offset of its first byte: a page boundary.
     pub(crate) fn base(&self) -> LogOffset {
         LogOffset(self.base)
     }
 
-    /// Where the block's last byte in use, or its padding, ends.
+    /// End of the last byte in use, or of the padding.
     pub(crate) fn end(&self) -> LogOffset {
         LogOffset(self.base + self.len as u64)
     }
 
-    /// How far whole records reach: when this block and all before it are durable, so are the
-    /// records before it.
+    /// End of whole records: when this block and all before it are durable, so are the records
+    /// before this offset.
     pub(crate) fn boundary(&self) -> LogOffset {
         self.boundary
     }
 
-    /// Whether its first page repeats bytes of the block before, which must be durable before this
-    /// one is written.
+    /// Whether its first page repeats bytes of the previous block, which must be durable before
+    /// this one is written.
     pub(crate) fn repeats_page(&self) -> bool {
         self.repeated > 0
     }
 
-    /// Bytes that are new.
+    /// Number of bytes not written by an earlier block.
     pub(crate) fn new_bytes(&self) -> u64 {
         (self.len - self.repeated) as u64
     }
 
-    /// Bytes of the write that it becomes.
+    /// Bytes of its write.
     pub(crate) fn write_bytes(&self) -> u64 {
         page_ceil(self.len as u64)
     }
 
-    /// Bytes of the write that it becomes with a padding.
+    /// Bytes of its write with a padding.
     pub(crate) fn padded_bytes(&self) -> u64 {
         self.len as u64 + padding_len(self.len as u64)
     }
@@ -216,7 +215,7 @@ impl Block {
         page_floor(self.len as u64)
     }
 
-    /// Close it at its last page boundary. What is behind that, less than a page, begins the next
+    /// Closes the block at its last page boundary. The rest, less than a page, begins the next
     /// block.
     pub(crate) fn carry(&mut self, device: &dyn Device) -> Option<Self> {
         let (whole, len) = (page_floor(self.len as u64) as usize, self.len);
@@ -239,8 +238,9 @@ impl Block {
         Some(next)
     }
 
-    /// Close it with a padding record, so that the next block has its pages for itself. Returns the
-    /// padding's length, which is 0 if it ends on a page boundary, perhaps inside a record.
+    /// Closes the block with a padding record, so that the next block starts on its own page.
+    /// Returns the padding's length, which is 0 if the block ends on a page boundary, possibly
+    /// inside a record.
     pub(crate) fn pad(&mut self) -> u64 {
         let padding = padding_len(self.len as u64);
         if padding > 0 {
@@ -252,15 +252,16 @@ impl Block {
         padding
     }
 
-    /// Close it where it ends and remember its last, unfinished page: the next block goes on in it.
+    /// Closes the block at its end and remembers its last, unfinished page, in which the next block
+    /// continues.
     pub(crate) fn cut(&mut self, device: &dyn Device, tail: &mut Tail) {
         assert_eq!(self.boundary, self.end(), "a cut inside a record");
         let unfinished = page_floor(self.len as u64) as usize..self.len;
         tail.set(&self.fill(device)[unfinished]);
     }
 
-    /// The finished pages. The padding's header is encoded only now: its proof is the better the
-    /// later it is made.
+    /// Returns the finished pages. The padding's header is encoded only now: a later proof covers
+    /// more.
     pub(crate) fn into_write(
         mut self,
         device: &dyn Device,
@@ -284,7 +285,7 @@ impl Block {
             buf[at..at + RECORD_HEADER_BYTES].copy_from_slice(&header);
             buf[at + RECORD_HEADER_BYTES..self.len].fill(0);
         }
-        // Buffers come with old bytes in them; only what no record covers has to be cleared.
+        // Reused buffers contain old bytes; only the part that no record covers has to be cleared.
         buf[self.len..write_bytes].fill(0);
         buf.truncate(write_bytes);
         (LogOffset(self.base), buf.freeze())
@@ -320,14 +321,14 @@ mod tests {
 
     #[test]
     fn a_padded_block_is_tiled_to_the_page_boundary() {
-        // A record that ends on the boundary (no padding), one that leaves 8 bytes (padding over
-        // the next page).
+        // A record that ends on the boundary (no padding), and one that leaves 8 bytes (padding
+        // over the next page).
         for (record, padding, pages) in
             [(4096, 0, 1), (4088, 8 + 4096, 2), (4032, 64, 1), (4064, 32, 1), (132, 3964, 1)]
         {
             let device = device();
             let mut block = open(&device, 40960, &Tail::new(&[]));
-            block.buf(&*device).fill(0xee); // a buffer that was used before
+            block.buf(&*device).fill(0xee); // a reused buffer
             push(&mut block, &device, &vec![1; record]);
             assert_eq!(block.pad(), padding);
             assert_eq!(block.end(), LogOffset(40960 + pages * PAGE));
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_block_is_repeated_by_the_next_one() {
+    fn a_cut_block_is_continued_by_the_next_one() {
         let device = device();
         let mut tail = Tail::new(&[]);
         let mut first = open(&device, 0, &tail);
@@ -369,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_carried_goes_with_the_next_block_and_whole_records_count() {
+    fn carried_bytes_go_with_the_next_block_and_whole_records_count() {
         let device = device();
         let (mut ends, mut at) = (Vec::new(), 0);
         let mut block = open(&device, 0, &Tail::new(&[]));
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn it_takes_its_size_and_a_little_more_only_to_complete_a_record() {
+    fn a_block_exceeds_its_size_only_to_complete_a_record() {
         let device = device();
         let block_bytes = u64::from(BLOCK);
         let mut block = open(&device, 0, &Tail::new(&[]));
@@ -417,7 +418,7 @@ mod tests {
         let mut block = open(&device, 0, &Tail::new(&[]));
         block.push(&*device, Piece::Shared(&payload), 7..7 + BLOCK as usize);
         assert!(block.buf.is_none() && block.is_full());
-        assert_eq!(block.boundary(), LogOffset(0), "the record goes on in the next block");
+        assert_eq!(block.boundary(), LogOffset(0), "the record continues in the next block");
         assert_eq!(block.pad(), 0);
         let (_, bytes) = block.into_write(&*device, codec(), 1, LogOffset(0));
         assert_eq!(bytes[..], payload[7..7 + BLOCK as usize]);

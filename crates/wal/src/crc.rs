@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_both_is_of_one_behind_the_other() {
+    fn the_combined_checksum_is_that_of_the_concatenation() {
         let bytes: Vec<u8> = (0..1_200_000_u32).map(|i| (i * 7 + i / 251) as u8).collect();
         let lens = [0, 1, 2, 31, 255, 256, 257, 4095, 14_600, 65_535, 65_536, 65_793, 1_100_000];
         for first in [0, 1, 40, 61, 4096] {

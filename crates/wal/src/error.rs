@@ -21,7 +21,7 @@ pub enum OpenError {
     #[error(transparent)]
     Reserve(#[from] ReserveError),
     /// Both header slots are empty.
-    #[error("{device}: holds no WAL: it is not formatted")]
+    #[error("{device}: holds no WAL; format it first")]
     NotFormatted {
         /// Name of the device.
         device: String,
@@ -36,7 +36,9 @@ pub enum OpenError {
         looks_like: String,
     },
     /// `format` found data that it would destroy.
-    #[error("{device}: holds {looks_like}; formatting would destroy it (give `force` to do so)")]
+    #[error(
+        "{device}: holds {looks_like}; formatting would destroy it (use `force` to format anyway)"
+    )]
     Occupied {
         /// Name of the device.
         device: String,
@@ -64,7 +66,7 @@ pub enum OpenError {
     },
     /// Another writer has opened or formatted the WAL since its header was read here. Nothing more
     /// is written.
-    #[error("{device}: refusing to open it: {cause}")]
+    #[error("{device}: the WAL is not opened: {cause}")]
     Fenced {
         /// Name of the device.
         device: String,
@@ -74,7 +76,7 @@ pub enum OpenError {
     /// [`Options::mark`](crate::Options::mark) is not greater than the log's mark: the data that
     /// the opener has is older than the log.
     #[error(
-        "{device}: the WAL has the mark {found}, and is to be opened with {given}, which is not ahead of it"
+        "{device}: the WAL has the mark {found}; the mark {given}, given to open it, is not greater"
     )]
     MarkNotAhead {
         /// Name of the device.
@@ -97,7 +99,9 @@ pub enum OpenError {
         known: u32,
     },
     /// The WAL states, or was given, a capacity larger than the device.
-    #[error("{device}: capacity of {wanted_bytes} bytes, the device has {device_bytes}")]
+    #[error(
+        "{device}: a capacity of {wanted_bytes} bytes exceeds the {device_bytes} of the device"
+    )]
     LargerThanDevice {
         /// Name of the device.
         device: String,
@@ -112,7 +116,8 @@ pub enum OpenError {
     /// A part of the log could not be read at a point where it decides whether the log ends there.
     /// To continue would risk dropping acknowledged records behind it.
     #[error(
-        "the log cannot be read at {at}, where it may end; refusing to take that for the end: {cause}"
+        "the log cannot be read at {at}, and may or may not end there; not opened, to lose no \
+         records: {cause}"
     )]
     EndUnreadable {
         /// The first logical offset that could not be read.
@@ -123,7 +128,8 @@ pub enum OpenError {
     /// The log cannot be moved into a ring of another size from its current position. Trim more of
     /// it (`trim`) and try again.
     #[error(
-        "the WAL cannot be resized: {reason} ({live_bytes} bytes of log, a new ring of {ring_bytes} bytes); let it be trimmed, then try again"
+        "the WAL cannot be resized: {reason} ({live_bytes} bytes of log, a new ring of \
+         {ring_bytes} bytes); trim it, then try again"
     )]
     ResizeBlocked {
         /// Bytes from the page of the trim offset to that of the end.
@@ -137,7 +143,7 @@ pub enum OpenError {
     #[error("{0}")]
     Thread(String),
     /// The `visit` callback failed.
-    #[error("the reader of the log failed at {at}: {source}")]
+    #[error("the visitor of the log failed at {at}: {source}")]
     Visit {
         /// The record that it received.
         at: LogOffset,
@@ -198,7 +204,7 @@ impl WalError {
 #[non_exhaustive]
 pub enum ResizeError {
     /// The device has to be enlarged first.
-    #[error("a capacity of {capacity_bytes} bytes is more than the device has: {device_bytes}")]
+    #[error("a capacity of {capacity_bytes} bytes exceeds the {device_bytes} of the device")]
     LargerThanDevice {
         /// Requested capacity.
         capacity_bytes: u64,

@@ -1,4 +1,4 @@
-//! Making a WAL where there was none.
+//! Formatting of a WAL.
 
 use alluvium_device::{AlignedBuf, Device, DeviceError, DeviceOffset};
 use uuid::Uuid;
@@ -10,7 +10,7 @@ use crate::options::{DEFAULT_WINDOW_BYTES, check_window};
 use crate::report::{HeaderInfo, Slot};
 use crate::{FormatOptions, OpenError, header, probe};
 
-/// See [`Wal::format`](crate::Wal::format).
+/// Implements [`Wal::format`](crate::Wal::format).
 pub(crate) fn format(
     device: &dyn Device,
     options: &FormatOptions,
@@ -68,11 +68,11 @@ pub(crate) fn format(
     Ok(second)
 }
 
-/// Make an older WAL, and signatures of anything else, unrecognisable. The newest header goes last:
-/// until then a crash leaves the old WAL as it was, afterwards none.
+/// Makes an older WAL, and signatures of anything else, unrecognisable. The newest header is erased
+/// last: until then a crash leaves the old WAL as it was, afterwards none.
 fn erase(device: &dyn Device, capacity_bytes: u64) -> Result<(), DeviceError> {
     let slots = [0, 1].map(|slot| header::read_slot(device, slot).unwrap_or(Slot::Empty));
-    // Where none counts, neither has to last.
+    // If none is valid, the order does not matter.
     let newest = header::select(&slots).unwrap_or(0);
     let zero = |at: u64, len: u64| {
         device.write_durable(DeviceOffset(at), AlignedBuf::zeroed(len as usize).freeze())
@@ -80,7 +80,7 @@ fn erase(device: &dyn Device, capacity_bytes: u64) -> Result<(), DeviceError> {
     zero(HEADER_SLOT_AT[1 - newest].0, HEADER_SLOT_BYTES)?;
     zero(HEADER_SLOT_AT[newest].0, HEADER_SLOT_BYTES)?;
     zero(0, capacity_bytes.min(probe::HEAD_BYTES))?;
-    // What is behind the capacity is not ours.
+    // Bytes beyond the capacity do not belong to the WAL.
     if page_floor(device.capacity_bytes()) == capacity_bytes {
         let tail = capacity_bytes.min(probe::TAIL_BYTES);
         zero(capacity_bytes - tail, tail)?;

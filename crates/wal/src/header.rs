@@ -1,4 +1,4 @@
-//! The header slots: layout, and the table that says which one counts. `docs/format/wal.md`,
+//! The header slots: their layout, and the table that selects the valid one. `docs/format/wal.md`,
 //! sections 3 and 6.
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -36,12 +36,12 @@ const RESERVED_AT: usize = MARK_AT + 8;
 const CRC_AT: usize = RESERVED_AT + 8;
 const HEADER_BYTES: usize = CRC_AT + 4;
 const _: () = assert!(EPOCH_AT == 64 && DURABLE_AT == 80 && SHUTDOWN_AT == 96 && CRC_AT == 124);
-// All fields lie in the first 512 bytes: where a sector is written whole or not at all, so is the
+// All fields are in the first 512 bytes: where a sector is written whole or not at all, so is the
 // header.
 const _: () = assert!(HEADER_BYTES <= 512);
 
-/// Generations and offsets stay below it, 2^63: no sum of one of them and a length overflows, and
-/// nobody lives to count so far (292 years at 1 GB/s).
+/// Upper bound of generations and offsets, 2^63: the sum of one of them and a length never
+/// overflows, and the bound is out of reach (292 years at 1 GB/s).
 pub(crate) const COUNT_LIMIT: u64 = 1 << 63;
 
 fn u32_at(page: &[u8], at: usize) -> u32 {
@@ -53,7 +53,7 @@ fn u64_at(page: &[u8], at: usize) -> u64 {
 }
 
 impl HeaderInfo {
-    /// Fill a slot's page.
+    /// Encodes the header into a slot's page.
     pub(crate) fn encode(&self, page: &mut [u8]) {
         assert_eq!(page.len() as u64, HEADER_SLOT_BYTES);
         page.fill(0);
@@ -77,20 +77,20 @@ impl HeaderInfo {
         page[CRC_AT..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// The page of this header, ready to be written.
+    /// Returns the page of this header, ready to be written.
     pub(crate) fn page(&self, device: &dyn Device) -> SharedBuf {
         let mut page: AlignedBuf = device.alloc(HEADER_SLOT_BYTES as usize);
         self.encode(&mut page);
         page.freeze()
     }
 
-    /// The next header: one generation on, stamped with the time.
+    /// The next header: the next generation, with the current time.
     pub(crate) fn next(&self) -> Self {
         Self { generation: self.generation + 1, written_at_ms: now_ms(), ..self.clone() }
     }
 
-    /// Which of two headers of one WAL is newer. The epoch decides first: an old owner may have
-    /// written on while the next one opened the log.
+    /// The order of two headers of one WAL. The epoch decides first: an old owner may have
+    /// continued to write while the next one opened the log.
     fn age(&self) -> (u32, u64) {
         (self.epoch, self.generation)
     }
@@ -99,18 +99,18 @@ impl HeaderInfo {
         Ring::new(self.capacity_bytes, self.origin_bytes)
     }
 
-    /// The error, if a slot holds a header that a writer about to write this one has not written.
+    /// The error if a slot holds a header that the writer of this header has not written.
     pub(crate) fn taken_over(&self, slot: &Slot) -> Option<WalError> {
         match slot {
             Slot::Valid(found) if found.wal_id == self.wal_id && found.age() < self.age() => None,
             Slot::Valid(found) => Some(found.fences()),
             Slot::Future(found) => Some(WalError::Fenced { found: format!("a header of {found}") }),
-            // Says nothing: it may be rot.
+            // No evidence of another writer: it may be rot.
             Slot::Damaged(_) | Slot::Empty | Slot::Foreign => None,
         }
     }
 
-    /// What a writer is told that finds this header of another one.
+    /// The error for a writer that finds this header of another writer.
     fn fences(&self) -> WalError {
         WalError::Fenced {
             found: format!(
@@ -120,8 +120,8 @@ impl HeaderInfo {
         }
     }
 
-    /// What the writer guarantees of every header; a page that breaks it was not written by this
-    /// program.
+    /// Checks what the writer guarantees for every header; a page that violates it was not written
+    /// by this program.
     fn contradiction(&self) -> Option<String> {
         let Self { capacity_bytes, window_bytes, trim, durable, epoch_start, .. } = self;
         if self.generation >= COUNT_LIMIT || durable.0 >= COUNT_LIMIT {
@@ -140,7 +140,7 @@ impl HeaderInfo {
         {
             return Some(format!("window of {window_bytes} bytes in a ring of {ring_bytes}"));
         }
-        // The page of the trim offset, one lap on, is its own.
+        // One lap on, the page of the trim offset is in use by itself.
         if trim > durable || epoch_start > durable || durable.0 - page_floor(trim.0) > ring_bytes {
             return Some(format!(
                 "trim {trim}, epoch start {epoch_start}, durable {durable}, ring {ring_bytes}"
@@ -154,7 +154,7 @@ pub(crate) fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-/// What a slot's page holds.
+/// Decodes a slot's page.
 pub(crate) fn decode(page: &[u8]) -> Slot {
     if page.iter().all(|&byte| byte == 0) {
         return Slot::Empty;
@@ -162,8 +162,8 @@ pub(crate) fn decode(page: &[u8]) -> Slot {
     if page[MAGIC_AT..VERSION_AT] != MAGIC {
         return Slot::Foreign;
     }
-    // Magic, version and checksum keep their places in every version, so rot is not taken for a
-    // future version.
+    // Magic, version and checksum keep their positions in every version, so rot is not mistaken for
+    // a later version.
     let (stated, actual) = (u32_at(page, CRC_AT), crc32c::crc32c(&page[..CRC_AT]));
     if stated != actual {
         return Slot::Damaged(format!("checksum {stated:08x}, should be {actual:08x}"));
@@ -197,7 +197,7 @@ pub(crate) fn decode(page: &[u8]) -> Slot {
     }
 }
 
-/// Why no slot counts.
+/// Why no slot is valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     NotFormatted,
@@ -207,7 +207,7 @@ pub(crate) enum Refusal {
     Future(String),
 }
 
-/// The table of section 6: which slot counts.
+/// The table of section 6, which selects the valid slot.
 pub(crate) fn select(slots: &[Slot; 2]) -> Result<usize, Refusal> {
     use Slot::{Damaged, Empty, Foreign, Future, Valid};
     match slots {
@@ -231,13 +231,13 @@ pub(crate) fn select(slots: &[Slot; 2]) -> Result<usize, Refusal> {
     }
 }
 
-/// Read one slot. One that cannot be read is a damaged one: what the other says is safe to go by,
-/// see section 3.
+/// Reads one slot. The caller treats an unreadable slot as a damaged one: the other slot is then
+/// safe to use, see section 3.
 pub(crate) fn read_slot(device: &dyn Device, slot: usize) -> Result<Slot, DeviceError> {
     device.read(HEADER_SLOT_AT[slot], HEADER_SLOT_BYTES as usize).map(|page| decode(&page))
 }
 
-/// Read both slots and decide.
+/// Reads both slots and selects the valid one.
 pub(crate) fn inspect(device: &dyn Device) -> Result<Inspection, OpenError> {
     let name = || device.geometry().name.clone();
     let device_bytes = device.capacity_bytes();
@@ -286,8 +286,8 @@ pub(crate) fn inspect(device: &dyn Device) -> Result<Inspection, OpenError> {
     Ok(Inspection { slots, newest, header, ring_bytes })
 }
 
-/// Change the header of a log that is not open: `first` goes to the slot that is not the `newest`,
-/// and then the one after it to the other. Blocking. Refused if somebody else has changed it since
+/// Changes the header of a log that is not open: `first` goes to the slot that is not the `newest`,
+/// and its successor to the other. Blocks. Fails if another writer has changed the header since
 /// `found` was read there, which may be long ago, or does so meanwhile.
 pub(crate) fn change(
     device: &dyn Device,
@@ -301,11 +301,11 @@ pub(crate) fn change(
     device.write_durable(HEADER_SLOT_AT[1 - newest], first.page(device))?;
     look(device, &second).map_err(fenced)?;
     device.write_durable(HEADER_SLOT_AT[newest], second.page(device))?;
-    // An old owner's header write that was on its way may have landed on the first one. If it lands
-    // later, it is the last one: its next look finds the second. So both have to be seen: a slot
-    // that cannot be read, or shows a write that is half done, may be what the old owner has just
-    // written. One that could not be read before either has a defect, which is what the other one
-    // is for.
+    // A header write of an old owner that was in flight may have overwritten the first one. If it
+    // arrives later, it is the owner's last: its next check finds the second. So both have to be
+    // verified: a slot that cannot be read, or shows a torn write, may be what the old owner has
+    // just written. A slot that could not be read before either has a defect, which the other slot
+    // is there for.
     for (slot, written) in [(1 - newest, first), (newest, &second)] {
         match read_slot(device, slot) {
             Ok(Slot::Valid(found)) if found == *written => {}
@@ -321,8 +321,8 @@ pub(crate) fn change(
     Ok(second)
 }
 
-/// Look at both slots before `header` is written. What cannot be read says nothing; which slots
-/// can be is returned.
+/// Checks both slots before `header` is written. An unreadable slot is no evidence of another
+/// writer; returns which slots are readable.
 pub(crate) fn look(device: &dyn Device, header: &HeaderInfo) -> Result<[bool; 2], WalError> {
     let mut readable = [false; 2];
     for (slot, readable) in readable.iter_mut().enumerate() {
@@ -335,14 +335,14 @@ pub(crate) fn look(device: &dyn Device, header: &HeaderInfo) -> Result<[bool; 2]
     Ok(readable)
 }
 
-/// The epoch of a writer that follows on `found`; an error where the counters of the header are
-/// used up.
+/// The epoch of a writer that succeeds `found`; an error if the counters of the header are
+/// exhausted.
 pub(crate) fn next_epoch(found: &HeaderInfo) -> Result<u32, OpenError> {
-    /// More than one life of a writer takes (36 years at 1 GB/s), so that what it writes stays
-    /// below the bound that readers insist on.
+    /// More than one run of a writer can use (36 years at 1 GB/s), so that its output stays below
+    /// the bound that readers require.
     const RESERVE: u64 = 1 << 60;
     let used_up = |what: &str| {
-        OpenError::InvalidOption(format!("the WAL has used up its {what}; format it anew"))
+        OpenError::InvalidOption(format!("the WAL has exhausted its {what}; format it again"))
     };
     if found.generation.max(found.durable.0) >= COUNT_LIMIT - RESERVE {
         return Err(used_up("header generations or offsets"));
@@ -380,7 +380,7 @@ mod tests {
         page
     }
 
-    /// The bytes of version 1, fixed: a device that was formatted once opens for ever.
+    /// The bytes of version 1 are fixed: a device formatted once can always be opened.
     #[test]
     fn version_1_keeps_its_bytes() {
         let page = page(&sample(5));
@@ -398,13 +398,12 @@ mod tests {
         assert_eq!(page[96..100], [1, 0, 0, 0]);
         assert_eq!(page[100..108], 8192u64.to_le_bytes());
         assert!(page[108..124].iter().chain(&page[128..]).all(|&byte| byte == 0));
-        assert_eq!(u32_at(&page, 124), 0x1b11_3254, "the checksum of these very fields");
+        assert_eq!(u32_at(&page, 124), 0x1b11_3254, "the checksum of these fields");
     }
 
-    /// It took the place of bytes that were zero: a header without one has the bytes that it always
-    /// had.
+    /// The mark replaced bytes that were zero: a header without one is unchanged.
     #[test]
-    fn the_mark_has_its_place() {
+    fn the_mark_has_a_fixed_position() {
         let with = page(&HeaderInfo { mark: 0x0102_0304_0506_0708, ..sample(5) });
         assert_eq!(with[108..116], [8, 7, 6, 5, 4, 3, 2, 1]);
         let without = page(&sample(5));
@@ -412,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn newer_versions_and_flags_are_refused_and_rot_is_not_taken_for_them() {
+    fn newer_versions_and_flags_are_refused_and_distinguished_from_rot() {
         let mut future = page(&sample(1));
         future[8] = 2;
         assert!(
@@ -447,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_slots() {
+    fn the_slot_table_selects_the_valid_header() {
         let valid = |generation| Slot::Valid(sample(generation));
         let other = Slot::Valid(HeaderInfo { wal_id: Uuid::from_u128(9), ..sample(2) });
         let damaged = || Slot::Damaged("torn".into());
@@ -477,9 +476,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_header_comes_back_as_written(
-            generation in 0..COUNT_LIMIT, epoch: u32, node_id: u32, written_at_ms: u64, clean_shutdown: bool, mark: u64,
-            pages in 32u64..1_000_000, origin in 0u64..32, trim in 0u64..1 << 60, length_permille in 0u64..=1000, start_permille in 0u64..=1000,
+        fn a_header_decodes_to_its_fields(
+            generation in 0..COUNT_LIMIT, epoch: u32, node_id: u32, written_at_ms: u64,
+            clean_shutdown: bool, mark: u64,
+            pages in 32u64..1_000_000, origin in 0u64..32,
+            trim in 0u64..1 << 60, length_permille in 0u64..=1000, start_permille in 0u64..=1000,,
         ) {
             let capacity_bytes = DATA_START + pages * PAGE;
             let ring_bytes = capacity_bytes - DATA_START;

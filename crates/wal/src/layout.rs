@@ -1,11 +1,11 @@
-//! Sizes and places of `docs/format/wal.md`, and the mapping from the log to the device.
+//! Sizes and positions of `docs/format/wal.md`, and the mapping from the log to the device.
 
 use std::fmt;
 use std::ops::Range;
 
 use alluvium_device::{DeviceOffset, PAGE_BYTES};
 
-/// A position in the endless log, in bytes. Only grows; never reused.
+/// A position in the endless log, in bytes. It only grows and is never reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LogOffset(pub u64);
 
@@ -15,10 +15,10 @@ impl fmt::Display for LogOffset {
     }
 }
 
-/// A page: writes begin and end on its boundaries.
+/// Size of a page: writes begin and end on page boundaries.
 pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
 
-/// A header slot is one page; the two lie far enough apart that one torn or misdirected request
+/// A header slot is one page; the two are far enough apart that one torn or misdirected request
 /// reaches only one.
 pub(crate) const HEADER_SLOT_BYTES: u64 = PAGE;
 const HEADER_GAP_BYTES: u64 = 28 * 1024;
@@ -28,13 +28,12 @@ pub(crate) const DATA_START: u64 = 2 * (HEADER_SLOT_BYTES + HEADER_GAP_BYTES);
 
 pub(crate) const RECORD_HEADER_BYTES: usize = 32;
 
-/// The smallest ring that gives room for the smallest window twice, with a page to spare on either
-/// side.
+/// The smallest ring: twice the smallest window, plus a page on either side.
 pub(crate) const MIN_RING_BYTES: u64 = 128 * 1024;
 
 pub(crate) const MIN_CAPACITY_BYTES: u64 = DATA_START + MIN_RING_BYTES;
 
-/// Whether a WAL can have this capacity.
+/// Whether `bytes` is a valid capacity of a WAL.
 pub(crate) const fn is_capacity(bytes: u64) -> bool {
     bytes.is_multiple_of(PAGE) && bytes >= MIN_CAPACITY_BYTES
 }
@@ -46,13 +45,13 @@ pub(crate) const fn page_floor(x: u64) -> u64 {
     x - x % PAGE
 }
 
-/// Panics on overflow, 2^64 bytes into the log.
+/// Rounds up to a page. Panics on overflow, 2^64 bytes into the log.
 pub(crate) const fn page_ceil(x: u64) -> u64 {
     x.next_multiple_of(PAGE)
 }
 
-/// Length of the padding record that fills a block which ends at `end`: none on a page boundary,
-/// else to the next boundary, or the one after it where less than a record header remains.
+/// Length of the padding record that fills a block which ends at `end`: 0 on a page boundary,
+/// otherwise up to the next boundary, or the one after it if less than a record header remains.
 pub(crate) const fn padding_len(end: u64) -> u64 {
     let rest = page_ceil(end) - end;
     match rest {
@@ -63,17 +62,17 @@ pub(crate) const fn padding_len(end: u64) -> u64 {
 }
 const _: () = assert!(RECORD_HEADER_BYTES == 32); // the 31 above
 
-/// The ring: a pure function from logical offsets to the device.
+/// The ring: a pure mapping from log offsets to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ring {
     bytes: u64,
-    /// Where logical offset 0 lies in it: a page boundary.
+    /// Position of log offset 0 in the ring: a page boundary.
     origin: u64,
 }
 
 impl Ring {
-    /// Of a WAL with this capacity ([`is_capacity`]), and with logical offset 0 at the page
-    /// boundary `origin` in it.
+    /// The ring of a WAL with this capacity ([`is_capacity`]), with log offset 0 at the page
+    /// boundary `origin`.
     pub(crate) fn new(capacity_bytes: u64, origin: u64) -> Self {
         assert!(is_capacity(capacity_bytes), "a capacity of {capacity_bytes} bytes");
         let bytes = capacity_bytes - DATA_START;
@@ -93,7 +92,7 @@ impl Ring {
         self.origin
     }
 
-    /// The byte of the ring at which `x` lies.
+    /// The byte of the ring at `x`.
     pub(crate) fn position(self, x: LogOffset) -> u64 {
         // Both are below 2^63.
         (x.0 + self.origin) % self.bytes
@@ -103,8 +102,8 @@ impl Ring {
         DeviceOffset(DATA_START + self.position(x))
     }
 
-    /// The device ranges of `len` bytes from `x`: one, or two where the ring ends in between. `len`
-    /// is positive and at most the ring.
+    /// The device ranges of `len` bytes from `x`: one, or two if the ring ends in between. `len` is
+    /// positive and at most the ring.
     pub(crate) fn pieces(self, x: LogOffset, len: u64) -> impl Iterator<Item = Piece> {
         assert!(len > 0 && len <= self.bytes, "{len} bytes in a ring of {}", self.bytes);
         let first = len.min(self.bytes - self.position(x));
@@ -120,7 +119,7 @@ impl Ring {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) at: DeviceOffset,
-    /// Bytes of the logical range, from its start.
+    /// The part of the logical range, in bytes from its start.
     pub(crate) range: Range<usize>,
 }
 
@@ -143,7 +142,8 @@ mod tests {
     proptest! {
         #[test]
         fn pieces_tile_the_range_and_stay_in_the_ring(
-            pages in 32u64..200, x in 0u64..10_000_000, len_permille in 1u64..=1000, origin in 0u64..32,
+            pages in 32u64..200, x in 0u64..10_000_000, len_permille in 1u64..=1000,
+            origin in 0u64..32,
         ) {
             let ring = Ring::new(DATA_START + pages * PAGE, origin * PAGE);
             let len = (ring.bytes() * len_permille / 1000).max(1);
@@ -155,7 +155,8 @@ mod tests {
                 prop_assert!(piece.range.end > piece.range.start);
                 prop_assert!(piece.at.0 >= DATA_START);
                 prop_assert!(piece.at.0 + piece.range.len() as u64 <= DATA_START + ring.bytes());
-                prop_assert_eq!(piece.at, ring.device_offset(LogOffset(x + piece.range.start as u64)));
+                let start = LogOffset(x + piece.range.start as u64);
+                prop_assert_eq!(piece.at, ring.device_offset(start));
                 next = piece.range.end;
             }
             prop_assert_eq!(next as u64, len);

@@ -242,22 +242,22 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_holds_and_a_pause_is_not_lost() {
+    fn the_rate_holds_and_a_pause_saves_up_quota() {
         let mut limiter = Limiter::new(Some(100), None).unwrap();
         let count = granted(&mut limiter, 256 << 10, Duration::from_secs(10));
         assert!(
             (1000..=1002).contains(&count),
-            "{count}: 1,000 in ten seconds, with nothing saved up before"
+            "{count}: 1,000 expected in ten seconds, starting with nothing saved up"
         );
         let later = Duration::from_secs(60);
         for _ in 0..10 {
             limiter.take(later, 4096).expect("saved up during the pause");
         }
-        assert!(limiter.take(later, 4096).is_err(), "but only a tenth of a second's worth");
+        assert!(limiter.take(later, 4096).is_err(), "only a tenth of a second is saved up");
     }
 
     #[test]
-    fn a_block_larger_than_the_bucket_passes_and_is_paid_for() {
+    fn a_block_larger_than_the_bucket_passes_and_is_charged() {
         let mut limiter = Limiter::new(None, Some(1 << 20)).unwrap();
         limiter.take(Duration::ZERO, 4 << 20).unwrap();
         let wait = limiter.take(Duration::ZERO, 4096).unwrap_err();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_of_header_writes_puts_a_block_off_by_a_second_at_most() {
+    fn header_writes_delay_a_block_by_a_second_at_most() {
         let mut limiter = Limiter::new(Some(100), Some(1 << 20)).unwrap();
         for _ in 0..10_000 {
             limiter.charge_undelayed(6, 4096);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn early_writes_keep_their_distance_also_while_writes_are_saved_up() {
+    fn early_writes_are_evenly_spaced_even_with_saved_quota() {
         let (_, distances) = early(50);
         assert!(distances.iter().all(|us| (900..=1200).contains(us)), "{distances:?}");
         // A tenth of a second of writes is saved up at the end.
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn records_that_come_a_little_faster_than_the_limit_hardly_wait() {
+    fn records_slightly_faster_than_the_limit_hardly_wait() {
         let (waits, distances) = early(980);
         let mean_us = waits.iter().sum::<u64>() / waits.len() as u64;
         assert!(mean_us < 200, "{mean_us}");
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_is_no_limiter() {
+    fn without_limits_there_is_no_limiter() {
         assert!(Limiter::new(None, None).is_none());
     }
 
@@ -323,9 +323,13 @@ mod tests {
         /// A higher limit permits at least as much: regression test for a batching that depended on
         /// its limiter.
         #[test]
-        fn a_higher_limit_never_lets_less_through(low in 1u32..5000, more in 1u32..100_000, kib in 4u64..1024) {
+        fn a_higher_limit_never_permits_less(
+            low in 1u32..5000, more in 1u32..100_000, kib in 4u64..1024,
+        ) {
             let total = Duration::from_millis(700);
-            let count = |iops, bandwidth| granted(&mut Limiter::new(iops, bandwidth).unwrap(), kib << 10, total);
+            let count = |iops, bandwidth| {
+                granted(&mut Limiter::new(iops, bandwidth).unwrap(), kib << 10, total)
+            };
             prop_assert!(count(Some(low), None) <= count(Some(low + more), None));
             let (low, more) = (u64::from(low) << 14, u64::from(more) << 14);
             prop_assert!(count(None, Some(low)) <= count(None, Some(low + more)));

@@ -1,4 +1,4 @@
-//! The log between threads, in every order of their steps: `cargo xtask loom`.
+//! Model-checked tests of the log's threads, in every order of their steps: `cargo xtask loom`.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,10 +19,10 @@ use crate::{AppendError, FormatOptions, LogOffset, Options, Slot, Wal, WalError,
 
 // -- The watermark alone
 
-/// What a watermark is for: offsets below it are done.
+/// What a watermark represents: offsets below it are done.
 struct Log {
     mark: Watermark,
-    /// Not ordered by themselves, so that the watermark has to do it.
+    /// Relaxed, so that the watermark has to provide the ordering.
     done: [AtomicBool; 2],
     stopped: OnceLock<&'static str>,
 }
@@ -56,7 +56,7 @@ impl At {
         self.0.mark.wake_all();
     }
 
-    /// Wait for `offset`, and see that it is done if it is said to be.
+    /// Waits for `offset`, and checks that it is done if the wait succeeds.
     fn wait(&self, offset: u64) -> Result<(), &'static str> {
         block_on(Wait::new(self.clone(), offset))?;
         for done in &self.0.done[..offset as usize] {
@@ -76,7 +76,7 @@ fn poll(wait: &mut Wait<At>) -> Poll<Result<(), &'static str>> {
 }
 
 #[test]
-fn waiters_are_woken_when_what_they_wait_for_is_done_and_not_before() {
+fn waiters_are_woken_when_their_target_is_reached_and_not_before() {
     loom::model(|| {
         let log = At::new();
         let waiters = [1, 2].map(|offset| spawn(&log, move |log| log.wait(offset)));
@@ -89,9 +89,9 @@ fn waiters_are_woken_when_what_they_wait_for_is_done_and_not_before() {
     });
 }
 
-/// As completions of one device on several threads.
+/// As the completions of one device on several threads.
 #[test]
-fn whoever_raises_the_watermark_it_never_goes_back() {
+fn a_concurrently_raised_watermark_never_goes_back() {
     loom::model(|| {
         let log = At::new();
         let other = spawn(&log, |log| {
@@ -108,7 +108,7 @@ fn whoever_raises_the_watermark_it_never_goes_back() {
 }
 
 #[test]
-fn a_future_that_is_given_up_takes_nobody_with_it() {
+fn a_dropped_future_does_not_affect_other_waiters() {
     loom::model(|| {
         let log = At::new();
         let waiter = spawn(&log, |log| log.wait(1));
@@ -139,7 +139,7 @@ fn the_waker_of_the_last_poll_is_woken() {
 }
 
 #[test]
-fn a_stop_wakes_everybody() {
+fn a_stop_wakes_all_waiters() {
     loom::model(|| {
         let log = At::new();
         let waiters = [1, 2].map(|offset| spawn(&log, move |log| log.wait(offset)));
@@ -151,7 +151,7 @@ fn a_stop_wakes_everybody() {
 }
 
 #[test]
-fn what_was_done_before_a_stop_has_not_failed() {
+fn a_target_reached_before_a_stop_has_not_failed() {
     loom::model(|| {
         let log = At::new();
         let waiters = [1, 2].map(|offset| spawn(&log, move |log| log.wait(offset)));
@@ -162,9 +162,9 @@ fn what_was_done_before_a_stop_has_not_failed() {
     });
 }
 
-/// Closing waits for what was appended, and stops the log as soon as it is durable.
+/// Closing waits for the appended records, and stops the log as soon as they are durable.
 #[test]
-fn a_stop_that_has_seen_something_done_does_not_fail_it() {
+fn a_stop_after_a_target_is_reached_does_not_fail_it() {
     loom::model(|| {
         let log = At::new();
         let waiter = spawn(&log, |log| log.wait(1));
@@ -177,7 +177,7 @@ fn a_stop_that_has_seen_something_done_does_not_fail_it() {
     });
 }
 
-// -- The whole log, on a disk that completes requests on the thread that submits them
+// -- The whole log, on a disk that completes requests on the submitting thread
 
 const STACK_WORDS: usize = 64 * 1024;
 
@@ -199,7 +199,7 @@ fn format() -> (SimDisk, Wal) {
     (disk, wal)
 }
 
-/// Runs `model` on a fresh log. Making it is not part of what is explored.
+/// Runs `model` on a fresh log. Its creation is not part of the exploration.
 fn with_log(model: impl Fn(SimDisk, Wal) + Send + Sync + 'static) {
     let mut builder = Builder::new();
     builder.max_branches = 20_000;
@@ -216,19 +216,19 @@ fn with_log(model: impl Fn(SimDisk, Wal) + Send + Sync + 'static) {
     });
 }
 
-/// A thread whose stack is enough for completions inside of completions. That of loom's first
-/// thread is not, nor can that be changed.
+/// Spawns a thread whose stack is large enough for nested completions. That of loom's first thread
+/// is not, and cannot be changed.
 fn spawn_deep<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     thread::Builder::new().stack_size(STACK_WORDS).spawn(run).unwrap()
 }
 
-/// What is queued is completed on a thread of its own.
+/// Spawns a thread that completes queued requests.
 fn spawn_completions(disk: &SimDisk) -> JoinHandle<()> {
     let disk = disk.clone();
     spawn_deep(move || disk.run_until_idle())
 }
 
-/// `run` on this thread and at the same time on another one.
+/// Runs `run` on this thread and concurrently on another one.
 fn on_two_threads(wal: &Wal, run: impl Fn(&Wal) + Clone + Send + 'static) {
     let thread = spawn_deep({
         let (wal, run) = (wal.clone(), run.clone());
@@ -238,7 +238,7 @@ fn on_two_threads(wal: &Wal, run: impl Fn(&Wal) + Clone + Send + 'static) {
     thread.join().unwrap();
 }
 
-/// Whether a power cut would leave `byte`, of which a record is made, on the disk.
+/// Whether a record of `byte` would be on the disk after a power cut.
 fn is_durable(disk: &SimDisk, byte: u8) -> bool {
     disk.peek_durable(64 << 10, 192 << 10).windows(16).any(|found| found == [byte; 16])
 }
@@ -265,7 +265,7 @@ fn acknowledged_is_durable_with_everything_before_it() {
     });
 }
 
-/// A full window, and a thread on which the disk completes what is queued.
+/// A full window, and a thread on which the disk completes queued requests.
 fn with_full_window(model: impl Fn(Wal) + Send + Sync + 'static) {
     with_log(move |disk, wal| {
         disk.set_mode(Mode::Queued);
@@ -277,7 +277,7 @@ fn with_full_window(model: impl Fn(Wal) + Send + Sync + 'static) {
 }
 
 #[test]
-fn a_writer_that_was_refused_and_then_waits_for_room_gets_it() {
+fn a_refused_writer_that_waits_for_space_gets_it() {
     with_full_window(|wal| {
         while let Err(refused) = wal.append(&[&[2; 8 << 10]]).map(drop) {
             assert!(matches!(refused, AppendError::WindowFull { .. }));
@@ -287,7 +287,7 @@ fn a_writer_that_was_refused_and_then_waits_for_room_gets_it() {
 }
 
 #[test]
-fn of_two_writers_that_wait_for_room_both_get_it() {
+fn two_writers_that_wait_for_space_both_get_it() {
     with_full_window(|wal| {
         let write = |wal: &Wal| loop {
             let room = wal.wait_room();
@@ -302,7 +302,7 @@ fn of_two_writers_that_wait_for_room_both_get_it() {
 }
 
 #[test]
-fn when_the_device_fails_nobody_is_left_waiting() {
+fn a_device_failure_wakes_all_waiters() {
     with_log(|disk, wal| {
         disk.set_faults(Faults { write_error: 1.0, ..Faults::default() });
         let write = |wal: &Wal| match wal.append(&[b"lost"]) {
@@ -314,7 +314,7 @@ fn when_the_device_fails_nobody_is_left_waiting() {
 }
 
 #[test]
-fn when_the_last_handle_goes_nobody_is_left_waiting() {
+fn the_drop_of_the_last_handle_wakes_all_waiters() {
     with_log(|disk, wal| {
         disk.set_mode(Mode::Queued);
         let append = wal.append(&[&[1; 100]]).unwrap();
@@ -330,7 +330,7 @@ fn when_the_last_handle_goes_nobody_is_left_waiting() {
 }
 
 #[test]
-fn closing_acknowledges_all_that_was_accepted() {
+fn closing_acknowledges_every_accepted_record() {
     with_log(|disk, wal| {
         let thread = {
             let wal = wal.clone();
@@ -375,9 +375,9 @@ fn a_trim_is_in_both_headers_when_it_is_acknowledged() {
     });
 }
 
-/// A log in which nothing lies in the way: granted at once, while blocks wait for the headers.
+/// A log with nothing in the way of a resize: granted at once, while blocks wait for the headers.
 #[test]
-fn a_resize_comes_to_its_end_and_so_does_an_append() {
+fn a_concurrent_resize_and_append_both_complete() {
     with_log(|disk, wal| {
         let thread = {
             let wal = wal.clone();
@@ -391,7 +391,7 @@ fn a_resize_comes_to_its_end_and_so_does_an_append() {
 }
 
 #[test]
-fn who_waits_for_a_resize_is_told() {
+fn a_waiter_for_a_resize_is_notified_of_a_close() {
     with_log(|disk, wal| {
         disk.set_mode(Mode::Queued);
         let resizing = wal.request_resize(256 << 10).unwrap();
@@ -401,7 +401,7 @@ fn who_waits_for_a_resize_is_told() {
     });
 }
 
-/// The trim offsets in both header slots that a power cut would leave.
+/// The trim offsets in both header slots after a power cut.
 fn trims(disk: &SimDisk) -> [LogOffset; 2] {
     HEADER_SLOT_AT.map(|at| {
         match header::decode(&disk.peek_durable(at.0, HEADER_SLOT_BYTES as usize)) {
@@ -420,7 +420,7 @@ struct Rung {
 }
 
 #[test]
-fn an_alarm_that_is_set_rings_and_ends_when_it_is_dropped() {
+fn an_alarm_rings_when_set_and_ends_when_dropped() {
     let past = Instant::now();
     let far = past + Duration::from_secs(24 * 60 * 60);
     loom::model(move || {

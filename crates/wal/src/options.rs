@@ -134,7 +134,8 @@ impl Options {
         let largest = u64::from(self.max_record_bytes) + RECORD_OVERHEAD_BYTES;
         if largest > self.window_bytes / 2 {
             return reject(format!(
-                "max_record_bytes = {} and {RECORD_OVERHEAD_BYTES} bytes of overhead are more than half of window_bytes = {}",
+                "max_record_bytes = {} and {RECORD_OVERHEAD_BYTES} bytes of overhead are more than \
+                 half of window_bytes = {}",
                 self.max_record_bytes, self.window_bytes
             ));
         }
@@ -145,7 +146,7 @@ impl Options {
             ));
         }
         if self.iops == Some(0) {
-            return reject("iops = 0 would stop all writes; leave it out for no limit".into());
+            return reject("iops = 0 would stop all writes; omit it for no limit".into());
         }
         if let Some(rate) = self.bandwidth_bytes_per_second
             && rate < PAGE

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn each_signature_is_named() {
+    fn each_signature_is_recognised() {
         assert_eq!(after(&[]), None);
         for signature in &SIGNATURES {
             assert_eq!(
@@ -122,11 +122,11 @@ mod tests {
     }
 
     #[test]
-    fn the_more_telling_one_wins_and_anything_else_is_unknown_data() {
+    fn the_more_specific_signature_wins_and_other_data_is_unknown() {
         let ext4_with_boot_sector = after(&[(510, b"\x55\xaa"), (1080, b"\x53\xef")]);
         assert_eq!(ext4_with_boot_sector.as_deref(), Some("an ext2, ext3 or ext4 file system"));
         assert!(after(&[(700_000, b"x")]).unwrap().contains("byte 700000"));
         assert!(after(&[(DEVICE_BYTES - 1, b"x")]).unwrap().contains("unknown data"));
-        assert_eq!(after(&[(2 << 20, b"x")]), None, "what lies between the two is not looked at");
+        assert_eq!(after(&[(2 << 20, b"x")]), None, "bytes between the two areas are not checked");
     }
 }

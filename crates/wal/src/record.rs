@@ -10,11 +10,11 @@ use crate::options::MAX_WINDOW_BYTES;
 
 const MAGIC_DATA: [u8; 4] = *b"ALRD";
 const MAGIC_PADDING: [u8; 4] = *b"ALRP";
-/// What both begin with; the search for records in damaged ranges looks for it.
+/// The common prefix of both, for which the search for records in damaged ranges looks.
 pub(crate) const MAGIC_PREFIX: [u8; 3] = *b"ALR";
 
-/// No window is large enough for more, so no header, however it came about, makes a reader allocate
-/// more.
+/// No window is large enough for more. The bound keeps any header, however it came about, from
+/// making a reader allocate more.
 const MAX_PAYLOAD_BYTES: u32 = (MAX_WINDOW_BYTES / 2) as u32;
 
 const MAGIC_AT: usize = 0;
@@ -46,13 +46,13 @@ pub(crate) struct RecordHeader {
 }
 
 impl RecordHeader {
-    /// Where the record ends.
+    /// The end of the record.
     pub(crate) fn end(&self) -> LogOffset {
         LogOffset(self.offset.0 + RECORD_HEADER_BYTES as u64 + u64::from(self.payload_len))
     }
 }
 
-/// Why bytes are no record header of this WAL at this place.
+/// Why bytes are not a record header of this WAL at this position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotARecord {
     Magic([u8; 4]),
@@ -73,8 +73,8 @@ impl fmt::Display for NotARecord {
     }
 }
 
-/// Encodes and decodes the headers of one WAL: the checksum begins with the WAL's id, so those of
-/// another fail.
+/// Encodes and decodes the headers of one WAL: the checksum is seeded with the WAL's id, so headers
+/// of another WAL fail.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Codec {
     id_crc: u32,
@@ -107,7 +107,7 @@ impl Codec {
         bytes
     }
 
-    /// What stands at `x`. The payload and the epoch are for the caller to check.
+    /// Decodes the header at `x`. The caller checks the payload and the epoch.
     pub(crate) fn decode(
         self,
         x: LogOffset,
@@ -177,11 +177,11 @@ mod tests {
                 0, 0xef, 0xbe, 0xad, 0xde
             ]
         );
-        assert_eq!(bytes[28..], 0xce18_ae36_u32.to_le_bytes(), "the checksum of these very fields");
+        assert_eq!(bytes[28..], 0xce18_ae36_u32.to_le_bytes(), "the checksum of these fields");
     }
 
     #[test]
-    fn each_refusal() {
+    fn each_kind_of_invalid_header_is_refused() {
         let codec = Codec::new(Uuid::from_u128(1));
         let (x, bytes) = (sample().offset, codec.encode(&sample()));
         assert_eq!(codec.decode(x, &bytes), Ok(sample()));
@@ -210,13 +210,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_header_comes_back_as_written(
-            offset in 0u64..1 << 62, lag in 0u32..1 << 30, payload_len in 1..=MAX_PAYLOAD_BYTES, epoch: u32, payload_crc: u32, id: u128,
+        fn a_header_decodes_to_its_fields(
+            offset in 0u64..1 << 62, lag in 0u32..1 << 30, payload_len in 1..=MAX_PAYLOAD_BYTES,
+            epoch: u32, payload_crc: u32, id: u128,
         ) {
             let codec = Codec::new(Uuid::from_u128(id));
             let offset = LogOffset(offset + u64::from(lag));
             let header = RecordHeader {
-                kind: Kind::Data, payload_len, offset, epoch, payload_crc, proof: LogOffset(offset.0 - u64::from(lag)),
+                kind: Kind::Data,
+                payload_len,
+                offset,
+                epoch,
+                payload_crc,
+                proof: LogOffset(offset.0 - u64::from(lag)),
             };
             prop_assert_eq!(codec.decode(offset, &codec.encode(&header)), Ok(header));
         }

@@ -1,4 +1,4 @@
-//! The walk over the log: what is a record, what is damage, where the log ends. It writes nothing.
+//! The walk over the log: it finds records, damage and the end of the log, and writes nothing.
 //! Reasons and crash argument: `docs/format/wal.md`, section 6.
 
 use std::time::{Duration, Instant};
@@ -12,19 +12,19 @@ use crate::report::{Damage, DamagedPlace, HeaderInfo, Record, RecoveryReport};
 use crate::tape::Tape;
 use crate::{OpenError, Progress, VisitError};
 
-/// Gets each record of the log, in order.
+/// The callback that receives each record of the log, in order.
 pub(crate) type Visit<'a> = &'a mut dyn FnMut(Record) -> Result<(), VisitError>;
 
-/// What stands at a place of the log.
+/// The content at a position of the log.
 #[derive(Debug)]
 enum Place {
-    /// A record, intact.
+    /// An intact record.
     Data(RecordHeader, Bytes),
     /// A padding record.
     Padding(RecordHeader),
-    /// A record header of this log whose payload is not what was written.
+    /// A record header of this log whose payload fails its checksum.
     BadPayload(RecordHeader),
-    /// No record.
+    /// No record, with the reason.
     Nothing(String),
 }
 
@@ -39,12 +39,12 @@ impl Place {
     }
 }
 
-/// What the walk does at a place.
+/// The walk's decision at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// It is an intact record of the log.
+    /// An intact record of the log.
     Take,
-    /// It was durable once and is not intact. The log goes on behind it.
+    /// It was durable once and is not intact. The log continues behind it.
     Damage,
     /// The log ends here.
     End,
@@ -60,12 +60,12 @@ fn judge(at_clean_end: bool, intact: bool, known_durable: bool) -> Verdict {
     }
 }
 
-/// The log of one header, read.
+/// Reads the log described by one header.
 struct Reader<'a> {
     header: &'a HeaderInfo,
     codec: Codec,
     tape: Tape<'a>,
-    /// No record reaches behind it: the page of the trim offset comes round again.
+    /// No record extends beyond it: the page of the trim offset follows, one lap on.
     limit: LogOffset,
 }
 
@@ -76,7 +76,7 @@ impl<'a> Reader<'a> {
         Self { header, codec: Codec::new(header.wal_id), tape, limit }
     }
 
-    /// Whether a record of `epoch` may stand at `x`, behind one of epoch `before`.
+    /// Whether a record of `epoch` is allowed at `x`, after one of epoch `before`.
     fn allowed(&self, x: LogOffset, epoch: u32, before: u32) -> bool {
         if x >= self.header.epoch_start {
             epoch == self.header.epoch
@@ -94,14 +94,14 @@ impl<'a> Reader<'a> {
         self.tape.read(x, &mut bytes);
         let header = self.codec.decode(x, &bytes).map_err(|reason| reason.to_string())?;
         if header.end() > self.limit {
-            return Err(format!("record header that reaches to {}, beyond the ring", header.end()));
+            return Err(format!("record header with an end of {}, beyond the ring", header.end()));
         }
         let reaches_over = |place: LogOffset| x < place && place < header.end();
         if reaches_over(self.header.durable) || reaches_over(self.header.epoch_start) {
-            return Err("record header that reaches over the beginning of another record".into());
+            return Err("record header whose record overlaps another one".into());
         }
         if !self.allowed(x, header.epoch, before) {
-            return Err(format!("record of epoch {}, which has no place here", header.epoch));
+            return Err(format!("record of epoch {}, which is not allowed here", header.epoch));
         }
         Ok(header)
     }
@@ -123,14 +123,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The first place in `from..to` with a record header. Records begin at any byte, so every byte
-    /// is looked at.
+    /// The first position in `from..to` with a record header. Records begin at any byte, so every
+    /// byte is checked.
     fn find(&mut self, from: LogOffset, to: LogOffset, before: u32) -> Option<LogOffset> {
         let (mut x, to) = (from.0, to.min(self.limit).0);
         while x < to {
             let bytes = self.tape.slice(LogOffset(x), (to - x) as usize);
             let candidate = (0..bytes.len()).find(|&at| {
-                // The magic may go on in the next chunk.
+                // The magic may continue in the next chunk.
                 let here = &bytes[at..bytes.len().min(at + MAGIC_PREFIX.len())];
                 here[0] == MAGIC_PREFIX[0] && MAGIC_PREFIX.starts_with(here)
             });
@@ -149,18 +149,18 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What lies behind a hole.
+/// The findings behind a hole.
 #[derive(Debug, Default)]
 struct Beyond {
-    /// The greatest proof of a record header there.
+    /// The greatest proof in a record header there.
     proof: LogOffset,
-    /// Intact data records.
+    /// Number of intact data records.
     records: u64,
-    /// The first page that could not be read.
+    /// The first unreadable page.
     unreadable: Option<(LogOffset, DeviceError)>,
 }
 
-/// What the walk has found.
+/// The result of the walk.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) report: RecoveryReport,
@@ -168,7 +168,7 @@ pub(crate) struct Found {
     pub(crate) tail: Vec<u8>,
 }
 
-/// Walk the log that `header` describes, from its trim offset to its end.
+/// Walks the log that `header` describes, from its trim offset to its end.
 pub(crate) fn walk(
     device: &dyn Device,
     header: &HeaderInfo,
@@ -176,7 +176,7 @@ pub(crate) fn walk(
     visit: Visit<'_>,
 ) -> Result<Found, OpenError> {
     let started = Instant::now();
-    // Where the end is known nothing is read ahead of it.
+    // If the end is known, nothing is read ahead of it.
     let to = if header.clean_shutdown { header.durable } else { LogOffset(u64::MAX) };
     let mut walk = Walk {
         device,
@@ -210,9 +210,9 @@ struct Walk<'a> {
     device: &'a dyn Device,
     header: &'a HeaderInfo,
     reader: Reader<'a>,
-    /// Everything before it was durable once: the header says so, or the greatest proof so far.
+    /// Everything before it was durable once, according to the header or the greatest proof so far.
     known: LogOffset,
-    /// Of the last record.
+    /// Epoch of the last record.
     epoch: u32,
     progress: Option<Progress>,
     /// Bytes of the log at which `progress` is called next.
@@ -224,7 +224,7 @@ struct Walk<'a> {
 const PROGRESS_STEP: u64 = 4 * 1024 * 1024;
 
 impl Walk<'_> {
-    /// Hand out the records and return the end of the log.
+    /// Hands out the records and returns the end of the log.
     fn run(&mut self, visit: Visit<'_>) -> Result<LogOffset, OpenError> {
         let mut x = self.header.trim;
         loop {
@@ -248,7 +248,7 @@ impl Walk<'_> {
                 }
                 (Verdict::Take, Place::Padding(header)) => x = self.passed(&header),
                 (Verdict::Take, Place::BadPayload(_) | Place::Nothing(_)) => {
-                    unreachable!("only what is intact is taken")
+                    unreachable!("only an intact record is taken")
                 }
                 (Verdict::Damage, place) => x = self.damaged(x, &place),
                 (Verdict::End, _) => {
@@ -267,21 +267,22 @@ impl Walk<'_> {
         if let Some(progress) = &self.progress
             && done >= self.told
         {
-            // How long the log is shows at its end; it is at least what is known to be durable.
+            // The length of the log is known only at its end; it is at least what is known to be
+            // durable.
             progress(done, self.known.0.max(x.0) - self.header.trim.0);
             self.told = done + PROGRESS_STEP;
         }
     }
 
-    /// Step over an intact record.
+    /// Passes an intact record.
     fn passed(&mut self, header: &RecordHeader) -> LogOffset {
         self.known = self.known.max(header.proof);
         self.epoch = header.epoch;
         header.end()
     }
 
-    /// Note the damage at `x` and return the next place that may be a record: the one behind it if
-    /// its header holds and is not an old one, else the next header, but not beyond what is known
+    /// Records the damage at `x` and returns the next position to examine: the one after it if its
+    /// header is intact and not an old one, otherwise the next header, but not beyond what is known
     /// to have been durable, where a record began in any case.
     fn damaged(&mut self, x: LogOffset, place: &Place) -> LogOffset {
         let reason = match (&self.reader.tape.unreadable, place) {
@@ -292,8 +293,8 @@ impl Walk<'_> {
         let from = LogOffset(x.0 + 1);
         let end = place.header().map_or(self.known, RecordHeader::end).min(self.known);
         let next = match place.header() {
-            // No record lies in another one. Where one of a later epoch does, this header is old,
-            // and shows because the write over it got lost.
+            // A record never contains another. If a record of a later epoch is inside this one,
+            // this header is old, and reappeared because the write over it was lost.
             Some(header) if header.epoch < self.header.epoch => {
                 self.reader.find(from, end, header.epoch + 1)
             }
@@ -318,20 +319,20 @@ impl Walk<'_> {
         next
     }
 
-    /// What stands where the payload of a record at `x` begins, if that is before `next`.
+    /// The bytes where the payload of a record at `x` begins, as far as they are before `next`.
     fn head(&mut self, x: LogOffset, next: LogOffset) -> Bytes {
         let from = x.0 + RECORD_HEADER_BYTES as u64;
         let len = next.0.saturating_sub(from).min(DamagedPlace::HEAD_BYTES as u64);
         let mut head = vec![0; len as usize];
-        // Unreadable bytes come as zeros. They are part of the damage that has been noted.
+        // Unreadable bytes are read as zeros. They are part of the damage already recorded.
         self.reader.tape.read(LogOffset(from), &mut head);
         head.into()
     }
 
-    /// Look for records behind a hole at `x`. All that was ever written lies within one window of
-    /// what was durable: if `x` was not, nothing lies beyond `x + window`. If it was, and the log
-    /// goes on, a proof of it may only stand in the window after that, since each record's proof
-    /// may be a window old.
+    /// Searches for records behind a hole at `x`. Everything ever written is within one window of
+    /// the durable offset: if `x` was not durable, nothing is beyond `x + window`. If it was, and
+    /// the log continues, a proof of it may be as far as the window after that, since each record's
+    /// proof may be a window old.
     fn look_beyond(&self, x: LogOffset, place: &Place) -> Beyond {
         let reach = |windows: u64| LogOffset(x.0 + windows * self.header.window_bytes);
         let mut reader = Reader::new(self.device, self.header, reach(2));
@@ -339,7 +340,7 @@ impl Walk<'_> {
             Beyond { unreadable: self.reader.tape.unreadable.clone(), ..Beyond::default() };
         let mut to = reach(1);
         let mut epoch = self.epoch;
-        // Right behind a record header stands the next one, unless that is damaged too.
+        // The next record header follows directly, unless that is damaged too.
         let mut from = place.header().map_or(LogOffset(x.0 + 1), RecordHeader::end);
         while let Some(here) = reader.find(from, to, epoch) {
             let place = reader.place(here, epoch);
@@ -369,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table() {
+    fn the_verdict_table_covers_all_cases() {
         use Verdict::{Damage, End, Take};
         let table = [
             ((true, true, true), End),

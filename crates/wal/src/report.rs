@@ -107,7 +107,7 @@ impl fmt::Display for RecoveryReport {
             self.payload_bytes,
             self.start,
             self.end,
-            if self.clean_shutdown { "a clean" } else { "no clean" },
+            if self.clean_shutdown { "a clean" } else { "an unclean" },
             self.epoch,
             self.elapsed.as_secs_f64()
         )?;
@@ -174,7 +174,7 @@ impl fmt::Display for Slot {
         match self {
             Self::Valid(header) => write!(f, "valid, generation {}", header.generation),
             Self::Empty => write!(f, "empty"),
-            Self::Future(found) => write!(f, "{found}, unknown here"),
+            Self::Future(found) => write!(f, "{found}, not supported by this program"),
             Self::Damaged(reason) => write!(f, "damaged: {reason}"),
             Self::Foreign => write!(f, "not a header"),
         }

@@ -31,7 +31,8 @@ pub(crate) fn resize(
     }
     if !is_capacity(capacity_bytes) {
         return Err(OpenError::InvalidOption(format!(
-            "a capacity of {capacity_bytes} bytes is not a multiple of {PAGE}, or less than {MIN_CAPACITY_BYTES}"
+            "a capacity of {capacity_bytes} bytes is not a multiple of {PAGE}, or less than \
+             {MIN_CAPACITY_BYTES}"
         )));
     }
     let Inspection { header: found, newest, .. } = header::inspect(device)?;
@@ -52,7 +53,7 @@ pub(crate) fn resize(
         return Err(blocked("the log does not fit"));
     }
     let (to, moves) = place(found.ring(), new_ring_bytes, &live)
-        .ok_or_else(|| blocked("no part of it can be moved without passing through another"))?;
+        .ok_or_else(|| blocked("it cannot be moved through free space alone"))?;
     // Persist the result of the walk first: damage may be proven only by a record behind the end,
     // where copies go.
     let settled =
@@ -100,7 +101,8 @@ fn place(from: Ring, ring_bytes: u64, live: &Range<u64>) -> Option<(Ring, Vec<Ra
     });
     let possible = placed.filter(|(to, moves)| {
         let mut targets = moves.iter().flat_map(|pages| positions(*to, pages));
-        // An unchanged last byte may be beyond the new ring; such a candidate is rejected here.
+        // If the last live page is beyond the new ring, the second candidate does not keep it, so
+        // every candidate is checked.
         targets.all(|target| {
             occupied.iter().all(|used| target.end <= used.start || used.end <= target.start)
         })
@@ -152,35 +154,44 @@ mod tests {
         /// position.
         #[test]
         fn no_live_page_is_overwritten(
-            old_pages in 32u64..80, new_pages in 32u64..80, origin in 0u64..32, start in 0u64..500, len_permille in 0u64..=1000,
+            old_pages in 32u64..80, new_pages in 32u64..80, origin in 0u64..32, start in 0u64..500,
+            len_permille in 0u64..=1000,
         ) {
             let from = Ring::new(DATA_START + old_pages * PAGE, origin * PAGE);
             let len = old_pages.min(new_pages) * len_permille / 1000;
             let live = start * PAGE..(start + len) * PAGE;
             if let Some((to, moves)) = place(from, new_pages * PAGE, &live) {
-                let old: Vec<u64> = (start..start + len).map(|page| from.position(LogOffset(page * PAGE))).collect();
+                let old: Vec<u64> = (start..start + len)
+                    .map(|page| from.position(LogOffset(page * PAGE)))
+                    .collect();
                 for page in start..start + len {
-                    let (before, after) = (from.position(LogOffset(page * PAGE)), to.position(LogOffset(page * PAGE)));
+                    let x = LogOffset(page * PAGE);
+                    let (before, after) = (from.position(x), to.position(x));
                     let moved = moves.iter().any(|pages| pages.contains(&(page * PAGE)));
                     prop_assert_eq!(moved, before != after);
-                    prop_assert!(!moved || !old.contains(&after), "page {} would overwrite a live one", page);
+                    prop_assert!(!moved || !old.contains(&after), "{page} overwrites a live page");
                 }
             }
         }
 
         /// A log in one piece can always grow without a copy.
         #[test]
-        fn a_log_in_one_piece_grows_where_it_is(old_pages in 32u64..80, more in 0u64..80, start in 0u64..500, len in 1u64..80) {
+        fn a_log_in_one_piece_grows_without_a_move(
+            old_pages in 32u64..80, more in 0u64..80, start in 0u64..500, len in 1u64..80,
+        ) {
             let from = Ring::new(DATA_START + old_pages * PAGE, 0);
             prop_assume!(start % old_pages + len <= old_pages);
-            let (_, moves) = place(from, (old_pages + more) * PAGE, &(start * PAGE..(start + len) * PAGE)).expect("it fits where it is");
+            let live = start * PAGE..(start + len) * PAGE;
+            let (_, moves) = place(from, (old_pages + more) * PAGE, &live).expect("it fits");
             prop_assert!(moves.is_empty());
         }
 
         /// A log that crosses the end of its ring can grow by at least the size of its piece at the
         /// ring's start.
         #[test]
-        fn a_log_in_two_pieces_grows_into_the_new_space(old_pages in 32u64..80, head in 1u64..16, tail in 1u64..16, more in 0u64..80) {
+        fn a_log_in_two_pieces_grows_into_the_new_space(
+            old_pages in 32u64..80, head in 1u64..16, tail in 1u64..16, more in 0u64..80,
+        ) {
             let from = Ring::new(DATA_START + old_pages * PAGE, 0);
             let live = (2 * old_pages - head) * PAGE..(2 * old_pages + tail) * PAGE;
             prop_assert!(place(from, (old_pages + tail + more) * PAGE, &live).is_some());

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_time_is_counted_under_the_first_bound_that_it_does_not_exceed() {
+    fn a_duration_counts_under_the_first_bound_it_does_not_exceed() {
         let micros = Duration::from_micros;
         let mut times = Times::default();
         let bounds: Vec<_> = times.steps().map(|(bound, _)| bound).collect();

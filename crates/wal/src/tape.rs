@@ -1,4 +1,4 @@
-//! The ring read as a tape: large reads, a few in flight, memory bounded by them.
+//! Sequential reading of the ring: large reads, a few in flight, with bounded memory.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,13 +9,13 @@ use bytes::Bytes;
 
 use crate::layout::{DATA_START, LogOffset, PAGE, Ring};
 
-/// Bytes of one read: as large as a block, so that its buffer is one of the pool's, and so small
-/// that all that are in use stay in the processor's caches from the device to the checksum. Reads
-/// of 1 MiB were slower by a quarter (`docs/benchmarks.md`).
+/// Bytes per read: as large as a block, so that its buffer comes from the pool, and small enough
+/// that all buffers in use stay in the processor's caches from the device to the checksum. Reads of
+/// 1 MiB were slower by a quarter (`docs/benchmarks.md`).
 const CHUNK: u64 = 256 * 1024;
-/// Chunks that are read ahead.
+/// Number of chunks read ahead.
 const AHEAD: usize = 8;
-/// Chunks that are kept: a record header may lie across the boundary of two.
+/// Number of chunks kept: a record header may cross the boundary of two.
 const KEPT: usize = 2;
 
 type ReadResult = Result<Option<AlignedBuf>, DeviceError>;
@@ -25,16 +25,15 @@ type ReadResult = Result<Option<AlignedBuf>, DeviceError>;
 pub(crate) struct Tape<'a> {
     device: &'a dyn Device,
     ring: Ring,
-    /// Nothing at or behind it is wanted.
+    /// End of the range to read.
     end: u64,
     kept: VecDeque<Chunk>,
     ahead: VecDeque<(Range<u64>, Receiver<ReadResult>)>,
-    /// Where the first unreadable page lies that was met since this was last cleared, and why it is
-    /// unreadable.
+    /// The first unreadable page met since this was last cleared, and the error.
     pub(crate) unreadable: Option<(LogOffset, DeviceError)>,
 }
 
-/// A range of the log that does not cross the end of the ring. Pages that cannot be read are zero.
+/// A range of the log that does not cross the end of the ring. Unreadable pages are zero.
 #[derive(Debug)]
 struct Chunk {
     range: Range<u64>,
@@ -54,7 +53,7 @@ impl<'a> Tape<'a> {
         }
     }
 
-    /// Copy the bytes from `at` on. Unreadable ones come as zeros, and are noted in `unreadable`.
+    /// Copies the bytes from `at` on. Unreadable ones are zero, and recorded in `unreadable`.
     pub(crate) fn read(&mut self, at: LogOffset, into: &mut [u8]) {
         let mut done = 0;
         while done < into.len() {
@@ -65,8 +64,8 @@ impl<'a> Tape<'a> {
         }
     }
 
-    /// The `len` bytes from `at` on: a part of the chunk, or a copy if they lie in several. For
-    /// unreadable ones see [`Tape::read`].
+    /// Returns `len` bytes from `at` on: a part of the chunk, or a copy if they span several.
+    /// Unreadable ones are treated as in [`Tape::read`].
     pub(crate) fn take(&mut self, at: LogOffset, len: usize) -> Bytes {
         if self.slice(at, len).len() == len {
             let chunk = self.kept.back().expect("just loaded");
@@ -78,7 +77,7 @@ impl<'a> Tape<'a> {
         bytes.into()
     }
 
-    /// The bytes from `at` on, at least one and at most `limit`: as many as lie in one chunk.
+    /// Returns the bytes from `at` to the end of the chunk, at least one and at most `limit`.
     pub(crate) fn slice(&mut self, at: LogOffset, limit: usize) -> &[u8] {
         self.load(at.0);
         let chunk = self.kept.back().expect("just loaded");
@@ -94,16 +93,16 @@ impl<'a> Tape<'a> {
         &chunk.bytes[start..start + len]
     }
 
-    /// The chunk that holds `x`: at fixed places of the ring, so that none crosses its end.
+    /// The chunk that holds `x`. Chunks have fixed positions in the ring, so none crosses its end.
     fn chunk_of(&self, x: u64) -> Range<u64> {
         let in_ring = self.ring.position(LogOffset(x));
         let (before, after) =
             (in_ring % CHUNK, (CHUNK - in_ring % CHUNK).min(self.ring.bytes() - in_ring));
-        // The first lap may begin inside of the ring.
+        // The first lap may begin inside the ring.
         x.saturating_sub(before)..x + after
     }
 
-    /// Make the chunk that holds `x` the last of `kept`.
+    /// Loads the chunk that holds `x` as the last of `kept`.
     fn load(&mut self, x: u64) {
         if self.kept.back().is_some_and(|chunk| chunk.range.contains(&x)) {
             return;
@@ -125,11 +124,11 @@ impl<'a> Tape<'a> {
             let read = self.submit(&range);
             self.ahead.push_back((range, read));
         }
-        let (range, read) = self.ahead.pop_front().expect("the wanted chunk is in front");
+        let (range, read) = self.ahead.pop_front().expect("the requested chunk is in front");
         assert_eq!(range, wanted);
         let chunk = match read.recv().expect("an engine completes every request") {
             Ok(buf) => {
-                let buf = buf.expect("a read hands its buffer back");
+                let buf = buf.expect("a read returns its buffer");
                 Chunk { range, bytes: buf.freeze().into_bytes(), bad: Vec::new() }
             }
             Err(_) => self.by_page(range),
@@ -159,7 +158,8 @@ impl<'a> Tape<'a> {
         read
     }
 
-    /// A chunk that cannot be read as a whole: page by page, to lose only what is lost.
+    /// Reads page by page a chunk that cannot be read as a whole, to lose only the unreadable
+    /// pages.
     fn by_page(&self, range: Range<u64>) -> Chunk {
         let (at, len) = self.place(&range);
         let mut buf = AlignedBuf::zeroed(len);
@@ -181,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    /// A disk of which each eight bytes of the ring say where they are.
+    /// A disk on which each eight bytes of the ring hold their position.
     fn numbered(ring_bytes: u64) -> (SimDisk, SharedDevice, Ring) {
         let disk = SimDisk::new(SimOptions {
             capacity_bytes: DATA_START + ring_bytes,
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn any_range_in_any_order_around_the_ring() {
+    fn any_range_of_the_ring_can_be_read_in_any_order() {
         let ring_bytes = 3 * CHUNK + 5 * PAGE; // the last chunk is short
         let (_disk, device, ring) = numbered(ring_bytes);
         let mut tape = Tape::new(&*device, ring, LogOffset(4 * ring_bytes));
@@ -220,9 +220,9 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_page_costs_only_itself() {
+    fn an_unreadable_page_loses_only_itself() {
         let (disk, device, ring) = numbered(2 * CHUNK);
-        // Requests that begin on this page fail, hence also the read of the whole chunk that begins
+        // Requests that begin on this page fail, including the read of the whole chunk that begins
         // with it.
         let faults = Faults { read_error: 1.0, ..Faults::default() };
         disk.set_zone_faults(DATA_START + CHUNK..DATA_START + CHUNK + PAGE, faults);

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn exactly_the_reached_are_woken_whatever_their_order() {
+    fn exactly_the_reached_waiters_are_woken_in_any_order() {
         let mark = at(0);
         let counts: Vec<_> = (0..200).map(|_| Arc::new(Count::default())).collect();
         let mut waits = Vec::new();
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_future_that_is_polled_again_keeps_one_place_and_a_dropped_one_none() {
+    fn a_future_has_one_entry_while_polled_and_none_when_dropped() {
         let mark = at(0);
         let mut kept = Wait::new(mark.clone(), 5);
         let count = Arc::new(Count::default());
@@ -338,14 +338,14 @@ mod tests {
         assert_eq!(
             count.0.load(Ordering::Relaxed),
             1,
-            "the waker of the last poll is the one that counts"
+            "only the waker of the last poll is woken"
         );
         mark.watermark().advance(100);
         assert_eq!(mark.watermark().places(), 0);
     }
 
     #[test]
-    fn what_becomes_hopeless_fails_and_what_was_reached_before_does_not() {
+    fn a_stop_fails_targets_that_were_not_reached_before_it() {
         let mark = at(0);
         let waiting = mark.clone();
         let thread = thread::spawn(move || block_on(Wait::new(waiting, 10)));

@@ -108,7 +108,7 @@ impl Wal {
         if options.reserve {
             device.reserve()?;
             let name = &device.geometry().name;
-            tracing::info!("{name}: reserved for this host: writes of others are refused");
+            tracing::info!("{name}: reserved for this host; other hosts cannot write to it");
             // From here on there is no other writer; headers read earlier may have changed since.
             looked = look()?;
         }
@@ -471,7 +471,7 @@ impl fmt::Debug for Room {
 
 /// The future of [`Wal::trim`], [`Wal::trim_and_mark`] and [`Wal::set_mark`]. If the WAL has
 /// stopped, the change may or may not have taken effect.
-#[must_use = "nothing has changed for certain before this resolves"]
+#[must_use = "the change is not durable before this resolves"]
 pub struct Trim {
     wait: Result<(Wait<TrimmedOf>, Wait<MarkOf>), WalError>,
 }
@@ -509,7 +509,7 @@ impl fmt::Debug for Trim {
 }
 
 /// The future of [`Wal::request_resize`]. Dropping it does not affect the request.
-#[must_use = "the log has its former capacity until this resolves"]
+#[must_use = "the log keeps its capacity until this resolves"]
 pub struct Resizing {
     capacity_bytes: u64,
     outcome: Outcome,

@@ -1,26 +1,27 @@
-//! The cursors of the log, the window, and what they allow. Pure; `docs/format/wal.md`, section 5.
+//! The cursors of the log, the window, and the bounds they imply. Pure; `docs/format/wal.md`,
+//! section 5.
 
 use crate::layout::{LogOffset, padding_len, page_ceil, page_floor};
 use crate::{AppendError, Options};
 
-/// `trim <= durable <= submitted <= appended`, all within one ring from the trim offset's page and
-/// one window from `durable`. Each move is checked, in release builds too: a cursor out of order is
-/// lost data.
+/// The positions of the log: `trim <= durable <= submitted <= appended`, all within one ring from
+/// the trim offset's page and one window from `durable`. Each move is checked, in release builds
+/// too: a cursor out of order is lost data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursors {
-    /// Durably trimmed: the space before it is reusable.
+    /// Durable trim offset: the space before it is reusable.
     trim: LogOffset,
     durable: LogOffset,
     submitted: LogOffset,
     appended: LogOffset,
     ring_bytes: u64,
-    /// What is appended keeps to a ring of this size: a smaller one, if the log is to get one.
+    /// Ring size that bounds appends: a smaller one while a resize is pending.
     bound_bytes: u64,
     window_bytes: u64,
 }
 
 impl Cursors {
-    /// Of a log that reaches from `trim` to `end` and is durable.
+    /// The cursors of a durable log from `trim` to `end`.
     pub(crate) fn new(trim: LogOffset, end: LogOffset, ring_bytes: u64, window_bytes: u64) -> Self {
         let cursors = Self {
             trim,
@@ -51,12 +52,12 @@ impl Cursors {
         self.appended
     }
 
-    /// Where the log ends if a padding follows what is appended.
+    /// End of the log including a padding after the last record.
     pub(crate) fn padded_end(&self) -> u64 {
         self.appended.0 + padding_len(self.appended.0)
     }
 
-    /// The first byte that must not be written: the page of the trim offset, one lap on, holds live
+    /// The first byte that must not be written: one lap on, the page of the trim offset holds live
     /// records.
     fn ring_end(&self) -> u64 {
         page_floor(self.trim.0) + self.ring_bytes
@@ -84,35 +85,35 @@ impl Cursors {
         Ok(())
     }
 
-    /// A record or a padding was put at the end of the log.
+    /// Records that a record or a padding was appended.
     pub(crate) fn append(&mut self, end: LogOffset) {
         assert!(end > self.appended, "append to {end}: {self:?}");
         self.appended = end;
         self.check();
     }
 
-    /// The block that ends at `end` goes to the device.
+    /// Records that the block that ends at `end` was submitted.
     pub(crate) fn submit(&mut self, end: LogOffset) {
         assert!(end > self.submitted, "submit to {end}: {self:?}");
         self.submitted = end;
         self.check();
     }
 
-    /// Everything before `end` is on stable storage.
+    /// Records that everything before `end` is on stable storage.
     pub(crate) fn complete(&mut self, end: LogOffset) {
         assert!(end > self.durable, "durable to {end}: {self:?}");
         self.durable = end;
         self.check();
     }
 
-    /// The headers with this trim offset are durable.
+    /// Records that the headers with this trim offset are durable.
     pub(crate) fn trim_to(&mut self, to: LogOffset) {
         assert!(to >= self.trim, "trim to {to}: {self:?}");
         self.trim = to;
         self.check();
     }
 
-    /// Bytes that are appended and not durable.
+    /// Bytes appended and not durable.
     pub(crate) fn outstanding_bytes(&self) -> u64 {
         self.appended.0 - self.durable.0
     }
@@ -121,20 +122,20 @@ impl Cursors {
         self.window_bytes
     }
 
-    /// Keep to another window from now on. What is outstanding fits into it.
+    /// Sets the window, into which the outstanding bytes must fit.
     pub(crate) fn set_window(&mut self, window_bytes: u64) {
         self.window_bytes = window_bytes;
         self.check();
     }
 
-    /// Keep to the bound of a ring of `bytes`, at most the ring's own, from now on. What is
-    /// appended may be beyond it.
+    /// Bounds appends by a ring of `bytes`, at most the actual ring. Bytes already appended may
+    /// exceed it.
     pub(crate) fn set_bound(&mut self, bytes: u64) {
         assert!(bytes <= self.ring_bytes, "a bound of {bytes}: {self:?}");
         self.bound_bytes = bytes;
     }
 
-    /// The ring has another size from now on. What is appended fits into it.
+    /// Sets the size of the ring, into which the appended bytes must fit.
     pub(crate) fn set_ring(&mut self, bytes: u64) {
         self.ring_bytes = bytes;
         self.bound_bytes = bytes;
@@ -153,20 +154,20 @@ impl Cursors {
     }
 }
 
-/// How the window grows and shrinks. The one that the cursors keep to is never larger than the one
-/// that the header says.
+/// The growth and shrinking of the window. The cursors' window is never larger than the one in the
+/// header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WindowSize {
     min_bytes: u64,
     max_bytes: u64,
-    /// The least that a header says which recovery may go by.
+    /// The smallest window in any header that recovery may use.
     persisted_bytes: u64,
-    /// What the next header is to say, for a growth.
+    /// The window of the next header, for a growth.
     wanted_bytes: u64,
-    /// The cursors keep to a smaller one; the header may say so when everything before this is
-    /// durable.
+    /// Set after the cursors' window has shrunk: the header may follow when everything before this
+    /// offset is durable.
     shrunk_at: Option<LogOffset>,
-    /// The most that was outstanding since the last change of the header.
+    /// Maximum of outstanding bytes since the last header change.
     peak_bytes: u64,
 }
 
@@ -182,13 +183,13 @@ impl WindowSize {
         }
     }
 
-    /// Something was appended.
+    /// Records an append.
     pub(crate) fn appended(&mut self, cursors: &Cursors) {
         self.peak_bytes = self.peak_bytes.max(cursors.outstanding_bytes());
     }
 
-    /// An append that needs `needed_bytes` did not fit. True if it does now; else a larger window
-    /// may be wanted.
+    /// Handles an append refused for `needed_bytes`. Returns true if it fits now; otherwise a
+    /// larger window may be requested.
     pub(crate) fn refused(&mut self, cursors: &mut Cursors, needed_bytes: u64) -> bool {
         let all_bytes = cursors.outstanding_bytes() + needed_bytes;
         if self.shrunk_at.take().is_some() {
@@ -202,17 +203,18 @@ impl WindowSize {
         false
     }
 
-    /// Whether a change of the header is worth it for the window's sake.
+    /// Whether the window requires a header change.
     pub(crate) fn wants_change(&self) -> bool {
         self.wanted_bytes > self.persisted_bytes
     }
 
-    /// What a change of the header that begins now says.
+    /// Returns the window for a header change that begins now.
     pub(crate) fn begin_change(&mut self, cursors: &Cursors) -> u64 {
         if self.wants_change() {
             return self.wanted_bytes;
         }
-        // From the first write on a header may say so: there is no way back.
+        // From the first write on a header may state the smaller window: it cannot grow back
+        // without another change.
         if self.shrunk_at.is_some_and(|at| at <= cursors.durable()) {
             self.shrunk_at = None;
             self.persisted_bytes = cursors.window_bytes();
@@ -221,7 +223,7 @@ impl WindowSize {
         self.persisted_bytes
     }
 
-    /// The change that said `window_bytes` has taken effect.
+    /// Records that the change with `window_bytes` has taken effect.
     pub(crate) fn changed(&mut self, cursors: &mut Cursors, window_bytes: u64) {
         if window_bytes > self.persisted_bytes {
             self.persisted_bytes = window_bytes;
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_window_and_the_ring_bound_what_is_taken_and_padding_counts() {
+    fn the_window_and_the_ring_bound_appends_including_padding() {
         let mut cursors = new();
         cursors.admit(LogOffset(WINDOW)).unwrap();
         assert!(
@@ -283,7 +285,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "cursors out of order")]
-    fn durable_can_not_pass_submitted() {
+    fn durable_cannot_pass_submitted() {
         let mut cursors = new();
         cursors.append(LogOffset(PAGE));
         cursors.complete(LogOffset(PAGE));
@@ -291,12 +293,12 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "cursors out of order")]
-    fn trim_can_not_pass_durable() {
+    fn trim_cannot_pass_durable() {
         new().trim_to(LogOffset(1));
     }
 
     proptest! {
-        /// Whatever is admitted keeps the order, and what is refused would have broken it.
+        /// Whatever is admitted keeps the order, and whatever is refused would have broken it.
         #[test]
         fn admission_is_exact(steps in prop::collection::vec((0u8..4, 1u64..20_000), 1..300)) {
             let mut cursors = new();
@@ -319,7 +321,9 @@ mod tests {
                                 blocks.push_back(LogOffset(padded));
                             }
                             Err(AppendError::OverCapacity { .. }) => prop_assert!(!fits_ring),
-                            Err(AppendError::WindowFull { .. }) => prop_assert!(fits_ring && !fits_window),
+                            Err(AppendError::WindowFull { .. }) => {
+                                prop_assert!(fits_ring && !fits_window);
+                            }
                             Err(other) => prop_assert!(false, "{}", other),
                         }
                     }
@@ -327,7 +331,8 @@ mod tests {
                         cursors.complete(end);
                     },
                     _ => {
-                        let to = cursors.trim().0 + amount.min(cursors.durable().0 - cursors.trim().0);
+                        let trim = cursors.trim().0;
+                        let to = trim + amount.min(cursors.durable().0 - trim);
                         cursors.trim_to(LogOffset(to));
                     }
                 }
@@ -336,17 +341,20 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens: no header that may be on the device says less than what is
-        /// outstanding, and what lies at or behind its durable offset was appended with no more
-        /// outstanding than it says.
+        /// No header that may be on the device states a smaller window than the outstanding bytes,
+        /// and each record at or behind its durable offset was appended with no more outstanding
+        /// bytes than it states.
         #[test]
-        fn every_header_covers_what_it_must(steps in prop::collection::vec((0u8..6, 1u64..30_000), 1..400)) {
+        fn every_header_states_a_sufficient_window(
+            steps in prop::collection::vec((0u8..6, 1u64..30_000), 1..400),
+        ) {
             let (ring, initial) = (1 << 24, 64 << 10);
-            let options = Options { window_bytes: 1 << 20, max_record_bytes: 1000, ..Options::default() };
+            let options =
+                Options { window_bytes: 1 << 20, max_record_bytes: 1000, ..Options::default() };
             let mut cursors = Cursors::new(LogOffset(0), LogOffset(0), ring, initial);
             let mut size = WindowSize::new(&options, initial);
-            // Headers that may count (window, durable), the change on its way, and each record with
-            // what was outstanding behind it.
+            // Headers that may be valid (window, durable), the change in flight, and each record
+            // with the bytes outstanding at its append.
             let mut headers = vec![(initial, 0)];
             let mut change = None;
             let mut records: Vec<(u64, u64)> = Vec::new();
@@ -355,7 +363,9 @@ mod tests {
                     0..=2 => {
                         let end = LogOffset(cursors.appended().0 + page_ceil(amount));
                         let admitted = match cursors.admit(end) {
-                            Err(AppendError::WindowFull { needed_bytes, .. }) => size.refused(&mut cursors, needed_bytes),
+                            Err(AppendError::WindowFull { needed_bytes, .. }) => {
+                                size.refused(&mut cursors, needed_bytes)
+                            }
                             other => other.is_ok(),
                         };
                         if admitted {
@@ -367,7 +377,8 @@ mod tests {
                         }
                     }
                     3 => {
-                        let to = LogOffset(cursors.durable().0 + amount.min(cursors.outstanding_bytes()));
+                        let step = amount.min(cursors.outstanding_bytes());
+                        let to = LogOffset(cursors.durable().0 + step);
                         if to > cursors.durable() {
                             cursors.complete(to);
                             cursors.trim_to(to);
@@ -386,15 +397,19 @@ mod tests {
                 }
                 for (window, durable) in &headers {
                     prop_assert!(cursors.outstanding_bytes() <= *window);
-                    let widest = records.iter().filter(|(end, _)| end > durable).map(|(_, outstanding)| *outstanding).max();
-                    prop_assert!(widest.unwrap_or(0) <= *window, "{widest:?} behind {durable} under a window of {window}");
+                    let behind = records.iter().filter(|(end, _)| end > durable);
+                    let widest = behind.map(|(_, outstanding)| *outstanding).max();
+                    prop_assert!(
+                        widest.unwrap_or(0) <= *window,
+                        "{widest:?} behind {durable} under a window of {window}"
+                    );
                 }
             }
         }
     }
 
     #[test]
-    fn it_grows_when_it_is_full_and_shrinks_when_it_is_not_used() {
+    fn the_window_grows_when_full_and_shrinks_when_unused() {
         let options =
             Options { window_bytes: 1 << 20, max_record_bytes: 1000, ..Options::default() };
         let initial = options.initial_window_bytes();
@@ -407,15 +422,15 @@ mod tests {
         assert_eq!(
             (window, cursors.window_bytes()),
             (300 << 10, initial),
-            "not used before it is said"
+            "not used before a header states it"
         );
         size.changed(&mut cursors, window);
         assert_eq!(cursors.window_bytes(), 300 << 10);
         size.changed(&mut cursors, window);
-        assert_eq!(cursors.window_bytes(), 152 << 10, "kept to at once");
+        assert_eq!(cursors.window_bytes(), 152 << 10, "smaller at once");
         assert_eq!(size.begin_change(&cursors), 152 << 10);
         size.changed(&mut cursors, 152 << 10);
         assert_eq!(size.begin_change(&cursors), 76 << 10);
-        assert!(!size.refused(&mut cursors, 100 << 10), "a header may say 76 KiB by now");
+        assert!(!size.refused(&mut cursors, 100 << 10), "a header may state 76 KiB by now");
     }
 }

@@ -30,7 +30,7 @@ use resizing::Resizing;
 
 pub(crate) use resizing::Outcome;
 
-/// What the handles, the futures and the requests in flight share.
+/// The state shared by the handles, the futures and the requests in flight.
 pub(crate) struct Shared {
     pub(crate) device: SharedDevice,
     options: Options,
@@ -39,36 +39,36 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     pub(crate) marks: Arc<Marks>,
     alarm: OnceLock<Alarm>,
-    /// The limiter's zero.
+    /// Time zero of the limiter.
     started: Instant,
 }
 
-/// What the futures wait for. Apart from [`Shared`], so that no future keeps the device open, and
-/// so that a completion can let go of the device before it wakes somebody who may drop the last
-/// handle and open it again.
+/// The watermarks that futures wait for. Separate from [`Shared`], so that no future keeps the
+/// device open, and so that a completion can release the device before it wakes a waiter that may
+/// drop the last handle and open the device again.
 pub(crate) struct Marks {
-    /// Everything before it is on stable storage.
+    /// The durable offset: everything before it is on stable storage.
     pub(crate) durable: Watermark,
     /// The trim offset that both headers carry.
     pub(crate) trimmed: Watermark,
     /// The user's mark that both headers carry.
     pub(crate) mark: Watermark,
-    /// Counts the moves of the first two: for those who wait for room.
+    /// Counts the moves of the durable and trim offsets, for waiters for space.
     pub(crate) moves: Watermark,
     /// Counts the resizes that have taken effect or were replaced.
     pub(crate) resizes: Watermark,
-    /// `moves` when an append was last refused.
+    /// Value of `moves` when an append was last refused.
     refused_at: AtomicU64,
-    /// Why nothing more happens: the first error, or the end of the last handle.
+    /// Why the log has stopped: the first error, or the drop of the last handle.
     stopped: OnceLock<WalError>,
 }
 
-/// Stops the log when a panic passes through: its state may be half-changed, and who waits must not
-/// wait for ever.
+/// Stops the log when a panic unwinds through it: its state may be inconsistent, and waiters must
+/// not wait for ever.
 struct StopOnPanic<'a> {
     shared: &'a Shared,
-    /// A panic from elsewhere unwinds this thread, and what it drops uses the log: that is none of
-    /// ours.
+    /// A panic from elsewhere is unwinding this thread and drops a user of the log: it does not
+    /// concern the log.
     unwinding: bool,
 }
 
@@ -91,7 +91,7 @@ impl Marks {
         self.stopped.get().cloned()
     }
 
-    /// The number of moves after which an append that was refused may succeed.
+    /// The count of moves at which a refused append may succeed.
     pub(crate) fn next_move(&self) -> u64 {
         self.moves.get().min(self.refused_at.load(Ordering::Acquire)) + 1
     }
@@ -101,17 +101,17 @@ struct State {
     ring: Ring,
     cursors: Cursors,
     window: WindowSize,
-    /// The block that takes records.
+    /// The block to which records are appended.
     current: Option<Block>,
     /// Closed blocks that wait for an I/O slot, in order.
     sealed: VecDeque<Block>,
-    /// Blocks on their way, in order; the first has number `first_flight`.
+    /// Blocks in flight, in order; the first has number `first_flight`.
     flights: VecDeque<Flight>,
     first_flight: u64,
-    /// The unfinished page at the end of the last block that was cut.
+    /// The unfinished page at the end of the last cut block.
     tail: Tail,
     limiter: Option<Limiter>,
-    /// Before it, the limiter need not be asked again.
+    /// The limiter need not be asked before this time.
     throttled_until: Duration,
     headers: Headers,
     resizing: Resizing,
@@ -120,21 +120,21 @@ struct State {
 }
 
 struct Flight {
-    /// How far whole records reach in it.
+    /// End of the last whole record in the block.
     boundary: LogOffset,
     bytes: u64,
     /// Requests not completed yet: one, or two at the end of the ring.
     pending: usize,
-    /// The device has all of its requests. Until then its completions leave what follows to the
-    /// thread that submits, so that the stack does not grow with the number of blocks where the
-    /// device completes on that thread.
+    /// Whether the device has received all of its requests. Until then its completions leave
+    /// further submissions to the submitting thread, so that the stack does not grow with the
+    /// number of blocks where the device completes on that thread.
     handed_over: bool,
 }
 
-/// A block that is to go, and what its padding says to be durable.
+/// A block to be written, and the durable offset that its padding records.
 struct BlockWrite {
     flight: u64,
-    /// That of the moment at which it was chosen: it stays the log's until the block has landed.
+    /// The ring at the time of its selection, which stays in use until the block is written.
     ring: Ring,
     block: Block,
     durable: LogOffset,
@@ -154,18 +154,18 @@ struct Counters {
 }
 
 /// Changes of the header. Each is written to both slots, one after the other, first to the one that
-/// does not hold the newest; it takes effect when both are durable, so that either slot alone can
-/// be lost at any time.
+/// does not hold the newest header; it takes effect when both are durable, so that either slot
+/// alone can be lost at any time.
 struct Headers {
     newest: HeaderInfo,
-    /// Where `newest` is.
+    /// Slot that holds `newest`.
     slot: usize,
     writing: Writing,
-    /// The trim offset that the next change will carry.
+    /// The trim offset of the next change.
     wanted: LogOffset,
-    /// The user's mark that it will carry.
+    /// The user's mark of the next change.
     wanted_mark: u64,
-    /// A header is to carry the durable offset, see [`Shared::persist_durable`].
+    /// Whether a header shall record the durable offset, see [`Shared::persist_durable`].
     wants_durable: bool,
 }
 
@@ -183,14 +183,14 @@ struct HeaderWrite {
     header: HeaderInfo,
 }
 
-/// What a change of the header has brought.
+/// The result of a header change.
 #[derive(Clone, Copy)]
 struct Effect {
     trimmed: LogOffset,
     mark: u64,
-    /// The count of moves.
+    /// Count of moves.
     moves: u64,
-    /// The count of resizes.
+    /// Count of resizes.
     resizes: u64,
 }
 
@@ -269,7 +269,7 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Nothing is acknowledged after this. The first cause counts.
+    /// Stops the log: nothing is acknowledged after this. The first cause counts.
     pub(crate) fn stop(&self, cause: WalError) {
         if self.marks.stopped.set(cause).is_ok() {
             if let Some(alarm) = self.alarm.get() {
@@ -288,14 +288,13 @@ impl Shared {
 
     fn failed(&self, cause: DeviceError) {
         let cause = WalError::of(cause);
-        tracing::error!("{cause}; nothing is acknowledged until it is opened again");
+        tracing::error!("{cause}; nothing is acknowledged until the WAL is opened again");
         self.stop(cause);
     }
 
     // -- Appending
 
-    /// Put the record `head` and `body` at the end of the log. Returns where it starts and ends,
-    /// and the checksum of `body`.
+    /// Appends the record `head` and `body`. Returns its start and end, and the checksum of `body`.
     pub(crate) fn append(
         self: &Arc<Self>,
         head: &[&[u8]],
@@ -335,16 +334,16 @@ impl Shared {
         placed.map(|(offset, end)| (offset, end, body_crc))
     }
 
-    // -- Blocks to the device and back
+    // -- Block writes
 
-    /// Send what can be sent.
+    /// Submits the blocks that can be written.
     fn pump(self: &Arc<Self>) {
         let _guard = StopOnPanic::new(self);
         let write = self.state.lock().next_write(self);
         self.submit(write);
     }
 
-    /// Hand `write`, and what can follow it, to the device.
+    /// Submits `write` and the blocks that can follow it.
     fn submit(self: &Arc<Self>, mut write: Option<BlockWrite>) {
         while let Some(BlockWrite { flight, ring, block, durable }) = write {
             let (base, buf) = block.into_write(&*self.device, self.codec, self.epoch, durable);
@@ -366,7 +365,7 @@ impl Shared {
         }
     }
 
-    /// A request of block `flight` has completed, so long after the device got the block. On the
+    /// Handles the completion of a request of block `flight`, `took` after its submission. On the
     /// engine's thread.
     fn landed(self: Arc<Self>, flight: u64, took: Duration, result: Result<(), DeviceError>) {
         if let Err(cause) = result {
@@ -380,7 +379,7 @@ impl Shared {
         let (moved, handed_over) = state.landed(flight, took);
         let write = if handed_over { state.next_write(&self) } else { None };
         drop(state);
-        self.submit(write); // the device first, then those who wait
+        self.submit(write); // the device first, then the waiters
         drop(guard);
         let marks = self.marks.clone();
         drop(self);
@@ -392,8 +391,8 @@ impl Shared {
 
     // -- Headers
 
-    /// Ask for a trim, and for a mark. The futures of `trimmed` and `mark` reaching them say when
-    /// it has happened.
+    /// Requests a trim and a mark. They are done when the watermarks `trimmed` and `mark` reach
+    /// them.
     pub(crate) fn trim(self: &Arc<Self>, to: LogOffset, mark: u64) -> Result<(), WalError> {
         let _guard = StopOnPanic::new(self);
         let mut state = self.state.lock();
@@ -415,7 +414,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Have the header carry the durable offset, unless it does. Nothing waits for it.
+    /// Requests a header with the durable offset, unless the newest one has it. There is no
+    /// notification.
     pub(crate) fn persist_durable(self: &Arc<Self>) {
         let _guard = StopOnPanic::new(self);
         let mut state = self.state.lock();
@@ -428,14 +428,14 @@ impl Shared {
         self.submit_header(write);
     }
 
-    /// Write a header, unless another writer has been there.
+    /// Writes a header, unless the log has been taken over.
     fn submit_header(self: &Arc<Self>, write: Option<HeaderWrite>) {
         if let Some(write) = write {
             self.look(0, write);
         }
     }
 
-    /// Look at `slot` and the ones behind it before `write`.
+    /// Checks `slot` and the following ones before `write`.
     fn look(self: &Arc<Self>, slot: usize, write: HeaderWrite) {
         let buf = self.device.alloc(HEADER_SLOT_BYTES as usize);
         let shared = self.clone();
@@ -444,7 +444,7 @@ impl Shared {
             if shared.marks.stopped.get().is_some() {
                 return;
             }
-            // What cannot be read says nothing.
+            // An unreadable slot is no evidence of a takeover.
             let found = result.ok().flatten().map(|page| header::decode(&page));
             if let Some(cause) = found.and_then(|found| write.header.taken_over(&found)) {
                 return shared.taken_over(cause);
@@ -458,7 +458,7 @@ impl Shared {
     }
 
     fn taken_over(&self, cause: WalError) {
-        tracing::error!("{cause}; nothing is acknowledged any more");
+        tracing::error!("{cause}; the WAL has stopped");
         self.stop(cause);
     }
 
@@ -473,7 +473,7 @@ impl Shared {
         self.device.submit(request, Box::new(done));
     }
 
-    /// `header` is durable in `slot`. On the engine's thread.
+    /// Handles the completion of `header` in `slot`. On the engine's thread.
     fn header_landed(self: Arc<Self>, slot: usize, header: HeaderInfo) {
         let guard = StopOnPanic::new(&self);
         let mut state = self.state.lock();
@@ -496,16 +496,16 @@ impl Shared {
         }
     }
 
-    // -- Closing and looking
+    // -- Closing and inspection
 
-    /// Refuse what comes from now on and wait for what came before; then write the clean header.
-    /// Blocking.
+    /// Refuses further requests and waits for the earlier ones; then writes the clean header.
+    /// Blocks.
     pub(crate) fn close(self: &Arc<Self>) -> Result<(), WalError> {
         let _guard = StopOnPanic::new(self);
         let (end, wanted, wanted_mark) = {
             let mut state = self.state.lock();
-            // Even with nothing left to wait for: the state of a log that has failed is not what a
-            // clean header should vouch for.
+            // Even if nothing is outstanding: a clean header must not vouch for a log that has
+            // failed.
             if let Some(cause) = self.marks.stopped() {
                 return Err(cause);
             }
@@ -522,14 +522,14 @@ impl Shared {
         let (slot, header) = loop {
             let state = self.state.lock();
             if state.headers.writing != Writing::Nothing {
-                // A change for the sake of the window or the ring; it ends with a move.
+                // A change for the window or the ring; it ends with a move.
                 let next_move = state.counters.moves + 1;
                 drop(state);
                 crate::wait::block_on(Wait::new(MovesOf(self.marks.clone()), next_move))?;
                 continue;
             }
             let newest = &state.headers.newest;
-            // The end of the log: of `end`, or of a padding that has followed it.
+            // The end of the log: `end`, or that of a padding after it.
             let durable = state.cursors.durable();
             break (
                 1 - state.headers.slot,
@@ -540,8 +540,7 @@ impl Shared {
             self.taken_over(cause.clone());
             return Err(cause);
         }
-        // Where the device is trusted, writes carry no flush: this is the moment to ask for one all
-        // the same.
+        // Where the device is trusted, writes carry no flush; request one here nevertheless.
         let closed = self
             .device
             .flush()
@@ -561,13 +560,13 @@ impl Shared {
         }
     }
 
-    /// See [`Wal::verify_owner`](crate::Wal::verify_owner). Blocking.
+    /// Implements [`Wal::verify_owner`](crate::Wal::verify_owner). Blocks.
     pub(crate) fn verify_owner(&self) -> Result<(), WalError> {
         if let Some(cause) = self.marks.stopped() {
             return Err(cause);
         }
         let slots = [0, 1].map(|slot| header::read_slot(&*self.device, slot));
-        // Looked at after the slots: a header of this writer that was found there had been begun by
+        // Read after the slots: if a slot held a header of this writer, its write had begun by
         // then.
         let not_begun = {
             let state = self.state.lock();
@@ -619,14 +618,14 @@ impl Shared {
             write_times: counters.write_times,
             resize_to_bytes,
             resize_distance_bytes,
-            failed: matches!(self.marks.stopped.get(), Some(cause) if !matches!(cause, WalError::Closed)),
+            failed: self.marks.stopped.get().is_some_and(|it| !matches!(it, WalError::Closed)),
         }
     }
 }
 
 impl State {
     /// The first write of a header change, or the single write of the durable offset, if one is
-    /// wanted and none is on its way.
+    /// wanted and none is in flight.
     fn next_header(&mut self) -> Option<HeaderWrite> {
         if self.headers.writing != Writing::Nothing {
             return None;
@@ -639,10 +638,10 @@ impl State {
         if ring.is_none() && !wanted {
             return self.next_durable_header();
         }
-        headers.wants_durable = false; // this one carries it too
+        headers.wants_durable = false; // this header carries it too
         headers.writing = Writing::FirstSlot;
         if let Some(limiter) = &mut self.limiter {
-            // A header is written without delay, twice, each time after a look at both slots.
+            // A header is written without delay, twice, each time after a check of both slots.
             limiter.charge_undelayed(6, HEADER_SLOT_BYTES);
         }
         let ring = ring.unwrap_or(self.ring);
@@ -659,8 +658,8 @@ impl State {
     }
 
     /// The single write of a header that moves the durable offset. The slot with the newest header
-    /// stays as it is, and nothing is reused on the strength of this write, so either slot alone
-    /// can be lost, as after a change.
+    /// stays as it is, and no space is reused because of this write, so either slot alone can be
+    /// lost, as after a change.
     fn next_durable_header(&mut self) -> Option<HeaderWrite> {
         let headers = &mut self.headers;
         let durable = self.cursors.durable();
@@ -675,8 +674,8 @@ impl State {
         Some(HeaderWrite { slot: 1 - headers.slot, header })
     }
 
-    /// `header` is durable in `slot`. Returns the header write that follows, and if the change has
-    /// taken effect what it has brought.
+    /// Records that `header` is durable in `slot`. Returns the next header write and, if the change
+    /// has taken effect, its result.
     fn header_landed(
         &mut self,
         slot: usize,
@@ -688,7 +687,7 @@ impl State {
         headers.slot = slot;
         headers.newest = header;
         match headers.writing {
-            Writing::Nothing => unreachable!("no header was on its way"),
+            Writing::Nothing => unreachable!("no header was in flight"),
             Writing::FirstSlot => {
                 headers.writing = Writing::SecondSlot;
                 (Some(HeaderWrite { slot: 1 - slot, header: headers.newest.next() }), None)
@@ -703,7 +702,7 @@ impl State {
                     self.window.changed(&mut self.cursors, headers.newest.window_bytes);
                     resizes = self.resized();
                 }
-                // Of a single write too: a close that finds it on its way waits for this.
+                // For a single write too: a close that finds it in flight waits for this.
                 self.counters.moves += 1;
                 let effect = Effect { trimmed, mark, moves: self.counters.moves, resizes };
                 (self.next_header(), Some(effect))
@@ -712,7 +711,7 @@ impl State {
     }
 }
 
-// One type per mark, so that a future says in its type what it waits for.
+// One type per watermark, so that a future's type states what it waits for.
 
 pub(crate) struct DurableOf(pub(crate) Arc<Marks>);
 pub(crate) struct TrimmedOf(pub(crate) Arc<Marks>);

@@ -1,5 +1,5 @@
-//! A log on a disk that several hosts reach, and that its owner reserves: from the takeover on the
-//! disk itself refuses the old owner.
+//! A log on a shared disk that its owner reserves: after a takeover the disk itself refuses the
+//! writes of the old owner.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn reserving() -> Options {
     Options { reserve: true, ..options() }
 }
 
-/// A host with requests that are long on their way, or one that dies.
+/// A host with slow requests, or one that dies.
 #[derive(Clone)]
 struct Host(Arc<Inner>);
 
@@ -33,7 +33,7 @@ struct Inner {
 struct State {
     holds: bool,
     held: Vec<(Request, Completion)>,
-    /// Requests until it dies.
+    /// Requests until the host dies.
     lives: Option<usize>,
 }
 
@@ -118,7 +118,7 @@ impl Device for Host {
     }
 }
 
-/// A log, and the first host that reaches it.
+/// A formatted disk, as the first host reaches it.
 fn new_disk() -> SimDisk {
     let disk = disk(1 << 20);
     format(&disk);
@@ -138,10 +138,11 @@ fn append(wal: &Wal, name: u8) -> Result<LogOffset, WalError> {
 }
 
 fn is_refused(result: Result<LogOffset, WalError>) -> bool {
-    matches!(result, Err(WalError::Fenced { found }) if found.ends_with("another host has reserved the device"))
+    let reason = "another host has reserved the device";
+    matches!(result, Err(WalError::Fenced { found }) if found.ends_with(reason))
 }
 
-/// Without a look at any header: a block is enough.
+/// Without any check of the headers: a block write is enough.
 #[test]
 fn the_old_owner_stops_at_its_next_block() {
     let first = new_disk();
@@ -162,10 +163,10 @@ fn the_old_owner_stops_at_its_next_block() {
     assert_eq!(take_over(&second.power_cut()).1, b"axy");
 }
 
-/// Whatever it had on its way, what it was told is there, and nothing of its successor's is
-/// overwritten.
+/// Whatever the old owner had in flight, every acknowledged record is there, and nothing of its
+/// successor's is overwritten.
 #[test]
-fn blocks_on_their_way_come_too_late() {
+fn in_flight_blocks_of_the_old_owner_are_refused() {
     for arrived in 0..5 {
         let host = Host::of(&new_disk(), || {});
         let (old, ..) = try_open(host.device(), &reserving()).unwrap();
@@ -193,10 +194,11 @@ fn blocks_on_their_way_come_too_late() {
     }
 }
 
-/// Without a fence it would land in a slot of the successor, since the look before it was long ago.
+/// Without a fence the write would go to a slot of the successor, since the check before it is long
+/// past.
 #[test]
-fn a_header_on_its_way_comes_too_late() {
-    // A trim is a look at two slots and a write, twice.
+fn an_in_flight_header_of_the_old_owner_is_refused() {
+    // A trim is a check of two slots and a write, twice.
     for sent in [2, 5] {
         let host = Host::of(&new_disk(), || {});
         let (old, ..) = try_open(host.device(), &reserving()).unwrap();
@@ -221,10 +223,10 @@ fn a_header_on_its_way_comes_too_late() {
     }
 }
 
-/// It slept through all of its successor's life, to a clean end. Nothing tells it to stop but the
-/// disk.
+/// The old owner slept through the whole run of its successor, to its clean end. Only the disk can
+/// stop it.
 #[test]
-fn a_log_that_was_closed_stays_reserved() {
+fn a_closed_log_stays_reserved() {
     let first = new_disk();
     let (old, _) = take_over(&first);
     append(&old, b'a').unwrap();
@@ -234,7 +236,7 @@ fn a_log_that_was_closed_stays_reserved() {
     new.close().unwrap();
     assert!(is_refused(append(&old, b'b')));
     drop(old);
-    // The same host goes on, with the option or without; others need it.
+    // The same host may open it again with or without the option; others need it.
     let (again, ..) = try_open(second.device(), &options()).unwrap();
     append(&again, b'y').unwrap();
     again.close().unwrap();
@@ -244,10 +246,10 @@ fn a_log_that_was_closed_stays_reserved() {
     assert_eq!(take_over(&third.other_host()).1, b"axy");
 }
 
-/// Until the disk is reserved the old owner may do anything, and what the successor goes by is what
-/// is there then.
+/// Until the disk is reserved the old owner can still write, and the successor uses the headers as
+/// they are after the reservation.
 #[test]
-fn the_headers_are_looked_at_again_when_nobody_else_can_change_them() {
+fn the_headers_are_read_again_after_the_reservation() {
     let disk = new_disk();
     let (old, _) = take_over(&disk);
     append(&old, b'a').unwrap();
@@ -266,10 +268,10 @@ fn the_headers_are_looked_at_again_when_nobody_else_can_change_them() {
     assert!(is_refused(append(&old, b'd')));
 }
 
-/// A successor that dies at any of its requests leaves a log that the next one takes over, and the
-/// first owner outside.
+/// A successor that dies at any of its requests leaves a log that the next one can take over, and
+/// the first owner excluded.
 #[test]
-fn a_takeover_can_be_repeated_wherever_it_ended() {
+fn a_takeover_interrupted_anywhere_can_be_repeated() {
     let mut died = 0;
     for cut in [false, true] {
         for lives in 0.. {
@@ -302,7 +304,7 @@ fn a_takeover_can_be_repeated_wherever_it_ended() {
 }
 
 #[test]
-fn a_disk_that_can_not_be_reserved_is_refused_only_to_who_asks_for_it() {
+fn an_unreservable_disk_is_refused_only_if_a_reservation_is_requested() {
     let disk = SimDisk::new(SimOptions { reservations: false, ..SimOptions::default() });
     format(&disk);
     let before = disk.image();
@@ -313,7 +315,7 @@ fn a_disk_that_can_not_be_reserved_is_refused_only_to_who_asks_for_it() {
 }
 
 #[test]
-fn a_disk_that_others_have_reserved_is_left_alone() {
+fn a_disk_reserved_by_other_software_is_left_alone() {
     let stranger = new_disk();
     stranger.reserve_as_stranger();
     let before = stranger.image();
@@ -324,9 +326,9 @@ fn a_disk_that_others_have_reserved_is_left_alone() {
     append(&open(&stranger).0, b'a').unwrap();
 }
 
-/// What is no log, or cannot be opened with these options, is not reserved either.
+/// A disk that holds no log, or one that cannot be opened with these options, is not reserved.
 #[test]
-fn only_a_log_is_reserved() {
+fn only_a_valid_log_is_reserved() {
     let disk = SimDisk::new(SimOptions::default());
     assert!(try_open(disk.device(), &reserving()).is_err());
     format(&disk.other_host());

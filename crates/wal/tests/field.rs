@@ -1,5 +1,5 @@
-//! What other implementations of this design got wrong, one test each, and the promises of the
-//! interface.
+//! Regression tests for defects of other implementations of this design, and tests of the
+//! interface's guarantees.
 
 mod common;
 
@@ -50,7 +50,7 @@ fn each_write_to_a_volatile_cache_carries_a_flush() {
     assert_eq!(open(&cut).1.start, LogOffset(stats.durable.0));
 }
 
-/// "A stale header wins": freshness is the generation, across any number of openings.
+/// "A stale header wins": the generation decides, across any number of openings.
 #[test]
 fn the_trim_offset_never_goes_back_over_reopenings_and_torn_header_writes() {
     let mut disk = SimDisk::new(SimOptions {
@@ -77,8 +77,7 @@ fn the_trim_offset_never_goes_back_over_reopenings_and_torn_header_writes() {
         kept.wait().unwrap();
         wal.trim(to(kept_at)).wait().unwrap();
         trimmed = kept_at;
-        // One more trim, and the power is cut in the middle of its first or its second header
-        // write.
+        // Another trim, with a power cut during its first or its second header write.
         disk.set_mode(Mode::Queued);
         drop(wal.trim(to(wal.durable())));
         if round % 2 == 0 {
@@ -95,7 +94,7 @@ fn the_trim_offset_never_goes_back_over_reopenings_and_torn_header_writes() {
 }
 
 /// "Header freshness taken from uptime": after a reboot, or on another machine, a later header may
-/// well carry an earlier time.
+/// carry an earlier time.
 #[test]
 fn an_older_header_with_a_later_time_does_not_win() {
     let disk = disk(1 << 20);
@@ -105,11 +104,11 @@ fn an_older_header_with_a_later_time_does_not_win() {
     let kept = wal.append(&[b"kept"]).unwrap();
     let kept_at = kept.offset();
     kept.wait().unwrap();
-    // The power is cut between the two header writes: one has the trim, the other one not yet.
+    // The power is cut between the two header writes: only one of them has the trim.
     disk.set_mode(Mode::Queued);
     drop(wal.trim(to(kept_at)));
     for _ in 0..3 {
-        assert!(disk.step()); // a look at both, and the first write
+        assert!(disk.step()); // a check of both, and the first write
     }
     let cut = disk.power_cut();
     let newest = Wal::inspect(&cut.device()).unwrap().newest;
@@ -124,7 +123,7 @@ fn an_older_header_with_a_later_time_does_not_win() {
     assert_eq!((report.start, names(&records)), (kept_at, vec![b'k']));
 }
 
-/// A disk that is looked at before each write to a header slot.
+/// A disk that is inspected before each write to a header slot.
 #[derive(Debug)]
 struct Watched(SimDisk);
 
@@ -149,10 +148,10 @@ impl Device for Watched {
     }
 }
 
-/// "Header slots written in turn, the turn restarted at slot 0 on every open": the other one is the
-/// turn, wherever the newest is.
+/// "Header slots written in turn, the turn restarted at slot 0 on every open": the next write goes
+/// to the slot without the newest header.
 #[test]
-fn the_newest_header_is_never_written_over() {
+fn the_newest_header_is_never_overwritten() {
     let disk = disk(256 * 1024);
     format(&disk);
     let mut newest_seen = [0; 2];
@@ -162,7 +161,7 @@ fn the_newest_header_is_never_written_over() {
             wal.append(&[&[round; 100]]).unwrap().wait().unwrap();
             wal.trim(to(wal.durable())).wait().unwrap();
         }
-        // A clean header is one write, so that closing moves the turn on.
+        // A clean header is a single write, so that closing advances the turn.
         if round % 4 < 2 {
             wal.close().unwrap();
         }
@@ -171,7 +170,7 @@ fn the_newest_header_is_never_written_over() {
     assert!(newest_seen.iter().all(|count| *count > 0), "from both: {newest_seen:?}");
 }
 
-/// Rot in either header, at any moment, costs nothing: the other one is enough.
+/// Rot in either header, at any moment, has no effect: the other header is enough.
 #[test]
 fn either_header_alone_is_enough() {
     for slot in [0, 32 * 1024] {
@@ -196,8 +195,7 @@ fn either_header_alone_is_enough() {
     }
 }
 
-/// Where a trim may end is for its caller to know. One that does not is told by the next opening,
-/// not swallowed.
+/// The caller has to know where a trim may end. If it does not, the next opening reports it.
 #[test]
 fn a_trim_into_the_middle_of_a_record_is_reported_as_damage() {
     let disk = disk(1 << 20);
@@ -215,7 +213,7 @@ fn a_trim_into_the_middle_of_a_record_is_reported_as_damage() {
 /// "Recovery that resumes at the next 4 KiB after a bad record which itself ended on a 4 KiB
 /// boundary."
 #[test]
-fn the_record_behind_a_bad_one_that_ends_on_a_page_boundary_is_found() {
+fn the_record_after_a_damaged_one_ending_on_a_page_boundary_is_found() {
     for bad_header in [false, true] {
         let disk = disk(1 << 20);
         format(&disk);
@@ -251,7 +249,7 @@ fn records_of_an_earlier_format_do_not_come_back() {
     disk.poke(DATA_START, &old[DATA_START as usize..]);
     let (wal, report, records) = open(&disk);
     assert_eq!((records.len(), report.damage.len(), report.dropped_records), (0, 0, 0));
-    // The same places, the same lengths, the same epoch as the old ones.
+    // Same positions, lengths and epoch as the old records.
     wal.append(&[&[200; 1000]]).unwrap().wait().unwrap();
     let (_, report, records) = open(&disk.power_cut());
     assert_eq!((names(&records), report.dropped_records), (vec![200], 0));
@@ -259,7 +257,7 @@ fn records_of_an_earlier_format_do_not_come_back() {
 
 /// "A record larger than the buffers accepted, failing later, and pinning the window for ever."
 #[test]
-fn a_record_that_is_too_large_is_refused_at_once_and_the_largest_always_fits() {
+fn an_oversized_record_is_refused_and_the_largest_always_fits() {
     let disk = disk(256 * 1024);
     format(&disk);
     let max = 64 * 1024 - 2 * PAGE as u32;
@@ -273,13 +271,16 @@ fn a_record_that_is_too_large_is_refused_at_once_and_the_largest_always_fits() {
     let before = wal.stats();
     let large = vec![7; max as usize + 1];
     assert!(
-        matches!(wal.append(&[&large]), Err(AppendError::TooLarge { max_bytes, .. }) if max_bytes == max)
+        matches!(
+            wal.append(&[&large]),
+            Err(AppendError::TooLarge { max_bytes, .. }) if max_bytes == max
+        )
     );
     assert!(matches!(wal.append(&[]), Err(AppendError::Empty)));
     assert!(matches!(wal.append(&[&[], &[]]), Err(AppendError::Empty)));
     assert_eq!(wal.stats(), before);
     for index in 0..40u8 {
-        // From every kind of place: page boundary, just after one, just before one.
+        // From every kind of position: on a page boundary, just after one, just before one.
         wal.append(&[&vec![index; [1, 4064, 4030, 4050][index as usize % 4]]])
             .unwrap()
             .wait()
@@ -293,7 +294,7 @@ fn a_record_that_is_too_large_is_refused_at_once_and_the_largest_always_fits() {
     assert!(cause.contains(&(max + 1).to_string()) && cause.contains("131072"), "{cause}");
 }
 
-/// Space behind a trim is reused only when the trim is durable, in both headers.
+/// Trimmed space is reused only when the trim is durable in both headers.
 #[test]
 fn the_ring_is_reused_only_after_the_header_is_durable() {
     let disk = disk(256 * 1024);
@@ -313,7 +314,7 @@ fn the_ring_is_reused_only_after_the_header_is_durable() {
     disk.set_mode(Mode::Queued);
     let room = wal.wait_room();
     let mut trim = wal.trim(to(wal.durable()));
-    // Two header writes, and a look at both slots before each of them.
+    // Two header writes, each after a check of both slots.
     for _ in 0..6 {
         assert!(
             matches!(wal.append(&[&[2; 4000]]), Err(AppendError::OverCapacity { .. })),
@@ -329,7 +330,7 @@ fn the_ring_is_reused_only_after_the_header_is_durable() {
 }
 
 #[test]
-fn a_full_window_pushes_back_and_room_follows_from_durability() {
+fn a_full_window_refuses_appends_until_records_are_durable() {
     let disk = disk(1 << 20);
     format(&disk);
     let (wal, ..) = open(&disk);
@@ -342,21 +343,21 @@ fn a_full_window_pushes_back_and_room_follows_from_durability() {
         }
     };
     assert!(matches!(refused, AppendError::WindowFull { window_bytes: 65536, .. }), "{refused}");
-    // All of the window but up to a page of padding in each of the first blocks.
+    // The whole window, less up to a page of padding in each of the first blocks.
     assert!(taken.len() >= 56, "{} records of 1032 bytes in 64 KiB", taken.len());
     let mut room = wal.wait_room();
     assert!(poll(&mut room).is_pending());
     disk.run_until_idle();
     assert!(poll(&mut room).is_ready());
     assert!(taken.into_iter().all(|append| matches!(poll(append), Poll::Ready(Ok(())))));
-    // Taken after the move that followed the refusal: nothing is missed.
+    // Created after the move that followed the refusal: it resolves at once.
     assert!(poll(wal.wait_room()).is_ready());
     wal.append(&[&[1; 1000]]).map(drop).unwrap();
 }
 
 /// "Every block padded to 4 KiB at low load: 8 MiB of small records filled a 64 MiB ring."
 #[test]
-fn small_records_at_a_low_rate_take_their_own_space_only() {
+fn small_records_at_a_low_rate_take_only_their_own_space() {
     let disk = disk(4 << 20);
     format(&disk);
     let (wal, ..) = open(&disk);
@@ -369,10 +370,10 @@ fn small_records_at_a_low_rate_take_their_own_space_only() {
     assert_eq!(open(&disk.power_cut()).2.len(), 8000);
 }
 
-/// "Batching that exists only because of the limiter": without any limit, what waits while a write
-/// is in flight goes together, and tiny blocks do not take the slots.
+/// "Batching that exists only because of the limiter": without any limit, records appended while a
+/// write is in flight share the next one, and tiny blocks do not take the slots.
 #[test]
-fn records_that_come_while_a_write_is_in_flight_share_the_next_one() {
+fn records_appended_while_a_write_is_in_flight_share_the_next_one() {
     let disk = disk(1 << 20);
     format(&disk);
     let (wal, ..) = open(&disk);
@@ -383,8 +384,8 @@ fn records_that_come_while_a_write_is_in_flight_share_the_next_one() {
     assert!(appends.into_iter().all(|append| matches!(poll(append), Poll::Ready(Ok(())))));
     let stats = wal.stats();
     assert!(stats.block_writes <= 3, "{stats:?}");
-    // Full blocks use all the slots there are, once the lone record before them, whose page they
-    // continue, is durable.
+    // Full blocks use all slots, once the single record before them, whose page they continue, is
+    // durable.
     for index in 0..30 {
         wal.append(&[&[index; 1500]]).map(drop).unwrap();
     }
@@ -392,10 +393,10 @@ fn records_that_come_while_a_write_is_in_flight_share_the_next_one() {
     assert!(wal.stats().in_flight >= 2, "{:?}", wal.stats());
 }
 
-/// "A timer and a future per record": one that is not waited for leaves nothing behind, one that is
-/// leaves a waker, which goes when it is woken.
+/// "A timer and a future per record": a record that is not awaited leaves nothing behind; an
+/// awaited one leaves a waker, which is removed when it is woken.
 #[test]
-fn nothing_is_kept_for_a_record_but_the_waker_of_who_waits() {
+fn a_record_keeps_only_the_waker_of_its_waiter() {
     struct Task;
     impl Wake for Task {
         fn wake(self: Arc<Self>) {}
@@ -440,7 +441,7 @@ fn acknowledgements_follow_the_log_not_the_device() {
 }
 
 #[test]
-fn the_first_error_latches_and_is_what_everybody_gets() {
+fn the_first_error_latches_and_every_waiter_gets_it() {
     for header in [false, true] {
         let disk = disk(1 << 20);
         format(&disk);
@@ -468,7 +469,7 @@ fn the_first_error_latches_and_is_what_everybody_gets() {
 }
 
 #[test]
-fn after_close_nothing_is_scanned_and_nothing_more_is_taken() {
+fn after_a_close_appends_are_refused_and_reopening_scans_nothing() {
     let disk = disk(1 << 20);
     format(&disk);
     let (wal, report, _) = open(&disk);
@@ -506,7 +507,7 @@ fn dropping_the_last_handle_stops_without_a_clean_header() {
 }
 
 #[test]
-fn limits_delay_writes_and_lose_none() {
+fn limits_delay_writes_without_losing_any() {
     let disk = disk(1 << 20);
     format(&disk);
     let options =
@@ -523,14 +524,17 @@ fn limits_delay_writes_and_lose_none() {
 }
 
 #[test]
-fn format_refuses_what_it_would_destroy() {
+fn format_refuses_to_destroy_other_data() {
     let disk = disk(1 << 20);
     disk.poke(1080, b"\x53\xef");
     let device = disk.device();
     let refused = Wal::format(&device, &FormatOptions::default()).unwrap_err().to_string();
     assert!(refused.contains("ext4") && refused.contains("force"), "{refused}");
     assert!(
-        matches!(Wal::inspect(&device), Err(OpenError::NotAWal { looks_like, .. }) if looks_like.contains("ext4"))
+        matches!(
+            Wal::inspect(&device),
+            Err(OpenError::NotAWal { looks_like, .. }) if looks_like.contains("ext4")
+        )
     );
     Wal::format(&device, &FormatOptions { force: true, ..FormatOptions::default() }).unwrap();
     let refused = Wal::format(&device, &FormatOptions::default()).unwrap_err().to_string();
@@ -606,7 +610,7 @@ fn a_crash_while_formatting_leaves_no_mixture() {
     }
 }
 
-/// A panic that has nothing to do with the log, and something that is dropped with it and appends.
+/// A panic outside the log, whose unwinding drops a value that appends.
 #[test]
 fn an_append_while_another_panic_unwinds_does_not_stop_the_log() {
     struct LastWords<'a>(&'a Wal);
@@ -627,9 +631,10 @@ fn an_append_while_another_panic_unwinds_does_not_stop_the_log() {
     assert_eq!(names(&scan(&disk).1), b"ln");
 }
 
-/// What a panic has left half-changed gets no clean header, even if nothing is outstanding.
+/// A log whose state a panic may have left inconsistent gets no clean header, even if nothing is
+/// outstanding.
 #[test]
-fn a_log_that_a_panic_has_stopped_is_not_closed_cleanly() {
+fn a_log_stopped_by_a_panic_is_not_closed_cleanly() {
     struct Bomb;
     impl Wake for Bomb {
         fn wake(self: Arc<Self>) {
@@ -642,7 +647,7 @@ fn a_log_that_a_panic_has_stopped_is_not_closed_cleanly() {
     let mut durable = wal.wait_durable(LogOffset(1));
     let waker = Waker::from(Arc::new(Bomb));
     assert!(pin!(&mut durable).poll(&mut Context::from_waker(&waker)).is_pending());
-    // The disk completes the write on this thread, inside of the append.
+    // The disk completes the write on this thread, inside the append.
     let unwound = catch_unwind(AssertUnwindSafe(|| wal.append(&[b"x"]).map(drop)));
     assert!(unwound.is_err() && wal.durable() == wal.appended());
     assert!(matches!(wal.close(), Err(WalError::Panicked)));
@@ -651,20 +656,20 @@ fn a_log_that_a_panic_has_stopped_is_not_closed_cleanly() {
 }
 
 #[test]
-fn a_clean_log_ends_behind_the_padding_that_was_written_while_it_closed() {
+fn a_clean_log_ends_after_the_padding_written_by_its_close() {
     let disk = disk(1 << 20);
     format(&disk);
     let (wal, ..) = open(&disk);
     let other = wal.clone();
     disk.set_mode(Mode::Queued);
     wal.append(&[b"first"]).map(drop).unwrap();
-    // It waits for the first one, whose page it continues, and is padded then: a quarter of a
-    // block.
+    // It waits for the first one, whose page it continues, and is then padded, since it is a
+    // quarter of a block.
     wal.append(&[&[2; 5000]]).map(drop).unwrap();
     let before = wal.appended();
     std::thread::scope(|scope| {
         let closing = scope.spawn(|| wal.close());
-        // Nothing is trimmed: this only asks whether it has begun to close.
+        // This trims nothing; it only tests whether the close has begun.
         while !matches!(poll(other.trim(to(LogOffset(0)))), Poll::Ready(Err(WalError::Closed))) {
             std::thread::yield_now();
         }
@@ -678,8 +683,8 @@ fn a_clean_log_ends_behind_the_padding_that_was_written_while_it_closed() {
     assert_eq!(report.end, end);
 }
 
-/// On a disk that completes on the submitting thread, each block would else be submitted from
-/// inside the completion of the one before.
+/// On a disk that completes on the submitting thread, each block would otherwise be submitted from
+/// the completion of the previous one.
 #[test]
 fn the_stack_does_not_grow_with_the_blocks_of_a_record() {
     let disk = disk(36 << 20);
@@ -696,8 +701,8 @@ fn the_stack_does_not_grow_with_the_blocks_of_a_record() {
     assert_eq!(names(&open(&disk.power_cut()).2), [1]);
 }
 
-/// A record of a block's size, under limits, while the write before it is late: its last 32 bytes
-/// do not wait for a write of their own.
+/// A record of a block's size, under limits, while the previous write is late: its last 32 bytes do
+/// not wait for a write of their own.
 #[test]
 fn a_late_write_does_not_split_the_next_record() {
     let disk = disk(1 << 20);

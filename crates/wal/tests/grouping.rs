@@ -1,4 +1,4 @@
-//! Which blocks that are not full go to the device beside others: `docs/format/wal.md`, section 5.
+//! Which partial blocks are written while others are in flight: `docs/format/wal.md`, section 5.
 
 mod common;
 
@@ -6,7 +6,7 @@ use alluvium_device::sim::{Mode, SimDisk};
 use alluvium_wal::{Options, Wal};
 use common::*;
 
-/// A log with blocks of 256 KiB, on a disk that has completed nothing yet of what is appended.
+/// A log with blocks of 256 KiB, on a disk that has not completed any append yet.
 fn held() -> (SimDisk, Wal) {
     let disk = disk(16 << 20);
     format(&disk);
@@ -26,13 +26,12 @@ fn append(wal: &Wal, record_bytes: u64) {
     wal.append(&[&payload]).map(drop).unwrap();
 }
 
-/// Bytes of the writes that the disk has, in order.
+/// Lengths of the writes that the disk has received, in order.
 fn writes(disk: &SimDisk) -> Vec<usize> {
     disk.queued().into_iter().map(|(_, _, len)| len).collect()
 }
 
-/// Flushes wait for one another in the disk, and a group takes one, also where a padding would
-/// waste little.
+/// Flushes queue in the disk, and a group needs only one, even where a padding would waste little.
 #[test]
 fn small_blocks_are_grouped_while_one_is_written() {
     let (disk, wal) = held();
@@ -64,7 +63,7 @@ fn a_small_block_is_cut_where_it_ends() {
 }
 
 #[test]
-fn two_large_blocks_that_are_not_full_go_and_the_next_one_waits_to_grow() {
+fn two_large_partial_blocks_are_written_and_the_next_one_grows() {
     let (disk, wal) = held();
     for _ in 0..4 {
         append(&wal, 70_000);
@@ -76,9 +75,9 @@ fn two_large_blocks_that_are_not_full_go_and_the_next_one_waits_to_grow() {
     assert_eq!(wal.durable(), wal.appended());
 }
 
-/// The slots are for full blocks while there is much in flight.
+/// Slots are reserved for full blocks while much is in flight.
 #[test]
-fn small_blocks_do_not_go_beside_large_ones() {
+fn small_blocks_are_not_written_beside_large_ones() {
     let (disk, wal) = held();
     append(&wal, 70_000);
     append(&wal, 15_600);

@@ -1,5 +1,5 @@
-//! Images that nobody wrote, with checksums that hold: whatever the bytes are, an answer comes, and
-//! nothing panics.
+//! Forged images with valid checksums: whatever the bytes are, there is an answer, and nothing
+//! panics.
 
 mod common;
 
@@ -12,8 +12,8 @@ use common::*;
 use proptest::prelude::*;
 
 const SLOTS: [u64; 2] = [0, 32 * 1024];
-/// The header's integers of eight bytes, by their place: generation, capacity, trim, window, epoch
-/// start, durable.
+/// The header's eight-byte integers, by position: generation, capacity, trim, window, epoch start,
+/// durable.
 const FIELDS: [usize; 6] = [32, 40, 48, 56, 72, 80];
 const RING: u64 = 128 * 1024;
 
@@ -26,7 +26,7 @@ fn options() -> Options {
     }
 }
 
-/// On its second lap, trimmed inside a page, and opened twice.
+/// A log on its second lap, trimmed inside a page, and opened twice.
 fn image(clean: bool) -> Vec<u8> {
     let disk = disk(RING);
     format(&disk);
@@ -48,7 +48,7 @@ fn image(clean: bool) -> Vec<u8> {
     disk.image()
 }
 
-/// Set fields of a slot and make its checksum right again.
+/// Sets fields of a slot and corrects its checksum.
 fn forge(image: &mut [u8], slot: usize, fields: &[(usize, u64)]) {
     let page = &mut image[SLOTS[slot] as usize..][..PAGE as usize];
     for &(at, value) in fields {
@@ -58,7 +58,7 @@ fn forge(image: &mut [u8], slot: usize, fields: &[(usize, u64)]) {
     page[124..128].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Put a record header at logical offset `at`, of a payload whose checksum is 0.
+/// Writes a record header at logical offset `at`, with a payload checksum of 0.
 fn forge_record(image: &mut [u8], magic: &[u8; 4], at: u64, len: u32, epoch: u32, lag: u32) {
     let mut header = Vec::from(magic);
     header.extend(len.to_le_bytes());
@@ -73,7 +73,7 @@ fn forge_record(image: &mut [u8], magic: &[u8; 4], at: u64, len: u32, epoch: u32
     }
 }
 
-/// Everything that can be asked of an image; what can be opened must also work.
+/// Calls everything that takes an image; one that opens must also work.
 fn use_it(image: &[u8]) -> Result<(), TestCaseError> {
     let used = catch_unwind(AssertUnwindSafe(|| {
         let disk = SimDisk::from_image(image, SimOptions::default());
@@ -105,7 +105,7 @@ fn use_it(image: &[u8]) -> Result<(), TestCaseError> {
 const EDGES: [u64; 10] =
     [0, 1, PAGE, RING / 2, RING, RING + DATA_START, 1 << 32, 1 << 62, 1 << 63, u64::MAX];
 
-/// Numbers at which arithmetic breaks.
+/// Numbers at which arithmetic overflows.
 fn edge() -> impl Strategy<Value = u64> {
     let base = prop_oneof![proptest::sample::select(&EDGES[..]), any::<u64>()];
     (base, -2i64..=2, prop_oneof![Just(1), Just(PAGE as i64)])
@@ -127,8 +127,8 @@ fn offsets_near_the_end_of_their_type_are_refused() {
     }
 }
 
-/// A trim offset inside a page, and a durable offset behind that page's next lap: the log would lie
-/// over its own start.
+/// A trim offset inside a page, and a durable offset behind that page's next lap: the log would
+/// overlap its own start.
 #[test]
 fn a_log_longer_than_its_ring_allows_is_refused() {
     let mut image = image(false);
@@ -139,10 +139,10 @@ fn a_log_longer_than_its_ring_allows_is_refused() {
     assert!(Wal::inspect(&disk.device()).is_err(), "both slots contradict themselves");
 }
 
-/// The look beyond a damaged record goes on behind it, also where that is behind the window: what
-/// its payload holds are no records.
+/// The search beyond a damaged record continues after it, even if that is behind the window: the
+/// content of its payload is not taken for records.
 #[test]
-fn no_record_is_found_inside_of_one_that_is_longer_than_the_window() {
+fn no_record_is_found_inside_one_longer_than_the_window() {
     let mut image = image(false);
     let scan_of = |image: &[u8]| scan(&SimDisk::from_image(image, SimOptions::default())).0;
     let before = scan_of(&image);
@@ -173,7 +173,7 @@ proptest! {
         use_it(&image)?;
     }
 
-    /// Record headers with any length, epoch and lag, at any place.
+    /// Record headers with any length, epoch and lag, at any position.
     #[test]
     fn forged_records_never_panic(
         clean: bool,
@@ -196,7 +196,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_forged_was_a_log() {
+fn the_images_to_forge_are_valid_logs() {
     let disk = SimDisk::from_image(&image(true), SimOptions::default());
     let (report, records) = scan(&disk);
     assert!(report.start > LogOffset(0) && report.end.0 > RING, "a second lap");

@@ -1,5 +1,5 @@
-//! A log that has become idle says in its header how far it is durable, so that damage at its very
-//! end is known as damage.
+//! An idle log records in its header how far it is durable, so that damage at its very end is
+//! recognised as damage.
 
 mod common;
 
@@ -9,8 +9,8 @@ use common::*;
 
 const SLOTS: [u64; 2] = [0, 32 * 1024];
 
-/// Three durable records of a server that has become idle and is then killed; where the last one
-/// begins and ends.
+/// Three durable records of a server that becomes idle and is then killed; returns start and end of
+/// the last one.
 fn killed(idle: impl Fn(&Wal)) -> (SimDisk, LogOffset, LogOffset) {
     let disk = disk(1 << 20);
     format(&disk);
@@ -50,7 +50,7 @@ fn damage_to_the_last_record_of_an_idle_log_is_reported() {
     }
 }
 
-/// The limit that section 8 of the format states: nothing proves that the last record was ever
+/// The limit stated in section 8 of the format: nothing proves that the last record was ever
 /// durable.
 #[test]
 fn without_a_header_or_a_later_record_the_damage_looks_like_a_torn_write() {
@@ -61,7 +61,7 @@ fn without_a_header_or_a_later_record_the_damage_looks_like_a_torn_write() {
 }
 
 #[test]
-fn it_is_one_write_to_the_older_slot_and_none_if_the_header_is_right() {
+fn persist_durable_is_one_write_to_the_older_slot_or_none() {
     let (disk, ..) = killed(|wal| {
         let before = wal.stats().header_writes;
         wal.persist_durable();
@@ -93,7 +93,7 @@ fn it_is_one_write_to_the_older_slot_and_none_if_the_header_is_right() {
 
 /// A power cut at each step of the write, torn or not, and then the loss of either slot.
 #[test]
-fn whatever_becomes_of_the_write_the_log_is_whole() {
+fn any_outcome_of_the_header_write_leaves_a_whole_log() {
     for seed in 0..200 {
         let disk = SimDisk::new(SimOptions {
             capacity_bytes: DATA_START + (1 << 20),
@@ -120,7 +120,7 @@ fn whatever_becomes_of_the_write_the_log_is_whole() {
             if let Some(slot) = lost {
                 cut.poke(SLOTS[slot], &[0xff; 512]);
             }
-            // A torn write has lost one slot; with the other one gone nothing is left.
+            // A torn write has lost one slot; without the other one nothing is left.
             if Wal::inspect(&cut.device()).is_err() {
                 assert!(lost.is_some(), "seed {seed}");
                 continue;
@@ -132,9 +132,9 @@ fn whatever_becomes_of_the_write_the_log_is_whole() {
     }
 }
 
-/// It may be on its way when the log closes, or a trim is asked for.
+/// It may be in flight when the log closes, or a trim is requested.
 #[test]
-fn a_close_and_a_trim_wait_for_it() {
+fn a_close_and_a_trim_wait_for_persist_durable() {
     let disk = disk(1 << 20);
     format(&disk);
     let (wal, ..) = open(&disk);
@@ -166,5 +166,5 @@ fn a_close_and_a_trim_wait_for_it() {
     disk.set_mode(Mode::Immediate);
     let (report, records) = scan(&disk);
     assert_eq!((&names(&records)[..], report.clean_shutdown), (&b"b"[..], true));
-    wal.persist_durable(); // closed: nothing happens
+    wal.persist_durable(); // closed: no effect
 }

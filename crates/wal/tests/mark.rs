@@ -1,5 +1,5 @@
-//! The number that the log keeps for its user: it never goes back, and who brings an older one
-//! cannot open the log. And the look of a writer whether it is still the one.
+//! The mark, the user's number in the log: it never decreases, and an opener with an older one is
+//! refused. Also the check of a writer whether it still owns the log.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn new_disk() -> SimDisk {
     disk
 }
 
-/// The headers that a power cut would leave.
+/// The headers after a power cut.
 fn durable_headers(disk: &SimDisk) -> Vec<HeaderInfo> {
     let mut image = vec![0; disk.image().len()];
     for at in SLOTS {
@@ -46,7 +46,7 @@ fn marks(disk: &SimDisk) -> Vec<u64> {
 }
 
 #[test]
-fn it_stays_whatever_changes_the_header() {
+fn the_mark_survives_every_header_change() {
     let disk = new_disk();
     assert_eq!(marks(&disk), [0, 0]);
     let (wal, ..) = try_open(disk.device(), &with_mark(7)).unwrap();
@@ -64,7 +64,7 @@ fn it_stays_whatever_changes_the_header() {
     assert_eq!(marks(&disk), [9, 9]);
     Wal::resize(&disk.device(), 640 << 10, None).unwrap();
     assert_eq!(marks(&disk), [9, 9]);
-    // Who has nothing to say about it, as a tool, leaves it alone.
+    // An opener without a mark, such as a tool, leaves it unchanged.
     let (wal, ..) = open(&disk);
     assert_eq!((wal.mark(), marks(&disk)), (9, vec![9, 9]));
     drop(wal);
@@ -74,7 +74,7 @@ fn it_stays_whatever_changes_the_header() {
 }
 
 #[test]
-fn who_is_not_ahead_of_it_is_refused_and_changes_nothing() {
+fn an_opener_with_a_mark_that_is_not_greater_is_refused() {
     let disk = new_disk();
     let (wal, ..) = try_open(disk.device(), &with_mark(7)).unwrap();
     wal.set_mark(u64::MAX - 1).wait().unwrap();
@@ -93,10 +93,9 @@ fn who_is_not_ahead_of_it_is_refused_and_changes_nothing() {
     assert_eq!(wal.mark(), u64::MAX);
 }
 
-/// Of two who have read the same header, one opens the log: with the same number, the other one
-/// does not.
+/// Of two openers that have read the same header, only one can open the log with the same mark.
 #[test]
-fn the_same_number_opens_it_once() {
+fn a_mark_opens_the_log_only_once() {
     let disk = new_disk();
     let (first, ..) = try_open(disk.device(), &with_mark(1)).unwrap();
     assert!(matches!(
@@ -106,10 +105,10 @@ fn the_same_number_opens_it_once() {
     first.append(&[b"x"]).unwrap().wait().unwrap();
 }
 
-/// At every moment of its two header writes: it is in both when it is acknowledged, a power cut
-/// takes no acknowledged one, and no header has the trim without it.
+/// At every moment of the two header writes: an acknowledged mark is in both headers, a power cut
+/// never loses it, and no header has the trim without it.
 #[test]
-fn a_power_cut_takes_no_acknowledged_one() {
+fn an_acknowledged_mark_survives_a_power_cut() {
     for seed in 0..200 {
         let mut random = Random::new(seed);
         let disk = SimDisk::new(SimOptions {
@@ -161,7 +160,7 @@ fn a_power_cut_takes_no_acknowledged_one() {
 }
 
 #[test]
-fn a_place_that_can_not_be_trimmed_to_leaves_it_alone() {
+fn a_refused_trim_leaves_the_mark_unchanged() {
     let disk = new_disk();
     let (wal, ..) = try_open(disk.device(), &with_mark(1)).unwrap();
     let beyond = alluvium_wal::LogOffset(wal.appended().0 + 1);
@@ -173,7 +172,7 @@ fn a_place_that_can_not_be_trimmed_to_leaves_it_alone() {
 }
 
 #[test]
-fn a_close_waits_for_it() {
+fn a_close_waits_for_a_mark() {
     let disk = new_disk();
     let (wal, ..) = open(&disk);
     disk.set_mode(Mode::Queued);
@@ -195,7 +194,7 @@ fn a_close_waits_for_it() {
     assert_eq!(marks(&disk), [5, 5]);
 }
 
-/// Calls somebody when a header write has reached the disk, before the writer hears of it.
+/// Runs a callback when a header write has reached the disk, before the writer gets its completion.
 struct Told {
     disk: SimDisk,
     hook: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
@@ -233,7 +232,7 @@ impl Device for Told {
 }
 
 #[test]
-fn a_writer_does_not_take_its_own_headers_for_anothers() {
+fn a_writer_recognises_its_own_headers() {
     let device = Arc::new(Told { disk: new_disk(), hook: Mutex::default() });
     let (wal, ..) = try_open(device.clone(), &options()).unwrap();
     wal.verify_owner().unwrap();
@@ -254,7 +253,7 @@ fn a_writer_does_not_take_its_own_headers_for_anothers() {
 }
 
 #[test]
-fn a_writer_that_looks_finds_its_successor_and_stops() {
+fn verify_owner_finds_a_successor_and_stops_the_log() {
     for formatted in [false, true] {
         let disk = new_disk();
         let (old, ..) = open(&disk);
@@ -270,9 +269,9 @@ fn a_writer_that_looks_finds_its_successor_and_stops() {
     }
 }
 
-/// One slot is enough to go by, and without any nobody knows.
+/// One readable slot is enough for the check; with none it fails.
 #[test]
-fn slots_that_can_not_be_read_do_not_stop_a_writer() {
+fn unreadable_slots_do_not_stop_a_writer() {
     let disk = new_disk();
     let (wal, ..) = open(&disk);
     let broken = Faults { read_error: 1.0, ..Faults::default() };

@@ -1,11 +1,11 @@
-//! The example is what the front page shows, and does what it says.
+//! The README shows the example, and the example does what it says.
 
 #[allow(dead_code)] // its main function
 #[path = "../examples/journal.rs"]
 mod example;
 
 #[test]
-fn the_front_page_shows_the_example() {
+fn the_readme_shows_the_example() {
     let example = include_str!("../examples/journal.rs");
     let start = example.find("use std").unwrap();
     let shown = &example[start..example.find("fn main()").unwrap()];
@@ -13,7 +13,7 @@ fn the_front_page_shows_the_example() {
 }
 
 #[test]
-fn the_example_returns_what_it_was_given_before() {
+fn the_example_returns_the_previous_entries() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("journal.wal");
     let entries = |entries: &[&str]| entries.iter().map(ToString::to_string).collect::<Vec<_>>();

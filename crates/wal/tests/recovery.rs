@@ -1,4 +1,4 @@
-//! Recovery: holes, damage, the end of the log, and crashes while it runs.
+//! Recovery: holes, damage, the end of the log, and crashes during recovery.
 
 mod common;
 
@@ -23,8 +23,8 @@ fn log(count: u8, len: usize) -> SimDisk {
     disk.power_cut()
 }
 
-/// The record that recovery dropped must not come back when new records have filled the hole
-/// exactly up to it.
+/// A record that recovery dropped must not come back when new records fill the hole exactly up to
+/// it.
 #[test]
 fn a_dropped_record_stays_dropped_when_the_hole_is_filled_exactly_up_to_it() {
     let disk = disk(1 << 20);
@@ -60,10 +60,10 @@ fn a_dropped_record_stays_dropped_when_the_hole_is_filled_exactly_up_to_it() {
     assert_eq!((report.end, report.dropped_records, report.damage.len()), (last, 0, 0));
 }
 
-/// A crash at each of recovery's own writes, twice in a row, torn in every way: what was handed out
-/// stays.
+/// A crash at each of recovery's own writes, twice in a row, torn in every way: records handed out
+/// stay.
 #[test]
-fn crashes_during_recovery_change_nothing() {
+fn crashes_during_recovery_lose_no_records() {
     for seed in 0..60 {
         let disk = SimDisk::new(SimOptions {
             capacity_bytes: DATA_START + (1 << 20),
@@ -138,7 +138,7 @@ fn damage_in_the_middle_is_reported_and_its_neighbours_are_handed_out() {
         assert_eq!(report.damage[0].device_at.0, device_at(4 * record));
         assert!(!report.damage[0].reason.is_empty());
         assert_eq!(report.end, LogOffset(10 * record));
-        // The log goes on, and the damage is reported again, now because the header covers it.
+        // The log continues, and the damage is reported again, now because the header covers it.
         wal.append(&[&[10; 300]]).unwrap().wait().unwrap();
         let (_, report, records) = open(&rotten.power_cut());
         assert_eq!((records.len(), report.damage.len()), (10, 1));
@@ -147,7 +147,7 @@ fn damage_in_the_middle_is_reported_and_its_neighbours_are_handed_out() {
 
 /// Damage at the end: proven by a later record, covered by the header, or neither.
 #[test]
-fn damage_at_the_end_of_the_log() {
+fn damage_at_the_end_is_reported_only_if_proven() {
     let record = 300 + HEADER;
     let rotten = |disk: &SimDisk, index: u64| {
         let copy = SimDisk::from_image(&disk.image(), SimOptions::default());
@@ -155,11 +155,11 @@ fn damage_at_the_end_of_the_log() {
         copy
     };
     let disk = log(5, 300);
-    // The last but one is proven durable by the last one, which was appended after it was
+    // The last record proves the one before it durable: it was appended after that was
     // acknowledged.
     let (_, report, records) = open(&rotten(&disk, 3));
     assert_eq!((names(&records), report.damage.len()), (vec![0, 1, 2, 4], 1));
-    // The last one is proven by nothing: it cannot be told from a torn write.
+    // Nothing proves the last record: it cannot be distinguished from a torn write.
     let (_, report, records) = open(&rotten(&disk, 4));
     assert_eq!((names(&records), report.damage.len()), (vec![0, 1, 2, 3], 0));
     assert_eq!(report.end, LogOffset(4 * record));
@@ -170,7 +170,7 @@ fn damage_at_the_end_of_the_log() {
     let (_, report, records) = open(&rotten(&disk, 4));
     assert_eq!((names(&records), report.damage.len()), (vec![0, 1, 2, 3], 1));
     assert_eq!(report.end, LogOffset(5 * record));
-    // And after a clean shutdown.
+    // So it does after a clean shutdown.
     let (wal, ..) = open(&disk);
     wal.append(&[&[5; 300]]).unwrap().wait().unwrap();
     wal.close().unwrap();
@@ -179,9 +179,10 @@ fn damage_at_the_end_of_the_log() {
 }
 
 /// A writer that keeps its window full makes records that prove nothing about those right before
-/// them. One window of look-ahead would take the first hole for the end and drop all that follows.
+/// them. With one window of look-ahead the first hole would count as the end, and all later records
+/// would be dropped.
 #[test]
-fn damage_is_recognised_although_the_window_was_always_full() {
+fn damage_is_recognised_under_a_window_that_was_always_full() {
     let disk = disk(1 << 20);
     format(&disk);
     let options = Options {
@@ -210,8 +211,8 @@ fn damage_is_recognised_although_the_window_was_always_full() {
     assert_eq!((report.end, report.dropped_records), (LogOffset(100 * PAGE), 0));
 }
 
-/// A write that the disk has lost uncovers the header of a dropped record, which claims the place
-/// of an intact neighbour too.
+/// A write that the disk has lost uncovers the header of a dropped record, which also claims the
+/// range of an intact neighbour.
 #[test]
 fn an_old_header_does_not_hide_an_intact_neighbour() {
     let disk = disk(256 * 1024);
@@ -222,7 +223,7 @@ fn an_old_header_does_not_hide_an_intact_neighbour() {
         wal
     };
     append(b'a', 4064).close().unwrap();
-    // Lost in a power cut, before it was acknowledged.
+    // Lost in a power cut before it was acknowledged.
     drop(append(b'd', 8000));
     let old = disk.peek(device_at(PAGE), PAGE as usize);
     disk.poke(device_at(PAGE), &[0; 2 * PAGE as usize]);
@@ -240,7 +241,7 @@ fn an_old_header_does_not_hide_an_intact_neighbour() {
 }
 
 #[test]
-fn many_damaged_records_cost_only_themselves() {
+fn many_damaged_records_lose_only_themselves() {
     let disk = log(200, 500);
     let record = 500 + HEADER;
     for index in (1..199).step_by(2) {
@@ -252,7 +253,7 @@ fn many_damaged_records_cost_only_themselves() {
     assert_eq!(report.damage.len(), 99);
 }
 
-/// Damage longer than the window, below what the header knows to be durable.
+/// Damage longer than the window, below the header's durable offset.
 #[test]
 fn a_large_damaged_range_below_the_headers_durable_offset_is_crossed() {
     let disk = log(200, 3000);
@@ -266,7 +267,7 @@ fn a_large_damaged_range_below_the_headers_durable_offset_is_crossed() {
     assert_eq!(report.damage[0].range.start, LogOffset(20_000 / 3032 * 3032));
 }
 
-/// A page that cannot be read is damage in the middle of the log, and no reason to end it.
+/// An unreadable page in the middle of the log is damage, not the end of the log.
 #[test]
 fn unreadable_pages_are_damage_in_the_middle_and_refuse_the_opening_at_the_end() {
     let disk = log(20, 1000);
@@ -297,7 +298,7 @@ fn unreadable_pages_are_damage_in_the_middle_and_refuse_the_opening_at_the_end()
 }
 
 #[test]
-fn a_reader_that_fails_leaves_the_log_as_it_was() {
+fn a_failing_visitor_leaves_the_log_unchanged() {
     let disk = log(5, 100);
     let before = disk.image();
     let result =
@@ -311,7 +312,7 @@ fn a_reader_that_fails_leaves_the_log_as_it_was() {
 }
 
 #[test]
-fn a_scan_writes_nothing_and_agrees_with_the_recovery() {
+fn a_scan_writes_nothing_and_agrees_with_recovery() {
     let disk = log(50, 777);
     flip(&disk, device_at(10 * (777 + HEADER) + 50), 0);
     let before = (disk.image(), disk.counters().writes, disk.counters().flushes);
@@ -331,9 +332,9 @@ fn a_scan_writes_nothing_and_agrees_with_the_recovery() {
     assert!(scanned.to_string().contains("49 records"), "{scanned}");
 }
 
-/// Around the ring many times, with records over its end and trims inside of pages.
+/// Many laps of the ring, with records over its end and trims inside pages.
 #[test]
-fn laps_of_the_ring() {
+fn records_survive_many_laps_of_the_ring() {
     let mut disk = disk(37 * PAGE);
     format(&disk);
     let options =
@@ -370,7 +371,7 @@ fn laps_of_the_ring() {
 }
 
 #[test]
-fn progress_ends_where_the_log_ends() {
+fn progress_ends_at_the_end_of_the_log() {
     let disk = disk(64 << 20);
     format(&disk);
     let options = Options {

@@ -1,4 +1,4 @@
-//! Another capacity for a log that holds records: they stay, whatever happens on the way.
+//! Offline resizing of a log with records: none is lost, whatever happens meanwhile.
 
 mod common;
 
@@ -24,8 +24,8 @@ fn copy_of(disk: &SimDisk, seed: u64) -> SimDisk {
     SimDisk::from_image(&disk.image(), SimOptions { seed, faults, ..SimOptions::default() })
 }
 
-/// A log in a ring of `ring` pages that starts on page `start` of the log and ends on page `end`,
-/// mostly not on their boundaries. Not closed.
+/// A log in a ring of `ring` pages from page `start` to page `end` of the log, mostly not on their
+/// boundaries. Not closed.
 fn log(ring: u64, start: u64, end: u64) -> SimDisk {
     let disk = disk(DEVICE * PAGE);
     let options =
@@ -40,7 +40,7 @@ fn log(ring: u64, start: u64, end: u64) -> SimDisk {
     disk.power_cut()
 }
 
-/// A writer's records, beside the log.
+/// A writer's records, kept beside the log.
 struct Traffic<'a> {
     wal: &'a Wal,
     live: VecDeque<Record>,
@@ -52,7 +52,7 @@ impl<'a> Traffic<'a> {
         Self { wal, live: live.into(), count: 0 }
     }
 
-    /// Append records of many sizes until the log ends at `end` or a little behind it, and keep at
+    /// Appends records of many sizes until the log ends at `end` or slightly after it, and keeps at
     /// most `keep_bytes` of it.
     fn append_until(&mut self, end: u64, keep_bytes: u64) {
         while self.wal.appended().0 < end {
@@ -82,8 +82,8 @@ impl<'a> Traffic<'a> {
     }
 }
 
-/// A log as on `disk` holds `before`, and goes on: three laps are appended, with a crash in
-/// between.
+/// Checks that a log as on `disk` holds `before` and continues to work: three laps are appended,
+/// with a crash in between.
 fn goes_on(disk: &SimDisk, before: &[Record]) {
     let ring_bytes = Wal::inspect(&disk.device()).unwrap().ring_bytes;
     let mut disk = copy_of(disk, 0);
@@ -94,7 +94,7 @@ fn goes_on(disk: &SimDisk, before: &[Record]) {
         assert!(report.damage.is_empty() && report.end == wal.appended());
         let mut traffic = Traffic::new(&wal, records);
         let laps = wal.appended().0 + ring_bytes * 3 / 2;
-        // Room for the largest record, and for the pages at both ends.
+        // Leave space for the largest record, and for the pages at both ends.
         traffic.append_until(laps, ring_bytes - 5 * PAGE);
         expected = traffic.live.into();
         drop(wal);
@@ -157,7 +157,7 @@ fn a_log_grows_and_shrinks_with_all_its_records() {
                 new.clean_shutdown && new.durable == new.epoch_start && new.durable >= old.durable
             );
             assert!(new.window_bytes <= target * PAGE / 2);
-            // What was acknowledged is durable in its new place.
+            // Acknowledged records are durable in their new position.
             let disk = disk.power_cut();
             let (report, records) = scan(&disk);
             assert_eq!(records, before, "{shape:?} to {target}");
@@ -168,12 +168,12 @@ fn a_log_grows_and_shrinks_with_all_its_records() {
 }
 
 #[test]
-fn what_can_not_be_moved_is_refused_and_the_disk_is_as_it_was() {
+fn an_immovable_log_is_refused_and_the_disk_is_unchanged() {
     for (shape, targets) in [
         // The log does not fit.
         (NEARLY_FULL, &[32, 36][..]),
         (NEARLY_FULL, &[37]),
-        // Live bytes at both ends of the ring, and too few free ones between them.
+        // Live bytes at both ends of the ring, with too little free space between them.
         (LONG_ACROSS_THE_END, &[32, 39, 41, 49]),
     ] {
         let disk = shaped(shape);
@@ -201,9 +201,9 @@ fn what_can_not_be_moved_is_refused_and_the_disk_is_as_it_was() {
     }
 }
 
-/// Rings, logs and targets as they come: all records, or a refusal that changed nothing.
+/// Random rings, logs and targets: all records stay, or a refusal changes nothing.
 #[test]
-fn any_log_to_any_size() {
+fn a_random_log_resizes_to_a_random_size_without_loss() {
     let mut random = Random::new(1);
     let (mut resized, mut refused) = (0, 0);
     for _ in 0..150 {
@@ -229,7 +229,7 @@ fn any_log_to_any_size() {
 }
 
 #[test]
-fn again_and_again() {
+fn repeated_resizes_lose_nothing() {
     let mut random = Random::new(2);
     let mut disk = log(50, 30, 45);
     let mut resized = 0;
@@ -237,7 +237,7 @@ fn again_and_again() {
         let before = scan(&disk).1;
         let target = 32 + random.below(DEVICE - 31);
         resized += u32::from(resize(&disk, target).is_ok());
-        // Sometimes twice, before anybody opens it.
+        // Sometimes twice, before it is opened again.
         if random.chance(0.3) {
             resized += u32::from(resize(&disk, 32 + random.below(DEVICE - 31)).is_ok());
         }
@@ -257,7 +257,7 @@ fn again_and_again() {
     assert!(resized > 30, "{resized}");
 }
 
-/// Pulls the plug while the request of this number is in flight, reads not counted.
+/// Cuts the power while the request of this number is in flight; reads do not count.
 #[derive(Debug)]
 struct Plug {
     disk: SimDisk,
@@ -300,8 +300,8 @@ impl Device for Plug {
     }
 }
 
-/// At every write and flush of a resize, with every fate of what was not flushed: the old capacity
-/// or the new one, and all records.
+/// At every write and flush of a resize, with every fate of unflushed writes: the old capacity or
+/// the new one, and all records.
 #[test]
 fn a_power_cut_leaves_either_capacity_and_all_records() {
     for (shape, target) in [
@@ -335,7 +335,7 @@ fn a_power_cut_leaves_either_capacity_and_all_records() {
                 assert_eq!(records, before, "{shape:?} to {target}, seed {seed}, request {left}");
                 assert!(report.damage.is_empty());
                 if seed < 3 {
-                    // It can be forgotten, and it can be done again.
+                    // It can be abandoned, and it can be repeated.
                     goes_on(&copy_of(&after, seed), &before);
                     resize(&after, target).unwrap();
                     goes_on(&after, &before);
@@ -349,12 +349,12 @@ fn a_power_cut_leaves_either_capacity_and_all_records() {
     }
 }
 
-/// The log ends at damage that nothing proves. Behind that lies the only proof of other damage,
-/// which is no end: the copies may go there.
+/// The log ends at damage that nothing proves. Behind that is the only proof of other damage, which
+/// is not the end; the copies may go there.
 #[test]
-fn what_only_a_record_behind_the_end_proves_is_not_lost() {
-    // In a ring of 32 pages, what lies behind page 31 of the ring goes to its first ones, where the
-    // last record is.
+fn damage_proven_only_by_a_record_behind_the_end_is_kept() {
+    // In a ring of 32 pages, pages behind page 31 of the ring go to its first ones, where the last
+    // record is.
     let disk = log(40, 64, 68);
     let (wal, _, older) = open(&disk);
     disk.set_mode(Mode::Queued);
@@ -362,7 +362,7 @@ fn what_only_a_record_behind_the_end_proves_is_not_lost() {
     while wal.durable() < appends[1].end() {
         assert!(disk.step());
     }
-    // All those before it prove nothing about each other.
+    // The records before it prove nothing about each other.
     let proof = wal.durable();
     appends.push(wal.append(&[&[12; 4064]]).unwrap());
     disk.run_until_idle();
@@ -396,7 +396,7 @@ fn what_only_a_record_behind_the_end_proves_is_not_lost() {
     assert!(interrupted > 50, "{interrupted}");
 }
 
-/// Where the plug is pulled between the two header writes, either slot alone still tells a whole
+/// If the power is cut between the two header writes, either slot alone still describes a whole
 /// log.
 #[test]
 fn either_header_alone_is_enough_at_any_moment() {
@@ -427,8 +427,8 @@ fn either_header_alone_is_enough_at_any_moment() {
     }
 }
 
-/// The log ends at a hole; behind it an intact record, which was never acknowledged. Returns also
-/// where that one lies.
+/// A log that ends at a hole, with an intact record behind it that was never acknowledged. Also
+/// returns that record's offset.
 fn log_with_a_hole() -> (SimDisk, LogOffset) {
     let disk = disk(DEVICE * PAGE);
     let options = FormatOptions { capacity_bytes: Some(capacity(64)), ..FormatOptions::default() };
@@ -449,7 +449,7 @@ fn log_with_a_hole() -> (SimDisk, LogOffset) {
     (disk.power_cut(), last)
 }
 
-/// A record of it fills a block.
+/// Payload length of a record that fills a block.
 const FILLER: usize = 16 * 1024 - HEADER as usize;
 
 #[test]
@@ -477,9 +477,10 @@ fn records_behind_the_end_do_not_come_back() {
     }
 }
 
-/// A process was killed, the power was not cut: what can be read may be in the device's cache only.
+/// The process is killed but the power is not cut: readable records may be only in the device's
+/// cache.
 #[test]
-fn what_a_killed_process_left_in_the_cache_stays() {
+fn records_left_in_the_cache_by_a_killed_process_stay() {
     for target in [32, 100] {
         let disk = shaped(ONE_PIECE);
         let (wal, _, acknowledged) = open(&disk);
@@ -499,9 +500,9 @@ fn what_a_killed_process_left_in_the_cache_stays() {
     }
 }
 
-/// The window that formatting recorded is half of a large ring.
+/// The window recorded by the formatting is half of a large ring.
 #[test]
-fn a_log_that_nobody_has_opened_yet_shrinks() {
+fn a_log_that_was_never_opened_shrinks() {
     let disk = disk(DEVICE * PAGE);
     format(&disk);
     assert_eq!(header(&disk).window_bytes, DEVICE * PAGE / 2);
@@ -511,7 +512,7 @@ fn a_log_that_nobody_has_opened_yet_shrinks() {
 }
 
 #[test]
-fn damage_moves_along_and_is_still_reported() {
+fn damage_is_moved_and_still_reported() {
     let disk = shaped(AT_THE_END);
     let (report, before) = scan(&disk);
     let bad = &before[before.len() / 2];
@@ -526,14 +527,17 @@ fn damage_moves_along_and_is_still_reported() {
 }
 
 #[test]
-fn sizes_that_can_not_be_are_refused_and_nothing_is_written() {
+fn invalid_sizes_are_refused_and_nothing_is_written() {
     let disk = shaped(ONE_PIECE);
     let image = disk.image();
     let device_bytes = capacity(DEVICE);
     for wanted in [device_bytes + PAGE, u64::MAX - PAGE + 1] {
         let refused = Wal::resize(&disk.device(), wanted, None).unwrap_err();
         assert!(
-            matches!(refused, OpenError::LargerThanDevice { wanted_bytes, .. } if wanted_bytes == wanted),
+            matches!(
+                refused,
+                OpenError::LargerThanDevice { wanted_bytes, .. } if wanted_bytes == wanted
+            ),
             "{refused}"
         );
     }
@@ -548,7 +552,7 @@ fn sizes_that_can_not_be_are_refused_and_nothing_is_written() {
 }
 
 #[test]
-fn a_page_that_can_not_be_read_is_not_left_behind() {
+fn an_unreadable_page_is_not_left_behind() {
     let unreadable = Faults { read_error: 1.0, ..Faults::default() };
     // In a ring of 36 pages, the pages from 116 on have to be moved, in one copy.
     let disk = log(80, 110, 120);
@@ -556,7 +560,7 @@ fn a_page_that_can_not_be_read_is_not_left_behind() {
     let page = |page: u64| device_at((page % 80) * PAGE)..device_at((page % 80 + 1) * PAGE);
     for target in [36, 100] {
         let disk = copy_of(&disk, 0);
-        // The read of all of the ring, which begins with its first page, and that of the bad one.
+        // The read of the whole ring, which begins with its first page, and that of the bad page.
         disk.set_zone_faults(page(80), unreadable);
         disk.set_zone_faults(page(116), unreadable);
         let old = header(&disk);
@@ -578,7 +582,7 @@ fn a_page_that_can_not_be_read_is_not_left_behind() {
         assert_eq!(scan(&disk).1, before, "to {target}");
         goes_on(&disk, &before);
     }
-    // Where it may be the end of the log, nobody knows what there is to be moved.
+    // If the bad page may be the end of the log, it is unknown what has to be moved.
     let image = disk.image();
     disk.set_zone_faults(page(80), unreadable);
     disk.set_zone_faults(page(before.last().unwrap().end.0 / PAGE), unreadable);
@@ -589,7 +593,7 @@ fn a_page_that_can_not_be_read_is_not_left_behind() {
 }
 
 #[test]
-fn a_write_that_fails_costs_no_record() {
+fn a_failed_write_loses_no_record() {
     let disk = shaped(AT_THE_END);
     let before = scan(&disk).1;
     let mut failed = 0;
@@ -613,9 +617,9 @@ fn a_write_that_fails_costs_no_record() {
     assert!(failed > 100, "{failed}");
 }
 
-/// The slot without the newest header is lost already when the resize begins.
+/// The slot without the newest header is already lost when the resize begins.
 #[test]
-fn one_header_is_enough_to_begin_with() {
+fn one_header_is_enough_to_start_a_resize() {
     for (slot, at) in SLOTS.into_iter().enumerate() {
         let disk = shaped(AT_THE_END);
         let before = scan(&disk).1;

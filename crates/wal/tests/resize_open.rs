@@ -1,5 +1,5 @@
-//! Another capacity for a log in use: it takes effect when nothing has to be moved, and loses
-//! nothing whenever the power is cut.
+//! Resizing of a log in use: it takes effect when nothing has to be moved, and loses nothing
+//! whenever the power is cut.
 
 mod common;
 
@@ -40,20 +40,20 @@ fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// What a log holds, as far as its writer knows.
+/// The writer's knowledge of the log's content.
 #[derive(Clone, Default)]
 struct Known {
-    /// Appended, and perhaps not given up.
+    /// Appended, and possibly not trimmed.
     records: VecDeque<Record>,
     /// Acknowledged up to here.
     durable: u64,
-    /// Given up, and that is durable.
+    /// Durably trimmed up to here.
     trimmed: u64,
     trim_asked: u64,
     named: u64,
 }
 
-/// A writer whose disk executes requests in an order of its own.
+/// A run of a writer whose disk executes requests in random order.
 struct Life {
     disk: SimDisk,
     wal: Wal,
@@ -65,7 +65,7 @@ struct Life {
 }
 
 impl Life {
-    /// Recover what `known` tells of.
+    /// Recovers the log and compares it with `known`.
     fn open(disk: SimDisk, mut known: Known, random: Random) -> Self {
         let (wal, report, records) = open(&disk);
         assert!(report.damage.is_empty(), "{report}");
@@ -91,7 +91,7 @@ impl Life {
         Self { disk, wal, random, known, trims: Vec::new(), resizes: Vec::new(), resized: 0 }
     }
 
-    /// Append a record. False if there is no room.
+    /// Appends a record. Returns false if there is no space.
     fn append(&mut self, len: usize) -> bool {
         self.known.named += 1;
         let mut payload = vec![self.known.named as u8; len];
@@ -130,7 +130,7 @@ impl Life {
         }
     }
 
-    /// Give up so much of what is durable.
+    /// Trims the given share of the durable log.
     fn trim_some(&mut self, permille: u64) {
         let durable = self.wal.durable().0;
         let ends = self.known.records.iter().map(|record| record.end.0);
@@ -176,13 +176,13 @@ impl Life {
         self.settle();
     }
 
-    /// The power is cut; what the writer knew, and the disk.
+    /// Cuts the power; returns the writer's knowledge and the disk.
     fn die(mut self) -> (SimDisk, Known, Random) {
         self.settle();
         (self.disk.power_cut(), self.known, self.random)
     }
 
-    /// Append, executed at once, until the log ends at `end` or behind it, and keep about
+    /// Appends, with immediate execution, until the log ends at or after `end`, and keeps about
     /// `keep_bytes` of it.
     fn append_until(&mut self, end: u64, keep_bytes: u64) {
         while self.wal.appended().0 < end {
@@ -200,8 +200,8 @@ impl Life {
     }
 }
 
-/// A log in a ring of `ring` pages that starts about page `start` and ends about page `end`,
-/// everything done.
+/// A log in a ring of `ring` pages from about page `start` to about page `end`, with nothing
+/// outstanding.
 fn life(ring: u64, start: u64, end: u64, seed: u64) -> Life {
     let disk = formatted(ring, seed);
     let mut life = Life::open(disk, Known::default(), Random::new(seed));
@@ -210,7 +210,7 @@ fn life(ring: u64, start: u64, end: u64, seed: u64) -> Life {
     life
 }
 
-/// It goes on for two laps, with a power cut in between, and loses nothing.
+/// Continues for two laps, with a power cut in between, and checks that nothing is lost.
 fn goes_on(disk: SimDisk, known: Known, random: Random) {
     let mut life = Life::open(disk, known, random);
     for _ in 0..2 {
@@ -222,7 +222,7 @@ fn goes_on(disk: SimDisk, known: Known, random: Random) {
 }
 
 #[test]
-fn what_lies_in_one_piece_is_resized_at_once() {
+fn a_log_in_one_piece_is_resized_at_once() {
     for (from, start, end, to) in
         [(40, 45, 60, 128), (40, 45, 60, 32), (40, 68, 79, 41), (128, 130, 150, 32)]
     {
@@ -242,7 +242,7 @@ fn what_lies_in_one_piece_is_resized_at_once() {
     }
 }
 
-/// With nothing in it but the repeated bytes of a page, a log can be brought anywhere.
+/// A log that holds only the repeated bytes of a page can be placed anywhere.
 #[test]
 fn an_empty_log_is_resized_at_once_wherever_it_ends() {
     let mut life = life(128, 150, 250, 0);
@@ -257,7 +257,7 @@ fn an_empty_log_is_resized_at_once_wherever_it_ends() {
 }
 
 #[test]
-fn what_crosses_the_end_waits_until_the_trim_has_passed_it() {
+fn a_log_across_the_end_waits_for_the_trim_to_pass_it() {
     let mut life = life(40, 72, 90, 0);
     life.resize(64);
     life.run_until_idle();
@@ -286,7 +286,7 @@ fn a_log_that_is_to_shrink_keeps_to_the_smaller_ring() {
     assert_eq!((ring_bytes, life.wal.stats().ring_bytes), (40 * PAGE, 100 * PAGE));
     assert!(life.wal.stats().used_bytes <= 40 * PAGE);
 
-    // Withdrawn, it has all of its ring again, and those who wait for room are told.
+    // After the withdrawal the whole ring is available again, and waiters for space are woken.
     let mut room = life.wal.wait_room();
     assert!(poll(&mut room).is_pending());
     life.resize(100);
@@ -328,8 +328,8 @@ fn blocks_wait_for_the_headers_and_appends_do_not() {
 }
 
 #[test]
-fn what_is_appended_and_not_handed_over_has_to_fit_too() {
-    // What was handed over lies inside the smaller ring, and what waits behind it does not.
+fn appended_but_unsubmitted_bytes_have_to_fit_too() {
+    // The submitted part is inside the smaller ring, the queued part behind it is not.
     let life = life(100, 105, 125, 0);
     let (disk, ..) = life.die();
     let (wal, ..) = try_open(disk.device(), &Options { io_depth: 1, ..options() }).unwrap();
@@ -349,7 +349,7 @@ fn what_is_appended_and_not_handed_over_has_to_fit_too() {
 }
 
 #[test]
-fn the_last_request_counts() {
+fn only_the_last_request_counts() {
     let mut life = life(40, 72, 90, 0);
     let mut first = life.wal.request_resize(capacity(64)).unwrap();
     let mut again = life.wal.request_resize(capacity(64)).unwrap();
@@ -366,7 +366,7 @@ fn the_last_request_counts() {
     assert_eq!(present, life.wal.header(), "nothing is written");
     assert!(matches!(poll(&mut second), Poll::Ready(Err(ResizeError::Replaced { .. }))));
 
-    // One whose headers are on their way takes effect, and the next one follows it.
+    // A resize whose headers are being written takes effect, and the next one follows it.
     life.trim(life.wal.durable().0);
     life.run_until_idle();
     life.resize(64);
@@ -388,7 +388,7 @@ fn the_last_request_counts() {
 }
 
 #[test]
-fn a_capacity_that_can_not_be_had_changes_nothing() {
+fn an_invalid_capacity_changes_nothing() {
     let mut life = life(40, 45, 60, 0);
     let before = life.wal.stats();
     let refused = life.wal.request_resize(capacity(DEVICE + 1)).unwrap_err();
@@ -402,7 +402,7 @@ fn a_capacity_that_can_not_be_had_changes_nothing() {
         assert!(refused.contains(reason), "{refused}");
     }
     assert_eq!(life.wal.stats(), before);
-    // The device can be made larger.
+    // The device can be enlarged.
     life.disk.set_capacity(capacity(200), None).unwrap();
     life.resize(200);
     life.run_until_idle();
@@ -422,8 +422,8 @@ fn a_ring_of_less_than_two_windows_is_refused() {
 }
 
 #[test]
-fn who_waits_is_told_the_end_of_the_log() {
-    // A close withdraws what has not begun.
+fn waiters_for_a_resize_are_notified_when_the_log_stops() {
+    // A close withdraws a resize that has not begun.
     let life = life(40, 72, 90, 0);
     life.disk.set_mode(Mode::Immediate);
     let mut waiting = life.wal.request_resize(capacity(64)).unwrap();
@@ -477,8 +477,8 @@ fn a_close_waits_for_a_resize_that_has_begun() {
     assert!(report.clean_shutdown && report.ring_bytes == 64 * PAGE);
 }
 
-/// A short scenario, cut at every request that the disk has executed: blocks in flight when the
-/// request comes, some of them over the end of the ring.
+/// A short scenario with a power cut at every request that the disk has executed: blocks are in
+/// flight when the resize is requested, some of them over the end of the ring.
 #[test]
 fn a_power_cut_at_any_moment_leaves_a_whole_log() {
     let shapes = [
@@ -504,7 +504,7 @@ fn a_power_cut_at_any_moment_leaves_a_whole_log() {
                 steps += 1;
                 steps > cut || !life.disk.step()
             };
-            // Four blocks in flight, then the request, and on for more than a lap.
+            // Four blocks in flight, then the request, then more than a lap.
             for _ in 0..4 {
                 life.append(15_000);
             }
@@ -525,7 +525,7 @@ fn a_power_cut_at_any_moment_leaves_a_whole_log() {
             found[usize::from(capacity_bytes == capacity(to))] += 1;
             let inspection = Wal::inspect(&disk.device()).unwrap();
             if inspection.slots.iter().all(|slot| matches!(slot, Slot::Valid(_))) {
-                // Either of the two is enough, whatever it says.
+                // Either slot is enough, whatever it states.
                 for at in [0, 32 * 1024] {
                     let rotten = SimDisk::from_image(&disk.image(), SimOptions::default());
                     flip(&rotten, at + 48, 3);
@@ -544,9 +544,9 @@ fn a_power_cut_at_any_moment_leaves_a_whole_log() {
     assert!(found[0] > 200 && found[1] > 200, "old and new capacity {found:?} times");
 }
 
-/// Lives of any length under any traffic, with requests for any capacity at any moment.
+/// Runs of any length under any traffic, with requests for any capacity at any moment.
 #[test]
-fn nothing_is_lost_whatever_is_asked_for_and_when() {
+fn random_resize_requests_lose_nothing() {
     let (mut resized, mut lives) = (0, 0);
     for seed in 0..150 {
         let mut random = Random::new(seed);
@@ -578,7 +578,7 @@ fn nothing_is_lost_whatever_is_asked_for_and_when() {
     assert!(resized > 2 * lives, "{resized} resizes in {lives} lives");
 }
 
-/// Everybody who appends is acknowledged, and at last every request is granted.
+/// Every append is acknowledged, and eventually every request is granted.
 #[test]
 fn a_request_is_granted_within_two_laps() {
     for seed in 0..60 {
@@ -593,7 +593,7 @@ fn a_request_is_granted_within_two_laps() {
         let distance = life.wal.stats().resize_distance_bytes;
         assert!(distance <= 2 * from * PAGE);
         while life.resized == 0 {
-            // As full as it gets.
+            // Fill the log as far as possible.
             while let Ok(append) = life.wal.append(&[&[1; 3000]]) {
                 appends.push(append);
             }

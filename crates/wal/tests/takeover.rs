@@ -1,5 +1,5 @@
-//! Two writers of one log: who comes later has it, and who was first finds out. What a device must
-//! do about it, and what it must not.
+//! Two writers of one log: the later one owns it, and the first one notices. What a device must
+//! guarantee for that, and what it need not.
 
 mod common;
 
@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 const SLOTS: [u64; 2] = [0, 32 * 1024];
 
-/// One machine's way to a disk that others reach as well.
+/// One machine's path to a shared disk.
 #[derive(Clone, Debug)]
 struct Host(Arc<Inner>);
 
@@ -32,9 +32,9 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
-    /// The disk refuses this machine's writes.
+    /// Whether the disk refuses this machine's writes.
     fenced: bool,
-    /// Requests wait here, on their way.
+    /// Whether requests are held in flight.
     holds: bool,
     held: Vec<(Request, Completion)>,
     /// Called before each request to a header.
@@ -64,8 +64,8 @@ impl Host {
         self.0.state.lock().held.len()
     }
 
-    /// Let what is held now arrive, in the order in which it was sent. What follows from it is held
-    /// again.
+    /// Executes the requests held now, in the order of submission. Requests that follow from them
+    /// are held again.
     fn release(&self) {
         let held = std::mem::take(&mut self.0.state.lock().held);
         for (request, done) in held {
@@ -73,7 +73,7 @@ impl Host {
         }
     }
 
-    /// Let all arrive that is held, and whatever follows from it.
+    /// Executes all held requests and all that follow from them.
     fn release_all(&self) {
         self.0.state.lock().holds = false;
         while self.held() > 0 {
@@ -174,8 +174,8 @@ fn poll<F: Future>(future: F) -> Poll<F::Output> {
     pin!(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// The first owner goes on until its next header, and no further. Its successor sees nothing of
-/// that.
+/// The first owner continues until its next header write, and no further. Its successor is not
+/// affected.
 #[test]
 fn the_first_owner_stops_at_its_next_trim_and_writes_no_header() {
     let disk = new_disk();
@@ -190,7 +190,7 @@ fn the_first_owner_stops_at_its_next_trim_and_writes_no_header() {
     assert!(matches!(&cause, WalError::Fenced { found } if found.contains("epoch 2")), "{cause}");
     assert!(headers(&disk) == before);
     assert!(matches!(old.stopped(), Some(WalError::Fenced { .. })) && old.stats().failed);
-    // For good.
+    // Permanently.
     assert!(matches!(old.append(&[b"b"]), Err(AppendError::Failed(WalError::Fenced { .. }))));
     assert!(is_fenced(&old.trim(..kept).wait()) && is_fenced(&old.clone().close()));
     drop(old);
@@ -222,9 +222,9 @@ fn the_first_owner_does_not_write_its_clean_header() {
     assert!(report.clean_shutdown && names(&records) == b"ax");
 }
 
-/// Nobody waits for what will not happen any more, whatever it is.
+/// No waiter is left behind, whatever it waits for.
 #[test]
-fn all_who_wait_are_woken_and_told_why() {
+fn all_waiters_are_woken_with_the_cause() {
     let disk = new_disk();
     let host = Host::of(&disk);
     let old = open_on(&host);
@@ -248,7 +248,7 @@ fn all_who_wait_are_woken_and_told_why() {
     assert!(Pin::new(&mut trim).poll(&mut cx).is_pending());
     assert!(Pin::new(&mut room).poll(&mut cx).is_pending());
 
-    // The looks at both slots; the blocks are still on their way.
+    // The checks of both slots; the blocks are still in flight.
     let reads = || {
         let mut state = host.0.state.lock();
         let read =
@@ -267,14 +267,14 @@ fn all_who_wait_are_woken_and_told_why() {
     assert!(matches!(poll(durable), Poll::Ready(Err(WalError::Fenced { .. }))));
     assert!(matches!(poll(trim), Poll::Ready(Err(WalError::Fenced { .. }))));
     assert!(poll(room).is_ready());
-    // What comes back late acknowledges nothing and sends nothing.
+    // Late completions acknowledge nothing and submit nothing.
     host.release();
     assert_eq!(host.held(), 0);
     assert_eq!(old.durable(), durable_before);
 }
 
-/// The device refuses the first owner from the takeover on: whatever either was told is there, and
-/// nothing else happens.
+/// The device refuses the first owner from the takeover on: every record acknowledged by either is
+/// there, and nothing else happens.
 #[test]
 fn with_a_fenced_device_nothing_is_lost() {
     for arrived in 0..5 {
@@ -283,7 +283,7 @@ fn with_a_fenced_device_nothing_is_lost() {
         let old = open_on(&first);
         append(&old, 0, 700);
         first.hold();
-        // Full blocks, several of them on their way at once.
+        // Full blocks, several of them in flight at once.
         let mut appends: Vec<_> =
             (1..7).map(|name| old.append(&[&vec![name; 8000]]).unwrap()).collect();
         for _ in 0..arrived {
@@ -316,10 +316,10 @@ fn with_a_fenced_device_nothing_is_lost() {
     }
 }
 
-/// Without a fence, the first owner writes over its successor's records. That shows as damage, or
-/// as nothing; never as a record of the successor's epoch.
+/// Without a fence, the first owner overwrites its successor's records. That shows as damage or not
+/// at all, never as a record of the successor's epoch.
 #[test]
-fn without_a_fence_late_writes_are_damage_and_no_records() {
+fn without_a_fence_late_writes_are_damage_not_records() {
     let (mut damaged, mut late_acknowledged) = (0, 0);
     for (arrived, successors) in
         (0..4).flat_map(|arrived| (0..8).map(move |successors| (arrived, successors)))
@@ -350,7 +350,7 @@ fn without_a_fence_late_writes_are_damage_and_no_records() {
         assert!(is_fenced(&old.trim(..old.durable()).wait()), "and then it notices");
 
         let (found, after) = scan(&disk.power_cut());
-        // All that its recovery had handed out is there: the old owner's writes repeat it.
+        // Every record that recovery handed out is there: the old owner's writes repeat it.
         assert_eq!(after[..records.len()], records);
         for record in &after[records.len()..] {
             assert!(record.offset >= report.end && record.epoch == report.epoch);
@@ -372,8 +372,8 @@ fn without_a_fence_late_writes_are_damage_and_no_records() {
     );
 }
 
-/// Nor does one become a record of an earlier epoch, once there is a later one: not if it lies
-/// where a record of the successor began and ended.
+/// Nor does a late record become one of an earlier epoch once there is a later epoch: here it
+/// starts where a record of the successor does, and reaches over the end of that epoch.
 #[test]
 fn a_late_record_that_reaches_over_the_end_of_an_epoch_stays_damage() {
     let disk = new_disk();
@@ -397,11 +397,11 @@ fn a_late_record_that_reaches_over_the_end_of_an_epoch_stays_damage() {
     }
 }
 
-/// The header write of the first owner was sent before its successor came, and arrives late. It
-/// reaches the slot that does not count.
+/// The header write of the first owner was sent before its successor opened the log, and arrives
+/// late. It goes to the slot that is not valid.
 #[test]
-fn one_header_write_that_arrives_late_does_no_harm() {
-    // A trim is a look at two slots and a write, twice.
+fn a_late_header_write_has_no_effect() {
+    // A trim is a check of two slots and a write, twice.
     for sent in [2, 5] {
         let disk = new_disk();
         let (first, second) = (Host::of(&disk), Host::of(&disk));
@@ -426,7 +426,7 @@ fn one_header_write_that_arrives_late_does_no_harm() {
             2 => assert!(matches!(poll(&mut trim), Poll::Ready(Err(WalError::Fenced { .. })))),
             _ => assert!(is_fenced(&old.trim(..kept).wait())),
         }
-        // Nor does the successor mind.
+        // The successor is not affected either.
         new.trim(..kept).wait().unwrap();
         append(&new, b'y', 100);
         let (_, report, records) = open(&disk.power_cut());
@@ -434,7 +434,7 @@ fn one_header_write_that_arrives_late_does_no_harm() {
     }
 }
 
-/// The successor comes between the two header writes of a change.
+/// The successor opens the log between the two header writes of a change.
 #[test]
 fn a_change_is_not_completed_over_a_successor() {
     let disk = new_disk();
@@ -459,11 +459,11 @@ fn a_change_is_not_completed_over_a_successor() {
     assert!(headers(&disk) == before);
 }
 
-/// The two of them in every order: an opening, and a change of the header by the old owner (a look
-/// at two slots and a write, twice). Either the opening is refused, or the old owner notices; and
-/// what an owner that was let in is told is there, whatever the other still writes.
+/// An opening and a change of the header by the old owner (a check of two slots and a write,
+/// twice), in every interleaving. Either the opening is refused, or the old owner notices; and
+/// every record acknowledged by an admitted owner is there, whatever the other one still writes.
 #[test]
-fn whatever_the_order_there_is_one_owner() {
+fn every_interleaving_has_one_owner() {
     let image = {
         let disk = disk(128 << 10);
         format(&disk);
@@ -473,7 +473,7 @@ fn whatever_the_order_there_is_one_owner() {
         drop(old);
         disk.image()
     };
-    // How many requests of the opening come before each step of the change.
+    // The number of requests of the opening before each step of the change.
     let mut steps = vec![0; 6];
     let (mut orders, mut refused) = (0, 0);
     loop {
@@ -519,7 +519,7 @@ fn whatever_the_order_there_is_one_owner() {
             }
             Err(other) => panic!("{steps:?}: {other}"),
         }
-        // The next order: steps come in theirs, some of them after the opening.
+        // The next interleaving: the steps keep their order, and some may follow the opening.
         let requests = count.load(Ordering::Relaxed);
         let Some(last) = steps.iter().rposition(|&at| at < requests) else { break };
         let next = steps[last] + 1;
@@ -529,7 +529,7 @@ fn whatever_the_order_there_is_one_owner() {
 }
 
 #[test]
-fn formatting_by_somebody_else_is_noticed() {
+fn formatting_by_another_writer_is_noticed() {
     for close in [false, true] {
         let disk = new_disk();
         let old = open_on(&Host::of(&disk));
@@ -546,7 +546,7 @@ fn formatting_by_somebody_else_is_noticed() {
 }
 
 #[test]
-fn resizing_by_somebody_else_is_noticed() {
+fn resizing_by_another_writer_is_noticed() {
     let disk = new_disk();
     let old = open_on(&Host::of(&disk));
     let end = append(&old, b'a', 5000);
@@ -557,10 +557,10 @@ fn resizing_by_somebody_else_is_noticed() {
     assert_eq!(names(&open(&disk.power_cut()).2), b"a");
 }
 
-/// A later version of the program has taken the log over and writes headers that this one does not
-/// know.
+/// A later version of the program has taken the log over and writes headers that this version does
+/// not support.
 #[test]
-fn a_header_from_the_future_is_noticed() {
+fn a_header_of_a_later_version_is_noticed() {
     let disk = new_disk();
     let old = open_on(&Host::of(&disk));
     let end = append(&old, b'a', 5000);
@@ -577,9 +577,9 @@ fn a_header_from_the_future_is_noticed() {
     assert!(headers(&disk) == before);
 }
 
-/// What cannot be read, or is damaged, says nothing; the other slot does.
+/// An unreadable or damaged slot is no evidence of a takeover; the other slot decides.
 #[test]
-fn a_slot_that_can_not_be_read_is_no_reason_to_stop() {
+fn an_unreadable_slot_does_not_stop_a_writer() {
     let faults = Faults { read_error: 1.0, ..Faults::default() };
     for broken in [&SLOTS[..1], &SLOTS[1..], &SLOTS[..]] {
         for damaged in [false, true] {
@@ -613,10 +613,10 @@ fn a_slot_that_can_not_be_read_is_no_reason_to_stop() {
     }
 }
 
-/// But an opening has to see both of the headers that it has written: one that it cannot read may
-/// have been written over by the first owner.
+/// An opening has to see both headers that it has written: an unreadable one may have been
+/// overwritten by the first owner.
 #[test]
-fn an_opening_that_can_not_see_its_headers_is_refused() {
+fn an_opening_that_cannot_read_its_headers_is_refused() {
     let faults = Faults { read_error: 1.0, ..Faults::default() };
     for damaged in [false, true] {
         for slot in SLOTS {
@@ -627,7 +627,7 @@ fn an_opening_that_can_not_see_its_headers_is_refused() {
             let (host, requests) = (Host::of(&disk), AtomicUsize::new(0));
             let broken = disk.clone();
             host.0.state.lock().before_headers = Some(Arc::new(move || {
-                // Two reads to choose a header, then twice two to look and one write.
+                // Two reads to select a header, then twice two reads to check and one write.
                 if requests.fetch_add(1, Ordering::Relaxed) == 8 {
                     match damaged {
                         true => flip(&broken, slot + 40, 2),
@@ -649,7 +649,7 @@ fn an_opening_that_can_not_see_its_headers_is_refused() {
     }
 }
 
-/// Recovery takes a while. Who opens the log in the meantime has it.
+/// Recovery takes time. A writer that opens the log in the meantime owns it.
 #[test]
 fn an_opening_that_was_overtaken_writes_nothing() {
     for format_it in [false, true] {
@@ -704,7 +704,7 @@ fn a_resize_that_was_overtaken_changes_no_header() {
     assert_eq!(names(&open(&disk.power_cut()).2), b"x");
 }
 
-/// A handle is dropped while the writer looks at the slots: that is a crash, after which nothing is
+/// The handle is dropped while the writer checks the slots: that is a crash, after which nothing is
 /// written.
 #[test]
 fn a_writer_that_has_stopped_writes_no_header() {
@@ -721,9 +721,9 @@ fn a_writer_that_has_stopped_writes_no_header() {
     assert!(headers(&disk) == before);
 }
 
-/// A formatted disk is not taken over by whoever looks at it.
+/// Inspecting a formatted disk does not take it over.
 #[test]
-fn looking_is_not_taking_over() {
+fn inspecting_does_not_take_over() {
     let disk = new_disk();
     let wal = open_on(&Host::of(&disk));
     let end = append(&wal, b'a', 5000);

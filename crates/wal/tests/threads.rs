@@ -14,12 +14,11 @@ fn open_file(path: &std::path::Path, engine: Engine) -> SharedDevice {
     alluvium_device::open(path, &options).unwrap()
 }
 
-/// Writers that append and wait, one that trims behind them through several laps, and at the end
-/// exactly what was not trimmed.
+/// Writers that append and wait, a trimmer that follows them through several laps; at the end
+/// exactly the untrimmed records are there.
 #[test]
 fn writers_and_a_trimmer_share_a_small_ring() {
-    // With the limits, which are too low for the load: quota saved up, then short, bytes before
-    // writes.
+    // The limits are too low for the load: quota is saved up, then short, bytes before writes.
     let limits = [(None, None), (Some(20_000), Some(16 << 20))];
     for (engine, (iops, bandwidth_bytes_per_second)) in [Engine::Threads, Engine::Auto]
         .into_iter()
@@ -48,8 +47,7 @@ fn writers_and_a_trimmer_share_a_small_ring() {
                 .collect();
             let trimmer = scope.spawn(|| {
                 let mut trimmed = LogOffset(0);
-                // The log is longer than its records, by the padding: what this waits for will be
-                // there.
+                // The log is longer than its records, by the padding: this offset will be reached.
                 let total: u64 = (0..WRITERS)
                     .flat_map(|writer| (0..RECORDS).map(move |index| 32 + len(writer, index)))
                     .sum();
@@ -62,8 +60,7 @@ fn writers_and_a_trimmer_share_a_small_ring() {
                         .next_back()
                         .map(|(at, _)| *at);
                     trimmed = LogOffset(to.expect("a record that is not trimmed"));
-                    // A record that is known here may lie beyond what is durable; its start does
-                    // not.
+                    // A record known here may not be durable yet; its start is.
                     wal.trim(..trimmed).wait().unwrap();
                 }
             });
@@ -99,7 +96,7 @@ fn write(wal: &Wal, writer: u64, written: &Mutex<BTreeMap<u64, Vec<u8>>>) {
     for index in 0..RECORDS {
         let payload = vec![(writer * 64 + index % 64) as u8; len(writer, index) as usize];
         let append = loop {
-            // Taken before the append that may be refused: no move is missed.
+            // Created before the append that may be refused: no move is missed.
             let room = wal.wait_room();
             match wal.append(&[&payload]) {
                 Ok(append) => break append,
@@ -118,7 +115,7 @@ fn write(wal: &Wal, writer: u64, written: &Mutex<BTreeMap<u64, Vec<u8>>>) {
             assert!(wal.durable() >= end);
         }
         if index % 5 == 0 {
-            drop(outstanding.pop_front()); // nobody waits for it; it is written all the same
+            drop(outstanding.pop_front()); // not awaited; it is written all the same
         }
     }
     for append in outstanding {

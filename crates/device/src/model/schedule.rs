@@ -324,7 +324,8 @@ mod tests {
                     let iops = f64::from(model.iops);
                     let bandwidth = model.bandwidth_bytes_per_second as f64;
                     (last - first + 1) as f64 > (burst * iops).max(1.0) + seconds * iops
-                        || bytes as f64 > (burst * bandwidth).max(PIECE_BYTES as f64) + seconds * bandwidth
+                        || bytes as f64
+                            > (burst * bandwidth).max(PIECE_BYTES as f64) + seconds * bandwidth
                 });
                 prop_assert!(needed, "piece {last} waited from {arrival} to {start}");
             }

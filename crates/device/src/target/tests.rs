@@ -312,7 +312,7 @@ fn a_preallocated_unwritten_file_counts_as_sparse() {
     match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 1 << 20) {
         Ok(()) if rustix::fs::seek(&file, SeekFrom::Hole(0)) == Ok(0) => {}
         other => {
-            return println!("SKIPPED: the file system distinguishes reserved space from holes: {other:?}");
+            return println!("SKIPPED: the file system reports reserved space as data: {other:?}");
         }
     }
     let error = refused(&path, &existing());

@@ -1,4 +1,4 @@
-//! Group commit: records into blocks, and which block goes to the device when.
+//! Group commit: records into blocks, and the choice of the next block to write.
 
 use std::time::Duration;
 
@@ -10,37 +10,37 @@ use crate::block::{Block, Piece};
 use crate::layout::{LogOffset, RECORD_HEADER_BYTES};
 use crate::record::{Kind, RecordHeader};
 
-/// From this length on, a body is referred to, not copied at once.
+/// Minimum length of a body that is referenced instead of copied at once.
 const SHARED_BYTES: usize = 32 * 1024;
 
-/// Blocks that are not full go while fewer writes than this are in flight.
+/// Partial blocks are written while fewer writes than this are in flight.
 const EARLY_WRITES: usize = 2;
-/// The same where writes are limited.
+/// The equivalent of [`EARLY_WRITES`] under a limit on writes.
 const EARLY_PACED_WRITES: usize = 3;
 
-/// A record on its way into blocks.
+/// A record that is being placed into blocks.
 struct Placing {
     offset: LogOffset,
     end: LogOffset,
-    /// A block may be larger than its size where that completes the record.
+    /// Whether a block may exceed its size to complete the record.
     complete: bool,
 }
 
-/// How a block goes.
+/// How a block is written.
 #[derive(Clone, Copy)]
 enum Form {
-    /// The first of those that are closed.
+    /// The first closed block.
     Sealed,
-    /// The current one, to its end; the next one repeats its last page.
+    /// The current block to its end; the next block repeats its last page.
     Cut,
-    /// The current one, with a padding.
+    /// The current block with a padding.
     Padded,
-    /// The whole pages of the current one.
+    /// The whole pages of the current block.
     Pages,
 }
 
 impl State {
-    /// Put a record at the end of the log, or change nothing.
+    /// Appends a record, or changes nothing.
     pub(super) fn append(
         &mut self,
         shared: &Shared,
@@ -74,12 +74,11 @@ impl State {
         let record = Placing {
             offset,
             end,
-            // With others before it there is no hurry, and blocks of the same size are the best
-            // that there is.
+            // With blocks queued before it there is no hurry, and equally sized blocks are best.
             complete: self.sealed.is_empty()
                 && match self.limiter {
                     None => self.flights.len() < shared.options.io_depth,
-                    // One that is late must not cost the next record a second write.
+                    // A late record must not cost the next one a second write.
                     Some(_) => self.flights.len() < EARLY_WRITES,
                 },
         };
@@ -100,7 +99,7 @@ impl State {
         Ok((offset, end))
     }
 
-    /// Put a piece of a record at `at`, into as many blocks as it takes. Returns where it ends.
+    /// Appends a piece of a record at `at`, across as many blocks as needed. Returns its end.
     fn put(
         &mut self,
         shared: &Shared,
@@ -131,8 +130,8 @@ impl State {
         at
     }
 
-    /// Close the current block. If it is not full to the page, then with a padding, so that the
-    /// next one need not wait for it.
+    /// Closes the current block, with a padding unless it ends on a page boundary, so that the next
+    /// block need not wait for it.
     fn seal(&mut self) {
         let Some(mut block) = self.current.take() else { return };
         let padding = block.pad();
@@ -143,10 +142,11 @@ impl State {
         self.sealed.push_back(block);
     }
 
-    /// The block that goes to the device next, if one can.
+    /// Takes the block to be written next, if one can be.
     ///
-    /// Group commit, and no timer in it: what is appended while writes are in flight goes with the
-    /// next one. Full blocks go as soon as a slot is free; `next_form` says which others do.
+    /// This is group commit without a timer: records appended while writes are in flight share the
+    /// next one. Full blocks are written as soon as a slot is free; `next_form` decides about
+    /// partial ones.
     pub(super) fn next_write(&mut self, shared: &Shared) -> Option<BlockWrite> {
         if self.flights.len() >= shared.options.io_depth
             || self.resizing.holds_blocks()
@@ -170,14 +170,14 @@ impl State {
             }
             Form::Cut | Form::Pages => self.current.take(),
         };
-        let mut block = block.expect("next_form has looked at it");
+        let mut block = block.expect("next_form has selected a block");
         match form {
             Form::Cut => block.cut(device, &mut self.tail),
             Form::Pages => self.current = block.carry(device),
             Form::Sealed | Form::Padded => {}
         }
         let (end, boundary) = (block.end(), block.boundary());
-        assert_eq!(block.write_bytes(), bytes, "what the limit was asked for");
+        assert_eq!(block.write_bytes(), bytes, "the size charged to the limiter");
         self.cursors.submit(end);
         let pending = self.ring.pieces(block.base(), bytes).count();
         let flight = self.first_flight + self.flights.len() as u64;
@@ -185,29 +185,33 @@ impl State {
         Some(BlockWrite { flight, ring: self.ring, block, durable: self.cursors.durable() })
     }
 
-    /// How the next block goes, if it does, and the bytes of its write.
+    /// Decides how the next block is written, if it is, and returns the bytes of its write.
     ///
-    /// With nothing in flight, so that nothing would complete and send the rest, all there is goes:
-    /// cut where it ends, so that small records at a low rate take the space of records, not of
-    /// pages; or padded if it is at least a quarter of a block, which costs 6% at most, so that the
-    /// next one need not wait for it.
+    /// A partial block is written:
     ///
-    /// While writes are in flight, a block that is not full is sent early if it is at least a
-    /// quarter full and fewer than two writes are in flight. So small blocks never take the slots
-    /// of full ones, and as the device slows down blocks grow by themselves. Two is measured: as
-    /// good as one at 1 KiB and 1,024 outstanding, better at 64 KiB and 64 outstanding, while with
-    /// six the same load goes in more and smaller writes and comes out about a tenth slower in all
-    /// of these.
+    /// - with nothing in flight and less than a quarter of a block, cut at its end: small records
+    ///   at a low rate take their own size, not whole pages;
+    /// - with nothing in flight and at least a quarter of a block, padded, so that the next block
+    ///   need not wait for it, which costs 6% at most;
+    /// - with one write in flight and at least a quarter of a block, early and padded;
+    /// - otherwise not yet.
     ///
-    /// A limit on writes paces them instead, at even distances and with at most three in flight (a
-    /// disk of 3,000 writes/s and 0.7 ms has two on average; when it queues, blocks grow here too).
-    /// Then a block is padded if that wastes less than half of its pages; or, unless there are
-    /// bytes to spare, sent up to its last page boundary: no byte is padded or written twice, and
-    /// what is behind it goes with the next one.
+    /// With nothing in flight everything is written, since no completion would trigger a later
+    /// write. Small blocks never take the slots of full ones, and blocks grow by themselves as the
+    /// device slows down. Two writes in flight is measured: as good as one at 1 KiB and 1,024
+    /// outstanding, better at 64 KiB and 64 outstanding; with six the same load takes more and
+    /// smaller writes and is about a tenth slower in all of these cases.
+    ///
+    /// Under a limit on writes, early blocks are paced at even distances instead, with at most
+    /// three in flight (a disk of 3,000 writes/s and 0.7 ms has two on average; when it queues,
+    /// blocks grow here too). A block is then padded if that wastes less than half of its pages;
+    /// or, unless bandwidth is to spare, written up to its last page boundary: no byte is padded or
+    /// written twice, and the rest goes with the next block.
     fn next_form(&mut self, shared: &Shared, now: Option<Duration>) -> Option<(Form, u64)> {
         let idle = self.flights.is_empty();
         if let Some(block) = self.sealed.front() {
-            // A first page that is the last page of the block before: that one has to be durable.
+            // If its first page is the last page of the previous block, that block must be durable
+            // first.
             return (idle || !block.repeats_page()).then(|| (Form::Sealed, block.write_bytes()));
         }
         let block = self.current.as_ref()?;
@@ -241,7 +245,7 @@ impl State {
         }
     }
 
-    /// Whether a limit forbids a write of `bytes` now; then the alarm is set.
+    /// Whether a limit forbids a write of `bytes` now; if so, sets the alarm.
     fn throttled(&mut self, shared: &Shared, now: Duration, bytes: u64) -> bool {
         let Some(limiter) = &mut self.limiter else { return false };
         if now >= self.throttled_until {
@@ -250,12 +254,12 @@ impl State {
                 Err(wait) => self.throttled_until = now + wait,
             }
         }
-        // Also if it was set for this before: an early block may have had it ring sooner.
+        // Even if it was set for this time before: an early block may have made it ring sooner.
         shared.alarm().set(shared.started + self.throttled_until);
         true
     }
 
-    /// The device has all requests of `flight`, which may be gone already.
+    /// Records that the device has all requests of `flight`, which may have completed already.
     pub(super) fn handed_over(&mut self, flight: u64) {
         let flight = flight.checked_sub(self.first_flight);
         if let Some(flight) = flight.and_then(|index| self.flights.get_mut(index as usize)) {
@@ -263,9 +267,9 @@ impl State {
         }
     }
 
-    /// A request of `flight` has completed, so long after the block was submitted. Returns the new
-    /// durable offset if it moved, with the count of moves, and whether the block had been handed
-    /// over.
+    /// Records the completion of a request of `flight`, `took` after the block was submitted.
+    /// Returns the new durable offset if it moved, with the count of moves, and whether the block
+    /// had been handed over.
     pub(super) fn landed(
         &mut self,
         flight: u64,

@@ -1,4 +1,4 @@
-//! Another capacity for an open log: nothing is moved, it is only a matter of the right moment.
+//! Resizing of an open log: nothing is moved, it only has to wait for the right moment.
 //! `docs/format/wal.md`, section 7.
 
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use crate::sync::OnceLock;
 use crate::window::Cursors;
 use crate::{ResizeError, WalError};
 
-/// What became of a request.
+/// The outcome of a request.
 pub(crate) type Outcome = Arc<OnceLock<Result<HeaderInfo, ResizeError>>>;
 
-/// The capacities that the log is on its way to.
+/// The pending and the current resize.
 #[derive(Default)]
 pub(super) struct Resizing {
-    /// Its headers are on their way.
+    /// The resize whose headers are being written.
     change: Option<Target>,
-    /// Waits for its moment.
+    /// The resize that waits for its moment.
     wanted: Option<Target>,
-    /// Requests that have an outcome.
+    /// Number of requests with an outcome.
     over: u64,
 }
 
@@ -38,29 +38,29 @@ impl Target {
 }
 
 impl Resizing {
-    /// Whether blocks have to wait: the places that they would go to are about to change.
+    /// Whether blocks have to wait because their positions are about to change.
     pub(super) fn holds_blocks(&self) -> bool {
         self.change.is_some()
     }
 
-    /// The capacity that the log is to have, if it is not the one that it has.
+    /// The requested capacity, if it differs from the current one.
     pub(super) fn pending_bytes(&self) -> Option<u64> {
         self.wanted.as_ref().or(self.change.as_ref()).map(|target| target.capacity_bytes)
     }
 
-    /// Requests that have an outcome.
+    /// Number of requests with an outcome.
     pub(super) fn over(&self) -> u64 {
         self.over
     }
 
-    /// The log closes: what has not begun does not begin.
+    /// Withdraws the pending request when the log closes.
     pub(super) fn withdraw(&mut self) {
         self.wanted = None;
     }
 }
 
-/// The ring of `ring_bytes` in which every live page of `from` lies where it lies now, if there is
-/// one and nothing that is appended goes beyond it.
+/// Returns the ring of `ring_bytes` in which every live page of `from` keeps its position, if there
+/// is one and everything appended fits.
 fn place(from: Ring, ring_bytes: u64, cursors: &Cursors) -> Option<Ring> {
     if cursors.padded_end() > page_floor(cursors.trim().0) + ring_bytes {
         return None;
@@ -68,7 +68,7 @@ fn place(from: Ring, ring_bytes: u64, cursors: &Cursors) -> Option<Ring> {
     let start = page_floor(cursors.trim().0);
     let at = from.position(LogOffset(start));
     let at = if cursors.trim() == cursors.submitted() {
-        // No record is live, not even on this page.
+        // There is no live record, not even on this page.
         if at + PAGE <= ring_bytes { at } else { 0 }
     } else {
         let len = page_ceil(cursors.submitted().0) - start;
@@ -81,21 +81,21 @@ fn place(from: Ring, ring_bytes: u64, cursors: &Cursors) -> Option<Ring> {
     Some(Ring::new(DATA_START + ring_bytes, origin))
 }
 
-/// Bytes that the trim offset has to move by, at most, before [`place`] finds the ring.
+/// Upper bound of the bytes by which the trim offset has to move before [`place`] finds the ring.
 fn distance(from: Ring, ring_bytes: u64, cursors: &Cursors) -> u64 {
     if place(from, ring_bytes, cursors).is_some() {
         return 0;
     }
     let start = page_floor(cursors.trim().0);
     let to_the_end = from.bytes() - from.position(LogOffset(start));
-    // What is beyond the new ring then has to be given up first, and the end of the ring comes
-    // round once more.
+    // The part beyond the new ring has to be trimmed first, which takes until the end of the ring
+    // comes round again.
     let beyond = cursors.padded_end() > start + to_the_end + ring_bytes;
     to_the_end + if beyond { from.bytes() } else { 0 }
 }
 
 impl Shared {
-    /// See [`Wal::request_resize`](crate::Wal::request_resize).
+    /// Implements [`Wal::request_resize`](crate::Wal::request_resize).
     pub(crate) fn request_resize(
         self: &Arc<Self>,
         capacity_bytes: u64,
@@ -121,7 +121,7 @@ impl Shared {
             return Err(WalError::Closed.into());
         }
         let outcome = state.request_resize(capacity_bytes);
-        state.counters.moves += 1; // the bound of what may be appended may have
+        state.counters.moves += 1; // the bound for appends may have moved
         let (over, moves) = (state.resizing.over, state.counters.moves);
         let header = state.next_header();
         drop(state);
@@ -159,15 +159,15 @@ impl State {
         outcome
     }
 
-    /// Have appends keep to the smallest of the rings that the log has and will have.
+    /// Limits appends to the smallest of the current and requested rings.
     fn bound(&mut self) {
         let Resizing { change, wanted, .. } = &self.resizing;
         let targets = change.iter().chain(wanted).map(Target::ring_bytes);
         self.cursors.set_bound(targets.fold(self.ring.bytes(), u64::min));
     }
 
-    /// If the moment has come, the ring that the header says whose change begins now. Until that
-    /// has taken effect blocks wait.
+    /// If the moment has come, begins the change and returns the ring for the header. Blocks wait
+    /// until the change has taken effect.
     pub(super) fn begin_resize(&mut self) -> Option<Ring> {
         let resizing = &mut self.resizing;
         let ring = place(self.ring, resizing.wanted.as_ref()?.ring_bytes(), &self.cursors)?;
@@ -175,8 +175,8 @@ impl State {
         Some(ring)
     }
 
-    /// A change of the header has taken effect: perhaps it says another ring. Returns the requests
-    /// that have an outcome.
+    /// Completes a header change, which may have changed the ring. Returns the number of requests
+    /// with an outcome.
     pub(super) fn resized(&mut self) -> u64 {
         if let Some(change) = self.resizing.change.take() {
             self.ring = self.headers.newest.ring();
@@ -188,8 +188,8 @@ impl State {
         self.resizing.over
     }
 
-    /// The capacity that the log is to have, and the bytes that the trim offset has to move by
-    /// before it can, at most.
+    /// The requested capacity, and an upper bound of the bytes by which the trim offset has to move
+    /// first.
     pub(super) fn resize_pending(&self) -> (Option<u64>, u64) {
         let wanted = self.resizing.wanted.as_ref();
         let distance =
@@ -208,10 +208,10 @@ mod tests {
         ring.position(LogOffset(page * PAGE))
     }
 
-    /// The bytes that are left on the last page are too few for a padding: that would take the next
-    /// page, which is the first one.
+    /// The bytes left on the last page are too few for a padding, which would take the next page,
+    /// that is, the first one.
     #[test]
-    fn a_padding_that_may_follow_has_to_fit() {
+    fn a_resize_leaves_space_for_a_following_padding() {
         let from = Ring::new(DATA_START + 40 * PAGE, 0);
         let place = |end| {
             let cursors = Cursors::new(LogOffset(0), LogOffset(end), 40 * PAGE, 16 * PAGE);
@@ -223,11 +223,12 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is chosen, no live page lies elsewhere in it; and what lies in one piece inside
-        /// of it is chosen.
+        /// In every ring chosen each live page keeps its position; and a log in one piece inside
+        /// the new ring always finds one.
         #[test]
-        fn every_live_page_stays(
-            old in 32u64..80, new in 32u64..80, origin in 0u64..32, start in 0u64..500, len_permille in 0u64..=1000, trim in 0..PAGE, end in 0..PAGE,
+        fn every_live_page_keeps_its_position(
+            old in 32u64..80, new in 32u64..80, origin in 0u64..32, start in 0u64..500,
+            len_permille in 0u64..=1000, trim in 0..PAGE, end in 0..PAGE,
         ) {
             let from = Ring::new(DATA_START + old * PAGE, origin * PAGE);
             let end = (start * PAGE + (old - 1) * PAGE * len_permille / 1000) + end;
@@ -250,21 +251,23 @@ mod tests {
             }
         }
 
-        /// A distance is what it takes: a log that goes on within its bounds finds its ring when
-        /// the trim offset has moved so far.
+        /// The distance is sufficient: a log that continues within its bounds finds its ring when
+        /// the trim offset has moved that far.
         #[test]
-        fn the_moment_comes_within_the_distance(
-            old in 32u64..80, new in 32u64..80, origin in 0u64..32, start in 0u64..200, len in 1u64..80, step in 1u64..40,
+        fn a_resize_takes_effect_within_the_stated_distance(
+            old in 32u64..80, new in 32u64..80, origin in 0u64..32, start in 0u64..200,
+            len in 1u64..80, step in 1u64..40,
         ) {
             let from = Ring::new(DATA_START + old * PAGE, origin * PAGE);
             let end = (start + len.min(old)) * PAGE;
-            let mut cursors = Cursors::new(LogOffset(start * PAGE), LogOffset(end), old * PAGE, 16 * PAGE);
+            let first = LogOffset(start * PAGE);
+            let mut cursors = Cursors::new(first, LogOffset(end), old * PAGE, 16 * PAGE);
             cursors.set_bound(old.min(new) * PAGE);
             let until = start * PAGE + distance(from, new * PAGE, &cursors);
             let mut trim = start * PAGE;
             while place(from, new * PAGE, &cursors).is_none() {
-                prop_assert!(trim < until, "no ring at {trim}, {until} was told");
-                // As full as it may be, then a trim.
+                prop_assert!(trim < until, "no ring at {trim}, expected by {until}");
+                // Fill the log as far as possible, then trim.
                 while cursors.admit(LogOffset(cursors.appended().0 + PAGE)).is_ok() {
                     let end = LogOffset(cursors.appended().0 + PAGE);
                     cursors.append(end);

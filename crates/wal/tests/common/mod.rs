@@ -1,4 +1,4 @@
-//! What the tests share: a simulated disk with a WAL on it.
+//! Common helpers of the tests: a simulated disk with a WAL on it.
 #![allow(dead_code, unreachable_pub)] // each test file uses a part of it
 
 use alluvium_device::SharedDevice;
@@ -52,12 +52,12 @@ pub fn scan(disk: &SimDisk) -> (RecoveryReport, Vec<Record>) {
     (report.unwrap(), records)
 }
 
-/// First bytes of the payloads: enough to tell the records of a test apart.
+/// First bytes of the payloads, which identify the records of a test.
 pub fn names(records: &[Record]) -> Vec<u8> {
     records.iter().map(|record| record.payload[0]).collect()
 }
 
-/// Where a logical offset of the first lap is.
+/// Device position of a logical offset of the first lap.
 pub fn device_at(offset: u64) -> u64 {
     DATA_START + offset
 }
