@@ -1,12 +1,12 @@
-//! Requests against a real server on a simulated disk: whatever the bytes are, nothing panics, and
+//! Requests to a real server on a simulated disk: whatever the bytes are, nothing panics, and
 //! memory stays bounded.
 //!
-//! An input is what one client sends. Its first byte chooses the listener: one where everybody may
-//! do everything, or one where clients log in and ACLs hold. A row of requests follows: two bytes
-//! are the key of an API and a version, two are the length of the body, which follows. The header
-//! is made right, and so is the checksum of record batches, as they would hide all else. The server
-//! goes on from one input to the next, so that requests find topics, groups and transactions that
-//! others have made, and is a new one after some thousand of them.
+//! An input is what one client sends. Its first byte chooses the listener: one without access
+//! control, or one where clients log in and ACLs apply. A sequence of requests follows: two bytes
+//! for the API key and a version, two for the length of the body, then the body. The header is made
+//! valid, and so is the checksum of record batches, since these checks would hide everything behind
+//! them. The server keeps running from one input to the next, so that requests find topics, groups
+//! and transactions that earlier ones have created, and is replaced after some thousand inputs.
 #![no_main]
 
 use std::cell::RefCell;
@@ -27,12 +27,12 @@ use prometheus_client::registry::Registry;
 use tokio::runtime::Runtime;
 
 const WAL_BYTES: u64 = 16 << 20;
-/// Inputs that a server gets.
+/// Inputs per server.
 const INPUTS: u32 = 5_000;
-/// Requests that wait for others (a rebalance, records) are given up.
+/// Requests that wait (for a rebalance, for records) are cancelled after this.
 const PATIENCE: Duration = Duration::from_millis(5);
 const PRODUCE: i16 = 0;
-/// Of RFC 8037, A.2.
+/// From RFC 8037, A.2.
 const KEYS: &str = r#"{"keys":[{"kty":"OKP","crv":"Ed25519","kid":"k",
     "x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
 
@@ -84,7 +84,7 @@ fn config() -> BrokerConfig {
     let mut config = BrokerConfig {
         listeners: vec![open, secured],
         max_partitions: 100,
-        // Often enough to work on what the inputs have left.
+        // Often enough to process what the inputs have left.
         retention_check_interval: Duration::from_millis(20),
         log_compaction_check_interval: Duration::from_millis(20),
         ..BrokerConfig::default()
@@ -119,7 +119,7 @@ fn header(key: i16, version: i16) -> BytesMut {
     header
 }
 
-/// Make the checksums right of all that may be a record batch.
+/// Corrects the checksums of everything that may be a record batch.
 fn sign_batches(body: &mut [u8]) {
     const LENGTH: usize = 8;
     const MAGIC: usize = 16;
@@ -145,7 +145,7 @@ thread_local! {
     static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
 }
 
-/// A task that panics does not end the process by itself.
+/// Ends the process on any panic: a panicking task does not do so by itself.
 fn die_of_panics() {
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -163,7 +163,7 @@ libfuzzer_sys::fuzz_target!(init: die_of_panics(), |data: &[u8]| {
         world.inputs += 1;
         let apis = Broker::apis();
         let Some((listener, mut rest)) = data.split_first() else { return };
-        // From an address of its own, as addresses that fail to log in are slowed down.
+        // From its own address, since addresses that fail to log in are slowed down.
         let ip = Ipv4Addr::from(0x7f00_0000 + world.inputs);
         let client = world.broker.bare_client(usize::from(listener % 2), ip.into());
         while let Some(([api, version, high, low], more)) = rest.split_first_chunk() {

@@ -1,30 +1,31 @@
-//! The power-cut campaign: random lives of a WAL on a simulated disk, checked against a model.
+//! The power-cut campaign: random histories of a WAL on a simulated disk, checked against a model.
 //!
-//! A seed decides everything: geometry, options, what is appended and trimmed, the order in which
-//! the disk completes requests, where the power is cut or the process killed (recovery's own header
-//! writes included), and what the disk keeps of what it had not flushed. Between lives the log is
-//! sometimes resized, with a power cut on the way, and so it is by its owner while it is in use;
-//! and sometimes a life does not end: its owner goes on, as if on another machine, while the next
-//! one opens the log. After each end the log is recovered and compared with the model:
+//! A history is a sequence of runs of a writer. A seed determines everything: geometry, options,
+//! appends and trims, the order in which the disk completes requests, where the power is cut or the
+//! process killed (recovery's own header writes included), and what the disk keeps of its unflushed
+//! writes. Between runs the log is sometimes resized, with a power cut meanwhile; its owner also
+//! resizes it while it is in use. Sometimes a run does not end: its owner continues, as if on
+//! another machine, while the next one opens the log. After each end the log is recovered and
+//! compared with the model:
 //!
 //! - every acknowledged record that was not trimmed is there, unchanged and in order, and so is
-//!   every record that an earlier recovery has handed out, even one that was interrupted;
-//! - what is handed out is exactly what was written, without a gap before the end of the log;
+//!   every record that an earlier recovery has handed out, even an interrupted one;
+//! - the records handed out are exactly those written, without a gap before the end of the log;
 //! - a record that a recovery dropped does not come back, nor does one that was durably trimmed,
-//!   nor one of an owner whose time was over;
+//!   nor one of an owner that has been taken over;
 //! - damage is reported where the disk did damage, and nowhere else;
 //! - every header on the disk states a window that the records behind its durable offset keep to,
 //!   and an epoch that never goes back;
-//! - a resize leaves the old capacity or the new one and the same records, and one that is refused
-//!   leaves the disk as it was;
-//! - an owner whose time is over writes no header, and is told.
+//! - a resize leaves the old capacity or the new one and the same records, and a refused one leaves
+//!   the disk unchanged;
+//! - an owner that has been taken over writes no header, and gets an error.
 //!
 //! [`Profile::PowerCut`] has a disk that keeps its promises, and that refuses the old owner of a
 //! log that was taken over: nothing may be lost. [`Profile::Faults`] adds bit rot, failing reads,
 //! writes and flushes, a full disk, lost and misdirected writes, and old owners that are not
-//! refused: damage may be lost, never handed out, and must be reported, within the limits that
-//! `docs/format/wal.md` states. [`Mutation`]s break something on purpose, to show that the campaign
-//! has teeth.
+//! refused: damaged data may be lost, is never handed out, and must be reported, within the limits
+//! stated in `docs/format/wal.md`. [`Mutation`]s introduce defects on purpose, to show that the
+//! campaign finds them.
 #![forbid(unsafe_code)]
 
 pub mod fuzz;
@@ -40,13 +41,13 @@ use std::fmt;
 
 pub use plug::Mutation;
 
-/// What the disk does wrong.
+/// The faults of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
     /// Power cuts, process crashes, and takeovers with a fence.
     PowerCut,
-    /// Also bit rot, read, write and flush errors, a full disk, lost and misdirected writes,
-    /// takeovers without a fence.
+    /// As [`Self::PowerCut`], plus bit rot, read, write and flush errors, a full disk, lost and
+    /// misdirected writes, and takeovers without a fence.
     Faults,
 }
 
@@ -59,14 +60,14 @@ impl fmt::Display for Profile {
     }
 }
 
-/// One simulation.
+/// The parameters of one simulation.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Decides everything that is left to chance.
+    /// Determines every random choice.
     pub seed: u64,
-    /// What the disk does wrong.
+    /// The faults of the disk.
     pub profile: Profile,
-    /// What is broken on purpose.
+    /// The defect introduced on purpose.
     pub mutation: Mutation,
     /// Print each step to standard error.
     pub verbose: bool,
@@ -74,14 +75,15 @@ pub struct Plan {
 
 macro_rules! outcome {
     ($($(#[$doc:meta])* $field:ident,)*) => {
-        /// What a simulation did, so that a campaign can show that its cases happened.
+        /// Counts of events in a simulation, with which a campaign can show that its cases
+        /// happened.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Outcome {
             $($(#[$doc])* pub $field: u64,)*
         }
 
         impl Outcome {
-            /// Add another one's numbers.
+            /// Adds the counts of another outcome.
             pub fn add(&mut self, other: &Self) {
                 $(self.$field += other.$field;)*
             }
@@ -92,9 +94,9 @@ macro_rules! outcome {
 outcome! {
     /// Records appended.
     appended,
-    /// Records that recoveries handed out.
+    /// Records handed out by recoveries.
     recovered,
-    /// Records that recoveries dropped.
+    /// Records dropped by recoveries.
     dropped,
     /// Damaged ranges reported.
     damaged,
@@ -102,19 +104,19 @@ outcome! {
     recoveries,
     /// Recoveries that were interrupted.
     interrupted,
-    /// Those of them that followed on one that was interrupted as well.
+    /// Interrupted recoveries that followed an interrupted one.
     interrupted_again,
-    /// Ends without power.
+    /// Power cuts.
     power_cuts,
-    /// Ends of the process alone.
+    /// Crashes of the process alone.
     process_crashes,
-    /// Clean ends.
+    /// Clean closes.
     closes,
     /// Trims that took effect.
     trims,
     /// Marks that took effect, with a trim or alone.
     marks,
-    /// Appends that found the window or the ring full.
+    /// Appends refused by a full window or ring.
     refused,
     /// Laps of the ring.
     laps,
@@ -122,48 +124,48 @@ outcome! {
     grown,
     /// Windows that shrank.
     shrunk,
-    /// Resizes that were completed.
+    /// Completed resizes.
     resized,
-    /// Those of them that moved records.
+    /// Completed resizes that moved records.
     moved,
-    /// Resizes that were refused, since the log did not fit or could not be moved.
+    /// Resizes refused because the log did not fit or could not be moved.
     resizes_refused,
-    /// Resizes that were interrupted.
+    /// Interrupted resizes.
     resizes_interrupted,
-    /// Those of them that left the new capacity.
+    /// Interrupted resizes that left the new capacity.
     resizes_interrupted_late,
     /// Resizes of a log in use that took effect.
     resized_in_use,
-    /// Those that were asked for and had not when the owner ended.
+    /// Resizes of a log in use that were pending when the owner ended.
     resizes_cut_short,
-    /// Logs that were opened while their owner went on.
+    /// Logs opened while their owner continued.
     takeovers,
-    /// Those of them whose disk refused the old owner.
+    /// Takeovers with a disk that refused the old owner.
     fenced,
     /// Writes of old owners that the disk refused.
     refused_writes,
-    /// Writes of old owners that landed after the log was taken over, or while it was.
+    /// Writes of old owners that were executed during or after a takeover.
     late_writes,
-    /// Those of them that went to a header.
+    /// Late writes of old owners to a header.
     late_headers,
-    /// Old owners that found another one's header.
+    /// Old owners that found a successor's header.
     noticed,
     /// Openings that found that another header had been written meanwhile.
     openings_refused,
     /// Bytes that rotted at rest.
     rotten,
-    /// Reads, writes and flushes that failed.
+    /// Failed reads, writes and flushes.
     io_errors,
     /// Writes that found the disk full.
     no_space,
 }
 
-/// A simulation that found something wrong.
+/// A simulation that found a defect.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// What was simulated.
+    /// The simulation.
     pub plan: Plan,
-    /// What is wrong.
+    /// The defect.
     pub what: String,
 }
 
@@ -172,7 +174,8 @@ impl fmt::Display for Failure {
         let Plan { seed, profile, mutation, .. } = self.plan;
         write!(
             f,
-            "seed {seed}: {}\nreplay: cargo run -p alluvium-sim -- --profile {profile} --seed {seed}",
+            "seed {seed}: {}\n\
+             replay: cargo run -p alluvium-sim -- --profile {profile} --seed {seed}",
             self.what
         )?;
         match mutation {
@@ -182,17 +185,17 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Run the pure power-cut simulation of `seed`.
+/// Runs the pure power-cut simulation of `seed`.
 pub fn run_seed(seed: u64) -> Result<Outcome, Failure> {
     run(Plan { seed, profile: Profile::PowerCut, mutation: Mutation::Sound, verbose: false })
 }
 
-/// Run one simulation.
+/// Runs one simulation.
 pub fn run(plan: Plan) -> Result<Outcome, Failure> {
     life::Run::new(plan).and_then(life::Run::run).map_err(|what| Failure { plan, what })
 }
 
-/// Run the seeds `start..start + count` on all processors; the first failure (by seed) ends the
+/// Runs the seeds `start..start + count` on all processors; the first failure (by seed) ends the
 /// campaign.
 pub fn campaign(
     start: u64,

@@ -1,4 +1,4 @@
-//! One simulation: lives of a WAL, one after the other on the same disk.
+//! One simulation: successive runs of a WAL's owner on the same disk.
 
 use std::sync::Arc;
 
@@ -14,25 +14,25 @@ use crate::rival::Rival;
 use crate::traffic::Traffic;
 use crate::{Outcome, Plan, Profile};
 
-/// See the module.
+/// The state of a simulation.
 pub(crate) struct Run {
     pub(crate) plan: Plan,
     pub(crate) random: Random,
     pub(crate) disk: SimDisk,
-    /// How the disk fares while nothing special is injected.
+    /// The disk's faults while nothing special is injected.
     pub(crate) usual: Faults,
     pub(crate) model: Model,
     pub(crate) hits: Arc<Mutex<Hits>>,
     pub(crate) outcome: Outcome,
 }
 
-/// How an attempt to open ended.
+/// The result of an attempt to open the log.
 enum Opened {
     Traffic(Wal, Arc<Plug>),
-    /// It has to be tried again. The records that were handed out before, if the plug was pulled
-    /// after the walk was complete.
+    /// The opening was interrupted and has to be repeated. Contains the records handed out, if the
+    /// interruption came after the walk was complete.
     Interrupted(Option<Vec<Record>>),
-    /// Faults left nothing to open; the simulation ends here.
+    /// Faults have destroyed the log; the simulation ends here.
     Beyond(String),
 }
 
@@ -84,7 +84,7 @@ impl Run {
         let lives = 2 + self.random.below(5);
         let mut rival = None;
         for life in 0..=lives {
-            self.say(|| format!("-- life {life} of {lives}"));
+            self.say(|| format!("-- run {life} of {lives}"));
             let Some((wal, plug)) = self.open(life == lives, &mut rival)? else { break };
             if life == lives {
                 break;
@@ -104,7 +104,7 @@ impl Run {
 
     // -- The disk
 
-    /// Go on with the disk that follows.
+    /// Continues with the disk's successor.
     pub(crate) fn replace_disk(&mut self, successor: SimDisk) {
         self.count_faults();
         self.disk = successor;
@@ -125,9 +125,9 @@ impl Run {
         counters.read_errors + counters.write_errors + counters.flush_errors + counters.no_space
     }
 
-    /// With `probability`, if the profile allows it: requests fail for a while.
+    /// With `probability`, if the profile allows it, makes requests fail for a while.
     pub(crate) fn misbehave(&mut self, probability: f64) {
-        // A header that cannot be read is none; the other one may be an old owner's.
+        // An unreadable header does not count, and the other one may be an old owner's.
         let allowed = self.plan.profile == Profile::Faults && !self.hits.lock().late_header;
         if allowed && self.random.chance(probability) {
             let faults = match self.random.below(5) {
@@ -150,7 +150,7 @@ impl Run {
         }
     }
 
-    /// What happens to bytes at rest.
+    /// Damages bytes at rest.
     fn decay(&mut self) {
         if self.plan.profile != Profile::Faults {
             return;
@@ -170,7 +170,7 @@ impl Run {
         }
     }
 
-    /// A way to the disk, which loses or misdirects writes if the profile allows it.
+    /// A path to the disk, which loses or misdirects writes if the profile allows it.
     pub(crate) fn plug(&mut self) -> Arc<Plug> {
         let mut rarely =
             |probability| match self.plan.profile == Profile::Faults && self.random.chance(0.3) {
@@ -184,7 +184,7 @@ impl Run {
 
     // -- Opening
 
-    /// Recover, through interruptions. `None` where faults have destroyed the headers.
+    /// Recovers, through interruptions. Returns `None` if faults have destroyed the headers.
     fn open(
         &mut self,
         last: bool,
@@ -196,7 +196,7 @@ impl Run {
             match self.try_open(interrupt, before.as_deref(), rival)? {
                 Opened::Traffic(wal, plug) => return Ok(Some((wal, plug))),
                 Opened::Beyond(why) => {
-                    self.say(|| format!("gives up: {why}"));
+                    self.say(|| format!("ended by faults: {why}"));
                     return Ok(None);
                 }
                 Opened::Interrupted(records) => {
@@ -208,7 +208,8 @@ impl Run {
         }
     }
 
-    /// `before` is what an interrupted recovery handed out: nobody has written since.
+    /// `before` are the records handed out by an interrupted recovery, if nothing has been written
+    /// since.
     fn try_open(
         &mut self,
         interrupt: bool,
@@ -252,7 +253,7 @@ impl Run {
                     && before != records
                 {
                     return Err(
-                        "two recoveries of the same log differ, and nobody wrote in between".into(),
+                        "two recoveries of the same log differ without a write in between".into(),
                     );
                 }
                 self.check_report(&wal, &records, &report)?;
@@ -285,7 +286,8 @@ impl Run {
         }
     }
 
-    /// `errors` is how many requests the disk had failed before.
+    /// Handles a failed opening. `errors` is the number of requests that the disk had failed
+    /// before.
     fn not_opened(
         &mut self,
         cause: &OpenError,
@@ -298,7 +300,7 @@ impl Run {
         }
         let failed = self.failures() > errors || self.disk.failure().is_some();
         match cause {
-            // Where one header could not be read, the other one may say another capacity.
+            // If one header could not be read, the other one may state another capacity.
             OpenError::Device(_)
             | OpenError::EndUnreadable { .. }
             | OpenError::Fenced { .. }
@@ -349,7 +351,7 @@ impl Run {
             _ => self.random.below(most - 8 + 1),
         };
         let window_bytes = (8 + more) * PAGE;
-        // Where records may be large, the window begins large.
+        // Where records may be large, the window starts large.
         let largest = match self.random.below(2) {
             0 => window_bytes / 2 - 2 * PAGE,
             _ => (window_bytes / 2 - 2 * PAGE).min(40_000),
@@ -367,9 +369,9 @@ impl Run {
         }
     }
 
-    // -- Living
+    // -- Traffic
 
-    /// Returns the owner of the log if it does not end.
+    /// Runs the traffic of one owner. Returns the owner if it does not end.
     fn live(
         &mut self,
         wal: Wal,
@@ -439,7 +441,7 @@ impl Run {
             }
             _ => {}
         }
-        // What fails at the end may be followed by a write, into which the plug must not be pulled
+        // A failure at the end may be followed by a write, at which the power must not be cut
         // again.
         plug.set_fuse(None);
         let end = self.end();
@@ -448,12 +450,12 @@ impl Run {
         Ok(None)
     }
 
-    /// The plug was pulled.
+    /// Continues after a power cut or crash during traffic.
     fn died(&mut self, traffic: &Traffic, successor: SimDisk) {
         self.say(|| {
             let stats = traffic.wal.stats();
             format!(
-                "died: trimmed {}, durable {}, appended {}",
+                "interrupted: trimmed {}, durable {}, appended {}",
                 stats.trimmed, stats.durable, stats.appended
             )
         });
@@ -461,7 +463,7 @@ impl Run {
     }
 
     fn close(&mut self, wal: Wal, plug: &Arc<Plug>) -> Result<(), String> {
-        // The fuse may still burn down, in the clean header for instance.
+        // The cut may still happen, for instance at the clean header.
         self.disk.set_mode(Mode::Immediate);
         let (end, trim_asked) = (wal.appended(), self.model.trim_asked);
         let failed = wal.stats().failed;
@@ -472,7 +474,7 @@ impl Run {
                 self.model.acknowledged(end);
                 self.model.trimmed = trim_asked;
                 self.model.mark = self.model.mark_asked;
-                // Whatever comes after a close, nothing may be lost.
+                // Whatever happens after a close, nothing may be lost.
                 let end = self.end();
                 let successor = successor.unwrap_or_else(|| end.of(&self.disk));
                 self.replace_disk(successor);
@@ -492,7 +494,7 @@ impl Run {
     }
 }
 
-/// Faults anywhere: reads failed, and nobody knows where.
+/// Faults anywhere: reads failed at unknown positions.
 fn everything() -> Hits {
     let mut hits = Hits::default();
     hits.add(0..u64::MAX);

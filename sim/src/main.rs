@@ -7,7 +7,7 @@ use std::time::Instant;
 use alluvium_sim::{Mutation, Outcome, Plan, Profile, campaign, run};
 use clap::Parser;
 
-/// Cut the power under a write-ahead log, again and again, and check that it keeps its promises.
+/// Cut the power under a write-ahead log many times, and check that it keeps its guarantees.
 #[derive(Debug, Parser)]
 #[command(name = "alluvium-sim")]
 struct Cli {
@@ -17,14 +17,14 @@ struct Cli {
     /// The first seed.
     #[arg(long, default_value_t = 0)]
     start: u64,
-    /// Replay this seed alone and print each step.
+    /// Replay only this seed and print each step.
     #[arg(long)]
     seed: Option<u64>,
-    /// What the disk does wrong: `power-cut`, or `faults` (also bit rot, I/O errors, a full disk,
-    /// lost and misdirected writes, and old owners that go on writing).
+    /// Faults of the disk: `power-cut` for none, or `faults` (bit rot, I/O errors, a full disk,
+    /// lost and misdirected writes, and old owners that continue to write).
     #[arg(long, default_value = "power-cut", value_parser = profile)]
     profile: Profile,
-    /// Break this on purpose, to see it found: `trusted-cache`, `no-flush-at-open`,
+    /// Introduce a defect, which the campaign must find: `trusted-cache`, `no-flush-at-open`,
     /// `volatile-headers`, `one-header-slot`, `early-completion`, `volatile-copies`,
     /// `unsaid-growth`, `blind-owner`, `blind-opening` or `open-fence`.
     #[arg(long = "break", value_name = "MUTATION", default_value = "sound", value_parser = mutation)]

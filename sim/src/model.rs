@@ -1,4 +1,4 @@
-//! What the log must hold, kept beside it.
+//! The model: the required content of the log, kept beside it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,35 +18,35 @@ pub(crate) struct Entry {
     epoch: u32,
     /// Everything before it was durable when it was appended.
     proof: u64,
-    /// It was acknowledged, or a recovery has handed it out: it may not disappear.
+    /// Whether it was acknowledged, or handed out by a recovery: it must not disappear.
     pub(crate) promised: bool,
 }
 
-/// See the module.
+/// The model; see the module documentation.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     seed: u64,
     pub(crate) ring: Ring,
     next_id: u64,
-    /// Of the last one who opened the log.
+    /// Epoch of the last opening.
     epoch: u32,
     pub(crate) records: BTreeMap<u64, Entry>,
-    /// Records that a recovery has dropped, and those that an old owner appended; they may not come
-    /// back.
+    /// Records that a recovery has dropped, and those that an old owner appended; they must not
+    /// come back.
     dropped: BTreeMap<(u64, u64), Entry>,
-    /// Trimmed for certain, and the most that was ever asked for.
+    /// The certain trim offset, and the greatest one ever requested.
     pub(crate) trimmed: u64,
     pub(crate) trim_asked: u64,
-    /// The mark that is durable for certain, and the greatest that was ever asked for.
+    /// The mark that is certainly durable, and the greatest one ever requested.
     pub(crate) mark: u64,
     pub(crate) mark_asked: u64,
 }
 
-/// What a recovery showed, beside its report.
+/// The findings of a recovery.
 pub(crate) struct Seen<'a> {
     pub(crate) records: &'a [Record],
     pub(crate) report: &'a RecoveryReport,
-    /// What it recovered from.
+    /// The header from which it recovered.
     pub(crate) header: &'a HeaderInfo,
 }
 
@@ -66,7 +66,7 @@ impl Model {
         }
     }
 
-    /// The payload of record `id`: its number, then bytes that follow from it.
+    /// The payload of record `id`: its number, then bytes derived from it.
     fn payload(&self, id: u64, len: usize) -> Vec<u8> {
         let mut random = Random::new(self.seed ^ id.wrapping_mul(0x9e37_79b9));
         let mut payload: Vec<u8> = Vec::with_capacity(len + 8);
@@ -82,7 +82,7 @@ impl Model {
         self.payload(self.next_id, len)
     }
 
-    /// The payload of [`Model::next_payload`] was appended.
+    /// Records that the payload of [`Model::next_payload`] was appended.
     pub(crate) fn appended(
         &mut self,
         offset: LogOffset,
@@ -100,7 +100,7 @@ impl Model {
         Ok(())
     }
 
-    /// The payload of [`Model::next_payload`] was appended by an owner of the past.
+    /// Records that the payload of [`Model::next_payload`] was appended by an old owner.
     pub(crate) fn appended_late(
         &mut self,
         offset: LogOffset,
@@ -112,7 +112,7 @@ impl Model {
         self.dropped.insert((offset.0, entry.id), entry);
     }
 
-    /// With `probability`, a mark that nobody has asked for yet; it is asked for now.
+    /// With `probability`, returns a new mark and records it as requested.
     pub(crate) fn next_mark(&mut self, random: &mut Random, probability: f64) -> Option<u64> {
         random.chance(probability).then(|| {
             self.mark_asked += 1 + random.below(3);
@@ -120,14 +120,14 @@ impl Model {
         })
     }
 
-    /// The log was opened with this mark, or with the one that it had.
+    /// Records that the log was opened with this mark, or with its previous one.
     pub(crate) fn opened(&mut self, wal: &Wal, given: Option<u64>) -> Result<(), String> {
         let mark = wal.mark();
         if given.is_some_and(|given| given != mark) || mark < self.mark {
             return Err(format!("opened with {given:?} after {}: the mark is {mark}", self.mark));
         }
         self.mark = mark;
-        self.mark_asked = mark; // what had not taken effect is forgotten
+        self.mark_asked = mark; // pending requests are forgotten
         Ok(())
     }
 
@@ -137,7 +137,7 @@ impl Model {
         Entry { id, end: end.0, len, epoch, proof: durable.0, promised: false }
     }
 
-    /// Everything before `durable` was acknowledged.
+    /// Records that everything before `durable` was acknowledged.
     pub(crate) fn acknowledged(&mut self, durable: LogOffset) {
         for entry in self.records.values_mut().rev().skip_while(|entry| entry.end > durable.0) {
             if entry.promised {
@@ -151,21 +151,22 @@ impl Model {
         self.ring.on_device(range).any(|piece| hits.any_in(&piece))
     }
 
-    /// The log may lie in another ring by now. `hits` move along.
+    /// Records that the log may be in another ring now. `hits` are moved with it.
     pub(crate) fn resized(&mut self, header: &HeaderInfo, hits: &mut Hits) {
         let ring = Ring::of(header);
         if ring != self.ring {
-            // Also of what the walk of the resize has cut off: nobody has judged that yet.
+            // Includes the part cut off by the walk of the resize, which is not judged yet.
             let end = self.records.last_key_value().map_or(0, |(_, last)| last.end);
             hits.moved(self.ring, ring, &(header.trim.0..end));
             self.ring = ring;
         }
     }
 
-    /// Check the headers before anybody recovers from them.
+    /// Checks the headers before a recovery from them.
     pub(crate) fn check_headers(&self, found: &Inspection, hits: &Hits) -> Result<(), String> {
         let newest = found.header.epoch;
-        // Where an old owner has written a header, rot in the other one is enough to bring it back.
+        // If an old owner has written a header, rot in the other one is enough to bring the old one
+        // back.
         if newest < self.epoch && !hits.late_header {
             return Err(format!("the newest header is of epoch {newest}, after {}", self.epoch));
         }
@@ -175,7 +176,7 @@ impl Model {
         }
         if mark > self.mark_asked && !hits.late_header {
             return Err(format!(
-                "the mark is {mark}, but nobody asked for more than {}",
+                "the mark is {mark}, but none above {} was requested",
                 self.mark_asked
             ));
         }
@@ -185,7 +186,8 @@ impl Model {
                 let outstanding = entry.end - entry.proof;
                 if entry.epoch == header.epoch && outstanding > header.window_bytes {
                     return Err(format!(
-                        "record {offset}..{} was appended with {outstanding} bytes outstanding, a header says a window of {}",
+                        "record {offset}..{} was appended with {outstanding} bytes outstanding, a \
+                         header states a window of {}",
                         entry.end, header.window_bytes
                     ));
                 }
@@ -194,7 +196,7 @@ impl Model {
         Ok(())
     }
 
-    /// Check what a walk has handed out, complete or not.
+    /// Checks the records that a walk has handed out, complete or not.
     fn check_records(
         &self,
         seen: &[Record],
@@ -224,9 +226,9 @@ impl Model {
                 .range((offset, 0)..=(offset, u64::MAX))
                 .any(|(_, entry)| genuine(entry));
             match dropped {
-                // A write that the disk lost or sent elsewhere uncovers what stood there before,
-                // and one that came late puts it there: the limit that section 8 of the format
-                // states. The newest epoch has no such thing.
+                // A write that the disk lost or misdirected uncovers an earlier record, and a late
+                // write puts one there: the limit stated in section 8 of the format. Neither
+                // happens in the newest epoch.
                 true if self.hit(hits, &(offset..end)) && record.offset < epoch_start => {}
                 true => return Err(format!("the dropped record {offset}..{end} has come back")),
                 false => return Err(format!("record {offset}..{end} was never written")),
@@ -244,14 +246,15 @@ impl Model {
         }
         if start > self.trim_asked {
             return Err(format!(
-                "the log starts at {start}, but nobody trimmed beyond {}",
+                "the log starts at {start}, but no trim beyond {} was requested",
                 self.trim_asked
             ));
         }
         Ok(())
     }
 
-    /// A recovery was interrupted after it had handed out `seen`: these may not disappear any more.
+    /// Records that a recovery was interrupted after it had handed out `seen`, which must not
+    /// disappear.
     pub(crate) fn interrupted(
         &mut self,
         seen: &[Record],
@@ -273,8 +276,8 @@ impl Model {
         }
     }
 
-    /// A recovery is complete. `hits` are the faults that may excuse a loss; without any, nothing
-    /// is excused.
+    /// Records a complete recovery. `hits` are the faults that may excuse a loss; without any,
+    /// nothing is excused.
     pub(crate) fn recovered(&mut self, seen: &Seen<'_>, hits: &Hits) -> Result<(), String> {
         let report = seen.report;
         let (start, end) = (report.start.0, report.end.0);
@@ -289,8 +292,8 @@ impl Model {
                 .iter()
                 .any(|damage| damage.range.start.0 < range.end && range.start < damage.range.end.0)
         };
-        // A lost write uncovers a dropped record, and the padding behind it, where others were: a
-        // limit that section 8 states.
+        // A lost write uncovers a dropped record, and the padding after it, in place of later
+        // records: a limit stated in section 8.
         let uncovered = |range: &Range<u64>| {
             let before = seen.records.partition_point(|record| record.offset.0 < range.end);
             before.checked_sub(1).is_some_and(|last| {
@@ -298,15 +301,15 @@ impl Model {
                 self.records.get(&last.offset.0).is_none_or(|live| live.end != last.end.0)
             })
         };
-        // The rest of a record that was hit, where an uncovered padding stands in the middle of it.
+        // The rest of a hit record that has an uncovered padding in its middle.
         let rest_of_hit = |range: &Range<u64>| {
             let before = self.records.range(..range.end).rev();
             before
                 .take_while(|(_, entry)| entry.end > range.start)
                 .any(|(&offset, entry)| self.hit(hits, &(offset..entry.end)))
         };
-        // A padding that was hit behind the page boundary in its header: what is left of it lies
-        // before that.
+        // The remains, before the page boundary, of a padding whose header was hit behind that
+        // boundary.
         let start_of_hit_padding = |range: &Range<u64>| {
             let before = self.records.range(..range.start).next_back();
             let follows = before.is_some_and(|(_, entry)| entry.end == range.start);
@@ -315,7 +318,7 @@ impl Model {
                 && self.hit(hits, &(range.start..padded(range.start)))
         };
         for damage in &report.damage {
-            // Behind an uncovered record lies the rest of what was there.
+            // The rest of what was there follows an uncovered record.
             let range = damage.range.start.0..damage.range.end.0;
             let excused = self.hit(hits, &range)
                 || uncovered(&range)
@@ -325,7 +328,7 @@ impl Model {
                 return Err(format!("damage where no fault hit: {damage}"));
             }
         }
-        // So does an uncovered padding alone, behind a record or damage.
+        // It also follows an uncovered padding alone, after a record or damage.
         let under_padding = |range: &Range<u64>| {
             let records = seen.records.iter().map(|record| record.end.0);
             let damage = report.damage.iter().map(|damage| damage.range.end.0);
@@ -335,8 +338,8 @@ impl Model {
         for (&offset, entry) in self.records.range(start..) {
             let range = offset..entry.end;
             if offset < end {
-                // Before the end, nothing is left out but what is reported; and only a hit record
-                // is damaged.
+                // Before the end, a record may only be missing if that is reported; and only a hit
+                // record may be damaged.
                 let excused = (reported(&range) || uncovered(&range) || under_padding(&range))
                     && self.hit(hits, &range);
                 if !handed_out(offset) && !excused {
@@ -357,14 +360,14 @@ impl Model {
         self.records = self.records.split_off(&start);
         self.epoch = report.epoch;
         self.trimmed = start;
-        self.trim_asked = start; // what had not taken effect is forgotten
+        self.trim_asked = start; // pending requests are forgotten
         self.promise(seen.records);
         Ok(())
     }
 
-    /// Whether a fault explains that the log ends at `end` although promised records follow: what
-    /// stands at `end` was hit, and no record behind it that is intact proves that it was durable.
-    /// See the limit stated in the format.
+    /// Whether a fault explains that the log ends at `end` although promised records follow: the
+    /// record at `end` was hit, and no intact record behind it proves that it was durable. See the
+    /// limit stated in the format.
     fn end_excused(&self, hits: &Hits, end: u64, window_bytes: u64) -> bool {
         let Some((_, first)) = self.records.range(end..).next() else { return false };
         let proven = self.records.range(end..end + window_bytes).any(|(&offset, entry)| {

@@ -1,6 +1,6 @@
-//! The device between a WAL and its simulated disk: pulls the plug at a chosen write, injects
-//! faults that the model knows about, misbehaves on purpose where a test wants to see the campaign
-//! notice, and is the way of an old owner to a disk that has another one.
+//! The device between a WAL and its simulated disk. It cuts the power at a chosen write, injects
+//! faults known to the model, introduces defects that the campaign must find, and is the path of an
+//! old owner to a disk that has a new one.
 
 use std::fmt;
 use std::io;
@@ -15,14 +15,14 @@ use parking_lot::Mutex;
 
 use crate::ring::{DATA_START, PAGE, Ring};
 
-/// A defect put in on purpose, to see that the campaign finds it.
+/// A defect introduced on purpose, to verify that the campaign finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
-    /// None.
+    /// No defect.
     Sound,
     /// Durable writes carry no flush, though the disk has a volatile cache.
     TrustedCache,
-    /// The flush at the start of recovery does nothing.
+    /// The flush at the start of recovery has no effect.
     NoFlushAtOpen,
     /// Headers are written without a flush.
     VolatileHeaders,
@@ -30,20 +30,20 @@ pub enum Mutation {
     OneHeaderSlot,
     /// Blocks complete before they are written.
     EarlyCompletion,
-    /// A resize writes its headers before what it has copied is flushed.
+    /// A resize writes its headers before its copies are flushed.
     VolatileCopies,
-    /// A window grows, and the headers do not say so.
+    /// A window grows without the headers stating it.
     UnsaidGrowth,
-    /// An owner does not see the headers of the next one.
+    /// An owner does not see the headers of its successor.
     BlindOwner,
     /// An owner that has begun to write its headers does not see those of an old one.
     BlindOpening,
-    /// The disk does not refuse the old owner, though it should.
+    /// The disk does not refuse the old owner although it should.
     OpenFence,
 }
 
 impl Mutation {
-    /// All of them.
+    /// All mutations.
     pub const ALL: [Self; 11] = [
         Self::Sound,
         Self::TrustedCache,
@@ -77,7 +77,7 @@ impl fmt::Display for Mutation {
     }
 }
 
-/// How a life ends.
+/// How a run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     PowerCut,
@@ -93,14 +93,14 @@ impl End {
     }
 }
 
-/// Places of the device that do not hold what was written there: rotten, or hit by a lost,
+/// Ranges of the device that do not hold what was written there: rotten, or hit by a lost,
 /// misdirected or late write.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hits {
     ranges: Vec<Range<u64>>,
-    /// Counts the calls of `add`.
+    /// Number of calls of `add`.
     added: u64,
-    /// An old owner has written a header over its successor's.
+    /// Whether an old owner has overwritten its successor's header.
     pub(crate) late_header: bool,
 }
 
@@ -114,7 +114,7 @@ impl Hits {
         self.ranges.iter().any(|hit| hit.start < range.end && range.start < hit.end)
     }
 
-    /// `range` has been written anew.
+    /// Removes `range`, which has been written again.
     fn heal(&mut self, range: &Range<u64>) {
         let mut left = Vec::with_capacity(self.ranges.len());
         for hit in self.ranges.drain(..) {
@@ -125,7 +125,7 @@ impl Hits {
         self.ranges = left;
     }
 
-    /// What lay in the one ring lies in the other, with what had hit it.
+    /// Moves the hits of `live` from one ring to the other.
     pub(crate) fn moved(&mut self, from: Ring, to: Ring, live: &Range<u64>) {
         for page in (live.start / PAGE * PAGE..live.end).step_by(PAGE as usize) {
             let place = |ring: Ring| ring.on_device(&(page..page + PAGE)).next().expect("a page");
@@ -142,14 +142,14 @@ impl Hits {
     }
 }
 
-/// Chances per block write.
+/// Probabilities per block write.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WriteFaults {
     pub(crate) lost: f64,
     pub(crate) misdirected: f64,
 }
 
-/// See the module.
+/// The device; see the module documentation.
 pub(crate) struct Plug {
     disk: SimDisk,
     mutation: Mutation,
@@ -160,30 +160,30 @@ pub(crate) struct Plug {
 
 struct State {
     random: Random,
-    /// Writes until the plug is pulled, and how.
+    /// Number of writes until the cut, and how it happens.
     fuse: Option<(u64, End)>,
     successor: Option<SimDisk>,
-    /// What is written is copied, with whatever is wrong with it.
+    /// Whether writes are copies of a resize, which copy existing damage.
     copies: bool,
     /// Header writes so far; the first two open the log.
     headers: u64,
-    /// The window that the first header said, for [`Mutation::UnsaidGrowth`].
+    /// The window in the first header, for [`Mutation::UnsaidGrowth`].
     window: Option<[u8; 8]>,
-    /// The way of the old owner to this disk.
+    /// The old owner's path to this disk.
     rival: Option<Arc<Plug>>,
     adrift: Option<Adrift>,
 }
 
-/// Of an owner whose disk has another one now.
+/// The state of an owner whose log has been taken over.
 struct Adrift {
     fenced: bool,
-    /// Requests wait on their way, until [`Plug::arrive`].
+    /// Whether requests are held until [`Plug::arrive`].
     waits: bool,
     waiting: Vec<(Request, Completion)>,
     counts: Arrivals,
 }
 
-/// What became of an old owner's writes.
+/// Counts of an old owner's writes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Arrivals {
     pub(crate) refused: u64,
@@ -212,27 +212,27 @@ impl Plug {
         Arc::new(Self { disk, mutation, faults, hits, state })
     }
 
-    /// Pull the plug while write number `writes` from now (0 is the next one) is in flight.
+    /// Cuts the power while write number `writes` from now (0 is the next one) is in flight.
     pub(crate) fn set_fuse(&self, fuse: Option<(u64, End)>) {
         self.state.lock().fuse = fuse;
     }
 
-    /// From now on writes are those of a resize.
+    /// Declares all further writes to be those of a resize.
     pub(crate) fn set_copies(&self) {
         self.state.lock().copies = true;
     }
 
-    /// While this one is used, the old owner's requests arrive.
+    /// Makes the old owner's requests arrive while this device is used.
     pub(crate) fn set_rival(&self, rival: Option<Arc<Self>>) {
         self.state.lock().rival = rival;
     }
 
-    /// The disk after the plug was pulled.
+    /// The disk after the cut.
     pub(crate) fn successor(&self) -> Option<SimDisk> {
         self.state.lock().successor.clone()
     }
 
-    /// Whether this write is the one in which the plug is pulled.
+    /// Whether the cut happens at this write, and how.
     fn burns_down(&self) -> Option<End> {
         let mut state = self.state.lock();
         let (left, end) = state.fuse.take()?;
@@ -243,7 +243,7 @@ impl Plug {
         None
     }
 
-    /// Where a write of `len` bytes really goes: `None` nowhere.
+    /// The actual position of a write of `len` bytes; `None` if it is lost.
     fn destination(&self, at: u64, len: u64) -> Option<u64> {
         let mut state = self.state.lock();
         if at < DATA_START {
@@ -279,7 +279,7 @@ impl Plug {
             Some(to) if to == at => Vec::new(),
             _ => std::iter::once(at).chain(to).map(|at| at..at + len).collect(),
         };
-        // Until it lands it may or may not have happened.
+        // Until it completes, the write may or may not have happened.
         let go_astray = {
             let hits = self.hits.clone();
             move || astray.iter().for_each(|range| hits.lock().add(range.clone()))
@@ -287,15 +287,15 @@ impl Plug {
         go_astray();
         let hits = self.hits.clone();
         let added = hits.lock().added;
-        // The first page may repeat what stood there, rot included, and a copy is no better than
-        // what was copied.
+        // The first page may repeat earlier bytes, rot included, and a copy is no better than its
+        // source.
         let healed = match header {
             true => at..at + len,
             false if copies => at..at,
             false => at + PAGE..at + len,
         };
         let landed = move |result: &Result<Option<AlignedBuf>, DeviceError>| {
-            // If something went astray in the meantime, nobody knows which of the two is there now.
+            // If another write went astray meanwhile, it is unknown which of the two is there now.
             let mut good = hits.lock();
             if result.is_ok() && to == Some(at) && healed.start < healed.end && good.added == added
             {
@@ -321,7 +321,7 @@ impl Plug {
         }
     }
 
-    /// The header that is written in place of this one.
+    /// The header that is written instead of this one.
     fn mutated(&self, page: SharedBuf) -> SharedBuf {
         /// Fields of `docs/format/wal.md`, section 3.
         const WINDOW: Range<usize> = 56..64;
@@ -341,17 +341,17 @@ impl Plug {
         changed.freeze()
     }
 
-    // -- An old owner's way
+    // -- The path of an old owner
 
-    /// From now on this disk has another owner: requests wait until they [arrive](Self::arrive),
-    /// and do not see the disk's queue.
+    /// Declares this disk taken over: requests are held until they [arrive](Self::arrive), and do
+    /// not see the disk's queue.
     pub(crate) fn set_adrift(&self, fenced: bool) {
         let adrift =
             Adrift { fenced, waits: true, waiting: Vec::new(), counts: Arrivals::default() };
         self.state.lock().adrift = Some(adrift);
     }
 
-    /// One of the requests on their way, any, arrives. False if there is none.
+    /// Lets one held request arrive, chosen at random. Returns false if there is none.
     pub(crate) fn arrive(&self) -> bool {
         let mut state = self.state.lock();
         let State { adrift: Some(adrift), random, .. } = &mut *state else { return false };
@@ -365,13 +365,13 @@ impl Plug {
         true
     }
 
-    /// All requests arrive, those to come at once.
+    /// Lets all held requests arrive, and future ones at once.
     pub(crate) fn hurry(&self) {
         self.state.lock().adrift.as_mut().expect("an old owner's").waits = false;
         while self.arrive() {}
     }
 
-    /// The disk is gone. Returns what became of the old owner's writes.
+    /// Ends the disk. Returns the counts of the old owner's writes.
     pub(crate) fn sink(&self) -> Arrivals {
         let mut state = self.state.lock();
         let adrift = state.adrift.as_mut().expect("an old owner's");
@@ -459,7 +459,7 @@ impl Device for Plug {
             drop(state);
             return self.arrived(fenced, request, done);
         }
-        // Most around the headers, where the order matters most.
+        // Mostly around header accesses, where the order matters most.
         let arrivals = match &request {
             Request::Read { at, .. } | Request::Write { at, .. } if at.0 < DATA_START => {
                 state.random.below(2)

@@ -1,4 +1,4 @@
-//! Another capacity, between two lives.
+//! Resizing between two runs.
 
 use alluvium_device::SharedDevice;
 use alluvium_wal::{OpenError, Record, Wal};
@@ -8,7 +8,7 @@ use crate::life::Run;
 use crate::ring::{DATA_START, PAGE, Ring};
 
 impl Run {
-    /// Resize the log to any size, with the power cut on the way sometimes.
+    /// Resizes the log to any size, sometimes with a power cut meanwhile.
     pub(crate) fn resize(&mut self) -> Result<(), String> {
         let device: SharedDevice = self.disk.device();
         let Ok(found) = Wal::inspect(&device) else { return Ok(()) };
@@ -91,7 +91,7 @@ impl Run {
         Ok(())
     }
 
-    /// What a walk hands out now.
+    /// The records that a walk hands out now.
     fn scan(&self) -> Option<Vec<Record>> {
         let mut records = Vec::new();
         let scanned = Wal::scan(&self.disk.device(), None, &mut |record| {

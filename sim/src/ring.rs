@@ -1,5 +1,5 @@
-//! Where the bytes of the log lie on the device, written down a second time: the model must not
-//! believe the log's own arithmetic.
+//! A second implementation of the mapping from the log to the device: the model must not rely on
+//! the log's own arithmetic.
 
 use std::ops::Range;
 
@@ -12,15 +12,15 @@ pub(crate) const SLOT_AT: [u64; 2] = [0, 32 * 1024];
 /// First byte of the ring.
 pub(crate) const DATA_START: u64 = 64 * 1024;
 pub(crate) const MIN_CAPACITY: u64 = DATA_START + 128 * 1024;
-/// Of a record: section 4.
+/// Length of a record header: section 4.
 pub(crate) const HEADER: u64 = 32;
 
-/// Where the padding ends that may follow a record which ends at `end`.
+/// End of the padding that may follow a record which ends at `end`.
 pub(crate) fn padded(end: u64) -> u64 {
     if end.is_multiple_of(PAGE) { end } else { (end + HEADER).next_multiple_of(PAGE) }
 }
 
-/// See the module.
+/// The ring; see the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ring {
     pub(crate) bytes: u64,
@@ -46,7 +46,7 @@ impl Ring {
         (offset + self.origin) / self.bytes
     }
 
-    /// Whether a page of `live` lies elsewhere in `other`.
+    /// Whether a page of `live` has another position in `other`.
     pub(crate) fn differs(self, other: Self, live: &Range<u64>) -> bool {
         let mut pages = (live.start / PAGE * PAGE..live.end).step_by(PAGE as usize);
         pages.any(|page| !self.on_device(&(page..page + 1)).eq(other.on_device(&(page..page + 1))))

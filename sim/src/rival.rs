@@ -1,4 +1,4 @@
-//! A log whose owner goes on although another one has opened it: as if both were machines that
+//! A log whose owner continues although another one has opened it, as if both were machines that
 //! reach the same disk.
 
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use crate::traffic::Traffic;
 pub(crate) struct Rival {
     traffic: Traffic,
     pub(crate) plug: Arc<Plug>,
-    /// The disk refuses what it writes.
+    /// Whether the disk refuses its writes.
     pub(crate) fenced: bool,
-    /// What was durable when its time ended.
+    /// The durable offset when it was taken over.
     durable: LogOffset,
-    /// It appends nothing more, so that it is a header which meets its successor's first.
+    /// Whether it appends nothing more, so that it first meets its successor at a header.
     quiet: bool,
 }
 
 impl Run {
-    /// The owner of the log does not end; from now on it is an old one.
+    /// Keeps the owner of the log running as an old owner.
     pub(crate) fn take_over(
         &mut self,
         mut traffic: Traffic,
@@ -42,8 +42,8 @@ impl Run {
         }
         let fenced = self.plan.profile == Profile::PowerCut || self.random.chance(0.3);
         plug.set_adrift(fenced);
-        // What has reached the disk happens, and is what the next owner finds. What follows from it
-        // is too late.
+        // Requests that have reached the disk are executed, and the next owner finds the result.
+        // Requests that follow from them are late.
         self.disk.set_mode(Mode::Immediate);
         let Self { model, random, outcome, .. } = self;
         traffic.settle(model, outcome)?;
@@ -59,7 +59,7 @@ impl Run {
         Ok(Rival { durable: traffic.wal.durable(), traffic, plug, fenced, quiet })
     }
 
-    /// The old owner goes on as if nothing had happened.
+    /// Lets the old owner continue as if nothing had happened.
     pub(crate) fn rival_acts(&mut self, rival: &mut Rival) -> Result<(), String> {
         match self.random.below(8) {
             0..4 if !rival.quiet => rival.traffic.append_late(&mut self.model, &mut self.random),
@@ -72,7 +72,7 @@ impl Run {
         rival.check_fence()
     }
 
-    /// The old owner closes the log, or tries to.
+    /// Lets the old owner try to close the log.
     pub(crate) fn rival_closes(&mut self, mut rival: Rival) -> Result<(), String> {
         rival.plug.hurry();
         let headers = self.headers();
@@ -81,10 +81,10 @@ impl Run {
         match result {
             Err(WalError::Fenced { .. }) => self.outcome.noticed += 1,
             Err(WalError::Device(_)) => {}
-            other => return Err(format!("closed by an owner whose time was over: {other:?}")),
+            other => return Err(format!("an owner that was taken over closed the log: {other:?}")),
         }
         if self.headers() != headers {
-            return Err("an old owner that was closed has written a header".into());
+            return Err("an old owner has written a header while closing".into());
         }
         rival.traffic.abandoned()?;
         rival.check_fence()?;
@@ -92,7 +92,7 @@ impl Run {
         Ok(())
     }
 
-    /// The disk that the old owner knew is gone, or nobody asks any more.
+    /// Ends the old owner, because its disk is gone or it is no longer needed.
     pub(crate) fn rival_goes(&mut self, rival: Option<Rival>) {
         if let Some(rival) = rival {
             let counts = rival.plug.sink();

@@ -1,4 +1,4 @@
-//! What an owner of the log does: appends, trims, and what it is told.
+//! The actions of an owner of the log: appends, trims, and the handling of their results.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -16,14 +16,14 @@ use crate::ring::{DATA_START, PAGE, Ring};
 /// The traffic of one owner.
 pub(crate) struct Traffic {
     pub(crate) wal: Wal,
-    /// Records are mostly small; this bounds the others.
+    /// Upper bound of record lengths; most records are small.
     pub(crate) largest: u64,
     appends: VecDeque<Append>,
-    /// Trims and marks: how far, which mark.
+    /// Trims and marks: offset and mark of each.
     trims: Vec<(u64, u64, Trim)>,
-    /// The capacities that were asked for.
+    /// The requested capacities.
     resizes: Vec<(u64, Resizing)>,
-    /// As the headers said when it was last looked at.
+    /// The window in the header when it was last checked.
     window_bytes: u64,
 }
 
@@ -43,8 +43,8 @@ impl Traffic {
     fn record_len(&self, random: &mut Random) -> usize {
         let to_boundary = PAGE - (self.wal.appended().0 + 32) % PAGE;
         let len = match random.below(10) {
-            // Exactly to the page boundary, or close before it: the places where a padding is empty
-            // or spills over.
+            // Exactly to the page boundary, or just before it, where a padding is empty or spills
+            // over.
             0 => to_boundary,
             1 => to_boundary.saturating_sub(random.below(70)).max(1),
             2 => random.below(self.largest) + 1,
@@ -62,7 +62,7 @@ impl Traffic {
         }
     }
 
-    /// Append a record. False if there was no room for it.
+    /// Appends a record. Returns false if there was no space for it.
     pub(crate) fn append(
         &mut self,
         model: &mut Model,
@@ -88,7 +88,7 @@ impl Traffic {
                 | AppendError::OverCapacity { .. },
             ) => {
                 outcome.refused += 1;
-                // A header write may have begun, and with a fast disk ended.
+                // A header write may have begun and, with a fast disk, completed.
                 let now = self.wal.stats();
                 match (now.appended, now.records, now.used_bytes)
                     == (before.appended, before.records, before.used_bytes)
@@ -102,7 +102,7 @@ impl Traffic {
         }
     }
 
-    /// Append a record, though the log has another owner.
+    /// Appends a record although the log has another owner.
     pub(crate) fn append_late(&mut self, model: &mut Model, random: &mut Random) {
         let len = self.record_len(random);
         let payload = model.next_payload(len);
@@ -112,7 +112,7 @@ impl Traffic {
         }
     }
 
-    /// Trim to any place up to which all is promised.
+    /// Trims to any position up to which everything is promised.
     pub(crate) fn trim(&mut self, model: &mut Model, random: &mut Random) {
         if random.chance(0.3) {
             // As for an idle log, at any moment.
@@ -134,7 +134,7 @@ impl Traffic {
         }
     }
 
-    /// Ask for any capacity that the device has room for.
+    /// Requests any capacity for which the device has space.
     pub(crate) fn resize(&mut self, random: &mut Random, device_bytes: u64) {
         let capacity_bytes =
             DATA_START + (32 + random.below((device_bytes - DATA_START) / PAGE - 31)) * PAGE;
@@ -147,13 +147,13 @@ impl Traffic {
         }
     }
 
-    /// Trim all that is durable, though the log has another owner.
+    /// Trims everything durable although the log has another owner.
     pub(crate) fn trim_late(&mut self) {
         let bound = self.wal.durable();
         self.trims.push((bound.0, 0, self.wal.trim(..bound)));
     }
 
-    /// Take in what the futures say.
+    /// Polls the futures and records their results.
     pub(crate) fn settle(
         &mut self,
         model: &mut Model,
@@ -164,7 +164,7 @@ impl Traffic {
         while let Some(first) = self.appends.front_mut() {
             match Pin::new(&mut *first).poll(&mut cx) {
                 Poll::Pending if first.end() <= durable => {
-                    return Err(format!("{first:?} waits, though all before {durable} is durable"));
+                    return Err(format!("{first:?} is pending, but {durable} is durable"));
                 }
                 Poll::Pending => break,
                 Poll::Ready(Ok(())) if first.end() > durable => {
@@ -201,7 +201,7 @@ impl Traffic {
                 outcome.resized_in_use += 1;
                 model.ring = Ring::of(&header);
                 if header.capacity_bytes != *wanted {
-                    granted = Err(format!("asked for {wanted} bytes, got {header:?}"));
+                    granted = Err(format!("requested {wanted} bytes, got {header:?}"));
                 }
                 false
             }
@@ -219,7 +219,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// After the WAL has stopped: nobody may be left waiting.
+    /// Checks, after the WAL has stopped, that no future is left pending.
     pub(crate) fn abandoned(&mut self) -> Result<(), String> {
         let mut cx = Context::from_waker(Waker::noop());
         let durable = self.wal.durable();
@@ -227,17 +227,17 @@ impl Traffic {
             match Pin::new(&mut *append).poll(&mut cx) {
                 Poll::Ready(Ok(())) if append.end() <= durable => {}
                 Poll::Ready(Err(WalError::Fenced { .. } | WalError::Device(_))) => {}
-                other => return Err(format!("{append:?} of a WAL that has stopped: {other:?}")),
+                other => return Err(format!("{append:?} of a stopped WAL: {other:?}")),
             }
         }
         for (wanted, resizing) in &mut self.resizes {
             if Pin::new(resizing).poll(&mut cx).is_pending() {
-                return Err(format!("a resize to {wanted} of a WAL that has stopped waits"));
+                return Err(format!("a resize to {wanted} of a stopped WAL is pending"));
             }
         }
         for (bound, _, trim) in &mut self.trims {
             if Pin::new(trim).poll(&mut cx).is_pending() {
-                return Err(format!("a trim to {bound} of a WAL that has stopped waits"));
+                return Err(format!("a trim to {bound} of a stopped WAL is pending"));
             }
         }
         Ok(())

@@ -1,5 +1,5 @@
 //! The fuzz targets without a fuzzer: their seeds, and a bounded number of random inputs. `cargo
-//! xtask fuzz` goes further.
+//! xtask fuzz` runs more.
 
 use std::fs;
 use std::path::Path;
@@ -33,7 +33,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 0..600)
 }
 
-/// The same inputs each time: new ones are what the fuzzer is for.
+/// The same inputs each time; the fuzzer generates new ones.
 fn inputs(cases: u32) -> ProptestConfig {
     let (rng_seed, failure_persistence) = (RngSeed::Fixed(1), None);
     ProptestConfig { cases, rng_seed, failure_persistence, ..ProptestConfig::default() }
@@ -59,12 +59,12 @@ proptest! {
     }
 
     #[test]
-    fn random_lives(data in bytes()) {
+    fn random_histories(data in bytes()) {
         passes(fuzz::recovery, &data)?;
     }
 }
 
-/// The ledger has teeth: a disk whose cache is trusted, and lost, is found.
+/// Negative control of the ledger: a disk whose cache is trusted, and lost, is found.
 #[test]
 fn a_trusted_volatile_cache_is_found() {
     let mut random = Random::new(1);
@@ -73,5 +73,5 @@ fn a_trusted_volatile_cache_is_found() {
         let life = fuzz::recovery_on(&data, Durability::Device);
         life.is_err_and(|what| what.starts_with("the promised record"))
     });
-    assert!(found, "300 lives on a disk that forgets");
+    assert!(found, "not found in 300 runs on a disk with a trusted cache");
 }

@@ -1,4 +1,4 @@
-//! The campaigns that run with the everyday tests. A failure prints the command that replays it.
+//! The campaigns that are part of the ordinary tests. A failure prints the command that replays it.
 
 use alluvium_sim::{Failure, Mutation, Outcome, Plan, Profile, campaign};
 
@@ -10,7 +10,7 @@ fn must_pass(count: u64, profile: Profile) -> Outcome {
     let outcome =
         seeds(count, profile, Mutation::Sound).unwrap_or_else(|failure| panic!("{failure}"));
     println!("{outcome:#?}");
-    // The cases that a campaign is about did happen, all of them often.
+    // The cases of the campaign did happen, and often.
     let Outcome { appended, recovered, recoveries, dropped, interrupted, .. } = outcome;
     assert!(appended > 300 * count && recovered > 150 * count, "{outcome:?}");
     assert!(recoveries > 4 * count && dropped > 3 * count && interrupted > count, "{outcome:?}");
@@ -53,7 +53,7 @@ fn faults_are_reported_and_never_handed_out() {
     assert!(openings_refused > 50, "{outcome:?}");
 }
 
-/// The campaign has teeth: what is broken on purpose is found.
+/// Negative control of the campaign: a defect introduced on purpose is found.
 fn must_be_found(count: u64, profile: Profile, mutation: Mutation, complaint: &str) {
     match seeds(count, profile, mutation) {
         Ok(_) => panic!("{mutation:?} was not found within {count} seeds"),
@@ -85,7 +85,7 @@ fn headers_without_a_flush_are_found() {
 }
 
 #[test]
-fn headers_in_one_slot_only_are_found() {
+fn header_changes_in_one_slot_only_are_found() {
     must_be_found(3000, Profile::Faults, Mutation::OneHeaderSlot, "");
 }
 
@@ -100,17 +100,17 @@ fn a_resize_that_does_not_flush_its_copies_is_found() {
 }
 
 #[test]
-fn a_window_that_grows_before_a_header_says_so_is_found() {
-    must_be_found(1000, Profile::PowerCut, Mutation::UnsaidGrowth, "a header says a window of");
+fn a_window_that_grows_before_a_header_states_it_is_found() {
+    must_be_found(1000, Profile::PowerCut, Mutation::UnsaidGrowth, "header states a window of");
 }
 
 #[test]
-fn an_owner_that_does_not_look_before_it_writes_a_header_is_found() {
+fn an_owner_that_does_not_check_before_a_header_write_is_found() {
     must_be_found(1000, Profile::Faults, Mutation::BlindOwner, "");
 }
 
 #[test]
-fn an_opening_that_does_not_look_again_is_found() {
+fn an_opening_that_does_not_verify_its_headers_is_found() {
     must_be_found(3000, Profile::Faults, Mutation::BlindOpening, "");
 }
 

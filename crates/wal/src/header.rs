@@ -480,7 +480,7 @@ mod tests {
             generation in 0..COUNT_LIMIT, epoch: u32, node_id: u32, written_at_ms: u64,
             clean_shutdown: bool, mark: u64,
             pages in 32u64..1_000_000, origin in 0u64..32,
-            trim in 0u64..1 << 60, length_permille in 0u64..=1000, start_permille in 0u64..=1000,,
+            trim in 0u64..1 << 60, length_permille in 0u64..=1000, start_permille in 0u64..=1000,
         ) {
             let capacity_bytes = DATA_START + pages * PAGE;
             let ring_bytes = capacity_bytes - DATA_START;

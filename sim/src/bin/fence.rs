@@ -1,8 +1,8 @@
-//! Two hosts, one disk, and a WAL that they take from each other, on real block devices (`cargo
+//! Two hosts that take a WAL from each other on one shared disk, on real block devices (`cargo
 //! xtask fence`).
 //!
-//! Whoever had the log goes on appending while the other one opens it. The disk must refuse that,
-//! and say so; and what either was told must be there.
+//! The previous owner continues to append while the other host opens the log. The disk must refuse
+//! its writes and report that; every record acknowledged to either must be there.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -20,20 +20,20 @@ use clap::Parser;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Records that the old owner has on their way.
+/// Outstanding records of the old owner.
 const DEPTH: usize = 16;
-/// Records of an owner that is left alone, before the next one comes.
+/// Records of an undisturbed owner before the next takeover.
 const RECORDS: u64 = 300;
 
 #[derive(Parser)]
 #[command(name = "fence")]
 /// Take a WAL over from one host to another, on a disk that is reserved.
 struct Cli {
-    /// The disk, as the one host sees it.
+    /// The disk, as seen by one host.
     a: PathBuf,
-    /// The same disk, as the other one does.
+    /// The same disk, as seen by the other host.
     b: PathBuf,
-    /// Takeovers.
+    /// Number of takeovers.
     #[arg(long)]
     rounds: u32,
 }
@@ -69,16 +69,16 @@ fn is_refused(result: &Result<(), DeviceError>) -> bool {
     matches!(result, Err(cause) if cause.is_reserved())
 }
 
-/// What the disk does, without a log.
+/// Checks the disk's behaviour without a log.
 fn devices(paths: [&Path; 2]) -> Result<(), Error> {
     {
         let [a, b] = [open(paths[0])?, open(paths[1])?];
         write(&a, 1)?;
         write(&b, 2)?;
         let there = a.read(DeviceOffset(1 << 20), PAGE_BYTES)?;
-        check(there[..] == [2; PAGE_BYTES], "they are two ways to the same disk")?;
+        check(there[..] == [2; PAGE_BYTES], "both paths lead to the same disk")?;
     }
-    // Each takes it from the other, twice, so that each also comes back as one that has been
+    // Each takes it from the other, twice, so that each also returns after its registration was
     // cancelled.
     for (old, new) in [(0, 1), (1, 0), (0, 1), (1, 0)] {
         let [old, new] = [open(paths[old])?, open(paths[new])?];
@@ -94,10 +94,10 @@ fn devices(paths: [&Path; 2]) -> Result<(), Error> {
     b.reserve()?;
     write(&b, 5)?;
     let refused = write(&a, 6);
-    check(is_refused(&refused), "the write of the one that was taken from is refused")?;
+    check(is_refused(&refused), "the write of the previous holder is refused")?;
     println!("refused: {}", refused.unwrap_err());
     let there = a.read(DeviceOffset(1 << 20), PAGE_BYTES)?;
-    check(there[..] == [5; PAGE_BYTES], "it can be read by both, and holds what the holder wrote")?;
+    check(there[..] == [5; PAGE_BYTES], "both can read it, and it holds the holder's write")?;
     let read_only = OpenOptions { access: Access::ReadOnly, ..OpenOptions::default() };
     let read_only = alluvium_device::open(paths[0], &read_only)?;
     let refused = read_only.reserve();
@@ -112,16 +112,16 @@ fn payload(number: u64) -> Vec<u8> {
     payload
 }
 
-/// The number behind `record`, which must be the one behind that of the record before it.
+/// Returns the number after `record`, which must continue the sequence of the record before it.
 fn behind(record: &Record, before: Option<u64>) -> Result<u64, Error> {
     let number = record.payload.first_chunk().map(|number| u64::from_le_bytes(*number));
     let number = number.ok_or("a record without a number")?;
-    check(before.is_none_or(|next| next == number), &format!("{number} behind {before:?}"))?;
-    check(record.payload == payload(number), &format!("record {number} is not what was written"))?;
+    check(before.is_none_or(|next| next == number), &format!("{number} follows {before:?}"))?;
+    check(record.payload == payload(number), &format!("record {number} has unexpected content"))?;
     Ok(number + 1)
 }
 
-/// The log, and the number behind its last record.
+/// Recovers the log; returns it and the number after its last record.
 fn recover(path: &Path) -> Result<(Wal, u64), Error> {
     let mut next = None;
     let (wal, report) = Wal::open(open(path)?, &options(), None, &mut |record| {
@@ -132,7 +132,7 @@ fn recover(path: &Path) -> Result<(Wal, u64), Error> {
     Ok((wal, next.unwrap_or(0)))
 }
 
-/// An owner that appends until it cannot, on a thread of its own.
+/// An owner that appends on its own thread until it fails.
 struct Owner {
     wal: Wal,
     thread: JoinHandle<(u64, WalError)>,
@@ -147,8 +147,8 @@ impl Owner {
         Self { wal, thread }
     }
 
-    /// What it was told to be durable: the records before this number. It must have learned why it
-    /// goes no further.
+    /// Waits for the owner to stop and returns its acknowledged records: those before this number.
+    /// The owner must have learned the cause.
     fn acknowledged(self) -> Result<u64, Error> {
         let (next, cause) = self.thread.join().map_err(|_| "the old owner has panicked")?;
         let WalError::Fenced { found } = &cause else { return Err(cause.into()) };
@@ -167,7 +167,7 @@ fn append_until_it_fails(wal: &Wal, first: u64) -> (u64, WalError) {
         match wal.append(&[&payload(number)]) {
             Ok(append) => waiting.push_back(append),
             Err(AppendError::Failed(cause)) => return (acknowledged, cause),
-            // All but one record, so that the log always tells how far it has come.
+            // Trim all but one record, so that the log always shows how far it has come.
             Err(AppendError::OverCapacity { .. }) => {
                 if let Err(cause) = wal.trim(..last).wait() {
                     return (acknowledged, cause);
@@ -195,7 +195,7 @@ fn takeovers(paths: [&Path; 2], rounds: u32) -> Result<(), Error> {
     let mut old = Owner::start(wal, next);
     for round in 1..=rounds {
         let (path, other) = (paths[round as usize % 2], paths[(round as usize + 1) % 2]);
-        // Some way into what it does.
+        // Let the old owner make some progress.
         old.wal.wait_durable(LogOffset(old.wal.durable().0 + 100_000)).wait()?;
         let (new, found) = recover(path)?;
         let first = new.appended();
@@ -215,7 +215,7 @@ fn takeovers(paths: [&Path; 2], rounds: u32) -> Result<(), Error> {
         let refused = Wal::open(open(other)?, &without, None, &mut |_| Ok(()));
         check(
             matches!(&refused, Err(OpenError::Device(cause)) if cause.is_reserved()),
-            "another host cannot open it by the way, though it was closed",
+            "another host cannot open it without a reservation, though it was closed",
         )?;
         let (_, next) = recover(other)?;
         check(next == found + RECORDS, "a record of the last owner is lost")?;

@@ -1,19 +1,19 @@
 //! Numbered records in the WAL of a real device, for the test that cuts its power (`cargo xtask
 //! crash`).
 //!
-//! The writer tells on standard output, line by line, what it was promised; whoever cuts the power
-//! reads that somewhere else, and lets the checker look at what is left. Numbers are half-open
+//! The writer prints each guarantee that it gets to standard output, line by line; the process that
+//! cuts the power reads them elsewhere, and runs the checker on what is left. Numbers are half-open
 //! ranges:
 //!
-//! | line | says |
+//! | line | meaning |
 //! |---|---|
 //! | `opening` | recovery begins |
-//! | `held A B` | recovery has handed out the records `A..B`, and they are what was written |
+//! | `held A B` | recovery has handed out the records `A..B`, all with their expected content |
 //! | `acked B` | all records before `B` are durable |
-//! | `trim A` | the records before `A` are about to be given up |
-//! | `trimmed A` | that has taken effect |
-//! | `closed` | the log was closed; everything that was appended is durable |
-//! | `failed CAUSE` | the device, or the WAL, takes no more |
+//! | `trim A` | a trim of the records before `A` is about to be requested |
+//! | `trimmed A` | that trim has taken effect |
+//! | `closed` | the log was closed; everything appended is durable |
+//! | `failed CAUSE` | the device or the WAL has stopped |
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -33,9 +33,9 @@ use clap::{Args, Parser, Subcommand};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Small, so that the log goes round many times.
+/// Small, so that the log makes many laps.
 const DEVICE_BYTES: u64 = 16 * 1024 * 1024;
-/// Small, so that a block is full soon and the window as well.
+/// Small, so that a block and the window fill up soon.
 const BLOCK_BYTES: u32 = 64 * 1024;
 const WINDOW_BYTES: u64 = 1024 * 1024;
 const MAX_RECORD_BYTES: u64 = 100_000;
@@ -50,24 +50,24 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Make a WAL of 16 MiB in a new file.
+    /// Format a WAL of 16 MiB in a new file.
     Format { path: PathBuf },
     /// Recover the WAL and append until the device fails.
     Write {
         #[command(flatten)]
         target: Target,
-        /// Close the log after so many records. Default: never.
+        /// Close the log after this number of records. Default: never.
         #[arg(long, default_value_t = u64::MAX)]
         records: u64,
-        /// Decides sizes, and how many records are in flight.
+        /// Seed of the record sizes and the number of records in flight.
         #[arg(long)]
         load: u64,
-        /// `auto` flushes where there is a volatile cache; `device` trusts the device, for a
-        /// control.
+        /// `auto` flushes where there is a volatile cache; `device` trusts the device, as a
+        /// negative control.
         #[arg(long, default_value_t = Durability::Auto)]
         durability: Durability,
     },
-    /// Walk the log without writing, and print the line `held A B`. Damage, a gap or a strange
+    /// Walk the log without writing, and print the line `held A B`. Damage, a gap or an unexpected
     /// record is an error.
     Check(Target),
 }
@@ -76,7 +76,7 @@ enum Command {
 struct Target {
     /// Block device or file.
     path: PathBuf,
-    /// Decides what the records hold; must be the same for all who use the WAL.
+    /// Seed of the records' content; must be the same for all commands on a WAL.
     #[arg(long)]
     seed: u64,
 }
@@ -85,7 +85,7 @@ fn open(path: &Path, access: Access, durability: Durability) -> Result<SharedDev
     Ok(alluvium_device::open(path, &OpenOptions { access, durability, ..OpenOptions::default() })?)
 }
 
-/// The payload of record `number`: the number, then bytes that follow from it.
+/// The payload of record `number`: the number, then bytes derived from it.
 fn payload(seed: u64, number: u64) -> Vec<u8> {
     let mut random = Random::new(seed ^ number.wrapping_mul(0x9e37_79b9));
     let len = match random.below(100) {
@@ -101,11 +101,11 @@ fn payload(seed: u64, number: u64) -> Vec<u8> {
     payload
 }
 
-/// What a walk has handed out: records with consecutive numbers, each as it was written.
+/// The records handed out by a walk, with consecutive numbers and their expected content.
 struct Held {
     seed: u64,
     first: u64,
-    /// Where each of them starts.
+    /// Start of each record.
     starts: VecDeque<LogOffset>,
 }
 
@@ -128,13 +128,13 @@ impl Held {
             return Err(format!("record {number} where {} should be", self.next()).into());
         }
         if record.payload != payload(self.seed, number) {
-            return Err(format!("record {number} is not what was written").into());
+            return Err(format!("record {number} has unexpected content").into());
         }
         self.starts.push_back(record.offset);
         Ok(())
     }
 
-    /// A disk that only lost its cache has done no damage.
+    /// Fails on damage: a disk that only lost its cache has none.
     fn finish(self, report: &RecoveryReport) -> Result<Self, Error> {
         match report.damage.first() {
             Some(damage) => Err(format!("damaged: {damage}").into()),
@@ -188,14 +188,15 @@ fn write(target: &Target, records: u64, load: u64, durability: Durability) -> Re
 struct Writer {
     wal: Wal,
     held: Held,
-    /// Appended and not acknowledged: the number behind each, and its future.
+    /// Records appended and not acknowledged: the number after each, and its future.
     waiting: VecDeque<(u64, Append)>,
-    /// On its way: the first number that stays.
+    /// The trim in flight: the first number that stays.
     trim: Option<(u64, Trim)>,
 }
 
 impl Writer {
-    /// Append `records` records, so many in flight that blocks of all sizes come about.
+    /// Appends `records` records, with a varying number in flight so that blocks of all sizes
+    /// occur.
     fn run(&mut self, records: u64, random: &mut Random) -> Result<(), Error> {
         let mut depth = 1;
         for index in 0..records {
@@ -224,12 +225,12 @@ impl Writer {
         self.finish_trim()
     }
 
-    /// Wait until no more than `depth` records are not acknowledged.
+    /// Waits until at most `depth` records are unacknowledged.
     fn drain(&mut self, depth: usize) -> Result<(), Error> {
         while self.waiting.len() > depth {
             let (mut next, append) = self.waiting.pop_front().expect("more than `depth`");
             append.wait()?;
-            // One line for all that came with it.
+            // One line for all records that became durable with it.
             let durable = self.wal.durable();
             while let Some((number, append)) = self.waiting.front()
                 && append.end() <= durable
@@ -242,8 +243,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Give up the older half of the records where they fill more than half of the ring. One trim
-    /// at a time, beside the appends.
+    /// Trims the older half of the records when they fill more than half of the ring. One trim at a
+    /// time, beside the appends.
     fn trim_half(&mut self) -> Result<(), Error> {
         if let Some((_, trim)) = &mut self.trim {
             let mut cx = Context::from_waker(Waker::noop());

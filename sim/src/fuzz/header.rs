@@ -1,4 +1,4 @@
-//! Any bytes in the header slots.
+//! Arbitrary bytes in the header slots.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::meter::Meter;
 use super::reference::{Choice, Header, Slot, choose, seal_header, slot};
 use crate::ring::{MIN_CAPACITY, PAGE, SLOT_AT};
 
-/// The smallest that a WAL can be opened with.
+/// The smallest options with which a WAL can be opened.
 pub(super) fn options() -> Options {
     Options {
         window_bytes: 32 * 1024,
@@ -20,13 +20,13 @@ pub(super) fn options() -> Options {
     }
 }
 
-/// What a slot holds, and whether it can be read.
+/// The content of a slot, and whether it can be read.
 struct Page {
     bytes: Vec<u8>,
     readable: bool,
 }
 
-/// Numbers at which arithmetic breaks, and any others.
+/// Numbers at which arithmetic overflows, and arbitrary others.
 fn number(input: &mut Input<'_>) -> u64 {
     let shift = input.u8() % 65;
     let base = if shift == 64 { 0 } else { 1_u64 << shift };
@@ -65,7 +65,7 @@ fn page(input: &mut Input<'_>, device_bytes: u64, other: Option<&Page>) -> Page 
                 origin: 0,
                 mark: 0,
             };
-            // The two offsets together, or they contradict each other at once.
+            // Change both offsets together, or they contradict each other at once.
             if input.once_in(2) {
                 header.trim = number(input);
                 header.durable = header.trim.saturating_add(input.u32().into());
@@ -104,11 +104,11 @@ fn page(input: &mut Input<'_>, device_bytes: u64, other: Option<&Page>) -> Page 
     Page { bytes: page, readable: !input.once_in(16) }
 }
 
-/// Put any bytes into both header slots: inspecting and opening decide as the table of section 6
-/// says, need no buffer larger than the device, and a log that can be opened works.
+/// Puts arbitrary bytes into both header slots. Inspecting and opening must decide by the table of
+/// section 6 and need no buffer larger than the device, and a log that can be opened must work.
 pub fn headers(data: &[u8]) -> Result<(), String> {
     let input = &mut Input(data);
-    // Mostly what a WAL needs, sometimes less; sometimes more than the header will state.
+    // Mostly large enough for a WAL, sometimes less; sometimes more than the header will state.
     let device_bytes = MIN_CAPACITY - 4 * PAGE + input.below(64) * PAGE;
     let capacity = device_bytes.saturating_sub(input.below(4) * PAGE);
     let first = page(input, capacity, None);
@@ -136,7 +136,7 @@ pub fn headers(data: &[u8]) -> Result<(), String> {
         Err(cause) => Err(complaint(cause)),
     };
     if found != expected {
-        return Err(format!("{slots:?}: {expected:?} expected, inspect says {inspected:?}"));
+        return Err(format!("{slots:?}: {expected:?} expected, inspect returns {inspected:?}"));
     }
     let scanned = Wal::scan(&device, None, &mut |_| Err("there is no record".into()));
     let (inspection, report) = match (inspected, scanned) {
@@ -144,7 +144,7 @@ pub fn headers(data: &[u8]) -> Result<(), String> {
         (Err(inspected), Err(scanned)) if inspected.to_string() == scanned.to_string() => {
             return Ok(());
         }
-        (inspected, scanned) => return Err(format!("{inspected:?}, but scan says {scanned:?}")),
+        (inspected, scanned) => return Err(format!("{inspected:?}, but scan returns {scanned:?}")),
     };
     let Slot::Valid(header) = slots[inspection.newest] else {
         return Err(format!("slot {} counts: {slots:?}", inspection.newest));
@@ -165,7 +165,7 @@ pub fn headers(data: &[u8]) -> Result<(), String> {
     use_up(&disk, &meter, &header)
 }
 
-/// Which slot counts, or why none does.
+/// Which slot is valid, or why none is.
 fn expect(slots: &[Slot; 2], device_bytes: u64, unreadable: bool) -> Result<usize, &'static str> {
     if device_bytes < MIN_CAPACITY {
         return Err("larger than the device");
@@ -230,13 +230,13 @@ fn fields(info: &HeaderInfo) -> Header {
     }
 }
 
-/// Section 3: counters stay below 2^63. A writer needs some of them for itself.
+/// Section 3: counters stay below 2^63. A writer needs a reserve for itself.
 fn used_up(header: &Header) -> bool {
     let near = (1 << 63) - (1 << 60);
     header.epoch == u32::MAX || header.generation >= near || header.durable >= near
 }
 
-/// Open the log whatever its numbers are, append, and find that again after a power cut.
+/// Opens the log whatever its numbers are, appends, and finds the records again after a power cut.
 fn use_up(disk: &SimDisk, meter: &Arc<Meter>, before: &Header) -> Result<(), String> {
     let opened = Wal::open(meter.device(), &options(), None, &mut |_| Ok(()));
     let (wal, report) = match opened {
@@ -266,7 +266,7 @@ fn use_up(disk: &SimDisk, meter: &Arc<Meter>, before: &Header) -> Result<(), Str
         appended.wait().map_err(|cause| cause.to_string())?;
         Ok::<_, String>(offset)
     };
-    // Everything is lost, so everything can be trimmed; then there is room.
+    // Everything is lost, so everything can be trimmed; then there is space.
     wal.trim(..wal.durable()).wait().map_err(|cause| cause.to_string())?;
     let kept = append(&[1; 5000])?;
     append(&[2])?;

@@ -1,8 +1,8 @@
-//! What a log must hold: each record that was appended, byte by byte, and what was promised about
+//! The required content of a log: each appended record, byte by byte, and the guarantees given for
 //! it.
 //!
-//! Whether a record is damaged is read off the image, where it either stands as it was written or
-//! does not. So nothing has to be known about how the damage came about.
+//! Whether a record is damaged is determined from the image, which either holds the record as it
+//! was written or does not. The cause of the damage need not be known.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,16 +12,17 @@ use alluvium_device::sim::Random;
 use super::reference::{Log, Record, Walked};
 use crate::ring::{HEADER, padded};
 
-/// A record that was appended.
+/// An appended record.
 struct Entry {
     /// Header and payload.
     bytes: Vec<u8>,
     /// Everything before it was durable when it was appended.
     proof: u64,
-    /// It was acknowledged, or a recovery has handed it out: it may not disappear.
+    /// Whether it was acknowledged, or handed out by a recovery: it must not disappear.
     promised: bool,
-    /// The disk has changed what stood here: a live record, or the padding behind it, does not
-    /// stand here any more, or the header of a dropped one, or the padding behind it, does again.
+    /// Whether the disk has changed the bytes here: a live record, or the padding after it, is not
+    /// in its position any more; or the header of a dropped record, or the padding after it, is
+    /// there again.
     hit: bool,
     padding_hit: bool,
 }
@@ -32,14 +33,14 @@ impl Entry {
     }
 }
 
-/// See the module.
+/// The ledger; see the module documentation.
 pub(super) struct Ledger {
     id: [u8; 16],
     appended: u64,
     live: BTreeMap<u64, Entry>,
-    /// Records that a recovery has dropped; they may not come back.
+    /// Records dropped by a recovery; they must not come back.
     dropped: Vec<(u64, Entry)>,
-    /// Trimmed for certain, and the most that was ever asked for.
+    /// The certain trim offset, and the greatest one ever requested.
     trimmed: u64,
     trim_asked: u64,
 }
@@ -52,7 +53,7 @@ impl Ledger {
 
     // -- Traffic
 
-    /// A payload that no other record has.
+    /// A unique payload.
     pub(super) fn payload(&mut self, len: usize) -> Vec<u8> {
         self.appended += 1;
         let mut random = Random::new(self.appended);
@@ -64,7 +65,7 @@ impl Ledger {
         payload
     }
 
-    /// `payload` was appended while everything before `durable` was durable.
+    /// Records that `payload` was appended while everything before `durable` was durable.
     pub(super) fn append(&mut self, range: Range<u64>, epoch: u32, durable: u64, payload: &[u8]) {
         let lag = (range.start - durable) as u32;
         let mut bytes = Record::data(range.start, epoch, lag, payload).encode(&self.id).to_vec();
@@ -74,7 +75,7 @@ impl Ledger {
         self.live.insert(range.start, Entry { bytes, proof: durable, promised, hit, padding_hit });
     }
 
-    /// Everything before `durable` was acknowledged.
+    /// Records that everything before `durable` was acknowledged.
     pub(super) fn acknowledge(&mut self, durable: u64) {
         for (offset, entry) in self.live.range_mut(..durable).rev() {
             if entry.promised {
@@ -84,25 +85,25 @@ impl Ledger {
         }
     }
 
-    /// Where promised records end: what may be trimmed.
+    /// Ends of promised records: the possible trim offsets.
     pub(super) fn bounds(&self) -> Vec<u64> {
         let promised = self.live.iter().take_while(|(_, entry)| entry.promised);
         promised.map(|(offset, entry)| offset + entry.bytes.len() as u64).collect()
     }
 
-    /// A trim is asked for. False if an earlier one went further.
+    /// Records a requested trim. Returns false if an earlier one went further.
     pub(super) fn ask_trim(&mut self, to: u64) -> bool {
         let further = to > self.trim_asked;
         self.trim_asked = self.trim_asked.max(to);
         further
     }
 
-    /// A trim has taken effect.
+    /// Records that a trim has taken effect.
     pub(super) fn trim(&mut self, to: u64) {
         self.trimmed = self.trimmed.max(to);
     }
 
-    /// Everything that was asked for has taken effect.
+    /// Records that everything requested has taken effect.
     pub(super) fn close(&mut self, end: u64) {
         self.acknowledge(end);
         self.trimmed = self.trim_asked;
@@ -114,8 +115,8 @@ impl Ledger {
         self.trimmed..last.map_or(self.trimmed, |(offset, entry)| offset + entry.bytes.len() as u64)
     }
 
-    /// The disk has changed what is at rest, from `before` to `after`, as seen by one of the
-    /// headers.
+    /// Records that the disk has changed bytes at rest, from `before` to `after`, as seen with one
+    /// of the headers.
     pub(super) fn damage(&mut self, before: &Log, after: &Log) {
         for (&offset, entry) in &mut self.live {
             let end = offset + entry.bytes.len() as u64;
@@ -133,12 +134,12 @@ impl Ledger {
 
     // -- Recovery
 
-    /// Check what a walk has found in `log`.
+    /// Checks the findings of a walk over `log`.
     pub(super) fn check(&self, log: &Log, walked: &Walked) -> Result<(), String> {
         let start = log.header.trim;
         if start < self.trimmed || start > self.trim_asked {
             return Err(format!(
-                "the log starts at {start}; {} was trimmed, and {} asked for",
+                "the log starts at {start}; {} was trimmed, {} was requested",
                 self.trimmed, self.trim_asked
             ));
         }
@@ -171,13 +172,13 @@ impl Ledger {
         }
         for damage in &walked.damage {
             if !self.broken(log, damage) && !self.claimed(log, damage) {
-                return Err(format!("damage where nothing is: {damage:?}"));
+                return Err(format!("damage reported without a fault: {damage:?}"));
             }
         }
         Ok(())
     }
 
-    /// What was handed out was appended, and not dropped.
+    /// Checks that every record handed out was appended, and not dropped.
     fn check_found(&self, log: &Log, walked: &Walked) -> Result<(), String> {
         for (offset, payload) in &walked.records {
             let genuine = |entry: &Entry| entry.bytes[HEADER as usize..] == payload[..];
@@ -187,8 +188,8 @@ impl Ledger {
             if !self.dropped.iter().any(|(at, entry)| at == offset && genuine(entry)) {
                 return Err(format!("the record at {offset} was never written"));
             }
-            // What stood there is gone, and uncovers what stood there before: the limit that
-            // section 8 of the format states.
+            // The record that was here is gone, which uncovers an earlier one: the limit stated in
+            // section 8 of the format.
             if !self.broken(log, &(*offset..offset + HEADER)) {
                 return Err(format!("the dropped record at {offset} has come back"));
             }
@@ -196,8 +197,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether a live record that should stand in `range`, itself or with its padding, does not any
-    /// more, for a fault of the disk.
+    /// Whether a live record that should be in `range`, itself or with its padding, is missing
+    /// because of a fault of the disk.
     fn broken(&self, log: &Log, range: &Range<u64>) -> bool {
         self.live.range(..range.end).any(|(&offset, entry)| {
             let end = offset + entry.bytes.len() as u64;
@@ -207,8 +208,8 @@ impl Ledger {
         })
     }
 
-    /// Whether a dropped record, or the padding behind it, that the disk has brought back claims a
-    /// part of `range`: the limit that section 8 of the format states.
+    /// Whether a dropped record, or the padding after it, that the disk has brought back claims a
+    /// part of `range`: the limit stated in section 8 of the format.
     fn claimed(&self, log: &Log, range: &Range<u64>) -> bool {
         self.dropped.iter().any(|(offset, entry)| {
             let end = offset + entry.bytes.len() as u64;
@@ -218,8 +219,8 @@ impl Ledger {
         })
     }
 
-    /// Whether the log may end at `end` although promised records follow: what should stand there
-    /// does not, and nothing behind it proves that it did.
+    /// Whether the log may end at `end` although promised records follow: the expected record is
+    /// missing, and nothing behind it proves that it was there.
     fn end_excused(&self, log: &Log, end: u64) -> bool {
         let hole = end..end + 1;
         let window = log.header.window;
@@ -232,7 +233,7 @@ impl Ledger {
         (self.broken(log, &hole) || self.claimed(log, &hole)) && !proven
     }
 
-    /// The records that a walk has handed out may not disappear any more.
+    /// Records that the records handed out by a walk must not disappear.
     pub(super) fn promise(&mut self, walked: &Walked) {
         for (offset, _) in &walked.records {
             if let Some(entry) = self.live.get_mut(offset) {
@@ -241,10 +242,10 @@ impl Ledger {
         }
     }
 
-    /// The log goes on where the walk ended.
+    /// Continues the log at the end of the walk.
     pub(super) fn go_on(&mut self, log: &Log, walked: &Walked) {
         self.promise(walked);
-        // Where an old record stands again, the log may end inside of what stood there later.
+        // If an old record is back, the log may end inside the record that replaced it.
         while let Some(last) = self.live.last_entry() {
             if last.key() + last.get().bytes.len() as u64 <= walked.end {
                 break;
@@ -253,7 +254,7 @@ impl Ledger {
             self.dropped.push((offset, Entry { hit: false, padding_hit: false, ..entry }));
         }
         (self.trimmed, self.trim_asked) = (log.header.trim, log.header.trim);
-        // The padding behind the last trimmed record is still there.
+        // The padding after the last trimmed record is still there.
         self.live.retain(|offset, entry| offset + entry.bytes.len() as u64 >= log.header.trim);
     }
 }

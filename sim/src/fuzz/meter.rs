@@ -1,5 +1,4 @@
-//! A device that counts what is asked of it, of which pages can be unreadable, and whose plug can
-//! be pulled.
+//! A device that counts requests, can have unreadable pages, and can cut its own power.
 
 use std::fmt;
 use std::io;
@@ -14,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::ring::PAGE;
 
-/// See the module.
+/// The metering device; see the module documentation.
 pub(super) struct Meter {
     disk: SimDisk,
     /// Device offsets of unreadable pages.
@@ -25,7 +24,7 @@ pub(super) struct Meter {
 
 #[derive(Default)]
 struct Plug {
-    /// Writes until it is pulled, and whether that is a power cut.
+    /// Number of writes until the cut, and whether it is a power cut.
     fuse: Option<(u64, bool)>,
     successor: Option<SimDisk>,
 }
@@ -36,8 +35,8 @@ impl Meter {
         Arc::new(Self { disk, unreadable, read_bytes: AtomicU64::new(0), plug: Mutex::default() })
     }
 
-    /// Pull the plug while write number `writes` from now (0 is the next one) is in flight: cut the
-    /// power, or kill the process.
+    /// Cuts the power, or kills the process, while write number `writes` from now (0 is the next
+    /// one) is in flight.
     pub(super) fn set_fuse(&self, writes: u64, power_cut: bool) {
         self.plug.lock().fuse = Some((writes, power_cut));
     }
@@ -46,12 +45,12 @@ impl Meter {
         self.plug.lock().fuse = None;
     }
 
-    /// The disk after the plug was pulled.
+    /// The disk after the cut.
     pub(super) fn successor(&self) -> Option<SimDisk> {
         self.plug.lock().successor.clone()
     }
 
-    /// Whether this write is the one in which the plug is pulled, and how.
+    /// Whether the cut happens at this write, and how.
     fn burns_down(&self) -> Option<bool> {
         let fuse = &mut self.plug.lock().fuse;
         let (left, power_cut) = fuse.take()?;
@@ -66,7 +65,7 @@ impl Meter {
         self.clone()
     }
 
-    /// Bytes that were read, or that could not be.
+    /// Bytes read, including unreadable ones.
     pub(super) fn read_bytes(&self) -> u64 {
         self.read_bytes.load(Ordering::Relaxed)
     }
@@ -77,7 +76,7 @@ impl Device for Meter {
         self.disk.geometry()
     }
 
-    /// Whatever an image states, nobody needs a buffer larger than the device.
+    /// Whatever an image states, no buffer needs to be larger than the device.
     fn alloc(&self, len_bytes: usize) -> AlignedBuf {
         let capacity_bytes = self.geometry().capacity_bytes;
         assert!(len_bytes as u64 <= capacity_bytes, "a buffer of {len_bytes} bytes");

@@ -1,9 +1,9 @@
-//! What the fuzz targets of `fuzz/` check, as functions of bytes: the same ones run, with a bounded
-//! number of inputs, as an everyday test.
+//! The checks of the fuzz targets in `fuzz/`, as functions of bytes. The same functions run as an
+//! ordinary test, with a bounded number of inputs.
 //!
-//! Each takes any bytes, makes an image of a device or the life of a log from them, and compares
-//! what the WAL does with a statement of `docs/format/wal.md` that shares no code with it. An `Err`
-//! says what is wrong; so does a panic.
+//! Each takes arbitrary bytes, builds the image of a device or the history of a log from them, and
+//! compares the behaviour of the WAL with a statement of `docs/format/wal.md` that shares no code
+//! with it. A defect is an `Err` that describes it, or a panic.
 
 mod header;
 mod ledger;
@@ -16,7 +16,8 @@ pub use header::headers;
 pub use record::records;
 pub use recovery::{recovery, recovery_on};
 
-/// The bytes that decide. Behind their end come zeros, so that every input is a complete one.
+/// The input bytes, from which all decisions are read. They are followed by zeros, so that every
+/// input is complete.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -64,7 +65,7 @@ impl<'a> Input<'a> {
         number % bound
     }
 
-    /// True once in `n` for random bytes, and false behind the end.
+    /// True once in `n` for random bytes, and false after the end.
     fn once_in(&mut self, n: u8) -> bool {
         self.u8() % n == 1
     }

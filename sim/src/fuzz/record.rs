@@ -1,4 +1,4 @@
-//! Any bytes in the ring, records with right checksums among them.
+//! Arbitrary bytes in the ring, with valid records among them.
 
 use alluvium_device::SharedDevice;
 use alluvium_device::sim::{SimDisk, SimOptions};
@@ -10,19 +10,19 @@ use super::meter::Meter;
 use super::reference::{Header, Log, Record, Walked, crc32c};
 use crate::ring::{DATA_START, HEADER, PAGE, SLOT_AT};
 
-/// A device in the making.
+/// A device image under construction.
 struct Image {
     header: Header,
     bytes: Vec<u8>,
     unreadable: Vec<u64>,
-    /// Pieces that may hold a record header.
+    /// Number of pieces that may hold a record header.
     records: u64,
-    /// Whether a record is of an epoch that no header has announced, which no writer leaves behind.
+    /// Whether a record has an epoch that no header has announced, which no writer leaves behind.
     from_the_future: bool,
 }
 
 impl Image {
-    /// A valid header, and what the input puts into the ring.
+    /// A valid header, and a ring filled from the input.
     fn new(input: &mut Input<'_>) -> Self {
         // Sometimes more than one read takes.
         let pages = 32 + input.below(32) + if input.once_in(16) { 256 } else { 0 };
@@ -80,7 +80,7 @@ impl Image {
         }
     }
 
-    /// Put something at `x`. Returns where the next piece goes.
+    /// Puts a piece at `x`. Returns the position of the next one.
     fn piece(&mut self, x: u64, input: &mut Input<'_>) -> u64 {
         let next = match input.u8() % 8 {
             0..=3 => self.record(x, input),
@@ -107,7 +107,7 @@ impl Image {
         if next < self.header.limit() { next } else { self.header.trim }
     }
 
-    /// Put a record that may be wrong in one or several ways.
+    /// Puts a record that may be wrong in one or several ways.
     fn record(&mut self, x: u64, input: &mut Input<'_>) -> u64 {
         let room = self.header.limit().saturating_sub(x + HEADER);
         let padding = input.once_in(4);
@@ -137,7 +137,7 @@ impl Image {
             0 => u32::from(input.u8() % 6),
             1 => self.header.epoch - 1,
             2..=3 => {
-                // An old one, over which others were written.
+                // An old record, over which others were written.
                 next = x + HEADER + input.below(len + 1);
                 self.header.epoch.saturating_sub(2)
             }
@@ -172,7 +172,7 @@ impl Image {
     }
 }
 
-/// What a walk of the WAL says.
+/// The result of a walk by the WAL.
 fn found(
     walk: impl FnOnce(
         &mut dyn FnMut(alluvium_wal::Record) -> Result<(), VisitError>,
@@ -220,15 +220,15 @@ pub(super) fn open(
     Ok((wal, walked))
 }
 
-/// Put any bytes into the ring behind a valid header: a walk ends, says what the reference says,
-/// and says it again when it is repeated; what it has handed out without damage stays when the log
-/// goes on.
+/// Puts arbitrary bytes into the ring behind a valid header. A walk must end, agree with the
+/// reference, and give the same result when repeated; records handed out without damage must stay
+/// when the log continues.
 pub fn records(data: &[u8]) -> Result<(), String> {
     let image = Image::new(&mut Input(data));
     check(&image, &image.disk())
 }
 
-/// Compare what the WAL finds on `disk` with what the reference finds in `image`.
+/// Compares the WAL's findings on `disk` with those of the reference in `image`.
 fn check(image: &Image, disk: &SimDisk) -> Result<(), String> {
     let meter = Meter::new(disk, &image.unreadable);
     let expected = Log::new(image.header, &image.bytes, &image.unreadable).walk();
@@ -236,11 +236,11 @@ fn check(image: &Image, disk: &SimDisk) -> Result<(), String> {
     if scanned != expected {
         return Err(differ(&image.header, &expected, &scanned));
     }
-    // Looking beyond a hole reads two windows, and each hole needs a record behind it that proves
-    // it to be one.
+    // The search beyond a hole reads two windows, and each hole needs a record behind it as its
+    // proof.
     let bound = (2 + image.records) * 8 * image.header.ring();
     if meter.read_bytes() > bound {
-        return Err(format!("{} bytes were read, {bound} are enough", meter.read_bytes()));
+        return Err(format!("{} bytes were read, the bound is {bound}", meter.read_bytes()));
     }
     if scan(&meter.device())? != scanned {
         return Err("the second scan differs from the first".into());
@@ -249,8 +249,8 @@ fn check(image: &Image, disk: &SimDisk) -> Result<(), String> {
     if opened != scanned {
         return Err(differ(&image.header, &scanned, &opened));
     }
-    // With damage, or where a page may hide an end that was clean before, less may be found than
-    // before, and it is said.
+    // With damage, or with an unreadable page that may hide an end that was clean before, less may
+    // be found than before, and it is reported.
     let sound = image.unreadable.is_empty() && !image.from_the_future;
     let undamaged = opened.filter(|walked| sound && walked.damage.is_empty());
     let Some(mut before) = undamaged else { return Ok(()) };
@@ -260,7 +260,7 @@ fn check(image: &Image, disk: &SimDisk) -> Result<(), String> {
     if again.as_ref() != Some(&before) {
         return Err(format!("opened again: {}", differ(&image.header, &Some(before), &again)));
     }
-    let wal = wal.ok_or("opened again, and is not open")?;
+    let wal = wal.ok_or("the second opening returned no log")?;
     match wal.append(&[&[9; 1000]]) {
         Ok(append) => {
             before.records.push((append.offset().0, vec![9; 1000]));
@@ -273,14 +273,14 @@ fn check(image: &Image, disk: &SimDisk) -> Result<(), String> {
     let after = scan(&meter.device())?.ok_or("the end cannot be read after an append")?;
     if after.records != before.records || !after.damage.is_empty() {
         return Err(format!(
-            "a record later: {}",
+            "after another record: {}",
             differ(&image.header, &Some(before), &Some(after))
         ));
     }
     Ok(())
 }
 
-/// Both, in brief.
+/// Both results in brief.
 pub(super) fn differ(header: &Header, expected: &Option<Walked>, found: &Option<Walked>) -> String {
     let brief = |walked: &Option<Walked>| match walked {
         None => "the end cannot be read".to_owned(),
@@ -298,8 +298,8 @@ mod tests {
 
     use super::*;
 
-    /// The comparison has teeth: a bit that is another one for the WAL than for the reference is
-    /// found, wherever it counts.
+    /// Negative control: a bit that differs between the WAL's and the reference's input is found
+    /// wherever it matters.
     #[test]
     fn a_flipped_bit_in_a_record_is_found() {
         let mut random = Random::new(1);

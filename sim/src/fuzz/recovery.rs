@@ -1,4 +1,4 @@
-//! A log that is written, crashes, is damaged, is resized and goes on.
+//! A log that is written, crashes, is damaged, is resized, and continues.
 
 use alluvium_device::Durability;
 use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
@@ -12,27 +12,27 @@ use super::record::{differ, open, scan};
 use super::reference::{Choice, Header, Log, Slot, Walked, choose, slot};
 use crate::ring::{DATA_START, PAGE, SLOT_AT};
 
-/// Images of the disk that old pages come from.
+/// Number of disk images from which old pages are taken.
 const SNAPSHOTS: usize = 4;
-/// Pages of the ring that the device has room for.
+/// Pages of the ring for which the device has space.
 const MAX_PAGES: u64 = 80;
 
-/// See [`recovery_on`], on a disk that is flushed.
+/// [`recovery_on`] on a disk that is flushed.
 pub fn recovery(data: &[u8]) -> Result<(), String> {
     recovery_on(data, Durability::Auto)
 }
 
-/// Write a log on a simulated disk, end that with a power cut, a crash or a close, damage what is
-/// at rest (flipped bits, zeroed, misdirected and old pages and sectors), resize in use or not,
-/// recover, go on. What was promised is there or is reported as damage, within the limits that the
-/// format states; what one recovery has handed out the next one does; and every walk finds what the
-/// reference finds.
+/// Writes a log on a simulated disk, ends that with a power cut, a crash or a close, damages bytes
+/// at rest (flipped bits, zeroed, misdirected and old pages and sectors), resizes it in use or
+/// offline, recovers it, and continues. Every promised record must be there or be reported as
+/// damage, within the limits stated in the format; records handed out by one recovery must be
+/// handed out by the next; and every walk must find what the reference finds.
 ///
-/// With [`Durability::Device`] the disk's cache is trusted, which loses records: to see that this
-/// is noticed.
+/// With [`Durability::Device`] the disk's cache is trusted, which loses records: a negative
+/// control.
 pub fn recovery_on(data: &[u8], durability: Durability) -> Result<(), String> {
     let Err(what) = Life::new(Input(data), durability)?.run() else { return Ok(()) };
-    // Once more, to tell how it came to that.
+    // Run again, to record how it happened.
     let mut life = Life::new(Input(data), durability)?;
     life.story = Some(Vec::new());
     let again = life.run();
@@ -42,15 +42,15 @@ pub fn recovery_on(data: &[u8], durability: Durability) -> Result<(), String> {
 
 struct Life<'a> {
     input: Input<'a>,
-    /// What happened, one line each, if that is wanted.
+    /// The events, one line each, if they are recorded.
     story: Option<Vec<String>>,
     disk: SimDisk,
     ledger: Ledger,
     /// Which header slots were damaged since both were written.
     slots_hit: [bool; 2],
-    /// Where the walk of an opening or a resize ended that was cut off since.
+    /// End of the walk of an opening or a resize that has been interrupted since.
     cut_off: Option<u64>,
-    /// The disk as it was at the end of earlier lives.
+    /// The disk at the end of earlier runs.
     snapshots: Vec<Vec<u8>>,
 }
 
@@ -73,7 +73,7 @@ impl<'a> Life<'a> {
         let format = FormatOptions {
             capacity_bytes: Some(DATA_START + (32 + input.below(MAX_PAGES - 32 + 1)) * PAGE),
             window_bytes: Some(8 * PAGE),
-            force: true, // saves the look at what is there
+            force: true, // skips the check of the content
             ..FormatOptions::default()
         };
         let header = Wal::format(&disk.device(), &format).map_err(|cause| cause.to_string())?;
@@ -91,7 +91,7 @@ impl<'a> Life<'a> {
     fn run(&mut self) -> Result<(), String> {
         loop {
             if self.headers_gone() {
-                // What comes of this need only be an answer.
+                // The opening need only return.
                 drop(Wal::open(self.disk.device(), &self.options(), None, &mut |_| Ok(())));
                 return Ok(());
             }
@@ -163,7 +163,7 @@ impl<'a> Life<'a> {
         Log::new(header, &self.disk.image(), &[])
     }
 
-    /// Walk the log without changing it, and check what is found.
+    /// Walks the log without changing it, and checks the result.
     fn scan(&mut self) -> Result<(Log, Walked), String> {
         let log = self.log(self.header()?);
         let expected = log.walk();
@@ -179,8 +179,8 @@ impl<'a> Life<'a> {
             return Err(differ(&log.header, &log.walk(), &found));
         };
         self.ledger.check(&log, &walked)?;
-        // Its records are the ledger's now: they are there unless an old one lies over them, as the
-        // limits say.
+        // The ledger now has its records: they are there unless an old one covers them, as the
+        // limits state.
         match self.cut_off.take() {
             Some(end) if end != walked.end => {
                 Err(format!("the log ended at {end}, and now at {}", walked.end))
@@ -189,7 +189,7 @@ impl<'a> Life<'a> {
         }
     }
 
-    /// A device of which the plug may be pulled at one of the next `writes` writes.
+    /// A device whose power may be cut at one of the next `writes` writes.
     fn meter(&mut self, may_end: bool, writes: u64) -> std::sync::Arc<Meter> {
         let meter = Meter::new(&self.disk, &[]);
         if may_end && self.input.once_in(4) {
@@ -198,7 +198,7 @@ impl<'a> Life<'a> {
         meter
     }
 
-    /// Recover. `None` if the plug was pulled on the way.
+    /// Recovers. Returns `None` if it was interrupted by a cut.
     fn open(&mut self, may_end: bool) -> Result<Option<(Wal, std::sync::Arc<Meter>)>, String> {
         let options = self.options();
         let (log, walked) = self.scan()?;
@@ -217,8 +217,8 @@ impl<'a> Life<'a> {
                 self.say(|| format!("opening: {cause}"));
                 let successor = meter.successor();
                 self.disk = successor.ok_or_else(|| format!("cannot be opened: {cause}"))?;
-                // The walk was complete: the plug is pulled at a write, and nothing is written
-                // before.
+                // The walk was complete: the cut happens at a write, and nothing is written before
+                // the walk ends.
                 self.ledger.promise(&walked);
                 self.cut_off = Some(walked.end);
                 Ok(None)
@@ -348,20 +348,20 @@ impl<'a> Life<'a> {
         }
     }
 
-    /// What the log says is a promise.
+    /// Records the log's acknowledgements as promises.
     fn settle(&mut self, wal: &Wal) {
         self.ledger.acknowledge(wal.durable().0);
         self.ledger.trim(wal.stats().trimmed.0);
     }
 
-    /// Whether the next end is a power cut, or of the process alone.
+    /// Whether the next end is a power cut, or only that of the process.
     fn power_cut(&mut self) -> bool {
         !self.input.once_in(4)
     }
 
     // -- Damage
 
-    /// Change something at rest.
+    /// Changes bytes at rest.
     fn damage(&mut self) {
         let page = self.some_page();
         let sectors = match self.input.u8() % 4 {
@@ -393,7 +393,7 @@ impl<'a> Life<'a> {
                 after.copy_from_slice(&self.snapshots[snapshot][page as usize..][..PAGE as usize]);
             }
         }
-        // Each of the two may be lost next, and the other one count.
+        // Either slot may be lost next, and the other one become valid.
         let headers = self.slots().into_iter().filter_map(|slot| match slot {
             Slot::Valid(header) => Some(header),
             _ => None,

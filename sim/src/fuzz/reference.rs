@@ -1,5 +1,5 @@
-//! `docs/format/wal.md` once more, for images that lie in memory: nothing is read ahead, wrapped or
-//! remembered, and no code of the WAL is used, not even its checksum.
+//! A second implementation of `docs/format/wal.md`, for images in memory: it does not read ahead,
+//! wrap or cache anything, and uses no code of the WAL, not even its checksum.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -80,24 +80,24 @@ impl Header {
         self.capacity - DATA_START
     }
 
-    /// Where the byte at logical offset `x` is on the device.
+    /// Device position of the byte at logical offset `x`.
     pub(super) fn at(&self, x: u64) -> u64 {
         DATA_START + (x + self.origin) % self.ring()
     }
 
-    /// No record reaches behind it.
+    /// No record extends beyond it.
     pub(super) fn limit(&self) -> u64 {
         self.trim - self.trim % PAGE + self.ring()
     }
 }
 
-/// Make the checksum of a slot's page right.
+/// Corrects the checksum of a slot's page.
 pub(super) fn seal_header(page: &mut [u8]) {
     let crc = crc32c(&[&page[..124]]);
     page[124..128].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// What a slot holds, in the words of the table in section 6.
+/// The content of a slot, in the terms of the table in section 6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slot {
     Valid(Header),
@@ -152,7 +152,7 @@ pub(super) fn slot(page: &[u8]) -> Slot {
     if sound { Slot::Valid(header) } else { Slot::Damaged }
 }
 
-/// What follows from both slots.
+/// The result for both slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     Slot(usize),
@@ -197,7 +197,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// A record with this payload.
+    /// Creates the header of a record with this payload.
     pub(super) fn data(offset: u64, epoch: u32, lag: u32, payload: &[u8]) -> Self {
         let (len, payload_crc) = (payload.len() as u32, crc32c(&[payload]));
         Self { padding: false, len, offset, epoch, lag, payload_crc }
@@ -229,7 +229,7 @@ impl Record {
             lag: u32_at(bytes, 20),
             payload_crc: u32_at(bytes, 24),
         };
-        // Padding reaches to a page boundary, the next one if the header itself does not fit before
+        // Padding ends at a page boundary, the next one if the header itself does not fit before
         // it.
         let rest = PAGE - x % PAGE;
         let padding = if rest < HEADER { rest + PAGE } else { rest } - HEADER;
@@ -257,33 +257,33 @@ pub(super) struct Log {
     pub(super) header: Header,
     start: u64,
     bytes: Vec<u8>,
-    /// Logical offsets of pages that cannot be read.
+    /// Logical offsets of unreadable pages.
     unreadable: Vec<u64>,
 }
 
-/// What a walk finds.
+/// The result of a walk.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Walked {
-    /// Where each record starts, and its payload.
+    /// Start and payload of each record.
     pub(super) records: Vec<(u64, Vec<u8>)>,
     pub(super) damage: Vec<Range<u64>>,
     pub(super) end: u64,
-    /// Intact records behind the end, as far as one looks.
+    /// Intact records behind the end, within the search range.
     pub(super) dropped: u64,
 }
 
-/// What stands behind a hole.
+/// The findings behind a hole.
 struct Beyond {
     /// The greatest proof.
     proof: u64,
-    /// Intact data records.
+    /// Number of intact data records.
     intact: u64,
-    /// How far one had to look.
+    /// End of the search.
     seen: u64,
 }
 
 impl Log {
-    /// From the image of a device. `unreadable` are pages of the device.
+    /// Lays out the log from the image of a device. `unreadable` are pages of the device.
     pub(super) fn new(header: Header, image: &[u8], unreadable: &[u64]) -> Self {
         let start = header.trim - header.trim % PAGE;
         let pages = (start..header.limit()).step_by(PAGE as usize);
@@ -303,25 +303,25 @@ impl Log {
         self.unreadable.iter().any(|&page| page < range.end && range.start < page + PAGE)
     }
 
-    /// Bytes of the log, which lie between the page of the trim offset and the limit.
+    /// Bytes of the log, which are between the page of the trim offset and the limit.
     pub(super) fn bytes(&self, range: Range<u64>) -> &[u8] {
         &self.bytes[(range.start - self.start) as usize..(range.end - self.start) as usize]
     }
 
-    /// Whether `bytes` stand at `x`. Not what is outside of the log.
+    /// Whether `bytes` are at `x`. False outside the log.
     pub(super) fn holds(&self, x: u64, bytes: &[u8]) -> bool {
         let range = x..x + bytes.len() as u64;
         range.start >= self.start && range.end <= self.header.limit() && self.bytes(range) == bytes
     }
 
-    /// The padding at `x`, of whatever epoch.
+    /// The padding at `x`, of any epoch.
     pub(super) fn padding_at(&self, x: u64) -> Option<Record> {
         let inside = x >= self.start && x + HEADER <= self.header.limit();
         let bytes = inside.then(|| self.bytes(x..x + HEADER))?;
         Record::decode(x, bytes, &self.header.id).filter(|record| record.padding)
     }
 
-    /// The record header at `x`, behind a record of epoch `before`.
+    /// The record header at `x`, after a record of epoch `before`.
     fn header_at(&self, x: u64, before: u32) -> Option<Record> {
         let Header { id, epoch, epoch_start, durable, .. } = &self.header;
         if x + HEADER > self.header.limit() {
@@ -366,7 +366,7 @@ impl Log {
         loop {
             let Some(record) = self.first_header(from..to, before) else {
                 beyond.seen = beyond.seen.max(to);
-                // The rest of a header may lie behind that.
+                // The rest of a header may be behind that.
                 for place in to.saturating_sub(HEADER).max(from)..to.min(self.header.limit()) {
                     let begun = self.bytes(place..to.min(self.header.limit()).min(place + 3));
                     if b"ALR".starts_with(begun) && place + HEADER <= self.header.limit() {
@@ -384,7 +384,7 @@ impl Log {
         }
     }
 
-    /// The table of section 6. `None`: the log may end where it cannot be read.
+    /// The table of section 6. `None`: the log may end at an unreadable page.
     pub(super) fn walk(&self) -> Option<Walked> {
         let mut walked = Walked { records: Vec::new(), damage: Vec::new(), end: 0, dropped: 0 };
         let (mut x, mut known, mut before) = (self.header.trim, self.header.durable, 0);
@@ -423,7 +423,7 @@ impl Log {
             x = next;
         }
         walked.end = x;
-        // What stands before the end on its page has to be written again.
+        // The bytes before the end on its page have to be written again.
         (!self.unreadable_in(x - x % PAGE..x)).then_some(walked)
     }
 }
@@ -433,12 +433,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_of_the_standard() {
+    fn the_checksum_matches_the_standard() {
         assert_eq!(crc32c(&[b"12345", b"6789"]), 0xe306_9283);
     }
 
     #[test]
-    fn every_row_of_the_table_of_headers() {
+    fn the_slot_table_covers_every_case() {
         let valid = |generation| {
             let (id, capacity) = ([1; 16], MIN_CAPACITY);
             let (epoch, node, written_at, origin, mark) = (0, 0, 0, 0, 1 << 40);
