@@ -1,4 +1,4 @@
-//! An open cache, as its users see it.
+//! The public interface of an open cache, and its reads.
 
 mod many;
 
@@ -33,39 +33,39 @@ use crate::stats::Stats;
 use crate::swap::{Swapped, Ttl, When};
 use crate::sync::Arc;
 
-/// Of reads in memory one of so many is counted for its journal, for all of them.
+/// One in this many reads from memory is counted, and counted as this many.
 pub(crate) const READS_PER_COUNT: u64 = 16;
 
-/// A key-value cache in a directory. All calls may come from any thread, at one time; they block on
-/// the disk only where they say so.
+/// A key-value cache in a directory. Every method may be called from any thread concurrently.
+/// Methods block on the disk only where their documentation says so.
 ///
-/// Dropping it writes what is not yet written; [`Cache::close`] does the same and reports whether
-/// it succeeded.
+/// Dropping the cache writes what is not yet written; [`Cache::close`] does the same and reports
+/// whether it succeeded.
 pub struct Cache {
     pub(crate) shared: Arc<Shared>,
     recovered: Recovered,
-    /// Each may wait for those before it.
+    /// In the order in which they are stopped: each may wait for those before it.
     threads: Vec<Running>,
 }
 
-/// A thread behind the cache, and how it is told to end.
+/// A background thread of the cache, and the function that stops it.
 struct Running {
     thread: JoinHandle<()>,
     end: fn(&Shared),
 }
 
 impl Cache {
-    /// Open the cache in `path`, or make one there. Blocks: ten million keys take about a second,
-    /// if the cache was closed or its journals were full.
+    /// Opens the cache in `path`, or creates one there. Blocks: ten million keys take about a
+    /// second if the cache was closed or its journals were full.
     ///
     /// # Errors
-    /// Somebody has it open; it cannot be used as it is; options are outside of their bounds;
-    /// there is no room for a journal, and nothing that may be evicted for it; there is no memory
-    /// for journals or index; the system.
+    /// The cache is in use; the files in `path` are not a usable cache; an option is out of bounds;
+    /// there is no space for another journal and none may be evicted; there is not enough memory
+    /// for journals or index; an I/O error.
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
         let path = path.as_ref();
         if !options.create {
-            // Where there is no cache not even a lock is left.
+            // If there is no cache, not even a lock file is left behind.
             let directory = RealDirectory::open_to_read(path)
                 .map_err(Error::io(path, "opening the directory"))?;
             let names = directory.list().map_err(Error::io(path, "listing the files"))?;
@@ -97,8 +97,8 @@ impl Cache {
             move || keep::run(&keeper),
             |shared| {
                 shared.keep.waker.close();
-                // It may wait for a journal, which cannot be made as long as others have all
-                // files.
+                // The thread may be waiting for a journal, which cannot be created while the
+                // process is out of file descriptors.
                 shared.flush.tell();
             },
         )?;
@@ -117,28 +117,28 @@ impl Cache {
         Ok(())
     }
 
-    /// What the opening found.
+    /// Returns what the opening found.
     pub fn recovered(&self) -> Recovered {
         self.recovered
     }
 
-    /// Write a value under its key. What was there before is gone.
+    /// Writes a value under its key, and replaces the previous value.
     ///
-    /// Waits for the flusher where writers are faster than the disk, and for stable storage with
+    /// Waits for the flusher if writers are faster than the disk, and for stable storage with
     /// [`crate::Durability::Always`].
     ///
     /// # Errors
-    /// Key or value are too long, or the key is empty; the disk is full and nothing may be evicted,
-    /// or eviction fails; a write has failed, now or before. With [`crate::Durability::Always`] a
-    /// value whose sync has failed may be read until the cache is closed, and be there or not after
-    /// it is opened again.
+    /// The key or the value is too long, or the key is empty; the disk is full and nothing may be
+    /// evicted, or eviction fails; a write has failed, now or earlier. With
+    /// [`crate::Durability::Always`], a value whose sync failed may be readable until the cache is
+    /// closed, and may or may not be present after the next opening.
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
         self.shared.put(key, value, None)
     }
 
-    /// The same; after `ttl` it counts as absent. By the system's clock and to the millisecond:
-    /// with less than one it is absent at once, and where the clock is set back it is there for
-    /// longer. The time goes on while the cache is closed.
+    /// Writes a value that counts as absent after `ttl`. Time is that of the system clock, in
+    /// milliseconds: a `ttl` below one millisecond expires at once, and a value lives longer if the
+    /// clock is set back. Time passes while the cache is closed.
     ///
     /// # Errors
     /// As [`Self::put`].
@@ -146,70 +146,69 @@ impl Cache {
         self.shared.put(key, value, Some(self.shared.clock.expiry(ttl)))
     }
 
-    /// Whether [`Self::put`] would take them, by their lengths: for those who write several or
-    /// none.
+    /// Checks whether [`Self::put`] accepts this key and value by their lengths. For callers that
+    /// write several values or none.
     ///
     /// # Errors
-    /// Key or value are too long, or the key is empty.
+    /// The key or the value is too long, or the key is empty.
     pub fn check(&self, key: &[u8], value: &[u8]) -> Result<()> {
         self.shared.new_value(key, value, None).map(drop)
     }
 
-    /// The same as [`Self::put`] or [`Self::put_with_ttl`] for threads that must not wait for the
-    /// disk: false, and nothing is written, if it would have to. So it is always with
-    /// [`crate::Durability::Always`].
+    /// Writes a value like [`Self::put`] or [`Self::put_with_ttl`], from a thread that must not
+    /// wait for the disk. Returns false and writes nothing if it would have to wait, which is
+    /// always so with [`crate::Durability::Always`].
     ///
     /// # Errors
-    /// Key or value are too long, or the key is empty; there is no memory for a larger index; a
-    /// write has failed before.
+    /// The key or the value is too long, or the key is empty; there is no memory for a larger
+    /// index; a write has failed earlier.
     pub fn try_put(&self, key: &[u8], value: &[u8], ttl: Option<Duration>) -> Result<bool> {
         self.shared.try_put(key, value, ttl.map(|ttl| self.shared.clock.expiry(ttl)))
     }
 
-    /// Write a value depending on what is there, and learn what was there, in one step that nobody
-    /// comes between.
+    /// Writes a value depending on the present one, and returns the present one, atomically.
     ///
     /// # Errors
-    /// As [`Self::put`], and as [`Self::get`]: what is there is read, from the disk if it is not in
-    /// memory.
+    /// As [`Self::put`], and as [`Self::get`]: the present value is read, from the disk if it is
+    /// not in memory.
     pub fn swap(&self, key: &[u8], value: &[u8], when: When, ttl: Ttl) -> Result<Swapped> {
         self.shared.swap(key, value, when, ttl)
     }
 
-    /// Write a value, with or without a time to live, if there is none under its key; returns
-    /// whether it was written. Of several callers one succeeds.
+    /// Writes a value, with or without a time to live, if its key is absent. Returns whether it was
+    /// written; one of several concurrent callers succeeds.
     ///
     /// # Errors
-    /// As [`Self::put`]. May read the disk, if what is there has a time to live.
+    /// As [`Self::put`]. May read the disk if the present value has a time to live.
     pub fn put_if_absent(&self, key: &[u8], value: &[u8], ttl: Option<Duration>) -> Result<bool> {
         self.shared.put_if_absent(key, value, ttl.map(|ttl| self.shared.clock.expiry(ttl)))
     }
 
-    /// Remove a key; returns whether it was there. May read the disk, if what is there has a time
-    /// to live.
+    /// Removes a key. Returns whether it was present. May read the disk if the present value has a
+    /// time to live.
     ///
     /// # Errors
     /// The key is empty or too long; the disk is full and nothing may be evicted, or eviction
-    /// fails; a write has failed, now or before. What cannot be read counts as there. With
-    /// [`crate::Durability::Always`] a key whose removal could not be synced is absent until the
-    /// cache is closed, and there or not after it is opened again.
+    /// fails; a write has failed, now or earlier. A value that cannot be read counts as present.
+    /// With [`crate::Durability::Always`], a key whose removal could not be synced is absent until
+    /// the cache is closed, and may or may not be present after the next opening.
     pub fn delete(&self, key: &[u8]) -> Result<bool> {
         self.shared.delete(key)
     }
 
-    /// The value of a key: a view of memory, without a copy. It keeps the whole journal in memory
-    /// that it is in, so those who keep it for long take its bytes with `to_vec`.
+    /// Returns the value of a key as a view of memory, without a copy. The view keeps the memory of
+    /// its whole journal in use: copy the bytes with `to_vec` to keep a value for long.
     ///
-    /// Reads the disk, if the record is not in memory.
+    /// Reads the disk if the record is not in memory.
     ///
     /// # Errors
-    /// The record is damaged, or cannot be read.
+    /// The record is damaged or cannot be read.
     pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
         Ok(self.find(key)?.map(|found| found.value))
     }
 
-    /// The same as bytes of one's own, which keep nothing in memory but themselves. (A `Vec` and
-    /// nothing with a counter: whoever wants to share them makes that of it without another copy.)
+    /// Returns the value of a key as a copy, which keeps no other memory in use. (A `Vec` rather
+    /// than a reference-counted type: a caller can convert it into one without another copy.)
     ///
     /// # Errors
     /// As [`Self::get`].
@@ -218,11 +217,11 @@ impl Cache {
         memory::copy(&value).map(Some).map_err(self.shared.no_memory("a value"))
     }
 
-    /// The value of a key, and the time that is left to it, for threads that must not wait for the
-    /// disk: it is not read, and nothing is decompressed.
+    /// Returns the value of a key and its remaining time to live, from a thread that must not wait
+    /// for the disk: it reads no disk and decompresses nothing.
     ///
     /// # Errors
-    /// As [`Self::get`]; what is in memory was checked when it came there.
+    /// As [`Self::get`]; what is in memory was checked when it was loaded.
     pub fn try_get(&self, key: &[u8]) -> Result<Lookup> {
         let hash = self.shared.hasher.hash(key);
         let found = self.read(key, hash, self.shared.index.find(hash), Reach::Memory)?;
@@ -235,28 +234,29 @@ impl Cache {
         })
     }
 
-    /// Memory that reading a key takes for itself, in bytes: the size of its record, or up to a
-    /// quarter more; 0 if there is none, or if that is in a journal in memory.
+    /// Returns the memory that reading a key allocates for the record, in bytes: the size of the
+    /// record or up to a quarter more. 0 if the key is absent or its journal is in memory.
     ///
-    /// On top comes what is read with it: of a plain record the rest of its pages, less than 8 KiB;
-    /// of a compressed one the frames that it lies in, as they are stored and decompressed. A frame
-    /// has 16 KiB where records are short, up to 256 KiB where they are long, and of a record in
-    /// more than four of them the stored ones are read by the MiB.
+    /// What is read along with the record comes on top. For a plain record this is the rest of its
+    /// pages, less than 8 KiB. For a compressed one it is the frames that contain it, stored and
+    /// decompressed: a frame has 16 KiB for short records and up to 256 KiB for long ones, and the
+    /// stored frames of a record in more than four of them are read a MiB at a time.
     pub fn read_bytes(&self, key: &[u8]) -> usize {
         let named = self.shared.index.find(self.shared.hasher.hash(key));
         named.map_or(0, |place| self.shared.cold_bytes(place))
     }
 
-    /// The same for what asks only whether the key is there: [`Self::put_if_absent`],
-    /// [`Self::delete`] and [`Self::delete_many`]. 0 also for a record without a time to live, of
-    /// which they read nothing.
+    /// Returns the memory that [`Self::put_if_absent`], [`Self::delete`] and [`Self::delete_many`]
+    /// allocate to find out whether a key is present; see [`Self::read_bytes`]. Also 0 for a record
+    /// without a time to live, which they do not read.
     pub fn presence_bytes(&self, key: &[u8]) -> usize {
         let named = self.shared.index.find(self.shared.hasher.hash(key));
         let read = named.filter(|place| place.expires());
         read.map_or(0, |place| self.shared.cold_bytes(place))
     }
 
-    /// The same as [`Self::get`] with the time that is left to it, if that has an end.
+    /// Returns the value of a key like [`Self::get`], with its remaining time to live if it has
+    /// one.
     ///
     /// # Errors
     /// As [`Self::get`].
@@ -266,8 +266,8 @@ impl Cache {
         Ok(found.map(|found| (found.value, found.expires_at.map(left))))
     }
 
-    /// Whether there is a value under a key. That there is none the index knows, nearly always;
-    /// that there is one the record has to say, which is read from the disk if it is not in memory.
+    /// Returns whether a key has a value. The index nearly always knows that a key is absent; that
+    /// it is present needs the record, which is read from the disk if it is not in memory.
     ///
     /// # Errors
     /// As [`Self::get`].
@@ -281,7 +281,7 @@ impl Cache {
         Ok(self.read(key, hash, self.shared.index.find(hash), Reach::Disk(&[]))?.found())
     }
 
-    /// What the index has just named.
+    /// Reads the record that the index has just returned as `named`.
     #[inline]
     fn read(
         &self,
@@ -311,8 +311,8 @@ impl Cache {
                 if named.is_none_or(|now| now.is_same(place)) {
                     return Ok(Read::Absent);
                 }
-                // It was replaced since it was seen, perhaps before its time: then there was a
-                // value all the time.
+                // It was replaced since the index was read, perhaps before it expired; in that case
+                // the key was present throughout.
                 continue;
             }
             let (range, expires_at) = (record.value_range(), record.expires_at());
@@ -325,46 +325,50 @@ impl Cache {
         }
     }
 
-    /// All keys and values, the oldest first. What is there all the time is returned at least once;
-    /// what is written meanwhile may be returned, and what is moved twice. A value that was
-    /// replaced or removed by a call that had returned before the iteration began is not returned.
-    /// As long as such a call is under way the iteration may have what it writes before others read
-    /// it, and what it replaces or removes after they do not any more.
+    /// Returns an iterator over all keys and values, oldest first. A key that is present throughout
+    /// is returned at least once; a value written during the iteration may be returned, and one
+    /// that is moved may be returned twice. A value that was replaced or removed by a call that
+    /// returned before the iteration began is not returned. While such a call is in progress, the
+    /// iteration may see the new value before other readers do, and the old value after they no
+    /// longer do.
     ///
-    /// Records that are not in memory are read by the MiB, or in the length of the longest one: the
-    /// iteration has so much memory beside the budget, and each entry or value that is kept keeps
-    /// the piece that it was read in. Where damage is met it has the memory of a journal, until it
-    /// is through with that.
+    /// Records that are not in memory are read a MiB at a time, or the length of the longest
+    /// record. This memory is outside the budget, and each entry or value that the caller keeps
+    /// holds the piece that it was read in. From damage to the end of that journal, the iteration
+    /// uses the memory of a whole journal.
     ///
-    /// An item is an error where a journal cannot be read; the next one is of the journal behind
-    /// it.
+    /// An item is an error if a journal cannot be read; the next item is from the journal after it.
     pub fn iter(&self) -> Iter<'_> {
         Iter::new(&self.shared)
     }
 
-    /// Some keys, at least `limit` if there are so many, and where to go on: for those who cannot
-    /// keep an [`Iter`] between two calls. `ScanCursor::default()` is the beginning; any other
-    /// number is a place too. Reads the disk, once for each key whose record is not in memory.
+    /// Returns at least `limit` keys if there are that many, and the cursor to continue from. For
+    /// callers that cannot keep an [`Iter`] between calls. `ScanCursor::default()` is the
+    /// beginning; any other number is a valid cursor too. Reads the disk once for each key whose
+    /// record is not in memory.
     ///
-    /// Over all calls from the beginning to the end each key that is there all the time is
-    /// returned; and in the end they come, whatever is written meanwhile. A key is returned twice
-    /// only if it was removed and written again. One call returns fewer keys than asked if it finds
-    /// few in 8,192 buckets of the index, or if they have a MiB together.
+    /// A full scan, from the beginning to the end, returns each key that is present throughout, and
+    /// it ends whatever is written meanwhile. A key is returned twice only if it was removed and
+    /// written again. A call returns fewer keys than requested if it finds few in 8,192 buckets of
+    /// the index, or if the keys reach a MiB together.
     ///
     /// # Errors
-    /// The system. A record that is damaged is left out if its key is not known for sure; of a long
-    /// one it may be.
+    /// An I/O error. A damaged record is left out if its key is not known for certain; the key of a
+    /// long damaged record may be returned.
     pub fn scan(&self, from: ScanCursor, limit: usize) -> Result<Scanned> {
         let scanned = self.shared.scan(from, limit, |_| true)?;
         Ok(scanned.expect("every read was let pass"))
     }
 
-    /// The same for those who bound the memory of what is read at the same time: `may_read` hears,
-    /// before each read, how many bytes it takes, and what the one before took has gone by then.
-    /// That is 0 for a record in memory, its journal or itself, up to 8 KiB for the beginning of
-    /// one of more than 16 KiB, and else, or where that does not tell enough, as much as
-    /// [`Self::read_bytes`] says. When it says no, what was found before is returned, or `None` if
-    /// that is nothing: no key is left out, and none comes twice.
+    /// Scans like [`Self::scan`] for callers that bound the memory of concurrent reads. Before each
+    /// read it calls `may_read` with the number of bytes that the read takes; the memory of the
+    /// previous read is free by then.
+    ///
+    /// The number is 0 for a record whose journal is in memory or that is itself cached; up to 8
+    /// KiB for the beginning of a record of more than 16 KiB; otherwise, or where the beginning is
+    /// not sufficient, what [`Self::read_bytes`] returns. If `may_read` returns false, the call
+    /// returns what was found before, or `None` if that is nothing: no key is left out and none is
+    /// returned twice.
     ///
     /// # Errors
     /// As [`Self::scan`].
@@ -377,32 +381,32 @@ impl Cache {
         self.shared.scan(from, limit, may_read)
     }
 
-    /// Write anew what is alive in each sealed journal that holds something else too, and remove
-    /// it. What is done in the background anyhow, where it is worth it, is done here for the
-    /// smallest gain, and without pauses: for whoever wants the space, and has the time. Blocks;
-    /// `progress` hears of each journal.
+    /// Rewrites the live records of each sealed journal that contains anything else, and removes
+    /// the journal. The maintenance thread does this where it is worthwhile; this call does it for
+    /// the smallest gain and without pauses, for callers that want the space now. Blocks; calls
+    /// `progress` after each journal.
     ///
-    /// The newest journal is not sealed. Damaged ones stay, but for those whose damage the opening
-    /// has found by reading all of them for want of a hint. Where writers take all the room there
-    /// is, it waits for eviction.
+    /// The newest journal is not sealed. Damaged journals stay, except those without a hint whose
+    /// damage the opening found by reading them whole. If writers take all available space, the
+    /// call waits for eviction.
     ///
     /// # Errors
-    /// The disk budget leaves no room to move records to, and nothing may be evicted, or eviction
+    /// The disk budget leaves no space to move records to, and nothing may be evicted or eviction
     /// fails; a file cannot be read or written.
     pub fn compact(&self, progress: impl FnMut(&Compacted)) -> Result<Compacted> {
         self.shared.compact_all(progress)
     }
 
-    /// Remove what openings have kept aside because it could not be read (`*.damaged`): it is in no
-    /// budget. How many files those were.
+    /// Removes the files that openings set aside because they could not be used (`*.damaged`), and
+    /// returns their number. They are not part of any budget.
     ///
     /// # Errors
-    /// The system.
+    /// An I/O error.
     pub fn remove_damaged(&self) -> Result<usize> {
         clear::remove_set_aside(&self.shared)
     }
 
-    /// Wait until everything that was written before is on stable storage.
+    /// Waits until everything written before the call is on stable storage.
     ///
     /// # Errors
     /// A write or sync has failed.
@@ -410,32 +414,33 @@ impl Cache {
         self.shared.flush.wait_for(self.shared.newest_point())
     }
 
-    /// Why nothing can be written any more, if that is so.
+    /// Returns why nothing can be written any more, if that is so.
     pub fn failure(&self) -> Option<Error> {
         self.shared.flush.failure()
     }
 
-    /// Why the last work in the background has failed, if it has: removing a journal, say. It is
-    /// tried again, each second. If it was eviction, who needs the room gets the same error until
-    /// one has succeeded; else nothing is missing but what that work is for.
+    /// Returns why the last background task failed, if it did; for example, a journal could not be
+    /// removed. The task is retried every second. If it was eviction, writes that need the space
+    /// fail with the same error until an eviction succeeds; otherwise only the purpose of that task
+    /// is affected.
     pub fn upkeep_failure(&self) -> Option<Error> {
         self.shared.keep.failure.lock().clone()
     }
 
-    /// Bytes that a key, its value, and a header of 24 bytes may have together.
+    /// Returns the maximum total length of a key, its value and a header of 24 bytes.
     pub fn max_record_bytes(&self) -> usize {
         self.shared.max_record_bytes()
     }
 
-    /// What it holds and what it has done.
+    /// Returns what the cache holds and what it has done.
     pub fn stats(&self) -> Stats {
         Stats::of(&self.shared)
     }
 
-    /// Write everything that is not yet written, to stable storage, and end.
+    /// Writes everything that is not yet written to stable storage, and closes the cache.
     ///
     /// # Errors
-    /// A write or sync has failed, now or before.
+    /// A write or sync has failed, now or earlier.
     pub fn close(mut self) -> Result<()> {
         self.end();
         self.shared.flush.failure().map_or(Ok(()), Err)
@@ -469,11 +474,11 @@ struct Found {
     expires_at: Option<u64>,
 }
 
-/// How far a read may go.
+/// What a read may access.
 #[derive(Clone, Copy)]
 enum Reach<'a> {
     Memory,
-    /// The disk, where it is not among these pages.
+    /// The disk, for what these pages do not contain.
     Disk(&'a [Pages]),
 }
 
@@ -490,7 +495,7 @@ impl<'a> Reach<'a> {
 enum Read {
     Found(Found),
     Absent,
-    /// Not there within [`Reach::Memory`].
+    /// Not available within [`Reach::Memory`].
     OnDisk,
 }
 
@@ -504,30 +509,30 @@ impl Read {
     }
 }
 
-/// What [`Cache::try_get`] has found.
+/// The result of [`Cache::try_get`].
 #[derive(Clone, Debug)]
 pub enum Lookup {
-    /// The value, and the time that is left to it if that has an end.
+    /// The value, and its remaining time to live if it has one.
     Found(Value, Option<Duration>),
-    /// There is none.
+    /// The key is absent.
     Absent,
-    /// Its journal is not in memory: [`Cache::get`] reads the disk, unless it finds the record
-    /// decompressed.
+    /// The journal is not in memory. [`Cache::get`] reads the disk, unless a decompressed copy of
+    /// the record is cached.
     OnDisk,
 }
 
 thread_local! {
-    /// Which reads are counted: by chance, so that no key and no rhythm of a caller is left out. 0:
-    /// it is the thread's first.
+    /// State of the generator that selects which reads are counted: by chance, so that no key and
+    /// no access pattern is left out. 0: the thread has not read yet.
     static CHANCE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Where a thread begins, each in another place: or those that read little would all leave out the
-/// same of their reads, perhaps each one.
+/// Returns the initial state of a thread, different for each thread: otherwise threads with few
+/// reads would all skip the same ones of their reads, perhaps all of them.
 #[cold]
 fn first_chance() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    // Steps by the golden ratio are spread evenly, however many there are.
+    // Multiples of the golden ratio are spread evenly, however many there are.
     NEXT.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed) | 1
 }
 
@@ -537,7 +542,7 @@ impl Shared {
         let counts = &journal.counts;
         if journal.arena.is_none() {
             counts.reads.fetch_add(1, Ordering::Relaxed);
-            // Of one that is damaged nothing comes, and its count is never taken back.
+            // A damaged journal is not promoted, and its count would never be reset.
             if counts.disk_reads.load(Ordering::Relaxed) >= self.promotion_reads()
                 && counts.is_sound()
             {
@@ -558,7 +563,7 @@ impl Shared {
         }
     }
 
-    /// Begin to bring a record into the cache of the processor, if it is in memory.
+    /// Starts loading a record into the processor's cache, if it is in memory.
     #[inline]
     fn prefetch_record(&self, place: Place) {
         if let Some(arena) = self.journals.of(place).as_ref().and_then(|it| it.arena.as_ref()) {
@@ -567,7 +572,7 @@ impl Shared {
     }
 }
 
-/// A value, as it lies in memory. It stays as it is, whatever becomes of its key.
+/// A value as a view of memory. It does not change, whatever happens to its key.
 #[derive(Clone, Debug)]
 pub struct Value(pub(crate) Loaded);
 

@@ -1,4 +1,4 @@
-//! Emptying a directory, for whoever can have everything again.
+//! Clearing a cache's directory, for callers that can obtain all data again.
 
 use std::iter;
 use std::path::Path;
@@ -11,20 +11,19 @@ use crate::options::Contents;
 use crate::place::JournalNumber;
 use crate::shared::Shared;
 
-/// Behind the name of a journal that an opening could not use, and has kept for somebody to look
-/// at.
+/// The suffix of the name of a journal that an opening could not use and has kept for inspection.
 const SET_ASIDE: &str = ".damaged";
-/// In the root of a file system, which may be a cache's own.
+/// Exists in the root of a file system, which may be dedicated to a cache.
 const LOST_AND_FOUND: &str = "lost+found";
 
-/// Remove the cache in `path`, whatever state it is in: the next opening makes a new one.
+/// Removes the cache in `path`, whatever its state: the next opening creates a new one.
 ///
-/// Of a cache whose file `cache` is missing or damaged nobody can read anything any more, and
-/// nobody can tell what its `contents` were: it is removed.
+/// A cache whose file `cache` is missing or damaged cannot be read any more, and its `contents`
+/// cannot be determined: it is removed.
 ///
 /// # Errors
-/// Somebody has it open; it was made with other `contents`, or the directory has something else in
-/// it, and then nothing is removed; the system.
+/// The cache is open; it was created with other `contents` or the directory contains other files,
+/// in which case nothing is removed; an I/O error.
 pub fn clear(path: impl AsRef<Path>, contents: Contents) -> Result<()> {
     let path = path.as_ref();
     let directory = RealDirectory::open(path, false)
@@ -39,40 +38,40 @@ pub fn clear(path: impl AsRef<Path>, contents: Contents) -> Result<()> {
     }
     names.retain(|name| is_of_a_cache(name));
     check_contents_of(&directory, &names, contents)?;
-    // The identity last: whatever an interruption leaves is found as it was, and can be cleared
-    // again.
+    // The identity is removed last: after an interruption the directory is still recognised as this
+    // cache and can be cleared again.
     names.sort_unstable_by_key(|name| name == IDENTITY);
     names.iter().try_for_each(|name| remove(&directory, name))
 }
 
-/// Journals that openings could not use, and have kept for somebody to look at: files named
-/// `*.journal.damaged`, with a count in front of `.journal` where there was one of that name.
+/// Journals that openings could not use and have kept for inspection: files named
+/// `*.journal.damaged`, with a counter before `.journal` if the name was taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeptAside {
-    /// How many there are.
+    /// Number of files.
     pub files: usize,
-    /// Their sizes, in bytes.
+    /// Total size, in bytes.
     pub bytes: u64,
 }
 
 impl KeptAside {
-    /// Those among these names.
+    /// Counts the files with such names.
     pub(crate) fn among(directory: &dyn Directory, names: &[String]) -> Self {
         let mut found = Self::default();
         for name in names.iter().filter(|name| is_set_aside(name)) {
             found.files += 1;
-            // One that cannot be opened is in nobody's way.
+            // A file that cannot be opened is not an error here.
             found.bytes += directory.open(name).and_then(|file| file.len_bytes()).unwrap_or(0);
         }
         found
     }
 }
 
-/// What openings of the cache in `path` have kept aside. Writes nothing, and needs no cache that
-/// can be opened; it may be in use.
+/// Returns what openings of the cache in `path` have set aside. Writes nothing. The cache need not
+/// be usable, and may be in use.
 ///
 /// # Errors
-/// The system.
+/// An I/O error.
 pub fn kept_aside(path: impl AsRef<Path>) -> Result<KeptAside> {
     let path = path.as_ref();
     let directory =
@@ -81,7 +80,7 @@ pub fn kept_aside(path: impl AsRef<Path>) -> Result<KeptAside> {
     Ok(KeptAside::among(&directory, &names))
 }
 
-/// Remove what openings have kept aside; how many files those were.
+/// Removes what openings have set aside, and returns the number of files.
 pub(crate) fn remove_set_aside(shared: &Shared) -> Result<usize> {
     let directory = &*shared.directory;
     let mut names = directory.list().map_err(Error::io(directory.path(), "listing the files"))?;
@@ -101,13 +100,13 @@ fn remove(directory: &dyn Directory, name: &str) -> Result<()> {
     directory.remove(name).map_err(Error::io(path, "removing a file of a cache"))
 }
 
-/// The first name of a journal that cannot be used.
+/// Returns the first name for a journal that cannot be used.
 pub(crate) fn first_set_aside_name(number: JournalNumber) -> String {
     format!("{}{SET_ASIDE}", file_name(number))
 }
 
-/// What a journal that cannot be used is called from now on: no name that there is, since what has
-/// that may be all that is left of another one.
+/// Returns a name for a journal that cannot be used which is not taken: the file with that name may
+/// be all that is left of another journal.
 pub(crate) fn set_aside_name(number: JournalNumber, names: &[String]) -> String {
     let journal = file_name(number);
     let digits = journal.strip_suffix(NAME_END).expect("a journal's name");
@@ -116,7 +115,7 @@ pub(crate) fn set_aside_name(number: JournalNumber, names: &[String]) -> String 
     all.find(|name| !names.contains(name)).expect("there are more numbers than files")
 }
 
-/// Whether the name is one that [`set_aside_name`] gives.
+/// Returns whether [`set_aside_name`] produces this name.
 pub(crate) fn is_set_aside(name: &str) -> bool {
     let Some(journal) = name.strip_suffix(SET_ASIDE) else { return false };
     let parts = journal.strip_suffix(NAME_END).and_then(|it| it.split_once('.'));
@@ -125,13 +124,12 @@ pub(crate) fn is_set_aside(name: &str) -> bool {
     is_count && journal_number(&format!("{digits}{NAME_END}")).is_some()
 }
 
-/// Whether somebody else has made it: a cache has no files of this name, and no file system has by
-/// itself.
+/// Returns whether a file of this name is neither a cache's nor created by a file system.
 pub(crate) fn is_foreign(name: &str) -> bool {
     name != LOST_AND_FOUND && !is_of_a_cache(name)
 }
 
-/// Whether a cache has files of this name, the lock left out.
+/// Returns whether a cache has files of this name, except for the lock.
 pub(crate) fn is_of_a_cache(name: &str) -> bool {
     let whole = name.strip_suffix(".tmp").unwrap_or(name);
     whole == IDENTITY
@@ -168,7 +166,7 @@ mod tests {
         fs::write(&identity, bytes).unwrap();
         assert!(matches!(open(path), Err(Error::NoCache { .. })));
 
-        // Nothing of anybody else's is touched, and nothing beside it.
+        // Foreign files are not touched, and nothing is removed beside them.
         let other = path.join("letters.tmp");
         fs::write(&other, "mine").unwrap();
         assert!(open(path).is_err() && other.exists());
@@ -184,8 +182,8 @@ mod tests {
         assert!(path.join(LOST_AND_FOUND).exists());
     }
 
-    /// Whoever is given the directory of another program by mistake neither reads nor removes what
-    /// that has.
+    /// A program that is given another program's directory by mistake neither reads nor removes the
+    /// contents.
     #[test]
     fn a_cache_for_something_else_is_neither_opened_nor_cleared() {
         let directory = tempfile::tempdir().unwrap();
@@ -216,7 +214,7 @@ mod tests {
         assert!(cache.contains(b"key").unwrap());
         cache.close().unwrap();
 
-        // Nor one that only a later program can open.
+        // The same for a cache that only a later version can open.
         let identity = path.join(IDENTITY);
         let mut bytes = fs::read(&identity).unwrap();
         bytes[8] += 1;
@@ -270,7 +268,7 @@ mod tests {
         let files: Vec<_> = names.collect();
         let of =
             |kind: &str| files.iter().find(|path| path.extension().is_some_and(|it| it == kind));
-        // Neither header nor hint: nobody knows whose it is.
+        // Without header and hint the journal cannot be attributed to a cache.
         let (journal, hint) = (of("journal").unwrap(), of("hint").unwrap());
         fs::remove_file(hint).unwrap();
         let mut bytes = fs::read(journal).unwrap();
@@ -281,7 +279,7 @@ mod tests {
         let len_bytes = fs::metadata(&aside).unwrap().len();
         let one = KeptAside { files: 1, bytes: len_bytes };
         assert_eq!((kept_aside(path).unwrap(), cache.stats().kept_aside), (one, one));
-        // Whichever opening it was.
+        // Whichever opening set it aside.
         cache.close().unwrap();
         let cache = open(path).unwrap();
         assert_eq!((cache.stats().kept_aside, cache.recovered().damaged_bytes), (one, 0));

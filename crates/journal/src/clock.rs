@@ -1,4 +1,4 @@
-//! What an expiry is compared with: milliseconds since 1970, by the system's clock.
+//! The clock that expiries are compared with: milliseconds since 1970, by the system clock.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,7 +16,7 @@ fn millis_of(time: Duration) -> u64 {
 /// The clock of an open cache.
 #[derive(Default)]
 pub(crate) struct Clock {
-    /// Where a test has set it. 0: it is the system's.
+    /// The time that a test has set; 0: the system clock is used.
     #[cfg(all(test, not(loom)))]
     set_millis: AtomicU64,
 }
@@ -32,17 +32,17 @@ impl Clock {
         now_millis()
     }
 
-    /// When that time is over, from now on.
+    /// Returns the time at which `ttl` ends, counted from now.
     pub(crate) fn expiry(&self, ttl: Duration) -> u64 {
         self.now_millis().saturating_add(millis_of(ttl))
     }
 
-    /// The time until then.
+    /// Returns the time left until `at_millis`.
     pub(crate) fn left(&self, at_millis: u64) -> Duration {
         Duration::from_millis(at_millis.saturating_sub(self.now_millis()))
     }
 
-    /// It stands from now on, so much later than a test has set it before; returns where.
+    /// Stops the clock, this much later than the time that a test set before; returns the new time.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn advance(&self, millis: u64) -> u64 {
         self.set_millis.fetch_add(millis, Ordering::SeqCst) + millis

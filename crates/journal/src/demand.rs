@@ -1,4 +1,4 @@
-//! Compaction of everything, when somebody asks for it.
+//! Compaction of all journals on demand.
 
 use std::time::Duration;
 
@@ -12,23 +12,23 @@ use crate::shared::Shared;
 use crate::sync::Arc;
 use crate::unreadable::is_unreadable;
 
-/// How far a [`crate::Cache::compact`] is, or has come.
+/// The progress, or the result, of a [`crate::Cache::compact`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compacted {
-    /// Sealed journals that were there when it began.
+    /// Number of sealed journals when it began.
     pub journals: usize,
-    /// Of these, journals that it has done with.
+    /// Number of these that it has processed.
     pub done: usize,
-    /// Of these, journals that had something in them that could go. What was alive is in newer
-    /// ones, plain at first if it was compressed. (Without [`crate::Compression`] it would stay
-    /// plain: then a journal is left as it is where that would take more room.)
+    /// Number of these that had something to remove. Their live records are in newer journals,
+    /// which are plain at first. (With [`crate::Compression::None`] they would stay plain, so a
+    /// compressed journal is left as it is where that would take more space.)
     pub rewritten: usize,
-    /// Of these, journals that stay because they are damaged, or the disk cannot read all of them.
+    /// Number of these that stay because they are damaged or partly unreadable.
     pub damaged: usize,
 }
 
-/// What became of a journal.
+/// The outcome for one journal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Done {
     /// Nothing would be gained.
@@ -47,14 +47,14 @@ impl Shared {
         while !numbers.is_empty() {
             let done_before = compacted.done;
             let mut without_room = Vec::new();
-            // The oldest first: with it go the reasons for tombstones in the others.
+            // Oldest first: removing it makes tombstones in the others unnecessary.
             for number in numbers {
                 match self.compact_one(number) {
                     Ok(Some(Done::Stays)) => {}
                     Ok(Some(Done::Rewritten)) => compacted.rewritten += 1,
                     Ok(Some(Done::Damaged)) => compacted.damaged += 1,
                     Err(Stopped::Failed(error)) => return Err(error),
-                    // Whoever closes a cache has it for himself, so this is nobody's answer.
+                    // `close` takes the cache by value, so there is no caller that would see this.
                     Err(Stopped::Closing) => return Ok(compacted),
                     Ok(None) => {
                         without_room.push(number);
@@ -64,7 +64,7 @@ impl Shared {
                 compacted.done += 1;
                 progress(&compacted);
             }
-            // Others may have left room for these.
+            // Other compactions may have made space for these.
             numbers = without_room;
             if !numbers.is_empty() && compacted.done == done_before {
                 self.wait_for_eviction()?;
@@ -73,17 +73,18 @@ impl Shared {
         Ok(compacted)
     }
 
-    /// Look at a journal, if it is still there, and write it anew if something in it could go;
-    /// `None` if there is no room for that.
+    /// Compacts a journal, if it still exists and contains something to remove; `None` if there is
+    /// no space for that.
     fn compact_one(&self, number: JournalNumber) -> std::result::Result<Option<Done>, Stopped> {
-        // One journal at a time, so that the keeper can make room between two of them.
+        // One journal at a time, so that the maintenance thread can reclaim space in between.
         let _turn = self.keep.turn.lock();
         let Some(journal) = self.journals.get(number) else {
-            return Ok(Some(Done::Stays)); // evicted, or compacted by the keeper
+            return Ok(Some(Done::Stays)); // evicted, or compacted by the maintenance thread
         };
         let _busy = journal.busy();
         match self.compact_if_worth(journal) {
-            // It may hide older records, as other damage may; those behind it can be compacted.
+            // The journal may hide older records, like other damage; the ones behind it can be
+            // compacted.
             Err(Stopped::Failed(error)) if is_unreadable(&error) => {
                 tracing::warn!("journal cache: {error}; the journal stays as it is");
                 Ok(Some(Done::Damaged))
@@ -109,10 +110,10 @@ impl Shared {
         })
     }
 
-    /// Until eviction has made some room, or soon.
+    /// Waits until eviction has made space, or for a short time.
     ///
     /// # Errors
-    /// There is nothing that it may remove, or it fails.
+    /// Nothing may be evicted, or eviction fails.
     fn wait_for_eviction(&self) -> Result<()> {
         let mut state = self.flush.state.lock();
         if let Some(error) = self.flush.failure() {
@@ -124,7 +125,7 @@ impl Shared {
         self.keep.waker.wake();
         self.flush.changed.wait_for(&mut state, LOOK_AGAIN);
         drop(state);
-        // It tries again, but may fail for ever.
+        // Eviction is retried, but may keep failing.
         self.keep.failure.lock().clone().map_or(Ok(()), Err)
     }
 }

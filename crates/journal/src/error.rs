@@ -1,4 +1,4 @@
-//! What can go wrong, and what to do about it.
+//! Errors of the cache, and what to do about them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::record::MAX_KEY_BYTES;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Another process, or another handle of this one, has the cache open.
+    /// Another process, or another handle in this process, has the cache open.
     #[error(
         "{path}: the cache is in use by another process, or by another handle of this one; a cache has one user at a time"
     )]
@@ -22,50 +22,50 @@ pub enum Error {
         /// The directory.
         path: PathBuf,
     },
-    /// What is in the directory is no cache that this version can use; or the options are outside
-    /// of their bounds, or too small for the journals that are there. The reason says which: not
-    /// each of these is one to [`crate::clear`] the directory.
+    /// The directory does not contain a cache that this version can use, or the options are out of
+    /// bounds or too small for the existing journals. The reason says which; not every one of them
+    /// calls for [`crate::clear`].
     #[error("{path}: {reason}")]
     NoCache {
-        /// File or directory.
+        /// The file or directory.
         path: PathBuf,
-        /// What is wrong with it, and what would help.
+        /// What is wrong, and what to do about it.
         reason: String,
     },
-    /// The cache in the directory is for something else: another program's, as a rule.
+    /// The cache in the directory has another contents tag; normally it belongs to another program.
     #[error(
         "{path}: the cache that is there was made with {found}, and is asked for with {expected}: something else is kept in it. Choose a directory of its own; or, if nobody needs that cache, remove it"
     )]
     OtherContents {
         /// The directory.
         path: PathBuf,
-        /// What it was made for.
+        /// The tag that the cache was created with.
         found: Contents,
-        /// What [`crate::Options::contents`] says.
+        /// The value of [`crate::Options::contents`].
         expected: Contents,
     },
-    /// A key without a byte.
+    /// The key is empty.
     #[error("a key has at least one byte")]
     KeyEmpty,
-    /// A key of more than [`MAX_KEY_BYTES`].
+    /// The key is longer than [`MAX_KEY_BYTES`].
     #[error("a key of {len_bytes} bytes; it may have {MAX_KEY_BYTES}")]
     KeyTooLong {
-        /// Its length, in bytes.
+        /// The length of the key, in bytes.
         len_bytes: usize,
     },
-    /// A record that fits into no journal: more than [`crate::Cache::max_record_bytes`].
+    /// The record does not fit into a journal: it is longer than
+    /// [`crate::Cache::max_record_bytes`].
     #[error(
         "a record of {len_bytes} bytes (key, value, and a header); this cache's journals take up to {max_bytes}: open a new cache with larger journals"
     )]
     ValueTooLong {
-        /// Length of the whole record, in bytes: key, value and header.
+        /// The length of the whole record, in bytes: key, value and header.
         len_bytes: usize,
-        /// What a journal takes: [`crate::Cache::max_record_bytes`].
+        /// The maximum length of a record: [`crate::Cache::max_record_bytes`].
         max_bytes: usize,
     },
-    /// There is no room for another journal, within the budget or on the disk itself, and nothing
-    /// that may be evicted for it. It passes when keys are deleted or expire: what they leave is
-    /// compacted.
+    /// There is no space for another journal, within the budget or on the disk, and no journal may
+    /// be evicted. It is temporary if keys are deleted or expire: their space is compacted.
     #[error(
         "{path}: there is no room for another journal, and nothing that may be evicted: the cache has used up the {max_bytes} bytes of disk that it may use, or the disk itself is full. Delete keys and let it compact; where that is refused too, since the budget is smaller than what the cache has grown to, open it with a larger one or with eviction; or make room on the disk"
     )]
@@ -78,47 +78,48 @@ pub enum Error {
     /// A record is damaged on disk.
     #[error("{path}, byte {offset}: the record is damaged; delete the key, or write it again")]
     Corrupt {
-        /// The journal's file, under the cache's directory as that was given.
+        /// The file of the journal, below the path with which the cache was opened.
         path: PathBuf,
-        /// Which journal.
+        /// The number of the journal.
         journal: JournalNumber,
-        /// The record's first byte in its file, or in what that was before it was compressed.
+        /// The offset of the record's first byte in its file, or in the plain journal if the file
+        /// is compressed.
         offset: u64,
     },
     /// A file could not be read or written. After a failed write or sync nothing is written any
-    /// more; reads go on.
+    /// more; reads continue.
     #[error("{path}: {action}: {source}")]
     Io {
-        /// File or directory; under the cache's, as that was given.
+        /// The file or directory, below the path with which the cache was opened.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         action: &'static str,
-        /// What the system said.
+        /// The error of the system.
         source: Arc<io::Error>,
     },
-    /// Somebody has removed or replaced the newest journal, or the lock, from under the open cache,
-    /// perhaps with the whole directory. Nothing is written any more, since it would go into a file
-    /// that nobody finds again, or beside another process; what is open can be read.
+    /// The newest journal or the lock file was removed or replaced while the cache was open,
+    /// perhaps with the whole directory. Nothing is written any more: it would go to a file that
+    /// cannot be found again, or conflict with another process. Data that is open remains readable.
     #[error(
         "{path} was removed or replaced while the cache is open, by somebody else: what is written would be lost with it. Close the cache and open it again; it goes on with the files that are left"
     )]
     Removed {
-        /// What is missing, or another file now, under the cache's directory as that was given.
+        /// The missing or replaced file, below the path with which the cache was opened.
         path: PathBuf,
     },
-    /// There is no memory for a journal, a larger index, or what is read from the disk. Nothing was
-    /// done; it may pass.
+    /// There is no memory for a journal, for a larger index, or for a read from the disk. The call
+    /// had no effect; the condition may be temporary.
     #[error("{path}: no memory for {what}: {source}")]
     NoMemory {
-        /// The directory, or the file that was to be read.
+        /// The directory, or the file to read.
         path: PathBuf,
-        /// What it was for.
+        /// What the memory was for.
         what: &'static str,
-        /// What the system said.
+        /// The error of the system.
         source: Arc<io::Error>,
     },
-    /// A thread of the cache has ended by a panic, which is a defect. Nothing is written any more;
-    /// reads go on.
+    /// A background thread of the cache panicked, which is a defect. Nothing is written any more;
+    /// reads continue.
     #[error(
         "{path}: a thread of the cache has panicked, which is a defect of it; nothing is written any more"
     )]
@@ -128,7 +129,7 @@ pub enum Error {
     },
 }
 
-/// Why one of the threads behind a cache did not come to the end of what it was at.
+/// Why a background thread did not finish its task.
 #[derive(Debug)]
 pub(crate) enum Stopped {
     /// The cache is being closed.
@@ -150,14 +151,15 @@ impl Error {
         move |source| Self::Io { path: path.into(), action, source: Arc::new(source) }
     }
 
-    /// The process, or the system, has as many files open as it may. That passes.
+    /// Returns whether the process or the system has reached its limit of open files, which is
+    /// temporary.
     pub(crate) fn is_want_of_files(&self) -> bool {
         let Self::Io { source, .. } = self else { return false };
         let wants = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
         source.raw_os_error().is_some_and(|code| wants.contains(&code))
     }
 
-    /// There was no memory for it, ours or the system's own. That passes.
+    /// Returns whether memory was lacking, in the process or in the kernel, which is temporary.
     pub(crate) fn is_want_of_memory(&self) -> bool {
         match self {
             Self::NoMemory { .. } => true,
@@ -167,11 +169,11 @@ impl Error {
     }
 
     pub(crate) fn no_memory(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> Self {
-        // The path is copied only here: this is on the way of each record, and of each journal that
-        // is made.
+        // The path is copied only on failure: this is called for each record and each journal that
+        // is created.
         move |source| Self::NoMemory { path: path.to_owned(), what, source: Arc::new(source) }
     }
 }
 
-/// What calls return.
+/// The result of a call.
 pub type Result<T> = std::result::Result<T, Error>;

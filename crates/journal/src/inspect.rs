@@ -1,4 +1,4 @@
-//! Looking at a cache without changing anything, also while it is in use.
+//! Inspection of a cache without changing it, also while it is in use.
 
 use std::io;
 use std::path::Path;
@@ -20,68 +20,68 @@ use crate::record::Kind;
 use crate::sync::Arc;
 use crate::walk::{Found, Walk};
 
-/// What is in one journal.
+/// What one journal contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JournalReport {
-    /// Its number, which its file's name has too.
+    /// The number of the journal, which is part of its file name.
     pub number: JournalNumber,
-    /// What it is compressed with.
+    /// The compression of the journal.
     pub compression: Compression,
-    /// Size of its file, in bytes.
+    /// Size of the file, in bytes.
     pub file_bytes: u64,
-    /// Bytes from the beginning of its file, or of what it was before it was compressed, to the end
-    /// of its last record.
+    /// The end of the last record, in bytes from the beginning of the plain journal.
     pub end_bytes: u64,
-    /// Records with a value, whether or not they are the newest of their keys.
+    /// Number of records with a value, whether or not they are the newest of their keys.
     pub values: u64,
-    /// Of these, those that have expired.
+    /// Number of `values` that have expired.
     pub expired: u64,
-    /// Records that say that a key was removed.
+    /// Number of tombstones: records of the removal of a key.
     pub tombstones: u64,
-    /// Bytes of keys.
+    /// Total bytes of keys.
     pub key_bytes: u64,
-    /// Bytes of values.
+    /// Total bytes of values.
     pub value_bytes: u64,
-    /// Bytes between records that are no record or cannot be read, and what cannot be read behind
-    /// them; of a compressed one as they would be decompressed. And those in front of the first
-    /// one, if they are no header: an opening does without, as long as there is the hint. And those
-    /// by which the file is longer than a journal: an opening cuts them off.
+    /// Bytes between records that are not a record or cannot be read, and unreadable bytes behind
+    /// the last record; for a compressed journal, decompressed bytes. Includes the bytes in front
+    /// of the first record if they are not a valid header (an opening needs no header as long as
+    /// there is the hint), and the bytes by which the file is longer than a journal (an opening
+    /// cuts them off).
     pub damaged_bytes: u64,
-    /// What is known of its hint.
+    /// The state of the hint.
     pub hint: HintState,
 }
 
 impl JournalReport {
-    /// The name of its file, in the cache's directory.
+    /// Returns the name of the journal's file in the cache's directory.
     pub fn file_name(&self) -> String {
         file_name(self.number)
     }
 }
 
-/// Whether opening a cache can do without reading a journal.
+/// Whether an opening can use a journal's hint instead of reading the journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HintState {
-    /// There is none that can be used: the newest journal has none before the cache is closed.
+    /// There is no usable hint. The newest journal has none until the cache is closed.
     #[default]
     Missing,
-    /// It says of each record what the journal says; of a journal with damage it is only known that
-    /// the hint itself is whole.
+    /// The hint agrees with every record of the journal. For a damaged journal: the hint itself is
+    /// intact.
     Right,
-    /// It says something else.
+    /// The hint disagrees with the journal.
     Wrong,
 }
 
-/// Read all journals of the cache in `path`, the oldest first, and hand what was found to `each`.
+/// Reads all journals of the cache in `path`, oldest first, and passes a report of each to `each`.
 /// Returns the size of a journal, in bytes. Writes nothing.
 ///
-/// Needs memory for one journal. Of a cache that is in use, what is not yet written is missing, and
-/// journals may come and go.
+/// Needs the memory of one journal. If the cache is in use, what is not yet written is missing, and
+/// journals may appear and disappear.
 ///
 /// # Errors
-/// There is no cache that can be used ([`Error::NoCache`]); a file cannot be read, for another
-/// reason than that the disk does not deliver a part of it, which is damage; there is no memory for
-/// a journal; what `each` returns, which ends it.
+/// There is no usable cache ([`Error::NoCache`]); a file cannot be read for a reason other than
+/// unreadable media, which is damage; there is no memory for a journal; an error of `each`, which
+/// ends the inspection.
 pub fn inspect<E: From<Error>>(
     path: impl AsRef<Path>,
     each: impl FnMut(JournalReport) -> std::result::Result<(), E>,
@@ -109,7 +109,7 @@ pub(crate) fn inspect_in<E: From<Error>>(
             }
             report => report?,
         };
-        // Removed meanwhile, and then cut: what was read of it says nothing.
+        // Removed meanwhile and then truncated: the report is not meaningful.
         if is_gone(directory, number) {
             continue;
         }
@@ -119,7 +119,8 @@ pub(crate) fn inspect_in<E: From<Error>>(
     Ok(journal_bytes)
 }
 
-/// Fails for what has the name of a file of the cache and is none, unless it is kept aside.
+/// Fails if a name of one of the cache's files belongs to something other than a file, unless it
+/// was set aside.
 fn check_is_file(directory: &dyn Directory, name: &str) -> Result<()> {
     if !is_of_a_cache(name) || is_set_aside(name) {
         return Ok(());
@@ -128,7 +129,7 @@ fn check_is_file(directory: &dyn Directory, name: &str) -> Result<()> {
         Err(error) if NoFile::told_by(&error).is_some() => {
             Err(Error::io(directory.path().join(name), "opening a file")(error))
         }
-        // Nobody has looked for anything in it.
+        // It has not been checked.
         _ => Ok(()),
     }
 }
@@ -158,7 +159,7 @@ fn report(
         damaged_bytes: 0,
         hint: HintState::Missing,
     };
-    // Nothing is read twice here.
+    // Nothing is read twice here, so nothing is cached.
     let blocks = Arc::new(Blocks::new(0));
     let Some(journal) = look_at(directory, identity, number, &blocks)? else {
         report.damaged_bytes = FIRST_RECORD as u64;
@@ -191,8 +192,8 @@ fn report(
         }
     }
     report.end_bytes = walk.end() as u64;
-    // A record that the hint has and the journal has not is damaged, wherever that is; so is what
-    // is missing of a compressed journal.
+    // A record that the hint has and the journal does not is damaged, wherever that is; so is a
+    // missing part of a compressed journal.
     let hinted = journal.hint.map_or(0, |head| head.end as u64);
     report.damaged_bytes +=
         journal.lost_tail(walk.end(), &unreadable).max(hinted.saturating_sub(report.end_bytes));

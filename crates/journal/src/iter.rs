@@ -1,4 +1,5 @@
-//! All entries, journal by journal. One that is not in memory is read in pieces, by the MiB.
+//! Iteration over all entries, journal by journal. A journal that is not in memory is read a MiB at
+//! a time.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -17,80 +18,81 @@ use crate::shared::{CHUNK_BYTES, Shared};
 use crate::sync::Arc;
 use crate::walk::{Found, Walk, search_bytes_of};
 
-/// Records whose entries in the index are looked at together: the processor fetches them at one
-/// time.
+/// The number of records whose index entries are looked up together, so that the processor's cache
+/// misses overlap.
 const OVERLAP: usize = 32;
 
 /// A key and its value.
 #[derive(Clone, Debug)]
 pub struct Entry {
     record: Loaded,
-    /// Where the key begins, and the value behind it, up to the record's end.
+    /// Where the key begins in the record; the value follows it, up to the end of the record.
     key_at: u32,
     value_at: u32,
 }
 
 impl Entry {
-    /// Its key.
+    /// Returns the key.
     pub fn key(&self) -> &[u8] {
         &self.record.bytes()[self.key_at as usize..self.value_at as usize]
     }
 
-    /// Its value.
+    /// Returns the value.
     pub fn value(&self) -> &[u8] {
         &self.record.bytes()[self.value_at as usize..]
     }
 
-    /// Its value alone.
+    /// Returns the value alone.
     pub fn into_value(self) -> Value {
         let len = self.record.bytes().len();
         Value(self.record.slice(self.value_at as usize..len))
     }
 }
 
-/// See [`crate::Cache::iter`].
+/// An iterator over the entries of a cache. See [`crate::Cache::iter`].
 pub struct Iter<'a> {
     shared: &'a Shared,
-    /// Journals that it has not come to, of those that were there when it last looked.
+    /// Journals not yet visited, as of the last listing.
     ahead: vec::IntoIter<JournalNumber>,
-    /// There it looks for those that are new since then: theirs are the highest numbers.
+    /// Where to look for journals created since then: they have the highest numbers.
     next: JournalNumber,
     open: Option<Open>,
     ready: VecDeque<Entry>,
 }
 
-/// The journal that is at hand.
+/// The journal being read.
 struct Open {
     journal: Arc<Journal>,
     bytes: Bytes,
-    /// Its records from `at` to `end` are still to be looked at.
+    /// The records from `at` to `end` are still to be read.
     at: usize,
     end: usize,
-    /// Something may be added to it.
+    /// Records may still be appended to it.
     is_open: bool,
-    /// Since `end` was found, records were met that are not the newest of their keys any more: what
-    /// has replaced them may be behind it.
+    /// Since `end` was determined, records were met that are no longer the newest of their keys:
+    /// their replacements may be behind `end`.
     has_missed: bool,
-    /// On disk: the piece that is there has no more records.
+    /// On disk: the current piece has no more records.
     is_piece_done: bool,
-    /// Behind damage: what may still go into looking for records, all of it for all of the journal,
-    /// as in an opening.
+    /// After damage: how many bytes may still be searched for records, in total for the journal, as
+    /// in an opening.
     search_bytes: usize,
 }
 
-/// Where records are read. Entries keep it, and no more than it.
+/// Where records are read from. Entries keep only this in memory.
 #[derive(Clone)]
 enum Bytes {
-    /// All of the journal, in memory: nothing is checked again.
+    /// The whole journal in memory: checksums are not verified again.
     Hot(Arc<Hold>),
-    /// On disk.
+    /// A piece of a journal on disk.
     Cold(Piece),
-    /// The same once damage was met: what comes behind that is found in all of it at one time.
+    /// A whole journal on disk, once damage was met: the records behind it are located in all of it
+    /// at once.
     Damaged(Arc<Hold>),
 }
 
 impl Bytes {
-    /// Of the record that was found here at `first`.
+    /// Returns the entry of the record at `first`.
     #[inline]
     fn entry(&self, first: Granule, record: &Record<'_>) -> Entry {
         let (at, len) = (first.byte(), record.header().len_bytes());
@@ -117,14 +119,14 @@ impl<'a> Iter<'a> {
             }
             let number = self.ahead.next()?;
             self.next = JournalNumber(number.0 + 1);
-            // What is still there of one that is gone is in a newer one.
+            // What was still live in a removed journal is in a newer one.
             if let Some(journal) = journals.get(number) {
                 return Some(journal);
             }
         }
     }
 
-    /// The next journal; false if there is none any more.
+    /// Moves on to the next journal; false if there is none.
     fn open_next(&mut self) -> bool {
         let Some(journal) = self.find_next() else { return false };
         let sealed_at = journal.counts.end_bytes.load(Ordering::Acquire);
@@ -147,8 +149,8 @@ impl<'a> Iter<'a> {
         true
     }
 
-    /// Look at the next records of the journal at hand, those together of which only the index
-    /// knows whether they count; false if there are none.
+    /// Reads the next records of the current journal, looking up together those for which only the
+    /// index knows whether they are live; false if there are none.
     fn take_records(&mut self) -> Result<bool> {
         let Some(open) = &mut self.open else { return Ok(false) };
         if std::mem::take(&mut open.is_piece_done) {
@@ -162,7 +164,8 @@ impl<'a> Iter<'a> {
             if record.header().kind == Kind::Value {
                 let hash = open.may_be_dead(first).then(|| self.shared.hasher.hash(record.key()));
                 hash.inspect(|hash| self.shared.index.prefetch(*hash));
-                // Before it is seen that it is the newest: then its key was absent at that moment.
+                // Checked before the index confirms that it is the newest: the key was then absent
+                // at that moment.
                 let has_expired = record.has_expired(&self.shared.clock);
                 seen.push((first, record, hash, has_expired));
             }
@@ -189,7 +192,7 @@ impl<'a> Iter<'a> {
 }
 
 impl Open {
-    /// The next entry, if it is known without the index that it counts.
+    /// Returns the next entry if it is known to be live without the index.
     #[inline]
     fn next_alive(&mut self, clock: &Clock) -> Option<Entry> {
         let Bytes::Hot(hold) = &self.bytes else { return None };
@@ -209,13 +212,13 @@ impl Open {
     }
 
     fn may_be_dead(&self, first: Granule) -> bool {
-        // Of what an opening has not found behind damage, it has not marked what was replaced
-        // either.
+        // Records that an opening did not find behind damage are not marked as replaced either.
         let is_damaged = matches!(self.bytes, Bytes::Damaged(_));
         self.is_open || is_damaged || self.journal.counts.dead.may_be(first)
     }
 
-    /// On disk: the piece that begins with the next record; if that is damaged, all of the journal.
+    /// For a journal on disk: loads the piece that begins with the next record, or the whole
+    /// journal if that record is damaged.
     fn read_on(&mut self, shared: &Shared) -> Result<()> {
         let Bytes::Cold(piece) = &mut self.bytes else { return Ok(()) };
         if !piece.read_on(&self.journal, self.at, self.end, CHUNK_BYTES)? {
@@ -261,7 +264,8 @@ impl Open {
     }
 }
 
-/// Where everything ends that was taken until now. Who has taken a place gives it up at once.
+/// Returns the end of everything appended until now. A writer between reservation and publication
+/// holds its reservation only briefly.
 fn published(arena: &Pooled) -> usize {
     let mut taken = arena.taken_bytes();
     loop {
@@ -289,7 +293,7 @@ impl Iterator for Iter<'_> {
             match self.take_records() {
                 Ok(true) => continue,
                 Ok(false) => self.open = None,
-                // What is left of the journal cannot be read.
+                // The rest of the journal cannot be read.
                 Err(error) => {
                     self.open = None;
                     return Some(Err(error));

@@ -1,5 +1,5 @@
 #![doc = include_str!("../README.md")]
-//! # A cache from its beginning to its next opening
+//! # Example: the life cycle of a cache
 //!
 //! ```
 //! use alluvium_journal::{Cache, Options};
@@ -13,11 +13,11 @@
 //! let value = cache.get(b"key")?;
 //! assert!(!cache.put_if_absent(b"key", b"other", None)?);
 //! cache.put(b"key", b"new")?;
-//! assert_eq!(value.as_deref(), Some(&b"value"[..])); // as it was when it was read
-//! let values = cache.get_many(&[&b"key"[..], b"none"]); // each with a result of its own
+//! assert_eq!(value.as_deref(), Some(&b"value"[..])); // a snapshot: later writes do not change it
+//! let values = cache.get_many(&[&b"key"[..], b"none"]); // one result per key
 //! assert_eq!(values[0].as_ref().unwrap().as_deref(), Some(&b"new"[..]));
 //! assert!(matches!(values[1], Ok(None)));
-//! cache.close()?; // says whether everything was written; dropping it writes it, too
+//! cache.close()?; // like drop, but reports whether everything was written
 //!
 //! let cache = Cache::open(path, options)?;
 //! assert_eq!(cache.recovered().entries, 1);

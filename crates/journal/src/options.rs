@@ -1,4 +1,4 @@
-//! What a user chooses.
+//! The options of a cache.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,46 +6,46 @@ use std::time::Duration;
 
 use alluvium_device::PAGE_BYTES;
 
-/// When a write is on stable storage. `docs/journal-cache.md`, "Durability".
+/// When a write reaches stable storage. See `docs/journal-cache.md`, "Durability".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// Some time later: for what can be had again.
+    /// At some later time: for data that can be obtained again.
     #[default]
     None,
-    /// After this time, and what it takes to write and sync what was put meanwhile: writers wait,
-    /// so that this takes no longer than the time itself, as the disk was lately. (About 3 MiB may
-    /// always be on their way, however slow it is.) Not less than a millisecond.
+    /// Within this time plus the time to write and sync what was put meanwhile. Writers wait so
+    /// that the latter does not exceed the interval at the recent speed of the disk. (About 3 MiB
+    /// may always be outstanding, however slow the disk is.) At least one millisecond.
     Interval(Duration),
-    /// When the call returns. Calls at one time share a sync.
+    /// When the call returns. Concurrent calls share a sync.
     Always,
 }
 
 /// What happens when the disk budget is used up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
-    /// The oldest records go, but for those that were read. Where that fails (the directory cannot
-    /// be written to any more, say), writes fail with its [`crate::Error::Io`] once the budget is
-    /// used up, until it succeeds: it is tried again each second.
+    /// The oldest records are evicted, except those that were read. If eviction fails (for example
+    /// because the directory is no longer writable), writes fail with its [`crate::Error::Io`] once
+    /// the budget is used up, until a retry succeeds; it is retried every second.
     #[default]
     Evict,
-    /// Writes fail with [`crate::Error::DiskFull`]: puts when three journals of it are left,
-    /// deletions when two are. What was deleted or has expired is compacted, and then there is room
+    /// Writes fail with [`crate::Error::DiskFull`]: puts when space for three journals is left,
+    /// deletions when space for two is left. Compacting what was deleted or has expired makes space
     /// again.
     Refuse,
 }
 
-/// What journals are compressed with, in the background, once they have left the memory. What is
-/// already compressed stays as it is, and is read whatever is chosen here.
+/// The compression of journals that are no longer in memory, applied in the background. Journals
+/// that are already compressed stay as they are, and are readable whatever is chosen here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compression {
-    /// They stay as they were written: a read of a small record reads a page.
+    /// No compression: a read of a small record reads a page.
     None,
     /// LZ4: the fastest to decompress. A read of a small record decompresses 16 KiB.
     #[default]
     Lz4,
-    /// zstd, level 3: less disk, several times the processor time of LZ4.
+    /// zstd, level 3: smaller on disk, several times the processor time of LZ4.
     Zstd,
-    /// Snappy: as LZ4, in most respects.
+    /// Snappy: similar to LZ4 in most respects.
     Snappy,
 }
 
@@ -72,8 +72,8 @@ impl FromStr for Compression {
     }
 }
 
-/// What a cache is for, in four bytes that whoever makes it chooses: a program does not take the
-/// directory of another one for its own. Default: none is named.
+/// A tag of four bytes, chosen by the program that creates the cache, that keeps a program from
+/// opening another program's cache. Default: no tag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contents(pub [u8; 4]);
 
@@ -86,35 +86,34 @@ impl fmt::Display for Contents {
     }
 }
 
-/// How a cache is opened.
+/// The options for opening a cache.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Memory for journals, in bytes: the newest one, those that wait to be written, as many of the
-    /// others as fit, and what was read of these that do not (records, and frames that were
-    /// decompressed). At least four journals. Default 1 GiB.
+    /// Memory for journals, in bytes: the newest one, those waiting to be written, as many others
+    /// as fit, and cached parts (records and decompressed frames) of those that do not fit. At
+    /// least four journals. Default 1 GiB.
     ///
-    /// On top come the index, what readers keep (a value of a journal in memory keeps that, one
-    /// that was read from disk its record, its frame or, of an iteration, its MiB), a 64th for the
-    /// bits that tell what is written, and some MiB for work in the background:
+    /// Not included are the index; what readers keep (a value of a journal in memory keeps that
+    /// journal; a value read from disk keeps its record, its frame or, in an iteration, its MiB);
+    /// the bits that track publication, a 64th of this; and some MiB for background work. See
     /// `docs/journal-cache.md`.
     pub memory_bytes: usize,
-    /// Disk space for journals, in bytes. At least eight journals; hints come on top (24 bytes for
-    /// each record), and what openings have kept aside ([`crate::KeptAside`]). Default 16 GiB.
+    /// Disk space for journals, in bytes. At least eight journals. Not included are hints (24 bytes
+    /// for each record) and files that openings set aside ([`crate::KeptAside`]). Default 16 GiB.
     pub max_disk_bytes: u64,
-    /// Size of a journal's file in bytes, and so bound of a record: a multiple of 4 KiB, 1 MiB to 1
-    /// GiB. Of a cache that is already there its own counts. Default 128 MiB.
+    /// The size of a journal's file in bytes, which bounds a record: a multiple of 4 KiB, 1 MiB to
+    /// 1 GiB. An existing cache keeps its own size. Default 128 MiB.
     pub journal_bytes: usize,
-    /// When a write is on stable storage. Default [`Durability::None`].
+    /// When a write reaches stable storage. Default [`Durability::None`].
     pub durability: Durability,
     /// What happens when the disk budget is used up. Default [`WhenFull::Evict`].
     pub when_full: WhenFull,
-    /// What journals are compressed with that are not in memory any more. Default
-    /// [`Compression::Lz4`].
+    /// The compression of journals that are no longer in memory. Default [`Compression::Lz4`].
     pub compression: Compression,
-    /// What it is for. One that was made with other contents is refused
-    /// ([`crate::Error::OtherContents`]).
+    /// The tag of the program that uses the cache. A cache that was created with another tag is
+    /// refused ([`crate::Error::OtherContents`]).
     pub contents: Contents,
-    /// Make the directory and the cache if they are not there. Default true.
+    /// Whether to create the directory and the cache if they do not exist. Default true.
     pub create: bool,
 }
 
@@ -135,30 +134,31 @@ impl Default for Options {
     }
 }
 
-/// The newest journal, its successor, one that is written, and one that is read.
+/// The newest journal, its successor, one being written and one being read.
 const MIN_JOURNALS_IN_MEMORY: usize = 4;
-/// What eviction needs for moving what is kept.
+/// Includes what eviction needs to move the records that it keeps.
 const MIN_JOURNALS_ON_DISK: u64 = 8;
 
-/// Whether journals may have this size.
+/// Returns whether journals may have this size.
 pub(crate) fn is_size(journal_bytes: usize) -> bool {
     journal_bytes.is_multiple_of(PAGE_BYTES) && (MIB..=1024 * MIB).contains(&journal_bytes)
 }
 
-/// This part of the memory, at least, is for records and frames that are kept of cold journals, if
-/// there are journals to spare.
+/// At least one part in this many of the memory is for cached records and frames of cold journals,
+/// if there are more than the minimum of journals.
 const BLOCKS_PART: usize = 16;
 
-/// What the memory is used for.
+/// How the memory budget is divided.
 pub(crate) struct Memory {
-    /// Number of journals.
+    /// The number of journals.
     pub(crate) arenas: usize,
-    /// For what is kept of cold ones: what whole journals leave.
+    /// For cached parts of cold journals: what whole journals do not use.
     pub(crate) block_bytes: usize,
 }
 
 impl Options {
-    /// How the memory is shared out, with journals of `journal_bytes`, for options without a fault.
+    /// Divides the memory among journals of `journal_bytes` and cached parts. The options must be
+    /// valid.
     pub(crate) fn memory(&self, journal_bytes: usize) -> Memory {
         let arenas = (self.memory_bytes - self.memory_bytes / BLOCKS_PART) / journal_bytes;
         let arenas = arenas.max(MIN_JOURNALS_IN_MEMORY);
@@ -166,7 +166,7 @@ impl Options {
         Memory { arenas, block_bytes }
     }
 
-    /// What is wrong with them, with journals of `journal_bytes`.
+    /// Returns what is wrong with the options, for journals of `journal_bytes`.
     pub(crate) fn fault(&self, journal_bytes: usize) -> Option<String> {
         if !is_size(journal_bytes) {
             return Some(format!(

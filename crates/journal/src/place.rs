@@ -7,8 +7,8 @@ use alluvium_device::GRANULE_BYTES;
 
 use crate::hash::{KeyHash, TAG_BITS};
 
-/// Which journal of a cache: the newer one has the larger number. (That of one without a record may
-/// be given to another one at the next opening.)
+/// The number of a journal of a cache; newer journals have larger numbers. (The next opening may
+/// reuse the number of a journal without a record.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JournalNumber(pub u64);
 
@@ -19,14 +19,15 @@ impl fmt::Display for JournalNumber {
 }
 
 impl JournalNumber {
-    /// Whether this journal is newer than that of `place`, both being there at the same time.
+    /// Returns whether this journal is newer than that of `place`. Both must exist at the same
+    /// time.
     pub(crate) fn is_behind(self, place: Place) -> bool {
         ahead(self.0, u64::from(place.short_number())).is_some_and(|ahead| ahead > 0)
     }
 }
 
-/// By how much a journal's number is ahead of another one's, both as far as they are kept; `None`
-/// if the other one is ahead.
+/// Returns by how much a truncated journal number is ahead of another one; `None` if the other one
+/// is ahead.
 fn ahead(number: u64, other: u64) -> Option<u64> {
     let ahead = number.wrapping_sub(other) & ((1 << NUMBER_BITS) - 1);
     (ahead < 1 << (NUMBER_BITS - 1)).then_some(ahead)
@@ -47,10 +48,10 @@ impl Granule {
     }
 }
 
-/// Of a journal's number, as far as places have it.
+/// The number of low bits of a journal's number that a place stores.
 pub(crate) const NUMBER_BITS: u32 = 20;
-/// The numbers of journals that live at one time are less than this apart: of two places it could
-/// not be told otherwise which one is newer.
+/// The numbers of journals that exist at the same time differ by less than this: otherwise it could
+/// not be determined which of two places is newer.
 pub(crate) const MAX_SPAN: u64 = 1 << (NUMBER_BITS - 1);
 const GRANULE_BITS: u32 = 27;
 const SIZE_BITS: u32 = 7;
@@ -63,13 +64,13 @@ const GRANULE_SHIFT: u32 = SIZE_SHIFT + SIZE_BITS;
 const NUMBER_SHIFT: u32 = GRANULE_SHIFT + GRANULE_BITS;
 const _: () = assert!(NUMBER_SHIFT + NUMBER_BITS == u64::BITS);
 
-/// Where the newest record of a key is, as the index has it: `docs/format/journal.md`, section 4.
-/// Never 0 or 1.
+/// The position of the newest record of a key, as stored in the index: `docs/format/journal.md`,
+/// section 4. Never 0 or 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place(pub(crate) u64);
 
 impl Place {
-    /// Of a record of `len_bytes`. `expires`: it may count as absent one day.
+    /// Creates the place of a record of `len_bytes`. `expires`: the record has a time to live.
     pub(crate) fn new(
         number: JournalNumber,
         first: Granule,
@@ -89,7 +90,7 @@ impl Place {
         )
     }
 
-    /// The journal's number as far as it is kept.
+    /// Returns the stored bits of the journal's number.
     pub(crate) fn short_number(self) -> u32 {
         (self.0 >> NUMBER_SHIFT) as u32
     }
@@ -102,7 +103,7 @@ impl Place {
         Granule((self.0 >> GRANULE_SHIFT) as u32 & ((1 << GRANULE_BITS) - 1))
     }
 
-    /// Its record has at most so many bytes.
+    /// Returns an upper bound of the record's length.
     pub(crate) fn max_len_bytes(self) -> usize {
         class_granules((self.0 >> SIZE_SHIFT) as u32 & ((1 << SIZE_BITS) - 1)) * GRANULE_BYTES
     }
@@ -123,12 +124,12 @@ impl Place {
         Self(self.0 | READ)
     }
 
-    /// The same record, whether or not one of them was read.
+    /// Returns whether both are the same record, ignoring the bit that says whether it was read.
     pub(crate) fn is_same(self, other: Self) -> bool {
         (self.0 ^ other.0) & !READ == 0
     }
 
-    /// Whether it is newer than `other`, of journals that live at the same time.
+    /// Returns whether it is newer than `other`. Their journals must exist at the same time.
     pub(crate) fn is_newer(self, other: Self) -> bool {
         match ahead(self.short_number().into(), other.short_number().into()) {
             Some(0) => self.first() > other.first(),
@@ -137,7 +138,7 @@ impl Place {
     }
 }
 
-/// The least class whose size is at least `granules`: four steps to each power of two.
+/// Returns the smallest class whose size is at least `granules`: four steps for each power of two.
 fn size_class(granules: usize) -> u32 {
     if granules <= 4 {
         return granules as u32;
@@ -148,7 +149,7 @@ fn size_class(granules: usize) -> u32 {
     (top - 1) * 4 + (steps - 4)
 }
 
-/// The size of a class, in granules.
+/// Returns the size of a class, in granules.
 fn class_granules(class: u32) -> usize {
     if class <= 4 {
         return class as usize;

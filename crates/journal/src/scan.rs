@@ -1,10 +1,10 @@
-//! All keys, a few at a time, with nothing kept between two calls.
+//! A scan of all keys, a few at a time, without state between two calls.
 //!
-//! The order is that of the index, by shard and fingerprint, which never changes for a key. (Not
-//! that of the journals, as [`crate::Iter`] has it: what is written meanwhile comes behind
-//! everything else there, and a scan that goes slower than the writers would never end.) The price
-//! is one read of the disk for each key whose record is not in memory; of a long one it reads the
-//! beginning, and believes the key for the sake of its hash: `docs/journal-cache.md`, "A scan".
+//! The order is that of the index, by shard and fingerprint, which never changes for a key. (In the
+//! order of the journals, which [`crate::Iter`] uses, what is written meanwhile comes last, and a
+//! scan that is slower than the writers would never end.) The cost is one disk read for each key
+//! whose record is not in memory. Of a long record only the beginning is read, and its key is
+//! trusted because its hash matches: `docs/journal-cache.md`, "Scan".
 
 use crate::error::{Error, Result};
 use crate::hash::{KeyHash, SHARD_BITS};
@@ -13,28 +13,29 @@ use crate::place::Place;
 use crate::record::{Head, Record};
 use crate::shared::Shared;
 
-/// A call looks at so many buckets of the index and then returns, however few keys it has found:
-/// some ten microseconds.
+/// A call visits at most this many buckets of the index, however few keys it finds: some ten
+/// microseconds.
 const MAX_BUCKETS: usize = 8192;
-/// Keys are returned as soon as they have so many bytes together.
+/// A call returns once its keys have this many bytes together.
 const ENOUGH_BYTES: usize = 1 << 20;
 
-/// Where a [`crate::Cache::scan`] goes on. Any number is a place; 0 is the beginning.
+/// The position at which a [`crate::Cache::scan`] continues. Any number is valid; 0 is the
+/// beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScanCursor(pub u64);
 
-/// What a [`crate::Cache::scan`] has found.
+/// The result of a [`crate::Cache::scan`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scanned {
-    /// Some keys, in no order that means anything.
+    /// Keys, in no meaningful order.
     pub keys: Vec<Vec<u8>>,
-    /// Where to go on; never 0. `None`: that was all.
+    /// The cursor to continue from, never 0; `None` at the end.
     pub next: Option<ScanCursor>,
 }
 
 impl ScanCursor {
-    /// Highest bits: the shard. The others: the highest ones of the fingerprint; the least one of a
-    /// bucket has zeroes behind them.
+    /// The highest bits are the shard, the others the highest bits of the fingerprint. The smallest
+    /// fingerprint of a bucket has zeroes in its lower bits.
     fn new(shard: usize, fingerprint: u64) -> Self {
         Self((shard as u64) << (u64::BITS - SHARD_BITS) | fingerprint >> SHARD_BITS)
     }
@@ -48,18 +49,19 @@ impl ScanCursor {
     }
 }
 
-/// What an entry of the index stands for.
+/// The result of looking up the key of an index entry.
 enum Looked {
-    /// This key.
+    /// The entry has this key.
     Present(Vec<u8>),
-    /// Nothing that counts, or a record that is damaged.
+    /// The record has expired or been removed, or is damaged.
     Absent,
-    /// It was not to be read.
+    /// `may_read` refused the read.
     Refused,
 }
 
 impl Shared {
-    /// `None` if `may_read` has said no before anything was found.
+    /// Scans as [`crate::Cache::scan_within`]; `None` if `may_read` refused before anything was
+    /// found.
     pub(crate) fn scan(
         &self,
         from: ScanCursor,
@@ -79,7 +81,7 @@ impl Shared {
                     }
                     Looked::Absent => {}
                     Looked::Refused => {
-                        // All of the bucket comes with the next call.
+                        // The next call returns the whole bucket.
                         keys.truncate(before);
                         return Ok((at != from).then_some(Scanned { keys, next: Some(at) }));
                     }
@@ -97,12 +99,12 @@ impl Shared {
         Ok(Some(Scanned { keys, next: Some(at) }))
     }
 
-    /// Memory that reading the record at this place takes for itself; 0 if it is in memory.
+    /// Returns the memory that reading the record at `place` allocates; 0 if it is in memory.
     pub(crate) fn cold_bytes(&self, place: Place) -> usize {
         self.journals.of(place).map_or(0, |journal| journal.cold_bytes(place))
     }
 
-    /// The key of an entry that was just seen in the index.
+    /// Returns the key of an index entry.
     fn key_of(
         &self,
         hash: KeyHash,
@@ -117,7 +119,7 @@ impl Shared {
                     looked => return Ok(looked),
                 }
             }
-            // It was moved or replaced since it was seen, or does not count any more.
+            // It was moved or replaced since the index was read, or is no longer live.
             match self.index.find(hash) {
                 Some(now) if !now.is_same(place) => place = now,
                 _ => return Ok(Looked::Absent),
@@ -158,12 +160,12 @@ impl Shared {
         })
     }
 
-    /// The key in the first bytes of a record, if it is the one that the index has entered there,
-    /// and the record seems to count. `None`: whatever these bytes are, nothing follows from them.
+    /// Returns the key in the first bytes of a record, if it is the one that the index has for it
+    /// and the record appears not to have expired. `None` says nothing about the record.
     fn key_in_head(&self, hash: KeyHash, head: &[u8]) -> Option<Vec<u8>> {
         let head = Head::unchecked(head)?;
         let found = self.hasher.hash(head.key);
-        // All that the index has of it.
+        // Compares everything that the index stores of the hash.
         let is_entered = found.fingerprint == hash.fingerprint
             && found.shard() == hash.shard()
             && found.tag() == hash.tag();

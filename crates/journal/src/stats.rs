@@ -1,69 +1,67 @@
-//! Figures of an open cache.
+//! Statistics of an open cache.
 
 use std::sync::atomic::Ordering;
 
 use crate::clear::KeptAside;
 use crate::shared::Shared;
 
-/// What a cache holds and what it has done since it was opened.
+/// What a cache holds, and what it has done since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Keys, those that have expired and were not yet removed included.
+    /// Number of keys, including those that have expired and are not yet removed.
     pub entries: usize,
-    /// Journals on disk.
+    /// Number of journals on disk.
     pub journals: usize,
-    /// Of these, journals in memory.
+    /// Number of journals in memory.
     pub journals_in_memory: usize,
-    /// Room on disk that journals take, in bytes. The one that is kept ready for when the newest is
-    /// full, and hints, are not counted.
+    /// Disk space of journals, in bytes. The next journal, which is allocated ahead of need, and
+    /// hints are not included.
     pub disk_bytes: u64,
-    /// Journals that are compressed.
+    /// Number of compressed journals.
     pub compressed: usize,
-    /// Room on disk that these take, in bytes.
+    /// Disk space of compressed journals, in bytes.
     pub compressed_bytes: u64,
-    /// Bytes that are in them, decompressed.
+    /// Decompressed size of compressed journals, in bytes.
     pub uncompressed_bytes: u64,
-    /// Journals that stay as they were written because compressing them was not worth it, or has
-    /// failed.
+    /// Number of journals that stay plain because compression was not worthwhile or failed.
     pub incompressible: usize,
-    /// Bytes of records that are the newest of their keys; up to a quarter too many.
+    /// Total size of the newest records of all keys, in bytes; up to a quarter too large.
     pub live_bytes: u64,
-    /// Memory of journals, in bytes, what is kept free for new ones and what is kept of cold ones
-    /// included. The bits that tell what is written, a 64th of it, are not.
+    /// Memory of journals, in bytes, including what is free for new ones and cached parts of cold
+    /// ones. The bits that track publication, a 64th of this, are not included.
     pub memory_bytes: usize,
-    /// Of these, records and decompressed frames of cold journals.
+    /// The part of `memory_bytes` that holds records and decompressed frames of cold journals.
     pub block_bytes: usize,
-    /// Memory of the tables of compressed journals, in bytes, which is not within the budget: up to
-    /// a 1,300th of what is in them.
+    /// Memory of the frame tables of compressed journals, in bytes, which is outside the budget: up
+    /// to a 1,300th of their contents.
     pub table_bytes: usize,
-    /// Memory of the index, in bytes: of its tables, and of the marks where in journals records are
-    /// that do not count any more (an 8,192nd part of the journals).
+    /// Memory of the index, in bytes: its tables, and the marks of journal regions with dead
+    /// records (an 8,192nd of the journals).
     pub index_bytes: usize,
-    /// Bytes of keys and values that were put, and of keys that were deleted.
+    /// Bytes of keys and values put, and of keys deleted.
     pub user_bytes: u64,
-    /// Bytes that were written to files of journals, by compaction, eviction and compression too.
-    /// Hints are not counted: 24 bytes for each record.
+    /// Bytes written to journal files, including by compaction, eviction and compression. Hints (24
+    /// bytes for each record) are not included.
     pub written_bytes: u64,
-    /// Times that a writer waited for the disk.
+    /// Number of times that a writer waited for the disk.
     pub stalls: u64,
-    /// Journals that were compacted.
+    /// Number of journals compacted.
     pub compacted: u64,
-    /// Journals that were brought back into memory because they were read.
+    /// Number of journals promoted to memory.
     pub promoted: u64,
-    /// Records that eviction removed.
+    /// Number of records that eviction removed.
     pub evicted: u64,
-    /// Records that eviction kept because they had been read.
+    /// Number of records that eviction kept because they had been read.
     pub kept: u64,
-    /// Bytes of journals that were found damaged, when the cache was opened or when a journal was
-    /// read as a whole since; of each journal once. Single reads that meet damage are not counted.
+    /// Bytes of journals found damaged, when the cache was opened or when a journal was read whole
+    /// later; each journal counts once. Damage met by single reads is not included.
     pub damaged_bytes: u64,
-    /// The last work in the background has failed, and is tried again:
+    /// Whether the last background task failed and is being retried:
     /// [`crate::Cache::upkeep_failure`].
     pub upkeep_failed: bool,
-    /// Files that openings could not use, this one or others before it: in no budget, and there
-    /// until [`crate::Cache::remove_damaged`] or somebody else removes them. As they were when the
-    /// cache was opened.
+    /// Files that this opening or earlier ones could not use, as of the opening. They are outside
+    /// every budget, and stay until [`crate::Cache::remove_damaged`] or an operator removes them.
     pub kept_aside: KeptAside,
 }
 

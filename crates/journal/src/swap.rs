@@ -1,4 +1,4 @@
-//! A write that depends on what is there.
+//! Writes that depend on the present value.
 
 use std::time::Duration;
 
@@ -9,34 +9,34 @@ use crate::record::Record;
 use crate::room::Who;
 use crate::shared::Shared;
 
-/// On what a [`crate::Cache::swap`] depends.
+/// The condition of a [`crate::Cache::swap`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum When {
-    /// On nothing.
+    /// No condition.
     #[default]
     Always,
-    /// There is no value.
+    /// The key is absent.
     IfAbsent,
-    /// There is one.
+    /// The key is present.
     IfPresent,
 }
 
-/// How long the value of a [`crate::Cache::swap`] counts.
+/// The time to live of the value of a [`crate::Cache::swap`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ttl {
     /// Until it is replaced or removed.
     #[default]
     None,
-    /// As long as the one before it would have.
+    /// The expiry of the previous value.
     Keep,
-    /// So long from the call on.
+    /// This long from the time of the call.
     After(Duration),
 }
 
-/// What came of a [`crate::Cache::swap`].
+/// The result of a [`crate::Cache::swap`].
 #[derive(Clone, Debug)]
 pub struct Swapped {
-    /// What was there, also if nothing was written.
+    /// The previous value, also if nothing was written.
     pub old: Option<Value>,
     /// Whether the new value was written.
     pub is_written: bool,
@@ -44,10 +44,10 @@ pub struct Swapped {
 
 impl Shared {
     pub(crate) fn swap(&self, key: &[u8], value: &[u8], when: When, ttl: Ttl) -> Result<Swapped> {
-        // Before anything is read for it.
+        // Before anything is read.
         self.new_value(key, value, None)?;
         let hash = self.hasher.hash(key);
-        // From the call on, however long it waits for the disk.
+        // Counted from the call, however long it waits for the disk.
         let expires_at = match ttl {
             Ttl::After(time) => Some(self.clock.expiry(time)),
             Ttl::None | Ttl::Keep => None,
@@ -56,7 +56,7 @@ impl Shared {
             let (mut writer, old) = self.lock_and_read(hash, |named| {
                 named.map_or(Ok(None), |place| self.value_at(key, place))
             })?;
-            // Its time may have come since it was read.
+            // It may have expired since it was read.
             let old = old
                 .filter(|(_, expires_at)| expires_at.is_none_or(|at| at > self.clock.now_millis()));
             let is_wanted = match when {
@@ -82,8 +82,8 @@ impl Shared {
         Ok(Swapped { old, is_written: appended.is_some() })
     }
 
-    /// What the index names, and until when it counts, if it is the key's and still counts. It is
-    /// the truth only if the index names the same place afterwards.
+    /// Returns the value at `place` and its expiry, if it belongs to the key and has not expired.
+    /// The result is valid only if the index still names the same place afterwards.
     fn value_at(&self, key: &[u8], place: Place) -> Result<Option<(Value, Option<u64>)>> {
         let Some(journal) = self.journals.of(place) else { return Ok(None) };
         let loaded = self.load_once(&journal, place, &[])?;

@@ -1,33 +1,33 @@
-//! Several keys at one time.
+//! Operations on several keys.
 
 use super::{Cache, Reach, Read, Value};
 use crate::error::Result;
 use crate::fetch::{Batch, MOST_READS};
 use crate::hash::KeyHash;
 
-/// Keys whose cache misses overlap.
+/// The number of keys whose cache misses overlap.
 const OVERLAP: usize = 32;
 
-/// A key whose record has to be read from the disk, or decompressed.
+/// A key whose record has to be read from the disk or decompressed.
 struct Cold {
-    /// Among the keys.
+    /// The index of the key in the caller's list.
     at: usize,
     hash: KeyHash,
 }
 
 impl Cache {
-    /// The values of several keys, in their order. Faster than one after the other: the processor
-    /// fetches what is in memory at one time, and so does the disk what is not, as far as the
-    /// kernel lets us use io_uring. Each key is looked up at a moment of its own, and has a result
-    /// of its own: one that cannot be read costs the others nothing.
-    /// (`into_iter().collect::<Result<Vec<_>, _>>()` makes one of all.)
+    /// Returns the values of several keys, in their order. Faster than one call per key: the
+    /// processor's cache misses overlap, and so do reads of the disk as far as the kernel permits
+    /// io_uring. Each key is looked up at a moment of its own and has its own result, so one that
+    /// cannot be read does not affect the others. (`into_iter().collect::<Result<Vec<_>, _>>()`
+    /// combines the results.)
     ///
-    /// Reads the disk. What is read at one time is at most 32 reads of at most 1 MiB together,
-    /// which is the memory that this takes beside what the values take; a record for which more
-    /// than 256 KiB have to be read is read by itself.
+    /// Reads the disk: up to 32 concurrent reads of at most 1 MiB together, which is the memory
+    /// that this takes in addition to the values. A record that needs more than 256 KiB of reads is
+    /// read by itself.
     ///
     /// # Errors
-    /// Of each key as [`Self::get`].
+    /// For each key as [`Self::get`].
     pub fn get_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Vec<Result<Option<Value>>> {
         let shared = &*self.shared;
         let mut values = Vec::with_capacity(keys.len());
@@ -52,7 +52,7 @@ impl Cache {
                 }
                 values.push(value_of(read));
             }
-            // Those that a batch has no room for wait for the next ones.
+            // Keys that do not fit into a batch are read by the next ones.
             while cold.len() >= MOST_READS {
                 self.read_batch(keys, &mut cold, &mut values);
             }
@@ -63,13 +63,13 @@ impl Cache {
         values
     }
 
-    /// Remove several keys; returns how many of them were there. Each is removed at a moment of its
-    /// own, as by [`Self::delete`]. What has to be read for it (records that are not in memory and
-    /// have a time to live, which may be over) is read at one time, as in [`Self::get_many`]; and
-    /// with [`crate::Durability::Always`] all of them wait for stable storage together.
+    /// Removes several keys and returns how many of them were present. Each is removed at a moment
+    /// of its own, as by [`Self::delete`]. The records that have to be read (those with a time to
+    /// live that are not in memory) are read concurrently, as in [`Self::get_many`]. With
+    /// [`crate::Durability::Always`] all removals wait for stable storage together.
     ///
     /// # Errors
-    /// As [`Self::delete`], for any of them: those before it are removed, and with `Always` perhaps
+    /// As [`Self::delete`], for any of the keys: those before it are removed, with `Always` perhaps
     /// not yet on stable storage.
     pub fn delete_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize> {
         let shared = &*self.shared;
@@ -80,7 +80,7 @@ impl Cache {
             let fits = |key: &&K| {
                 let key: &[u8] = key.as_ref();
                 let named = shared.index.find(shared.hasher.hash(key));
-                // That the others are there the index knows.
+                // The index knows that a record without a time to live is present.
                 let Some(place) = named.filter(|place| place.expires()) else { return true };
                 let Some(journal) = shared.journals.of(place) else { return true };
                 shared.peek(&journal, place).is_some() || batch.add(&journal, place)
@@ -96,13 +96,13 @@ impl Cache {
             }
             left = later;
         }
-        // Also for those that were not there.
+        // Also needed for keys that were absent.
         shared.after_nothing()?;
         Ok(count)
     }
 
-    /// Read the first of these from the disk, as many as fit into a batch; they are not among them
-    /// any more.
+    /// Reads the first keys of `cold` from the disk, as many as fit into a batch, and removes them
+    /// from `cold`.
     fn read_batch<K: AsRef<[u8]>>(
         &self,
         keys: &[K],
@@ -112,7 +112,7 @@ impl Cache {
         let shared = &*self.shared;
         let mut batch = Batch::default();
         let fits = |it: &&Cold| {
-            // What is gone by now, or in memory, needs no read.
+            // A record that has gone, or has been loaded into memory meanwhile, needs no read.
             let Some(place) = shared.index.find(it.hash) else { return true };
             shared.journals.of(place).is_none_or(|journal| batch.add(&journal, place))
         };
