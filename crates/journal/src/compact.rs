@@ -1,5 +1,5 @@
-//! Compaction: a journal with few live records is written anew and removed. What may go without a
-//! trace: `docs/format/journal.md`, section 7.
+//! Compaction: a journal with few live records is rewritten and removed. Which records may
+//! disappear without a tombstone: `docs/format/journal.md`, section 7.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -17,37 +17,37 @@ use crate::room::Who;
 use crate::shared::{Appended, CHUNK_BYTES, NotAppended, Shared};
 use crate::sync::Arc;
 
-/// A journal that is so far behind the newest one is moved, however much of it is alive: long
-/// before its number and a new one could be taken for each other.
+/// A journal this far behind the newest one is moved, however much of it is live: long before its
+/// number and a new one could be confused.
 const FAR_BEHIND: u64 = MAX_SPAN / 2;
-/// Journals that were cut short by a close; from then on they are put together.
+/// With more journals than this truncated by a close, they are merged.
 const MANY_SHORT: usize = 8;
-/// Who works in the background reads so many bytes, then waits: a read beside it waits for one such
-/// step at most. (Steps of a MiB with pauses as long for their size made the p99 of reads of the
-/// disk 2.7 times what it was without, steps of 128 KiB 2.4 times.)
+/// Background tasks read this many bytes and then pause: a concurrent read waits for one such step
+/// at most. (Compared with no background work, the p99 of disk reads was 2.7 times as high with
+/// steps of a MiB and proportional pauses, and 2.4 times with steps of 128 KiB.)
 pub(crate) const STEP_BYTES: usize = 32 << 10;
-/// How long it waits: writers and readers come first.
+/// The length of a pause: writers and readers have priority.
 pub(crate) const PAUSE: Duration = Duration::from_micros(250);
-/// For so many steps it waits together, at most.
+/// At most this many steps share a pause.
 const MOST_STEPS: usize = CHUNK_BYTES / STEP_BYTES;
-/// What is alive of a journal is compared in so many parts.
+/// The live part of a journal is measured in parts of this many.
 pub(crate) const PARTS: u64 = 16;
 
-/// What became of a journal that was to be compacted.
+/// The outcome of a compaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compaction {
-    /// It is gone.
+    /// The journal was removed.
     Done,
-    /// It stays: what cannot be read of it may hide older records, in other journals.
+    /// The journal stays: what cannot be read of it may hide older records in other journals.
     Damaged,
-    /// It stays, for now: there is no room for what it has alive.
+    /// The journal stays for now: there is no space for its live records.
     NoRoom,
 }
 
 /// What compaction would find in a journal.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Look {
-    /// What it would write anew, at most.
+    /// Upper bound of what it would rewrite.
     pub(crate) alive_bytes: usize,
     /// Whether there is anything else.
     pub(crate) has_dead: bool,
@@ -55,8 +55,8 @@ pub(crate) struct Look {
 }
 
 impl Look {
-    /// What its counts say, which are upper bounds, without reading it: whether it is damaged they
-    /// may not know yet.
+    /// Returns what the counts of the journal say, which are upper bounds, without reading it. They
+    /// may not know of damage yet.
     pub(crate) fn by_counts(journal: &Journal) -> Self {
         let counts = &journal.counts;
         let alive_bytes = counts.live_bytes.load(Ordering::Relaxed)
@@ -70,18 +70,19 @@ impl Look {
 /// What compaction does with a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// A newer one of its key is there, or it was a tombstone that hides nothing.
+    /// Drop it: there is a newer record of the key, or it is a tombstone that hides nothing.
     Goes,
-    /// It has expired, and nothing older may be left: its key is taken out of the index.
+    /// Remove its key from the index: it has expired, and no older record can exist.
     Expires,
-    /// The same, but something older may be left; or it was such a tombstone itself.
+    /// Write a tombstone: it has expired and an older record may exist, or it is a tombstone
+    /// itself.
     Tombstone(JournalNumber),
     Moves,
 }
 
 impl Shared {
-    /// The journal with the smallest part of live bytes, if that is small enough to be worth
-    /// writing it anew; and how much of it may be alive, so that it is.
+    /// Returns the journal with the smallest live part, if that is small enough to be worth
+    /// rewriting, and the maximum of live bytes for which it is.
     pub(crate) fn emptiest(&self) -> Option<(Arc<Journal>, usize)> {
         let most_live = self.most_live_parts();
         let unwritten = self.flush.oldest_unwritten();
@@ -96,8 +97,8 @@ impl Shared {
         }
         let is_short = |journal: &Journal| journal.is_short(self.journal_bytes);
         let are_many_short = sealed.iter().filter(|journal| is_short(journal)).count() > MANY_SHORT;
-        // Nobody may even delete: a process that was killed or closed has left a journal half
-        // empty, and its successor began another one.
+        // Even deletions are refused: a process that was killed or closed left a journal half
+        // empty, and its successor started another one.
         let is_stuck = self.beside() < Who::Deletion.leaves();
         let oldest_two = [0, 1].map(|at| sealed.get(at).map(|journal| journal.number));
         sealed.retain(|journal| journal.number < unwritten && journal.counts.may_be_moved());
@@ -107,15 +108,15 @@ impl Shared {
             let mut live = counts.unexpired_bytes();
             let oldest_other =
                 oldest_two.into_iter().flatten().find(|other| *other != journal.number);
-            // Tombstones are alive as long as they may hide something.
+            // Tombstones count as live as long as they may hide something.
             if oldest_other.is_some_and(|it| it.0 <= counts.newest_origin.load(Ordering::Relaxed)) {
                 live += counts.tombstone_bytes.load(Ordering::Relaxed);
             }
             let bytes = if journal.frames.is_some() {
-                // What is moved is written plain, and has to be less than what is gained.
+                // Moved records are written plain, and must take less than is gained.
                 bytes.min(journal.file_bytes as usize)
             } else if is_stuck || (are_many_short && is_short(journal)) {
-                // Behind its end it is as good as empty.
+                // The space behind its end counts as dead.
                 self.journal_bytes
             } else {
                 bytes
@@ -134,16 +135,16 @@ impl Shared {
         Some((emptiest, (most_live * bytes / PARTS) as usize))
     }
 
-    /// Of a journal that is worth compacting at most so many [`PARTS`] are alive.
+    /// Returns how many [`PARTS`] of a journal may be live if it is to be compacted.
     pub(crate) fn most_live_parts(&self) -> u64 {
-        // What is written per byte that is gained: a third, one, three, fifteen.
+        // Bytes written per byte gained: a third, one, three, fifteen.
         match (self.is_crowded(), self.options.when_full) {
             (false, _) => PARTS / 4,
             (true, WhenFull::Evict) => PARTS / 2,
             (true, WhenFull::Refuse) if self.journals.room.has(1 + self.leaves(Who::User)) => {
                 PARTS / 4 * 3
             }
-            // Puts are refused until some of it is gone.
+            // Puts are refused until journals are removed.
             (true, WhenFull::Refuse) => PARTS - 1,
         }
     }
@@ -152,8 +153,8 @@ impl Shared {
         self.active.load().number.0 - journal.number.0 >= FAR_BEHIND
     }
 
-    /// Whether there is room for what is alive in a journal, and enough of it left for the next one
-    /// when it is gone: whoever makes room must not use it up.
+    /// Returns whether there is space for the live records of a journal, and enough for the next
+    /// journal after its removal: making space must not use it up.
     fn can_move(&self, journal: &Journal, alive_bytes: usize) -> bool {
         let room = &self.journals.room;
         let (left_bytes, is_kept) = self.left_in_newest();
@@ -168,8 +169,8 @@ impl Shared {
         if room.has(2) {
             return true;
         }
-        // It takes the last journal. A whole file gives that back. One that was cut short or
-        // compressed does not: then what is left of that journal has to be enough for another one.
+        // It takes the last journal. A full file gives that back. A truncated or compressed one
+        // does not: then the rest of that journal has to suffice for another one.
         let journal_bytes = self.journal_bytes as u64;
         let kept_bytes = if is_kept { left_bytes } else { 0 };
         let then_bytes =
@@ -179,7 +180,7 @@ impl Shared {
                 || then_bytes >= 2 * journal_bytes - journal_bytes / PARTS)
     }
 
-    /// Bytes that are left in the newest journal, and whether it is kept for those who make room.
+    /// Returns the bytes left in the newest journal, and whether it is reserved for maintenance.
     fn left_in_newest(&self) -> (usize, bool) {
         let newest = self.active.load();
         let arena = newest.arena.as_ref().expect("the newest journal is in memory");
@@ -189,13 +190,13 @@ impl Shared {
         (left_bytes, newest.beside.load(Ordering::Relaxed) < Who::Deletion.leaves())
     }
 
-    /// Bytes that are read at a time of a journal that is looked at, or moved, behind writers and
-    /// readers: much, when writers need the room and there are no pauses.
+    /// Returns how many bytes background tasks read at a time: many if writers need the space,
+    /// since there are no pauses then.
     pub(crate) fn step_bytes(&self) -> usize {
         if self.is_crowded() { CHUNK_BYTES } else { STEP_BYTES }
     }
 
-    /// Whether a journal has tombstones that would be written anew, as far as its counts tell.
+    /// Returns whether a journal has tombstones that would be rewritten, as far as its counts tell.
     pub(crate) fn has_to_hide(&self, journal: &Journal) -> bool {
         let counts = &journal.counts;
         let newest_origin = counts.newest_origin.load(Ordering::Relaxed);
@@ -204,8 +205,8 @@ impl Shared {
             && oldest_other.is_some_and(|oldest| oldest.0 <= newest_origin)
     }
 
-    /// What is in a journal, by its records: the counts of a journal are upper bounds. Looked at
-    /// before anything is moved, so that no room is used up by a journal that stays.
+    /// Determines what a journal contains by reading its records, since its counts are upper
+    /// bounds. Done before anything is moved, so that a journal that stays uses up no space.
     pub(crate) fn look(&self, journal: &Journal, pause: Duration) -> Result<Look, Stopped> {
         let oldest_other = self.journals.oldest_but(journal.number);
         let mut look = Look::default();
@@ -232,8 +233,8 @@ impl Shared {
         Ok(look)
     }
 
-    /// Write anew what a journal has alive, as a [`Self::look`] has found, and remove it, with a
-    /// `pause` after each [`STEP_BYTES`]. For whoever has the turn ([`crate::keep::Keep::turn`]).
+    /// Rewrites the live records of a journal, as found by [`Self::look`], and removes it, with a
+    /// `pause` after each [`STEP_BYTES`]. The caller must hold [`crate::keep::Keep::turn`].
     pub(crate) fn compact(
         &self,
         journal: Arc<Journal>,
@@ -242,7 +243,7 @@ impl Shared {
     ) -> Result<Compaction, Stopped> {
         let number = journal.number;
         let oldest_other = self.journals.oldest_but(number);
-        // The oldest one hides nothing; what is damaged in it is given up when it has to go.
+        // The oldest journal hides nothing; damaged parts are given up when it has to be removed.
         let may_be_damaged =
             self.is_far_behind(&journal) && oldest_other.is_none_or(|other| number < other);
         if look.is_damaged && !may_be_damaged {
@@ -257,8 +258,8 @@ impl Shared {
             pauses.come_to(self, first)?;
             self.carry(&journal, oldest_other, first, record)
         });
-        // The rest is tried another time; what was moved is newer than what is left here, and is
-        // not moved again.
+        // The rest is retried later; the copies are newer than what is left here, and are not made
+        // again.
         let damaged_bytes = match moved {
             Err(Stopped::Failed(Error::DiskFull { .. })) => return Ok(Compaction::NoRoom),
             moved => moved?,
@@ -272,7 +273,7 @@ impl Shared {
         Ok(Compaction::Done)
     }
 
-    /// Write a record anew if something would be missing without it.
+    /// Rewrites a record if it is still needed.
     fn carry(
         &self,
         journal: &Journal,
@@ -322,8 +323,8 @@ impl Shared {
             }
             Fate::Tombstone(origin) => {
                 let tombstone = self.append_tombstone(key, hash, Some(origin), Who::Maintenance)?;
-                // The index remembers a value that was moved, and of a tombstone it knows nothing.
-                // All are come to in their order.
+                // The index records that a value was moved, but knows nothing of tombstones.
+                // Records are visited in order.
                 journal
                     .counts
                     .tombstones_moved_until
@@ -338,8 +339,8 @@ impl Shared {
         Ok(appended)
     }
 
-    /// What becomes of a record that was found at `first` of a journal, of whose key the index
-    /// names `named`, when only journals from `oldest_other` on are left beside it.
+    /// Determines what happens to a record at `first` of a journal, given the index entry of its
+    /// key, when the other remaining journals start at `oldest_other`.
     fn fate(
         &self,
         journal: &Journal,
@@ -349,7 +350,7 @@ impl Shared {
         hash: KeyHash,
         named: Option<Place>,
     ) -> Fate {
-        // Whether a journal may be left that has an older record of the key.
+        // Whether a journal may exist that has an older record of the key.
         let hides_older =
             |origin: JournalNumber| oldest_other.is_some_and(|oldest| oldest <= origin);
         if let Some(origin) = record.origin() {
@@ -372,17 +373,17 @@ impl Shared {
     }
 }
 
-/// What a tombstone of this key takes of a journal.
+/// Returns the space of a tombstone of this key in a journal.
 pub(crate) fn tombstone_bytes(key: &[u8]) -> usize {
     let tombstone = NewRecord { key, content: Content::Tombstone { origin: None } };
     tombstone.len_bytes().next_multiple_of(GRANULE_BYTES)
 }
 
-/// Where whoever goes through a journal in the background lets others come first.
+/// Inserts pauses into the background scan of a journal.
 struct Pauses {
-    /// For each step.
+    /// The pause for each step.
     pause: Duration,
-    /// Where the last one was.
+    /// The position of the last pause.
     at: usize,
 }
 
@@ -391,13 +392,14 @@ impl Pauses {
         Self { pause, at: 0 }
     }
 
-    /// Before the record at `first`.
+    /// Called before the record at `first`.
     fn come_to(&mut self, shared: &Shared, first: Granule) -> Result<(), Stopped> {
         let steps = (first.byte() - self.at) / STEP_BYTES;
         if steps > 0 {
             self.at = first.byte();
             if !self.pause.is_zero() && !shared.is_crowded() {
-                // Of long records several; but whoever closes the cache waits for it.
+                // One pause for several steps if records are long, bounded because closing the
+                // cache waits for it.
                 thread::sleep(self.pause * steps.min(MOST_STEPS) as u32);
             }
         }

@@ -18,59 +18,59 @@ use crate::shared::{CHUNK_BYTES, Point, Shared};
 use crate::sync::Arc;
 use crate::waker::Waker;
 
-/// A place that was taken is given up as soon as its bytes are copied.
+/// A reserved range is published as soon as its bytes are copied.
 const PUBLISHED_WITHIN: Duration = Duration::from_millis(1);
-/// Of [`Durability::Interval`].
+/// The minimum of [`Durability::Interval`].
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);
 
-/// What writers, the flusher and the preparer tell each other.
+/// Coordinates writers, the flusher and the allocator.
 pub(crate) struct Flush {
     pub(crate) waker: Waker,
     pub(crate) state: Mutex<State>,
-    /// A spare is there, more is durable, or something has failed.
+    /// Notified when the spare is ready, more is durable, or a failure has occurred.
     pub(crate) changed: Condvar,
     /// Held while the directory is synced: [`Shared::sync_names`].
     pub(crate) naming: Mutex<()>,
-    /// Set before those are told who wait for anything in `state`.
+    /// Set before the waiters on `state` are notified.
     failed: OnceLock<Error>,
-    /// There is a [`State::pace`].
+    /// Whether there is a [`State::pace`].
     has_pace: bool,
-    /// Writers have to wait for the disk: [`State::pace`]. Changed with `state` locked, so that it
-    /// is true for nobody who waits once it is not.
+    /// Writers have to wait for the disk: [`State::pace`]. Changed with `state` locked, so that no
+    /// waiter sees it still set after it was cleared.
     is_behind: AtomicBool,
 }
 
 pub(crate) struct State {
-    /// Journals that are not wholly written, the newest last.
+    /// Journals that are not completely written, newest last.
     pub(crate) pending: VecDeque<Arc<Journal>>,
-    /// Takes over when the newest one is full.
+    /// Takes over when the newest journal is full.
     pub(crate) spare: Option<Arc<Journal>>,
-    /// Files were made since the directory was synced.
+    /// Files were created since the directory was last synced.
     pub(crate) has_new_names: bool,
     /// Everything before it is on stable storage.
     durable: Point,
-    /// Somebody waits until everything before it is.
+    /// A thread waits for everything before it to be on stable storage.
     wanted: Point,
     pub(crate) shortage: Shortage,
-    /// The last journal that was tried could not be made for want of files or memory, which others
-    /// have.
+    /// The last attempt to create a journal failed for lack of file descriptors or memory, which is
+    /// temporary.
     pub(crate) is_held_up: bool,
-    /// How many times room was made.
+    /// Number of times that space was made.
     pub(crate) rooms_made: u64,
-    /// Why eviction has failed, which was the last that was done to make room. It is tried again.
+    /// Why eviction failed, if it was the last attempt to make space. It is retried.
     pub(crate) eviction_failure: Option<Error>,
-    /// With [`Durability::Interval`]: how much may wait to be on stable storage.
+    /// With [`Durability::Interval`]: how much may wait for stable storage.
     pace: Option<Pace>,
 }
 
 impl State {
-    /// What was taken of journals and is not on stable storage.
+    /// Returns the number of bytes appended to journals that are not on stable storage.
     fn unsynced_bytes(&self) -> usize {
         let of = |journal: &Arc<Journal>| {
             let arena = journal.arena.as_ref().expect("a journal is in memory until it is written");
             let is_begun = journal.number == self.durable.number;
             let begin = if is_begun { self.durable.byte } else { FIRST_RECORD };
-            // Found full just now: up to its end, or not much less.
+            // The journal was just found full: its end is at or slightly below the capacity.
             let end = arena.taken_bytes().unwrap_or_else(|| arena.capacity_bytes());
             end.saturating_sub(begin)
         };
@@ -78,20 +78,20 @@ impl State {
     }
 }
 
-/// Whether there was no room for the spare.
+/// Whether space for the spare was lacking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shortage {
-    /// There was, or there is more now.
+    /// There was space, or there is more now.
     None,
-    /// There was none. What was set aside has come free since, and the preparer looks again: until
-    /// it has, nobody is refused, and nothing is set aside anew.
+    /// There was none, but a reservation has been released since, and the allocator checks again.
+    /// Until it has, no writer is refused and nothing new is reserved.
     Unknown,
     /// There was none.
     Known,
 }
 
 impl Flush {
-    /// `newest` is the only journal that is not wholly written.
+    /// `newest` is the only journal that is not completely written.
     pub(crate) fn new(newest: Arc<Journal>, durability: Durability) -> Self {
         let start = Point { number: newest.number, byte: FIRST_RECORD };
         let pace = interval(durability).map(Pace::new);
@@ -118,13 +118,13 @@ impl Flush {
         }
     }
 
-    /// Why nothing is written any more.
+    /// Returns why nothing is written any more, if that is so.
     #[inline]
     pub(crate) fn failure(&self) -> Option<Error> {
         self.failed.get().cloned()
     }
 
-    /// Until everything before `point` is on stable storage.
+    /// Waits until everything before `point` is on stable storage.
     pub(crate) fn wait_for(&self, point: Point) -> Result<()> {
         let mut state = self.state.lock();
         while state.durable < point {
@@ -138,32 +138,33 @@ impl Flush {
         Ok(())
     }
 
-    /// Whether the disk does not keep up, so that what is put now would not be on stable storage
+    /// Returns whether the disk does not keep up: what is put now would not be on stable storage
     /// within the interval.
     #[inline]
     pub(crate) fn is_behind(&self) -> bool {
         self.is_behind.load(Ordering::Relaxed)
     }
 
-    /// The same, seen anew: more was appended, or synced.
+    /// Re-evaluates [`Self::is_behind`] after an append or a sync.
     pub(crate) fn look_whether_behind(&self, state: &State) {
         let Some(pace) = &state.pace else { return };
         self.is_behind.store(pace.is_exceeded(state.unsynced_bytes()), Ordering::Relaxed);
     }
 
-    /// The same without a sync, as there is nothing to be synced: a journal that somebody has just
-    /// found full looks longer than it is, and he may wait for those who wait behind it.
+    /// Re-evaluates [`Self::is_behind`] when there was nothing to sync: a journal that a writer has
+    /// just found full looks longer than it is, and that writer may wait for those that wait behind
+    /// it.
     fn look_again_whether_behind(&self) {
         let state = self.state.lock();
         self.look_whether_behind(&state);
-        // Who goes on waiting would wake the flusher, and that again.
+        // Waiters that keep waiting would wake the flusher, which would repeat this.
         if !self.is_behind() {
             self.changed.notify_all();
         }
     }
 
-    /// Until the disk has caught up, or writes nothing any more. With no lock held; whoever makes
-    /// room waits too: what he appends is in front of what others do.
+    /// Waits until the disk has caught up or a write has failed. Must be called without a lock.
+    /// Background tasks that make space wait too: their appends come before those of others.
     #[cold]
     pub(crate) fn wait_while_behind(&self) {
         let mut state = self.state.lock();
@@ -173,7 +174,7 @@ impl Flush {
         }
     }
 
-    /// There is another chunk to write.
+    /// Wakes the flusher: there is another chunk to write.
     pub(crate) fn nudge(&self) {
         if self.has_pace {
             let state = self.state.lock();
@@ -182,23 +183,23 @@ impl Flush {
         self.waker.wake();
     }
 
-    /// All journals before this one are wholly written.
+    /// Returns the oldest journal that is not completely written.
     pub(crate) fn oldest_unwritten(&self) -> JournalNumber {
         self.state.lock().pending[0].number
     }
 
-    /// Whether a journal has to go, whatever the budget says.
+    /// Returns whether a journal has to be removed, whatever the budget says.
     pub(crate) fn is_short(&self) -> bool {
         self.state.lock().shortage != Shortage::None
     }
 
-    /// Whether the newest journal has no successor, and none can be made now.
+    /// Returns whether the newest journal has no successor and none can be created now.
     pub(crate) fn lacks_spare(&self) -> bool {
         let state = self.state.lock();
         state.spare.is_none() && state.shortage == Shortage::Known
     }
 
-    /// Nothing can be written any more.
+    /// Records that nothing can be written any more.
     pub(crate) fn fail(&self, error: Error) {
         let _ = self.failed.get_or_init(|| {
             tracing::error!("journal cache: {error}; nothing is written any more");
@@ -207,29 +208,29 @@ impl Flush {
         self.tell();
     }
 
-    /// Those who wait look again.
+    /// Wakes all waiters to check their condition again.
     pub(crate) fn tell(&self) {
-        // With the lock, so that nobody is between looking and waiting.
+        // Under the lock, so that no thread is between its check and its wait.
         let _state = self.state.lock();
         self.changed.notify_all();
     }
 }
 
-/// The flusher's own.
+/// The state of the flusher thread.
 pub(crate) struct Flusher {
     shared: Arc<Shared>,
     /// How much of the oldest journal in [`State::pending`] is in its file.
     written_bytes: usize,
-    /// Written to since they were synced.
+    /// Journals written to since they were synced.
     unsynced: Vec<Arc<Journal>>,
-    /// What was written before it is on stable storage, all of it.
+    /// Everything written before this time is on stable storage.
     synced_at: Instant,
-    /// Since the last sync: bytes that were written, and the time that this took.
+    /// Since the last sync: bytes written, and the time this took.
     unsynced_bytes: usize,
     writing: Duration,
 }
 
-/// What the flusher found to do.
+/// What a turn of the flusher found to do.
 #[derive(PartialEq, Eq)]
 enum Step {
     More,
@@ -249,18 +250,18 @@ impl Flusher {
         }
     }
 
-    /// Until the cache is closed, and everything written and synced, or a write fails.
+    /// Runs until the cache is closed and everything is written and synced, or until a write fails.
     pub(crate) fn run(mut self) {
         let shared = self.shared.clone();
         let _told = TellOfPanic(&shared);
         shared.flush.waker.is_here();
         loop {
             shared.flush.waker.look();
-            // Of somebody else: the preparer, or who removes journals.
+            // Reported by another thread: the allocator, or one that removes journals.
             if shared.flush.failure().is_some() {
                 return;
             }
-            // Before the turn: what was written before the closing is written in it.
+            // Before the turn: what was written before closing is written in it.
             let is_closing = shared.flush.waker.is_closing();
             match self.turn(is_closing) {
                 Ok(Step::More) => {}
@@ -276,11 +277,11 @@ impl Flusher {
             let state = self.shared.flush.state.lock();
             (state.wanted > state.durable, state.pending[0].clone())
         };
-        // Somebody has taken a place and not yet filled it; nobody tells when he has.
+        // A writer has reserved a range and not yet filled it; it does not notify when it has.
         let is_publishing =
             is_waited_for || self.shared.flush.is_behind() || self.lacks_bytes(&journal);
         let publishing = is_publishing.then_some(PUBLISHED_WITHIN);
-        // If it is over, somebody is in the middle of a put.
+        // If the interval has passed, a writer is in the middle of a put.
         let interval = self.interval().map(|interval| {
             let left = interval.saturating_sub(self.synced_at.elapsed());
             if left.is_zero() { PUBLISHED_WITHIN } else { left }
@@ -288,9 +289,9 @@ impl Flusher {
         self.shared.flush.waker.sleep([publishing, interval].into_iter().flatten().min());
     }
 
-    /// Whether more was taken of the oldest pending journal than is published, so that it cannot
-    /// be written: all of a chunk, or what is left of a full journal, whose memory and room others
-    /// may wait for.
+    /// Returns whether more of the oldest pending journal is reserved than published, so that it
+    /// cannot be written: a whole chunk, or the rest of a full journal, whose memory and space
+    /// others may wait for.
     fn lacks_bytes(&self, journal: &Journal) -> bool {
         let arena = journal.arena.as_ref().expect("a journal is in memory until it is written");
         match (arena.end_bytes(), arena.taken_bytes()) {
@@ -305,22 +306,22 @@ impl Flusher {
         interval(self.shared.options.durability)
     }
 
-    /// Everything that there is to do now, in pieces: a chunk, a sync.
+    /// Does everything that there is to do now, in steps: a chunk, a sync.
     fn turn(&mut self, is_closing: bool) -> Result<Step> {
-        // What comes while it writes and syncs may be left out.
+        // What arrives during the write and sync may not be included.
         let begun = Instant::now();
         let (wanted, durable) = {
             let state = self.shared.flush.state.lock();
             (state.wanted, state.durable)
         };
         let is_due = self.interval().is_some_and(|interval| begun - self.synced_at >= interval);
-        // Writers wait for a sync, and that for nothing.
+        // Writers wait for a sync, although no thread has requested one.
         let is_behind = self.shared.flush.is_behind();
         let is_asked = is_closing || is_due || wanted > durable || is_behind;
-        // What was put until now. (Without an interval nobody asks.)
+        // Everything put until now. (Only needed with an interval.)
         let put = self.interval().filter(|_| is_asked).map(|_| self.shared.newest_point());
         let (wrote, reached) = self.write(is_asked)?;
-        // Whoever waits gets what is written so far: with more writers than the disk takes there is
+        // Waiters get what is written so far: with more writers than the disk can take there is
         // always more.
         let is_more = is_asked && reached > durable;
         if is_more {
@@ -328,24 +329,24 @@ impl Flusher {
         } else if is_behind {
             self.shared.flush.look_again_whether_behind();
         }
-        // Not after the sync of a journal that is sealed: what is in the one behind it was there
-        // before. Nor if somebody is in the middle of a put: what others have put behind it is not
-        // durable, however old it is.
+        // Not after the sync of a sealed journal: what is in the next one was already there. Nor if
+        // a writer is in the middle of a put: what others have put behind it is not durable,
+        // however old it is.
         if put.is_some_and(|put| reached >= put) {
             self.synced_at = begun;
         }
         Ok(if is_more || wrote { Step::More } else { Step::Idle })
     }
 
-    /// Write what is published without a hole: whole chunks, or `all` of it. Returns whether
-    /// anything was written, and up to where everything is.
+    /// Writes what is published without a hole: whole chunks, or `all` of it. Returns whether
+    /// anything was written, and the position up to which everything is.
     fn write(&mut self, all: bool) -> Result<(bool, Point)> {
         let mut has_written = false;
         loop {
             let journal = self.shared.flush.state.lock().pending[0].clone();
             let arena = journal.arena.as_ref().expect("a journal is in memory until it is written");
-            // The end is asked first: what is published after it was known is published before it
-            // is compared.
+            // The end is read first: what is published once the end is known is then included in
+            // the comparison.
             let end = arena.end_bytes();
             let published = arena.published_from(self.written_bytes);
             let is_complete = end.is_some_and(|end| published >= end);
@@ -360,14 +361,14 @@ impl Flusher {
                 return Ok((has_written, reached));
             }
             if self.shared.flush.state.lock().pending.len() == 1 {
-                // Full, and nobody has asked for the next one yet.
+                // Full, and the next journal has not been requested yet.
                 return Ok((has_written, reached));
             }
             self.seal(&journal)?;
         }
     }
 
-    /// Write from where it is written to `limit`, the last page filled up with zeroes: it is
+    /// Writes from the current position to `limit`. The last page is padded with zeroes, and
     /// written again with what follows.
     fn write_to(&mut self, journal: &Arc<Journal>, limit: usize) -> Result<()> {
         let failed = |action| Error::io(&*journal.path, action);
@@ -397,30 +398,30 @@ impl Flusher {
         Ok(())
     }
 
-    /// All of the oldest pending journal is in its file.
+    /// Seals the oldest pending journal, all of which is in its file.
     fn seal(&mut self, journal: &Arc<Journal>) -> Result<()> {
         let arena = journal.arena.as_ref().expect("a journal is in memory until it is written");
         assert!(arena.try_seal(), "all of it is published");
         journal.counts.end_bytes.store(self.written_bytes, Ordering::Release);
-        // With `none` too: what a power cut takes is bounded by a journal.
+        // With `None` too: it bounds the loss in a power cut to a journal.
         self.sync(Point { number: journal.number, byte: self.written_bytes })?;
-        // Not here: whoever waits for what comes next would wait for it.
+        // Not here: waiters for later records would have to wait for it.
         self.shared.keep.without_hint.lock().push_back(journal.number);
         self.shared.flush.state.lock().pending.pop_front();
         self.written_bytes = FIRST_RECORD;
-        // Its memory may be taken, and what it holds be moved.
+        // Its memory may now be reused and its records moved.
         self.shared.prepare.wake();
         self.shared.keep.waker.wake();
         Ok(())
     }
 
-    /// Everything before `reached`, which is written, is made durable.
+    /// Makes everything before `reached`, which is written, durable.
     fn sync(&mut self, reached: Point) -> Result<()> {
         let begun = Instant::now();
         for journal in self.unsynced.drain(..) {
             journal.file.sync().map_err(Error::io(&*journal.path, "syncing records"))?;
         }
-        // Whatever is written by now is in a journal whose file was told of before.
+        // Everything written by now is in a journal whose file was registered before.
         let has_new_names = std::mem::take(&mut self.shared.flush.state.lock().has_new_names);
         if has_new_names {
             self.shared.sync_names()?;
@@ -438,8 +439,8 @@ impl Flusher {
         Ok(())
     }
 
-    /// Everything is written: leave the newest journal as if it were full, and nothing of the one
-    /// behind it. The keeper has ended, and has left what hints it has not come to.
+    /// Everything is written: finishes the newest journal as if it were full and removes the spare.
+    /// The maintenance thread has ended, and has left the hints that it did not get to.
     fn finish(&mut self) {
         let (newest, spare) = {
             let mut state = self.shared.flush.state.lock();
@@ -460,7 +461,7 @@ impl Flusher {
         while self.shared.write_one_hint() {}
     }
 
-    /// The newest journal, as one that is full.
+    /// Finishes the newest journal as a full one.
     fn leave(&self, newest: &Journal) {
         let whole = self.written_bytes.next_multiple_of(PAGE_BYTES) as u64;
         if let Err(error) = newest.file.truncate(whole) {
@@ -476,7 +477,7 @@ impl Flusher {
     }
 }
 
-/// After which time everything is to be on stable storage, if there is such a time.
+/// Returns the time within which everything is to be on stable storage, if there is one.
 fn interval(durability: Durability) -> Option<Duration> {
     match durability {
         Durability::Interval(interval) => Some(interval.max(LEAST_INTERVAL)),
@@ -484,7 +485,7 @@ fn interval(durability: Durability) -> Option<Duration> {
     }
 }
 
-/// Says so when a thread of the cache ends by a panic: others wait for what it does.
+/// Reports a panic of a background thread, since others wait for its work.
 pub(crate) struct TellOfPanic<'a>(pub(crate) &'a Shared);
 
 impl Drop for TellOfPanic<'_> {
@@ -496,7 +497,7 @@ impl Drop for TellOfPanic<'_> {
     }
 }
 
-/// Bytes that are known to be published.
+/// Returns bytes that are known to be published.
 fn published(journal: &Journal, from: usize, to: usize) -> &[u8] {
     let arena = journal.arena.as_ref().expect("a journal is in memory until it is written");
     arena.read(from..to).expect("published without a hole up to here")
@@ -524,8 +525,7 @@ mod tests {
         }
     }
 
-    /// What is older than the interval is durable after the next turn, and what is not waits for
-    /// it.
+    /// What is older than the interval is durable after the next turn; newer data waits.
     #[test]
     fn what_was_written_is_synced_when_the_interval_is_over() {
         let directory = SimDirectory::default();
@@ -546,7 +546,7 @@ mod tests {
         }
     }
 
-    /// Writers wait for it, so it is done at once, and no later than that they go on.
+    /// Writers wait for the sync, so it happens at once, and they continue after it.
     #[test]
     fn what_writers_wait_behind_is_synced_before_the_interval_is_over() {
         let options = options(Durability::Interval(INTERVAL));
@@ -558,7 +558,7 @@ mod tests {
         let mut bytes = 0;
         while !shared.flush.is_behind() {
             assert!(bytes <= LEAST_AHEAD_BYTES + CHUNK_BYTES, "nobody waits");
-            // Whole chunks are written as they come, and not synced.
+            // Whole chunks are written as they arrive, and not synced.
             flusher.turn(false).unwrap();
             shared.put(b"key", &[1; 10_000], None).unwrap();
             bytes += 10_000;
@@ -571,8 +571,8 @@ mod tests {
         assert!(shared.try_put(b"key", b"value", None).unwrap());
     }
 
-    /// Somebody has found the newest journal full and not yet said where it ends, so another one
-    /// took it to be longer than it is. All of it is synced: nothing is left that could tell him.
+    /// A writer has found the newest journal full and not yet recorded its end, so that another one
+    /// assumed it to be longer. All of it is synced, so no later event would wake that writer.
     #[test]
     fn nobody_waits_behind_what_is_synced() {
         let options = options(Durability::Interval(INTERVAL));
@@ -584,8 +584,8 @@ mod tests {
         assert!(!shared.flush.is_behind());
     }
 
-    /// What is behind the place of somebody who is in the middle of a put is durable soon after
-    /// that, not an interval later.
+    /// What is behind the reservation of a writer in the middle of a put is durable soon after that
+    /// put, not an interval later.
     #[test]
     fn what_waits_for_another_put_does_not_wait_for_another_interval() {
         let options = options(Durability::Interval(INTERVAL));
@@ -600,7 +600,7 @@ mod tests {
         flusher.synced_at -= INTERVAL;
         let due = flusher.synced_at;
         assert!(flusher.turn(false).unwrap() == Step::More);
-        // What is in front of it is durable; it is still due.
+        // What is before it is durable; the sync is still due.
         assert!(shared.flush.state.lock().durable < written);
         assert!(flusher.turn(false).unwrap() == Step::Idle);
         assert_eq!(flusher.synced_at, due);
@@ -610,8 +610,7 @@ mod tests {
         assert!(flusher.synced_at > due);
     }
 
-    /// The interval is that of what was written since all of it was synced, whatever was sealed
-    /// meanwhile.
+    /// The interval counts from the last sync of everything, whatever was sealed meanwhile.
     #[test]
     fn sealing_a_journal_does_not_put_off_the_sync_of_the_next_one() {
         let options = options(Durability::Interval(INTERVAL));

@@ -1,4 +1,4 @@
-//! One journal, and its header: `docs/format/journal.md`, section 3.
+//! One journal and its header: `docs/format/journal.md`, section 3.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -19,32 +19,32 @@ use crate::place::{Granule, JournalNumber, Place};
 use crate::pool::Pooled;
 use crate::record::{HEADER_BYTES, Header, Record, Salt};
 use crate::sync::Arc;
-// Known to the model checker too: a journal without any goes as it is.
+// Visible to the model checker too: a journal without live bytes is removed without being read.
 use crate::sync::atomic::AtomicU64 as LiveBytes;
 use crate::unreadable::Unreadable;
 
-/// The header's page; records begin behind it.
+/// The size of the header's page; records begin after it.
 pub(crate) const FIRST_RECORD: usize = PAGE_BYTES;
 
 const MAGIC: &[u8; 8] = b"ALLUVJRN";
 
-/// Records that take more than this are read in part where only their keys are wanted: for those
-/// that take less it would be no gain.
+/// Where only the key is needed, records longer than this are read in part; for shorter ones that
+/// would gain nothing.
 const LONG_RECORD_BYTES: usize = 16 << 10;
-/// So much of them.
+/// The length of the part.
 const HEAD_BYTES: usize = PAGE_BYTES;
 
-/// Of a cache: random, in the header of each of its files.
+/// The random identity of a cache, in the header of each of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CacheId(pub(crate) [u8; 16]);
 
-/// What page 0 of a journal says.
+/// The contents of page 0 of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct JournalHeader {
     pub(crate) cache: CacheId,
     pub(crate) number: JournalNumber,
     pub(crate) salt: Salt,
-    /// Frames follow, and no records.
+    /// Whether frames follow instead of records.
     pub(crate) is_compressed: bool,
 }
 
@@ -52,7 +52,7 @@ const PLAIN: u32 = 0;
 const COMPRESSED: u32 = 1;
 
 impl JournalHeader {
-    /// Into the first bytes of a zeroed page.
+    /// Writes the header to the beginning of a zeroed page.
     pub(crate) fn write(&self, page: &mut [u8]) {
         let form = if self.is_compressed { COMPRESSED } else { PLAIN };
         page[12..16].copy_from_slice(&form.to_le_bytes());
@@ -62,7 +62,7 @@ impl JournalHeader {
         fields::seal(page, MAGIC);
     }
 
-    /// `None`, if these bytes are no header of a version that is known.
+    /// Parses the header; `None` if the bytes are not a header of a known version.
     pub(crate) fn parse(page: &[u8]) -> Option<Self> {
         let fields = fields::unseal(page, MAGIC).ok()?;
         let form = u32_at(fields, 12);
@@ -75,67 +75,67 @@ impl JournalHeader {
     }
 }
 
-/// Of a journal's number in its file's name: more than there will be journals.
+/// Digits of the journal number in a file name: more than there will be journals.
 pub(crate) const NAME_DIGITS: usize = 12;
 
-/// Behind the number in its file's name.
+/// The suffix of a file name, after the number.
 pub(crate) const NAME_END: &str = ".journal";
 
-/// Its file's name.
+/// Returns the file name of a journal.
 pub(crate) fn file_name(number: JournalNumber) -> String {
     format!("{:0NAME_DIGITS$}{NAME_END}", number.0)
 }
 
-/// What could not be read is tried again after this time.
+/// How long a journal that could not be read is left alone before a retry.
 const LEFT_ALONE: Duration = Duration::from_secs(10);
 
-/// What changes of a journal while it lives.
+/// The mutable state of a journal.
 #[derive(Debug)]
 pub(crate) struct Counts {
-    /// Bytes of records that the index names; by size classes, so up to a quarter too many.
+    /// Bytes of records that the index names; by size class, so up to a quarter too large.
     pub(crate) live_bytes: LiveBytes,
-    /// Of these, bytes of records that count as absent one day, or do already.
+    /// The part of `live_bytes` in records with a time to live, expired or not.
     pub(crate) expiring_bytes: AtomicU64,
-    /// Of these, what was to be gained by removing those that had expired when it was last looked
-    /// (`expired.rs`).
+    /// The part of `expiring_bytes` that removing expired records would have gained at the last
+    /// scan (`expired.rs`).
     pub(crate) expired_bytes: AtomicU64,
-    /// What `expiring_bytes` was before that.
+    /// The value of `expiring_bytes` before that scan.
     pub(crate) expiring_then: AtomicU64,
-    /// It is not looked again before: milliseconds since 1970.
+    /// The time before which the journal is not scanned again, in milliseconds since 1970.
     pub(crate) look_at_millis: AtomicU64,
-    /// Reads, halved now and then (`promote.rs`); about as many as there were.
+    /// Estimated number of reads, halved from time to time (`promote.rs`).
     pub(crate) reads: AtomicU64,
-    /// Reads of the disk since it became cold, or was last thought of for the memory.
+    /// Number of disk reads since it became cold, or was last considered for promotion.
     pub(crate) disk_reads: AtomicU64,
-    /// Compressing it was not worth it, or has failed.
+    /// Compression was not worthwhile or failed.
     pub(crate) stays_plain: AtomicBool,
-    /// First byte behind its records, once it is sealed.
+    /// The end of its last record, once it is sealed.
     pub(crate) end_bytes: AtomicUsize,
-    /// There are records in it that cannot be read.
+    /// It contains records that cannot be read.
     pub(crate) is_damaged: AtomicBool,
-    /// Bytes that the opening found to be no records, when it read all of a journal for want of a
-    /// hint: neither the index nor a hint knows what they were. No part of what was damaged since.
+    /// Bytes that the opening found to be no records, when it read the whole journal for lack of a
+    /// hint: neither the index nor a hint knows what they were. Damage found later is not included.
     pub(crate) lost_bytes: AtomicUsize,
-    /// The system could not read it then, or had no memory for it.
+    /// When the system last failed to read it or lacked the memory.
     pub(crate) failed_at: Mutex<Option<Instant>>,
-    /// Whoever makes room is at it: its memory would not come free if it were taken away.
+    /// A maintenance task is working on it: taking its memory away would not release it.
     pub(crate) is_busy: AtomicBool,
-    /// Records are in its file that the index does not name any more, and perhaps no newer ones say
-    /// that they are gone: an opening may read them.
+    /// Its file contains records that the index no longer names, perhaps without newer records that
+    /// supersede them: an opening may read them.
     pub(crate) has_lost_keys: AtomicBool,
-    /// Bytes of its tombstones.
+    /// Total bytes of its tombstones.
     pub(crate) tombstone_bytes: AtomicU64,
-    /// The newest journal whose records they may hide.
+    /// The newest journal whose records its tombstones may hide.
     pub(crate) newest_origin: AtomicU64,
-    /// Its tombstones before this byte were written anew by a compaction that has not come to its
-    /// end. For whoever has the turn ([`crate::keep::Keep::turn`]).
+    /// Tombstones before this byte were rewritten by an unfinished compaction. Accessed only while
+    /// holding [`crate::keep::Keep::turn`].
     pub(crate) tombstones_moved_until: AtomicUsize,
-    /// Where its records are that do not count any more.
+    /// The regions that contain dead records.
     pub(crate) dead: Dead,
 }
 
 impl Counts {
-    /// Of a journal of so many bytes.
+    /// Creates the state of an empty journal of `journal_bytes`.
     pub(crate) fn new(journal_bytes: usize) -> Self {
         Self {
             live_bytes: LiveBytes::new(0),
@@ -159,7 +159,7 @@ impl Counts {
         }
     }
 
-    /// The index names the record at `place`, which is one of this journal's, from now on.
+    /// Counts the record at `place` of this journal, which the index names from now on.
     pub(crate) fn count(&self, place: Place) {
         let bytes = place.max_len_bytes() as u64;
         self.live_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -168,7 +168,7 @@ impl Counts {
         }
     }
 
-    /// It does not any more.
+    /// Removes the record at `place` from the counts: the index does not name it any more.
     pub(crate) fn forget(&self, place: Place) {
         self.dead.mark(place.first());
         let bytes = place.max_len_bytes() as u64;
@@ -178,30 +178,31 @@ impl Counts {
         }
     }
 
-    /// Bytes of records that the index names, without those that are known to have expired.
+    /// Returns the bytes of records that the index names, without those known to have expired.
     pub(crate) fn unexpired_bytes(&self) -> u64 {
         let expired = self.expired_bytes.load(Ordering::Relaxed) - self.doubtful_bytes();
         self.live_bytes.load(Ordering::Relaxed).saturating_sub(expired)
     }
 
-    /// Of what had expired when it was looked, what may have been replaced or removed since: a
-    /// place does not tell whether its record had. All that has gone counts as if it had, so that
-    /// nothing counts as dead twice.
+    /// Returns how many of the bytes found expired may have been replaced or removed since: a place
+    /// does not tell whether its record had expired. All bytes removed since count as expired ones,
+    /// so that nothing counts as dead twice.
     pub(crate) fn doubtful_bytes(&self) -> u64 {
         let now = self.expiring_bytes.load(Ordering::Relaxed);
         let gone = self.expiring_then.load(Ordering::Relaxed).saturating_sub(now);
         gone.min(self.expired_bytes.load(Ordering::Relaxed))
     }
 
-    /// So much of it has expired, and it is not looked again before `look_at`. `expiring_then`:
-    /// from before it was looked.
+    /// Records the result of a scan for expired records: the next one is not due before `look_at`.
+    /// `expiring_then`: the value from before the scan.
     pub(crate) fn found_expired(&self, expired_bytes: u64, expiring_then: u64, look_at: u64) {
         self.expired_bytes.store(expired_bytes, Ordering::Relaxed);
         self.expiring_then.store(expiring_then, Ordering::Relaxed);
         self.look_at_millis.store(look_at, Ordering::Relaxed);
     }
 
-    /// It could not be read now. That may pass: it is left alone for a while.
+    /// Records that the journal could not be read now. This may be temporary, so it is left alone
+    /// for a while.
     pub(crate) fn failed(&self) {
         *self.failed_at.lock() = Some(Instant::now());
     }
@@ -210,28 +211,28 @@ impl Counts {
         self.failed_at.lock().is_some_and(|at| at.elapsed() < LEFT_ALONE)
     }
 
-    /// Whether nothing is known that keeps it from being read as a whole.
+    /// Returns whether nothing is known that prevents reading all of it.
     pub(crate) fn is_sound(&self) -> bool {
         !self.is_damaged.load(Ordering::Relaxed) && !self.has_just_failed()
     }
 
-    /// Whether it may be written anew: sound, or without more damage than what was lost before the
-    /// opening. To keep it for that would bring nothing back, neither now nor at the next opening,
-    /// and each power cut may leave one.
+    /// Returns whether it may be rewritten: it is sound, or has no more damage than was lost before
+    /// the opening. Retaining it for that would restore nothing, now or at the next opening, and
+    /// each power cut may leave such a journal.
     pub(crate) fn may_be_moved(&self) -> bool {
         let is_damaged = self.is_damaged.load(Ordering::Relaxed);
         let is_lost = self.lost_bytes.load(Ordering::Relaxed) > 0;
         (!is_damaged || is_lost) && !self.has_just_failed()
     }
 
-    /// Whether something in it that the index, a hint or another opening may know of cannot be
-    /// read, if so many bytes are no records just now.
+    /// Returns whether something that the index, a hint or another opening may know of cannot be
+    /// read, given that this many bytes are no records now.
     pub(crate) fn has_damage(&self, damaged_bytes: usize) -> bool {
         let lost_bytes = self.lost_bytes.load(Ordering::Relaxed);
         damaged_bytes > lost_bytes || (lost_bytes == 0 && self.is_damaged.load(Ordering::Relaxed))
     }
 
-    /// A tombstone that may hide records of the journals up to `origin`.
+    /// Counts a tombstone that may hide records of the journals up to `origin`.
     pub(crate) fn count_tombstone(&self, len_bytes: usize, origin: JournalNumber) {
         self.tombstone_bytes.fetch_add(len_bytes as u64, Ordering::Relaxed);
         self.newest_origin.fetch_max(origin.0, Ordering::Relaxed);
@@ -247,37 +248,37 @@ impl Drop for Busy {
     }
 }
 
-/// A journal as readers see it. One that changes its level is replaced by another value.
+/// A journal as readers see it. When it changes level, it is replaced by another value.
 pub(crate) struct Journal {
     pub(crate) number: JournalNumber,
     pub(crate) salt: Salt,
     pub(crate) file: OpenFile,
-    /// Its file's, for messages.
+    /// The path of its file, for messages.
     pub(crate) path: PathBuf,
-    /// Room that its file takes.
+    /// The disk space of its file.
     pub(crate) file_bytes: u64,
-    /// `Some`: the file is compressed.
+    /// `Some` if the file is compressed.
     pub(crate) frames: Option<Arc<Frames>>,
-    /// `None`: it is cold.
+    /// `None` if the journal is cold.
     pub(crate) arena: Option<Arc<Pooled>>,
-    /// Of the newest journal: whole journals that there is room for beside it. Who has to leave
-    /// more than that must not write to it.
+    /// For the newest journal: the number of further journals that there is space for. A write
+    /// class that has to leave more than this must not write to it.
     pub(crate) beside: AtomicUsize,
     pub(crate) counts: Arc<Counts>,
 }
 
-/// A record, and what keeps its bytes where they are.
+/// A record, and the owner of its bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Loaded {
     owner: Owner,
-    // Half as long as `usize`, which is enough for any journal: an iteration moves one of these for
-    // each entry.
+    // `u32` is sufficient for any journal and half the size of `usize`: an iteration moves one of
+    // these for each entry.
     at: u32,
     len: u32,
 }
 
-/// An iteration's own hold on the memory of a journal, for its entries to count: counting on the
-/// journal's would make iterations over the same one wait for each other at each entry.
+/// An iteration's own reference to the memory of a journal, whose count its entries share: counting
+/// on the journal's would make concurrent iterations contend at each entry.
 #[derive(Debug)]
 pub(crate) struct Hold(pub(crate) Arc<Pooled>);
 
@@ -296,17 +297,17 @@ impl Loaded {
         Self { owner, at: at as u32, len: len as u32 }
     }
 
-    /// A record that an iteration has found at `at`.
+    /// Creates the reference of an iteration to a record at `at`.
     pub(crate) fn iterated(hold: Arc<Hold>, at: usize, len: usize) -> Self {
         Self::new(Owner::Iterated(hold), at, len)
     }
 
-    /// The same at `at` in what was read from disk.
+    /// Creates the reference to a record at `at` of a buffer read from disk.
     pub(crate) fn cold(buf: Arc<AlignedBuf>, at: usize, len: usize) -> Self {
         Self::new(Owner::Cold(buf), at, len)
     }
 
-    /// The same in what was decompressed.
+    /// Creates the reference to a record at `at` of a decompressed block.
     pub(crate) fn of_block(block: Block, at: usize, len: usize) -> Self {
         Self::new(Owner::Decompressed(block), at, len)
     }
@@ -323,7 +324,7 @@ impl Loaded {
         }
     }
 
-    /// A part of it.
+    /// Returns a part of it.
     pub(crate) fn slice(mut self, range: Range<usize>) -> Self {
         assert!(
             range.start <= range.end && range.end <= self.len as usize,
@@ -337,7 +338,7 @@ impl Loaded {
 }
 
 impl Journal {
-    /// The same one with this memory, or without.
+    /// Returns the same journal with this memory, or without.
     pub(crate) fn with_memory(&self, arena: Option<Arc<Pooled>>) -> Self {
         Self {
             number: self.number,
@@ -352,19 +353,19 @@ impl Journal {
         }
     }
 
-    /// The same one, cold, in a compressed file.
+    /// Returns the same journal, cold, in a compressed file.
     pub(crate) fn compressed(&self, file: OpenFile, file_bytes: u64, frames: Frames) -> Self {
         Self { file, file_bytes, frames: Some(Arc::new(frames)), ..self.with_memory(None) }
     }
 
-    /// Nobody takes its memory away until the return is dropped.
+    /// Prevents the journal's memory from being taken away until the returned guard is dropped.
     pub(crate) fn busy(&self) -> Busy {
         self.counts.is_busy.store(true, Ordering::Release);
         Busy(self.counts.clone())
     }
 
-    /// Its bytes up to `end`, into the memory of a whole journal: from its file, whatever that
-    /// looks like. Zeroes stand for its header.
+    /// Reads its bytes up to `end` from its file, plain or compressed, into the memory of a whole
+    /// journal. The header becomes zeroes.
     pub(crate) fn read_whole(&self, end: usize, memory: &mut [u8]) -> Result<()> {
         let unreadable = Unreadable::default();
         let source = self.source_of_many(&unreadable);
@@ -383,8 +384,9 @@ impl Journal {
         Source::file(&*self.file, &self.path)
     }
 
-    /// For whoever looks at all records. If it is known to be damaged, what cannot be read of it
-    /// is more of that, and zeroes stand for it; else it is an error, which may pass.
+    /// Returns the source for reading all records. If the journal is known to be damaged, what
+    /// cannot be read adds to the damage and becomes zeroes; otherwise it is an error, which may be
+    /// temporary.
     fn source_of_many<'a>(&'a self, unreadable: &'a Unreadable) -> Source<'a> {
         match self.counts.is_damaged.load(Ordering::Relaxed) {
             true => self.source().past(unreadable),
@@ -392,7 +394,7 @@ impl Journal {
         }
     }
 
-    /// Where [`Self::read_piece`] begins to read for `at`.
+    /// Returns where [`Self::read_piece`] begins to read for `at`.
     pub(crate) fn piece_start(&self, at: usize) -> usize {
         match &self.frames {
             Some(frames) => frames.start_of(at),
@@ -400,8 +402,8 @@ impl Journal {
         }
     }
 
-    /// Its bytes from [`Self::piece_start`] on, as many as `to` has room for (whole chunks, if it
-    /// is compressed), and not beyond `end`; returns which ones these are.
+    /// Reads its bytes from [`Self::piece_start`], as many as fit into `to` (whole chunks if it is
+    /// compressed) and not beyond `end`; returns their range.
     pub(crate) fn read_piece(&self, at: usize, end: usize, to: &mut [u8]) -> Result<Range<usize>> {
         let unreadable = Unreadable::default();
         let source = self.source_of_many(&unreadable);
@@ -415,18 +417,19 @@ impl Journal {
         Ok(piece)
     }
 
-    /// The first byte behind its last record, once it is sealed; 0 before.
+    /// Returns the end of its last record, once it is sealed; 0 before.
     pub(crate) fn end(&self) -> usize {
         self.counts.end_bytes.load(Ordering::Acquire)
     }
 
-    /// The record at `place`, which is one of this journal's.
+    /// Loads the record at `place` of this journal.
     #[inline]
     pub(crate) fn load(&self, place: Place) -> Result<Loaded> {
         self.load_with(place, &[])
     }
 
-    /// The same with pages that were read before, of this journal and of others.
+    /// Loads the record at `place` with pages that were read before, which may include pages of
+    /// other journals.
     #[inline]
     pub(crate) fn load_with(&self, place: Place, fetched: &[Pages]) -> Result<Loaded> {
         let at = place.first().byte();
@@ -459,22 +462,22 @@ impl Journal {
         Ok(Loaded::new(Owner::Cold(Arc::new(buf)), at, len))
     }
 
-    /// Memory that [`Self::load`] takes for the record at `place`: up to a quarter more than its
-    /// size, and 0 if it is in memory.
+    /// Returns the memory that [`Self::load`] allocates for the record at `place`: up to a quarter
+    /// more than its size, and 0 if it is in memory.
     pub(crate) fn cold_bytes(&self, place: Place) -> usize {
         if self.arena.is_some() { 0 } else { place.max_len_bytes() }
     }
 
-    /// Memory that [`Self::read_head`] takes; `None` where that would be no gain: the record is
-    /// short, or in memory, or compressed.
+    /// Returns the memory that [`Self::read_head`] allocates; `None` if reading the head would gain
+    /// nothing: the record is short, in memory or compressed.
     pub(crate) fn head_bytes(&self, place: Place) -> Option<usize> {
         let is_plain = self.arena.is_none() && self.frames.is_none();
         let is_wanted = is_plain && place.max_len_bytes() > LONG_RECORD_BYTES;
         is_wanted.then(|| head_pages(place).len())
     }
 
-    /// The first [`HEAD_BYTES`] of the record at `place`, where there is [`Self::head_bytes`]: as
-    /// the disk has them, whatever they are.
+    /// Reads the first [`HEAD_BYTES`] of the record at `place`, without verifying them.
+    /// [`Self::head_bytes`] must be `Some`.
     pub(crate) fn read_head(&self, place: Place) -> Result<Loaded> {
         self.counts.disk_reads.fetch_add(1, Ordering::Relaxed);
         let pages = head_pages(place);
@@ -484,8 +487,8 @@ impl Journal {
         Ok(Loaded::new(Owner::Cold(Arc::new(buf)), at, HEAD_BYTES))
     }
 
-    /// The bytes of its file that loading the record at `place` reads, whole pages; `None` if that
-    /// is nothing, since they are in memory or were decompressed.
+    /// Returns the range of whole pages of its file that loading the record at `place` reads;
+    /// `None` if the record is in memory or decompressed.
     pub(crate) fn pages(&self, place: Place) -> Option<Range<usize>> {
         match (&self.arena, &self.frames) {
             (Some(_), _) => None,
@@ -494,7 +497,7 @@ impl Journal {
         }
     }
 
-    /// Whether it was cut short by a close.
+    /// Returns whether a close truncated it to a quarter of a journal or less.
     pub(crate) fn is_short(&self, journal_bytes: usize) -> bool {
         self.frames.is_none() && self.file_bytes * 4 <= journal_bytes as u64
     }
@@ -505,13 +508,13 @@ impl Journal {
     }
 }
 
-/// Where the first bytes of a long record are, in whole pages of its file.
+/// Returns the pages of the file that contain the first bytes of a long record.
 fn head_pages(place: Place) -> Range<usize> {
     let at = place.first().byte();
     at / PAGE_BYTES * PAGE_BYTES..(at + HEAD_BYTES).next_multiple_of(PAGE_BYTES)
 }
 
-/// The pages of a plain journal that the record at `place` is in.
+/// Returns the pages of a plain journal that contain the record at `place`.
 fn plain_pages(place: Place) -> Range<usize> {
     let at = place.first().byte();
     at / PAGE_BYTES * PAGE_BYTES..(at + place.max_len_bytes()).next_multiple_of(PAGE_BYTES)

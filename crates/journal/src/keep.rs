@@ -1,6 +1,6 @@
-//! The keeper: a thread that writes the hints of journals that were sealed, compacts journals with
-//! few live records, evicts the oldest one when the disk budget is reached, brings into memory what
-//! is read, and compresses what is not in memory.
+//! The maintenance thread: writes the hints of sealed journals, compacts journals with few live
+//! records, evicts the oldest one when the disk budget is reached, promotes journals that are read,
+//! and compresses journals that are not in memory.
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,47 +23,48 @@ use crate::shared::{CHUNK_BYTES, NotAppended, Shared};
 use crate::sync::Arc;
 use crate::waker::Waker;
 
-/// Eviction keeps at most this part of a journal, so that it always makes room: what is kept may
-/// waste the end of the newest journal too, which is less than its longest record.
+/// Eviction keeps at most one part in this many of a journal, so that it always makes space.
+/// Keeping records may also waste the end of the newest journal, which is less than its longest
+/// record.
 const MAX_KEPT: usize = 2;
 
-/// What has failed is tried again after this time.
+/// The retry interval after a failure.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
-/// So often it is looked whether the files are still there, when nothing else is to do.
+/// How often the thread checks that the files still exist, when there is nothing else to do.
 const LOOK_FOR_FILES: Duration = Duration::from_secs(10);
 
-/// How others reach the keeper.
+/// The interface of the maintenance thread to the others.
 #[derive(Default)]
 pub(crate) struct Keep {
-    /// To end it is told too; it does after the journal that it is at.
+    /// Also used to end the thread, which ends after the journal that it is working on.
     pub(crate) waker: Waker,
-    /// How many journals there are of which the index has lost keys:
+    /// Number of journals with keys that the index has lost:
     /// [`crate::journal::Counts::has_lost_keys`].
     evicting: AtomicUsize,
-    /// Held by whoever moves records and removes journals: the keeper, journal by journal, or
-    /// somebody who compacts on demand.
+    /// Held while records are moved and journals removed: by the maintenance thread, journal by
+    /// journal, or by a compaction on demand.
     pub(crate) turn: Mutex<()>,
-    /// Journals that were sealed and have no hint yet, the oldest first.
+    /// Sealed journals that have no hint yet, oldest first.
     pub(crate) without_hint: Mutex<VecDeque<JournalNumber>>,
-    /// Bytes that were found damaged, of each journal once.
+    /// Bytes found damaged; each journal counts once.
     pub(crate) damaged_bytes: AtomicU64,
-    /// Why the keeper's work has failed; `None` when it has gone well since. It tries again.
+    /// Why the last background task failed; `None` after a success. It is retried.
     pub(crate) failure: Mutex<Option<Error>>,
-    /// There was no memory to compress with, since it was last done.
+    /// Memory to compress with was lacking since the last compression.
     pub(crate) has_told_of_memory: AtomicBool,
-    /// What openings could not use.
+    /// Files that openings could not use.
     pub(crate) kept_aside: Mutex<KeptAside>,
 }
 
 impl Keep {
-    /// Whether records are in the files that the index does not name any more, with no newer ones
-    /// that say that they are gone.
+    /// Returns whether files contain records that the index no longer names, without newer records
+    /// that supersede them.
     pub(crate) fn is_evicting(&self) -> bool {
         self.evicting.load(Ordering::Acquire) > 0
     }
 
-    /// What came of a turn. What fails again and again is told once.
+    /// Records the outcome of a turn. A repeated failure is logged once.
     fn tell_of(&self, error: Option<&Error>) {
         let before = std::mem::replace(&mut *self.failure.lock(), error.cloned());
         let text = |error: &Error| error.to_string();
@@ -75,7 +76,7 @@ impl Keep {
     }
 }
 
-/// The thread, until the cache is closed.
+/// Runs the thread until the cache is closed.
 pub(crate) fn run(shared: &Arc<Shared>) {
     let keep = &shared.keep;
     let _told = TellOfPanic(shared);
@@ -92,63 +93,64 @@ pub(crate) fn run(shared: &Arc<Shared>) {
         drop(turn);
         match &worked {
             Err(error) => keep.tell_of(Some(error)),
-            // Nothing is wanted any more. (That something else was done, a hint written say, tells
-            // nothing of what has failed.)
+            // Nothing is left to do. (Success at something else, such as writing a hint, does not
+            // clear the failure.)
             Ok(false) => keep.tell_of(None),
             Ok(true) => continue,
         }
-        // Writers may wait for the room that it has not made, and who waits does not ask again.
+        // Writers may wait for the space that it has not made, and a waiter does not wake this
+        // thread again.
         let is_tried_again = worked.is_err() && shared.flush.failure().is_none();
         keep.waker.sleep(Some(if is_tried_again { TRY_AGAIN } else { LOOK_FOR_FILES }));
     }
 }
 
 impl Shared {
-    /// Do one thing, the most urgent one; whether there was one. `is_warm`: what an opening has
-    /// left cold was brought into memory, as far as there is any.
+    /// Performs the most urgent task; returns whether there was one. `is_warm`: the journals that
+    /// an opening left cold were loaded into memory, as far as there is any.
     pub(crate) fn turn(&self, is_warm: &mut bool) -> Result<bool> {
-        // Also where room is wanted: it is soon done, and if writers wanted some all the time no
-        // journal would have one.
+        // Also if space is needed: a hint is written quickly, and under constant pressure no
+        // journal would ever get one.
         if self.write_one_hint() || self.make_room_once()? {
             return Ok(true);
         }
         if !*is_warm {
-            // One that cannot be read does not keep the others from it.
+            // One that cannot be read does not prevent the others from being loaded.
             *is_warm = !self.warm_one()?;
             return Ok(true);
         }
         Ok(self.promote_one()? || self.compress_one()?)
     }
 
-    /// End all writing if somebody has removed the newest journal or the lock: the system goes on
-    /// to take what is written to a file without a name, and gives its room back when that is
-    /// closed. For whoever has the turn: nobody else removes a journal meanwhile.
+    /// Stops all writing if the newest journal or the lock file was removed: the kernel accepts
+    /// writes to a file without a name, and frees it when it is closed. The caller must hold the
+    /// turn, so that no journal is removed meanwhile.
     fn look_for_files(&self) {
         if self.flush.failure().is_some() {
             return;
         }
         let newest = self.active.load();
-        // If it cannot be told, it is told another time.
+        // If it cannot be determined now, it is checked again later.
         let removed = self.directory.removed(&file_name(newest.number), &*newest.file);
         if let Ok(Some(path)) = removed {
             self.flush.fail(Error::Removed { path });
         }
     }
 
-    /// Write the hint of a journal that was sealed; whether one was wanted. For whoever has the
-    /// turn: nobody removes a journal meanwhile.
+    /// Writes the hint of a sealed journal; returns whether one was due. The caller must hold the
+    /// turn, so that no journal is removed meanwhile.
     pub(crate) fn write_one_hint(&self) -> bool {
         if self.flush.failure().is_some() {
             return false;
         }
         let Some(number) = self.keep.without_hint.lock().pop_front() else { return false };
         let leaves_bytes = hint_leaves_bytes(self.options.when_full, self.journal_bytes);
-        // It may be gone, or not be in memory any more.
+        // It may have been removed, or no longer be in memory.
         if let Some(journal) = self.journals.get(number)
             && hint::has_room(&*self.directory, leaves_bytes)
         {
             let _busy = journal.busy();
-            // The next opening reads all of it, and nothing else is missing.
+            // The next opening reads the whole journal; there is no other loss.
             if let Err(error) = self.write_hint(&journal) {
                 tracing::warn!("journal cache: {error}");
             }
@@ -171,15 +173,15 @@ impl Shared {
             },
         )?;
         self.mark_damaged(journal, damaged_bytes);
-        // Or records would be missing in it, and a hint is believed.
+        // Otherwise records would be missing in the hint, and openings trust hints.
         if damaged_bytes == 0 { writer.finish(journal.end()).map_err(failed) } else { Ok(()) }
     }
 
-    /// Compact or evict one journal, or look what has expired in one, if that is due; whether
-    /// anything was done.
+    /// Compacts or evicts one journal, or scans one for expired records, if that is due; returns
+    /// whether anything was done.
     fn make_room_once(&self) -> Result<bool> {
         if self.flush.failure().is_some() {
-            // Nobody needs room any more, and what is there can be read.
+            // Space is no longer needed, and reads continue.
             return Ok(false);
         }
         if let Some((journal, most_alive_bytes)) = self.emptiest() {
@@ -204,36 +206,36 @@ impl Shared {
         }
     }
 
-    /// Compact a journal that [`Self::emptiest`] has found; whether it is gone.
+    /// Compacts a journal that [`Self::emptiest`] has found; returns whether it was removed.
     pub(crate) fn compact_emptiest(
         &self,
         journal: Arc<Journal>,
         most_alive_bytes: usize,
     ) -> std::result::Result<bool, Stopped> {
         let _busy = journal.busy();
-        // Where there is room, nobody is worse off if it turns out to be damaged when some of its
-        // values have been moved: the index knows these, so none is moved twice; and to look
-        // through it is to read it twice. Tombstones that were moved only this process knows of:
-        // each one that comes to the same damage would move all before it once more.
+        // While there is space, it does no harm if damage is found after some values have been
+        // moved: the index knows these, so none is moved twice, and scanning the journal first
+        // would read it twice. Moved tombstones are known only to this process: each process that
+        // reaches the same damage would move all those before it again.
         let is_looked_at = self.is_crowded() || self.has_to_hide(&journal);
         let look = match is_looked_at {
             true => self.look(&journal, PAUSE)?,
             false => Look::by_counts(&journal),
         };
         if is_looked_at && look.alive_bytes > most_alive_bytes {
-            // Only what has expired can have been counted wrongly: it is looked for anew.
+            // Only expired records can have been miscounted: they are counted again.
             journal.counts.found_expired(0, 0, 0);
             return Ok(false);
         }
         Ok(self.compact(journal, &look, PAUSE)? == Compaction::Done)
     }
 
-    /// The same as [`Self::evict_oldest`]. If it fails, writers who wait for the room are told; it
-    /// is tried again, but may fail for ever.
+    /// Calls [`Self::evict_oldest`]. If it fails, the writers that wait for space are notified; it
+    /// is retried, but may keep failing.
     fn try_to_evict(&self) -> Result<bool> {
         let evicted = self.evict_oldest();
         match &evicted {
-            // Where writers always want room there is no turn in which nothing is wanted.
+            // If writers always need space, there is no turn with nothing to do.
             Ok(_) => self.keep.tell_of(None),
             Err(error) => {
                 let mut state = self.flush.state.lock();
@@ -244,11 +246,11 @@ impl Shared {
         evicted
     }
 
-    /// Remove the oldest journal. Of its records that are still the newest of their keys those that
-    /// were read are written anew; the others are gone. False if there is none.
+    /// Removes the oldest journal. Of its records that are the newest of their keys, those that
+    /// were read are rewritten; the others are lost. False if there is none.
     pub(crate) fn evict_oldest(&self) -> Result<bool> {
-        // Only this one is held meanwhile: the memory of the others has to come free when it is
-        // taken from them.
+        // Only this journal is held meanwhile: the memory of the others has to be released when it
+        // is taken from them.
         let oldest = self.journals.oldest();
         let Some(journal) = oldest.and_then(|number| self.journals.get(number)) else {
             return Ok(false);
@@ -257,7 +259,7 @@ impl Shared {
             return Ok(false);
         }
         let _busy = journal.busy();
-        // Else nothing is to be moved, as after a removal that has failed.
+        // Otherwise there is nothing to move, for example after a failed removal.
         if journal.counts.live_bytes.load(Ordering::Relaxed) > 0 {
             self.empty(&journal)?;
         }
@@ -265,7 +267,8 @@ impl Shared {
         Ok(true)
     }
 
-    /// Move what was read of the oldest journal, and take the rest out of the index.
+    /// Moves the records of the oldest journal that were read, and removes the others from the
+    /// index.
     fn empty(&self, journal: &Arc<Journal>) -> Result<()> {
         let number = journal.number;
         self.lose_keys(journal);
@@ -284,8 +287,8 @@ impl Shared {
             Ok(())
         });
         match read {
-            // What cannot be read is not there; neither is what is behind damage, if there is no
-            // memory to look for it.
+            // What cannot be read is lost; so is what is behind damage if there is no memory to
+            // search it.
             Err(error @ (Error::Io { .. } | Error::NoMemory { .. }))
                 if self.flush.failure().is_none() =>
             {
@@ -297,23 +300,22 @@ impl Shared {
         Ok(())
     }
 
-    /// From now on the index loses keys whose records are in this journal, until it is gone for
-    /// good: not after a removal that has failed, since then it is there, or a power cut may bring
-    /// it back.
+    /// Marks that the index loses keys whose records are in this journal, until the journal is
+    /// removed durably. The mark stays after a failed removal: the file still exists, or a power
+    /// cut may restore it.
     pub(crate) fn lose_keys(&self, journal: &Journal) {
         if !journal.counts.has_lost_keys.swap(true, Ordering::Relaxed) {
             self.keep.evicting.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Bytes of a journal were found that are no records, though there were some: if that was not
-    /// yet known, it is counted.
+    /// Records that bytes of a journal were found damaged, and counts those not known before.
     pub(crate) fn mark_damaged(&self, journal: &Journal, damaged_bytes: usize) {
         let Counts { lost_bytes, is_damaged, .. } = &*journal.counts;
         if !journal.counts.has_damage(damaged_bytes) {
             return;
         }
-        // From now on all of it is damage: it stays.
+        // From now on all of it counts as damage: the journal stays.
         let known_bytes = lost_bytes.swap(0, Ordering::Relaxed);
         if !is_damaged.swap(true, Ordering::Relaxed) || known_bytes > 0 {
             let more_bytes = damaged_bytes.saturating_sub(known_bytes) as u64;
@@ -323,28 +325,29 @@ impl Shared {
         }
     }
 
-    /// Remove a journal whose records are not needed any more.
+    /// Removes a journal whose records are not needed any more.
     pub(crate) fn remove(&self, journal: Arc<Journal>) -> Result<()> {
         let number = journal.number;
-        // What is left in the index cannot be read: it was damaged, or its record is not where a
-        // hint has told.
+        // What is left in the index cannot be read: it was damaged, or is not where a hint has
+        // placed it.
         if journal.counts.live_bytes.load(Ordering::Relaxed) > 0 {
-            // But an opening may read it, before the file is gone.
+            // But an opening may be able to read it, before the file is removed.
             self.lose_keys(&journal);
             self.index.retain(|place| {
                 let is_in_it = place.is_in(number);
                 if is_in_it {
-                    // It is there until its file is gone: an iteration has to ask the index for
-                    // each of these.
+                    // The journal exists until its file is removed: an iteration has to ask the
+                    // index about each of these records.
                     self.journals.forget(place);
                 }
                 !is_in_it
             });
         }
-        // What has replaced its records, or was moved out of it, has to be durable before these go.
+        // Records that replaced its records or were moved out of it must be durable before it is
+        // removed.
         self.flush.wait_for(self.newest_point())?;
         if let Some(error) = self.flush.failure() {
-            // Perhaps the removal of another journal has failed, and this one hides what is in it.
+            // Perhaps the removal of another journal failed, and this one hides records of it.
             return Err(error);
         }
         let name = file_name(number);
@@ -353,17 +356,17 @@ impl Shared {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             removed => removed.map_err(Error::io(path.join(&name), "removing a journal"))?,
         }
-        // Without its journal it means nothing.
+        // A hint is useless without its journal.
         let _ = self.directory.remove(&hint::file_name(number));
-        // Behind its file: as long as that is there the next opening reads it, and it counts as the
-        // oldest, or what hides it may not go.
+        // After the file: as long as that exists the next opening reads it, and it counts as the
+        // oldest, or what hides its records might be removed.
         let removed = self.journals.remove(number);
         let (file, file_bytes) = (removed.file.clone(), removed.file_bytes);
         let has_lost_keys = removed.counts.has_lost_keys.load(Ordering::Relaxed);
-        // Its memory comes free with the last one who has it open.
+        // Its memory is released with the last reference.
         drop((journal, removed));
-        // With each durability: a deletion of what was in it writes nothing from now on, and a
-        // power cut must not bring it back. Nor, once it is cut, half of it.
+        // With every durability: deletions of its keys write nothing from now on, and a power cut
+        // must not restore the journal. Nor half of it, once the file is truncated.
         self.sync_names()?;
         if has_lost_keys {
             self.keep.evicting.fetch_sub(1, Ordering::Release);
@@ -374,7 +377,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Move a record of the oldest journal, or remove its entry; whether it was moved.
+    /// Moves a record of the oldest journal or removes its entry; returns whether it was moved.
     fn settle(
         &self,
         number: JournalNumber,

@@ -1,5 +1,5 @@
-//! Opening a cache: its identity, its journals, the index. The threads behind it begin afterwards
-//! (`cache.rs`).
+//! Opening a cache: its identity, its journals, the index. `cache.rs` starts the background threads
+//! afterwards.
 
 use std::collections::HashSet;
 use std::io;
@@ -43,10 +43,11 @@ pub(crate) const IDENTITY: &str = "cache";
 const IDENTITY_TEMPORARY: &str = "cache.tmp";
 const MAGIC: &[u8; 8] = b"ALLUVJC1";
 const CONTENTS_AT: usize = 56;
-/// Times as many journals as the budget has room for when nothing is compressed.
+/// The number of journals may exceed that of plain ones within the budget by this factor, when they
+/// are compressed.
 const MOST_COMPRESSED: u64 = 8;
 
-/// What the file `cache` says.
+/// The contents of the file `cache`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) id: CacheId,
@@ -83,12 +84,12 @@ impl Identity {
     }
 }
 
-/// What a cache is for; of whatever version it is.
+/// Returns the contents tag, whatever the version of the file.
 fn contents(fields: &Fields) -> Contents {
     Contents(u32_at(fields, CONTENTS_AT).to_le_bytes())
 }
 
-/// 128 random bits. (A UUID of version 4 has 6 that are not.)
+/// Returns 128 random bits. (A UUID of version 4 has 6 that are not random.)
 fn secret() -> [u8; 16] {
     let (one, other) = (Uuid::new_v4().into_bytes(), Uuid::new_v4().into_bytes());
     let mut secret = [0; 16];
@@ -102,35 +103,35 @@ fn secret() -> [u8; 16] {
 /// What an opening found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// How many journals there were. (Those without a record, and those that were given up for want
-    /// of room, are not counted.)
+    /// Number of journals. (Not included are those without a record and those evicted for lack of
+    /// space.)
     pub journals: usize,
-    /// Of these, journals without a usable hint, that were read as a whole.
+    /// Number of these that had no usable hint and were read whole.
     pub scanned: usize,
-    /// How many keys there are, those that have expired included.
+    /// Number of keys, including those that have expired.
     pub entries: usize,
-    /// Bytes between records that were damaged or could not be read, and are not used; those that
-    /// could not be read behind the last record of a journal without a hint; and journals without a
+    /// Unused bytes: those between records that were damaged or could not be read, those that could
+    /// not be read behind the last record of a journal without a hint, and whole journals without a
     /// header.
     pub damaged_bytes: u64,
 }
 
-/// A journal that is there.
+/// A journal that exists when the cache is opened.
 pub(crate) struct Old {
     pub(crate) number: JournalNumber,
     pub(crate) salt: Salt,
     pub(crate) file: OpenFile,
-    /// `Some`: it is compressed.
+    /// `Some` if it is compressed.
     pub(crate) frames: Option<Arc<Frames>>,
     pub(crate) hint: Option<Head>,
     pub(crate) counts: Arc<Counts>,
-    /// Its first page is not what it was.
+    /// Its first page is damaged.
     pub(crate) has_lost_header: bool,
 }
 
 impl Old {
-    /// Its bytes as those of a plain journal, as far as there are any, in the memory of a whole
-    /// one. Zeroes stand for its header, and for what cannot be read.
+    /// Reads its bytes, as those of a plain journal, into the memory of a whole journal. The
+    /// header, and what cannot be read, become zeroes.
     pub(crate) fn read<'m>(
         &self,
         path: &Path,
@@ -159,9 +160,9 @@ impl Old {
         Ok((&memory[..whole], unreadable))
     }
 
-    /// What is damaged behind the last record that was found, which ends at `end`: a compressed
-    /// journal was sealed, and says where it ends; of a plain one what cannot be read, since the
-    /// rest may be a torn tail.
+    /// Returns the number of damaged bytes behind the last record, which ends at `end`. A
+    /// compressed journal was sealed and states its end. In a plain one only unreadable bytes
+    /// count, since the rest may be a torn tail.
     pub(crate) fn lost_tail(&self, end: usize, unreadable: &Unreadable) -> u64 {
         let lost = match &self.frames {
             Some(frames) => frames.end().saturating_sub(end),
@@ -171,11 +172,11 @@ impl Old {
     }
 }
 
-/// The newest journal of an opening that may still fail, and be tried again and again: its file
-/// goes then.
+/// The newest journal of an opening that may still fail: its file is removed on failure, so that
+/// repeated attempts do not accumulate journals.
 struct First<'a> {
     directory: &'a dyn Directory,
-    /// `None`: it stays.
+    /// `None` once the journal is kept.
     journal: Option<Journal>,
 }
 
@@ -193,11 +194,11 @@ impl Drop for First<'_> {
     }
 }
 
-/// Everything in memory that an open cache needs; no thread runs yet.
+/// Builds the in-memory state of an open cache; no thread is started.
 pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(Shared, Recovered)> {
     let path = directory.path().to_owned();
     let mut names = directory.list().map_err(Error::io(&path, "listing the files"))?;
-    // The directory may be somebody else's too, by a mistake: what is not a cache's stays.
+    // The directory may by mistake belong to another program too: its files stay.
     for name in names.extract_if(.., |name| name.ends_with(".tmp") && is_of_a_cache(name)) {
         clear_away(&*directory, &name, "removing what was not finished")?;
     }
@@ -206,7 +207,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         if let Some(reason) = options.fault(options.journal_bytes) {
             return Err(Error::NoCache { path, reason });
         }
-        // Whoever wants to be rid of the cache some day is told to remove the directory.
+        // The documentation advises removing the directory to remove a cache.
         if let Some(other) = names.iter().find(|name| is_foreign(name)) {
             let reason = format!(
                 "there is no cache, and the directory has something else in it (`{other}`): choose an empty one, or one that is not there yet"
@@ -240,11 +241,11 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             Ok(None) => {
                 let file = directory.open(&name).map_err(failed("opening a journal"))?;
                 let len = file.len_bytes().map_err(failed("asking for the length"))?;
-                // What is longer than a journal was never going to be one, and to look through all
-                // of it may take for ever: a file of holes has any length.
+                // A file longer than a journal cannot be a journal whose creation was interrupted,
+                // and searching all of it could take very long: a sparse file may have any length.
                 let may_be_blank = len <= journal_bytes as u64;
                 if may_be_blank && is_blank(&*file, len).map_err(failed("reading a journal"))? {
-                    // Its making was interrupted.
+                    // Its creation was interrupted.
                     directory.remove(&name).map_err(failed("removing an empty journal"))?;
                     gone.push(*number);
                     continue;
@@ -254,7 +255,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             Err(error) if is_no_file(&error) => (0, "is no regular file"),
             Err(error) => return Err(error),
         };
-        // One that was damaged: somebody may want to look at it.
+        // A damaged journal, kept for inspection.
         let aside = set_aside_name(*number, &names);
         set_aside_bytes += len;
         tracing::warn!(
@@ -265,16 +266,16 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         names.push(aside);
         gone.push(*number);
     }
-    // It may have any number, and be nobody's: what stays is not too far behind it, and what is
-    // made need not come after it.
+    // Its number may be arbitrary and belong to no journal: the remaining journals are not too far
+    // behind it, and new ones need not follow it.
     numbers.retain(|number| !gone.contains(number));
     for name in
         names.iter().filter(|name| hint_number(name).is_some_and(|it| !numbers.contains(&it)))
     {
         clear_away(&*directory, name, "removing a hint of no journal")?;
     }
-    // As many keys as the largest one has, at least; how many of the others are the same ones
-    // nobody knows.
+    // At least as many keys as the largest journal has; it is unknown how many keys the others
+    // share with it.
     let expected =
         old.iter().filter_map(|old| old.hint).map(|head| head.entries).max().unwrap_or(0);
     let index = Index::with_room(expected).map_err(Error::no_memory(&path, "the index"))?;
@@ -290,7 +291,8 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let journals = Journals::new(places, &options, journal_bytes);
 
     let place = |number: JournalNumber| number.0 % places as u64;
-    // Nor one that was kept aside: who gives that its name back may find it free.
+    // Numbers of journals that were set aside are skipped too, so that the name is free when an
+    // operator restores the file.
     let is_taken = |number: &JournalNumber| {
         numbers.iter().any(|other| place(*other) == place(*number))
             || names.contains(&first_set_aside_name(*number))
@@ -302,12 +304,12 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         let full = io::Error::from(io::ErrorKind::StorageFull);
         Error::io(path.join(file_name(next)), "making a journal")(full)
     };
-    // Before the journals are read, which may take minutes: what keeps it from being made is told
-    // now. And before hints are written: a process that was killed between the two would leave its
-    // successor less room than it had.
+    // Before the journals are read, which may take minutes, so that an obstacle is reported at
+    // once. And before hints are written: otherwise a process killed between the two steps would
+    // leave less space to its successor than it had.
     let first = make()?.map(|journal| First { directory: &*directory, journal: Some(journal) });
     let may_evict = options.when_full == WhenFull::Evict;
-    // Reading gives room back where a process was killed, and has left a journal without a hint.
+    // Reading the journals frees space if a process was killed and left a journal without a hint.
     if first.is_none() && !may_evict && old.iter().all(|old| old.hint.is_some()) {
         return Err(full());
     }
@@ -344,13 +346,13 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         let counts = &old.counts;
         counts.end_bytes.store(found.end, Ordering::Relaxed);
         counts.is_damaged.store(found.damaged_bytes > 0, Ordering::Relaxed);
-        // What could not be read may be there at the next opening.
+        // What could not be read may be readable at the next opening.
         let is_lost = found.is_scanned && !found.has_unread;
         if is_lost && old.hint.is_none() && old.frames.is_none() {
             let lost_bytes = usize::try_from(found.damaged_bytes).unwrap_or(usize::MAX);
             counts.lost_bytes.store(lost_bytes, Ordering::Relaxed);
         }
-        // Of tombstones that were moved here the origin is older; to take it for newer only keeps
+        // Tombstones that were moved here have an older origin; assuming a newer one only retains
         // them for longer.
         counts.count_tombstone(found.tombstone_bytes, old.number);
         if found.has_unread {
@@ -372,7 +374,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         index.retain(|place| !is_tombstone(place) && journals.of(place).is_some());
     }
 
-    // The system gives the room of a file back when nobody has it open any more.
+    // The file system frees the space of a removed file only when it is no longer open.
     drop(old);
     let newest = match first.map(First::keep) {
         Some(newest) => newest,
@@ -380,7 +382,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             if let Some(newest) = make()? {
                 break newest;
             }
-            // The process before this one went on by eviction, and so does this one.
+            // The process before this one continued by evicting, and so does this one.
             if !may_evict || !give_up_oldest(&*directory, &journals, &index)? {
                 return Err(full());
             }
@@ -414,15 +416,15 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     newest.beside.store(shared.beside(), Ordering::Relaxed);
     shared.see_disk();
     // Another opening may be able to read what this one could not: what is deleted until then must
-    // not be there.
+    // not reappear.
     for journal in unread.into_iter().filter_map(|number| shared.journals.get(number)) {
         shared.lose_keys(&journal);
     }
     Ok((shared, recovered))
 }
 
-/// Remove what the cache has no use for; whether that was done. No cache makes directories: those
-/// of such a name are somebody else's, and stay.
+/// Removes a leftover file and returns whether it was removed. A cache creates no directories: one
+/// with such a name belongs to another program and stays.
 pub(crate) fn clear_away(
     directory: &dyn Directory,
     name: &str,
@@ -441,13 +443,14 @@ pub(crate) fn clear_away(
     }
 }
 
-/// What has the name of a journal can never be one.
+/// Returns whether the error shows that the name of a journal belongs to something that cannot be
+/// one.
 fn is_no_file(error: &Error) -> bool {
     let Error::Io { source, .. } = error else { return false };
     matches!(NoFile::told_by(source), Some(NoFile::Other(_)))
 }
 
-/// Remove the oldest journal of a cache that nobody uses yet; false if there is none.
+/// Removes the oldest journal of a cache that is not yet in use; false if there is none.
 fn give_up_oldest(directory: &dyn Directory, journals: &Journals, index: &Index) -> Result<bool> {
     let Some(number) = journals.oldest() else { return Ok(false) };
     let path = directory.path();
@@ -455,8 +458,8 @@ fn give_up_oldest(directory: &dyn Directory, journals: &Journals, index: &Index)
         "journal cache: {}: the disk is full; journal {number}, the oldest one, is removed",
         path.display()
     );
-    // What was read was synced, but for the names: what has replaced records of this one has to be
-    // there after it.
+    // The records that were read are synced, but not all names: what has replaced records of this
+    // journal must outlive it.
     directory.sync().map_err(Error::io(path, "syncing the directory"))?;
     index.retain(|place| !place.is_in(number));
     let name = file_name(number);
@@ -467,7 +470,8 @@ fn give_up_oldest(directory: &dyn Directory, journals: &Journals, index: &Index)
     Ok(true)
 }
 
-/// Whether a file of `len_bytes` has nothing but zeroes: not if nobody knows what it has.
+/// Returns whether a file of `len_bytes` contains only zeroes. A file that cannot be read is not
+/// blank.
 fn is_blank(file: &dyn File, len_bytes: u64) -> io::Result<bool> {
     let mut buf = AlignedBuf::zeroed(CHUNK_BYTES);
     for at in (0..len_bytes).step_by(CHUNK_BYTES) {
@@ -482,8 +486,8 @@ fn is_blank(file: &dyn File, len_bytes: u64) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Places for journals by number: twice as many as the budget allows, more if they are to be
-/// compressed, and none for two of those that are there.
+/// Returns the size of the table of journals: twice as many as the budget permits, more if they are
+/// to be compressed, and so that no two existing journals share a slot.
 fn slots(
     options: &Options,
     journal_bytes: usize,
@@ -522,7 +526,7 @@ pub(crate) fn journal_number(name: &str) -> Option<JournalNumber> {
     (file_name(number) == name).then_some(number)
 }
 
-/// The numbers of all journals, the oldest first.
+/// Returns the numbers of all journals, oldest first.
 pub(crate) fn journal_numbers(names: &[String]) -> Vec<JournalNumber> {
     let mut numbers: Vec<_> = names.iter().filter_map(|name| journal_number(name)).collect();
     numbers.sort_unstable();
@@ -530,8 +534,8 @@ pub(crate) fn journal_numbers(names: &[String]) -> Vec<JournalNumber> {
 }
 
 fn make_identity(directory: &dyn Directory, identity: Identity) -> io::Result<()> {
-    // Before there is a cache: the next opening takes it for granted, and what is in it is promised
-    // to be there.
+    // Before the cache exists: the next opening takes its name for granted, and its contents are
+    // promised to be there.
     directory.sync_above()?;
     let file = directory.create(IDENTITY_TEMPORARY, PAGE_BYTES as u64)?;
     file.write_at(0, &identity.page())?;
@@ -547,8 +551,8 @@ fn check_contents(path: &Path, found: Contents, expected: Contents) -> Result<()
     }
 }
 
-/// Fails if the cache is for something else, as far as the file `cache` tells; of a cache that
-/// cannot be opened too.
+/// Fails if the cache has another contents tag, as far as the file `cache` tells. Works also for a
+/// cache that cannot be opened.
 pub(crate) fn check_contents_of(
     directory: &dyn Directory,
     names: &[String],
@@ -571,7 +575,7 @@ fn read_identity(directory: &dyn Directory) -> Result<AlignedBuf> {
     Ok(page)
 }
 
-/// What the file `cache` says.
+/// Reads the file `cache`.
 pub(crate) fn identity_of(directory: &dyn Directory, names: &[String]) -> Result<Identity> {
     let path = directory.path();
     let no_cache = |reason: String| Error::NoCache { path: path.to_owned(), reason };
@@ -588,7 +592,7 @@ pub(crate) fn identity_of(directory: &dyn Directory, names: &[String]) -> Result
     })
 }
 
-/// A journal, if its header is one of this cache.
+/// Reads header and hint of a journal; `None` if it does not belong to this cache.
 pub(crate) fn look_at(
     directory: &dyn Directory,
     identity: Identity,
@@ -604,22 +608,22 @@ pub(crate) fn look_at(
     unreadable.tell(&path);
     let header = JournalHeader::parse(&page);
     if header.is_some_and(|header| header.cache != identity.id) {
-        // Its page is whole, and it is another cache's; so is its hint, which does not say so, and
-        // has hashes by another key.
+        // The page is intact and belongs to another cache; so does its hint, which has hashes with
+        // another key but does not identify its cache.
         return Ok(None);
     }
     let header = header.filter(|header| header.number == number);
     let hint = hint::read_head(directory, number, identity.journal_bytes);
-    // If the page is damaged: of what it says only the salt is needed, without which no record
-    // counts.
+    // If the page is damaged, only the salt is needed from it, without which no record can be
+    // verified.
     let salt = header.map(|header| header.salt).or(hint.map(|hint| hint.salt));
     let Some(salt) = salt else { return Ok(None) };
     let mut hint = hint.filter(|hint| hint.salt == salt);
     let is_plain = header.is_some_and(|header| !header.is_compressed);
     let mut frames = None;
     if !is_plain {
-        // Without a header the end of the file tells whether it is compressed: nobody who does not
-        // know the salt can have written that.
+        // Without a header, the end of the file shows whether it is compressed: only a writer that
+        // knows the salt can have written that.
         frames = match Frames::open(&*file, number, salt, identity.journal_bytes, blocks) {
             Err(error) if is_of_media(&error) => {
                 let path = path.display();

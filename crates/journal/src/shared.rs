@@ -1,4 +1,4 @@
-//! What all threads of an open cache share, and the write path.
+//! State shared by all threads of an open cache, and the write path.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ use crate::room::{SetAside, Who};
 use crate::sync::{Arc, ArcSwap};
 use crate::waker::Waker;
 
-/// The flusher is woken each time that so much has been written.
+/// The flusher is woken each time that this much has been written.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 
 pub(crate) struct Shared {
@@ -37,13 +37,12 @@ pub(crate) struct Shared {
     pub(crate) index: Index,
     pub(crate) journals: Journals,
     pub(crate) pool: Pool,
-    /// What was read of cold journals: records, and frames that were decompressed.
+    /// Cached parts of cold journals: records, and decompressed frames.
     pub(crate) blocks: Arc<Blocks>,
     /// The newest journal.
     pub(crate) active: ArcSwap<Journal>,
     pub(crate) flush: Flush,
-    /// The preparer is told that the spare was taken, or that there is more room or memory than
-    /// before.
+    /// Wakes the allocator when the spare was taken, or when there is more space or memory.
     pub(crate) prepare: Waker,
     pub(crate) keep: Keep,
     pub(crate) counters: Counters,
@@ -53,21 +52,21 @@ pub(crate) struct Shared {
 /// Totals since the cache was opened.
 #[derive(Default)]
 pub(crate) struct Counters {
-    /// Bytes that were written to files.
+    /// Bytes written to files.
     pub(crate) written_bytes: AtomicU64,
-    /// Times that a writer waited for a journal.
+    /// Number of times that a writer waited for a journal.
     pub(crate) stalls: AtomicU64,
-    /// Journals that were compacted.
+    /// Journals compacted.
     pub(crate) compacted: AtomicU64,
-    /// Records that eviction removed.
+    /// Records removed by eviction.
     pub(crate) evicted: AtomicU64,
-    /// Records that eviction kept, by writing them anew.
+    /// Records that eviction kept by rewriting them.
     pub(crate) kept: AtomicU64,
-    /// Journals that were brought into memory because they were read.
+    /// Journals promoted to memory.
     pub(crate) promoted: AtomicU64,
 }
 
-/// A point in the order of all records.
+/// A position in the order of all records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Point {
     pub(crate) number: JournalNumber,
@@ -77,8 +76,9 @@ pub(crate) struct Point {
 /// Why a record was not appended.
 #[derive(Debug)]
 pub(crate) enum NotAppended {
-    /// The newest journal, this one, is full, or kept for others, and the next one is not there
-    /// yet. Nobody waits for it with a lock: who makes room may want that lock.
+    /// The newest journal, with this number, is full or reserved for another write class, and the
+    /// next one is not ready. Callers must release their lock before they wait: reclaiming space
+    /// may need it.
     Full(JournalNumber),
     Failed(Error),
 }
@@ -89,18 +89,18 @@ impl From<Error> for NotAppended {
     }
 }
 
-/// A record that has its place.
+/// A record that has been appended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Appended {
     pub(crate) place: Place,
-    /// Its end.
+    /// The end of the record.
     pub(crate) end: Point,
-    /// Whether the flusher has something to do.
+    /// Whether the flusher should be woken.
     crosses_chunk: bool,
 }
 
 impl Shared {
-    /// Bytes that a record may have.
+    /// Returns the maximum length of a record.
     pub(crate) fn max_record_bytes(&self) -> usize {
         self.journal_bytes - FIRST_RECORD
     }
@@ -111,7 +111,7 @@ impl Shared {
     }
 
     pub(crate) fn no_memory(&self, what: &'static str) -> impl FnOnce(io::Error) -> Error {
-        // Also the path is asked for only then: a write makes one of these.
+        // The path too is computed only on failure: each write creates one of these closures.
         move |source| Error::no_memory(self.directory.path(), what)(source)
     }
 
@@ -123,7 +123,7 @@ impl Shared {
         }
     }
 
-    /// Write a value under its key, whatever is there.
+    /// Writes a value under its key unconditionally.
     pub(crate) fn put(&self, key: &[u8], value: &[u8], expires_at: Option<u64>) -> Result<()> {
         let record = self.new_value(key, value, expires_at)?;
         let hash = self.hasher.hash(key);
@@ -133,7 +133,7 @@ impl Shared {
         self.after(appended)
     }
 
-    /// The same if nothing has to be waited for; whether it was written.
+    /// Writes a value as [`Self::put`], and returns true, unless it would have to wait.
     pub(crate) fn try_put(
         &self,
         key: &[u8],
@@ -156,7 +156,7 @@ impl Shared {
         }
     }
 
-    /// The same as `put` if there is nothing; whether it was written.
+    /// Writes a value if the key is absent; returns whether it was written.
     pub(crate) fn put_if_absent(
         &self,
         key: &[u8],
@@ -180,7 +180,7 @@ impl Shared {
         }
     }
 
-    /// Remove what is there; whether it was there.
+    /// Removes a key; returns whether it was present.
     pub(crate) fn delete(&self, key: &[u8]) -> Result<bool> {
         match self.delete_with(key, &[])? {
             (was_there, Some(appended)) => self.after(appended).map(|()| was_there),
@@ -188,8 +188,8 @@ impl Shared {
         }
     }
 
-    /// The same with pages that were read before, and without waiting for stable storage; and what
-    /// was appended.
+    /// Removes a key with pages that were read before, without waiting for stable storage. Returns
+    /// whether it was present, and what was appended.
     pub(crate) fn delete_with(
         &self,
         key: &[u8],
@@ -199,10 +199,11 @@ impl Shared {
         let hash = self.hasher.hash(key);
         self.until_appended(Who::Deletion, || {
             let (mut writer, was_there) = self.lock_and_read(hash, |named| {
-                // One that cannot be read is somebody's value too.
+                // A value that cannot be read counts as present.
                 Ok(named.is_some_and(|place| self.is_there(place, fetched).unwrap_or(true)))
             })?;
-            // What eviction has just removed from the index is in its journal until that is gone.
+            // A record that eviction has removed from the index is still in its journal until that
+            // is removed.
             if writer.get().is_none() && !self.keep.is_evicting() {
                 return Ok((false, None));
             }
@@ -215,8 +216,8 @@ impl Shared {
         })
     }
 
-    /// Repeat what finds the newest journal full, as soon as there is another one. Not before the
-    /// disk has caught up, if it does not keep up with the interval.
+    /// Retries an append that finds the newest journal full once there is another one. If the disk
+    /// does not keep up with the interval, waits for it first.
     pub(crate) fn until_appended<T>(
         &self,
         who: Who,
@@ -250,9 +251,9 @@ impl Shared {
         Ok(record)
     }
 
-    /// Lock the shard of a key with what was read of the place that the index names: before the
-    /// lock, so that nobody waits behind it for the disk, and again if somebody has changed it
-    /// since.
+    /// Locks the shard of a key, and returns the result of `read` for the place that the index
+    /// names. `read` runs before the lock is taken, so that no other thread waits behind it for the
+    /// disk, and again if the entry has changed meanwhile.
     pub(crate) fn lock_and_read<T>(
         &self,
         hash: KeyHash,
@@ -273,9 +274,9 @@ impl Shared {
         }
     }
 
-    /// The record at `place` of a cold journal: as it is kept, or from the disk or the pages that
-    /// were `fetched` of it; without these nothing is read. `place`: with what the index knew
-    /// before this read.
+    /// Loads the record at `place` of a cold journal: from the cached parts, the pages in
+    /// `fetched`, or the disk; with no pages given, nothing is read. `place` carries the read bit
+    /// of the index from before this read.
     #[cold]
     pub(crate) fn load_cold(
         &self,
@@ -290,14 +291,15 @@ impl Shared {
         }
         let Some(fetched) = fetched else { return Ok(None) };
         let loaded = journal.load_with(place, fetched)?;
-        // What is read for the first time may be the first of a million that are read once.
+        // A record that is read for the first time may be part of a long scan.
         if place.was_read() {
             self.blocks.keep_record(number, first, loaded.bytes());
         }
         Ok(Some(loaded))
     }
 
-    /// The record at `place` of a cold journal, if it is kept; this is no use of it.
+    /// Returns the record at `place` of a cold journal if it is cached, without counting this as a
+    /// use.
     pub(crate) fn peek(&self, journal: &Journal, place: Place) -> Option<Loaded> {
         if journal.arena.is_some() {
             return None;
@@ -307,8 +309,8 @@ impl Shared {
         Some(Loaded::of_block(record, 0, len))
     }
 
-    /// The record at `place`, for whoever replaces or removes it: from memory, the pages that were
-    /// `fetched`, or the disk. It is not kept for this.
+    /// Loads the record at `place` for a caller that replaces or removes it: from memory, the pages
+    /// in `fetched`, or the disk. The record is not cached for this.
     pub(crate) fn load_once(
         &self,
         journal: &Journal,
@@ -318,7 +320,8 @@ impl Shared {
         self.peek(journal, place).map_or_else(|| journal.load_with(place, fetched), Ok)
     }
 
-    /// Whether what the index names counts as present, by these pages or the disk.
+    /// Returns whether the record at `place` counts as present, reading these pages or the disk if
+    /// necessary.
     fn is_there(&self, place: Place, fetched: &[Pages]) -> Result<bool> {
         if !place.expires() {
             return Ok(true);
@@ -328,7 +331,7 @@ impl Shared {
         Ok(Record::trusted(loaded.bytes()).is_some_and(|record| !record.has_expired(&self.clock)))
     }
 
-    /// Append a value and have the index name it, under the lock of its key's shard.
+    /// Appends a value and sets the index entry, under the lock of the key's shard.
     pub(crate) fn enter(
         &self,
         writer: &mut Writer<'_>,
@@ -336,8 +339,8 @@ impl Shared {
         record: &NewRecord<'_>,
         who: Who,
     ) -> std::result::Result<Appended, NotAppended> {
-        // First what may fail: a record in the journal that the index does not name would be there
-        // after the next opening.
+        // What may fail comes first: a record in the journal that the index does not name would
+        // reappear at the next opening.
         writer.make_room().map_err(self.no_memory("the index"))?;
         let appended = self.append(record, hash, who)?;
         if who == Who::User {
@@ -349,7 +352,7 @@ impl Shared {
         Ok(appended)
     }
 
-    /// Append that a key has no value, under the lock of its shard. `origin`:
+    /// Appends a tombstone, under the lock of the key's shard. `origin`: see
     /// [`Content::Tombstone`].
     pub(crate) fn append_tombstone(
         &self,
@@ -391,12 +394,12 @@ impl Shared {
             record.write(&mut taken, journal.salt, journal.number, first);
             let place = Place::new(journal.number, first, len_bytes, record.expires(), hash);
             let padded_bytes = len_bytes.next_multiple_of(GRANULE_BYTES);
-            // Before it is published: with that the journal may be sealed, and one in which nothing
-            // is alive, by its counts, goes as it is.
+            // Before publication: once published, the journal may be sealed, and a journal whose
+            // counts show nothing live is removed without being read.
             match record.content {
                 // The index will name it.
                 Content::Value { .. } => journal.counts.count(place),
-                // As it is taken from the journal: one that is full of them has nothing else in it.
+                // Counted with padding: a journal full of tombstones contains nothing else.
                 Content::Tombstone { origin } => {
                     journal.counts.count_tombstone(padded_bytes, origin.unwrap_or(journal.number));
                 }
@@ -411,7 +414,7 @@ impl Shared {
         }
     }
 
-    /// Where everything ends that was written until now.
+    /// Returns the end of everything written until now.
     pub(crate) fn newest_point(&self) -> Point {
         loop {
             let journal = self.active.load();
@@ -423,7 +426,7 @@ impl Shared {
         }
     }
 
-    /// What is left to do when no lock is held any more.
+    /// Completes an append after the lock has been released.
     pub(crate) fn after(&self, appended: Appended) -> Result<()> {
         self.nudge(appended);
         match self.options.durability {
@@ -432,8 +435,8 @@ impl Shared {
         }
     }
 
-    /// The same if nothing was written because of what is there, which may be somebody's who still
-    /// waits for stable storage: who is told of it must not hear of what a power cut takes away.
+    /// With [`Durability::Always`], a refused write must also wait for durability: it reveals
+    /// another writer's record, which must not be lost in a power cut afterwards.
     pub(crate) fn after_nothing(&self) -> Result<()> {
         match self.options.durability {
             Durability::Always => self.flush.wait_for(self.newest_point()),
@@ -441,14 +444,15 @@ impl Shared {
         }
     }
 
-    /// Tell the flusher, if there is enough for it.
+    /// Wakes the flusher if there is a chunk to write.
     pub(crate) fn nudge(&self, appended: Appended) {
         if appended.crosses_chunk {
             self.flush.nudge();
         }
     }
 
-    /// The journal `full` takes no more: go on to the next one, if it is there; false if not.
+    /// Replaces the journal `full`, which takes no more records, by the next one if that is ready;
+    /// false if it is not.
     fn try_rotate(&self, full: JournalNumber, who: Who) -> bool {
         let mut state = self.flush.state.lock();
         self.active.load().number != full || self.advance(&mut state, who)
@@ -459,9 +463,10 @@ impl Shared {
             return false;
         }
         let Some(next) = state.spare.take() else { return false };
-        // One that is kept from somebody need not be full, and it has to be complete some day.
+        // A journal reserved for another write class need not be full, but has to be completed
+        // eventually.
         self.active.load().arena.as_ref().expect("the newest journal is in memory").close();
-        // Found by its number before anybody can write to it.
+        // Registered by its number before anything can be written to it.
         self.journals.put(next.clone());
         next.beside.store(self.beside(), Ordering::Relaxed);
         state.pending.push_back(next.clone());
@@ -472,24 +477,25 @@ impl Shared {
         true
     }
 
-    /// Journals of the budget that `who` leaves to others.
+    /// Returns how many journals of the budget a write class leaves free.
     pub(crate) fn leaves(&self, who: Who) -> usize {
         match (self.options.when_full, who) {
             (WhenFull::Refuse, _) => who.leaves(),
-            // Some for what eviction writes anew. It makes room without any, too.
+            // Some for the records that eviction rewrites. Eviction can also make space without
+            // any.
             (WhenFull::Evict, Who::User) => 2,
             (WhenFull::Evict, Who::Deletion | Who::Maintenance) => 0,
         }
     }
 
-    /// See what the disk has: what somebody leaves of the budget to others has to be there. Only if
-    /// nothing is evicted, which makes room without any. For who makes journals: none is in the
-    /// making.
+    /// Updates the free space of the disk, so that reserved headroom is real. Not needed with
+    /// eviction, which needs no headroom. Called only by the allocator, while it is not creating a
+    /// journal.
     pub(crate) fn see_disk(&self) {
         if self.options.when_full == WhenFull::Evict {
             return;
         }
-        // If it cannot be said, it is the budget alone that counts.
+        // If the file system does not report its free space, only the budget counts.
         let Ok(free_bytes) = self.directory.free_bytes() else { return };
         let state = self.flush.state.lock();
         let spare_bytes = state.spare.as_ref().map_or(0, |spare| spare.file_bytes);
@@ -498,17 +504,17 @@ impl Shared {
         self.flush.changed.notify_all();
     }
 
-    /// What [`Journal::beside`] of the newest journal is now. Until another one takes over it only
-    /// grows, unless others take room on the disk.
+    /// Returns the current value of [`Journal::beside`] for the newest journal. Until the next
+    /// journal takes over it only grows, unless other files fill the disk.
     pub(crate) fn beside(&self) -> usize {
         match self.options.when_full {
-            // Eviction makes room without any.
+            // Eviction needs no headroom.
             WhenFull::Evict => usize::MAX,
             WhenFull::Refuse => self.journals.room.left(),
         }
     }
 
-    /// There is more room when `free` has given it back: tell those who wait for it.
+    /// Runs `free`, which gives back disk space, and wakes the waiters for space.
     pub(crate) fn made_room(&self, free: impl FnOnce()) {
         self.tell_of_room(free, |state| {
             state.shortage = Shortage::None;
@@ -516,7 +522,8 @@ impl Shared {
         });
     }
 
-    /// What was set aside is not any more, though there is no more room than before: the same.
+    /// Releases a reservation and wakes the waiters for space, although there is no more than
+    /// before.
     pub(crate) fn gave_way(&self, set_aside: SetAside<'_>) {
         self.tell_of_room(
             || drop(set_aside),
@@ -529,8 +536,8 @@ impl Shared {
     }
 
     fn tell_of_room(&self, free: impl FnOnce(), change: impl FnOnce(&mut State)) {
-        // With the lock, so that nobody is between looking and waiting; and that nobody who looks
-        // has one of the two alone, the room or what is known of it: he would be refused.
+        // Under the lock, so that no thread is between its check and its wait, and none sees the
+        // new space without the new state or the reverse, and is refused.
         let mut state = self.flush.state.lock();
         free();
         self.active.load().beside.store(self.beside(), Ordering::Relaxed);
@@ -541,8 +548,8 @@ impl Shared {
         self.prepare.wake();
     }
 
-    /// The same as [`Self::try_rotate`], waiting until the next one is there, or until the newest
-    /// one is not kept from `who` any more. With no lock held.
+    /// Waits until the next journal is ready and switches to it as [`Self::try_rotate`], or until
+    /// the newest one is no longer reserved for another write class. Must be called without a lock.
     fn rotate(&self, full: JournalNumber, who: Who) -> Result<()> {
         let mut state = self.flush.state.lock();
         let mut has_waited = false;
@@ -560,11 +567,11 @@ impl Shared {
             if let Some(error) = self.flush.failure() {
                 return Err(error);
             }
-            // Also for whoever is refused now: what was deleted since it looked may be enough to
-            // make room.
+            // Also for writers that are refused now: what was deleted since the last check may
+            // suffice to make space.
             self.keep.waker.wake();
             if !self.room_may_come(&state, who) {
-                // The disk may have more by now.
+                // The disk may have more space by now.
                 self.prepare.wake();
                 return Err(self.disk_full());
             }
@@ -574,22 +581,23 @@ impl Shared {
             if !std::mem::replace(&mut has_waited, true) {
                 self.counters.stalls.fetch_add(1, Ordering::Relaxed);
             }
-            // The journal may wait for memory, and that for what is not yet written.
+            // The next journal may be waiting for memory, and that for unwritten data.
             self.flush.waker.wake();
             self.prepare.wake();
             self.flush.changed.wait(&mut state);
         }
     }
 
-    /// Whether somebody is about to make a journal for `who`, or the room for one: who waits is
-    /// told what becomes of it.
+    /// Returns whether a journal for `who`, or the space for one, is expected: then a waiter is
+    /// notified of the outcome.
     fn room_may_come(&self, state: &State, who: Who) -> bool {
         match self.options.when_full {
             WhenFull::Evict => {
                 let is_short = state.shortage == Shortage::Known;
                 !is_short || state.pending.len() > 1 || self.has_evictable(state)
             }
-            // The preparer makes one if there is room; and what is set aside is given up for it.
+            // The allocator creates a journal if there is space, and reservations are given up for
+            // it.
             WhenFull::Refuse => {
                 self.journals.room.has(1 + self.leaves(who))
                     && (state.shortage != Shortage::Known || self.journals.room.is_set_aside())
@@ -597,15 +605,16 @@ impl Shared {
         }
     }
 
-    /// Why there is no room for `who`, and none comes as long as that is so: it may last for ever.
+    /// Returns the error that keeps `who` from getting space and may persist indefinitely.
     fn why_no_room_comes(&self, state: &State, who: Who) -> Option<Error> {
         let lacks_room =
             state.shortage == Shortage::Known || !self.journals.room.has(1 + self.leaves(who));
         state.eviction_failure.clone().filter(|_| lacks_room)
     }
 
-    /// Wait until a journal that is being made is there, for those who make room: false if none is,
-    /// or if a close would have to wait for files or memory that others have. With no lock held.
+    /// Waits, on behalf of a task that makes space, until a journal in preparation is ready. False
+    /// if none is being prepared, or if closing the cache would have to wait for files or memory
+    /// used by others. Must be called without a lock.
     pub(crate) fn wait_for_spare(&self, full: JournalNumber) -> bool {
         let mut state = self.flush.state.lock();
         while self.active.load().number == full && !self.advance(&mut state, Who::Maintenance) {
@@ -620,7 +629,7 @@ impl Shared {
     }
 }
 
-/// Whether the newest journal is kept for those who leave less than `who`.
+/// Returns whether the newest journal is reserved for classes that leave less headroom than `who`.
 #[inline]
 fn is_kept(newest: &Journal, who: Who) -> bool {
     newest.beside.load(Ordering::Relaxed) < who.leaves()
