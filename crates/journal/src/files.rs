@@ -1,7 +1,7 @@
-//! The files of a cache: what is asked of a directory, and the real one.
+//! The files of a cache: the interface of a directory, and its implementation on the file system.
 //!
-//! Journals are read and written past the page cache where the file system allows it, so that the
-//! memory that a cache uses is the memory that it was given.
+//! Journals bypass the page cache where the file system permits it, so that the memory used by a
+//! cache is its budget.
 
 use std::fs;
 use std::io;
@@ -18,37 +18,38 @@ use rustix::io::Errno;
 
 /// A directory that belongs to one cache. Calls block.
 pub(crate) trait Directory: Send + Sync {
-    /// Names of the files in it.
+    /// Returns the names of the files in it.
     fn list(&self) -> io::Result<Vec<String>>;
-    /// A new file of `len_bytes` zeroes. Fails if the name is taken, and if the disk has no room
+    /// Creates a file of `len_bytes` zeroes. Fails if the name is taken or the disk has no space
     /// for all of it.
     fn create(&self, name: &str, len_bytes: u64) -> io::Result<Arc<dyn File>>;
-    /// A file that is there, for reading and writing.
+    /// Opens an existing file for reading and writing.
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>>;
-    /// Whoever had `to` open goes on to have the old one.
+    /// Renames a file. Open handles of a previous file `to` stay valid.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
-    /// Whoever has it open goes on to have it.
+    /// Removes a file. Open handles of it stay valid.
     fn remove(&self, name: &str) -> io::Result<()>;
-    /// Names that were made, changed and removed are on stable storage.
+    /// Makes names that were created, changed and removed durable.
     fn sync(&self) -> io::Result<()>;
-    /// Its own name is on stable storage, and those of the directories above it: whoever made them
-    /// may have been killed before it was sure of that.
+    /// Makes its own name durable, and those of the directories above it: the process that created
+    /// them may have been killed before it synced them.
     fn sync_above(&self) -> io::Result<()> {
         Ok(())
     }
-    /// Reads of files in it, each as by [`File::read_at`], under way at one time where the system
-    /// lets them; waits for all, and returns what came of each, in their order.
+    /// Reads parts of files, each as by [`File::read_at`], concurrently where the system permits.
+    /// Waits for all and returns their results in order.
     fn read_many(&self, reads: Vec<ReadAt<'_>>) -> Vec<io::Result<()>> {
         reads.into_iter().map(|read| read.file.read_at(read.at, read.to)).collect()
     }
-    /// What somebody else has removed of what is open: the file `name`, which is open as `file`, or
-    /// the lock. In a directory that nobody else can reach nothing is.
+    /// Returns the path of a file that was removed or replaced from outside while open: the file
+    /// `name`, which is open as `file`, or the lock. Always `None` for a directory that others
+    /// cannot access.
     fn removed(&self, _name: &str, _file: &dyn File) -> io::Result<Option<PathBuf>> {
         Ok(None)
     }
-    /// What the disk has left, for files of anybody. Fails if it does not say.
+    /// Returns the free space of the disk. Fails if it is not known.
     fn free_bytes(&self) -> io::Result<u64>;
-    /// Where it is, for messages.
+    /// Returns the path of the directory, for messages.
     fn path(&self) -> &Path;
 }
 
@@ -59,55 +60,55 @@ pub(crate) struct ReadAt<'a> {
     pub(crate) to: &'a mut [u8],
 }
 
-/// A file as somebody has it open, which is as long as he has it.
+/// An open file; it is closed with its last reference.
 pub(crate) type OpenFile = Arc<dyn File>;
 
-/// Memory, positions and lengths are multiples of [`PAGE_BYTES`]; a file's length too, but for the
-/// last page of those that were not made by `create`.
+/// An open file. Memory, positions and lengths are multiples of [`PAGE_BYTES`], including the
+/// file's length, except for the last page of files not created by `create`.
 pub(crate) trait File: Send + Sync {
     fn len_bytes(&self) -> io::Result<u64>;
-    /// Fill `to`; zeroes behind the end.
+    /// Fills `to`, with zeroes behind the end of the file.
     fn read_at(&self, at: u64, to: &mut [u8]) -> io::Result<()>;
     fn write_at(&self, at: u64, from: &[u8]) -> io::Result<()>;
-    /// Everything that was written is on stable storage.
+    /// Makes everything written durable.
     fn sync(&self) -> io::Result<()>;
     fn truncate(&self, len_bytes: u64) -> io::Result<()>;
-    /// Of a file of the system.
+    /// The descriptor, if it is a file of the operating system.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
 
-/// A directory of the system, locked for this process.
+/// A directory of the file system, locked for this process.
 pub(crate) struct RealDirectory {
     path: PathBuf,
     directory: OwnedFd,
-    /// Locked until it is closed. `None`: opened to read.
+    /// The lock, held until it is closed. `None` if opened for reading only.
     lock: Option<OwnedFd>,
-    /// Whether a file that is open has the device and the inode number that its name has. (Some
-    /// file systems over a network give it others.)
+    /// Whether an open file has the device and inode numbers of its name. (On some network file
+    /// systems it does not.)
     has_numbers: bool,
     rings: ReadRings,
     told: Told,
 }
 
-/// What the file system cannot do, and was told, once.
+/// Missing features of the file system that have been logged, once each.
 #[derive(Default)]
 struct Told {
     direct_io: AtomicBool,
     reserving: AtomicBool,
 }
 
-/// Callers that read several records at one time, each with a ring. The next ones read one after
-/// the other: there are enough reads under way then.
+/// The number of concurrent callers that read several records with a ring each. Further callers
+/// read sequentially: enough reads are in flight then.
 const RINGS: usize = 8;
 
-/// The name of the file that whoever has the cache open holds a lock on.
+/// The name of the file that is locked while the cache is open.
 const LOCK: &str = "lock";
 const LOCK_TRIES: usize = 3;
 
 impl RealDirectory {
-    /// `None` if another process has it.
+    /// Opens and locks the directory; `None` if another process has locked it.
     pub(crate) fn open(path: &Path, create: bool) -> io::Result<Option<Self>> {
         if create {
             create_all(path)?;
@@ -122,8 +123,7 @@ impl RealDirectory {
             rings: ReadRings::new(RINGS),
             told: Told::default(),
         };
-        // Another file may have had the name by the time it was locked; again and again that is not
-        // so.
+        // The file may have been replaced before it was locked, but not repeatedly.
         for _ in 0..LOCK_TRIES {
             this.lock = None;
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
@@ -142,23 +142,24 @@ impl RealDirectory {
         Ok(Some(this))
     }
 
-    /// To read beside whoever has it. What would change it fails, or must not be called.
+    /// Opens the directory for reading while it may be in use. Calls that would change it fail or
+    /// must not be made.
     pub(crate) fn open_to_read(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = sys::open(path, flags, Mode::empty())?;
-        // Nobody reads several records.
+        // Several records are never read at once here.
         let (path, rings) = (path.to_owned(), ReadRings::new(0));
         let (lock, has_numbers) = (None, false);
         Ok(Self { path, directory, lock, has_numbers, rings, told: Told::default() })
     }
 
-    /// As on a system without io_uring.
+    /// Behaves as on a system without io_uring.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn without_rings(self) -> Self {
         Self { rings: ReadRings::new(0), ..self }
     }
 
-    /// Whether the file system was said to have no Direct I/O.
+    /// Returns whether the lack of Direct I/O has been logged.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn has_told_of_direct_io(&self) -> bool {
         self.told.direct_io.load(Ordering::Relaxed)
@@ -168,13 +169,13 @@ impl RealDirectory {
         let access = if self.lock.is_some() { OFlags::RDWR } else { OFlags::RDONLY };
         let flags = flags | access | OFlags::CLOEXEC;
         match sys::openat(&self.directory, name, flags | OFlags::DIRECT, mode()) {
-            // The file system has no Direct I/O, or it is no file. A file that was to be created is
-            // there all the same.
+            // The file system has no Direct I/O, or it is not a file. A file to be created exists
+            // nevertheless.
             Err(Errno::INVAL) => {
                 let opened = sys::openat(&self.directory, name, flags - OFlags::EXCL, mode());
                 let opened = opened.inspect_err(|_| {
                     if flags.contains(OFlags::CREATE) {
-                        // Or nobody could make it another time.
+                        // Otherwise it could not be created later.
                         let _ = self.remove(name);
                     }
                 })?;
@@ -192,7 +193,7 @@ impl RealDirectory {
         }
     }
 
-    /// Why a file could not be opened, if it is for what has its name.
+    /// Returns why a file could not be opened, if the object with its name is the cause.
     fn no_file(&self, name: &str, error: &io::Error) -> Option<NoFile> {
         let stat = |flags| sys::statat(&self.directory, name, flags).ok();
         if error.kind() == io::ErrorKind::NotFound {
@@ -202,14 +203,15 @@ impl RealDirectory {
         NoFile::of(&stat(AtFlags::empty())?)
     }
 
-    /// Whether a name is still that of a file that is open.
+    /// Returns whether `name` still refers to an open file.
     fn is_named(&self, name: &str, file: BorrowedFd<'_>) -> io::Result<bool> {
         let opened = sys::fstat(file)?;
         let is_named = self.has_name(name, &opened)?;
         Ok(is_named.is_some_and(|it| it || (!self.has_numbers && opened.st_nlink > 0)))
     }
 
-    /// Whether what has a name has the numbers of an open file; `None` if nothing has it.
+    /// Returns whether the object with this name has the numbers of an open file; `None` if there
+    /// is no such name.
     fn has_name(&self, name: &str, opened: &Stat) -> io::Result<Option<bool>> {
         match sys::statat(&self.directory, name, AtFlags::empty()) {
             Err(Errno::NOENT) => Ok(None),
@@ -221,7 +223,7 @@ impl RealDirectory {
     }
 }
 
-/// What has the name of a file and is none.
+/// Something that has the name of a file but is not one.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub(crate) enum NoFile {
     #[error("it is a {0}, and no regular file")]
@@ -245,7 +247,7 @@ impl NoFile {
         }))
     }
 
-    /// What an error of the system tells of it.
+    /// Extracts it from an error of this module.
     pub(crate) fn told_by(error: &io::Error) -> Option<Self> {
         error.get_ref()?.downcast_ref().copied()
     }
@@ -257,24 +259,24 @@ impl From<NoFile> for io::Error {
     }
 }
 
-/// Make a directory, and those above it.
+/// Creates a directory and those above it.
 fn create_all(path: &Path) -> io::Result<()> {
     match fs::create_dir_all(path) {
-        // What is there is not what was asked for.
+        // There is something other than a directory.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(Errno::NOTDIR.into()),
         made => made,
     }
 }
 
-/// Whether that is how a directory answers that this process may not read, or whose file system
-/// cannot sync any: nothing can be done for the names in it, which most likely have been there for
-/// long.
+/// Returns whether the error is that of a directory that this process may not read or whose file
+/// system cannot sync any: nothing can be done for the names in it, which most likely have existed
+/// for long.
 fn can_not_be_synced(error: &io::Error) -> bool {
     let answers = [Errno::ACCESS, Errno::PERM, Errno::ROFS, Errno::INVAL, Errno::OPNOTSUPP];
     answers.iter().any(|it| Some(it.raw_os_error()) == error.raw_os_error())
 }
 
-/// For the owner alone: a cache may hold anything.
+/// Access for the owner only: a cache may hold anything.
 fn mode() -> Mode {
     Mode::RUSR | Mode::WUSR
 }
@@ -293,10 +295,10 @@ impl Directory for RealDirectory {
 
     fn create(&self, name: &str, len_bytes: u64) -> io::Result<Arc<dyn File>> {
         let fd = self.open_direct(name, OFlags::CREATE | OFlags::EXCL)?;
-        // Some file systems let a signal interrupt it.
+        // On some file systems a signal interrupts it.
         let allocate = || sys::fallocate(&fd, FallocateFlags::empty(), 0, len_bytes);
         let allocated = match rustix::io::retry_on_intr(allocate) {
-            // The file system cannot promise the room.
+            // The file system cannot reserve space.
             Err(Errno::OPNOTSUPP) => {
                 if !self.told.reserving.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
@@ -316,7 +318,7 @@ impl Directory for RealDirectory {
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        // Or who opens a pipe waits for somebody who writes to it.
+        // Without this flag, opening a pipe waits for a writer.
         let opened = self.open_direct(name, OFlags::NONBLOCK);
         let fd = opened.map_err(|error| match self.no_file(name, &error) {
             Some(no_file) => no_file.into(),
@@ -325,7 +327,7 @@ impl Directory for RealDirectory {
         if let Some(no_file) = NoFile::of(&sys::fstat(&fd)?) {
             return Err(no_file.into());
         }
-        // With it io_uring may refuse to wait for the disk.
+        // With the flag set, io_uring may refuse to wait for the disk.
         sys::fcntl_setfl(&fd, sys::fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;
         Ok(Arc::new(RealFile(fd)))
     }
@@ -362,7 +364,7 @@ impl Directory for RealDirectory {
 
     fn free_bytes(&self) -> io::Result<u64> {
         let of = sys::fstatvfs(&self.directory)?;
-        // So say those that keep no count.
+        // Reported by file systems that do not count blocks.
         if of.f_blocks == 0 {
             return Err(Errno::OPNOTSUPP.into());
         }
@@ -427,5 +429,5 @@ impl File for RealFile {
 }
 
 #[cfg(all(any(test, fuzzing, feature = "sim"), not(loom)))]
-#[cfg_attr(not(test), allow(dead_code))] // the others cut no power
+#[cfg_attr(not(test), allow(dead_code))] // `sim` alone does not cut the power
 pub(crate) mod sim;

@@ -1,4 +1,4 @@
-//! A compressed journal: the bytes of the plain one in frames, and a table of them.
+//! Compressed journals: the bytes of the plain journal in frames, and a table of these.
 //! `docs/format/journal.md`, section 6.
 
 use std::io;
@@ -21,40 +21,41 @@ use crate::shared::CHUNK_BYTES;
 use crate::sync::Arc;
 
 const MAGIC: &[u8; 8] = b"ALLUVFRM";
-/// Bytes of the plain journal in a frame, a power of two: what a read of a small record
+/// Minimum number of plain bytes in a frame, a power of two: what a read of a small record
 /// decompresses.
 pub(crate) const LEAST_FRAME_BYTES: usize = 16 << 10;
-/// What is written; what is read may be up to [`CHUNK_BYTES`].
+/// Maximum number of plain bytes in a frame that is written; one that is read may have up to
+/// [`CHUNK_BYTES`].
 pub(crate) const MOST_FRAME_BYTES: usize = 256 << 10;
-/// Of the table: length and codec of what is stored, and its checksum.
+/// A table entry: length and codec of the stored frame, and its checksum.
 const ENTRY_BYTES: usize = 8;
 const LEN_BITS: u32 = 24;
-/// What the table grows by while it is written.
+/// The increment in which the table grows while it is written.
 const TABLE_STEP_BYTES: usize = 16 << 10;
 const _: () = assert!(TABLE_STEP_BYTES.is_multiple_of(ENTRY_BYTES));
 const _: () = assert!(CHUNK_BYTES < 1 << LEN_BITS && CHUNK_BYTES.is_multiple_of(MOST_FRAME_BYTES));
-/// A record in so many frames is put together from what is kept of them. One in more is read by
-/// itself: it would push out much that is read more often.
+/// A record in at most this many frames is assembled from cached frames. A longer one is read by
+/// itself, since it would evict much that is read more often.
 const KEPT_FRAMES: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
 struct Frame {
-    /// Its first byte in the file.
+    /// The offset of its first byte in the file.
     at: u32,
     checksum: u32,
     codec: Codec,
 }
 
-/// Where the frames of a compressed journal are.
+/// The frame table of a compressed journal.
 pub(crate) struct Frames {
     number: JournalNumber,
     salt: Salt,
     frame_bytes: usize,
-    /// The first byte behind the last record of the plain journal.
+    /// The end of the last record of the plain journal.
     end: usize,
-    /// Without any, if the table was damaged: then no record can be read.
+    /// Empty if the table was damaged: then no record can be read.
     frames: Box<[Frame]>,
-    /// The first byte behind the last frame in the file.
+    /// The end of the last frame in the file.
     stored_end: usize,
     blocks: Arc<Blocks>,
 }
@@ -82,7 +83,8 @@ impl Footer {
         fields
     }
 
-    /// `None`, if it is damaged, another journal's, or does not fit into a file of `len_bytes`.
+    /// Parses the footer; `None` if it is damaged, belongs to another journal, or does not fit a
+    /// file of `len_bytes`.
     fn parse(bytes: &[u8], salt: Salt, len_bytes: u64, journal_bytes: usize) -> Option<Self> {
         let fields = fields::unseal(bytes, MAGIC).ok()?;
         let footer = Self {
@@ -109,7 +111,7 @@ impl Footer {
 }
 
 impl Frames {
-    /// The frames of a compressed journal; `None`, if their table cannot be used.
+    /// Reads the frame table of a compressed journal; `None` if it is unusable.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -155,7 +157,7 @@ impl Frames {
             let codec = Codec::of((word >> LEN_BITS) as u8);
             let is_length = (1..=frames.plain(index).len()).contains(&stored_bytes);
             let (Some(codec), true) = (codec, is_length) else { return Ok(None) };
-            // No frame is longer than what it stands for, so none is behind 1 GiB.
+            // No frame is longer than its plain bytes, so none lies behind 1 GiB.
             found.push(Frame { at: frames.stored_end as u32, checksum: u32_at(entry, 4), codec });
             frames.stored_end += stored_bytes;
         }
@@ -163,8 +165,8 @@ impl Frames {
         Ok((frames.stored_end == footer.table_at).then_some(frames))
     }
 
-    /// Of a journal with records up to `end` whose table is damaged: all that is in it counts as
-    /// damaged.
+    /// Creates the table of a journal with records up to `end` whose table is damaged: all of its
+    /// contents count as damaged.
     pub(crate) fn lost(
         number: JournalNumber,
         salt: Salt,
@@ -182,23 +184,23 @@ impl Frames {
         }
     }
 
-    /// Whether its table was damaged, and with it all that is in it.
+    /// Returns whether its table, and with it all of its contents, is damaged.
     pub(crate) fn is_lost(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// The first byte behind the last record of the plain journal.
+    /// Returns the end of the last record of the plain journal.
     pub(crate) fn end(&self) -> usize {
         self.end
     }
 
-    /// What most of it is compressed with.
+    /// Returns the compression of most of it.
     pub(crate) fn compression(&self) -> Compression {
         let codec = self.frames.iter().map(|frame| frame.codec).find(|it| *it != Codec::Stored);
         codec.map_or(Compression::None, Codec::name)
     }
 
-    /// Memory of the table, in bytes.
+    /// Returns the memory of the table, in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         size_of_val(&*self.frames)
     }
@@ -207,32 +209,32 @@ impl Frames {
         (at - FIRST_RECORD) / self.frame_bytes
     }
 
-    /// Where in the plain journal the frame begins that `at` is in.
+    /// Returns where in the plain journal the frame begins that contains `at`.
     pub(crate) fn start_of(&self, at: usize) -> usize {
         self.plain(self.frame_of(at)).start
     }
 
-    /// The bytes of the plain journal that a frame stands for.
+    /// Returns the bytes of the plain journal that a frame contains.
     fn plain(&self, frame: usize) -> Range<usize> {
         let start = FIRST_RECORD + frame * self.frame_bytes;
         start..(start + self.frame_bytes).min(self.end)
     }
 
-    /// The bytes of the file that a frame has, if it is known.
+    /// Returns the bytes of the file that a frame occupies, if known.
     fn stored(&self, frame: usize) -> Option<Range<usize>> {
         let start = self.frames.get(frame)?.at as usize;
         let end = self.frames.get(frame + 1).map_or(self.stored_end, |next| next.at as usize);
         Some(start..end)
     }
 
-    /// The pages of the file that these have, if they are known.
+    /// Returns the pages of the file that these frames occupy, if known.
     fn stored_pages(&self, frames: &Range<usize>) -> Option<Range<usize>> {
         let (first, last) = (self.stored(frames.start)?, self.stored(frames.end - 1)?);
         Some(first.start / PAGE_BYTES * PAGE_BYTES..last.end.next_multiple_of(PAGE_BYTES))
     }
 
-    /// Read frames and decompress them, one behind the other, into exactly their bytes. Zeroes
-    /// stand for those that are damaged; returns how many bytes these are.
+    /// Reads and decompresses consecutive frames into `to`, which has exactly their length. Damaged
+    /// ones become zeroes; returns their total length.
     fn read(&self, source: Source<'_>, frames: Range<usize>, to: &mut [u8]) -> Result<usize> {
         let Some(pages) = self.stored_pages(&frames) else {
             to.fill(0);
@@ -259,16 +261,16 @@ impl Frames {
         Ok(damaged_bytes)
     }
 
-    /// The plain journal up to its end, into the memory of a whole one. Zeroes stand for its header
-    /// and for what is damaged.
+    /// Reads the plain journal up to its end into the memory of a whole journal. The header and
+    /// damaged frames become zeroes.
     pub(crate) fn read_whole(&self, source: Source<'_>, memory: &mut [u8]) -> Result<()> {
         memory[..FIRST_RECORD].fill(0);
         let count = (self.end - FIRST_RECORD).div_ceil(self.frame_bytes);
         self.read_many(source, 0..count, &mut memory[FIRST_RECORD..self.end])
     }
 
-    /// The frames of the plain journal from the one that `at` is in on, as many as `to` has room
-    /// for, which has whole chunks; returns which bytes these are.
+    /// Reads frames from the one that contains `at` on, as many as fit into `to`, whose length is a
+    /// multiple of a chunk; returns their range in the plain journal.
     pub(crate) fn read_piece(
         &self,
         source: Source<'_>,
@@ -283,7 +285,7 @@ impl Frames {
         Ok(plain)
     }
 
-    /// The same as [`Self::read`] for any number of frames, with memory for a chunk beside `to`.
+    /// Reads any number of frames like [`Self::read`], with additional memory for a chunk.
     fn read_many(&self, source: Source<'_>, frames: Range<usize>, to: &mut [u8]) -> Result<()> {
         let start = self.plain(frames.start).start;
         let step = CHUNK_BYTES / self.frame_bytes;
@@ -295,7 +297,7 @@ impl Frames {
         Ok(())
     }
 
-    /// A frame as it is kept, or read; `None` if it is damaged.
+    /// Returns a frame, cached or read; `None` if it is damaged.
     fn block(&self, source: Source<'_>, frame: usize) -> Result<Option<Block>> {
         let block = self.blocks.get(self.number, frame, || {
             let bytes = memory::zeroes(self.plain(frame).len());
@@ -313,8 +315,8 @@ impl Frames {
         }
     }
 
-    /// The frames that the record at `place` may be in; `None` if it cannot be one of this
-    /// journal.
+    /// Returns the frames that may contain the record at `place`; `None` if it cannot be a record
+    /// of this journal.
     fn around(&self, place: Place) -> Option<Range<usize>> {
         let at = place.first().byte();
         let limit = (at + place.max_len_bytes()).min(self.end);
@@ -322,7 +324,8 @@ impl Frames {
         is_here.then(|| self.frame_of(at)..self.frame_of(limit - 1) + 1)
     }
 
-    /// The pages of the file that [`Self::load`] reads, or a little more; `None` if it needs none.
+    /// Returns the pages of the file that [`Self::load`] reads, or slightly more; `None` if it
+    /// needs none.
     pub(crate) fn pages(&self, place: Place) -> Option<Range<usize>> {
         let mut frames = self.around(place)?;
         if frames.len() <= KEPT_FRAMES {
@@ -337,7 +340,7 @@ impl Frames {
         if frames.is_empty() { None } else { self.stored_pages(&frames) }
     }
 
-    /// The record at `place`; `None` if it is damaged.
+    /// Loads the record at `place`; `None` if it is damaged.
     pub(crate) fn load(&self, source: Source<'_>, place: Place) -> Result<Option<Loaded>> {
         let Some(frames) = self.around(place) else { return Ok(None) };
         let at = place.first().byte();
@@ -351,7 +354,7 @@ impl Frames {
             return Ok(record(self.read_alone(source, frames)?));
         }
         let Some(first) = self.block(source, frames.start)? else { return Ok(None) };
-        // Nearly always: it ends in the frame that it begins in.
+        // The common case: it ends in the frame that it begins in.
         if let Some(loaded) = record(first.clone()) {
             return Ok(Some(loaded));
         }
@@ -360,15 +363,15 @@ impl Frames {
         memory::reserve(&mut whole, plain_bytes).map_err(source.no_memory())?;
         whole.extend_from_slice(&first);
         for frame in frames.start + 1..frames.end {
-            // The length is known from above only: the record may end before a frame that is
-            // damaged.
+            // Only an upper bound of the length is known: the record may end before a damaged
+            // frame.
             let Some(block) = self.block(source, frame)? else { break };
             whole.extend_from_slice(&block);
         }
         Ok(record(Arc::new(whole)))
     }
 
-    /// Frames that are not to be kept, one behind the other.
+    /// Reads consecutive frames without caching them.
     fn read_alone(&self, source: Source<'_>, frames: Range<usize>) -> Result<Block> {
         let plain_bytes = self.plain(frames.end - 1).end - self.plain(frames.start).start;
         let mut whole = memory::zeroes(plain_bytes).map_err(source.no_memory())?;
@@ -383,22 +386,22 @@ pub(crate) struct Writer<'a> {
     salt: Salt,
     frame_bytes: usize,
     encoder: &'a mut Encoder,
-    /// What is not yet in the file.
+    /// Data not yet in the file.
     staged: AlignedBuf,
     staged_bytes: usize,
-    /// Where in the file it begins.
+    /// Where in the file `staged` begins.
     at: usize,
     table: Vec<u8>,
-    /// Memory for a frame, compressed and decompressed again.
+    /// Buffers for a frame, compressed and decompressed again.
     compressed: Vec<u8>,
     again: Vec<u8>,
 }
 
 impl<'a> Writer<'a> {
-    /// Into an empty file.
+    /// Starts writing into an empty file.
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// There is no memory for the buffers.
     pub(crate) fn new(
         file: &'a dyn File,
         salt: Salt,
@@ -419,12 +422,12 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Bytes of the file until now.
+    /// Returns the length of the file so far.
     pub(crate) fn len_bytes(&self) -> usize {
         self.at + self.staged_bytes
     }
 
-    /// The next frame: as many bytes as it stands for, but for the last one.
+    /// Appends the next frame. All frames but the last have the full length.
     pub(crate) fn push(&mut self, plain: &[u8]) -> io::Result<()> {
         if self.table.len() == self.table.capacity() {
             memory::reserve(&mut self.table, TABLE_STEP_BYTES)?;
@@ -432,8 +435,8 @@ impl<'a> Writer<'a> {
         let mut compressed = std::mem::take(&mut self.compressed);
         let codec = self.encoder.codec();
         self.again.resize(plain.len(), 0);
-        // The plain file goes when this one is complete: a defect of a codec must cost room and not
-        // records.
+        // The plain file is removed once this one is complete: a defect of a codec must cost space
+        // and not records.
         let (stored, codec) = match self.encoder.compress(plain, &mut compressed)? {
             Some(stored) if codec.decompress(stored, &mut self.again)? && self.again == plain => {
                 (stored, codec)
@@ -466,8 +469,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Behind the last frame: the table, the footer, and the header in front of all. `end` is that
-    /// of the plain journal. Returns the length of the file.
+    /// Writes the table, the footer and, at the beginning, the header. `end` is that of the plain
+    /// journal. Returns the length of the file.
     pub(crate) fn finish(mut self, header: &JournalHeader, end: usize) -> io::Result<u64> {
         let table = std::mem::take(&mut self.table);
         let frames = table.len() / ENTRY_BYTES;

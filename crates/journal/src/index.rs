@@ -1,8 +1,8 @@
-//! The key directory: hash of a key to the place of its newest record. `docs/journal-cache.md`,
-//! "How it works".
+//! The index: a concurrent hash table from the hash of a key to the place of its newest record.
+//! `docs/journal-cache.md`, "How it works".
 //!
-//! Readers take no lock. A writer holds the lock of its key's shard from before it takes a place in
-//! the journal until the entry says so.
+//! Readers take no lock. A writer holds the lock of its key's shard from before it reserves space
+//! in the journal until the entry is set.
 
 mod grower;
 
@@ -17,49 +17,49 @@ use crate::sync::{Arc, ArcSwap, Mutex, MutexGuard};
 
 pub(crate) use grower::Grower;
 
-/// A slot is two words: place, then fingerprint.
+/// A slot has two words: the place, then the fingerprint.
 const SLOT_WORDS: usize = 2;
 /// A bucket is a cache line.
 const BUCKET_SLOTS: usize = 4;
 const BUCKET_WORDS: usize = BUCKET_SLOTS * SLOT_WORDS;
 
-/// In the place of a slot: never used since the table was made.
+/// The place of a slot that was never used since the table was created.
 const EMPTY: u64 = 0;
-/// In the place of a slot: its entry was removed. A search goes on behind it, an insertion may take
+/// The place of a slot whose entry was removed. A search continues past it; an insertion may use
 /// it.
 const REMOVED: u64 = 1;
 
 /// Buckets of a new shard: one page; two in a model.
 const FIRST_BUCKETS_LOG2: u32 = if cfg!(loom) { 1 } else { 6 };
 
-/// Entries by shard.
+/// The entries, by shard.
 pub(crate) struct Index {
     shards: Box<[Shard]>,
-    /// Makes tables anew before their writers have to.
+    /// Replaces tables before their writers have to.
     pub(crate) grower: Grower,
 }
 
-/// What writers change has a cache line of its own: readers of the table, and writers of the next
-/// shard, do not wait for it.
+/// The data that writers change has its own cache line, so that readers of the table and writers of
+/// the next shard do not contend for it.
 #[repr(align(64))]
 struct Shard {
-    /// What its writers know.
+    /// The writers' state.
     writer: OwnLine<Mutex<Owned>>,
-    /// The same table as theirs, for readers.
+    /// The writers' table, for readers.
     table: ArcSwap<Table>,
 }
 
 #[repr(align(64))]
 struct OwnLine<T>(T);
 
-/// What the writer of a shard has for himself.
+/// The state of a shard's writer.
 struct Owned {
     table: Arc<Table>,
     fill: Fill,
-    /// The grower was told that the table is crowded.
+    /// The grower has been asked to replace the crowded table.
     has_asked: bool,
-    /// Bytes of keys and values that users have put, and of keys that they have deleted: here,
-    /// where the lock is held anyhow.
+    /// Bytes of keys and values that users have put, and of keys that they have deleted. Kept here
+    /// because the lock is held anyway.
     user_bytes: u64,
 }
 
@@ -67,12 +67,12 @@ struct Owned {
 #[derive(Clone, Copy, Debug, Default)]
 struct Fill {
     entries: usize,
-    /// Slots that are [`REMOVED`].
+    /// Number of [`REMOVED`] slots.
     removed: usize,
 }
 
 impl Index {
-    /// Without entries, with room for about `entries`.
+    /// Creates an empty index with room for about `entries`.
     pub(crate) fn with_room(entries: usize) -> io::Result<Self> {
         let per_shard = entries.div_ceil(1 << SHARD_BITS);
         let mut log2 = FIRST_BUCKETS_LOG2;
@@ -93,19 +93,19 @@ impl Index {
         Ok(Self { shards, grower: Grower::default() })
     }
 
-    /// The place of a key's newest record, by what stands for the key.
+    /// Returns the place of a key's newest record, by the hash of the key.
     #[inline]
     pub(crate) fn find(&self, hash: KeyHash) -> Option<Place> {
         self.shards[hash.shard()].table.load().find(hash).map(|(_, place)| place)
     }
 
-    /// Begin to bring a key's slot into the cache of the processor.
+    /// Starts loading a key's slot into the processor's cache.
     #[inline]
     pub(crate) fn prefetch(&self, hash: KeyHash) {
         self.shards[hash.shard()].table.load().prefetch(hash);
     }
 
-    /// Remember that the record at `place` was read, if it still is the key's newest.
+    /// Marks the record at `place` as read, if it is still the key's newest.
     #[inline]
     pub(crate) fn mark_read(&self, hash: KeyHash, place: Place) {
         let table = self.shards[hash.shard()].table.load();
@@ -114,18 +114,18 @@ impl Index {
         {
             let word = &table.words[slot * SLOT_WORDS];
             let read = place.marked_read().0;
-            // Whoever has changed it meanwhile knows better.
+            // A concurrent change takes precedence.
             let _ = word.compare_exchange(place.0, read, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
-    /// Be the only one who changes the entries of this key's shard.
+    /// Locks this key's shard for changes of its entries.
     pub(crate) fn lock(&self, hash: KeyHash) -> Writer<'_> {
         Writer { owned: self.shards[hash.shard()].writer.0.lock(), index: self, hash }
     }
 
-    /// Enter a record that was found on disk, unless a newer one of its key was. Nobody reads
-    /// meanwhile.
+    /// Enters a record found on disk, unless a newer one of its key was entered. There are no
+    /// readers yet.
     pub(crate) fn recover(&self, hash: KeyHash, place: Place) -> io::Result<Recovery> {
         let mut writer = self.lock(hash);
         let table = &writer.owned.table;
@@ -139,7 +139,7 @@ impl Index {
             table.words[slot * SLOT_WORDS].store(place.0, Ordering::Release);
             return Ok(Recovery::Replaced(known));
         }
-        // At once: nobody is there yet to do it beside.
+        // At once: the grower is not running yet.
         if writer.owned.is_crowded() {
             writer.grow()?;
         }
@@ -147,12 +147,12 @@ impl Index {
         Ok(Recovery::New)
     }
 
-    /// Add all entries of a shard whose own bucket is that of `fingerprint`; returns the least
-    /// fingerprint of the bucket behind it, if there is one.
+    /// Appends all entries of a shard whose own bucket is that of `fingerprint`; returns the
+    /// smallest fingerprint of the next bucket, if there is one.
     ///
-    /// Who goes through all buckets so meets every entry that is there all the time, and only once:
-    /// tables are in the order of fingerprints whatever their size, so a larger one does not move
-    /// what is behind to what is ahead; and within one table an entry stays in its slot.
+    /// Visiting all buckets finds every entry that is present throughout exactly once: tables are
+    /// ordered by fingerprint whatever their size, so a larger one does not move an entry from
+    /// behind the cursor to ahead of it, and within a table an entry stays in its slot.
     pub(crate) fn bucket(
         &self,
         shard: usize,
@@ -181,23 +181,24 @@ impl Index {
         (next < 1 << table.buckets_log2).then(|| next << (u64::BITS - table.buckets_log2))
     }
 
-    /// Number of entries.
+    /// Returns the number of entries.
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.writer.0.lock().fill.entries).sum()
     }
 
-    /// Bytes of keys and values that users have put, and of keys that they have deleted.
+    /// Returns the bytes of keys and values that users have put, and of keys that they have
+    /// deleted.
     pub(crate) fn user_bytes(&self) -> u64 {
         self.shards.iter().map(|shard| shard.writer.0.lock().user_bytes).sum()
     }
 
-    /// Memory of the tables, in bytes.
+    /// Returns the memory of the tables, in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.shards.iter().map(|shard| size_of_val::<[_]>(&shard.table.load().words)).sum()
     }
 
-    /// Remove all entries that `keep` does not want. It sees each place once; readers and writers
-    /// wait for nothing but their shard's lock.
+    /// Removes all entries for which `keep` returns false. It is called once for each place;
+    /// readers do not wait, and writers only for their shard's lock.
     pub(crate) fn retain(&self, mut keep: impl FnMut(Place) -> bool) {
         for shard in &self.shards {
             let Owned { table, fill, .. } = &mut *shard.writer.0.lock();
@@ -211,20 +212,20 @@ impl Index {
     }
 }
 
-/// What became of a record that was found on disk.
+/// The outcome of entering a record found on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recovery {
     /// It is the first one of its key.
     New,
-    /// It is newer than this one, which was entered before.
+    /// It replaced this older one.
     Replaced(Place),
-    /// It was entered before.
+    /// The same record was already entered.
     Known,
-    /// A newer one was.
+    /// A newer one was already entered.
     Older,
 }
 
-/// The right to change one key's entry.
+/// Exclusive access to one key's entry.
 pub(crate) struct Writer<'a> {
     owned: MutexGuard<'a, Owned>,
     index: &'a Index,
@@ -232,12 +233,12 @@ pub(crate) struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// The place of its newest record.
+    /// Returns the place of the key's newest record.
     pub(crate) fn get(&self) -> Option<Place> {
         self.owned.table.find(self.hash).map(|(_, place)| place)
     }
 
-    /// See to it that [`Self::set`] finds a slot, and soon.
+    /// Ensures that [`Self::set`] finds a free slot within a short search.
     ///
     /// # Errors
     /// There is no memory for a larger table.
@@ -255,7 +256,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Make the table anew, now.
+    /// Replaces the table now.
     #[cold]
     fn grow(&mut self) -> io::Result<()> {
         let larger = Arc::new(Table::new(self.owned.next_log2())?);
@@ -263,19 +264,19 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// The key's newest record is at `place`; returns where it was. [`Self::make_room`] comes
-    /// before.
+    /// Sets the place of the key's newest record and returns the previous one. [`Self::make_room`]
+    /// must have been called.
     pub(crate) fn set(&mut self, place: Place) -> Option<Place> {
         let table = &self.owned.table;
         if let Some((slot, _)) = table.find(self.hash) {
-            // Not what `find` has seen: a reader may have marked it meanwhile.
+            // Not the word that `find` has seen: a reader may have marked it meanwhile.
             return Some(Place(table.words[slot * SLOT_WORDS].swap(place.0, Ordering::AcqRel)));
         }
         self.insert(place);
         None
     }
 
-    /// The same if it has none yet.
+    /// Inserts an entry for a key that has none.
     fn insert(&mut self, place: Place) {
         let Owned { table, fill, .. } = &mut *self.owned;
         let (slot, was_removed) = table.free_slot(self.hash.fingerprint);
@@ -284,12 +285,12 @@ impl Writer<'_> {
         fill.removed -= usize::from(was_removed);
     }
 
-    /// A user has put so many bytes, or deleted a key of so many.
+    /// Adds to the bytes that users have put or deleted.
     pub(crate) fn count_user_bytes(&mut self, bytes: usize) {
         self.owned.user_bytes += bytes as u64;
     }
 
-    /// The key has no record any more; returns where it was.
+    /// Removes the key's entry and returns its place.
     pub(crate) fn remove(&mut self) -> Option<Place> {
         let Owned { table, fill, .. } = &mut *self.owned;
         let (slot, _) = table.find(self.hash)?;
@@ -298,28 +299,28 @@ impl Writer<'_> {
 }
 
 impl Fill {
-    /// Slots that are not free.
+    /// Returns the number of slots that are not free.
     fn used(self) -> usize {
         self.entries + self.removed
     }
 }
 
 impl Owned {
-    /// Whether the table should be made anew.
+    /// Returns whether the table should be replaced.
     fn is_crowded(&self) -> bool {
         self.fill.used() >= room(self.table.buckets_log2)
     }
 
-    /// The size of the table that comes behind a crowded one. Half of its room is left then, so
-    /// that tables are not made again and again: twice as large, or the same without what was
-    /// removed.
+    /// Returns the size of the table that replaces a crowded one: twice as large, or the same
+    /// without the removed entries. At most half of it is used then, so that tables are not
+    /// replaced over and over.
     fn next_log2(&self) -> u32 {
         let log2 = self.table.buckets_log2;
         log2 + u32::from(self.fill.entries >= room(log2) / 2)
     }
 
-    /// Have all entries in another table, of [`Self::next_log2`], which is empty; returns the one
-    /// before.
+    /// Moves all entries to another table, which is empty and has the size of [`Self::next_log2`];
+    /// returns the old one.
     fn move_to(&mut self, other: Arc<Table>, shard: &Shard) -> Arc<Table> {
         let table = &self.table;
         for slot in 0..table.slots() {
@@ -337,20 +338,20 @@ impl Owned {
     }
 }
 
-/// Entries, with those that were removed, from which on a table is crowded: three quarters of its
-/// slots.
+/// Returns the number of used slots, removed ones included, from which a table is crowded: three
+/// quarters.
 fn room(buckets_log2: u32) -> usize {
     (BUCKET_SLOTS << buckets_log2) / 4 * 3
 }
 
-/// Of these a table takes no more, and a writer does not wait for the grower: seven eighths of its
-/// slots.
+/// Returns the number of used slots that a table may have; beyond it a writer does not wait for the
+/// grower: seven eighths.
 fn most(buckets_log2: u32) -> usize {
     (BUCKET_SLOTS << buckets_log2) / 8 * 7
 }
 
-/// Open addressing by buckets. An entry is in the first bucket from its own on that had a free
-/// slot: so a search ends at a bucket with an [`EMPTY`] slot.
+/// A hash table with bucketised linear probing. An entry is in the first bucket, from its own on,
+/// that had a free slot; so a search ends at a bucket with an [`EMPTY`] slot.
 struct Table {
     words: Words,
     buckets_log2: u32,
@@ -365,8 +366,7 @@ impl Table {
         BUCKET_SLOTS << self.buckets_log2
     }
 
-    /// In the order of fingerprints, so that a larger table is filled from its beginning to its
-    /// end.
+    /// In the order of fingerprints, so that a larger table is filled from beginning to end.
     fn bucket(&self, fingerprint: u64) -> usize {
         (fingerprint >> (u64::BITS - self.buckets_log2)) as usize
     }
@@ -376,7 +376,7 @@ impl Table {
         self.words.prefetch(self.bucket(hash.fingerprint) * BUCKET_WORDS);
     }
 
-    /// All buckets, beginning with the fingerprint's own.
+    /// Returns all buckets, beginning with the fingerprint's own.
     fn buckets(&self, fingerprint: u64) -> impl Iterator<Item = usize> {
         let (first, mask) = (self.bucket(fingerprint), (1 << self.buckets_log2) - 1);
         (0..=mask).map(move |step| (first + step) & mask)
@@ -400,8 +400,9 @@ impl Table {
         None
     }
 
-    /// Writers store a removed slot's fingerprint before its place, so a place that is the same
-    /// before and after belongs to the fingerprint between: no two entries have one place.
+    /// Reads a slot like a seqlock. Writers store the fingerprint of a reused slot before its
+    /// place, and no two entries share a place: a place that is the same before and after belongs
+    /// to the fingerprint read in between.
     #[inline]
     fn read(&self, slot: usize, hash: KeyHash) -> Slot {
         let [place, fingerprint] = [0, 1].map(|word| &self.words[slot * SLOT_WORDS + word]);
@@ -422,8 +423,8 @@ impl Table {
         }
     }
 
-    /// Fingerprint and place of the entry in a slot, that belong together as in [`Self::read`]; or
-    /// [`EMPTY`] or [`REMOVED`].
+    /// Returns fingerprint and place of the entry in a slot, consistent as in [`Self::read`];
+    /// otherwise [`EMPTY`] or [`REMOVED`].
     fn entry(&self, slot: usize) -> Result<(u64, Place), u64> {
         let [place, fingerprint] = [0, 1].map(|word| &self.words[slot * SLOT_WORDS + word]);
         let mut before = place.load(Ordering::Acquire);
@@ -440,7 +441,7 @@ impl Table {
         }
     }
 
-    /// Where an entry that is not there belongs, and whether another one was removed from there.
+    /// Returns the slot for a new entry, and whether an entry was removed from it.
     fn free_slot(&self, fingerprint: u64) -> (usize, bool) {
         let slots = self
             .buckets(fingerprint)
@@ -460,8 +461,8 @@ impl Table {
     }
 
     fn remove(&self, slot: usize, fill: &mut Fill) -> Place {
-        // Where a slot of the bucket is empty nothing was ever pushed on to the next one, and a
-        // search may end here.
+        // If the bucket has an empty slot, no entry overflowed to the next bucket, and a search may
+        // end here.
         let bucket = slot / BUCKET_SLOTS * BUCKET_SLOTS;
         let has_empty = (bucket..bucket + BUCKET_SLOTS)
             .any(|slot| self.words[slot * SLOT_WORDS].load(Ordering::Relaxed) == EMPTY);

@@ -1,6 +1,6 @@
-//! The records of a journal one after the other, for whoever evicts, compacts, iterates or checks
-//! all of it. One that is not in memory is read in pieces: the memory budget has no room for it as
-//! a whole.
+//! Visiting all records of a journal in order, for eviction, compaction, iteration and
+//! verification. A journal that is not in memory is read in pieces: the memory budget has no room
+//! for all of it.
 
 use std::io;
 use std::ops::Range;
@@ -17,8 +17,8 @@ use crate::shared::{CHUNK_BYTES, Shared};
 use crate::sync::Arc;
 use crate::walk::{Found, Walk};
 
-/// Hand the records of a journal's bytes to `each`, from the one at `at` on; returns how many bytes
-/// are damaged. `bytes`: from the beginning of the file to the end of its last record.
+/// Passes the records in a journal's bytes, from the one at `at` on, to `each`; returns how many
+/// bytes are damaged. `bytes` range from the beginning of the file to the end of its last record.
 pub(crate) fn each_in<E>(
     bytes: &[u8],
     salt: Salt,
@@ -36,40 +36,40 @@ pub(crate) fn each_in<E>(
     Ok(damaged_bytes + bytes.len().saturating_sub(walk.end()))
 }
 
-/// A part of a journal that is not in memory: as large as whoever reads it wants, or as a record in
-/// it. Clones share the memory.
+/// A part of a journal that is not in memory: as large as requested, or as a record in it. Clones
+/// share the memory.
 #[derive(Clone)]
 pub(crate) struct Piece {
-    /// Used again, unless somebody keeps what was read in it.
+    /// Reused, unless a record in it is still referenced.
     memory: Arc<AlignedBuf>,
-    /// The bytes of the journal that are in it.
+    /// The range of the journal that it contains.
     there: Range<usize>,
 }
 
 impl Piece {
-    /// Nothing yet.
+    /// Creates an empty piece.
     pub(crate) fn none() -> Self {
         Self { memory: Arc::new(AlignedBuf::zeroed(PAGE_BYTES)), there: 0..0 }
     }
 
-    /// The record at `at`, if all of it is here, undamaged.
+    /// Returns the record at `at`, if all of it is here, undamaged.
     pub(crate) fn record(&self, at: usize, salt: Salt) -> Option<Record<'_>> {
         Record::checked(self.bytes_at(at)?, salt, Granule::at(at))
     }
 
-    /// The same one, `len` bytes long, with the memory that it is in.
+    /// Returns a reference to the record of `len` bytes at `at`, which shares the memory.
     pub(crate) fn loaded(&self, at: usize, len: usize) -> Loaded {
         Loaded::cold(self.memory.clone(), at - self.there.start, len)
     }
 
-    /// What is here from `at` on, if anything is.
+    /// Returns what is here from `at` on, if anything.
     fn bytes_at(&self, at: usize) -> Option<&[u8]> {
         let here = &self.memory[..self.there.len()];
         self.there.contains(&at).then(|| &here[at - self.there.start..])
     }
 
-    /// Read on where [`Self::record`] has found none, at `at`: about `piece_bytes` of what is
-    /// before `end`, or as much as the record there has. False if it is damaged.
+    /// Reads on at `at`, where [`Self::record`] has found none: about `piece_bytes`, not beyond
+    /// `end`, or as much as the record there has. False if the record is damaged.
     pub(crate) fn read_on(
         &mut self,
         journal: &Journal,
@@ -88,11 +88,11 @@ impl Piece {
             wanted_bytes = wanted_bytes.max(at + record_bytes - journal.piece_start(at));
         }
         let wanted_bytes = wanted_bytes.next_multiple_of(unit);
-        // Not in more: whoever keeps a short record of it keeps all of it.
+        // Not larger memory: a caller that keeps a short record keeps all of it.
         let is_free =
             Arc::get_mut(&mut self.memory).is_some_and(|memory| memory.len() == wanted_bytes);
         if !is_free {
-            // What was there goes first.
+            // The previous memory is released first.
             *self = Self::none();
             self.memory = Arc::new(journal.source().pages(wanted_bytes)?);
         }
@@ -103,9 +103,9 @@ impl Piece {
     }
 }
 
-/// The same as [`each_in`] of a file, from its first record on as long as all of them are
-/// undamaged; returns where that ends. Takes memory for a piece, of `piece_bytes` as they are just
-/// then, or for the longest record.
+/// Passes the records of a file to `each` like [`each_in`], from the first one on as long as all
+/// are undamaged; returns where that ends. Takes memory for a piece of the current `piece_bytes`,
+/// or for the longest record.
 fn each_whole<E: From<Error>>(
     journal: &Journal,
     end: usize,
@@ -126,9 +126,9 @@ fn each_whole<E: From<Error>>(
 }
 
 impl Shared {
-    /// Hand all records of a sealed journal to `each`; returns how many bytes of it are damaged.
-    /// One that is not in memory is read by about `piece_bytes` at a time, asked for before each
-    /// piece: a read of somebody else may have to wait for one.
+    /// Passes all records of a sealed journal to `each`; returns how many bytes of it are damaged.
+    /// A journal that is not in memory is read by about `piece_bytes` at a time, evaluated before
+    /// each piece: a concurrent read may have to wait for one.
     pub(crate) fn each_record<E: From<Error>>(
         &self,
         journal: &Journal,
@@ -147,14 +147,14 @@ impl Shared {
         if whole_until == end {
             return Ok(0);
         }
-        // What comes behind the damage is found in all of it at one time.
+        // The records behind the damage are located in the whole journal at once.
         let arena = self.load_into(journal, end, self.take_to_search()?)?;
         let bytes = arena.read(0..end).expect("sealed up to its end");
         each_in(bytes, journal.salt, whole_until, each)
     }
 
-    /// Memory for a whole journal within the budget: free, or that of the hot one that is read
-    /// least.
+    /// Takes memory for a whole journal within the budget: free memory, or that of the least read
+    /// hot journal.
     fn take_to_search(&self) -> Result<Pooled> {
         let no_memory = || self.no_memory("a damaged journal");
         if let Some(arena) = self.pool.take() {
@@ -164,18 +164,18 @@ impl Shared {
             self.demote(&coldest);
         }
         let taken = self.pool.take_within(LET_GO_WITHIN).map_err(no_memory())?;
-        // Writers or readers have all of it now. What this is for is tried again.
+        // Writers or readers use all of it now; the caller's task is retried.
         taken.ok_or_else(|| no_memory()(io::ErrorKind::WouldBlock.into()))
     }
 
-    /// A sealed journal's bytes for an iteration that has met damage in it: in memory beyond the
-    /// budget, if none is free.
+    /// Loads a sealed journal for an iteration that has met damage in it: in memory beyond the
+    /// budget if none is free.
     pub(crate) fn load_whole(&self, journal: &Journal, end: usize) -> Result<Pooled> {
         let arena = self.pool.take_anyway().map_err(self.no_memory("a journal"))?;
         self.load_into(journal, end, arena)
     }
 
-    /// The same in this memory.
+    /// Loads a sealed journal into this memory.
     pub(crate) fn load_into(
         &self,
         journal: &Journal,

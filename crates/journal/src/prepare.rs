@@ -1,6 +1,6 @@
-//! The preparer: a thread that makes the journal after the newest one, the *spare*, before it is
-//! needed: so neither the writers nor the flusher wait for the system to clear memory, or for
-//! readers to let go of it.
+//! The allocator: a thread that creates the journal after the newest one, the *spare*, before it is
+//! needed, so that neither writers nor the flusher wait for the kernel to clear memory or for
+//! readers to release it.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,29 +20,29 @@ use crate::room::Who;
 use crate::shared::Shared;
 use crate::sync::Arc;
 
-/// How long it is waited for readers to let go of a journal whose memory is taken.
+/// How long to wait for readers to release a journal whose memory is taken.
 pub(crate) const LET_GO_WITHIN: Duration = Duration::from_millis(10);
-/// Journals that are kept free for writers, beside those that they leave.
+/// Journals kept free for writers, in addition to the headroom that they leave.
 const ROOM_AHEAD: usize = 2;
-/// Numbers of journals are not further apart than this. What is left is for opening the cache,
-/// which makes one each time.
+/// The maximum distance between journal numbers. The rest is for openings, each of which creates a
+/// journal.
 const MOST_SPAN: u64 = MAX_SPAN / 4 * 3;
-/// Where there was no room it is looked again after this time, even if nobody tells of any.
+/// The interval for checking again for space, even without a notification.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// The preparer's own.
+/// The state of the allocator thread.
 pub(crate) struct Preparer {
     shared: Arc<Shared>,
     next_number: JournalNumber,
 }
 
 impl Preparer {
-    /// `next_number`: of the journal after the newest one.
+    /// `next_number`: the number after that of the newest journal.
     pub(crate) fn new(shared: Arc<Shared>, next_number: JournalNumber) -> Self {
         Self { shared, next_number }
     }
 
-    /// Until the cache is closed or a write fails. The spare stays.
+    /// Runs until the cache is closed or a write fails. The spare stays.
     pub(crate) fn run(mut self) {
         let shared = self.shared.clone();
         let _told = TellOfPanic(&shared);
@@ -61,7 +61,7 @@ impl Preparer {
         }
     }
 
-    /// See to it that a spare is there, if disk and memory allow one.
+    /// Creates a spare if there is none and disk and memory permit it.
     fn prepare(&mut self) -> Result<()> {
         let shared = &self.shared;
         shared.see_disk();
@@ -98,7 +98,8 @@ impl Preparer {
                         made => made?,
                     }
                 }
-                // All journals in memory wait to be written, and so does this.
+                // All journals in memory are waiting to be written, and the allocator waits for
+                // them.
                 Ok(None) => return Ok(()),
             },
             None => None,
@@ -112,7 +113,7 @@ impl Preparer {
                 state.shortage = Shortage::None;
                 state.spare = Some(Arc::new(spare));
             }
-            // While it looked room was made: it is woken, and looks again.
+            // Space was made during the check: it has been woken and checks again.
             None if state.rooms_made != rooms_made => return Ok(()),
             None => {
                 state.shortage = Shortage::Known;
@@ -123,8 +124,8 @@ impl Preparer {
         Ok(())
     }
 
-    /// Others have the files or the memory, and give them back: writers wait, and it is tried
-    /// again.
+    /// Records that file descriptors or memory are in use elsewhere, which is temporary: writers
+    /// wait, and it is retried.
     fn held_up(&self, error: &Error) {
         let flush = &self.shared.flush;
         if !std::mem::replace(&mut flush.state.lock().is_held_up, true) {
@@ -133,38 +134,38 @@ impl Preparer {
         }
     }
 
-    /// The next journal's number, if there is room for it.
+    /// Returns the next journal's number, if there is space for it.
     fn number_with_room(&self) -> Option<JournalNumber> {
         let journals = &self.shared.journals;
         if !journals.room.has_now(1) {
             return None;
         }
-        // A journal that has lived for long may have a number that this one would collide with.
+        // The number may collide with that of a journal that has existed for long.
         let number = (self.next_number.0..).map(JournalNumber).find(|it| journals.is_free(*it))?;
-        // What cannot be read is not moved out of the way in time.
+        // A journal that cannot be read is not moved in time.
         let oldest = journals.oldest().unwrap_or(number);
         (number.0 - oldest.0 < MOST_SPAN).then_some(number)
     }
 
-    /// Memory for a journal: free, or the hot journal's that is read least. `None` if all of them
-    /// wait to be written: the flusher tells when one does not any more.
+    /// Takes memory for a journal: free memory, or that of the least read hot journal. `None` if
+    /// all journals wait to be written; the flusher then wakes the allocator.
     fn take_arena(&self) -> Result<Option<Pooled>> {
         let shared = &self.shared;
         let no_memory = || shared.no_memory("a journal");
-        // If the system has none, what there is has to do: a journal in memory makes way.
+        // If the system has none, the existing memory must suffice: a hot journal is demoted.
         if let Some(arena) = shared.pool.take() {
             return Ok(Some(arena));
         }
         for _ in 0..shared.pool.beyond() {
-            // Its memory goes back to the system, and that of the next one is within the bound
+            // Its memory returns to the system, and that of the next journal is within the budget
             // again.
             if let Some(coldest) = shared.coldest_in_memory() {
                 shared.demote(&coldest);
             }
         }
         let Some(coldest) = shared.coldest_in_memory() else {
-            // What waits to be written gives its memory back. If nothing does, readers have all of
-            // it.
+            // Journals waiting to be written will release their memory. If there are none, readers
+            // hold all of it.
             let waits = shared.flush.state.lock().pending.len() > 1;
             return if waits {
                 Ok(None)
@@ -175,14 +176,14 @@ impl Preparer {
         let let_go = move || shared.demote(&coldest);
         match shared.pool.take_for_writers(LET_GO_WITHIN, let_go).map_err(no_memory())? {
             Some(arena) => Ok(Some(arena)),
-            // Readers keep values of it. They may do so for ever.
+            // Readers hold values of it, perhaps indefinitely.
             None => shared.pool.take_beyond().map(Some).map_err(no_memory()),
         }
     }
 }
 
-/// An empty journal in memory, its header in its file and durable. (The name of the file is durable
-/// behind a sync of the directory.) `None` if the disk has no room for it.
+/// Creates an empty journal in memory, with a durable header in its file. (The name of the file is
+/// durable after a sync of the directory.) `None` if the disk has no space for it.
 fn make_journal(
     directory: &dyn Directory,
     id: CacheId,
@@ -204,14 +205,14 @@ fn make_journal(
         }
         Err(error) => return Err(Error::io(&path, "making a journal")(error)),
     };
-    // Or writers would wait for it, page by page.
+    // Otherwise writers would wait for each page.
     arena.arena_mut().populate();
     let salt = Salt(Uuid::new_v4().as_u64_pair().1);
     let header = JournalHeader { cache: id, number, salt, is_compressed: false };
     let mut page = arena.reserve(FIRST_RECORD).expect("an arena is larger than a page");
     page.fill(0);
     header.write(&mut page);
-    // Or a power cut could leave records without it, in a file that nobody can read.
+    // Otherwise a power cut could leave records without a header, in a file that cannot be read.
     let written = file.write_at(0, &page).and_then(|()| file.sync());
     written.map_err(Error::io(&path, "writing the header"))?;
     page.publish();
@@ -221,7 +222,8 @@ fn make_journal(
     Ok(Some(Journal { number, salt, file, path, file_bytes, frames: None, arena, beside, counts }))
 }
 
-/// The first newest journal of an opened cache, durable. `None` if the disk has no room for it.
+/// Creates the first newest journal of an opened cache, durably. `None` if the disk has no space
+/// for it.
 pub(crate) fn first_journal(
     directory: &dyn Directory,
     id: CacheId,
@@ -239,29 +241,30 @@ pub(crate) fn first_journal(
 }
 
 impl Shared {
-    /// Whether journals have to go, so that writers find room when they need it.
+    /// Returns whether journals have to be removed so that writers find space when they need it.
     pub(crate) fn is_crowded(&self) -> bool {
         !self.journals.room.has(ROOM_AHEAD + self.leaves(Who::User)) || self.flush.is_short()
     }
 
-    /// Whether a journal may go for its file: where compression has made more of them than there
-    /// would be otherwise. Down to those it is others who have too many files open.
+    /// Returns whether a journal may be evicted to free its file descriptor: only if compression
+    /// has made more journals than there would be otherwise. With fewer, the descriptors are used
+    /// elsewhere.
     fn may_evict_for_files(&self) -> bool {
         let plain_bytes = self.journals.room.journals() as u64 * self.journal_bytes as u64;
         self.options.when_full == WhenFull::Evict && plain_bytes > self.options.max_disk_bytes
     }
 
-    /// Whether there is a journal that eviction can remove.
+    /// Returns whether there is a journal that eviction can remove.
     pub(crate) fn has_evictable(&self, state: &State) -> bool {
         self.options.when_full == WhenFull::Evict && self.journals.len() > state.pending.len()
     }
 
-    /// The journal in memory that is read least, of those that are wholly written and that nobody
-    /// is at who makes room.
+    /// Returns the least read journal in memory that is completely written and not in use by a
+    /// maintenance task.
     pub(crate) fn coldest_in_memory(&self) -> Option<Arc<Journal>> {
         let mut hot = self.journals.all();
-        // Whatever takes over from now on has a number beyond it: the newest journal's memory must
-        // not be taken for that of a written one.
+        // Journals that take over from now on have higher numbers, so the newest journal is never
+        // mistaken for a written one.
         let unwritten = self.flush.oldest_unwritten();
         hot.retain(|journal| {
             let is_busy = journal.counts.is_busy.load(Ordering::Acquire);

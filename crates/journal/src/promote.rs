@@ -1,5 +1,5 @@
-//! Which journals are in memory: cold ones that are read more than hot ones change places with
-//! them. `docs/journal-cache.md`, "Levels".
+//! Which journals are in memory: cold journals that are read more than hot ones are exchanged with
+//! these. `docs/journal-cache.md`, "Levels".
 
 use std::sync::atomic::Ordering;
 
@@ -12,46 +12,48 @@ use crate::prepare::LET_GO_WITHIN;
 use crate::shared::Shared;
 use crate::sync::Arc;
 
-/// Bytes that a disk reads one after the other in the time of one read at random. Bringing a
-/// journal in takes as long as so many of its reads as it has of these.
+/// Bytes that a disk reads sequentially in the time of one random read. Loading a journal takes as
+/// long as one random read for each of these.
 const BYTES_PER_READ: usize = 128 << 10;
-/// Arenas that are left to writers when journals are brought into memory that nobody has asked for.
+/// Arenas left to writers when journals are loaded that have not been read.
 const ARENAS_FOR_WRITERS: usize = 2;
-/// How much more than the hot one a cold one has to be read.
+/// How many times as often as the hot one a cold journal has to be read.
 const MORE: u64 = 2;
-/// Counts are halved when there were so many reads as would pay for bringing in all that is in
-/// memory, this many times.
+/// The counts are halved after this many times as many reads as would justify loading everything in
+/// memory.
 const AGE_AFTER: u64 = 16;
-/// But not before there were so many for each journal, on the average: of small journals, which
-/// cost little, chance would tell who is read more.
+/// But not before there were this many reads per journal on average: for small journals, which cost
+/// little to load, the comparison would be decided by chance.
 const READS_PER_JOURNAL: u64 = 256;
-/// What the count of a hot journal may be short of by chance: four of its reads that are counted.
+/// The amount by which the count of a hot journal may be too small by chance: four of its sampled
+/// reads.
 const UNSURE: u64 = 4 * READS_PER_COUNT;
 
 impl Shared {
-    /// Reads of the disk that take as long as bringing a journal into memory.
+    /// Returns the number of random disk reads that take as long as loading a journal.
     fn loading_reads(&self) -> u64 {
         (self.journal_bytes / BYTES_PER_READ).max(1) as u64
     }
 
-    /// Reads of the disk after which a journal is looked at: as many as bringing it in costs, and
-    /// enough to be more than chance. To look takes time for each journal there is.
+    /// Returns the number of disk reads after which a journal is considered: as many as loading it
+    /// costs, and enough to be significant, since considering one takes time proportional to the
+    /// number of journals.
     pub(crate) fn promotion_reads(&self) -> u64 {
         self.loading_reads().max(MORE * UNSURE)
     }
 
-    /// Take a hot journal's memory away, if it is still hot. Who reads in it keeps it for that
-    /// long.
+    /// Takes a hot journal's memory away, if it is still hot. Current readers keep it until they
+    /// finish.
     pub(crate) fn demote(&self, hot: &Arc<Journal>) {
-        // Reads of the disk count from now on.
+        // Disk reads count from now on.
         hot.counts.disk_reads.store(0, Ordering::Relaxed);
         self.journals.replace(hot, Arc::new(hot.with_memory(None)));
         // It can be compressed now.
         self.keep.waker.wake();
     }
 
-    /// Bring the newest cold journal back into memory, of those that can be read, if there is
-    /// memory; whether it was tried.
+    /// Loads the newest readable cold journal into memory, if there is memory; returns whether it
+    /// was attempted.
     pub(crate) fn warm_one(&self) -> Result<bool> {
         let is_cold = |journal: &Arc<Journal>| journal.arena.is_none() && journal.counts.is_sound();
         let cold = self.journals.all().into_iter().rev().find(is_cold);
@@ -64,8 +66,7 @@ impl Shared {
         Ok(true)
     }
 
-    /// Look at the cold journal that is read most, of those that have paid for it; false if there
-    /// is none.
+    /// Considers the most read of the cold journals whose reads justify it; false if there is none.
     pub(crate) fn promote_one(&self) -> Result<bool> {
         let all = self.journals.all();
         self.age(&all);
@@ -76,10 +77,10 @@ impl Shared {
         };
         let reads = |journal: &Journal| journal.counts.reads.load(Ordering::Relaxed);
         let wanted = all.iter().filter(has_paid).max_by_key(|it| reads(it)).cloned();
-        // What is held here is not given back.
+        // Journals held here would not release their memory.
         drop(all);
         let Some(wanted) = wanted else { return Ok(false) };
-        // Whatever comes of it: the next time has to be paid for again.
+        // Whatever the result: the next attempt has to be justified by new reads.
         wanted.counts.disk_reads.store(0, Ordering::Relaxed);
         if let Some(arena) = self.pool.take() {
             self.promote(&wanted, arena)?;
@@ -105,13 +106,13 @@ impl Shared {
         Ok(())
     }
 
-    /// Bring a cold journal into memory; false if it is damaged.
+    /// Loads a cold journal into memory; false if it is damaged.
     fn heat(&self, journal: &Arc<Journal>, arena: Pooled) -> Result<bool> {
         let end = journal.end();
         let loaded = self.load_into(journal, end, arena);
         let arena = loaded.inspect_err(|_| journal.counts.failed())?;
-        // What is in memory is not checked again: with any damage it stays on disk, where each read
-        // is checked.
+        // Records in memory are not verified again, so a journal with any damage stays on disk,
+        // where each read is verified.
         let bytes = arena.read(0..end).expect("sealed up to its end");
         let damaged_bytes = each_in(bytes, journal.salt, FIRST_RECORD, |_, _| Ok::<_, Error>(()))?;
         if damaged_bytes > 0 {
@@ -123,8 +124,7 @@ impl Shared {
         Ok(true)
     }
 
-    /// Halve all counts of reads, if there were many: what was read long ago counts for less and
-    /// less.
+    /// Halves all read counts if there were many reads, so that older reads count less and less.
     fn age(&self, journals: &[Arc<Journal>]) {
         let in_memory = journals.iter().filter(|it| it.arena.is_some()).count() as u64;
         let most = (self.loading_reads() * AGE_AFTER * in_memory.max(1))

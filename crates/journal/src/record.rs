@@ -16,7 +16,7 @@ const FLAGS: usize = KIND + size_of::<u8>();
 const KEY_LEN: usize = FLAGS + size_of::<u8>();
 const VALUE_LEN: usize = KEY_LEN + size_of::<u16>();
 const RESERVED: usize = VALUE_LEN + size_of::<u32>();
-/// Bytes in front of the expiry, or of the key.
+/// Bytes before the expiry, or the key.
 pub(crate) const HEADER_BYTES: usize = RESERVED + size_of::<u32>();
 const EXPIRY_BYTES: usize = size_of::<u64>();
 const _: () = assert!(HEADER_BYTES == 16);
@@ -25,21 +25,21 @@ const KIND_VALUE: u8 = 1;
 const KIND_TOMBSTONE: u8 = 2;
 const FLAG_EXPIRES: u8 = 1;
 
-/// Bytes of a key, at most.
+/// The maximum length of a key, in bytes.
 pub const MAX_KEY_BYTES: usize = u16::MAX as usize;
 
-/// A random number that goes into all checksums of a journal.
+/// A random number that is part of all checksums of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Salt(pub(crate) u64);
 
 impl Salt {
-    /// Checksum of what stands at `place`, a granule or the number of a block, `rest` being its
-    /// bytes behind the checksum.
+    /// Computes the checksum of data at `place`, a granule or the number of a block, whose bytes
+    /// after the checksum are `rest`.
     pub(crate) fn checksum(self, place: u32, rest: &[u8]) -> u32 {
         crc32c_append(self.seed(place), rest)
     }
 
-    /// The same of no bytes, to go on from.
+    /// Computes the checksum of no bytes, to be continued.
     fn seed(self, place: u32) -> u32 {
         let mut seed = [0; 12];
         seed[..8].copy_from_slice(&self.0.to_le_bytes());
@@ -54,7 +54,7 @@ pub(crate) enum Kind {
     Tombstone,
 }
 
-/// The header of a record: enough to know where its parts are.
+/// The header of a record: sufficient to locate its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: Kind,
@@ -64,7 +64,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// `None` if these bytes, at least [`HEADER_BYTES`], are no header.
+    /// Parses a header from at least [`HEADER_BYTES`]; `None` if the bytes are not one.
     #[inline]
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; HEADER_BYTES] = bytes.first_chunk()?;
@@ -96,18 +96,18 @@ impl Header {
         self.key_at() + usize::from(self.key_len)
     }
 
-    /// Bytes of the record without its padding.
+    /// Returns the length of the record without its padding.
     pub(crate) fn len_bytes(self) -> usize {
         self.value_at() + self.value_len as usize
     }
 
-    /// Bytes of the record with its padding.
+    /// Returns the length of the record with its padding.
     pub(crate) fn padded_bytes(self) -> usize {
         self.len_bytes().next_multiple_of(GRANULE_BYTES)
     }
 }
 
-/// What is to be written.
+/// A record to be written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewRecord<'a> {
     pub(crate) key: &'a [u8],
@@ -121,7 +121,7 @@ pub(crate) enum Content<'a> {
         /// Milliseconds since 1970.
         expires_at: Option<u64>,
     },
-    /// Of the journal that it was first written to; `None`: the one that it is written to now.
+    /// The journal that it was first written to; `None`: the one that it is being written to.
     Tombstone { origin: Option<JournalNumber> },
 }
 
@@ -137,20 +137,20 @@ impl NewRecord<'_> {
         }
     }
 
-    /// Without its padding.
+    /// Returns the length without padding.
     #[inline]
     pub(crate) fn len_bytes(&self) -> usize {
         let expiry = if self.expires() { EXPIRY_BYTES } else { 0 };
         HEADER_BYTES + expiry + self.key.len() + self.value_len()
     }
 
-    /// Bytes of what a user has given for it.
+    /// Returns the bytes of key and value.
     pub(crate) fn user_bytes(&self) -> usize {
         self.key.len() + self.value_len()
     }
 
-    /// Write it into `to`, which has exactly [`Self::len_bytes`]. Key and value are within their
-    /// bounds.
+    /// Writes the record into `to`, which has exactly [`Self::len_bytes`]. Key and value must be
+    /// within their bounds.
     #[inline]
     pub(crate) fn write(&self, to: &mut [u8], salt: Salt, number: JournalNumber, first: Granule) {
         let key_len = u16::try_from(self.key.len()).expect("checked before a place is taken");
@@ -184,7 +184,7 @@ impl NewRecord<'_> {
     }
 }
 
-/// A whole record, as it is read.
+/// A whole record, as read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record<'a> {
     header: Header,
@@ -192,23 +192,23 @@ pub(crate) struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// The record at the beginning of `bytes`, trusted: it was written, or checked, by this
-    /// process. `None` if that cannot be.
+    /// Returns the record at the beginning of `bytes` without verifying it: it was written or
+    /// verified by this process. `None` if there cannot be one.
     #[inline]
     pub(crate) fn trusted(bytes: &'a [u8]) -> Option<Self> {
         let header = Header::parse(bytes)?;
         Some(Self { header, bytes: bytes.get(..header.len_bytes())? })
     }
 
-    /// The record at the beginning of `bytes`, if one that was written at `first` of the journal
-    /// with this salt is there, undamaged.
+    /// Returns the record at the beginning of `bytes`, if it was written at `first` of the journal
+    /// with this salt and is undamaged.
     pub(crate) fn checked(bytes: &'a [u8], salt: Salt, first: Granule) -> Option<Self> {
         let record = Self::trusted(bytes)?;
         let checksum = salt.checksum(first.0, &record.bytes[KIND..]);
         (u32_at(record.bytes, CHECKSUM) == checksum).then_some(record)
     }
 
-    /// Where the index says that it is, if it was found at `first` of this journal.
+    /// Returns the index entry of the record, if it is at `first` of this journal.
     pub(crate) fn place(&self, number: JournalNumber, first: Granule, hash: KeyHash) -> Place {
         Place::new(number, first, self.header.len_bytes(), self.header.expires, hash)
     }
@@ -217,7 +217,7 @@ impl<'a> Record<'a> {
         self.header
     }
 
-    /// Where in the record its key is.
+    /// Returns the range of its key in the record.
     pub(crate) fn key_range(&self) -> Range<usize> {
         self.header.key_at()..self.header.value_at()
     }
@@ -226,7 +226,7 @@ impl<'a> Record<'a> {
         &self.bytes[self.key_range()]
     }
 
-    /// Where in the record its value is.
+    /// Returns the range of its value in the record.
     pub(crate) fn value_range(&self) -> Range<usize> {
         self.header.value_at()..self.header.len_bytes()
     }
@@ -235,25 +235,25 @@ impl<'a> Record<'a> {
         &self.bytes[self.value_range()]
     }
 
-    /// From when on it counts as absent, in milliseconds since 1970.
+    /// Returns the time from which it counts as absent, in milliseconds since 1970.
     pub(crate) fn expires_at(&self) -> Option<u64> {
         self.header.expires.then(|| u64_at(self.bytes, HEADER_BYTES))
     }
 
-    /// Whether it counts as absent, the clock being asked only if it may one day.
+    /// Returns whether it counts as absent. Reads the clock only if it has a time to live.
     #[inline]
     pub(crate) fn has_expired(&self, clock: &Clock) -> bool {
         self.expires_at().is_some_and(|at| at <= clock.now_millis())
     }
 
-    /// Of a tombstone: the journal that it was first written to.
+    /// Returns the journal that a tombstone was first written to.
     pub(crate) fn origin(&self) -> Option<JournalNumber> {
         let at = self.header.value_at();
         (self.header.kind == Kind::Tombstone).then(|| JournalNumber(u64_at(self.bytes, at)))
     }
 }
 
-/// What stands in front of a record's value. Unchecked: the checksum covers the value too.
+/// The part of a record before its value. Not verified: the checksum covers the value too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Head<'a> {
     pub(crate) key: &'a [u8],
@@ -262,8 +262,8 @@ pub(crate) struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    /// Of the record at the beginning of `bytes`, which may end within its value. `None` if that is
-    /// none of a value, or if its key does not end in `bytes`.
+    /// Parses the record at the beginning of `bytes`, which may end within its value. `None` if it
+    /// is not a value or its key does not end in `bytes`.
     pub(crate) fn unchecked(bytes: &'a [u8]) -> Option<Self> {
         let header = Header::parse(bytes).filter(|header| header.kind == Kind::Value)?;
         let key = bytes.get(header.key_at()..header.value_at())?;
@@ -272,11 +272,11 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Follows the records of a journal through pieces of it, without memory for a whole record: are
-/// they undamaged, one behind the other?
+/// Verifies the records of a journal, piece by piece and without memory for a whole record:
+/// undamaged, and without gaps between them.
 pub(crate) struct Chain {
     salt: Salt,
-    /// Where the next byte is.
+    /// The position of the next byte.
     at: usize,
     head: [u8; HEADER_BYTES],
     head_bytes: usize,
@@ -293,7 +293,7 @@ impl Chain {
         Self { salt, at, head, head_bytes: 0, left_bytes: 0, padding_bytes: 0, checksum: 0 }
     }
 
-    /// Go on with the next bytes; false if they are not what records are made of.
+    /// Processes the next bytes; false if they are not records.
     pub(crate) fn follow(&mut self, mut bytes: &[u8]) -> bool {
         while !bytes.is_empty() {
             let taken = if self.head_bytes < HEADER_BYTES {
@@ -350,7 +350,7 @@ impl Chain {
         }
     }
 
-    /// Whether the last record was a whole one.
+    /// Returns whether the last record was complete.
     pub(crate) fn is_complete(&self) -> bool {
         self.head_bytes == 0
     }
@@ -443,7 +443,7 @@ mod tests {
             prop_assert!(follow(&bytes));
             prop_assert!(!follow(&bytes[..bytes.len() - GRANULE_BYTES]));
             let bit = bit.index(bytes.len() * 8);
-            // Nobody looks at the padding.
+            // The padding is not verified.
             let is_padding = ends.iter().any(|end| {
                 (*end..end.next_multiple_of(GRANULE_BYTES)).contains(&(bit / 8))
             });

@@ -1,4 +1,4 @@
-//! Bringing journals into the index: the part of an opening that takes its time.
+//! Entering journals into the index: the time-consuming part of an opening.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -19,10 +19,10 @@ use crate::pool::{Pool, Pooled};
 use crate::prepare::LOOK_AGAIN;
 use crate::walk::{Found, Walk};
 
-/// Entries whose slots in the index are fetched at one time.
+/// The number of entries whose slots are prefetched together.
 const OVERLAP: usize = 32;
 
-/// Of which a full journal has all but one in use.
+/// A full journal leaves less than one part in this many unused.
 const FULL_PARTS: u64 = 16;
 
 /// What was found in one journal.
@@ -32,40 +32,39 @@ pub(crate) struct Contents {
     pub(crate) end: usize,
     pub(crate) tombstone_bytes: usize,
     pub(crate) damaged_bytes: u64,
-    /// Some of it could not be read, and nothing else tells which records those were. It may be
-    /// possible another time.
+    /// Some of it could not be read, and nothing else tells which records it had. A later attempt
+    /// may succeed.
     pub(crate) has_unread: bool,
     pub(crate) is_scanned: bool,
 }
 
-/// All journals that are there, and where they go.
+/// The journals to read, and where their entries go.
 pub(crate) struct Reading<'a> {
     pub(crate) directory: &'a dyn Directory,
-    /// The oldest first.
+    /// Oldest first.
     pub(crate) journals: &'a [Old],
     pub(crate) index: &'a Index,
     pub(crate) hasher: &'a KeyHasher,
     pub(crate) pool: &'a Pool,
-    /// Journals without a hint are given one, if the newest journal has its room: then as long as
-    /// the disk has so much left.
+    /// `Some` if journals without a hint are to be given one, as long as the disk has this much
+    /// left. `None` if the newest journal has no space yet.
     pub(crate) hint_leaves_bytes: Option<u64>,
-    /// For whoever looks whether there is so much, and writes one.
+    /// Held to check the free space and write a hint.
     pub(crate) hint_turn: Mutex<()>,
-    /// Entries have come into the index that do not belong there at the end: tombstones, or those
-    /// of a hint that then turned out to be damaged, which may have named records that are not
-    /// there.
+    /// Entries were made in the index that must be removed at the end: tombstones, or those of a
+    /// hint that then proved damaged, which may name records that do not exist.
     pub(crate) has_excess: AtomicBool,
 }
 
-/// Tombstones are entered too, so that they win over what they delete: marked as nothing else is
-/// during an opening.
+/// Returns whether an entry is a tombstone. During an opening tombstones are entered too, with the
+/// read bit as their mark, so that they take precedence over what they delete.
 pub(crate) fn is_tombstone(place: Place) -> bool {
     place.was_read()
 }
 
 impl Reading<'_> {
-    /// All of them, by as many threads as there are processors, this one among them; in their
-    /// order.
+    /// Reads all journals with as many threads as there are processors, including this one; returns
+    /// the results in their order.
     pub(crate) fn all(&self) -> Result<Vec<Contents>> {
         let next = AtomicUsize::new(0);
         let processors = thread::available_parallelism().map_or(1, usize::from);
@@ -80,7 +79,7 @@ impl Reading<'_> {
         };
         let mut found = thread::scope(|scope| -> Result<Vec<_>> {
             let others = processors.min(self.journals.len()).saturating_sub(1);
-            // Where the system gives fewer threads, or none, it takes longer.
+            // With fewer threads, or none, it takes longer.
             let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
             let threads: Vec<_> = (0..others).map_while(start).collect();
             let mut found = work()?;
@@ -105,8 +104,8 @@ impl Reading<'_> {
                 let end = head.end;
                 let damaged_bytes = match &journal.frames {
                     Some(frames) if frames.is_lost() => (end - FIRST_RECORD) as u64,
-                    // What else is lost, up to all of it if it was a compressed one, only its bytes
-                    // tell.
+                    // Whatever else is lost, up to all of a compressed journal, can only be found
+                    // by reading it.
                     None if journal.has_lost_header => self.damaged_bytes(journal, end)?,
                     _ => 0,
                 };
@@ -124,7 +123,7 @@ impl Reading<'_> {
         self.scan(journal, file_bytes)
     }
 
-    /// Enter records of one journal into the index, and count what is alive.
+    /// Enters records of one journal into the index, and counts the live ones.
     fn enter(&self, journal: &Old, entries: &[Entry], tombstone_bytes: &mut usize) -> Result<()> {
         let (mut live_bytes, mut expiring_bytes) = (0, 0);
         let path = self.directory.path();
@@ -160,14 +159,14 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// A record that was entered does not count any more. What it adds to its journal's count
-    /// another thread may add later: the sum is right at the end.
+    /// Removes a replaced record from the counts. The thread that adds it to its journal's count
+    /// may do so later: the sum is right at the end.
     fn forget(&self, old: Place) {
         let of = self.journals.partition_point(|it| !it.number.is_behind(old));
         self.journals[of - 1].counts.forget(old);
     }
 
-    /// Bytes of a journal that has a hint, up to its `end`, that are no records.
+    /// Returns how many bytes of a journal with a hint, up to its `end`, are not records.
     fn damaged_bytes(&self, journal: &Old, end: usize) -> Result<u64> {
         let mut arena = self.take_arena()?;
         let (bytes, _) = journal.read(self.directory.path(), arena.arena_mut().memory())?;
@@ -183,8 +182,8 @@ impl Reading<'_> {
         Ok(damaged_bytes)
     }
 
-    /// Memory for a journal. The newest journal has one of them, and each thread gives its one
-    /// back: there may be more threads than arenas.
+    /// Takes memory for a journal. The newest journal has one arena, and each thread returns its
+    /// own: there may be more threads than arenas.
     fn take_arena(&self) -> Result<Pooled> {
         loop {
             let taken = self.pool.take_within(LOOK_AGAIN);
@@ -195,10 +194,10 @@ impl Reading<'_> {
         }
     }
 
-    /// Read the whole journal.
+    /// Reads the whole journal.
     fn scan(&self, journal: &Old, file_bytes: u64) -> Result<Contents> {
-        // A hint is written behind a sync. Without one nobody knows whether there was one, and what
-        // these records replace may go as soon as they are in the index.
+        // A hint is written after a sync. Without a hint it is unknown whether there was a sync,
+        // and what these records replace may be removed as soon as they are in the index.
         let path = || self.directory.path().join(file_name(journal.number));
         journal.file.sync().map_err(|e| Error::io(path(), "syncing records")(e))?;
         let mut arena = self.take_arena()?;
@@ -228,20 +227,20 @@ impl Reading<'_> {
                 path().display()
             );
         }
-        // What is damaged stays as it is, for whoever wants to look at it.
+        // A damaged file stays as it is, for inspection.
         let file_bytes = match (&journal.frames, damaged_bytes) {
             (None, 0) => self.cut(journal, file_bytes, end),
             _ => file_bytes,
         };
-        // The next opening need not do this again. What is damaged has none: records would be
-        // missing in it, and a hint is believed.
+        // Spares the next opening this work. A damaged journal gets no hint: records would be
+        // missing in it, and openings trust hints.
         let Self { directory, hasher, .. } = *self;
         if let Some(leaves_bytes) = self.hint_leaves_bytes
             && damaged_bytes == 0
             && end > FIRST_RECORD
         {
-            // Where room is to be left, one is written after the other: all threads would find the
-            // same.
+            // If space has to be left, hints are written one at a time: otherwise all threads would
+            // count on the same space.
             let _turn = (leaves_bytes > 0).then(|| self.hint_turn.lock());
             if hint::has_room(directory, leaves_bytes) {
                 hint::write(directory, hasher, journal.number, journal.salt, &bytes[..end]);
@@ -258,9 +257,9 @@ impl Reading<'_> {
         })
     }
 
-    /// What is behind the room of a journal is nothing of it: somebody has made its file longer,
-    /// which would count as room that is taken, and good journals would go for it. Returns the
-    /// length of the file.
+    /// Truncates a file that is longer than a journal, and returns its length. The excess comes
+    /// from outside the cache; it would count as used space, and good journals would be evicted for
+    /// it.
     fn without_excess(&self, journal: &Old, len_bytes: u64) -> u64 {
         let most_bytes = self.pool.arena_bytes() as u64;
         if journal.frames.is_some() || len_bytes <= most_bytes {
@@ -273,20 +272,19 @@ impl Reading<'_> {
         self.cut_to(journal, len_bytes, most_bytes)
     }
 
-    /// Give back the room behind the last record, as a close does: a process that is killed again
-    /// and again must not leave one journal after the other with next to nothing in it. Returns the
-    /// length of the file.
+    /// Frees the space behind the last record, as a close does, and returns the length of the file:
+    /// a process that is killed repeatedly must not leave a series of nearly empty journals.
     fn cut(&self, journal: &Old, file_bytes: u64, end: usize) -> u64 {
         let whole = end.next_multiple_of(PAGE_BYTES) as u64;
-        // A full one has less than its longest record there, and stays whole: whoever counts on the
-        // room of a whole journal when it is moved gets it back.
+        // A full journal has less than its longest record there and keeps its length: whoever
+        // expects the space of a whole journal from moving it gets it.
         if file_bytes.saturating_sub(whole) <= file_bytes / FULL_PARTS {
             return file_bytes;
         }
         self.cut_to(journal, file_bytes, whole)
     }
 
-    /// Returns the length of the file, which was `file_bytes`.
+    /// Truncates the file from `file_bytes` to `len_bytes`; returns the resulting length.
     fn cut_to(&self, journal: &Old, file_bytes: u64, len_bytes: u64) -> u64 {
         match journal.file.truncate(len_bytes) {
             Ok(()) => len_bytes,

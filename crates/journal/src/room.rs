@@ -1,40 +1,42 @@
-//! Room on disk: how many journals the budget still has, and for whom. Why a cache that may not
-//! evict does not stay full for ever: `docs/journal-cache.md`, "Full".
+//! Disk space: how many journals the budget still permits, and for which write class. Why a cache
+//! that may not evict does not stay full permanently: `docs/journal-cache.md`, "Full".
 
 use parking_lot::Mutex;
 
 use crate::options::WhenFull;
 
-/// Who appends. Each leaves whole journals of the budget to those below him: when puts have used up
-/// what is theirs, keys can be deleted, and when deletions have, journals can be compacted.
+/// The class of an append. Each class leaves whole journals of the budget to the classes below it:
+/// when puts have used up their share, keys can still be deleted, and when deletions have, journals
+/// can still be compacted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     /// Puts of users.
     User,
     /// Deletions of users.
     Deletion,
-    /// What makes room: it may take the last journal.
+    /// Tasks that make space: they may take the last journal.
     Maintenance,
 }
 
-/// What [`Who::User`] leaves.
+/// The headroom that [`Who::User`] leaves, in journals.
 const MOST_LEFT: usize = 3;
 
 impl Who {
-    /// Journals that he leaves in a cache that may not evict.
+    /// Returns the headroom that the class leaves in a cache that may not evict, in journals.
     pub(crate) fn leaves(self) -> usize {
         match self {
             Self::User => MOST_LEFT,
-            // One to write to, and one for what that wastes: what is moved is written plain, and
-            // its file, if it is compressed, gives back less than a journal.
+            // One to write to, and one for the loss in moving records: they are written plain, and
+            // a compressed file gives back less than a journal.
             Self::Deletion => 2,
             Self::Maintenance => 0,
         }
     }
 }
 
-/// What a hint leaves of the disk: no opening needs one. In a cache that may not evict, what puts
-/// leave and one more, since a hint may be as long as its journal.
+/// Returns the disk space that hints leave free, since openings can do without them. In a cache
+/// that may not evict: the headroom of puts and one journal more, since a hint may be as long as
+/// its journal.
 pub(crate) fn hint_leaves_bytes(when_full: WhenFull, journal_bytes: usize) -> u64 {
     match when_full {
         WhenFull::Evict => 0,
@@ -42,15 +44,15 @@ pub(crate) fn hint_leaves_bytes(when_full: WhenFull, journal_bytes: usize) -> u6
     }
 }
 
-/// The disk budget, or less where the disk itself has less. What is taken is looked at and changed
-/// under one lock, so that no two take the same room.
+/// The disk budget, or less where the disk has less. Checks and changes happen under one lock, so
+/// that no space is taken twice.
 ///
-/// The journal that is made before the newest one is full, the *spare*, is not in it before it
-/// takes over; whoever sets something aside leaves the room of one journal for it.
+/// The journal created ahead of need, the *spare*, counts only once it takes over; reservations
+/// leave the space of one journal for it.
 pub(crate) struct Room {
     max_bytes: u64,
     journal_bytes: u64,
-    /// For so many journals there are places in the table.
+    /// The number of slots in the table of journals.
     places: usize,
     taken: Mutex<Taken>,
 }
@@ -59,17 +61,16 @@ pub(crate) struct Room {
 struct Taken {
     journals: usize,
     file_bytes: u64,
-    /// Of files that are being made beside those that they replace.
+    /// Reserved for files that are being written next to those that they replace.
     set_aside_bytes: u64,
-    /// What the disk had when it was last looked at, for files of the cache: those that were there,
-    /// and what was free.
+    /// The disk space for files of the cache at the last check: their size and the free space.
     disk_bytes: Option<u64>,
-    /// Of a journal that is among `file_bytes` some may be free already.
+    /// A journal in `file_bytes` is being truncated, so that part of its space may already be free.
     is_removing: bool,
 }
 
 impl Taken {
-    /// What files may take.
+    /// Returns what files may take.
     fn bound_bytes(&self, max_bytes: u64) -> u64 {
         self.disk_bytes.map_or(max_bytes, |disk_bytes| max_bytes.min(disk_bytes))
     }
@@ -81,8 +82,8 @@ impl Room {
         Self { max_bytes, journal_bytes, places, taken: Mutex::default() }
     }
 
-    /// The disk has so much left beside the cache's files, of which `spare_bytes` are the spare's.
-    /// Others may take it: what is told of the room is as true as this.
+    /// Records the free space of the disk apart from the cache's files, of which the spare has
+    /// `spare_bytes`. Other programs may use it up, so it is valid only at the time of the check.
     pub(crate) fn see_disk(&self, free_bytes: u64, spare_bytes: u64) {
         let mut taken = self.taken.lock();
         let seen_bytes = (taken.file_bytes + spare_bytes).saturating_add(free_bytes);
@@ -93,19 +94,19 @@ impl Room {
         };
     }
 
-    /// The room of a journal comes free bit by bit, until it is given back.
+    /// Records that the space of a journal becomes free gradually, until it is given back.
     pub(crate) fn removing(&self) {
         self.taken.lock().is_removing = true;
     }
 
-    /// Whether there is room for so many journals. What is set aside is taken for free: it may be
-    /// given up at any time.
+    /// Returns whether there is space for this many journals. Reserved space counts as free, since
+    /// reservations may be given up at any time.
     pub(crate) fn has(&self, journals: usize) -> bool {
         let taken = *self.taken.lock();
         self.fits(journals, &taken, taken.file_bytes)
     }
 
-    /// The same beside what is set aside.
+    /// Returns whether there is space for this many journals in addition to reserved space.
     pub(crate) fn has_now(&self, journals: usize) -> bool {
         let taken = *self.taken.lock();
         self.fits(journals, &taken, taken.file_bytes + taken.set_aside_bytes)
@@ -116,19 +117,20 @@ impl Room {
             && taken.journals + journals < self.places
     }
 
-    /// Whole journals that there is room for, as far as anybody has to leave some.
+    /// Returns the number of journals that there is space for, up to the largest headroom of a
+    /// class.
     pub(crate) fn left(&self) -> usize {
         (1..=MOST_LEFT).rev().find(|journals| self.has(*journals)).unwrap_or(0)
     }
 
-    /// Bytes that no journal takes.
+    /// Returns the bytes not taken by journals.
     pub(crate) fn free_bytes(&self) -> u64 {
         let taken = *self.taken.lock();
         taken.bound_bytes(self.max_bytes).saturating_sub(taken.file_bytes)
     }
 
-    /// Set room aside until the return is dropped; `None` if it would not leave the room of a
-    /// journal.
+    /// Reserves space until the returned guard is dropped; `None` if that would not leave the space
+    /// of a journal.
     pub(crate) fn set_aside(&self, bytes: u64) -> Option<SetAside<'_>> {
         let mut taken = self.taken.lock();
         let with_it = taken.file_bytes + taken.set_aside_bytes + bytes;
@@ -143,20 +145,20 @@ impl Room {
         self.taken.lock().set_aside_bytes > 0
     }
 
-    /// A journal is there.
+    /// Counts a new journal.
     pub(crate) fn add(&self, file_bytes: u64) {
         let mut taken = self.taken.lock();
         taken.journals += 1;
         taken.file_bytes += file_bytes;
     }
 
-    /// A journal has another file.
+    /// Counts a replacement of a journal's file.
     pub(crate) fn exchange(&self, old_bytes: u64, new_bytes: u64) {
         let mut taken = self.taken.lock();
         taken.file_bytes = taken.file_bytes + new_bytes - old_bytes;
     }
 
-    /// A journal is gone.
+    /// Counts a removed journal.
     pub(crate) fn give_back(&self, file_bytes: u64) {
         let mut taken = self.taken.lock();
         taken.journals -= 1;
@@ -164,18 +166,18 @@ impl Room {
         taken.is_removing = false;
     }
 
-    /// Journals that are there.
+    /// Returns the number of journals.
     pub(crate) fn journals(&self) -> usize {
         self.taken.lock().journals
     }
 
-    /// What they take on disk.
+    /// Returns the disk space of journals.
     pub(crate) fn file_bytes(&self) -> u64 {
         self.taken.lock().file_bytes
     }
 }
 
-/// Room for a file that is being made.
+/// A reservation for a file being written.
 pub(crate) struct SetAside<'a> {
     room: &'a Room,
     bytes: u64,
@@ -200,7 +202,7 @@ mod tests {
         let set_aside = room.set_aside(1 << 20).unwrap();
         assert!(room.has(4) && room.has_now(3) && !room.has_now(4));
         let second = room.set_aside(2 << 20).unwrap();
-        // What is left is the spare's.
+        // The rest is for the spare.
         assert!(room.set_aside(1).is_none() && room.has_now(1) && !room.has_now(2));
         drop((set_aside, second));
         assert!(!room.is_set_aside() && room.has_now(4));
@@ -234,7 +236,7 @@ mod tests {
         assert!(room.set_aside(1 << 20).is_some() && room.set_aside((1 << 20) + 1).is_none());
         room.give_back(1 << 20);
         assert_eq!(room.left(), 3);
-        // What comes free of one that goes is not there twice.
+        // Space freed by a journal being removed is not counted twice.
         room.removing();
         room.see_disk(3 << 20, 1 << 20);
         assert_eq!((room.left(), room.free_bytes()), (3, 3 << 20));

@@ -1,9 +1,9 @@
 //! A directory in memory that can lose what was not synced.
 //!
-//! Names that were made, changed or removed since the directory was synced survive a power cut up
-//! to some point of their order, as in a file system with a journal; but what was removed before a
-//! sync that has failed comes back or not by itself. Of data that was not synced each sector
-//! survives or not by itself, which is what reordering in a disk's cache amounts to.
+//! Of the names created, changed or removed since the directory was synced, a power cut keeps those
+//! up to some point of their order, like a journaling file system; but names removed before a
+//! failed sync may each reappear independently. Of unsynced data, each sector survives or not
+//! independently, which models reordering in a disk's cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -29,7 +29,7 @@ pub(crate) struct SimDirectory {
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// In front of the removal of journals, or of writes.
+/// Blocks removals of journals, or writes.
 #[derive(Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -39,41 +39,41 @@ struct Gate {
 #[derive(Default)]
 struct GateState {
     is_shut: bool,
-    /// Somebody is in front of it.
+    /// A thread is blocked at it.
     is_waited_at: bool,
 }
 
 #[derive(Clone, Default)]
 struct State {
     files: Vec<SimContents>,
-    /// By name: index into `files`.
+    /// Index into `files`, by name.
     names: BTreeMap<String, usize>,
     durable_names: BTreeMap<String, usize>,
     unsynced_names: Vec<Change>,
     /// Bytes that may still be allocated.
     room_bytes: Option<u64>,
-    /// So many journals may be there: files are open as long as they are.
+    /// The maximum number of journals: a file stays open as long as it exists.
     max_journals: Option<usize>,
-    /// Its own name is durable.
+    /// The directory's own name is durable.
     has_durable_name: bool,
     /// Writes and syncs fail.
     is_broken: bool,
-    /// After so many of them.
+    /// They fail after this many of them.
     steps_left: Option<u64>,
-    /// Removals are among them.
+    /// Removals count as steps.
     are_removals_steps: bool,
-    /// So many reads fail.
+    /// Number of reads still to fail.
     failing_reads: u64,
-    /// There were so many, of all files.
+    /// Number of reads of all files.
     reads: u64,
-    /// So many times a file was cut.
+    /// Number of truncations.
     cuts: u64,
-    /// So many syncs of the directory fail.
+    /// Number of syncs of the directory still to fail.
     failing_syncs: u64,
-    /// So many removals of journals fail.
+    /// Number of removals of journals still to fail.
     failing_removals: u64,
-    /// Files that were removed before one that has failed: a power cut may bring them back,
-    /// whatever later ones say.
+    /// Files removed before a failed sync: a power cut may restore them, independently of later
+    /// names.
     doubtful: BTreeMap<String, usize>,
 }
 
@@ -86,13 +86,13 @@ enum Change {
 
 #[derive(Clone, Default)]
 struct SimContents {
-    /// As many as have the file open, and this one.
+    /// Counts the open handles of the file, plus this one.
     handles: Arc<()>,
     now: Vec<u8>,
     durable: Vec<u8>,
-    /// Byte ranges of `now` that were written since the last sync.
+    /// Byte ranges of `now` written since the last sync.
     unsynced: Vec<(usize, usize)>,
-    /// Bytes that the disk cannot deliver.
+    /// Byte ranges that the disk cannot deliver.
     unreadable: Vec<Range<usize>>,
 }
 
@@ -115,7 +115,7 @@ impl Change {
 }
 
 impl State {
-    /// Before anything that may fail.
+    /// Called before each operation that may fail.
     fn step(&mut self) -> io::Result<()> {
         match &mut self.steps_left {
             Some(0) => self.is_broken = true,
@@ -125,7 +125,7 @@ impl State {
         if self.is_broken { Err(io::ErrorKind::Other.into()) } else { Ok(()) }
     }
 
-    /// Another process finds a disk that works.
+    /// Makes the disk work again, for the next process.
     fn repair(&mut self) {
         self.is_broken = false;
         self.steps_left = None;
@@ -139,7 +139,7 @@ impl State {
         self.names.keys().filter(|name| name.ends_with(".journal")).count()
     }
 
-    /// Whether so much more can be allocated.
+    /// Returns whether this many more bytes can be allocated.
     fn has_room(&self, more_bytes: u64) -> bool {
         more_bytes <= self.free_bytes()
     }
@@ -154,13 +154,13 @@ impl State {
         self.unsynced_names.push(change);
     }
 
-    /// Whoever asks for a file that is there.
+    /// Opens an existing file.
     fn open(&self, file: usize) -> Arc<()> {
         self.files[file].handles.clone()
     }
 
-    /// Forget what is in files that have no name any more and that nobody has open: tests write
-    /// more than there is memory.
+    /// Drops the contents of files without a name that are not open: tests write more than there is
+    /// memory.
     fn forget_removed(&mut self) {
         let named: BTreeSet<usize> =
             self.names.values().chain(self.doubtful.values()).copied().collect();
@@ -186,7 +186,7 @@ impl Gate {
         self.state.lock().is_shut = true;
     }
 
-    /// Until somebody is in front of it.
+    /// Waits until a thread is blocked at the gate.
     fn wait(&self) {
         let mut state = self.state.lock();
         while !state.is_waited_at {
@@ -201,17 +201,17 @@ impl Gate {
 }
 
 impl SimDirectory {
-    /// An empty one at this place.
+    /// Creates an empty directory with this path.
     pub(crate) fn at(path: &Path) -> Self {
         Self { path: path.to_owned(), ..Self::default() }
     }
 
-    /// Whoever removes a journal waits, until [`Self::let_remove`].
+    /// Blocks removals of journals until [`Self::let_remove`].
     pub(crate) fn hold_removals(&self) {
         self.removals.shut();
     }
 
-    /// Until somebody is about to remove a journal and is held.
+    /// Waits until the removal of a journal is blocked.
     pub(crate) fn wait_for_removal(&self) {
         self.removals.wait();
     }
@@ -220,7 +220,7 @@ impl SimDirectory {
         self.removals.open();
     }
 
-    /// Whoever writes to a file waits, until [`Self::let_write`].
+    /// Blocks writes to files until [`Self::let_write`].
     pub(crate) fn hold_writes(&self) {
         self.writes.shut();
     }
@@ -229,14 +229,14 @@ impl SimDirectory {
         self.writes.open();
     }
 
-    /// What another process finds after this one was killed just now.
+    /// Returns what another process finds after this one is killed now.
     pub(crate) fn killed(&self) -> Self {
         let mut state = self.state.lock().clone();
         state.repair();
         Self { state: Arc::new(Mutex::new(state)), path: self.path.clone(), ..Self::default() }
     }
 
-    /// What is left after the power failed just now.
+    /// Returns what is left if the power fails now.
     pub(crate) fn power_cut(&self, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let mut state = self.state.lock().clone();
@@ -251,7 +251,7 @@ impl SimDirectory {
         }
         for file in &mut state.files {
             let now = std::mem::take(&mut file.now);
-            // A length is kept like a name: here always.
+            // A length is kept like a name; here always.
             file.durable.resize(now.len(), 0);
             for (start, end) in std::mem::take(&mut file.unsynced) {
                 for sector in (start..end).step_by(SECTOR_BYTES) {
@@ -269,56 +269,55 @@ impl SimDirectory {
         Self { state: Arc::new(Mutex::new(state)), path: self.path.clone(), ..Self::default() }
     }
 
-    /// Writes and syncs fail from now on.
+    /// Makes writes and syncs fail from now on.
     pub(crate) fn break_down(&self) {
         self.state.lock().is_broken = true;
     }
 
-    /// The same after so many files were made, renamed, written to or synced.
+    /// Makes writes and syncs fail after this many files were created, renamed, written or synced.
     pub(crate) fn fail_after(&self, steps: u64) {
         self.state.lock().steps_left = Some(steps);
     }
 
-    /// The same after so many steps, of which removals are some too: nothing changes any more.
+    /// Stops every change after this many steps, which include removals.
     pub(crate) fn stop_after(&self, steps: u64) {
         let mut state = self.state.lock();
         state.steps_left = Some(steps);
         state.are_removals_steps = true;
     }
 
-    /// The next reads fail, so many of them.
+    /// Makes this many of the next reads fail.
     #[cfg_attr(not(feature = "sim"), allow(dead_code))]
     pub(crate) fn fail_reads(&self, reads: u64) {
         self.state.lock().failing_reads = reads;
     }
 
-    /// The next syncs of the directory fail, so many of them; those of files do not.
+    /// Makes this many of the next syncs of the directory fail, but not syncs of files.
     pub(crate) fn fail_directory_syncs(&self, syncs: u64) {
         self.state.lock().failing_syncs = syncs;
     }
 
-    /// The next removals of journals fail, so many of them: they keep their names.
+    /// Makes this many of the next removals of journals fail: they keep their names.
     pub(crate) fn fail_removals(&self, removals: u64) {
         self.state.lock().failing_removals = removals;
     }
 
-    /// How many times a file was made shorter.
+    /// Returns the number of truncations.
     pub(crate) fn cuts(&self) -> u64 {
         self.state.lock().cuts
     }
 
-    /// How many times a file was read.
+    /// Returns the number of reads.
     pub(crate) fn reads(&self) -> u64 {
         self.state.lock().reads
     }
 
-    /// Have this done once, between the next reads that are made together and whoever waits for
-    /// them.
+    /// Runs `hook` once, after the next batch of reads and before its caller continues.
     pub(crate) fn after_reads(&self, hook: impl FnOnce() + Send + 'static) {
         *self.after_reads.lock() = Some(Box::new(hook));
     }
 
-    /// The same for the next read of a file by itself.
+    /// Runs `hook` once, after the next single read and before its caller continues.
     pub(crate) fn after_read(&self, hook: impl FnOnce() + Send + 'static) {
         *self.after_read.lock() = Some(Box::new(hook));
     }
@@ -331,13 +330,14 @@ impl SimDirectory {
         self.state.lock().room_bytes = Some(room_bytes);
     }
 
-    /// No more journals than there are can be made: the process has as many files open as it may.
+    /// Limits the number of journals to the present one, as if the process had reached its limit of
+    /// open files.
     pub(crate) fn lack_files(&self) {
         let mut state = self.state.lock();
         state.max_journals = Some(state.journals());
     }
 
-    /// They were given back.
+    /// Lifts the limit of [`Self::lack_files`].
     pub(crate) fn have_files(&self) {
         self.state.lock().max_journals = None;
     }
@@ -348,29 +348,29 @@ impl SimDirectory {
         Arc::new(SimFile { state, writes, after_read, file, _handle: handle })
     }
 
-    /// Change a byte of a file, whatever anybody thinks.
+    /// Damages a byte of a file.
     pub(crate) fn spoil(&self, name: &str, at: usize) {
         let mut state = self.state.lock();
         let file = state.names[name];
         let file = &mut state.files[file];
         file.now[at] ^= 0x10;
-        // What was never synced is not there.
+        // Data that was never synced has no durable copy.
         file.durable.get_mut(at).into_iter().for_each(|byte| *byte ^= 0x10);
     }
 
-    /// Whether a power cut leaves the directory itself.
+    /// Returns whether the directory itself survives a power cut.
     pub(crate) fn has_durable_name(&self) -> bool {
         self.state.lock().has_durable_name
     }
 
-    /// Reads of any of these bytes of a file fail from now on, whoever makes them.
+    /// Makes reads of any of these bytes of a file fail from now on.
     pub(crate) fn lose(&self, name: &str, range: Range<usize>) {
         let mut state = self.state.lock();
         let file = state.names[name];
         state.files[file].unreadable.push(range);
     }
 
-    /// All of it can be read again.
+    /// Makes the whole file readable again.
     pub(crate) fn find_again(&self, name: &str) {
         let mut state = self.state.lock();
         let file = state.names[name];

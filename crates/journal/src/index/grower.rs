@@ -1,6 +1,6 @@
-//! The grower: a thread that makes a crowded table anew before its writers have to, who would wait
-//! for the system to find the memory. They go on in the crowded one meanwhile, and wait while
-//! entries are moved.
+//! The grower: a thread that replaces a crowded table before its writers have to, since they would
+//! wait for the kernel to find the memory. Meanwhile they continue in the crowded table, and wait
+//! only while entries are moved.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,24 +11,24 @@ use crate::shared::Shared;
 use crate::sync::Arc;
 use crate::waker::Waker;
 
-/// How others reach it.
+/// The interface of the grower to the writers.
 #[derive(Default)]
 pub(crate) struct Grower {
     pub(crate) waker: Waker,
-    /// A bit for each shard whose table is crowded.
+    /// One bit for each shard whose table is crowded.
     crowded: AtomicU64,
 }
 
 const _: () = assert!(1 << SHARD_BITS <= u64::BITS);
 
 impl Grower {
-    /// The table of a shard is crowded.
+    /// Reports that the table of a shard is crowded.
     pub(super) fn ask(&self, shard: usize) {
         self.crowded.fetch_or(1 << shard, Ordering::Release);
         self.waker.wake();
     }
 
-    /// A shard whose writers have asked, and which is not told again until they ask again.
+    /// Returns a reported shard and clears its report.
     pub(super) fn next(&self) -> Option<usize> {
         let crowded = self.crowded.load(Ordering::Acquire);
         let shard = (crowded != 0).then(|| crowded.trailing_zeros() as usize)?;
@@ -36,7 +36,7 @@ impl Grower {
         Some(shard)
     }
 
-    /// Until the cache is closed.
+    /// Runs the thread until the cache is closed.
     pub(crate) fn run(shared: &Shared) {
         let _told = TellOfPanic(shared);
         let index = &shared.index;
@@ -54,11 +54,10 @@ impl Grower {
 }
 
 impl Index {
-    /// Make the table anew of one of those whose writers have asked for it, unless one of them has
-    /// done so meanwhile. False if nobody has asked.
+    /// Replaces one reported table, unless a writer has done so meanwhile. False if none is
+    /// reported.
     ///
-    /// Where there is no memory for it nothing is done: who puts keys hears of it when the table is
-    /// full.
+    /// Without memory for it nothing is done; writers get the error when the table is full.
     pub(super) fn grow_crowded(&self) -> bool {
         let Some(at) = self.grower.next() else { return false };
         if let Some(buckets_log2) = self.wanted(at)
@@ -70,28 +69,28 @@ impl Index {
         true
     }
 
-    /// The size of the table that the shard's is to be replaced by, if it is crowded.
+    /// Returns the size of the table that should replace the shard's, if that is crowded.
     pub(super) fn wanted(&self, shard: usize) -> Option<u32> {
         let mut owned = self.shards[shard].writer.0.lock();
-        // Entries may have gone: whoever finds it crowded again asks again.
+        // Entries may have been removed: a writer that finds it crowded again reports it again.
         owned.has_asked = owned.is_crowded();
         owned.has_asked.then(|| owned.next_log2())
     }
 
-    /// Replace the shard's table by one that was made for it, unless what is wanted has changed
-    /// meanwhile.
+    /// Replaces the shard's table by `made`, unless the required size has changed meanwhile.
     pub(super) fn replace(&self, shard: usize, made: Table) {
         let (shard, made) = (&self.shards[shard], Arc::new(made));
         let mut owned = shard.writer.0.lock();
         let unneeded = if owned.is_crowded() && owned.next_log2() == made.buckets_log2 {
             owned.move_to(made, shard)
         } else {
-            // Or nobody would ask again, and the table be full before it grows.
+            // Otherwise it would not be reported again, and the table would be full before it
+            // grows.
             owned.has_asked = false;
             made
         };
         drop(owned);
-        // Behind the lock, as it is given back to the system.
+        // After the lock is released, since memory is returned to the system.
         drop(unneeded);
     }
 }

@@ -1,4 +1,5 @@
-//! One slot between its writer and its readers, in every order of their steps: `cargo xtask loom`.
+//! A model of one slot between its writer and its readers, in every order of their steps: `cargo
+//! xtask loom`.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -6,7 +7,7 @@ use loom::thread;
 use super::*;
 use crate::place::{Granule, JournalNumber};
 
-/// Keys of one bucket, all with the same tag: only the fingerprint tells them apart.
+/// Keys of one bucket with the same tag: only the fingerprint distinguishes them.
 fn hash(key: u64) -> KeyHash {
     KeyHash { high: 0, fingerprint: key }
 }
@@ -22,7 +23,7 @@ fn table_with(key: u64, place: Place) -> (Arc<Table>, Fill) {
     (table, Fill { entries: 1, removed: 0 })
 }
 
-/// A slot changes from one key to another: nobody sees the one with the place of the other.
+/// A slot changes from one key to another: no reader sees one key with the place of the other.
 #[test]
 fn a_slot_is_used_again() {
     loom::model(|| {
@@ -46,7 +47,7 @@ fn a_slot_is_used_again() {
     });
 }
 
-/// A key that is there all the time is found, before and after its record moves, while a reader
+/// A key that is present throughout is found before and after its record moves, while a reader
 /// marks it.
 #[test]
 fn a_record_moves() {
@@ -77,8 +78,8 @@ fn a_record_moves() {
     });
 }
 
-/// A table becomes too small and is made anew, by the grower or by the writer who finds it full,
-/// while a reader looks for a key that is there all the time and marks it.
+/// A table that has become too small is replaced, by the grower or by the writer that finds it
+/// full, while a reader looks for a key that is present throughout and marks it.
 #[test]
 fn a_table_grows() {
     loom::model(|| {

@@ -1,4 +1,4 @@
-//! The index beside a map, and its readers beside its writers.
+//! The index compared with a map, and its readers concurrent with its writers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use alluvium_device::sim::Random;
 use super::*;
 use crate::place::{Granule, JournalNumber};
 
-/// Few shards, few buckets: neighbours meet.
+/// Few shards and few buckets, so that probe sequences overlap.
 fn hash(key: u64) -> KeyHash {
     let mut random = Random::new(key);
     KeyHash { high: random.next_u64() & 0x0400_0000_0000_00ff, fingerprint: random.next_u64() }
@@ -79,8 +79,8 @@ fn a_table_that_is_used_for_long_does_not_grow() {
     assert_eq!((index.len(), index.memory_bytes()), (50, bytes));
 }
 
-/// Writers go on in a crowded table until it is full; the grower makes it anew before that, if it
-/// comes in time.
+/// Writers continue in a crowded table until it is full; the grower replaces it before that if it
+/// is in time.
 #[test]
 fn a_crowded_table_is_made_anew_once_by_whoever_comes_first() {
     let of_one_shard = |key: u64| KeyHash { high: 0, ..hash(key) };
@@ -109,8 +109,8 @@ fn a_crowded_table_is_made_anew_once_by_whoever_comes_first() {
     }
 }
 
-/// While the grower makes a table keys go, and nobody wants it any more: it comes again when they
-/// come again.
+/// Keys are removed while the grower creates a table, which is then not needed; it is requested
+/// again when keys come back.
 #[test]
 fn a_table_that_was_made_in_vain_is_asked_for_again() {
     let of_one_shard = |key: u64| KeyHash { high: 0, ..hash(key) };
@@ -163,14 +163,14 @@ fn the_newest_record_is_recovered_where_the_numbers_wrap() {
     }
 }
 
-/// Of 128 bits of a key 78 count: shard, tag and fingerprint. Keys that differ in one of them have
-/// entries of their own.
+/// Of 128 bits of a key's hash 78 are used: shard, tag and fingerprint. Keys that differ in one of
+/// them have separate entries.
 #[test]
 fn keys_with_one_fingerprint_are_told_apart_by_shard_and_tag() {
     let mut random = Random::new(1);
     let index = Index::with_room(0).unwrap();
     let mut map = HashMap::new();
-    // All of a shard in one bucket, in more slots than that has.
+    // All of a shard in one bucket, in more slots than it has.
     let hash = |random: &mut Random| KeyHash {
         high: (random.below(2) << 63) + random.below(16),
         fingerprint: 1 + random.below(2),
@@ -210,8 +210,8 @@ fn a_mark_is_set_on_what_was_read_only() {
     assert_eq!(index.find(hash), None);
 }
 
-/// Keys come, go and change places while their table is made anew; a reader finds what belongs to a
-/// key, and what is always there always.
+/// Keys come, go and change places while their table is replaced. A reader finds what belongs to a
+/// key, and always finds the key that is present throughout.
 #[test]
 fn readers_find_what_is_there_while_others_write() {
     let index = Arc::new(Index::with_room(0).unwrap());
