@@ -1,5 +1,5 @@
-//! What was read from the disk not long ago: frames that were decompressed, and records that were
-//! read more than once. Bounded by bytes.
+//! A cache of what was recently read from the disk: decompressed frames, and records that were read
+//! more than once. Bounded by bytes.
 
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
@@ -8,28 +8,28 @@ use crate::memory;
 use crate::place::{Granule, JournalNumber};
 use crate::sync::Arc;
 
-/// The bytes of a frame, of several that one record lies in, or of a record. Values that were read
-/// of them keep them alive.
+/// The bytes of a frame, of several frames that contain one record, or of a record. Values that
+/// refer to them keep them in memory.
 pub(crate) type Block = Arc<Vec<u8>>;
 
-/// A frame, or the beginning of a record. Its bytes never change, and numbers of journals are not
-/// used again; so nothing has to be removed when a journal goes, or is compressed.
+/// The key of a frame or of the beginning of a record. The bytes never change and numbers of
+/// journals are not reused, so nothing has to be removed when a journal is removed or compressed.
 type Key = (JournalNumber, u32);
 
-/// A longer record is not kept by itself: it would push out much that is read more often.
+/// A longer record is not cached by itself: it would evict much that is read more often.
 const MOST_RECORD_BYTES: usize = 64 << 10;
 
-/// Frames have this part of the memory: each read of a record that is not kept brings one of 16
-/// KiB, so with the records in one queue they would push them out before these are read again.
+/// Frames have one part in this many of the memory. Each read of an uncached record brings in a
+/// frame of 16 KiB; in a common queue these would evict records before they are read again.
 const FRAMES_PART: usize = 4;
 
-/// What an entry takes beside its bytes, about.
+/// The approximate overhead of an entry.
 const ENTRY_BYTES: usize = 128;
-/// Of a frame of small records, and of a small record, to estimate how many fit.
+/// Typical sizes of a frame of small records and of a small record, to estimate how many fit.
 const USUAL_FRAME_BYTES: usize = 16 << 10;
 const USUAL_RECORD_BYTES: usize = 512;
-/// What was read more than once gets this part; the rest is for what comes in, so that several
-/// records are read of a frame before it goes.
+/// The part for what was read more than once; the rest is for new entries, so that several records
+/// of a frame can be read before it is evicted.
 const HOT_PART: f64 = 0.75;
 
 #[derive(Clone)]
@@ -43,7 +43,7 @@ impl Weighter<Key, Block> for ByBytes {
 
 type Kept = Cache<Key, Block, ByBytes>;
 
-/// Nothing, if not even one would fit.
+/// Returns `None` if not even one entry would fit.
 fn kept(max_bytes: usize, usual_bytes: usize) -> Option<Kept> {
     let items = max_bytes / (usual_bytes + ENTRY_BYTES);
     if items == 0 {
@@ -59,7 +59,7 @@ fn kept(max_bytes: usize, usual_bytes: usize) -> Option<Kept> {
     Some(Cache::with_options(options, ByBytes, hash, DefaultLifecycle::default()))
 }
 
-/// Frames and records by use.
+/// Frames and records, evicted by use.
 pub(crate) struct Blocks {
     frames: Option<Kept>,
     records: Option<Kept>,
@@ -74,7 +74,8 @@ impl Blocks {
         }
     }
 
-    /// A frame, by `read` if it is not there. Of several who want one at a time one reads.
+    /// Returns a frame, calling `read` if it is not cached. Of concurrent callers for one frame,
+    /// one reads it.
     pub(crate) fn get<E>(
         &self,
         number: JournalNumber,
@@ -88,20 +89,20 @@ impl Blocks {
         }
     }
 
-    /// The record that begins at `first`, if it is kept: its bytes and nothing else.
+    /// Returns the bytes of the record that begins at `first`, if it is cached.
     pub(crate) fn record(&self, number: JournalNumber, first: Granule) -> Option<Block> {
         self.records.as_ref()?.get(&(number, first.0))
     }
 
-    /// The same for whoever removes it, or asks for all there are: that is no use that it should be
-    /// kept for.
+    /// Returns a cached record without counting a use, for callers that remove it or visit all
+    /// records.
     pub(crate) fn peek_record(&self, number: JournalNumber, first: Granule) -> Option<Block> {
         self.records.as_ref()?.peek(&(number, first.0))
     }
 
-    /// Keep a record that was read from the disk, and not for the first time: one in a thousand of
-    /// the keys may be asked for as often as all others together, and lies anywhere. A journal in
-    /// memory for it, or a frame, would be a thousand, or a hundred times as much.
+    /// Caches a record that was read from the disk, and not for the first time: one key in a
+    /// thousand may be requested as often as all others together, anywhere on the disk. A journal
+    /// in memory for it would take a thousand times as much, a frame a hundred times.
     pub(crate) fn keep_record(&self, number: JournalNumber, first: Granule, record: &[u8]) {
         let Some(records) = &self.records else { return };
         if record.len() <= MOST_RECORD_BYTES
@@ -111,13 +112,13 @@ impl Blocks {
         }
     }
 
-    /// Whether a frame is there now.
+    /// Returns whether a frame is cached.
     pub(crate) fn has(&self, number: JournalNumber, frame: usize) -> bool {
         let frame = u32::try_from(frame).expect("a journal has at most 1 GiB");
         self.frames.as_ref().is_some_and(|frames| frames.contains_key(&(number, frame)))
     }
 
-    /// Memory of all that is kept, in bytes.
+    /// Returns the memory of all cached data, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let kept = [&self.frames, &self.records].into_iter().flatten();
         kept.map(|kept| usize::try_from(kept.weight()).unwrap_or(usize::MAX)).sum()
@@ -143,7 +144,7 @@ mod tests {
                 let number = JournalNumber(frame as u64 % 7);
                 assert_eq!(blocks.get(number, frame, || block(len)).unwrap().len(), len);
                 blocks.keep_record(number, Granule(frame as u32 + 1), &vec![1; frame * 50]);
-                // A few bytes of rounding for each part of it.
+                // A few bytes of rounding for each part.
                 assert!(blocks.bytes() <= max_bytes + 1024, "{} of {max_bytes}", blocks.bytes());
             }
             let kept =
@@ -170,11 +171,11 @@ mod tests {
         blocks.keep_record(other, Granule(2), &vec![1; MOST_RECORD_BYTES + 1]);
         assert!(blocks.record(other, Granule(1)).is_some());
         assert!(blocks.record(other, Granule(2)).is_none());
-        // Nowhere to keep it.
+        // There is no space to cache it.
         Blocks::new(0).keep_record(number, Granule(3), b"three");
     }
 
-    /// Keys that are asked for again and again stay, whatever is read once beside them.
+    /// Keys that are read repeatedly stay, whatever else is read once.
     #[test]
     fn what_is_read_often_stays_beside_what_is_read_once() {
         let blocks = Blocks::new(4 << 20);

@@ -1,4 +1,4 @@
-//! What compresses the frames of a cold journal: `docs/format/journal.md`, section 6.
+//! Codecs for the frames of a cold journal: `docs/format/journal.md`, section 6.
 
 use std::cell::RefCell;
 use std::io;
@@ -8,11 +8,11 @@ use zstd::zstd_safe::{CCtx, CParameter, DCtx, SafeResult};
 use crate::memory;
 use crate::options::Compression;
 
-/// How a frame is stored. The numbers stand in files.
+/// How a frame is stored. The numbers are persisted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Codec {
-    /// As it is: compressing makes it no shorter.
+    /// Uncompressed, because compression does not shorten it.
     Stored = 0,
     /// An LZ4 block, without LZ4's own frame.
     Lz4 = 1,
@@ -22,14 +22,14 @@ pub(crate) enum Codec {
 }
 
 thread_local! {
-    /// Making one costs more than decompressing a frame.
+    /// Creating one costs more than decompressing a frame.
     static ZSTD: RefCell<Option<DCtx<'static>>> = const { RefCell::new(None) };
 }
 
-/// zstd's number for want of memory, as its functions return it.
+/// zstd's error code for lack of memory, as its functions return it.
 const NO_MEMORY: usize = 64_usize.wrapping_neg();
 
-/// The length that zstd has made, if it has.
+/// Converts a result of zstd to the length that it produced, if it succeeded.
 fn length(result: SafeResult) -> io::Result<Option<usize>> {
     match result {
         Ok(len) => Ok(Some(len)),
@@ -55,7 +55,7 @@ impl Codec {
             .find(|codec| *codec as u8 == number)
     }
 
-    /// What a user calls it.
+    /// Returns the option that selects it.
     pub(crate) fn name(self) -> Compression {
         match self {
             Self::Stored => Compression::None,
@@ -65,7 +65,7 @@ impl Codec {
         }
     }
 
-    /// Undo the compression; false if it does not give exactly what `to` has room for.
+    /// Decompresses `from`; false if the result does not have exactly the length of `to`.
     ///
     /// # Errors
     /// There is no memory for it.
@@ -91,11 +91,11 @@ pub(crate) enum Encoder {
     Snappy(Box<snap::raw::Encoder>),
 }
 
-/// zstd's own default.
+/// zstd's default.
 const ZSTD_LEVEL: i32 = 3;
 
 impl Encoder {
-    /// `None`: nothing is to be compressed.
+    /// Creates an encoder; `None` if nothing is to be compressed.
     ///
     /// # Errors
     /// There is no memory for it.
@@ -121,16 +121,16 @@ impl Encoder {
         }
     }
 
-    /// Memory for [`Self::compress`] of so many bytes.
+    /// Allocates the buffer for [`Self::compress`] of this many bytes.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no memory for it.
     pub(crate) fn room(plain_bytes: usize) -> io::Result<Vec<u8>> {
         memory::zeroes(most_bytes(plain_bytes))
     }
 
-    /// `from` in fewer bytes; `None` if there is no such thing. `room` is memory for it, which is
-    /// made as large as it has to be.
+    /// Compresses `from`; `None` if the result is not shorter. `room` is the buffer for it, which
+    /// is enlarged as needed.
     ///
     /// # Errors
     /// There is no memory for it.
@@ -153,8 +153,8 @@ impl Encoder {
     }
 }
 
-/// More than any of them makes of what cannot be compressed: LZ4 a tenth and 20 bytes, Snappy a
-/// sixth and 32, zstd a 256th and 64.
+/// Returns an upper bound of the output for incompressible data: LZ4 adds a tenth and 20 bytes,
+/// Snappy a sixth and 32, zstd a 256th and 64.
 fn most_bytes(plain_bytes: usize) -> usize {
     plain_bytes + plain_bytes / 4 + 256
 }
@@ -180,7 +180,7 @@ mod tests {
                 let mut back = vec![0xee; plain.len()];
                 prop_assert!(encoder.codec().decompress(stored, &mut back).unwrap());
                 prop_assert_eq!(&back, &plain);
-                // Of another length it is something else.
+                // With another length it must be refused.
                 back.push(0);
                 prop_assert!(!encoder.codec().decompress(stored, &mut back).unwrap());
                 let short = plain.len() - 1;
@@ -188,7 +188,8 @@ mod tests {
             }
         }
 
-        /// Whatever the checksum in front of it let through: no panic, no byte beyond `to`.
+        /// Data that passed its checksum by accident causes no panic, and nothing is written beyond
+        /// `to`.
         #[test]
         fn nonsense_is_refused_or_decompressed(bytes in vec(any::<u8>(), 0..300), len in 1usize..2000) {
             for codec in [Codec::Stored, Codec::Lz4, Codec::Zstd, Codec::Snappy] {
@@ -202,7 +203,7 @@ mod tests {
     fn zstd_tells_want_of_memory_by_this_number() {
         let name = zstd::zstd_safe::get_error_name(NO_MEMORY);
         assert_eq!(name, "Allocation error : not enough memory");
-        // A thread that has decompressed nothing yet.
+        // This thread has not decompressed anything yet.
         let mut to = [0; 10];
         memory::refuse(true);
         let decompressed = Codec::Zstd.decompress(b"whatever", &mut to);

@@ -28,7 +28,7 @@ const MANY_SHORT: usize = 8;
 pub(crate) const STEP_BYTES: usize = 32 << 10;
 /// The length of a pause: writers and readers have priority.
 pub(crate) const PAUSE: Duration = Duration::from_micros(250);
-/// At most this many steps share a pause.
+/// A long record counts as at most this many steps.
 const MOST_STEPS: usize = CHUNK_BYTES / STEP_BYTES;
 /// The live part of a journal is measured in parts of this many.
 pub(crate) const PARTS: u64 = 16;
@@ -398,8 +398,7 @@ impl Pauses {
         if steps > 0 {
             self.at = first.byte();
             if !self.pause.is_zero() && !shared.is_crowded() {
-                // One pause for several steps if records are long, bounded because closing the
-                // cache waits for it.
+                // The pauses of several steps for a long record; bounded because `close` waits.
                 thread::sleep(self.pause * steps.min(MOST_STEPS) as u32);
             }
         }

@@ -1,4 +1,4 @@
-//! Compression of cold journals, on the keeper's thread. What is in their place at each instant:
+//! Compression of cold journals, on the maintenance thread. The state of the files at each step:
 //! `docs/format/journal.md`, section 6.
 
 use std::io;
@@ -21,29 +21,30 @@ use crate::room::Who;
 use crate::shared::{CHUNK_BYTES, Shared};
 use crate::sync::Arc;
 
-/// A compressed file has to have at most this part, of eight, of the plain one.
+/// A compressed file may have at most this many eighths of the plain one.
 const MOST_PARTS: u64 = 7;
-/// Frames that are compressed to see whether all of them are worth it.
+/// Frames that are compressed to decide whether the journal is worth compressing.
 const SAMPLES: usize = 16;
-/// Records in a frame, about: reading one decompresses not much more than it, and the table has a
-/// few bytes for each.
+/// The approximate number of records in a frame: reading one decompresses little more than it, and
+/// the table has a few bytes for each.
 const RECORDS_IN_FRAME: usize = 4;
 
-/// What became of a journal that was to be compressed.
+/// The outcome of a compression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// Into a file of this length, in bytes.
+    /// Compressed into a file of this length, in bytes.
     Compressed(u64),
-    /// It would not be much shorter.
+    /// The file would not be much shorter.
     NotWorthIt,
-    /// Records in it are damaged.
+    /// Records in the journal are damaged.
     Damaged,
-    /// Others need the room, or the cache is being closed. Tried again.
+    /// The space is needed elsewhere, or the cache is being closed. It is retried.
     GaveWay,
 }
 
 impl Shared {
-    /// Compress one cold journal, if there is one and room for it; whether one was tried.
+    /// Compresses one cold journal, if there is one and space for it; returns whether one was
+    /// attempted.
     pub(crate) fn compress_one(&self) -> Result<bool> {
         let Some(journal) = self.to_compress() else { return Ok(false) };
         let set_aside = self.journals.room.set_aside(journal.file_bytes);
@@ -55,14 +56,14 @@ impl Shared {
             self.keep.has_told_of_memory.store(false, Ordering::Relaxed);
             let plain = journal.file.clone();
             drop(journal);
-            // Or a power cut would bring back its name, and what is left of it. Its room is set
-            // aside until then.
+            // Otherwise a power cut would restore its name with a partial file. Its space stays
+            // reserved until then.
             self.sync_names()?;
             self.free(plain);
             self.made_room(|| drop(set_aside));
             return Ok(true);
         }
-        // Without it nothing is missing; what cannot be removed now is when the cache is opened.
+        // The file is not needed; if it cannot be removed now, the next opening removes it.
         let _ = self.directory.remove(&temporary);
         self.gave_way(set_aside);
         match outcome {
@@ -71,15 +72,15 @@ impl Shared {
             Ok(Outcome::Damaged) => {
                 let found =
                     self.each_record(&journal, || self.step_bytes(), |_, _| Ok::<_, Error>(()));
-                // For want of memory to look behind the damage, it may be.
+                // Without the memory to search behind damage, it may be damaged.
                 let damaged_bytes = found.inspect_err(|_| journal.counts.failed())?;
                 self.mark_damaged(&journal, damaged_bytes);
                 if damaged_bytes == 0 {
-                    // It was read wrongly.
+                    // It was read incorrectly.
                     journal.counts.failed();
                 }
             }
-            // It passes, and may for the next journal.
+            // This is temporary, perhaps already for the next journal.
             Err(error) if error.is_want_of_memory() => {
                 if !self.keep.has_told_of_memory.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
@@ -88,7 +89,7 @@ impl Shared {
                 }
                 journal.counts.failed();
             }
-            // Not tried again and again: what has failed once will, and nothing is lost but room.
+            // Not retried: it would fail again, and only space is lost.
             Err(error) => {
                 tracing::warn!("journal cache: {error}; {name} stays as it is");
                 journal.counts.stays_plain.store(true, Ordering::Relaxed);
@@ -97,7 +98,7 @@ impl Shared {
         Ok(true)
     }
 
-    /// The cold journal that has most alive: it will be there for longest.
+    /// Returns the cold journal with the most live bytes, which will exist for longest.
     fn to_compress(&self) -> Option<Arc<Journal>> {
         if self.options.compression == Compression::None
             || self.flush.failure().is_some()
@@ -119,7 +120,7 @@ impl Shared {
         cold.max_by_key(|it| (it.counts.live_bytes.load(Ordering::Relaxed), it.number))
     }
 
-    /// Whether nobody waits for the room that it takes.
+    /// Returns whether the space in use is not needed elsewhere.
     fn may_go_on(&self) -> bool {
         let room = &self.journals.room;
         let has_room = match self.options.when_full {
@@ -152,13 +153,14 @@ impl Shared {
         let frames = self.read_back(&*file, journal).map_err(failed("reading back"))?;
         self.directory.rename(temporary, name).map_err(failed("renaming"))?;
         self.counters.written_bytes.fetch_add(len, Ordering::Relaxed);
-        // Readers of the plain file have it open, and go on reading it. Cold journals are replaced
-        // by whoever has the turn alone.
+        // Readers that have the plain file open continue to read it. Only the holder of the turn
+        // replaces cold journals.
         self.journals.replace(journal, Arc::new(journal.compressed(file, len, frames)));
         Ok(copied)
     }
 
-    /// Bytes of a frame for records as long as a journal's are, as far as its hint tells.
+    /// Returns the frame size for the average record length of the journal, as far as its hint
+    /// tells.
     fn frame_bytes(&self, journal: &Journal, end: usize) -> usize {
         let hint = hint::read_head(&*self.directory, journal.number, self.journal_bytes);
         let record_bytes = hint.map_or(0, |head| (end - FIRST_RECORD) / head.entries.max(1));
@@ -167,7 +169,7 @@ impl Shared {
             .clamp(LEAST_FRAME_BYTES, MOST_FRAME_BYTES)
     }
 
-    /// Write all records into the new file.
+    /// Writes all records to the new file.
     fn copy(
         &self,
         journal: &Journal,
@@ -186,7 +188,7 @@ impl Shared {
                 return Ok(Outcome::GaveWay);
             }
             let plain = read(journal, at..end.min(at + CHUNK_BYTES), &mut chunk)?;
-            // What was read wrongly now must not become what is there.
+            // What is read incorrectly now must not replace the original.
             if !chain.follow(plain) {
                 return Ok(Outcome::Damaged);
             }
@@ -215,7 +217,7 @@ impl Shared {
         Ok(if len > most_bytes { Outcome::NotWorthIt } else { Outcome::Compressed(len) })
     }
 
-    /// The table as the disk has it: what the next opening will find.
+    /// Reads the table back from the disk, as the next opening will.
     fn read_back(&self, file: &dyn File, journal: &Journal) -> io::Result<Frames> {
         let (number, salt) = (journal.number, journal.salt);
         let frames = Frames::open(file, number, salt, self.journal_bytes, &self.blocks)?;
@@ -223,7 +225,7 @@ impl Shared {
     }
 }
 
-/// Whether a few frames, from its beginning to its end, become short enough.
+/// Returns whether a few frames, spread over the journal, become short enough.
 fn is_worth_it(
     journal: &Journal,
     end: usize,
@@ -245,7 +247,7 @@ fn is_worth_it(
     Ok(estimate_bytes <= journal.file_bytes / 8 * MOST_PARTS)
 }
 
-/// Bytes of a plain file, from a whole page on.
+/// Reads bytes of a plain file, starting at a page.
 fn read<'b>(
     journal: &Journal,
     range: std::ops::Range<usize>,

@@ -1,58 +1,58 @@
-//! Where in a journal records are that the index does not name any more: `docs/journal-cache.md`,
-//! "Iteration".
+//! Marks for the regions of a journal with records that the index no longer names:
+//! `docs/journal-cache.md`, "Iteration".
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::place::Granule;
 
-/// A bit stands for the records that begin in so many bytes: at most 16 KiB of memory for a journal
-/// of 128 MiB. Whoever replaces a record looks at its bit, which is somewhere: bits for 256 bytes
-/// each were out of the processor's cache, and a put took a fifth longer.
+/// One bit covers the records that begin in this many bytes: at most 16 KiB of memory for a journal
+/// of 128 MiB. Replacing a record accesses a random bit: with a bit for every 256 bytes the bits
+/// did not fit the processor's cache, and a put took a fifth longer.
 const UNIT_BYTES: usize = 1024;
 const WORD_BITS: usize = u64::BITS as usize;
 /// Bits for 4 MiB of a journal.
 const PART_WORDS: usize = 64;
 const PART_BYTES: usize = UNIT_BYTES * WORD_BITS * PART_WORDS;
 
-/// The parts of a journal in which a record begins that has been replaced or removed. In all others
-/// the index names each value.
+/// The regions of a journal in which a record begins that has been replaced or removed. In all
+/// others the index names each value.
 ///
-/// There is memory for every 4 MiB in which there is such a record: of large values, or such as are
-/// hardly ever replaced, marks everywhere would take more than the index.
+/// Memory is allocated for every 4 MiB with such a record: with large values or few replacements,
+/// marks for all regions would take more than the index.
 #[derive(Debug)]
 pub(crate) struct Dead {
     parts: Box<[OnceLock<Box<Part>>]>,
-    /// Of these, as many as there is memory for.
+    /// Number of allocated parts.
     made: AtomicUsize,
 }
 
 type Part = [AtomicU64; PART_WORDS];
 
 impl Dead {
-    /// None, in a journal of so many bytes.
+    /// Creates marks for a journal of this many bytes, all clear.
     pub(crate) fn none(journal_bytes: usize) -> Self {
         let parts = (0..journal_bytes.div_ceil(PART_BYTES)).map(|_| OnceLock::new()).collect();
         Self { parts, made: AtomicUsize::new(0) }
     }
 
-    /// The index does not name the record any more that begins at `first`. What is told to another
-    /// thread afterwards by any other means, that thread finds here.
+    /// Marks the record that begins at `first`, which the index no longer names. A thread that
+    /// learns of this change by any other synchronisation sees the mark.
     pub(crate) fn mark(&self, first: Granule) {
         let part = self.parts[first.byte() / PART_BYTES].get_or_init(|| {
             self.made.fetch_add(1, Ordering::Relaxed);
             Box::new([const { AtomicU64::new(0) }; PART_WORDS])
         });
         let (word, bit) = place(first);
-        // Most are there already when much of a journal is dead, and nobody has to wait for the
-        // line then.
+        // In a mostly dead journal most bits are set already, and the cache line is then not
+        // contended.
         if part[word].load(Ordering::Relaxed) & bit == 0 {
             part[word].fetch_or(bit, Ordering::Relaxed);
         }
     }
 
-    /// False: the index names the record that begins at `first`, if it is a value of a sealed
-    /// journal.
+    /// False if the index names the record that begins at `first`, provided that it is a value of a
+    /// sealed journal.
     #[inline]
     pub(crate) fn may_be(&self, first: Granule) -> bool {
         let Some(part) = self.parts[first.byte() / PART_BYTES].get() else { return false };
@@ -66,7 +66,7 @@ impl Dead {
     }
 }
 
-/// The word of a part, and the bit in it, that a record is marked by.
+/// Returns the word of a part, and the bit in it, that marks a record.
 #[inline]
 fn place(first: Granule) -> (usize, u64) {
     let unit = first.byte() % PART_BYTES / UNIT_BYTES;

@@ -1,5 +1,4 @@
-//! The key directory by itself, for measuring it beside concurrent maps. With the feature `bench`
-//! only.
+//! The index by itself, to compare it with concurrent maps. With the feature `bench` only.
 
 use std::fmt;
 use std::io;
@@ -9,10 +8,10 @@ use crate::index::Index;
 use crate::journal::FIRST_RECORD;
 use crate::place::{Granule, JournalNumber, Place};
 
-/// 128 bits that stand for a key, and a number of 32 bits for it.
+/// A map from 128-bit keys to 32-bit numbers.
 pub struct KeyDirectory(Index);
 
-/// Of which a number takes the first ones for a granule, and the others for a journal.
+/// The number of bits of a number that become the granule; the others become the journal number.
 const GRANULE_BITS: u32 = 20;
 
 fn hash(key: u128) -> KeyHash {
@@ -20,7 +19,7 @@ fn hash(key: u128) -> KeyHash {
 }
 
 impl KeyDirectory {
-    /// Without entries.
+    /// Creates an empty map.
     ///
     /// # Errors
     /// There is no memory for it.
@@ -28,7 +27,7 @@ impl KeyDirectory {
         Ok(Self(Index::with_room(0)?))
     }
 
-    /// The key has this number from now on.
+    /// Sets the number of a key.
     ///
     /// # Errors
     /// There is no memory for a larger table.
@@ -42,7 +41,7 @@ impl KeyDirectory {
         Ok(())
     }
 
-    /// Its number.
+    /// Returns the number of a key.
     pub fn get(&self, key: u128) -> Option<u32> {
         let place = self.0.find(hash(key))?;
         let granule = place.first().0 - Granule::at(FIRST_RECORD).0;

@@ -1,5 +1,5 @@
-//! What has expired, where room is wanted. Nobody deletes it, and the index knows of a record only
-//! that it will expire: when, its journal says.
+//! Detection of expired records when space is needed. Nothing deletes them when they expire, and
+//! the index knows only that they will; the time is in their journal.
 
 use std::sync::atomic::Ordering;
 
@@ -15,15 +15,15 @@ use crate::sync::Arc;
 const NEVER: u64 = u64::MAX;
 
 impl Shared {
-    /// Look how much has expired in one of the journals that may have to go for it; whether there
-    /// was one. What is found is counted as dead by [`Self::emptiest`].
+    /// Determines how much has expired in one of the journals whose removal may depend on it;
+    /// returns whether there was one. [`Self::emptiest`] counts the result as dead.
     ///
-    /// A journal is looked at again when another sixteenth of it will have expired, or so much of
-    /// what will was replaced or removed that what is known of it is wrong by as much; so each is
+    /// A journal is scanned again when another sixteenth of it will have expired, or when so much
+    /// of what will expire was replaced or removed that the result is wrong by as much; so each is
     /// read a few times at most.
     pub(crate) fn look_for_expired(&self) -> bool {
         let has_time = match self.options.when_full {
-            // Where writers wait already, eviction is quicker.
+            // If writers wait already, eviction is faster.
             WhenFull::Evict => {
                 self.journals.room.has(1 + self.leaves(Who::User)) && !self.flush.is_short()
             }
@@ -45,7 +45,8 @@ impl Shared {
         }
     }
 
-    /// The journal with most that will expire, of those that would be worth compacting if it had.
+    /// Returns the journal with the most expiring bytes, of those worth compacting if all of these
+    /// had expired.
     fn to_look_at(&self) -> Option<Arc<Journal>> {
         let (now, most_live) = (self.clock.now_millis(), self.most_live_parts());
         let unwritten = self.flush.oldest_unwritten();
@@ -68,12 +69,12 @@ impl Shared {
     fn count_expired(&self, journal: &Journal) -> Result<(), Stopped> {
         let now = self.clock.now_millis();
         let counts = &journal.counts;
-        // What goes meanwhile may be counted or not.
+        // Records removed meanwhile may or may not be counted.
         let expiring_then = counts.expiring_bytes.load(Ordering::Relaxed);
         let number = journal.number;
         let is_oldest = self.journals.oldest_but(number).is_none_or(|other| number < other);
         let mut expired_bytes = 0;
-        // Of those that will, by the power of two of the milliseconds that are left.
+        // Bytes that will expire, by the power of two of the remaining milliseconds.
         let mut later_bytes = [0u64; u64::BITS as usize];
         let step_bytes = || self.step_bytes();
         let damaged_bytes = self.each_record(journal, step_bytes, |first, record| {
@@ -86,7 +87,7 @@ impl Shared {
             if !self.index.find(hash).is_some_and(|named| named.is_same(place)) {
                 return Ok(());
             }
-            // Something older may be left, which it hides.
+            // An older record may exist that it hides.
             let kept = if is_oldest { 0 } else { tombstone_bytes(record.key()) };
             let bytes = place.max_len_bytes().saturating_sub(kept) as u64;
             match expires_at.saturating_sub(now).checked_ilog2() {
@@ -101,7 +102,7 @@ impl Shared {
             sum += bytes;
             sum >= part_bytes(journal)
         });
-        // Whoever has 2^n milliseconds left has less than 2^(n+1).
+        // A remaining time in class n is less than 2^(n+1) milliseconds.
         let look_at =
             enough.map_or(NEVER, |power| now.saturating_add(2u64.saturating_pow(power as u32 + 1)));
         counts.found_expired(expired_bytes, expiring_then, look_at);
@@ -109,12 +110,12 @@ impl Shared {
     }
 }
 
-/// One of its [`PARTS`].
+/// Returns the size of one of its [`PARTS`].
 fn part_bytes(journal: &Journal) -> u64 {
     (gained_bytes(journal) / PARTS).max(1)
 }
 
-/// What would be free without a journal.
+/// Returns what removing the journal would free.
 fn gained_bytes(journal: &Journal) -> u64 {
     let plain_bytes = journal.end().saturating_sub(FIRST_RECORD) as u64;
     match journal.frames {

@@ -1,8 +1,8 @@
-//! Cold records of several keys: what has to be read of their files for them is read at one time,
-//! and each record is loaded as ever, from these pages in place of the disk.
+//! Reading the cold records of several keys: the required parts of their files are read
+//! concurrently, and each record is then loaded as usual, from these pages instead of the disk.
 //!
-//! What is read is no more than advice. Journals may be compressed, moved or removed meanwhile, and
-//! frames come and go; whoever loads a record and finds what he needs not among the pages reads it.
+//! The pages are only an optimisation. Journals may be compressed, moved or removed meanwhile, and
+//! frames come and go: what loading a record does not find in the pages is read from the disk.
 
 use std::io;
 use std::ops::Range;
@@ -20,16 +20,16 @@ use crate::memory;
 use crate::place::Place;
 use crate::unreadable::Unreadable;
 
-/// Reads of a batch.
+/// Maximum number of reads in a batch.
 pub(crate) const MOST_READS: usize = 32;
-/// Their bytes together.
+/// Maximum total bytes of a batch.
 const MOST_BYTES: usize = 1 << 20;
-/// What is longer is read by itself: the disk is busy with it for longer than it takes to ask for
-/// the next one.
+/// A longer read is done by itself: the disk is busy with it for longer than it takes to submit the
+/// next one.
 const LONG_BYTES: usize = 256 << 10;
 const _: () = assert!(LONG_BYTES <= MOST_BYTES);
 
-/// Pages of a file that were read.
+/// Pages of a file that have been read.
 pub(crate) struct Pages {
     file: Arc<dyn File>,
     at: usize,
@@ -49,33 +49,33 @@ impl Pages {
 #[derive(Clone, Copy)]
 pub(crate) struct Source<'a> {
     file: &'a dyn File,
-    /// Its own, for messages.
+    /// The path of the file, for messages.
     path: &'a Path,
-    /// Pages that were read already, of this file and of others.
+    /// Pages read before, of this file and of others.
     fetched: &'a [Pages],
-    /// Counts the reads of the disk, if somebody wants to know.
+    /// Counts disk reads, if set.
     reads: Option<&'a AtomicU64>,
-    /// Notes what cannot be read, if that is no error.
+    /// Collects unreadable ranges, if they are not errors.
     unreadable: Option<&'a Unreadable>,
 }
 
 impl<'a> Source<'a> {
-    /// The file alone.
+    /// Creates a source of the file alone.
     pub(crate) fn file(file: &'a dyn File, path: &'a Path) -> Self {
         Self { file, path, fetched: &[], reads: None, unreadable: None }
     }
 
-    /// These pages, and the file where they do not have what is wanted; `reads` counts that.
+    /// Adds pages, which take precedence over the file; `reads` counts reads of the file.
     pub(crate) fn with(self, fetched: &'a [Pages], reads: &'a AtomicU64) -> Self {
         Self { fetched, reads: Some(reads), ..self }
     }
 
-    /// Zeroes stand for what cannot be read, which is noted.
+    /// Makes unreadable ranges read as zeroes and collects them.
     pub(crate) fn past(self, unreadable: &'a Unreadable) -> Self {
         Self { unreadable: Some(unreadable), ..self }
     }
 
-    /// Memory for what is read of it.
+    /// Allocates memory for a read.
     pub(crate) fn pages(&self, len_bytes: usize) -> Result<AlignedBuf> {
         memory::pages(len_bytes).map_err(self.no_memory())
     }
@@ -84,7 +84,7 @@ impl<'a> Source<'a> {
         Error::no_memory(self.path, "what is read of it")
     }
 
-    /// As [`File::read_at`]; `action` says what for, if it fails.
+    /// Reads as [`File::read_at`]; `action` is the operation named in an error.
     pub(crate) fn read_at(&self, at: usize, to: &mut [u8], action: &'static str) -> Result<()> {
         let range = at..at + to.len();
         if let Some(pages) = self.fetched.iter().find(|it| it.has(self.file, &range)) {
@@ -102,7 +102,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// What is to be read at one time: bounded in number and in bytes.
+/// The reads of a batch: bounded in number and in bytes.
 #[derive(Default)]
 pub(crate) struct Batch {
     pages: Vec<Pages>,
@@ -110,9 +110,8 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Add what has to be read for the record at `place`, which is one of the journal's; nothing,
-    /// if that is in memory, long, or among the rest. False if there is no room for it; a batch
-    /// with nothing in it has room.
+    /// Adds the reads needed for the record at `place` of the journal; none if it is in memory,
+    /// long, or already covered. False if it does not fit; an empty batch has room.
     pub(crate) fn add(&mut self, journal: &Journal, place: Place) -> bool {
         let Some(range) = journal.pages(place).filter(|it| it.len() <= LONG_BYTES) else {
             return true;
@@ -123,7 +122,7 @@ impl Batch {
         if self.pages.len() == MOST_READS || self.bytes + range.len() > MOST_BYTES {
             return false;
         }
-        // Without memory for it the record is read by itself, or cannot be.
+        // Without memory for it the record is read by itself, or fails.
         let Ok(bytes) = memory::pages(range.len()) else { return true };
         journal.counts.disk_reads.fetch_add(1, Ordering::Relaxed);
         self.bytes += range.len();
@@ -131,8 +130,8 @@ impl Batch {
         true
     }
 
-    /// Read all, and wait for it. What could not be read is left out: whoever needs it reads it by
-    /// itself, and tells what is wrong.
+    /// Performs all reads and waits for them. Failed ones are left out: loading the record reads
+    /// again and reports the error.
     pub(crate) fn read(self, directory: &dyn Directory) -> Vec<Pages> {
         let mut all = self.pages;
         let reads = all.iter_mut().map(|pages| ReadAt {

@@ -1,12 +1,12 @@
-//! Integers in bytes, and the 64 bytes at the beginning of each of a cache's files: magic, fields,
+//! Integers in bytes, and the 64 bytes at the beginning of each file of a cache: magic, fields,
 //! checksum.
 
 use crc32c::crc32c;
 
-/// Magic, fields, and the CRC32C of all before it in the last 4.
+/// Magic, fields, and in the last 4 bytes the CRC32C of all before it.
 pub(crate) const FIELDS_BYTES: usize = 64;
 const CHECKSUM: usize = FIELDS_BYTES - size_of::<u32>();
-/// Of all files.
+/// The version of all files.
 const VERSION: u32 = 1;
 const VERSION_AT: usize = 8;
 
@@ -22,7 +22,7 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// Put magic, version and checksum around the fields that are in `page`.
+/// Adds magic, version and checksum to the fields in `page`.
 pub(crate) fn seal(page: &mut [u8], magic: &[u8; 8]) {
     page[..VERSION_AT].copy_from_slice(magic);
     page[VERSION_AT..VERSION_AT + 4].copy_from_slice(&VERSION.to_le_bytes());
@@ -30,15 +30,15 @@ pub(crate) fn seal(page: &mut [u8], magic: &[u8; 8]) {
     page[CHECKSUM..FIELDS_BYTES].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// The fields at the beginning of `page`, if they are undamaged and of this kind, of whatever
-/// version.
+/// Returns the fields at the beginning of `page`, of any version, if they are undamaged and of this
+/// kind.
 pub(crate) fn undamaged<'a>(page: &'a [u8], magic: &[u8; 8]) -> Option<&'a Fields> {
     let fields: &Fields = page.first_chunk()?;
     let is_whole = u32_at(fields, CHECKSUM) == crc32c(&fields[..CHECKSUM]);
     (fields.starts_with(magic) && is_whole).then_some(fields)
 }
 
-/// The same, if they are of the version that is known.
+/// Returns the fields as [`undamaged`], if they are of the known version.
 pub(crate) fn unseal<'a>(page: &'a [u8], magic: &[u8; 8]) -> Result<&'a Fields, &'static str> {
     let fields = undamaged(page, magic).ok_or("it is damaged, or no cache of this kind")?;
     match u32_at(fields, VERSION_AT) {

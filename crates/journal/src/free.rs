@@ -1,4 +1,4 @@
-//! Names that go for good, and the room of files that have lost theirs.
+//! Durable removal of names, and freeing the space of removed files.
 
 use std::sync::Arc;
 use std::thread;
@@ -9,18 +9,19 @@ use crate::files::File;
 use crate::prepare::LET_GO_WITHIN;
 use crate::shared::Shared;
 
-/// Given back to the file system at a time.
+/// Bytes given back to the file system at a time.
 const FREED_BYTES: u64 = 4 << 20;
-/// Whether somebody still reads a file is looked at this often.
+/// The interval for checking whether a file is still being read.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 impl Shared {
-    /// Names that were made, changed and removed until now are on stable storage. If that fails
-    /// nothing is written any more, and no journal removed: what the disk has of the names is not
-    /// known then, and the system tells an error once, so that a sync that succeeds afterwards says
-    /// nothing of what was before.
+    /// Makes names that were created, changed and removed until now durable. If this fails nothing
+    /// is written any more and no journal is removed: which names the disk has is then unknown, and
+    /// the kernel reports an error only once, so a later successful sync proves nothing about
+    /// earlier changes.
     pub(crate) fn sync_names(&self) -> Result<()> {
-        // So nobody's success stands beside the failure of somebody else that is not known yet.
+        // Serialised, so that a success cannot be reported next to another thread's failure that is
+        // not yet recorded.
         let _alone = self.flush.naming.lock();
         if let Some(error) = self.flush.failure() {
             return Err(error);
@@ -30,24 +31,24 @@ impl Shared {
         synced.inspect_err(|error| self.flush.fail(error.clone()))
     }
 
-    /// Give back what a file holds that has no name any more, on stable storage: from its end,
-    /// resting after each step for as long as it took, unless writers wait for the room. A file
-    /// system that is mounted with `discard` tells the disk what is free, and a disk that discards
-    /// 128 MiB at once does nothing else meanwhile: the flushes of a log on it take 30 ms and more,
-    /// and 4 ms beside steps of 4 MiB.
+    /// Frees the space of a file whose name is durably removed. It is truncated from its end, with
+    /// a rest after each step that lasts as long as the step, unless writers wait for the space. On
+    /// a file system mounted with `discard`, the disk is told what is free; a disk that discards
+    /// 128 MiB at once does nothing else meanwhile: flushes of a log on it then take 30 ms and
+    /// more, compared with 4 ms next to steps of 4 MiB.
     ///
-    /// A file that is still read in comes free with the last one who has it open, at once.
+    /// A file that is still being read is freed at once when it is last closed.
     pub(crate) fn free(&self, mut file: Arc<dyn File>) {
         let asked = Instant::now();
         while Arc::get_mut(&mut file).is_none() {
-            // A read is soon over; an iteration may take for ever.
+            // A read is short; an iteration may last indefinitely.
             if asked.elapsed() >= LET_GO_WITHIN {
                 return;
             }
             thread::sleep(LOOK_AGAIN);
         }
         let Ok(mut len_bytes) = file.len_bytes() else { return };
-        // The last step is to close it.
+        // The last step is closing the file.
         while len_bytes > FREED_BYTES && !self.keep.waker.is_closing() {
             len_bytes -= FREED_BYTES;
             let begun = Instant::now();

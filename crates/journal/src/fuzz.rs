@@ -1,9 +1,11 @@
-//! What the fuzz targets `cache_*` of `fuzz/` check, as functions of bytes: the same ones run, with
-//! their seeds and a bounded number of inputs, as an everyday test. Only there in these two builds.
+//! The checks of the fuzz targets `cache_*` of `fuzz/`, as functions of bytes. They also run as an
+//! everyday test, with their seeds and a bounded number of inputs. Compiled only in these two
+//! builds.
 //!
-//! Each takes any bytes as a script, makes files from them with checksums that are right as often
-//! as not, and compares what the readers find with a statement of `docs/format/journal.md` that
-//! shares no code with them ([`reference`]). An `Err` says what is wrong; so does a panic.
+//! Each treats any bytes as a script, creates files from it whose checksums are about as often
+//! right as wrong, and compares what the readers find with an implementation of
+//! `docs/format/journal.md` that shares no code with them ([`reference`]). A failure is an `Err`
+//! with the reason, or a panic.
 
 mod hint;
 mod opening;
@@ -27,10 +29,10 @@ type Checked = Result<(), String>;
 
 const MIB: usize = 1 << 20;
 const SALT: u64 = 0x5eed;
-/// Of values: more than a page, so that records lie across pages.
+/// The maximum length of a value: more than a page, so that records lie across pages.
 const MAX_VALUE: u64 = 6000;
 
-/// The bytes that decide. Behind their end come zeroes, so that every input is a complete one.
+/// The script. Zeroes follow its end, so that every input is complete.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -38,7 +40,7 @@ impl<'a> Input<'a> {
         self.0.is_empty()
     }
 
-    /// The next `len` bytes, or as many as are left.
+    /// Returns the next `len` bytes, or as many as are left.
     fn bytes(&mut self, len: usize) -> &'a [u8] {
         let (bytes, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;
@@ -60,7 +62,7 @@ impl<'a> Input<'a> {
         u64::from_le_bytes(self.array())
     }
 
-    /// A number below `bound`, which is at most 2^16.
+    /// Returns a number below `bound`, which is at most 2^16.
     fn below(&mut self, bound: u64) -> u64 {
         let number = if bound <= 256 {
             u64::from(self.u8())
@@ -70,20 +72,21 @@ impl<'a> Input<'a> {
         number % bound
     }
 
-    /// True once in `n` for random bytes, and false behind the end.
+    /// Returns true with probability 1/n for random bytes, and false behind the end.
     fn once_in(&mut self, n: u8) -> bool {
         self.u8() % n == 1
     }
 }
 
-/// The bytes of a journal in the making: page 0 is left out.
+/// The bytes of a journal under construction, without page 0.
 struct Image {
     bytes: Vec<u8>,
     salt: u64,
 }
 
 impl Image {
-    /// Up to `pieces` pieces: records, some of them wrong in one way, and what is none.
+    /// Creates up to `pieces` pieces: records, some of them with one error, and bytes that are not
+    /// records.
     fn new(input: &mut Input<'_>, salt: u64, pieces: usize) -> Self {
         let mut image = Self { bytes: vec![0; RECORDS_AT], salt };
         for _ in 0..pieces {
@@ -99,7 +102,7 @@ impl Image {
         match input.u8() % 16 {
             0..=9 => self.record(input),
             10 => {
-                // Whatever, at a granule.
+                // Arbitrary bytes, at a granule.
                 let len = input.u8() as usize;
                 self.bytes.extend_from_slice(input.bytes(len));
             }
@@ -115,7 +118,7 @@ impl Image {
                 }
             }
             14 => {
-                // A copy of what is there, in another place.
+                // A copy of existing bytes at another position.
                 let len = input.below(300) as usize;
                 let from = self.bytes.len().saturating_sub(len).max(RECORDS_AT) / 8 * 8;
                 let copy = self.bytes[from..].to_vec();
@@ -176,8 +179,8 @@ impl Image {
     }
 }
 
-/// Any bytes behind a journal's header: what is found is what stands there, and would be written
-/// the same way again.
+/// Checks arbitrary bytes behind a journal's header: exactly the records that are there are found,
+/// and writing them again gives the same bytes.
 pub fn records(data: &[u8]) -> Checked {
     let mut input = Input(data);
     let salt = if input.once_in(2) { input.u64() } else { SALT };
@@ -192,7 +195,7 @@ pub fn records(data: &[u8]) -> Checked {
             Found::Record(first, record) => found.push(again(bytes, salt, first, &record)?),
         }
     }
-    // Looking for the next record has a bound, which only bytes that are made for it come to.
+    // The search for the next record has a limit, which only crafted bytes reach.
     let gives_up = expected.searched >= 16 * bytes.len();
     let is_right = match gives_up {
         true => expected.records.starts_with(&found),
@@ -216,7 +219,7 @@ pub fn records(data: &[u8]) -> Checked {
     ))
 }
 
-/// A record that was read, after it was written again.
+/// Writes a record that was read again.
 fn again(
     bytes: &[u8],
     salt: u64,
@@ -242,7 +245,7 @@ fn again(
 fn put_file(directory: &SimDirectory, name: &str, bytes: &[u8], len: usize) {
     let mut pages = AlignedBuf::zeroed(len.max(bytes.len()).max(1).next_multiple_of(PAGE_BYTES));
     pages[..bytes.len()].copy_from_slice(bytes);
-    // Two may have one name: the first one counts.
+    // Two may have the same name: the first one counts.
     let Ok(file) = directory.create(name, 0) else { return };
     file.write_at(0, &pages).expect("in memory");
     if len < bytes.len() {

@@ -1,18 +1,18 @@
-//! What stands for a key in the index and in hints: `docs/format/journal.md`, section 4.
+//! The hash that represents a key in the index and in hints: `docs/format/journal.md`, section 4.
 
 use siphasher::sip128::SipHasher13;
 
-/// Shards of the index, by the highest bits of [`KeyHash::high`]. Two in a model, which makes all
+/// Shards of the index, by the highest bits of [`KeyHash::high`]. Two in a model, which creates all
 /// of them each time.
 pub(crate) const SHARD_BITS: u32 = if cfg!(loom) { 1 } else { 6 };
-/// Lowest bits of [`KeyHash::high`] that an entry keeps.
+/// The number of lowest bits of [`KeyHash::high`] that an entry stores.
 pub(crate) const TAG_BITS: u32 = 8;
 
-/// 128 bits of a key, keyed by the cache's secret.
+/// 128 bits of hash of a key, keyed by the cache's secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyHash {
     pub(crate) high: u64,
-    /// The whole of it is in the entry; its highest bits choose the bucket.
+    /// Stored completely in the entry; its highest bits select the bucket.
     pub(crate) fingerprint: u64,
 }
 
@@ -26,7 +26,7 @@ impl KeyHash {
     }
 }
 
-/// The hash of one cache's keys.
+/// The hash function of one cache.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyHasher {
     sip: SipHasher13,
@@ -34,7 +34,7 @@ pub(crate) struct KeyHasher {
     collides: bool,
 }
 
-/// In tests: a cache with this secret takes keys that begin with the same byte for the same.
+/// In tests: with this secret, keys that begin with the same byte have the same hash.
 #[cfg(test)]
 pub(crate) const COLLIDING: [u8; 16] = *b"first bytes only";
 

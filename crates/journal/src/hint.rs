@@ -1,4 +1,4 @@
-//! What opening needs of a sealed journal: `docs/format/journal.md`, section 5.
+//! Hints: what an opening needs of a sealed journal. `docs/format/journal.md`, section 5.
 
 use std::io;
 
@@ -19,18 +19,18 @@ const BLOCK_HEADER_BYTES: usize = 8;
 const ENTRY_BYTES: usize = 24;
 const BLOCK_ENTRIES: usize = (BLOCK_BYTES - BLOCK_HEADER_BYTES) / ENTRY_BYTES;
 const _: () = assert!(BLOCK_ENTRIES == 2730);
-/// Blocks that are read at a time.
+/// Blocks read at a time.
 const READ_BLOCKS: usize = 16;
 
-/// A key has a byte.
+/// A key has at least one byte.
 const MIN_RECORD_BYTES: usize = (HEADER_BYTES + 1).next_multiple_of(GRANULE_BYTES);
 
-/// Of `h1` kept: the shard and the tag.
+/// The stored bits of `h1`: the shard and the tag.
 const KEPT: u64 = (0x3f << 58) | 0xff;
 const TOMBSTONE: u64 = 1 << 8;
 const EXPIRES: u64 = 1 << 9;
 
-/// One record, as far as the index needs it.
+/// The index data of one record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) hash: KeyHash,
@@ -65,7 +65,7 @@ impl Entry {
         to[20..24].copy_from_slice(&granules.to_le_bytes());
     }
 
-    /// `None` if that cannot be.
+    /// Parses an entry; `None` if it is invalid.
     fn read(from: &[u8], end: usize) -> Option<Self> {
         let high = u64_at(from, 0);
         if high & !(KEPT | TOMBSTONE | EXPIRES) != 0 {
@@ -85,7 +85,7 @@ impl Entry {
     }
 }
 
-/// What stands for entries, in their order: equal for the same ones.
+/// A checksum over a sequence of entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sum {
     entries: usize,
@@ -93,7 +93,7 @@ pub(crate) struct Sum {
 }
 
 impl Sum {
-    /// The next one.
+    /// Adds the next entry.
     pub(crate) fn add(&mut self, entry: &Entry) {
         let mut bytes = [0; ENTRY_BYTES];
         entry.write(&mut bytes);
@@ -110,8 +110,9 @@ fn temporary_name(number: JournalNumber) -> String {
     format!("{}.tmp", file_name(number))
 }
 
-/// Write the hint of a journal whose `bytes`, up to the end of its last record, are whole and in
-/// its file, behind a sync. Without one the next opening takes longer: an error is only told.
+/// Writes the hint of a journal. `bytes`, up to the end of its last record, must be complete and
+/// synced in its file. Errors are only logged, since without a hint the next opening merely takes
+/// longer.
 pub(crate) fn write(
     directory: &dyn Directory,
     hasher: &KeyHasher,
@@ -143,42 +144,42 @@ fn try_write(
     writer.finish(bytes.len())
 }
 
-/// Whether a disk has room for a hint, of which so much is to be left.
+/// Returns whether the disk has space for a hint if `leaves_bytes` are to stay free.
 pub(crate) fn has_room(directory: &dyn Directory, leaves_bytes: u64) -> bool {
     leaves_bytes == 0
         || directory.free_bytes().map_or(true, |free_bytes| free_bytes >= leaves_bytes)
 }
 
-/// A hint that is being written, which nobody takes for one before it is finished.
+/// A hint being written. It is not a valid hint before it is finished.
 pub(crate) struct Writer<'a> {
     directory: &'a dyn Directory,
     number: JournalNumber,
     salt: Salt,
     file: OpenFile,
     block: AlignedBuf,
-    /// In `block`.
+    /// The number of entries in `block`.
     in_block: usize,
-    /// Those that were written.
+    /// The number of blocks written.
     blocks: u32,
     entries: u32,
     is_finished: bool,
 }
 
 impl<'a> Writer<'a> {
-    /// Of this journal; without entries.
+    /// Starts the hint of a journal.
     pub(crate) fn new(
         directory: &'a dyn Directory,
         number: JournalNumber,
         salt: Salt,
     ) -> io::Result<Self> {
-        // Nobody removes the file before there is a writer.
+        // First, since nothing removes the file if this fails.
         let block = memory::pages(BLOCK_BYTES)?;
         let file = directory.create(&temporary_name(number), PAGE_BYTES as u64)?;
         let (in_block, blocks, entries, is_finished) = (0, 0, 0, false);
         Ok(Self { directory, number, salt, file, block, in_block, blocks, entries, is_finished })
     }
 
-    /// The next one, in the order of the journal.
+    /// Appends the next entry, in the order of the journal.
     pub(crate) fn push(&mut self, entry: &Entry) -> io::Result<()> {
         let to = BLOCK_HEADER_BYTES + self.in_block * ENTRY_BYTES;
         entry.write(&mut self.block[to..to + ENTRY_BYTES]);
@@ -200,7 +201,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// That were all; the last record ends at `end`. They are in the journal's file, behind a sync.
+    /// Completes the hint; the last record ends at `end`. The records must be synced in the
+    /// journal's file.
     pub(crate) fn finish(mut self, end: usize) -> io::Result<()> {
         if self.in_block > 0 {
             self.write_block()?;
@@ -221,8 +223,8 @@ impl<'a> Writer<'a> {
 impl Drop for Writer<'_> {
     fn drop(&mut self) {
         if !self.is_finished {
-            // Nobody would before the next opening, and it may be for want of room that it is not
-            // whole.
+            // Nothing else would before the next opening, and lack of space may be the reason why
+            // it is incomplete.
             let _ = self.directory.remove(&temporary_name(self.number));
         }
     }
@@ -236,18 +238,18 @@ pub(crate) struct Head {
     pub(crate) end: usize,
 }
 
-/// What a page 0 says, if it is that of a hint.
+/// Parses page 0; `None` if it is not that of a hint.
 fn parse_head(page: &[u8], journal_bytes: usize) -> Option<Head> {
     let fields = fields::unseal(page, MAGIC).ok()?;
     let end = usize::try_from(u64_at(fields, 24)).ok()?;
     let head = Head { salt: Salt(u64_at(fields, 16)), entries: u32_at(fields, 12) as usize, end };
     let is_end = (FIRST_RECORD..=journal_bytes).contains(&end) && end.is_multiple_of(GRANULE_BYTES);
-    // The index is made as large as the hint says.
+    // The index is sized by the hint.
     let fit = end.saturating_sub(FIRST_RECORD) / MIN_RECORD_BYTES;
     (is_end && head.entries <= fit).then_some(head)
 }
 
-/// The head of a journal's hint, if there is a usable one.
+/// Reads the head of a journal's hint, if there is a usable one.
 pub(crate) fn read_head(
     directory: &dyn Directory,
     number: JournalNumber,
@@ -259,8 +261,8 @@ pub(crate) fn read_head(
     parse_head(&page, journal_bytes)
 }
 
-/// Hand all entries of a hint to `each`, some at a time. `Ok(false)` if it turns out to be damaged;
-/// those that were handed out until then are right.
+/// Passes all entries of a hint to `each`, several at a time. `Ok(false)` if it is damaged; the
+/// entries passed until then are valid.
 pub(crate) fn read<E>(
     directory: &dyn Directory,
     number: JournalNumber,
@@ -297,7 +299,7 @@ pub(crate) fn read<E>(
     Ok(read == head.entries)
 }
 
-/// The bytes of a block's entries, if it is undamaged and the one that is expected.
+/// Returns the bytes of a block's entries, if it is undamaged and the expected one.
 fn entries_of(block: &[u8], salt: Salt, number: u32) -> Option<&[u8]> {
     let entries = u32_at(block, 4) as usize;
     let is_whole =

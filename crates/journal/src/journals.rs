@@ -1,4 +1,4 @@
-//! The table of all journals: from a place that the index names to the journal that has it.
+//! The table of journals: from a place in the index to its journal.
 
 #[cfg(all(test, loom))]
 mod models;
@@ -15,17 +15,18 @@ use crate::sync::{Arc, ArcSwapOption, Guard};
 
 /// Journals by number. Readers take no lock.
 pub(crate) struct Journals {
-    /// By the lowest bits of the number.
+    /// Indexed by the lowest bits of the number.
     slots: Box<[ArcSwapOption<Journal>]>,
-    /// How many times somebody has gone through all of them.
+    /// Number of times that all journals were listed.
     #[cfg(all(test, not(loom)))]
     pub(crate) listings: std::sync::atomic::AtomicUsize,
-    /// What they take on disk, and what is left.
+    /// The disk space of the journals, and what is left.
     pub(crate) room: Room,
 }
 
 impl Journals {
-    /// For up to `len` numbers in a row, a power of two, and as much room as the options give.
+    /// Creates a table for up to `len` consecutive numbers, a power of two, with the disk budget of
+    /// the options.
     pub(crate) fn new(len: usize, options: &Options, journal_bytes: usize) -> Self {
         assert!(len.is_power_of_two());
         let slots = (0..len).map(|_| ArcSwapOption::empty()).collect();
@@ -41,7 +42,7 @@ impl Journals {
         &self.slots[short_number as usize & (self.slots.len() - 1)]
     }
 
-    /// The journal that `place` is in; `None` if it is gone.
+    /// Returns the journal that `place` is in; `None` if it has been removed.
     #[inline]
     pub(crate) fn of(&self, place: Place) -> Option<impl Deref<Target = Journal>> {
         let guard = self.slot(u64::from(place.short_number())).load();
@@ -51,8 +52,8 @@ impl Journals {
         }
     }
 
-    /// The record of a key that the index has `named`, or names by now if the journal of that one
-    /// has gone: its place, and the journal that it is in. `None`: there is none.
+    /// Returns place and journal of the record that the index has `named` for a key, or names now
+    /// if the journal has been removed since. `None` if there is none.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -65,31 +66,31 @@ impl Journals {
             if let Some(journal) = self.of(place) {
                 return Some((place, journal));
             }
-            // Gone between the two looks. The index had something else to say before that, so this
-            // does not go on for ever.
+            // Removed between the two lookups. The index was changed before that, so this loop
+            // ends.
             named = index.find(hash);
         }
     }
 
-    /// The journal with this number, if it is there.
+    /// Returns the journal with this number, if it exists.
     pub(crate) fn get(&self, number: JournalNumber) -> Option<Arc<Journal>> {
         self.slot(number.0).load_full().filter(|journal| journal.number == number)
     }
 
-    /// Whether a journal with this number would have a place.
+    /// Returns whether the slot for this number is free.
     pub(crate) fn is_free(&self, number: JournalNumber) -> bool {
         self.slot(number.0).load().is_none()
     }
 
-    /// Its place has to be free: [`Self::is_free`].
+    /// Adds a journal. Its slot must be free: [`Self::is_free`].
     pub(crate) fn put(&self, journal: Arc<Journal>) {
         self.room.add(journal.file_bytes);
         let old = self.slot(journal.number.0).swap(Some(journal));
         debug_assert!(old.is_none());
     }
 
-    /// `new` in place of `old`, which is the same journal on another level, or in another file;
-    /// nothing happens if somebody else was first.
+    /// Replaces `old` by `new`, which is the same journal on another level or in another file; has
+    /// no effect if another thread replaced it first.
     pub(crate) fn replace(&self, old: &Arc<Journal>, new: Arc<Journal>) {
         debug_assert_eq!(old.number, new.number);
         let new_bytes = new.file_bytes;
@@ -99,14 +100,14 @@ impl Journals {
         }
     }
 
-    /// Nobody finds it any more; the room of its file is still taken.
+    /// Removes a journal from the table. The space of its file stays counted.
     pub(crate) fn remove(&self, number: JournalNumber) -> Arc<Journal> {
         let old = self.slot(number.0).swap(None).expect("removed once, by whoever has the turn");
         debug_assert_eq!(old.number, number);
         old
     }
 
-    /// How many there are.
+    /// Returns the number of journals.
     pub(crate) fn len(&self) -> usize {
         self.room.journals()
     }
@@ -117,37 +118,37 @@ impl Journals {
         self.slots.iter()
     }
 
-    /// All, the oldest first.
+    /// Returns all journals, oldest first.
     pub(crate) fn all(&self) -> Vec<Arc<Journal>> {
         let mut all: Vec<_> = self.slots().filter_map(ArcSwapOption::load_full).collect();
         all.sort_unstable_by_key(|journal| journal.number);
         all
     }
 
-    /// The numbers of those that are there from `first` on, in their order.
+    /// Returns the numbers of the journals from `first` on, in order.
     pub(crate) fn numbers_from(&self, first: JournalNumber) -> Vec<JournalNumber> {
         let mut numbers: Vec<_> = self.numbers().filter(|number| *number >= first).collect();
         numbers.sort_unstable();
         numbers
     }
 
-    /// The oldest one's number.
+    /// Returns the number of the oldest journal.
     pub(crate) fn oldest(&self) -> Option<JournalNumber> {
         self.numbers().min()
     }
 
-    /// The same beside one of them.
+    /// Returns the number of the oldest journal other than `number`.
     pub(crate) fn oldest_but(&self, number: JournalNumber) -> Option<JournalNumber> {
         self.numbers().filter(|other| *other != number).min()
     }
 
-    /// In no order. No journal is held by it: the memory of each has to come free when it is taken
-    /// from it.
+    /// Returns the numbers, in no order. It holds no journal: the memory of each must be released
+    /// when it is taken away.
     fn numbers(&self) -> impl Iterator<Item = JournalNumber> {
         self.slots().filter_map(|slot| slot.load().as_ref().map(|journal| journal.number))
     }
 
-    /// The record at `place` is not the newest of its key any more.
+    /// Records that the record at `place` is no longer the newest of its key.
     pub(crate) fn forget(&self, place: Place) {
         if let Some(journal) = self.of(place) {
             journal.counts.forget(place);
@@ -155,7 +156,7 @@ impl Journals {
     }
 }
 
-/// A slot that is not empty.
+/// An occupied slot.
 struct There(Guard<Option<Arc<Journal>>>);
 
 impl Deref for There {

@@ -1,5 +1,5 @@
-//! Memory of more than some pages, from the heap: whoever wants it is told where there is none.
-//! (What Rust takes by itself ends the process then.)
+//! Fallible allocation of heap memory of more than a few pages. (A failed allocation by Rust's own
+//! types ends the process.)
 
 use std::io;
 
@@ -10,13 +10,13 @@ thread_local! {
     static IS_REFUSED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// For this thread there is none as long as this is so.
+/// Makes allocations on this thread fail while set.
 #[cfg(all(test, not(loom)))]
 pub(crate) fn refuse(is_refused: bool) {
     IS_REFUSED.set(is_refused);
 }
 
-/// Before a library takes some.
+/// Called before a library allocates.
 pub(crate) fn check() -> io::Result<()> {
     #[cfg(all(test, not(loom)))]
     if IS_REFUSED.get() {
@@ -25,16 +25,16 @@ pub(crate) fn check() -> io::Result<()> {
     Ok(())
 }
 
-/// Whole pages of zeroes.
+/// Allocates whole pages of zeroes.
 ///
 /// # Errors
-/// There is no memory, as of all here.
+/// There is no memory; as for all functions of this module.
 pub(crate) fn pages(len_bytes: usize) -> io::Result<AlignedBuf> {
     check()?;
     AlignedBuf::try_zeroed(len_bytes)
 }
 
-/// So many zeroes.
+/// Allocates this many zeroes.
 pub(crate) fn zeroes(len_bytes: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     reserve(&mut bytes, len_bytes)?;
@@ -42,7 +42,7 @@ pub(crate) fn zeroes(len_bytes: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The same bytes once more.
+/// Copies the bytes.
 pub(crate) fn copy(from: &[u8]) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     reserve(&mut bytes, from.len())?;
@@ -50,7 +50,7 @@ pub(crate) fn copy(from: &[u8]) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Room for so many more, and no others.
+/// Reserves room for exactly this many more.
 pub(crate) fn reserve<T>(to: &mut Vec<T>, more: usize) -> io::Result<()> {
     check()?;
     Ok(to.try_reserve_exact(more)?)

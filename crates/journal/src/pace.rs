@@ -1,18 +1,18 @@
-//! How far writers may be ahead of the disk with [`crate::Durability::Interval`]: as far as that
-//! comes within the interval. Else all of the memory could wait to be written, and be lost, for as
-//! long as that takes.
+//! How far writers may be ahead of the disk with [`crate::Durability::Interval`]: as far as it can
+//! write and sync within the interval. Otherwise all of the memory could wait to be written, and a
+//! crash could lose it, for as long as writing it takes.
 
 use std::time::Duration;
 
 use crate::shared::CHUNK_BYTES;
 
-/// So far they always may: what is written at a time, and what comes meanwhile.
+/// Always permitted: the unit of writing, and what arrives meanwhile.
 pub(crate) const LEAST_AHEAD_BYTES: usize = 2 * CHUNK_BYTES;
 
-/// Of a disk, as it was lately.
+/// The recent speed of a disk.
 pub(crate) struct Pace {
     interval: Duration,
-    /// What may wait to be on stable storage.
+    /// How much may wait to be on stable storage.
     ahead_bytes: usize,
 }
 
@@ -21,20 +21,20 @@ impl Pace {
         Self { interval, ahead_bytes: LEAST_AHEAD_BYTES }
     }
 
-    /// Whether writers have to wait, if so much is not on stable storage.
+    /// Returns whether writers have to wait if this much is not on stable storage.
     pub(crate) fn is_exceeded(&self, unsynced_bytes: usize) -> bool {
         unsynced_bytes > self.ahead_bytes
     }
 
-    /// So many bytes were written and synced, in so much time.
+    /// Records that `bytes` were written and synced, and the time this took.
     pub(crate) fn synced(&mut self, bytes: usize, took: Duration) {
-        // What little takes says nothing of much: a part of it is the same for each sync.
+        // A small sync says nothing about large ones, since part of its time is constant.
         if bytes < self.ahead_bytes / 2 && took <= self.interval {
             return;
         }
         let fits = bytes as u128 * self.interval.as_nanos() / took.as_nanos().max(1);
         let fits = usize::try_from(fits).unwrap_or(usize::MAX);
-        // Not all at once: a disk takes in its cache what it cannot take for long.
+        // A gradual increase: a disk absorbs in its cache what it cannot sustain.
         let most = self.ahead_bytes.saturating_mul(2);
         self.ahead_bytes = fits.min(most).max(LEAST_AHEAD_BYTES);
     }
@@ -44,7 +44,7 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// So many bytes in a second, and what a sync of nothing takes.
+    /// Bytes per second, and the time of an empty sync.
     struct Disk {
         bytes_per_second: u64,
         sync: Duration,
@@ -57,8 +57,8 @@ mod tests {
         }
     }
 
-    /// Writers that are faster than any disk: what waits is as much as may, and a chunk, until it
-    /// is synced. What that takes is the age of the oldest of it.
+    /// Simulates writers faster than any disk: as much as permitted plus a chunk waits until it is
+    /// synced. That takes as long as the age of the oldest write.
     fn age_of_oldest(pace: &mut Pace, disk: &Disk) -> Duration {
         let bytes = pace.ahead_bytes + CHUNK_BYTES;
         assert!(pace.is_exceeded(bytes) && !pace.is_exceeded(pace.ahead_bytes));
@@ -74,18 +74,18 @@ mod tests {
             .map(|(bytes_per_second, sync)| Disk { bytes_per_second, sync: MILLISECOND * sync });
         for interval in [1, 10, 100, 1000, 60_000].map(|millis| MILLISECOND * millis) {
             let mut pace = Pace::new(interval);
-            // From one to the other: at the first one that is slower it may take longer once, as
-            // long as that is slower.
+            // From one to the next: the first sync on a slower disk may take longer, by as much as
+            // that is slower.
             for disk in disks.iter().chain(disks.iter().rev()) {
                 let least = disk.takes(LEAST_AHEAD_BYTES + CHUNK_BYTES);
-                // What is less than a microsecond is rounding.
+                // Less than a microsecond is rounding.
                 let most = disk.takes(CHUNK_BYTES) + interval + Duration::from_micros(1);
                 age_of_oldest(&mut pace, disk);
                 for round in 0..40 {
                     let age = age_of_oldest(&mut pace, disk);
                     assert!(age <= most.max(least), "{interval:?}, round {round}: {age:?}");
                 }
-                // And no less than it could be.
+                // The age is not much smaller than necessary either.
                 let age = age_of_oldest(&mut pace, disk);
                 let could = interval.saturating_sub(disk.sync);
                 assert!(age >= could * 9 / 10, "{interval:?}: {age:?}");
@@ -93,7 +93,7 @@ mod tests {
         }
     }
 
-    /// Who writes little syncs little, and what that takes says nothing.
+    /// Small syncs of a slow writer say nothing about the disk.
     #[test]
     fn small_syncs_do_not_slow_down_whoever_comes_after_them() {
         let disk = Disk { bytes_per_second: 1 << 30, sync: Duration::from_millis(1) };
@@ -104,7 +104,7 @@ mod tests {
         let ahead_bytes = pace.ahead_bytes;
         (0..40).for_each(|_| pace.synced(4096, disk.takes(4096)));
         assert_eq!(pace.ahead_bytes, ahead_bytes);
-        // But one that hangs counts, whatever it was to take.
+        // But a sync that hangs counts, whatever its size.
         pace.synced(4096, Duration::from_secs(5));
         assert_eq!(pace.ahead_bytes, LEAST_AHEAD_BYTES);
     }

@@ -1,4 +1,4 @@
-//! The memory of journals: arenas that are used again, so that a write finds its pages there.
+//! The memory of journals: arenas that are reused, so that a write does not fault in pages.
 
 use std::fmt;
 use std::io;
@@ -9,7 +9,7 @@ use alluvium_device::Arena;
 
 use crate::sync::{Arc, Condvar, Mutex};
 
-/// Arenas of one size, up to a number. Clones share them.
+/// A bounded number of arenas of one size. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Pool(Arc<Arenas>);
 
@@ -23,14 +23,14 @@ struct Arenas {
 #[derive(Default)]
 struct State {
     free: Vec<Arena>,
-    /// Those that are in use too.
+    /// Includes those in use.
     made: usize,
     /// What is given back now is for writers.
     is_for_writers: bool,
-    /// As many as there were at one time.
+    /// The maximum number at any time.
     #[cfg(test)]
     most: usize,
-    /// As on a system without memory.
+    /// Behaves as on a system without memory.
     #[cfg(all(test, not(loom)))]
     is_refused: bool,
 }
@@ -41,26 +41,26 @@ impl Pool {
         Self(Arc::new(Arenas { arena_bytes, max, state, freed }))
     }
 
-    /// The size of each.
+    /// Returns the size of an arena.
     pub(crate) fn arena_bytes(&self) -> usize {
         self.0.arena_bytes
     }
 
-    /// A free arena, if the bound and the system allow one.
+    /// Returns a free arena, if the bound and the system permit one.
     pub(crate) fn take(&self) -> Option<Pooled> {
         self.take_within(Duration::ZERO).ok().flatten()
     }
 
-    /// The same, waiting for one that is given back.
+    /// Returns a free arena, waiting for one to be given back.
     ///
     /// # Errors
-    /// None was, and the system has no memory for another one.
+    /// None was given back, and the system has no memory for another one.
     pub(crate) fn take_within(&self, wait: Duration) -> io::Result<Option<Pooled>> {
         self.wait(wait, false)
     }
 
-    /// The same for writers: whoever else waits leaves them what is given back meanwhile, which
-    /// `let_go` has somebody do.
+    /// Returns a free arena for writers: what is given back meanwhile is not taken by other
+    /// waiters. `let_go` makes a holder give one back.
     pub(crate) fn take_for_writers(
         &self,
         wait: Duration,
@@ -87,7 +87,7 @@ impl Pool {
                 if state.made < self.0.max {
                     match self.make(&mut state) {
                         Ok(arena) => return Ok(Some(arena)),
-                        // One that is given back will do.
+                        // One that is given back will suffice.
                         Err(error) => refused = Some(error),
                     }
                 }
@@ -98,18 +98,18 @@ impl Pool {
         }
     }
 
-    /// A free arena, or one beyond the bound.
+    /// Returns a free arena, or one beyond the bound.
     pub(crate) fn take_anyway(&self) -> io::Result<Pooled> {
         self.take().map_or_else(|| self.take_beyond(), Ok)
     }
 
-    /// A new arena, whatever the bound is. For when readers hold what should be free: their values
-    /// are theirs, and writers cannot wait for them.
+    /// Creates a new arena, whatever the bound. For when readers hold what should be free: their
+    /// values stay valid, and writers cannot wait for them.
     pub(crate) fn take_beyond(&self) -> io::Result<Pooled> {
         self.make(&mut self.0.state.lock())
     }
 
-    /// Mapping memory takes microseconds; its pages come later.
+    /// Creates an arena. Mapping takes microseconds; the pages are allocated later.
     fn make(&self, state: &mut State) -> io::Result<Pooled> {
         #[cfg(all(test, not(loom)))]
         if state.is_refused {
@@ -124,7 +124,7 @@ impl Pool {
         Ok(self.pooled(arena))
     }
 
-    /// One that nobody has taken anything of.
+    /// Wraps an arena in which nothing is reserved.
     fn pooled(&self, arena: Arena) -> Pooled {
         Pooled { arena: Some(arena), pool: self.clone() }
     }
@@ -141,36 +141,36 @@ impl Pool {
         }
     }
 
-    /// How many there are more than the bound allows.
+    /// Returns by how many the arenas exceed the bound.
     pub(crate) fn beyond(&self) -> usize {
         self.0.state.lock().made.saturating_sub(self.0.max)
     }
 
-    /// Memory of all arenas that there were at one time, in bytes.
+    /// Returns the maximum memory of all arenas at any time, in bytes.
     #[cfg(test)]
     pub(crate) fn most_bytes(&self) -> usize {
         self.0.state.lock().most * self.0.arena_bytes
     }
 
-    /// No other arena can be made as long as this is so.
+    /// Makes the creation of arenas fail while set.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn refuse(&self, is_refused: bool) {
         self.0.state.lock().is_refused = is_refused;
     }
 
-    /// Arenas that could be taken within the bound.
+    /// Returns how many arenas could be taken within the bound.
     pub(crate) fn unused(&self) -> usize {
         let state = self.0.state.lock();
         state.free.len() + self.0.max.saturating_sub(state.made)
     }
 
-    /// Memory of all arenas, in bytes: those in use and those that are kept for use.
+    /// Returns the memory of all arenas, in use or free, in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.0.state.lock().made * self.0.arena_bytes
     }
 }
 
-/// An arena that goes back to its pool with its last owner.
+/// An arena that returns to its pool with its last owner.
 pub(crate) struct Pooled {
     /// `Some` until it is dropped.
     arena: Option<Arena>,
@@ -178,7 +178,7 @@ pub(crate) struct Pooled {
 }
 
 impl Pooled {
-    /// For whoever fills it before he shares it.
+    /// Returns the arena for filling it before it is shared.
     pub(crate) fn arena_mut(&mut self) -> &mut Arena {
         self.arena.as_mut().expect("there until it is dropped")
     }

@@ -1,5 +1,5 @@
-//! Caches on a disk in memory that can be full or fail, for tests of what is built on a cache. With
-//! the feature `sim` only.
+//! Caches on a simulated disk in memory that can be full or fail, for tests of code that uses a
+//! cache. With the feature `sim` only.
 
 use std::fmt;
 
@@ -8,12 +8,12 @@ use crate::error::Result;
 use crate::files::sim::SimDirectory;
 use crate::options::Options;
 
-/// A directory on such a disk. Clones are the same one.
+/// A directory on a simulated disk. Clones refer to the same directory.
 #[derive(Clone, Default)]
 pub struct SimulatedDirectory(SimDirectory);
 
 impl SimulatedDirectory {
-    /// As [`Cache::open`], but for the lock: nobody else must have it open.
+    /// Opens a cache as [`Cache::open`], but without a lock: it must not be open already.
     ///
     /// # Errors
     /// As [`Cache::open`].
@@ -21,17 +21,17 @@ impl SimulatedDirectory {
         Cache::open_in(Box::new(self.0.clone()), options)
     }
 
-    /// There is room for so many bytes, what is there included, from now on.
+    /// Limits the disk to this many bytes, including what is there.
     pub fn limit(&self, room_bytes: u64) {
         self.0.limit(room_bytes);
     }
 
-    /// Writes and syncs fail from now on.
+    /// Makes writes and syncs fail from now on.
     pub fn fail_writes(&self) {
         self.0.break_down();
     }
 
-    /// Reads fail from now on.
+    /// Makes reads fail from now on.
     pub fn fail_reads(&self) {
         self.0.fail_reads(u64::MAX);
     }

@@ -1,4 +1,4 @@
-//! Locks, atomics, and what is counted: the real ones, or with `--cfg loom` those of a model
+//! Locks, atomics and reference counting: the real ones, or with `--cfg loom` those of a model
 //! checker (`cargo xtask loom`).
 
 #[cfg(loom)]

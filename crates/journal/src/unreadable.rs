@@ -1,6 +1,6 @@
-//! What the disk cannot deliver of a file. It is damage as where a checksum is wrong: of the file
-//! these bytes are missing, and no others. Any other error of a read (too many open files, no
-//! memory, no access) says nothing of the data.
+//! Unreadable parts of a file. They are damage, like bytes with a wrong checksum: exactly these
+//! bytes of the file are missing. Any other error of a read (too many open files, no memory, no
+//! access) says nothing about the data.
 
 use std::cell::RefCell;
 use std::io;
@@ -14,29 +14,29 @@ use crate::error::Error;
 use crate::files::File;
 use crate::shared::CHUNK_BYTES;
 
-/// What Linux says where it cannot deliver what is there: of a sector, past the page cache
-/// `ENODATA` if the disk calls it the medium, `EILSEQ` if an integrity check fails on the way; of a
-/// file system's own checksums and structures the others.
+/// The errors of Linux for data that cannot be delivered. With Direct I/O: `ENODATA` for a medium
+/// error reported by the disk, `EILSEQ` for a failed integrity check on the way. The others:
+/// checksums and structures of the file system.
 const OF_MEDIA: [Errno; 5] = [Errno::IO, Errno::NODATA, Errno::ILSEQ, Errno::BADMSG, Errno::UCLEAN];
 
-/// A disk may try each of them for seconds. After so many reads of a file have failed, what cannot
-/// be read is not divided below a chunk.
+/// A disk may retry each read for seconds. After this many failed reads of a file, unreadable
+/// ranges are not divided below a chunk.
 const MOST_FAILED: usize = 256;
 
-/// Whether an error of a read says that the bytes cannot be delivered.
+/// Returns whether an error of a read means that the bytes cannot be delivered.
 pub(crate) fn is_of_media(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| OF_MEDIA.iter().any(|it| it.raw_os_error() == code))
 }
 
-/// Whether it is such a read that a call has failed by.
+/// Returns whether a call failed with such an error.
 pub(crate) fn is_unreadable(error: &Error) -> bool {
     matches!(error, Error::Io { source, .. } if is_of_media(source))
 }
 
-/// What could not be read of one file, until now.
+/// The unreadable parts of one file found so far.
 #[derive(Debug, Default)]
 pub(crate) struct Unreadable {
-    /// Bytes of the file, in the order in which they were met.
+    /// Byte ranges of the file, in the order in which they were found.
     ranges: RefCell<Vec<Range<usize>>>,
     failed: RefCell<Failed>,
 }
@@ -44,15 +44,15 @@ pub(crate) struct Unreadable {
 #[derive(Debug, Default)]
 struct Failed {
     reads: usize,
-    /// The last one.
+    /// The last error.
     error: Option<io::Error>,
 }
 
 impl Unreadable {
-    /// As [`File::read_at`]. Zeroes stand for the pages that cannot be read, which are noted.
+    /// Reads as [`File::read_at`]. Unreadable pages become zeroes and are collected.
     ///
     /// # Errors
-    /// What says nothing of the data.
+    /// Errors that say nothing about the data.
     pub(crate) fn read_past(&self, file: &dyn File, at: usize, to: &mut [u8]) -> io::Result<()> {
         let error = match file.read_at(at as u64, to) {
             Err(error) if is_of_media(&error) => error,
@@ -86,7 +86,7 @@ impl Unreadable {
         self.ranges.borrow().is_empty()
     }
 
-    /// How many bytes behind `end` cannot be read.
+    /// Returns how many bytes behind `end` cannot be read.
     pub(crate) fn bytes_behind(&self, end: usize) -> usize {
         self.ranges
             .borrow()
@@ -95,7 +95,7 @@ impl Unreadable {
             .sum()
     }
 
-    /// Where they are, for whoever looks after the disk.
+    /// Logs the unreadable ranges, for the operator of the disk.
     pub(crate) fn tell(&self, path: &Path) {
         let failed = self.failed.borrow();
         let Some(error) = &failed.error else { return };
@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    /// Of ones, in which some pages cannot be read.
+    /// A file of ones with unreadable pages.
     struct Spotted {
         bad: Vec<usize>,
         error: Errno,
@@ -151,7 +151,7 @@ mod tests {
         Spotted { bad: bad.into_iter().collect(), error, reads: AtomicUsize::new(0) }
     }
 
-    /// Reads so many pages from page 1 on; which ones are missing, as ranges of pages.
+    /// Reads this many pages from page 1 on; returns the missing ones, as ranges of pages.
     fn missing(file: &Spotted, pages: usize) -> Vec<Range<usize>> {
         let (unreadable, mut bytes) = (Unreadable::default(), vec![7; pages * PAGE_BYTES]);
         unreadable.read_past(file, PAGE_BYTES, &mut bytes).unwrap();
@@ -185,8 +185,8 @@ mod tests {
         assert!(!is_of_media(&io::ErrorKind::UnexpectedEof.into()));
     }
 
-    /// Of a disk that fails everywhere nobody waits for each page; where it is read again what is
-    /// there is found.
+    /// On a disk that fails everywhere, not every page is tried; readable data behind the bad range
+    /// is found.
     #[test]
     fn what_can_not_be_read_is_divided_for_so_long() {
         let file = spotted(1..10_000, Errno::IO);

@@ -1,11 +1,11 @@
-//! How a thread behind the cache is told that there may be something to do, and that it is to end.
+//! Wakes a background thread when there may be work, and ends it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-/// One thread sleeps, any wake it.
+/// One thread sleeps; any thread may wake it.
 #[derive(Default)]
 pub(crate) struct Waker {
     thread: OnceLock<Thread>,
@@ -14,14 +14,14 @@ pub(crate) struct Waker {
 }
 
 impl Waker {
-    /// This thread is the one that is woken.
+    /// Registers the calling thread as the one to wake.
     pub(crate) fn is_here(&self) {
         let _ = self.thread.set(thread::current());
     }
 
-    /// There may be something to do.
+    /// Wakes the thread: there may be work.
     pub(crate) fn wake(&self) {
-        // Once until it looks: those who come in crowds leave the rest to the first one.
+        // Once until it checks: of many concurrent callers only the first wakes it.
         if !self.is_woken.swap(true, Ordering::AcqRel)
             && let Some(thread) = self.thread.get()
         {
@@ -29,7 +29,7 @@ impl Waker {
         }
     }
 
-    /// It is to end, in its own way.
+    /// Asks the thread to end.
     pub(crate) fn close(&self) {
         self.is_closing.store(true, Ordering::Release);
         self.wake();
@@ -39,19 +39,19 @@ impl Waker {
         self.is_closing.load(Ordering::Acquire)
     }
 
-    /// It begins to look what there is to do, whether to end among it: whoever comes from now on is
-    /// not overlooked, and what those did who came until now is seen.
+    /// Begins a check for work and for the end. A wake-up from now on is not missed, and the
+    /// effects of earlier callers are visible.
     pub(crate) fn look(&self) {
         self.is_woken.swap(false, Ordering::AcqRel);
     }
 
-    /// Whether somebody has come since it began to look.
+    /// Returns whether it was woken since the check began.
     pub(crate) fn is_woken(&self) -> bool {
         self.is_woken.load(Ordering::Acquire)
     }
 
-    /// Until somebody comes, for `most` if that is given; not at all if somebody came since it
-    /// began to look.
+    /// Sleeps until it is woken, or for `most` if given; not at all if it was woken since the check
+    /// began.
     pub(crate) fn sleep(&self, most: Option<Duration>) {
         match most {
             _ if self.is_woken() => {}

@@ -1,4 +1,4 @@
-//! The records of a journal, one after the other, past what is damaged.
+//! A walk over the records of a journal in order, past damage.
 
 use std::ops::Range;
 
@@ -8,57 +8,56 @@ use crate::journal::FIRST_RECORD;
 use crate::place::Granule;
 use crate::record::{HEADER_BYTES, Record, Salt};
 
-/// What comes next in a journal.
+/// The next item of a journal.
 #[derive(Debug)]
 pub(crate) enum Found<'a> {
     Record(Granule, Record<'a>),
-    /// Bytes that are no record, in front of one that is, or up to the end if the search was given
-    /// up: then nobody knows what is behind them.
+    /// Bytes that are not a record, before one that is; or up to the end if the search was given
+    /// up, and it is unknown what is behind them.
     Damage(Range<usize>),
 }
 
-/// Looking for the next record takes checksums of at most this many times the bytes of the journal:
-/// values may be made to look like headers of long records.
+/// Searching for records computes checksums over at most this many times the bytes of the journal:
+/// values may be crafted to look like headers of long records.
 const MAX_SEARCHES: usize = 16;
 
-/// Of a journal of so many bytes.
+/// Returns the limit for a journal of this many bytes.
 pub(crate) fn search_bytes_of(journal_bytes: usize) -> usize {
     journal_bytes.saturating_mul(MAX_SEARCHES)
 }
 
-/// All records in the bytes of a journal, from its first one on. Ends behind the last one; behind
-/// everything, if it gave up looking for the next one.
+/// An iterator over all records in the bytes of a journal, from the first one on. Ends after the
+/// last record, or at the end of the bytes if the search for the next one was given up.
 pub(crate) struct Walk<'a> {
     bytes: &'a [u8],
     salt: Salt,
     at: usize,
-    /// Bytes that may still go into checksums of what turned out to be no record.
+    /// Bytes that may still be checksummed in vain.
     search_bytes: usize,
 }
 
 impl<'a> Walk<'a> {
-    /// `bytes`: from the beginning of the file.
+    /// Starts at the first record. `bytes`: from the beginning of the file.
     pub(crate) fn new(bytes: &'a [u8], salt: Salt) -> Self {
         Self::from(bytes, salt, FIRST_RECORD)
     }
 
-    /// The same from `at` on, where a record begins.
+    /// Starts at `at`, where a record begins.
     pub(crate) fn from(bytes: &'a [u8], salt: Salt, at: usize) -> Self {
         Self { bytes, salt, at, search_bytes: search_bytes_of(bytes.len()) }
     }
 
-    /// The same where so many bytes may go into checksums of what is no record: what another walk
-    /// of this journal has left.
+    /// Sets the search limit to what another walk of this journal has left.
     pub(crate) fn with_search_bytes(self, search_bytes: usize) -> Self {
         Self { search_bytes, ..self }
     }
 
-    /// What is left of [`search_bytes_of`].
+    /// Returns what is left of [`search_bytes_of`].
     pub(crate) fn search_bytes(&self) -> usize {
         self.search_bytes
     }
 
-    /// The first byte behind the last record so far.
+    /// Returns the end of the last record so far.
     pub(crate) fn end(&self) -> usize {
         self.at
     }
@@ -87,7 +86,7 @@ impl<'a> Iterator for Walk<'a> {
         let mut at = start + GRANULE_BYTES;
         while at + HEADER_BYTES <= self.bytes.len() {
             if self.search_bytes == 0 {
-                // What was not looked at is no torn tail.
+                // What was not searched is not a torn tail.
                 self.at = self.bytes.len();
                 return Some(Found::Damage(start..self.at));
             }
@@ -169,7 +168,7 @@ mod tests {
 
     #[test]
     fn headers_in_values_do_not_take_for_ever() {
-        // Each granule says: a record of one MiB.
+        // Each granule looks like the header of a record of one MiB.
         let mut header = [0; HEADER_BYTES];
         header[4] = 1;
         header[6] = 1;
@@ -179,7 +178,7 @@ mod tests {
             bytes.extend_from_slice(&header);
         }
         let mut walk = Walk::new(&bytes, SALT);
-        // It gives up, and says that it does not know what is there.
+        // It gives up, and reports the rest as unknown.
         assert!(
             matches!(walk.next(), Some(Found::Damage(range)) if range == (FIRST_RECORD..bytes.len()))
         );

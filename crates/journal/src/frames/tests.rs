@@ -1,4 +1,4 @@
-//! Records of all lengths around the borders of frames, and files that are damaged anywhere.
+//! Records of all lengths around the borders of frames, and files damaged anywhere.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,15 +19,15 @@ const NAME: &str = "compressed";
 const JOURNAL_BYTES: usize = 8 << 20;
 const CODECS: [Compression; 3] = [Compression::Lz4, Compression::Zstd, Compression::Snappy];
 
-/// A plain journal, and where its records are.
+/// A plain journal, and the positions of its records.
 struct Plain {
     bytes: Vec<u8>,
     records: Vec<(Place, Range<usize>)>,
 }
 
 impl Plain {
-    /// Many records that end or begin a few bytes from the border of a frame, short ones between,
-    /// some in several frames.
+    /// Creates many records that end or begin a few bytes from the border of a frame, short ones in
+    /// between, and some that span several frames.
     fn around_borders(random: &mut Random, frame_bytes: usize, total_bytes: usize) -> Self {
         let mut plain = Self { bytes: vec![0; FIRST_RECORD], records: Vec::new() };
         while plain.bytes.len() < total_bytes {
@@ -43,8 +43,8 @@ impl Plain {
         plain
     }
 
-    /// A record with a key of 8 bytes. Some values can be compressed; none has zeroes, which stand
-    /// for what is damaged.
+    /// Appends a record with a key of 8 bytes. Some values are compressible; none contains zeroes,
+    /// which mark damage.
     fn push(&mut self, random: &mut Random, value_bytes: usize) {
         let key = self.records.len().to_le_bytes();
         let mask = if random.chance(0.3) { 0xff } else { 0x03 };
@@ -126,8 +126,7 @@ fn every_record_is_found_wherever_the_borders_are() {
                     loaded.bytes() == &plain.bytes[range.clone()],
                     "seed {seed}, {round}: {range:?}"
                 );
-                // Of what is in another journal, or was read from a wrong place, nothing is
-                // returned.
+                // Nothing is returned for a place that belongs to another journal or is wrong.
                 let hash = KeyHash { high: 0, fingerprint: 0 };
                 let wrong = Granule(place.first().0 + 1);
                 let wrong = Place::new(NUMBER, wrong, range.len(), false, hash);
@@ -190,8 +189,7 @@ fn a_table_that_is_damaged_anywhere_is_not_used() {
     }
 }
 
-/// With checksums that are right: a journal cannot be read into memory, or iterated, up to such an
-/// end.
+/// The checksums are right, but a journal cannot be loaded or iterated up to such an end.
 #[test]
 fn an_end_that_is_on_no_granule_is_not_used() {
     let plain = Plain::around_borders(&mut Random::new(8), 16 << 10, 1 << 20);
@@ -226,7 +224,8 @@ fn what_is_kept_is_bounded_and_what_is_held_stays() {
         held.push(scene.frames.load(source, *place).unwrap().unwrap());
         assert!(scene.blocks.bytes() <= MAX + 1024, "{}", scene.blocks.bytes());
     }
-    // Each frame once, whoever reads of it: neighbours are read one after the other here.
+    // Each frame is read once, however many records of it are read, since neighbours are read in
+    // sequence here.
     let frames = scene.frames.frames.len() as u64;
     let count = reads.load(Ordering::Relaxed);
     assert!((frames..2 * frames).contains(&count), "{count} reads of {frames} frames");

@@ -7,7 +7,8 @@ use crate::hint::{self, Entry};
 use crate::place::JournalNumber;
 use crate::record::Salt;
 
-/// Any bytes as a hint: it is taken if it is right by the document, and says the same.
+/// Checks arbitrary bytes as a hint: it is accepted if it is valid by the format, and gives the
+/// same entries.
 pub fn hints(data: &[u8]) -> Checked {
     const NUMBER: JournalNumber = JournalNumber(7);
     let mut input = Input(data);
@@ -50,7 +51,7 @@ pub fn hints(data: &[u8]) -> Checked {
     }
 }
 
-/// A hint of any journal, some of it wrong with a checksum that is right.
+/// Creates a hint of any journal, in some cases invalid with valid checksums.
 pub(super) fn hint_of(input: &mut Input<'_>) -> Vec<u8> {
     let end = match input.u8() % 8 {
         1 => input.u64(),
@@ -84,13 +85,13 @@ pub(super) fn hint_of(input: &mut Input<'_>) -> Vec<u8> {
     let mut bytes =
         reference::hint(if input.once_in(16) { SALT ^ 1 } else { SALT }, end as usize, &entries);
     match input.u8() % 8 {
-        // Another number of entries than there are.
+        // A wrong number of entries.
         1 => {
             let fields = [(12, input.bytes(4)), (16, &bytes[16..24]), (24, &bytes[24..32])];
             let page = head(b"ALLUVHNT", &fields);
             bytes[..64].copy_from_slice(&page);
         }
-        // A block that says another number, or that stood elsewhere.
+        // A block with a wrong number, or at a wrong position.
         2 if bytes.len() > RECORDS_AT => {
             let block = &mut bytes[RECORDS_AT..RECORDS_AT + reference::HINT_BLOCK];
             block[4..8].copy_from_slice(&input.array::<4>());
@@ -102,7 +103,7 @@ pub(super) fn hint_of(input: &mut Input<'_>) -> Vec<u8> {
     bytes
 }
 
-/// An entry as a hint has it.
+/// Returns an entry as encoded in a hint.
 fn bytes_of(entry: &Entry) -> [u8; 24] {
     let record = reference::Record {
         at: entry.first.byte(),

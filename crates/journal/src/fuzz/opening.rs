@@ -15,13 +15,12 @@ use crate::{Cache, Error, HintState, Options};
 const CACHE_ID: [u8; 16] = [7; 16];
 const HASH_KEY: [u8; 16] = [9; 16];
 
-/// The files of a cache in the making, and what has to be found in them.
+/// The files of a cache under construction, and what must be found in them.
 struct Files {
     directory: SimDirectory,
-    /// Each journal's records, by its number; those of whose header nobody knows the salt are left
-    /// out.
+    /// The records of each journal, by number; without journals whose salt cannot be determined.
     journals: BTreeMap<u64, Vec<reference::Record>>,
-    /// Nothing in it contradicts itself, so that it is known what has to be found.
+    /// The files do not contradict each other, so the expected contents are known.
     is_honest: bool,
 }
 
@@ -57,7 +56,7 @@ impl Files {
         let salt = SALT + number;
         let pieces = input.u8() as usize % 12;
         let mut bytes = Image::new(input, salt, pieces).bytes;
-        // What is in the file: a record that was cut within zeroes is whole there.
+        // The bytes in the file: a record that was cut within zeroes is complete there.
         let in_file = |bytes: &[u8], len: usize| {
             let mut file = bytes.to_vec();
             file.resize(len, 0);
@@ -68,7 +67,7 @@ impl Files {
         let mut form = 0u8;
         match input.u8() % 32 {
             1 => named ^= 1,
-            // 1 is known, or will be.
+            // 1 is a known form.
             2 => form = 2 + input.u8() % 3,
             _ => {}
         }
@@ -81,7 +80,7 @@ impl Files {
         let page_is_right =
             bytes[..64] == head(b"ALLUVJRN", &fields) && named == number && form == 0;
         let has_hint = match input.u8() % 4 {
-            // One that says what stands there, also where it comes from a time before the damage.
+            // A hint that describes the records, also where it predates the damage.
             1 => {
                 let hasher = KeyHasher::new(&HASH_KEY);
                 let entry = |record: &reference::Record| {
@@ -93,7 +92,7 @@ impl Files {
                 put_file(&self.directory, &format!("{number:012}.hint"), &hint, hint.len());
                 true
             }
-            // One that says what is not so, by checksums that are right.
+            // A hint with false entries and valid checksums.
             2 if input.once_in(2) => {
                 let mut hint = hint_of(input);
                 let fields =
@@ -115,7 +114,7 @@ impl Files {
         let len = match input.u8() % 4 {
             1 => bytes.len().next_multiple_of(PAGE_BYTES),
             2 if input.once_in(8) => {
-                // Cut short, by whatever.
+                // Truncated by whatever cause.
                 self.is_honest = false;
                 bytes.len() / 2
             }
@@ -131,7 +130,8 @@ impl Files {
         }
     }
 
-    /// The newest record of each key, if that is a value that is there at the time `now`.
+    /// Returns the newest record of each key, if that is a value that has not expired at the time
+    /// `now`.
     fn newest(&self, now: u64) -> BTreeMap<Vec<u8>, Vec<u8>> {
         let mut newest = BTreeMap::new();
         for record in self.journals.values().flatten() {
@@ -156,7 +156,8 @@ fn told(what: &'static str) -> impl FnOnce(Error) -> String {
     move |error| format!("{what}: {error}")
 }
 
-/// Any files of a cache: it is refused or opens, has what the document says, and can be used.
+/// Checks arbitrary files of a cache: it is refused or opens, has the contents that the format
+/// defines, and is usable.
 pub fn opening(data: &[u8]) -> Checked {
     let mut input = Input(data);
     let files = Files::new(&mut input);
@@ -197,9 +198,9 @@ pub fn opening(data: &[u8]) -> Checked {
             }
         }
     }
-    // Whatever it holds, nobody gets another key's value, and it can be written to. An iteration
-    // asks the index only where a record was replaced, and believes a hint that has left that out:
-    // it may return what was there before, too.
+    // Whatever it contains, no read returns another key's value, and writes succeed. An iteration
+    // asks the index only where a record was replaced and trusts hints: if a hint omits that, it
+    // may return earlier values too.
     let mut before = BTreeMap::<_, Vec<_>>::new();
     for entry in cache.iter().collect::<Result<Vec<_>, _>>().unwrap_or_default() {
         before.entry(entry.key().to_vec()).or_default().push(entry.value().to_vec());

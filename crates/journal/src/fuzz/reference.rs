@@ -1,14 +1,14 @@
-//! `docs/format/journal.md` once more, in the plainest way, sharing no code with what it is
-//! compared with.
+//! A second implementation of `docs/format/journal.md`, as simple as possible, that shares no code
+//! with the one under test.
 
-/// First byte of the first record.
+/// The offset of the first record.
 pub(super) const RECORDS_AT: usize = 4096;
 pub(super) const HINT_BLOCK: usize = 64 << 10;
 pub(super) const HINT_BLOCK_ENTRIES: usize = 2730;
-/// Bits of the first word of a hint's entry that may be set: shard, tag, tombstone, expiry.
+/// Valid bits of the first word of a hint's entry: shard, tag, tombstone, expiry.
 const HINT_KNOWN: u64 = (0x3f << 58) | 0x3ff;
 
-/// CRC32C, bit by bit through a table.
+/// CRC32C by a table, byte by byte.
 pub(super) fn crc32c(parts: &[&[u8]]) -> u32 {
     const TABLE: [u32; 256] = {
         let mut table = [0; 256];
@@ -40,7 +40,7 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// A record as section 3 has it.
+/// A record as defined in section 3.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) at: usize,
@@ -58,13 +58,13 @@ impl Record {
     }
 }
 
-/// The checksum of what stands at a record's first granule, or of a hint's block by its number.
+/// Computes the checksum of a record by its first granule, or of a hint's block by its number.
 pub(super) fn checksum(salt: u64, place: u32, rest: &[u8]) -> u32 {
     crc32c(&[&salt.to_le_bytes(), &place.to_le_bytes(), rest])
 }
 
-/// The bytes of a header that looks like one of a record that lies wholly in `bytes`: how long the
-/// record is.
+/// Returns the length of the record if the bytes begin with a plausible header of one that lies
+/// completely in `bytes`.
 pub(super) fn plausible_len(bytes: &[u8]) -> Option<usize> {
     if bytes.len() < 16 {
         return None;
@@ -80,7 +80,7 @@ pub(super) fn plausible_len(bytes: &[u8]) -> Option<usize> {
     (is_known && key > 0 && u32_at(bytes, 12) == 0 && len <= bytes.len()).then_some(len)
 }
 
-/// The record at `at` of a journal, if one is there.
+/// Returns the record at `at` of a journal, if there is one.
 pub(super) fn record_at(journal: &[u8], salt: u64, at: usize) -> Option<Record> {
     let bytes = &journal[at..];
     let len = plausible_len(bytes)?;
@@ -94,13 +94,13 @@ pub(super) fn record_at(journal: &[u8], salt: u64, at: usize) -> Option<Record> 
     Some(Record { at, len, is_tombstone: bytes[4] == 2, expiry, key, value })
 }
 
-/// What a journal has to say: records, and bytes between records that are none.
+/// The contents of a journal: records, and bytes between them that are not records.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Journal {
     pub(super) records: Vec<Record>,
     pub(super) damage: Vec<(usize, usize)>,
     pub(super) end: usize,
-    /// Bytes of what looked like records and were none.
+    /// Bytes that looked like records and were not.
     pub(super) searched: usize,
 }
 
@@ -123,7 +123,7 @@ pub(super) fn walk(journal: &[u8], salt: u64) -> Journal {
     found
 }
 
-/// One entry of a hint, section 5, as its 24 bytes.
+/// Encodes one entry of a hint, section 5.
 pub(super) fn hint_entry(h1: u64, h2: u64, record: &Record) -> [u8; 24] {
     let flags = (u64::from(record.is_tombstone) << 8) | (u64::from(record.expiry.is_some()) << 9);
     let mut entry = [0; 24];
@@ -135,7 +135,7 @@ pub(super) fn hint_entry(h1: u64, h2: u64, record: &Record) -> [u8; 24] {
     entry
 }
 
-/// The first 64 bytes of a file of a cache, with their checksum.
+/// Encodes the first 64 bytes of a file of a cache, with their checksum.
 pub(super) fn head(magic: &[u8; 8], fields: &[(usize, &[u8])]) -> [u8; 64] {
     let mut head = [0; 64];
     head[..8].copy_from_slice(magic);
@@ -148,7 +148,7 @@ pub(super) fn head(magic: &[u8; 8], fields: &[(usize, &[u8])]) -> [u8; 64] {
     head
 }
 
-/// Bytes of a hint with these entries.
+/// Encodes a hint with these entries.
 pub(super) fn hint(salt: u64, end: usize, entries: &[[u8; 24]]) -> Vec<u8> {
     let count = (entries.len() as u32).to_le_bytes();
     let fields: [(usize, &[u8]); 3] =
@@ -167,7 +167,7 @@ pub(super) fn hint(salt: u64, end: usize, entries: &[[u8; 24]]) -> Vec<u8> {
     bytes
 }
 
-/// The entries of a hint of a journal with this salt, if all of it is right.
+/// Returns the entries of a hint of a journal with this salt, if all of it is valid.
 pub(super) fn hint_entries(bytes: &[u8], salt: u64, journal_bytes: usize) -> Option<Vec<[u8; 24]>> {
     let mut page = [0; 64];
     let len = bytes.len().min(64);
@@ -178,14 +178,14 @@ pub(super) fn hint_entries(bytes: &[u8], salt: u64, journal_bytes: usize) -> Opt
         && u64_at(&page, 16) == salt;
     let (count, end) = (u64::from(u32_at(&page, 12)), u64_at(&page, 24));
     let is_end = (RECORDS_AT as u64..=journal_bytes as u64).contains(&end) && end.is_multiple_of(8);
-    // A record has 24 bytes at least.
+    // A record has at least 24 bytes.
     if !is_head || !is_end || count > (end - RECORDS_AT as u64) / 24 {
         return None;
     }
     let mut all = Vec::new();
     for number in 0..(count as usize).div_ceil(HINT_BLOCK_ENTRIES) {
         let at = RECORDS_AT + number * HINT_BLOCK;
-        // What is behind the end of the file reads as zeroes.
+        // Bytes behind the end of the file read as zeroes.
         let mut block = bytes.get(at..).unwrap_or(&[]).to_vec();
         block.resize(HINT_BLOCK, 0);
         let entries = u32_at(&block, 4) as usize;

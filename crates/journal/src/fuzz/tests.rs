@@ -29,8 +29,7 @@ fn the_seeds_find_nothing() {
     }
 }
 
-/// What is compared with is a statement of its own, and right: of a record, a hint and a header
-/// that were written by hand.
+/// The reference itself is right: for a record, a hint and a header written by hand.
 #[test]
 fn the_reference_reads_what_is_written() {
     assert_eq!(reference::crc32c(&[b"1234", b"56789"]), 0xe306_9283);
@@ -56,7 +55,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 0..600)
 }
 
-/// The same inputs each time: new ones are what the fuzzer is for.
+/// The same inputs each time; finding new ones is the fuzzer's task.
 fn inputs(cases: u32) -> ProptestConfig {
     let (rng_seed, failure_persistence) = (RngSeed::Fixed(1), None);
     ProptestConfig { cases, rng_seed, failure_persistence, ..ProptestConfig::default() }

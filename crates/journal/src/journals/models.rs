@@ -1,12 +1,12 @@
-//! A journal's memory, and its place in the table, from one journal to the next, between those who
-//! read and those who write, move, evict and remove: in every order of their steps, `cargo xtask
-//! loom`.
+//! Models of a journal's memory and its slot in the table, from one journal to the next, with
+//! concurrent reads, writes, moves, evictions and removals in every order of their steps: `cargo
+//! xtask loom`.
 //!
-//! Index, table, pool and arenas are the real ones, on the model checker's locks and atomics, and
+//! Index, table, pool and arenas are the real ones, on the model checker's locks and atomics and
 //! with a stand-in for `arc_swap` (`sync/modelled.rs`). What the threads of a cache do with them is
-//! said again here, in a few lines each: the steps that count for a reader, without files and
-//! durability. The model checker knows each access to a granule's bytes, and stops where one is
-//! written that somebody may still read; and where somebody waits for ever.
+//! repeated here in a few lines each: the steps that matter to a reader, without files and
+//! durability. The model checker tracks each access to the bytes of a granule. It fails if a byte
+//! is written that may still be read, and if a thread waits forever.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,10 +26,10 @@ use crate::record::{Content, NewRecord, Record, Salt};
 const KEY: u8 = b'k';
 const OTHER: u8 = b'o';
 
-/// Where the first record of a journal is.
+/// The position of the first record of a journal.
 const FIRST: Granule = Granule(1);
 
-/// Keys of one bucket, all with the same tag: only the fingerprint tells them apart.
+/// Keys of one bucket with the same tag: only the fingerprint distinguishes them.
 fn hash(key: u8) -> KeyHash {
     KeyHash { high: 0, fingerprint: key.into() }
 }
@@ -42,7 +42,7 @@ fn record<'a>(key: &'a [u8; 1], value: &'a [u8; 1]) -> NewRecord<'a> {
     NewRecord { key, content: Content::Value { value, expires_at: None } }
 }
 
-/// A file that never changes.
+/// A read-only file.
 struct Written(Vec<u8>);
 
 impl File for Written {
@@ -68,8 +68,8 @@ impl File for Written {
     }
 }
 
-/// What a cache has between its callers and its journals; journals of a page, and a table with two
-/// places.
+/// The state that a cache has between its callers and its journals; journals of a page, and a table
+/// with two slots.
 struct Model {
     pool: Pool,
     index: Index,
@@ -77,7 +77,7 @@ struct Model {
 }
 
 impl Model {
-    /// With memory for so many journals.
+    /// Creates a model with memory for this many journals.
     fn new(arenas: usize) -> Arc<Self> {
         Arc::new(Self {
             pool: Pool::new(PAGE_BYTES, arenas),
@@ -86,7 +86,7 @@ impl Model {
         })
     }
 
-    /// A journal takes over, in this memory: its place in the table is free.
+    /// Makes a new journal the newest one, in this memory; its slot in the table must be free.
     fn begin(&self, number: u64, arena: Pooled, file: Vec<u8>) -> Arc<Journal> {
         let number = JournalNumber(number);
         // The header.
@@ -108,7 +108,7 @@ impl Model {
         journal
     }
 
-    /// Journal 1, sealed, with one record, in memory and in its file.
+    /// Creates journal 1, sealed, with one record, in memory and in its file.
     fn begin_with(&self, key: u8, value: u8) -> Place {
         let number = JournalNumber(1);
         let (key_bytes, value_bytes) = ([key], [value]);
@@ -125,13 +125,13 @@ impl Model {
         place
     }
 
-    /// As `Shared::enter`: also how compaction moves a record.
+    /// As `Shared::enter`, which is also how compaction moves a record.
     fn put(&self, newest: &Journal, key: u8, value: u8) -> Place {
         let mut writer = self.index.lock(hash(key));
         self.enter(&mut writer, newest, key, value).expect("there is room")
     }
 
-    /// `None` if the journal takes no more.
+    /// `None` if the journal is full.
     fn enter(
         &self,
         writer: &mut Writer<'_>,
@@ -155,7 +155,7 @@ impl Model {
         Some(place)
     }
 
-    /// As `Cache::read`: what the index names, from memory or from the file.
+    /// As `Cache::read`: loads what the index names, from memory or from the file.
     fn load(&self, key: u8) -> Option<Loaded> {
         let hash = hash(key);
         let (place, journal) = self.journals.find(&self.index, hash, self.index.find(hash))?;
@@ -166,14 +166,14 @@ impl Model {
         self.load(key).map(|loaded| value_of(key, &loaded))
     }
 
-    /// As `Shared::demote`, of the oldest journal.
+    /// As `Shared::demote`, for the oldest journal.
     fn demote(&self) {
         let hot = self.journals.all().remove(0);
         self.journals.replace(&hot, Arc::new(hot.with_memory(None)));
     }
 
-    /// As eviction and compaction do with a record of a journal that goes, if it is still the
-    /// newest of its key: drop it, or write it anew to the newest journal.
+    /// As eviction and compaction process a record of a journal to be removed, if it is the newest
+    /// of its key: drops it or rewrites it to the newest journal.
     fn settle(&self, key: u8, place: Place, kept: Option<(&Journal, u8)>) {
         let mut writer = self.index.lock(hash(key));
         if !writer.get().is_some_and(|named| named.is_same(place)) {
@@ -195,8 +195,8 @@ fn value_of(key: u8, loaded: &Loaded) -> u8 {
     record.value()[0]
 }
 
-/// The preparer takes the memory of a hot journal while somebody looks for a record in it, or has
-/// found it: it waits until that one has let go, and only then is it written to.
+/// The allocator takes the memory of a hot journal while a reader looks for a record in it or has
+/// found it: it waits until the reader has released it before it writes to it.
 #[test]
 fn a_journal_takes_the_memory_of_one_that_is_read() {
     loom::model(|| {
@@ -218,8 +218,8 @@ fn a_journal_takes_the_memory_of_one_that_is_read() {
     });
 }
 
-/// The same with a reader who keeps what he has found: writers take other memory, beyond the
-/// budget, which is held again when he lets go.
+/// A reader keeps what it has found: writers take other memory, beyond the budget, which is
+/// respected again once the reader releases it.
 #[test]
 fn a_value_that_is_kept_is_not_written_over() {
     loom::model(|| {
@@ -239,8 +239,8 @@ fn a_value_that_is_kept_is_not_written_over() {
     });
 }
 
-/// Compaction moves a record and removes its journal while somebody is on his way from the index to
-/// it; another journal takes over its place in the table, and its memory.
+/// Compaction moves a record and removes its journal while a reader is between the index and the
+/// record; another journal takes over the slot in the table and the memory.
 #[test]
 fn a_record_is_moved_and_its_journal_removed() {
     loom::model(|| {
@@ -260,8 +260,8 @@ fn a_record_is_moved_and_its_journal_removed() {
     });
 }
 
-/// Eviction removes a journal that has just been sealed, if nothing in it is alive: not with the
-/// record that was the last one to be published.
+/// Eviction removes a journal that has just been sealed if nothing in it is live, but not together
+/// with the record that was published last.
 #[test]
 fn a_journal_does_not_go_with_what_was_just_written() {
     loom::model(|| {
@@ -283,7 +283,8 @@ fn a_journal_does_not_go_with_what_was_just_written() {
     });
 }
 
-/// The same while the key is written: nobody sees the old value after that, or loses the new one.
+/// The key is written while its journal is removed: no reader sees the old value afterwards or
+/// loses the new one.
 fn a_key_is_written_while_its_journal_goes(is_kept: bool) {
     loom::model(move || {
         let model = Model::new(2);

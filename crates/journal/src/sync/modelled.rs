@@ -1,8 +1,8 @@
-//! In place of `arc_swap`, whose own atomics a model checker does not know. It promises what that
-//! promises: a load returns what was stored last, and nobody frees that as long as the [`Guard`] is
-//! there; whoever loads a value sees what happened before it was stored. With a lock in place of
-//! debts, so a load is also seen by whoever stores after it; what readers do between a load and the
-//! end of its guard is ordered by the count of the [`Arc`] alone, as it is there.
+//! A stand-in for `arc_swap`, whose own atomics a model checker does not know. It has the same
+//! guarantees: a load returns the value stored last, which is not freed as long as the [`Guard`]
+//! exists, and the loading thread sees what happened before the store. It uses a lock instead of
+//! debts, so a store also sees preceding loads; what readers do between a load and the end of its
+//! guard is ordered only by the count of the [`Arc`], as in `arc_swap`.
 
 use std::ops::Deref;
 
