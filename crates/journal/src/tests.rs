@@ -1,4 +1,5 @@
-//! Whole caches: beside a model, by many threads, killed, without power, damaged, full.
+//! Tests of whole caches: compared with a model, used by many threads, killed, after power cuts,
+//! damaged, full.
 
 mod cold;
 mod counts;
@@ -41,8 +42,8 @@ fn options() -> Options {
         journal_bytes: MIB,
         memory_bytes: 4 * MIB,
         max_disk_bytes: 64 << 20,
-        // How much is on disk, and for how long, is what many of these are about; `cold` is about
-        // the others.
+        // Many of these tests depend on how much is on disk, and for how long; `cold` tests
+        // compression.
         compression: Compression::None,
         ..Options::default()
     }
@@ -52,7 +53,8 @@ fn open(directory: &SimDirectory, options: &Options) -> Cache {
     Cache::open_in(Box::new(directory.clone()), options.clone()).unwrap()
 }
 
-/// Of a cache that nobody writes to: a key that comes twice was moved, and has the same value.
+/// Returns the contents of a cache without concurrent writes: a key that is returned twice was
+/// moved, and has the same value.
 fn contents(cache: &Cache) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in cache.iter() {
@@ -65,7 +67,7 @@ fn contents(cache: &Cache) -> BTreeMap<Vec<u8>, Vec<u8>> {
     found
 }
 
-/// The next opening reads the journals themselves.
+/// Removes all hints, so that the next opening reads the journals themselves.
 fn remove_hints(directory: &SimDirectory) {
     let names = directory.list().unwrap();
     for name in names.iter().filter(|name| name.ends_with(".hint")) {
@@ -73,18 +75,18 @@ fn remove_hints(directory: &SimDirectory) {
     }
 }
 
-/// How far a test goes: `cargo xtask model`.
+/// Returns a bound of a test, which `cargo xtask model` raises.
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().expect(name))
 }
 
-/// When nothing is left to do in the background. However busy the machine is: this thread does what
-/// the keeper has not come to.
+/// Waits until no background work is left. Independent of the load of the machine: this thread does
+/// what the maintenance thread has not got to.
 fn settled(cache: &Cache) -> Stats {
     let shared = &cache.shared;
     let mut is_warm = false;
     loop {
-        // What was sealed is written then, and wants its hint.
+        // Sealed journals are then written and need their hints.
         cache.flush().unwrap();
         let before = cache.stats();
         let has_worked = {
@@ -93,7 +95,7 @@ fn settled(cache: &Cache) -> Stats {
         };
         let lacks_spare = || shared.flush.state.lock().spare.is_none();
         if has_worked || (lacks_spare() && !shared.flush.lacks_spare()) {
-            // The preparer is at it, or this was not all.
+            // The allocator is working, or there is more to do.
             thread::yield_now();
         } else if cache.stats() == before {
             return before;
@@ -101,17 +103,19 @@ fn settled(cache: &Cache) -> Stats {
     }
 }
 
-/// Write, until the journal of `key` has left the memory; how many keys, numbered from 0.
+/// Writes until the journal of `key` is no longer in memory; returns the number of keys written,
+/// numbered from 0.
 fn put_until_on_disk(cache: &Cache, key: &[u8]) -> u64 {
     let mut written = 0u64;
-    // Nothing is asked of the journal itself: what is read stays.
+    // The journal itself is not accessed, since reads keep it in memory.
     while cache.read_bytes(key) == 0 {
         assert!(written < 40_000, "it stays in memory");
         for _ in 0..1000 {
             cache.put(&written.to_le_bytes(), &[1; 1000]).unwrap();
             written += 1;
         }
-        // Whoever writes its hint, or is at it otherwise, keeps it in memory.
+        // A background task that works on the journal, for example writes its hint, keeps it in
+        // memory.
         settled(cache);
     }
     written
@@ -134,7 +138,8 @@ fn value(random: &mut Random) -> Vec<u8> {
     (0..len).map(|at| (first.wrapping_mul(at as u64 + 1) >> 32) as u8).collect()
 }
 
-/// Everything that a cache can do, beside a map; opened anew now and then, with hints and without.
+/// Every operation of a cache, compared with a map; the cache is reopened from time to time, with
+/// hints and without.
 #[test]
 fn it_holds_what_a_map_holds() {
     const COMPRESSIONS: [Compression; 4] =
@@ -142,7 +147,7 @@ fn it_holds_what_a_map_holds() {
     for seed in 0..8 {
         let mut random = Random::new(seed);
         let directory = SimDirectory::default();
-        // With blocks that are kept, and without.
+        // With a cache of blocks, and without.
         let options = Options {
             compression: COMPRESSIONS[seed as usize % 4],
             memory_bytes: (4 + seed as usize / 4) * MIB,
@@ -211,7 +216,7 @@ fn it_holds_what_a_map_holds() {
                 assert_eq!(cache.stats().entries, map.len());
             }
         }
-        // Whoever compacts gives way to this, and may not have come to an end before.
+        // Compaction yields to other work, and may not have finished before.
         let stats = settled(&cache);
         assert!(compacted + stats.compacted > 0, "seed {seed}");
         assert_eq!(stats.evicted, 0);
@@ -226,7 +231,7 @@ fn a_value_stays_as_it_is_while_its_key_changes() {
     cache.put(b"key", &[1; 1000]).unwrap();
     let value = cache.get(b"key").unwrap().unwrap();
     let copy = value.clone();
-    // Long enough for its journal to leave the memory.
+    // Enough for its journal to leave the memory.
     for round in 0..8000u64 {
         cache.put(&round.to_le_bytes(), &[2; 1000]).unwrap();
     }
@@ -279,8 +284,8 @@ fn what_has_expired_is_absent() {
     assert!(cache.get_with_ttl(b"long").unwrap().unwrap().1.is_some());
 }
 
-/// Each thread has keys of its own, that only it writes, and reads everybody's: it finds its own
-/// last value, and of others only what was written for that key.
+/// Each thread writes keys of its own and reads all keys: it finds its own last value, and for
+/// other keys only values that were written for them.
 #[test]
 fn threads_work_on_one_cache() {
     const THREADS: u64 = 4;
@@ -334,7 +339,7 @@ fn threads_work_on_one_cache() {
     assert!(contents(&open(&directory, &options)) == expected);
 }
 
-/// Of all who put one key that is absent, one succeeds, and everybody sees his value.
+/// If several threads put an absent key, one succeeds and all see its value.
 #[test]
 fn one_of_many_puts_what_is_absent() {
     let cache = Arc::new(open(&SimDirectory::default(), &options()));
@@ -381,7 +386,7 @@ fn the_oldest_go_but_for_those_that_are_read() {
     assert!(cache.contains(&99_999u64.to_le_bytes()).unwrap());
     let before = contents(&cache);
     cache.close().unwrap();
-    // Room for another journal, so that nothing is evicted now.
+    // Space for another journal, so that nothing is evicted now.
     let larger = Options { max_disk_bytes: 64 << 20, ..options };
     assert!(
         contents(&open(&directory, &larger)) == before,
@@ -409,7 +414,7 @@ fn a_cache_that_may_not_evict_is_full() {
         assert!(cache.contains(&key.to_le_bytes()).unwrap());
     }
     assert_eq!(cache.stats().evicted, 0);
-    // Its advice can be followed.
+    // The advice of the error message works.
     for key in 0..written {
         if key % 4 > 0 {
             assert!(cache.delete(&key.to_le_bytes()).unwrap(), "{key}");
@@ -427,7 +432,7 @@ fn a_cache_that_may_not_evict_is_full() {
     assert_eq!(kept.count() as u64, written.div_ceil(4));
 }
 
-/// Deletions that fill no journal: nothing but the next put can tell that there is room to be made.
+/// Deletions that fill no journal: only the next put shows that space has to be made.
 #[test]
 fn a_put_that_is_refused_has_room_made() {
     let directory = SimDirectory::default();
@@ -437,8 +442,8 @@ fn a_put_that_is_refused_has_room_made() {
     while cache.put(&written.to_le_bytes(), &[3; 100_000]).is_ok() {
         written += 1;
     }
-    // Goes to the next journal, with which all before are sealed; after it the keeper has nothing
-    // to do.
+    // Written to the next journal, so that all earlier ones are sealed; afterwards the maintenance
+    // thread has nothing to do.
     assert!(cache.delete(&0u64.to_le_bytes()).unwrap());
     settled(&cache);
     for key in 1..written {
@@ -452,8 +457,7 @@ fn a_put_that_is_refused_has_room_made() {
     }
 }
 
-/// Deletions and nothing else, with an old journal below them that is alive: what is left to do in
-/// the background comes to an end.
+/// Only deletions, behind an old journal that is live: background work comes to an end.
 #[test]
 fn tombstones_alone_are_not_compacted_for_ever() {
     let directory = SimDirectory::default();
@@ -493,7 +497,7 @@ fn after_a_failed_write_nothing_is_written_and_everything_read() {
     cache.put(b"before", b"1").unwrap();
     directory.break_down();
     assert!(matches!(cache.put(b"after", b"2"), Err(Error::Io { .. })));
-    // It can be read. That it is there, though, nobody is told who would have to rely on it.
+    // It can be read. But writes that reveal its presence fail.
     assert!(cache.put_if_absent(b"after", b"3", None).is_err());
     assert!(cache.swap(b"after", b"3", crate::When::IfAbsent, crate::Ttl::None).is_err());
     assert!(matches!(cache.put(b"later", b"3"), Err(Error::Io { .. })));
@@ -532,7 +536,7 @@ fn a_journal_without_its_header_is_read_with_its_hint_or_kept_aside() {
     let directory = SimDirectory::default();
     open(&directory, &options()).put(b"key", b"value").unwrap();
     directory.spoil("000000000000.journal", 5);
-    // Without the hint all of it would be lost.
+    // Without the hint the whole journal would be lost.
     let mut damaged_bytes = 0;
     let inspected = crate::inspect::inspect_in(&directory, |report| {
         damaged_bytes += report.damaged_bytes;
@@ -550,7 +554,7 @@ fn a_journal_without_its_header_is_read_with_its_hint_or_kept_aside() {
     assert!(names.contains(&"000000000000.journal.damaged".to_owned()), "{names:?}");
 }
 
-/// A kill between the making of a journal's file and the writing of its header.
+/// A kill between the creation of a journal's file and the writing of its header.
 #[test]
 fn a_journal_whose_making_was_interrupted_is_removed() {
     let directory = SimDirectory::default();
@@ -568,12 +572,13 @@ fn a_journal_whose_making_was_interrupted_is_removed() {
     );
 }
 
-/// Whoever publishes the last bytes of a journal that somebody else found full tells nobody, and
-/// need not come again: those who wait for its memory, or for its room on disk, must not depend on
-/// him.
+/// A writer that publishes the last bytes of a journal after another one has found it full notifies
+/// nobody, and may not return: waiters for the journal's memory or disk space must not depend on
+/// it.
 #[test]
 fn a_journal_whose_last_bytes_come_late_is_written() {
-    // With more memory than disk the next journal is there, and the oldest one has to go for it.
+    // With more memory than disk the next journal is ready, and the oldest one has to be removed
+    // for it.
     let large_memory = Options { memory_bytes: 16 * MIB, max_disk_bytes: 8 << 20, ..options() };
     for options in [options(), large_memory] {
         let directory = SimDirectory::default();
@@ -600,8 +605,8 @@ fn a_journal_whose_last_bytes_come_late_is_written() {
     }
 }
 
-/// The system gives less memory than the budget allows: journals make way in what there is, and
-/// where readers have that, writers wait until they let go.
+/// The system gives less memory than the budget permits: journals share what there is, and if
+/// readers hold it, writers wait until they release it.
 #[test]
 fn a_cache_that_is_refused_memory_goes_on_with_what_it_has() {
     let directory = SimDirectory::at("/srv/cache".as_ref());
@@ -630,7 +635,7 @@ fn a_cache_that_is_refused_memory_goes_on_with_what_it_has() {
     cache.close().unwrap();
 }
 
-/// The flusher may be anywhere when the cache is closed.
+/// The flusher may be at any step when the cache is closed.
 #[test]
 fn what_was_written_before_a_close_is_there_after_it() {
     let directory = SimDirectory::default();
@@ -674,7 +679,7 @@ fn a_directory_without_a_cache_stays_as_it_is_unless_one_may_be_made() {
     assert!(Cache::open(&nested, not_made()).is_err());
     assert!(!nested.exists());
     Cache::open(&nested, options()).unwrap().close().unwrap();
-    // Of a copy whose lock was not copied, too.
+    // Also for a copy without the lock file.
     std::fs::remove_file(nested.join("lock")).unwrap();
     Cache::open(&nested, not_made()).unwrap().close().unwrap();
 }
@@ -691,7 +696,7 @@ fn a_directory_has_one_user() {
     assert_eq!(cache.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
 }
 
-/// In real files: more than memory and budget hold, by two threads, then opened again.
+/// In real files: more data than memory and budget hold, written by two threads, then reopened.
 #[test]
 fn it_works_in_real_files() {
     let directory = tempfile::tempdir().unwrap();
@@ -715,12 +720,12 @@ fn it_works_in_real_files() {
     let before = contents(&cache);
     assert_eq!(before.len(), stats.entries);
     Arc::into_inner(cache).unwrap().close().unwrap();
-    // Room for another journal, so that nothing is evicted now.
+    // Space for another journal, so that nothing is evicted now.
     let larger = Options { max_disk_bytes: 64 << 20, ..options };
     let cache = Cache::open(directory.path(), larger.clone()).unwrap();
     assert_eq!(cache.recovered().scanned, 0);
     assert!(contents(&cache) == before);
-    // What has lost its hint is read whole once, and not again.
+    // A journal that has lost its hint is read whole once, and not again.
     cache.close().unwrap();
     let names = || std::fs::read_dir(directory.path()).unwrap().map(|it| it.unwrap().path());
     let hints = || names().filter(|it| it.extension().is_some_and(|it| it == "hint"));
@@ -739,7 +744,8 @@ fn it_works_in_real_files() {
     }
 }
 
-/// What is there all the time is returned, while others write and the oldest journal goes.
+/// Keys that are present throughout are returned while others are written and the oldest journal is
+/// evicted.
 #[test]
 fn an_iteration_misses_nothing() {
     let directory = SimDirectory::default();

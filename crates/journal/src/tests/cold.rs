@@ -1,4 +1,4 @@
-//! Cold journals: compressed, killed meanwhile, damaged, and brought back into memory.
+//! Cold journals: compressed, killed during compression, damaged, and promoted.
 
 use alluvium_device::PAGE_BYTES;
 
@@ -20,14 +20,14 @@ fn compressing(compression: Compression) -> Options {
     Options { compression, ..options() }
 }
 
-/// Values with words in them: compressible, and each another.
+/// Distinct compressible values made of words.
 pub(super) fn text(key: u64) -> Vec<u8> {
     let mut random = Random::new(key);
     let words = 1 + random.index(200);
     (0..words).flat_map(|_| format!("word{} ", random.below(300)).into_bytes()).collect()
 }
 
-/// So many keys in plain journals, then closed.
+/// Creates this many keys in plain journals, then closes the cache.
 fn filled(keys: u64) -> (SimDirectory, BTreeMap<Vec<u8>, Vec<u8>>) {
     let directory = SimDirectory::default();
     let cache = open(&directory, &plain());
@@ -40,7 +40,7 @@ fn filled(keys: u64) -> (SimDirectory, BTreeMap<Vec<u8>, Vec<u8>>) {
     (directory, map)
 }
 
-/// An opened cache without its threads: nothing happens but what is called.
+/// Opens a cache without its threads: nothing happens except by calls.
 pub(super) fn still(directory: &SimDirectory, options: &Options) -> Shared {
     crate::open::open(Box::new(directory.clone()), options.clone()).unwrap().0
 }
@@ -82,19 +82,19 @@ fn what_is_compressed_is_what_it_was() {
     }
 }
 
-/// The first read of a record leaves a mark, the second one keeps it, whatever its journal looks
-/// like; and what is kept is not taken for what has replaced it.
+/// The first read of a record marks it, the second one caches it, plain or compressed; a cached
+/// record is not mistaken for its replacement.
 #[test]
 fn a_record_that_is_read_again_is_not_read_from_the_disk_again() {
     for compression in [Compression::None, Compression::Lz4] {
         let (directory, map) = filled(12_000);
-        // Room for what is kept beside the least number of journals.
+        // Memory for cached records in addition to the minimum of journals.
         let options = Options { memory_bytes: 5 * MIB, compression, ..options() };
         if compression != Compression::None {
             compress_all(&directory, &options);
         }
         let cache = open(&directory, &options);
-        // Or the keeper would bring into memory what is found here.
+        // Otherwise the maintenance thread would promote the journal that is read here.
         settled(&cache);
         let key = map
             .keys()
@@ -125,8 +125,8 @@ fn a_record_that_is_read_again_is_not_read_from_the_disk_again() {
     }
 }
 
-/// A record is on its way from the disk, and replaced meanwhile; then its time comes. There was a
-/// value all the time.
+/// A record is replaced while it is read from the disk, and expires afterwards. There was a value
+/// throughout.
 #[test]
 fn what_has_replaced_a_record_before_it_expired_is_read() {
     for compression in [Compression::None, Compression::Lz4] {
@@ -137,7 +137,7 @@ fn what_has_replaced_a_record_before_it_expired_is_read() {
         cache.shared.put(b"key", b"old", Some(now + 10)).unwrap();
         put_until_on_disk(&cache, b"key");
         let writer = cache.clone();
-        // Or the keeper may read something first.
+        // Otherwise the maintenance thread might read first.
         let turn = cache.shared.keep.turn.lock();
         directory.after_read(move || {
             writer.put(b"key", b"new").unwrap();
@@ -145,18 +145,18 @@ fn what_has_replaced_a_record_before_it_expired_is_read() {
         });
         assert_eq!(cache.get(b"key").unwrap().as_deref(), Some(&b"new"[..]));
         drop(turn);
-        // The hook has been here, and has gone.
+        // The hook has run.
         assert_eq!(Arc::strong_count(&cache), 1);
     }
 }
 
-/// Also where it is about to be replaced or removed, or is one of all.
+/// Also by writes that replace or remove it, and by scans.
 #[test]
 fn a_record_that_is_kept_is_not_read_by_writes_and_scans() {
     let directory = SimDirectory::default();
     let cache = open(&directory, &plain());
     let keys: Vec<_> = (0..4u64).map(u64::to_le_bytes).collect();
-    // Of a long one a scan would read the beginning.
+    // A scan would read the beginning of a long record.
     let values: Vec<_> = [17_000, 1000, 1000, 1000].map(|len| vec![7u8; len]).into();
     for (key, value) in keys.iter().zip(&values) {
         cache.put_with_ttl(key, value, Duration::from_secs(3600)).unwrap();
@@ -184,7 +184,7 @@ fn a_record_that_is_kept_is_not_read_by_writes_and_scans() {
     assert_eq!(directory.reads(), reads);
 }
 
-/// The same of several at one time.
+/// Cached records are not read again by `delete_many` either.
 #[test]
 fn records_that_are_kept_are_not_read_to_be_deleted() {
     let cache = open(&SimDirectory::default(), &Options { memory_bytes: 5 * MIB, ..plain() });
@@ -229,7 +229,8 @@ fn what_can_not_be_compressed_stays_and_is_tried_once() {
     assert!(!directory.list().unwrap().iter().any(|name| name.ends_with(".tmp")));
 }
 
-/// The process ends, or the power, before and after each thing that compression does to the disk.
+/// The process ends, or the power fails, before and after each change that compression makes to the
+/// disk.
 #[test]
 fn a_crash_at_any_step_of_compression_loses_nothing() {
     let (original, map) = filled(4000);
@@ -239,7 +240,7 @@ fn a_crash_at_any_step_of_compression_loses_nothing() {
         let directory = original.killed();
         let shared = still(&directory, &options);
         directory.fail_after(steps);
-        // It fails itself if the names cannot be synced.
+        // It fails if the names cannot be synced.
         while shared.compress_one().unwrap_or(false) {}
         let compressed = Stats::of(&shared).compressed;
         let seeds = 0..6;
@@ -260,7 +261,7 @@ fn a_crash_at_any_step_of_compression_loses_nothing() {
         }
         steps += 1;
     }
-    // Make, write, sync and rename at least, of two journals.
+    // At least create, write, sync and rename, for two journals.
     assert!(steps >= 10, "{steps}");
 }
 
@@ -276,7 +277,7 @@ fn readers_of_the_plain_file_go_on_while_it_is_replaced() {
     while shared.compress_one().unwrap() {}
     assert!(Stats::of(&shared).compressed >= 3);
     for (place, value) in places {
-        // By the journal as it was, and as it is: a place means the same record in both.
+        // In the journal as it was and as it is: a place denotes the same record in both.
         let old: &Journal = old.iter().find(|journal| place.is_in(journal.number)).unwrap();
         for loaded in [old.load(place), shared.journals.of(place).unwrap().load(place)] {
             assert!(loaded.unwrap().bytes().ends_with(value));
@@ -308,7 +309,7 @@ fn a_damaged_frame_is_told_and_everything_else_is_read() {
     cache.put(&damaged[0], b"again").unwrap();
     assert_eq!(cache.get(&damaged[0]).unwrap().as_deref(), Some(&b"again"[..]));
     drop(cache);
-    // Without the hint nobody knows whose records these were.
+    // Without the hint it cannot be determined whose records these were.
     directory.remove("000000000002.hint").unwrap();
     let cache = open(&directory, &plain());
     let recovered = cache.recovered();
@@ -348,8 +349,8 @@ fn without_its_header_a_compressed_journal_is_read_with_its_hint() {
     assert!(map.iter().all(|(key, value)| cache.get(key).unwrap().as_deref() == Some(&value[..])));
 }
 
-/// Compaction and eviction of journals that are compressed, beside the compression of others, while
-/// everything is written anew.
+/// Compaction and eviction of compressed journals while others are compressed and everything is
+/// rewritten.
 #[test]
 fn compressed_journals_are_compacted_and_evicted() {
     let directory = SimDirectory::default();
@@ -395,11 +396,11 @@ fn a_cache_that_may_not_evict_takes_more_when_it_compresses() {
     };
     let cache = open(&directory, &options);
     let mut written = 0u64;
-    // Plain journals take 6,000 of them.
+    // Plain journals hold 6,000 of them.
     while written < 12_000 {
         match cache.put(&written.to_le_bytes(), &[3; 1000]) {
             Ok(()) => written += 1,
-            // What gives room is under way.
+            // Space is being made.
             Err(Error::DiskFull { .. }) => thread::sleep(Duration::from_millis(10)),
             Err(error) => panic!("{error}"),
         }
@@ -408,8 +409,8 @@ fn a_cache_that_may_not_evict_takes_more_when_it_compresses() {
     assert!(cache.stats().disk_bytes <= 8 << 20, "{:?}", cache.stats());
 }
 
-/// What is moved is written plain. Where nobody would compress it again, the space of what is dead
-/// must not cost more than it is.
+/// Moved records are written plain. If they are not compressed again, reclaiming dead space must
+/// not cost more than it gains.
 #[test]
 fn compaction_on_demand_does_not_undo_compression_for_little() {
     const KEYS: u64 = 12_000;
@@ -424,9 +425,9 @@ fn compaction_on_demand_does_not_undo_compression_for_little() {
     let compacted = cache.compact(|_| ()).unwrap();
     assert_eq!(compacted.done, compacted.journals);
     let after = cache.stats();
-    // What was not compressed may have gone to another journal.
+    // Records that were not compressed may have moved to another journal.
     assert!(after.disk_bytes <= before.disk_bytes + MIB as u64, "{before:?}, {after:?}");
-    // Where it is less than what is gained it is moved all the same.
+    // If they take less than is gained they are moved nevertheless.
     for key in (0..KEYS).filter(|key| key % 8 > 0) {
         cache.delete(&key.to_le_bytes()).unwrap();
         map.remove(&key.to_le_bytes()[..]);
@@ -436,8 +437,8 @@ fn compaction_on_demand_does_not_undo_compression_for_little() {
     assert!(contents(&cache) == map);
 }
 
-/// Ten sealed journals and more, room for 8 in memory: writers have three of it, and those journals
-/// that an opening brings there the others.
+/// At least ten sealed journals and memory for 8: writers have three of these, and the journals
+/// that an opening loads the others.
 fn warm() -> (Shared, [Option<Pooled>; 2]) {
     let (directory, _) = filled(20_000);
     let shared = still(&directory, &Options { memory_bytes: 9 * MIB, ..plain() });
@@ -453,7 +454,7 @@ fn hot(shared: &Shared) -> Vec<u64> {
     hot.map(|journal| journal.number.0).collect()
 }
 
-/// As if a journal had been read so often.
+/// Acts as if a journal had been read this often.
 fn read(shared: &Shared, number: u64, reads: u64) {
     let all = shared.journals.all();
     let journal = all.iter().find(|journal| journal.number.0 == number).unwrap();
@@ -483,15 +484,15 @@ fn a_cold_journal_changes_places_with_a_hot_one_that_is_read_less_than_half_as_o
     let before = hot(&shared);
     assert!(!shared.promote_one().unwrap());
     before.iter().for_each(|number| read(&shared, *number, 80));
-    // It has not yet cost what it costs.
+    // Not enough reads to justify loading it.
     read(&shared, 0, cost - 1);
     assert!(!shared.promote_one().unwrap());
-    // It has, and is not read enough more: more than twice what the other one may have been read,
-    // of whose count chance may have left out 64.
+    // Enough reads, but not more than twice what the other one may have been read, whose sampled
+    // count may be too small by 64.
     read(&shared, 0, 2 * (80 + 64) - (cost - 1));
     assert!(shared.promote_one().unwrap());
     assert_eq!(hot(&shared), before);
-    // It has to be paid for again.
+    // The next attempt has to be justified again.
     assert!(!shared.promote_one().unwrap());
     read(&shared, 0, cost);
     read(&shared, before[2], 1);
@@ -510,7 +511,7 @@ fn what_a_reader_holds_is_not_taken_and_the_budget_stays() {
         shared.journals.all().iter().filter_map(|journal| journal.arena.clone()).collect();
     read(&shared, 0, 200);
     assert!(shared.promote_one().unwrap());
-    // Its memory did not come free, so nothing took its place.
+    // Its memory was not released, so nothing replaced it.
     assert_eq!(hot(&shared), before[1..]);
     assert!(shared.pool.memory_bytes() <= 8 * MIB);
     drop(held);
@@ -520,8 +521,8 @@ fn what_a_reader_holds_is_not_taken_and_the_budget_stays() {
     assert!(shared.pool.memory_bytes() <= 8 * MIB);
 }
 
-/// Whatever is read, bringing journals in takes no more of the disk than the reads that have asked
-/// for it; and what is read evenly stays where it is.
+/// Whatever is read, loading journals uses no more of the disk than the reads that caused it; and
+/// with even reads nothing is exchanged.
 #[test]
 fn promotion_does_not_thrash() {
     let (shared, _writers) = warm();
@@ -538,7 +539,7 @@ fn promotion_does_not_thrash() {
     }
     let count = promoted(&shared);
     assert!(count * cost * 4 <= cold_reads, "{count} promotions, {cold_reads} cold reads");
-    // Those that are read from now on are soon in memory, whatever was before.
+    // The journals read from now on are soon in memory, whatever was read before.
     for _ in 0..4000 {
         read(&shared, random.below(5), 1);
         while shared.promote_one().unwrap() {}
@@ -546,8 +547,8 @@ fn promotion_does_not_thrash() {
     assert_eq!(hot(&shared), [0, 1, 2, 3, 4]);
 }
 
-/// Of reads in memory one in 16 is counted, as 16: that chance has left out some is no reason to
-/// take a journal out.
+/// One in 16 reads from memory is counted, as 16: sampling errors are no reason to demote a
+/// journal.
 #[test]
 fn what_is_read_evenly_stays_in_memory() {
     let (shared, _writers) = warm();
@@ -566,7 +567,7 @@ fn what_is_read_evenly_stays_in_memory() {
     assert!(count < 40, "{count} promotions");
 }
 
-/// Threads that come, read once and go count as much as one that stays.
+/// Short-lived threads with a single read count as much as a long-lived one.
 #[test]
 fn reads_of_short_threads_are_counted() {
     let cache = open(&SimDirectory::default(), &options());
@@ -601,8 +602,8 @@ fn readers_bring_a_journal_into_memory() {
     }
 }
 
-/// Writers have all the memory: what has to go goes nevertheless, in pieces, and with no memory
-/// beyond the budget.
+/// Writers have all the memory: journals are still reclaimed, in pieces, and within the memory
+/// budget.
 #[test]
 fn who_makes_room_keeps_to_the_memory_budget() {
     for compression in [Compression::None, Compression::Lz4] {
@@ -628,7 +629,7 @@ fn who_makes_room_keeps_to_the_memory_budget() {
     }
 }
 
-/// Many small reads let others in between; few large ones are sooner done.
+/// Many small reads let others in between; few large ones finish sooner.
 #[test]
 fn who_makes_room_reads_much_at_a_time_when_it_is_wanted() {
     let (directory, _) = filled(12_000);
@@ -640,7 +641,7 @@ fn who_makes_room_reads_much_at_a_time_when_it_is_wanted() {
         directory.reads() - before
     };
     let look = |shared: &Shared| {
-        // A whole one.
+        // A complete one.
         let journal = shared.journals.all().swap_remove(1);
         assert!(!shared.look(&journal, Duration::ZERO).unwrap().is_damaged);
     };
@@ -655,7 +656,7 @@ fn who_makes_room_reads_much_at_a_time_when_it_is_wanted() {
     assert!(reads <= 2, "{reads}");
 }
 
-/// For want of memory nothing can be looked for behind it, perhaps for long, and others can be
+/// Without memory nothing behind the damage can be located, perhaps for long; others can be
 /// compressed.
 #[test]
 fn a_damaged_journal_does_not_keep_others_from_being_compressed() {
@@ -676,7 +677,7 @@ fn a_damaged_journal_does_not_keep_others_from_being_compressed() {
     assert!(Stats::of(&shared).compressed >= 2);
 }
 
-/// What comes behind the damage is found as long as there is memory for it.
+/// Records behind the damage are found as long as there is memory for it.
 #[test]
 fn damage_does_not_hide_what_is_behind_it() {
     let (directory, map) = filled(6000);
@@ -704,7 +705,7 @@ fn damage_does_not_hide_what_is_behind_it() {
     assert!(shared.pool.most_bytes() <= 4 * MIB);
 }
 
-/// Errors that pass leave no journal cold, or uncompacted, for ever.
+/// Temporary errors do not keep a journal cold, or uncompacted, permanently.
 #[test]
 fn a_journal_that_could_not_be_read_once_is_tried_again() {
     let (directory, _) = filled(20_000);
@@ -727,7 +728,7 @@ fn a_journal_that_could_not_be_read_once_is_tried_again() {
     assert_eq!(Stats::of(&shared).damaged_bytes, 0);
 }
 
-/// Its hint is all that is left of what it was: everything in it is damaged, and said to be.
+/// Only its hint is left: everything in it is damaged, and reported as damaged.
 #[test]
 fn without_header_and_footer_a_compressed_journal_is_damaged() {
     let (directory, map) = filled(6000);

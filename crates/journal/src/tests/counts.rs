@@ -1,4 +1,4 @@
-//! What an opening counts of each journal, beside what the index names.
+//! The counts that an opening makes for each journal, compared with the index.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -9,8 +9,8 @@ use super::*;
 use crate::record::Kind;
 use crate::shared::Shared;
 
-/// Journals with records of which some were replaced and some deleted, too many alive for a
-/// compaction.
+/// Writes journals with records of which some were replaced and some deleted, with too many live
+/// ones for a compaction.
 fn written(directory: &SimDirectory, seed: u64) {
     let mut random = Random::new(seed);
     let cache = open(directory, &options());
@@ -28,8 +28,8 @@ fn written(directory: &SimDirectory, seed: u64) {
     cache.close().unwrap();
 }
 
-/// The sums of live bytes are those of the index, and what is not marked as dead it names; returns
-/// how much is marked, of how many values.
+/// Checks that the sums of live bytes are those of the index, and that the index names what is not
+/// marked as dead; returns how many values are marked, and how many there are.
 fn check(shared: &Shared) -> (usize, usize) {
     let mut live = BTreeMap::new();
     shared.index.retain(|place| {

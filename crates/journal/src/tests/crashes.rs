@@ -1,11 +1,11 @@
-//! Killed, and without power, at any moment: what is found is what was promised.
+//! Kills and power cuts at any moment: what is found matches the guarantees.
 
 use super::*;
 
 /// A writer of numbered writes, one after the other, and what is left of them at many moments.
 struct Scene {
     directory: SimDirectory,
-    /// Writes that were begun, and that have returned.
+    /// The number of writes begun, and the number that returned.
     begun: Arc<AtomicU64>,
     done: Arc<AtomicU64>,
     is_over: Arc<AtomicBool>,
@@ -14,7 +14,7 @@ struct Scene {
 
 const KEYS: u64 = 200;
 
-/// The key of a write, by its number; `None`: the key is removed by it.
+/// Returns the key of a write by its number, and its value; `None`: it removes the key.
 fn write_of(number: u64) -> (u64, Option<Vec<u8>>) {
     let mut random = Random::new(number);
     let key = random.below(KEYS);
@@ -42,7 +42,8 @@ impl Scene {
                     if is_over.load(Ordering::SeqCst) {
                         return;
                     }
-                    // Not so many that finding out how many there were takes long.
+                    // Limits the number of writes, so that counting the surviving ones does not
+                    // take long.
                     if number % 50 == 0 {
                         thread::sleep(Duration::from_millis(1));
                     }
@@ -58,7 +59,7 @@ impl Scene {
     }
 }
 
-/// What is there after the first `writes`.
+/// Returns the contents after the first `writes`.
 fn after(writes: u64) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let mut map = BTreeMap::new();
     for number in 1..=writes {
@@ -71,7 +72,8 @@ fn after(writes: u64) -> BTreeMap<Vec<u8>, Vec<u8>> {
     map
 }
 
-/// The number of writes after which `found` is what there is, if there is one between these.
+/// Returns the number of writes after which the contents are `found`, if there is one in this
+/// range.
 fn writes_behind(found: &BTreeMap<Vec<u8>, Vec<u8>>, least: u64, most: u64) -> Option<u64> {
     let mut map = after(least);
     for number in least..=most {
@@ -87,7 +89,7 @@ fn writes_behind(found: &BTreeMap<Vec<u8>, Vec<u8>>, least: u64, most: u64) -> O
     None
 }
 
-/// Let writes go on, and look at what a crash would leave, again and again.
+/// Repeatedly examines what a crash would leave while writes continue.
 fn crash_often(
     options: &Options,
     least: impl Fn(u64) -> u64,
@@ -107,7 +109,7 @@ fn crash_often(
             "round {round}: no number of writes between {} and {begun} leaves this",
             least(done)
         );
-        // And it can be used.
+        // The cache is usable.
         cache.put(b"one more", b"value").unwrap();
         cache.close().unwrap();
         assert_eq!(contents(&open(&left, options)).len(), found.len() + 1, "round {round}");
@@ -129,7 +131,7 @@ fn what_was_durable_is_there_after_a_kill() {
 
 #[test]
 fn a_kill_leaves_the_first_writes_and_no_others() {
-    // What is not yet in a file: a chunk, and the one that is being written.
+    // What is not yet in a file: a chunk, and the one being written.
     let least = |done: u64| done.saturating_sub(12_000);
     crash_often(&options(), least, |directory, _| directory.killed());
 }
@@ -153,8 +155,8 @@ fn what_was_flushed_is_there_after_a_power_cut() {
     }
 }
 
-/// Without power, and without a promise: each key has a value that was once written for it, or
-/// none.
+/// After a power cut without a durability guarantee, each key has a value that was once written for
+/// it, or none.
 #[test]
 fn a_power_cut_leaves_no_nonsense() {
     let scene = Scene::begin(&options());
@@ -173,14 +175,13 @@ fn a_power_cut_leaves_no_nonsense() {
     scene.end();
 }
 
-/// Records may reach the disk without a sync, and the header must have before them.
+/// Records may reach the disk without a sync, and the header must have reached it before them.
 #[test]
 fn a_power_cut_leaves_no_file_that_nobody_can_read() {
     let options = Options { journal_bytes: 4 * MIB, memory_bytes: 16 * MIB, ..options() };
     let directory = SimDirectory::default();
     let cache = open(&directory, &options);
-    // A journal, and most of the next one: whole chunks of it are written, and nobody asks for a
-    // sync.
+    // A journal, and most of the next one, whose whole chunks are written without a sync.
     for key in 0..900u64 {
         cache.put(&key.to_le_bytes(), &[1; 8000]).unwrap();
     }
@@ -193,21 +194,21 @@ fn a_power_cut_leaves_no_file_that_nobody_can_read() {
     }
 }
 
-/// A kill leaves records that were never synced. What they replace was durable, and must not go
-/// before they are.
+/// A kill leaves records that were never synced. What they replace was durable, and must not be
+/// removed before they are.
 #[test]
 fn what_is_found_after_a_kill_is_durable_before_what_it_replaces_goes() {
     const KEYS: u64 = 600;
     let options = Options { journal_bytes: 4 * MIB, memory_bytes: 16 * MIB, ..options() };
     let directory = SimDirectory::default();
     let cache = open(&directory, &options);
-    // A journal, and a bit of the next one.
+    // A journal, and a little of the next one.
     for key in 0..KEYS {
         cache.put(&key.to_le_bytes(), &[1; 8000]).unwrap();
     }
     cache.flush().unwrap();
     let before = cache.stats().written_bytes;
-    // Most of the next one: whole chunks of it are written, and nobody asks for a sync.
+    // Most of the next one: whole chunks of it are written without a sync.
     for key in 0..KEYS {
         cache.put(&key.to_le_bytes(), &[2; 5000]).unwrap();
     }
@@ -227,7 +228,7 @@ fn what_is_found_after_a_kill_is_durable_before_what_it_replaces_goes() {
     }
 }
 
-/// With an interval nobody has to ask for it. (After which time: `flush.rs`.)
+/// With an interval no call is needed. (`flush.rs` tests how long it takes.)
 #[test]
 fn what_was_written_with_an_interval_becomes_durable() {
     let interval = Duration::from_millis(20);
@@ -237,14 +238,14 @@ fn what_was_written_with_an_interval_becomes_durable() {
     for number in 1..=50u64 {
         cache.put(&number.to_le_bytes(), b"value").unwrap();
     }
-    // Without an end to wait for but the thing itself: the test's own limit is the suite's.
+    // There is nothing else to wait for; the time limit is that of the test suite.
     while contents(&open(&directory.power_cut(1), &options)).len() < 50 {
         thread::sleep(interval);
     }
 }
 
-/// However much memory there is, what waits for a disk that takes nothing is bounded with an
-/// interval: it is as old as that takes to be written. Without one nobody waits.
+/// However much memory there is, with an interval the amount waiting for a disk that accepts
+/// nothing is bounded: its age is the time to write it. Without an interval writers do not wait.
 #[test]
 fn writers_do_not_run_ahead_of_the_disk_with_an_interval() {
     const RECORDS: u64 = 12_000;
@@ -283,18 +284,18 @@ fn writers_do_not_run_ahead_of_the_disk_with_an_interval() {
             directory.let_write();
             (ahead, tried)
         });
-        // Two MiB, and the one in which it is noticed.
+        // Two MiB, and the one in which the excess is noticed.
         let most = 3 * MIB as u64 / RECORD_BYTES + 1;
         assert!((most / 2..=most).contains(&ahead), "{interval:?}: {ahead} records");
         assert!(matches!(tried, Ok(false)), "{tried:?}");
-        // They go on, and nothing is lost.
+        // The writers continue, and nothing is lost.
         cache.flush().unwrap();
         let left = open(&directory.power_cut(1), &options);
         assert_eq!(contents(&left).len() as u64, RECORDS);
     }
 }
 
-/// What a process has allocated and not used when it is killed is room again: many kills take no
+/// Space that a process allocated and did not use before it was killed is freed: many kills take no
 /// more of the budget than many closes.
 #[test]
 fn kills_leave_no_empty_journals() {

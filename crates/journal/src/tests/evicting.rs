@@ -1,9 +1,9 @@
-//! What happens to a key while its journal is evicted: the index does not name it any more, its
+//! Operations on a key while its journal is evicted: the index does not name it any more, and its
 //! record is still in the file.
 
 use super::*;
 
-/// So few journals that the oldest one goes soon.
+/// So few journals that the oldest one is soon evicted.
 fn small() -> Options {
     Options { max_disk_bytes: 8 << 20, durability: Durability::Always, ..options() }
 }
@@ -21,7 +21,7 @@ fn what_is_deleted_while_its_journal_is_evicted_stays_deleted() {
     let is_over = AtomicBool::new(false);
     let (present, deleted, left) = thread::scope(|scope| {
         scope.spawn(|| {
-            // Waits for room as soon as the keeper is held.
+            // Waits for space once the maintenance thread is blocked.
             for filler in 1000u64.. {
                 cache.put(&filler.to_le_bytes(), &[2; 20_000]).unwrap();
                 if is_over.load(Ordering::Relaxed) {
@@ -30,7 +30,7 @@ fn what_is_deleted_while_its_journal_is_evicted_stays_deleted() {
             }
         });
         directory.wait_for_removal();
-        // What is found is looked at later: a panic here would wait for the writer for ever.
+        // Checked later: a panic here would wait for the writer forever.
         let there = (0..KEYS).filter(|key| cache.contains(&key.to_le_bytes()).unwrap_or(true));
         let present = there.count();
         let deleted = (0..KEYS).filter(|key| is_deleted(*key));
@@ -47,7 +47,7 @@ fn what_is_deleted_while_its_journal_is_evicted_stays_deleted() {
         for round in ["with hints", "without hints"] {
             let cache = open(left, &options());
             for key in 0..KEYS {
-                // The others may be there again: nobody has removed them, and the record is the
+                // The others may be present again: they were not removed, and the record is the
                 // last one.
                 let is_there = cache.contains(&key.to_le_bytes()).unwrap();
                 assert_eq!(is_there, !is_deleted(key), "{index}, {round}: {key}");
@@ -58,12 +58,12 @@ fn what_is_deleted_while_its_journal_is_evicted_stays_deleted() {
     }
 }
 
-/// Deleted and written by several threads while their journals are evicted all the time, and opened
-/// anew: of a key there is the last value or none.
+/// Several threads delete and write keys while their journals are evicted continuously and the
+/// cache is reopened: a key has its last value or none.
 #[test]
 fn what_was_replaced_does_not_come_back_by_eviction() {
     const THREADS: u64 = 3;
-    // More than there is room for.
+    // More than there is space for.
     const KEYS: u64 = 400;
     let directory = SimDirectory::default();
     let options = Options { durability: Durability::None, ..small() };
@@ -110,8 +110,8 @@ fn what_was_replaced_does_not_come_back_by_eviction() {
     assert!(evicted > 100, "{evicted}");
 }
 
-/// A journal that cannot be read is given up as a whole. Until its file is gone it is one of those
-/// that are iterated, and readable again, perhaps.
+/// A journal that cannot be read is given up as a whole. Until its file is removed it is iterated,
+/// and may become readable again.
 #[test]
 fn what_replaces_records_that_were_given_up_is_iterated_alone() {
     const KEYS: u64 = 20;
@@ -122,14 +122,14 @@ fn what_replaces_records_that_were_given_up_is_iterated_alone() {
     }
     directory.fail_reads(1);
     directory.hold_removals();
-    // The first four journals, and the beginning of the fifth, for which the oldest one has to go.
-    // It is not in memory by then.
+    // The first four journals, and the beginning of the fifth, for which the oldest one, no longer
+    // in memory, has to be evicted.
     for filler in 1000..1215u64 {
         cache.put(&filler.to_le_bytes(), &[2; 20_000]).unwrap();
     }
     directory.wait_for_removal();
     let put = (0..KEYS).try_for_each(|key| cache.put(&key.to_le_bytes(), &[3; 1000]));
-    // What is found is looked at later: a panic here would wait for the keeper for ever.
+    // Checked later: a panic here would wait for the maintenance thread forever.
     let found: Result<Vec<_>, _> = cache.iter().collect();
     directory.let_remove();
     put.unwrap();
@@ -139,8 +139,8 @@ fn what_replaces_records_that_were_given_up_is_iterated_alone() {
     assert!(values.iter().all(|entry| entry.value() == [3; 1000]));
 }
 
-/// Else journals would be written anew one after the other, and writers wait, as long as all of it
-/// is read.
+/// Otherwise, as long as everything is read, journals would be rewritten one after the other while
+/// writers wait.
 #[test]
 fn eviction_makes_room_also_of_large_records_that_are_read() {
     let cache =
@@ -155,7 +155,8 @@ fn eviction_makes_room_also_of_large_records_that_are_read() {
     assert!(stats.evicted > 30, "{stats:?}");
 }
 
-/// Others have all files, so what eviction keeps finds no journal. That may last for ever.
+/// All file descriptors are in use elsewhere, so the records that eviction keeps find no journal,
+/// perhaps permanently.
 #[test]
 fn closing_does_not_wait_for_files() {
     let directory = SimDirectory::default();
@@ -166,20 +167,20 @@ fn closing_does_not_wait_for_files() {
         cache.put(&key.to_le_bytes(), &[1; 1000]).unwrap();
         assert!(cache.contains(&key.to_le_bytes()).unwrap());
     }
-    // The one behind the newest is there.
+    // The spare is ready.
     while directory.list().unwrap().iter().filter(|name| name.ends_with(".journal")).count() < 5 {
         thread::yield_now();
     }
     directory.lack_files();
-    // It takes over, and is full: for half of the first one, which has to go for its successor,
-    // there is no room.
+    // It takes over and is full: there is no space for half of the first journal, which has to be
+    // removed for its successor.
     cache.put(b"large", &vec![2; 1_040_000]).unwrap();
     while cache.stats().kept == 0 {
         thread::yield_now();
     }
     cache.close().unwrap();
     directory.have_files();
-    // What it found no place for has gone.
+    // The records that found no space are gone.
     let left = contents(&open(&directory, &self::options())).len();
     assert!((3901 - 1020..3901 - 1000).contains(&left), "{left}");
 }

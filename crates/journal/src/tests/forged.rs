@@ -1,5 +1,6 @@
-//! Caches that are hard to come by: keys with the same hash, journals whose numbers wrap in the
-//! index, collide in the table of journals, or lie far apart; hints that say what is not so.
+//! Caches that are hard to create otherwise: keys with the same hash; journals whose numbers wrap
+//! in the index, collide in the table of journals, or lie far apart; hints that disagree with their
+//! journals.
 
 use alluvium_device::{AlignedBuf, GRANULE_BYTES, PAGE_BYTES};
 
@@ -15,10 +16,10 @@ use crate::place::{Granule, JournalNumber, MAX_SPAN, NUMBER_BITS};
 use crate::record::{Content, HEADER_BYTES, NewRecord, Salt};
 
 const ID: CacheId = CacheId([7; 16]);
-/// Numbers from which on they are the same ones again to the index.
+/// The distance at which numbers look the same to the index.
 const WRAP: u64 = 1 << NUMBER_BITS;
 
-/// A cache without journals.
+/// Creates a cache without journals.
 fn forge(hash_key: [u8; 16]) -> SimDirectory {
     let directory = SimDirectory::default();
     let identity = Identity { id: ID, hash_key, journal_bytes: MIB, contents: Contents::default() };
@@ -33,7 +34,7 @@ fn write(directory: &SimDirectory, name: &str, bytes: &AlignedBuf) {
     directory.sync().unwrap();
 }
 
-/// A journal with the values, beside those that are there.
+/// Adds a journal with the values.
 fn forge_journal(directory: &SimDirectory, number: u64, values: &BTreeMap<Vec<u8>, Vec<u8>>) {
     let (number, salt) = (JournalNumber(number), Salt(!number));
     let mut bytes = AlignedBuf::zeroed(MIB);
@@ -48,7 +49,7 @@ fn forge_journal(directory: &SimDirectory, number: u64, values: &BTreeMap<Vec<u8
     write(directory, &file_name(number), &bytes);
 }
 
-/// As many values as fill most of a journal.
+/// Returns values that fill most of a journal.
 fn most_of_a_journal(first: u64) -> BTreeMap<Vec<u8>, Vec<u8>> {
     (first..first + 60).map(|key| (key.to_le_bytes().to_vec(), vec![key as u8; 16_000])).collect()
 }
@@ -57,8 +58,8 @@ fn has_journal(directory: &SimDirectory, number: u64) -> bool {
     directory.list().unwrap().contains(&file_name(JournalNumber(number)))
 }
 
-/// Also with its hint, which does not say whose it is. (A backup that was put back beside what was
-/// there, say.)
+/// Also with its hint, which does not identify its cache. (For example, a backup was restored into
+/// an existing directory.)
 #[test]
 fn a_journal_of_another_cache_is_kept_aside() {
     let (own, other) = (SimDirectory::default(), SimDirectory::default());
@@ -80,9 +81,9 @@ fn a_journal_of_another_cache_is_kept_aside() {
     assert!(names.iter().any(|name| name.ends_with(".damaged")), "{names:?}");
 }
 
-/// With the wrong `cache` all journals are kept aside, and new ones take their numbers; with the
-/// right one again it is those that are. Whoever gives the first ones their names back has all that
-/// was in them.
+/// With the wrong `cache` file all journals are set aside, and new ones take their numbers; with
+/// the right file restored, the new ones are set aside. Renaming the first ones back restores all
+/// of their contents.
 #[test]
 fn what_is_kept_aside_takes_the_place_of_nothing() {
     let directory = forge([9; 16]);
@@ -122,7 +123,7 @@ fn what_is_kept_aside_takes_the_place_of_nothing() {
     assert!(!names.iter().any(|name| name.contains("damaged")), "{names:?}");
 }
 
-/// The highest one that a name has digits for, and beside others far too high.
+/// The highest number that a name has digits for, and one much higher than the others.
 #[test]
 fn the_number_of_what_is_kept_aside_does_not_matter() {
     for stray in [MAX_SPAN, 999_999_999_999] {
@@ -148,7 +149,7 @@ fn the_number_of_what_is_kept_aside_does_not_matter() {
     }
 }
 
-/// Who goes back to an older program by mistake is not only told to remove everything.
+/// A user who starts an older program by mistake is not merely advised to remove everything.
 #[test]
 fn a_cache_of_another_version_is_left_as_it_is() {
     let directory = SimDirectory::default();
@@ -164,7 +165,7 @@ fn a_cache_of_another_version_is_left_as_it_is() {
     assert_eq!(directory.list().unwrap(), ["cache"]);
 }
 
-/// Keys with the same hash have one entry between them, which the last one of them has. None gets
+/// Keys with the same hash share an entry, which belongs to the last one written. None returns
 /// another's value.
 #[test]
 fn keys_with_one_hash_never_get_one_anothers_values() {
@@ -173,7 +174,7 @@ fn keys_with_one_hash_never_get_one_anothers_values() {
         let mut random = Random::new(seed);
         let directory = forge(COLLIDING);
         let mut cache = open(&directory, &options());
-        // By the first byte, which is all that is hashed.
+        // By the first byte, the only one that is hashed here.
         let mut map: BTreeMap<u8, (Vec<u8>, Vec<u8>)> = BTreeMap::new();
         for step in 0..10_000 {
             let class = random.below(40) as u8;
@@ -233,7 +234,7 @@ fn keys_with_one_hash_never_get_one_anothers_values() {
     assert!(compacted > 0);
 }
 
-/// The index keeps 20 bits of a journal's number: behind the last one come the first ones again.
+/// The index stores 20 bits of a journal's number: after the last value comes the first one again.
 #[test]
 fn numbers_that_wrap_are_told_apart() {
     let directory = forge([1; 16]);
@@ -269,8 +270,8 @@ fn numbers_that_wrap_are_told_apart() {
     assert!(newest.parse::<u64>().unwrap() > WRAP, "{names:?}");
 }
 
-/// The table of journals has 256 places here. One journal that lives for long keeps its place; the
-/// number that would fall on it is left out.
+/// The table of journals has 256 slots here. A journal that exists for long keeps its slot; the
+/// number that would collide with it is skipped.
 #[test]
 fn a_number_whose_place_is_taken_is_left_out() {
     const PLACES: u64 = 256;
@@ -296,13 +297,13 @@ fn a_number_whose_place_is_taken_is_left_out() {
     assert!(contents(&open(&directory, &options())) == map);
 }
 
-/// They are from a time when the budget, and so the table, was larger.
+/// They were created with a larger budget, and so a larger table.
 #[test]
 fn journals_that_would_share_a_place_get_a_larger_table() {
     let directory = forge([3; 16]);
     let mut map = BTreeMap::new();
     for (index, number) in [3, 3 + 256, 3 + 512, 3 + 1024].into_iter().enumerate() {
-        // Each has some of the keys of the one before it, too.
+        // Each also has some of the keys of the one before it.
         let mut values = most_of_a_journal(index as u64 * 50);
         values.values_mut().for_each(|value| value.fill(index as u8));
         forge_journal(&directory, number, &values);
@@ -314,7 +315,7 @@ fn journals_that_would_share_a_place_get_a_larger_table() {
     assert!(contents(&open(&directory, &options())) == map);
 }
 
-/// Long before the numbers wrap the oldest journal is written anew, however much of it is alive.
+/// Long before the numbers wrap the oldest journal is rewritten, however much of it is live.
 #[test]
 fn a_journal_that_is_far_behind_is_moved() {
     const FAR_BEHIND: u64 = WRAP / 4 + 77;
@@ -326,7 +327,7 @@ fn a_journal_that_is_far_behind_is_moved() {
     map.extend(newer);
     let cache = open(&directory, &options());
     while has_journal(&directory, 5) {
-        // The keeper is at it: nothing tells when it is done but that.
+        // The maintenance thread is working, and nothing else shows when it is done.
         thread::sleep(Duration::from_millis(5));
     }
     assert!(contents(&cache) == map);
@@ -334,8 +335,8 @@ fn a_journal_that_is_far_behind_is_moved() {
     assert!(contents(&open(&directory, &options())) == map);
 }
 
-/// A damaged journal is not moved, as it may hide something. When it is far behind it is the oldest
-/// and hides nothing: what can be read of it is moved.
+/// A damaged journal is not moved, since it may hide records. Once it is far behind it is the
+/// oldest and hides nothing: its readable records are moved.
 #[test]
 fn a_damaged_journal_that_is_far_behind_is_moved_as_far_as_it_can_be_read() {
     let directory = forge([5; 16]);
@@ -358,8 +359,8 @@ fn a_damaged_journal_that_is_far_behind_is_moved_as_far_as_it_can_be_read() {
     assert!(contents(&open(&directory, &options())) == map);
 }
 
-/// Its damaged records leave the index before its file goes. They were only read wrongly, and an
-/// opening that finds them again has to find that they were deleted.
+/// Its damaged records leave the index before its file is removed. If they were merely misread, an
+/// opening that finds them again must also find that they were deleted.
 #[test]
 fn what_is_deleted_while_a_damaged_journal_goes_stays_deleted() {
     let directory = forge([7; 16]);
@@ -368,7 +369,7 @@ fn what_is_deleted_while_a_damaged_journal_goes_stays_deleted() {
     for (key, value) in most_of_a_journal(0) {
         cache.put(&key, &value).unwrap();
     }
-    // Its hint names the damaged record, too.
+    // Its hint includes the damaged record.
     cache.close().unwrap();
     let (damaged, at) = (file_name(JournalNumber(0)), FIRST_RECORD + 20_000);
     directory.spoil(&damaged, at);
@@ -379,7 +380,7 @@ fn what_is_deleted_while_a_damaged_journal_goes_stays_deleted() {
     let key = 1u64.to_le_bytes();
     let deleted = cache.delete(&key);
     let left = directory.killed();
-    // What is found is looked at later: a panic before would wait for the keeper for ever.
+    // Checked later: a panic before would wait for the maintenance thread forever.
     directory.let_remove();
     assert!(!deleted.unwrap());
     left.spoil(&damaged, at);
@@ -389,8 +390,8 @@ fn what_is_deleted_while_a_damaged_journal_goes_stays_deleted() {
     assert!(contents(&open(&left, &options)) == expected);
 }
 
-/// Bytes that look like the headers of so many records of half a journal, in which no checksum is
-/// right.
+/// Returns bytes that look like the headers of this many records of half a journal, none with a
+/// valid checksum.
 fn plausible_headers(headers: usize) -> Vec<u8> {
     let mut header = [0; HEADER_BYTES];
     (header[4], header[6]) = (1, 1);
@@ -398,8 +399,8 @@ fn plausible_headers(headers: usize) -> Vec<u8> {
     header.repeat(headers)
 }
 
-/// The opening takes so many checksums for all of a journal; what it has given up by then is in no
-/// index. To an iteration that comes to that with less behind it, it is gone too.
+/// An opening limits the bytes that it checksums per journal; what it gives up on is not in the
+/// index. An iteration that gets there with fewer bytes spent must not return it either.
 #[test]
 fn an_iteration_returns_nothing_that_the_opening_has_given_up() {
     let directory = forge([8; 16]);
@@ -407,7 +408,7 @@ fn an_iteration_returns_nothing_that_the_opening_has_given_up() {
     let mut bytes = AlignedBuf::zeroed(MIB);
     JournalHeader { cache: ID, number, salt, is_compressed: false }.write(&mut bytes[..PAGE_BYTES]);
     let mut at = FIRST_RECORD;
-    // Each time ten of the sixteen times that the journal may go through checksums.
+    // Each time ten of the sixteen times that the journal may be checksummed.
     for (key, headers) in [(b"first", 0), (b"found", 20), (b"later", 20), (b"never", 0)] {
         let headers = plausible_headers(headers);
         bytes[at..at + headers.len()].copy_from_slice(&headers);
@@ -430,7 +431,7 @@ fn an_iteration_returns_nothing_that_the_opening_has_given_up() {
     assert_eq!(contents(&cache), expected);
 }
 
-/// Of two journals that are half of the numbers apart nobody could tell which one is newer.
+/// If two journals are half of the numbers apart it cannot be determined which one is newer.
 #[test]
 fn journals_that_are_too_far_apart_are_refused() {
     let directory = forge([6; 16]);
@@ -442,8 +443,8 @@ fn journals_that_are_too_far_apart_are_refused() {
     assert!(contents(&open(&directory, &options())) == most_of_a_journal(30));
 }
 
-/// With checksums that are right, and as many entries: no disk does that, but whoever writes hints
-/// might.
+/// The checksums and the number of entries are right: no disk error causes this, but a defect in
+/// writing hints might.
 #[test]
 fn a_hint_of_something_else_is_told() {
     let directory = SimDirectory::default();

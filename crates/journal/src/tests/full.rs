@@ -1,15 +1,15 @@
-//! Caches that may not evict: whatever was refused, once enough is deleted there is room again, and
-//! nobody waits for ever.
+//! Caches that may not evict: whatever was refused, there is space again once enough is deleted,
+//! and no thread waits forever.
 
 use super::removing::without_keeper;
 use super::*;
 
-/// So few journals that it is full soon: 8.
+/// So few journals, 8, that it is soon full.
 fn small() -> Options {
     Options { max_disk_bytes: 8 << 20, when_full: WhenFull::Refuse, ..options() }
 }
 
-/// As often as it takes: what makes room is behind it.
+/// Retries until there is space: space is made in the background.
 fn until_there_is_room<T>(mut call: impl FnMut() -> crate::Result<T>) -> T {
     loop {
         match call() {
@@ -19,7 +19,7 @@ fn until_there_is_room<T>(mut call: impl FnMut() -> crate::Result<T>) -> T {
     }
 }
 
-/// Puts of new keys, until one is refused.
+/// Puts new keys until one is refused.
 fn fill(cache: &Cache, random: &mut Random, map: &mut BTreeMap<Vec<u8>, Vec<u8>>) {
     loop {
         let (key, value) = (key(random.next_u64()), value(random));
@@ -40,8 +40,8 @@ fn a_full_cache_takes_puts_again_once_enough_is_deleted() {
         let mut cache = open(&directory, &small());
         for round in 0..6 {
             fill(&cache, &mut random, &mut map);
-            // In the middle of it the process ends, one way or another. What it begins next takes a
-            // journal, too.
+            // In the middle of it the process ends in one of several ways. Its successor needs a
+            // journal too.
             match random.below(3) {
                 0 => {
                     cache.close().unwrap();
@@ -73,8 +73,8 @@ fn a_full_cache_takes_puts_again_once_enough_is_deleted() {
     }
 }
 
-/// What says that they are gone takes a quarter of what they took, more than is left to deletions:
-/// they go on as soon as some of it was compacted.
+/// The tombstones take a quarter of the space of the values, more than is left to deletions: these
+/// continue once some of it was compacted.
 #[test]
 fn everything_can_be_deleted_though_deletions_have_little_room() {
     const STEPS: usize = 7;
@@ -85,7 +85,7 @@ fn everything_can_be_deleted_though_deletions_have_little_room() {
         keys += 1;
     }
     assert!((38_000..42_000).contains(&keys), "{keys}");
-    // Some of each journal, again and again.
+    // Some of each journal, repeatedly.
     for step in 0..STEPS as u64 {
         for key in (step..keys).step_by(STEPS) {
             assert!(until_there_is_room(|| cache.delete(&key.to_le_bytes())), "{key}");
@@ -98,8 +98,8 @@ fn everything_can_be_deleted_though_deletions_have_little_room() {
     assert_eq!(contents(&cache).len(), 4000);
 }
 
-/// What is left to deletions, compaction and the next opening has to be on the disk, too, where
-/// that is smaller than the budget.
+/// The headroom of deletions, compaction and the next opening must also exist on a disk that is
+/// smaller than the budget.
 #[test]
 fn on_a_full_disk_everything_can_be_deleted_and_the_cache_opened_again() {
     for (seed, disk_bytes) in [(0, 12 * MIB), (1, 12 * MIB + MIB / 2), (2, 20 * MIB - 1)] {
@@ -133,7 +133,7 @@ fn on_a_full_disk_everything_can_be_deleted_and_the_cache_opened_again() {
     }
 }
 
-/// Room that somebody else gives back is used, without anything that is made.
+/// Space that another program frees is used without further events.
 #[test]
 fn who_was_refused_for_the_disk_is_not_any_more_when_it_has_room() {
     let directory = SimDirectory::default();
@@ -152,8 +152,8 @@ fn who_was_refused_for_the_disk_is_not_any_more_when_it_has_room() {
 
 const THREADS: u64 = 3;
 
-/// One of several threads, each with keys of its own: whoever is refused deletes half of what he
-/// has and goes on. Returns what he has in the end, and how often he was refused.
+/// Runs one of several threads, each with keys of its own: on a refusal it deletes half of what it
+/// has and continues. Returns its final contents and the number of refusals.
 fn put_and_delete(cache: &Cache, seed: u64, thread: u64) -> (BTreeMap<Vec<u8>, Vec<u8>>, u64) {
     let mut random = Random::new(seed * THREADS + thread);
     let mut mine = BTreeMap::new();
@@ -202,7 +202,7 @@ fn threads_get_out_of_a_full_cache() {
     }
 }
 
-/// Writers take what eviction gives, and compaction needs some of it too.
+/// Writers take the space that eviction makes, and compaction needs some of it too.
 #[test]
 fn compaction_on_demand_waits_for_eviction() {
     let directory = SimDirectory::default();
@@ -220,7 +220,7 @@ fn compaction_on_demand_waits_for_eviction() {
             }
             is_over.store(true, Ordering::Relaxed);
         });
-        // What is found is looked at later: a panic here would leave the writer alone.
+        // Checked later: a panic here would leave the writer waiting.
         let mut compacted = Vec::new();
         while !is_over.load(Ordering::Relaxed) {
             compacted.push(cache.compact(|_| ()));
@@ -231,7 +231,7 @@ fn compaction_on_demand_waits_for_eviction() {
     assert!(cache.stats().disk_bytes <= 8 << 20, "{:?}", cache.stats());
 }
 
-/// Eviction that fails is tried again for ever; whoever compacts hears of it.
+/// A failing eviction is retried indefinitely; compaction on demand reports the error.
 #[test]
 fn compaction_on_demand_does_not_wait_for_eviction_that_fails() {
     let directory = SimDirectory::default();
@@ -247,7 +247,7 @@ fn compaction_on_demand_does_not_wait_for_eviction_that_fails() {
     directory.fail_removals(u64::MAX);
     let failed = thread::scope(|scope| {
         let writer = scope.spawn(|| {
-            // In each journal something can go, and not much.
+            // Each journal has something to remove, but not much.
             for key in 0..20_000u64 {
                 let key = if key.is_multiple_of(50) { 0 } else { key };
                 while let Err(error) = cache.put(&key.to_le_bytes(), &[5; 1000]) {
@@ -256,7 +256,7 @@ fn compaction_on_demand_does_not_wait_for_eviction_that_fails() {
                 }
             }
         });
-        // The disk is full: no journal can be made, and eviction was tried.
+        // The disk is full: no journal can be created, and eviction was tried.
         while cache.stats().evicted == 0 {
             thread::sleep(Duration::from_millis(1));
         }
@@ -269,12 +269,12 @@ fn compaction_on_demand_does_not_wait_for_eviction_that_fails() {
     cache.compact(|_| ()).unwrap();
 }
 
-/// As in a directory that has lost its write permission: whoever writes hears why there is no room,
-/// and can write again when journals can be removed again. Nothing is read for it twice.
+/// As in a directory that is no longer writable: writers get the reason for the lack of space, and
+/// can write again when journals can be removed again. Nothing is read twice for it.
 #[test]
 fn writers_hear_of_an_eviction_that_fails() {
     let put = |cache: &Cache, key: u64| cache.put(&key.to_le_bytes(), &[5; 1000]);
-    // Where the budget is used up, and where the disk itself is full.
+    // With the budget used up, and with the disk full.
     for limit in [u64::MAX, 8 << 20] {
         let directory = SimDirectory::default();
         let max_disk_bytes = if limit == u64::MAX { 8 << 20 } else { 64 << 20 };
@@ -290,10 +290,10 @@ fn writers_hear_of_an_eviction_that_fails() {
         };
         assert!(matches!(error, Error::Io { action: "removing a journal", .. }), "{error}");
         assert!((3000..8000).contains(&key), "{key}");
-        // The others are read, and removals may succeed some day.
+        // The others are readable, and removals may succeed later.
         assert!(cache.failure().is_none());
         assert!(cache.contains(&(key - 1).to_le_bytes()).unwrap());
-        // As soon as the turn is over.
+        // Once the turn is over.
         while !cache.stats().upkeep_failed {
             thread::yield_now();
         }
@@ -320,8 +320,8 @@ fn writers_hear_of_an_eviction_that_fails() {
     }
 }
 
-/// Nobody deletes what has expired, and nobody asks for it: its room comes back all the same, also
-/// if the process that has written it is gone.
+/// Expired records are neither deleted nor read: their space is reclaimed nevertheless, also after
+/// a restart.
 #[test]
 fn what_has_expired_makes_room() {
     let directory = SimDirectory::default();
@@ -329,7 +329,7 @@ fn what_has_expired_makes_room() {
     for key in 0..500u64 {
         cache.put(&key.to_le_bytes(), &[1; 1000]).unwrap();
     }
-    // Three times what there is room for.
+    // Three times what there is space for.
     for key in 500..24_000u64 {
         let (name, value) = (key.to_le_bytes(), [2; 1000]);
         until_there_is_room(|| cache.put_with_ttl(&name, &value, Duration::ZERO));
@@ -343,7 +343,8 @@ fn what_has_expired_makes_room() {
     assert!(found.len() == 500 && found.values().all(|value| *value == [1; 1000]));
 }
 
-/// The oldest go when there is nothing else. What has expired is something else.
+/// The oldest records are evicted if there is nothing else to remove. Expired records are something
+/// else.
 #[test]
 fn what_has_expired_goes_before_what_has_not() {
     const ALIVE: u64 = 1500;
@@ -357,7 +358,7 @@ fn what_has_expired_goes_before_what_has_not() {
         for key in batch * 10_000..batch * 10_000 + 400 {
             cache.put_with_ttl(&key.to_le_bytes(), &[2; 1000], Duration::ZERO).unwrap();
         }
-        // With more than this some have to go.
+        // With more than this some have to be removed.
         while cache.stats().journals > 12 {
             thread::sleep(Duration::from_millis(1));
         }
@@ -366,8 +367,8 @@ fn what_has_expired_goes_before_what_has_not() {
     assert_eq!(contents(&cache).len() as u64, ALIVE);
 }
 
-/// When something will expire, a journal tells who reads it: once, and not as often as room is
-/// wanted.
+/// When something will expire is known once the journal has been read: it is read once, and not
+/// each time that space is needed.
 #[test]
 fn what_has_not_expired_is_looked_at_once() {
     let directory = SimDirectory::default();
@@ -387,8 +388,8 @@ fn what_has_not_expired_is_looked_at_once() {
     assert!(shared.emptiest().is_none());
 }
 
-/// What had expired when it was looked at is replaced: it is dead already, and what is alive has
-/// not become less by that.
+/// Expired records that were counted and are then replaced are dead already, which does not reduce
+/// what is live.
 #[test]
 fn what_has_expired_and_was_replaced_is_not_counted_twice() {
     const KEYS: u64 = 900;
@@ -409,16 +410,16 @@ fn what_has_expired_and_was_replaced_is_not_counted_twice() {
         shared.flush.wait_for(shared.newest_point()).unwrap();
         shared.clock.advance(2000);
         assert!(shared.look_for_expired() && !shared.look_for_expired());
-        // Two fifths of it would go, which is not enough.
+        // Two fifths of it could be removed, which is not enough.
         assert!(shared.emptiest().is_none());
         for key in (0..KEYS).filter(expires) {
             shared.put(&key.to_le_bytes(), &[3; 1000], None).unwrap();
         }
         assert!(shared.is_crowded() && shared.emptiest().is_none());
-        // Nobody knows whether it had expired, so it is looked at again.
+        // It is unknown whether the replaced records had expired, so it is scanned again.
         assert!(shared.look_for_expired() && !shared.look_for_expired());
         assert!(shared.emptiest().is_none());
-        // However wrong that is: it is looked through before anything is moved.
+        // However wrong the count is, the journal is scanned before anything is moved.
         shared.journals.all()[0].counts.found_expired(MIB as u64 / 2, 0, u64::MAX);
         let (journal, most_alive_bytes) = shared.emptiest().unwrap();
         assert!(!shared.compact_emptiest(journal, most_alive_bytes).unwrap());

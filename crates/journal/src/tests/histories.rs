@@ -1,10 +1,10 @@
-//! Histories of threads that use one cache at the same time, while its journals fill, are compacted
-//! (also when they ask for it), compressed and evicted: each has to be linearizable
-//! ([`super::linear`]), and scans and iterations to say what may be said beside that
-//! ([`super::passes`]). `cargo xtask model` goes further.
+//! Histories of threads that use one cache concurrently while its journals fill, are compacted
+//! (also on demand), compressed and evicted. Each must be linearizable ([`super::linear`]), and
+//! scans and iterations must return what is permitted with it ([`super::passes`]). `cargo xtask
+//! model` goes further.
 //!
-//! A seed decides what is called, not who comes first: one that has failed need not fail again, and
-//! what counts is the history that is printed.
+//! A seed determines the calls, not their interleaving: a failure need not recur, and the printed
+//! history is what counts.
 
 use std::collections::BTreeSet;
 
@@ -16,23 +16,23 @@ use crate::{Lookup, ScanCursor, Ttl, When};
 const THREADS: u64 = 4;
 const CALLS: u64 = 600;
 const KEYS: u64 = 12;
-/// The threads are at so many keys at a time and leave them after a while, so that keys rest for
-/// long enough to be evicted.
+/// The threads use this many keys at a time and move on after a while, so that keys rest long
+/// enough to be evicted.
 const WINDOW: u64 = 3;
 const CALLS_PER_WINDOW: u64 = 16;
-/// So long that nothing expires, by the system's clock.
+/// So long that nothing expires by the system clock.
 const TTL: Duration = Duration::from_secs(24 * 3600);
-/// Where the clock stands in callers' hands something expires after so many steps of it, at most.
+/// If callers move the clock, values expire after at most this many steps.
 const MOST_STEPS: u64 = 3;
-/// Beyond all that expires.
+/// After everything has expired.
 const LATER: u64 = 1 << 20;
 
-/// What a cache is like, and what fills it up.
+/// The properties of a cache, and the filler keys.
 struct Setting {
     options: Options,
-    /// Keys that nobody asks for, one after the other: they fill the journals.
+    /// The number of keys that are only written, one after the other, to fill the journals.
     fillers: u64,
-    /// Callers move the clock, and things expire.
+    /// Callers move the clock, and values expire.
     has_clock: bool,
 }
 
@@ -46,15 +46,15 @@ impl Setting {
         };
         let memory_bytes = (4 + random.index(3)) * MIB;
         let (journals, when_full, fillers) = match seed % 3 {
-            // More than there is room for: the oldest go.
+            // More than there is space for: the oldest journals are evicted.
             0 => (8 + random.below(3), WhenFull::Evict, u64::MAX),
-            // Room for all that is written: nothing is evicted, most is compacted.
+            // Space for everything written: nothing is evicted, most is compacted.
             1 => (400, WhenFull::Evict, 24),
-            // Hardly room for what is alive: puts are refused until something was compacted.
+            // Barely space for the live records: puts are refused until something was compacted.
             _ => (9 + random.below(3), WhenFull::Refuse, 24),
         };
         let max_disk_bytes = journals * MIB as u64;
-        // Of each kind of cache every other one.
+        // Every other cache of each kind.
         let compression = match seed / 3 % 2 {
             0 => Compression::None,
             _ => Compression::Lz4,
@@ -67,7 +67,7 @@ impl Setting {
             compression,
             ..options()
         };
-        // Of each of these, too.
+        // Every other one of these, too.
         let has_clock = seed / 6 % 2 == 1;
         Self { options, fillers, has_clock }
     }
@@ -93,14 +93,14 @@ fn content(value: u64, random: &mut Random) -> Vec<u8> {
     value.to_le_bytes().repeat(1 + random.index(most))
 }
 
-/// Which value it is.
+/// Returns the number of the value.
 fn value_of(content: &[u8]) -> u64 {
     let value: [u8; 8] = content[..8].try_into().unwrap();
     assert!(content.chunks(8).all(|part| part == value), "a value of two");
     u64::from_le_bytes(value)
 }
 
-/// None, where there was no room for it: it has not happened then.
+/// `None` if there was no space: the call had no effect.
 fn unless_full<T>(answer: Result<T, Error>) -> Option<T> {
     match answer {
         Ok(answer) => Some(answer),
@@ -109,19 +109,19 @@ fn unless_full<T>(answer: Result<T, Error>) -> Option<T> {
     }
 }
 
-/// One who calls, and remembers what was answered when.
+/// A caller that records answers and their times.
 struct Caller<'a> {
     cache: &'a Cache,
-    /// The same for all: each moment is one.
+    /// Shared by all callers: each time is unique.
     clock: &'a AtomicU64,
     calls: Vec<(u64, Call)>,
-    /// What iterations have returned.
+    /// The results of iterations.
     passed: Vec<(u64, Passed)>,
-    /// Journals that were compacted for him.
+    /// Journals compacted on request of this caller.
     rewritten: usize,
-    /// He moves the clock by which things expire.
+    /// It moves the clock that determines expiry.
     has_clock: bool,
-    /// As he knows it.
+    /// The time of that clock, as known to the caller.
     time: u64,
 }
 
@@ -132,7 +132,7 @@ impl<'a> Caller<'a> {
         Self { cache, clock, calls, passed, rewritten: 0, has_clock, time: 1 }
     }
 
-    /// Move the clock by which things expire: for all keys at one moment.
+    /// Moves the clock that determines expiry, for all keys at once.
     fn advance(&mut self, millis: u64) {
         let begun = self.now();
         self.time = self.cache.shared.clock.advance(millis);
@@ -170,13 +170,13 @@ impl<'a> Caller<'a> {
             Lookup::Absent => Answer::Get(None),
             // It might have expired.
             Lookup::OnDisk if self.has_clock => return,
-            // Or be another key with the same hash: that is not so here.
+            // Another key with the same hash does not occur here.
             Lookup::OnDisk => Answer::Contains(true),
         };
         self.calls.push((key, Call { begun, ended, answer }));
     }
 
-    /// Of several keys at once each is read at a moment of its own.
+    /// Each of the keys is read at a moment of its own.
     fn get_many(&mut self, keys: &[u64]) {
         let names: Vec<_> = keys.iter().map(|key| name(*key)).collect();
         let begun = self.now();
@@ -188,8 +188,8 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Of several keys at once each is removed at a moment of its own, and only how many of them
-    /// were there is known.
+    /// Each of the keys is removed at a moment of its own, and only the number of present ones is
+    /// known.
     fn delete_many(&mut self, keys: &[u64]) {
         let names: Vec<_> = keys.iter().map(|key| name(*key)).collect();
         let begun = self.now();
@@ -197,7 +197,7 @@ impl<'a> Caller<'a> {
         let ended = self.now();
         assert!(removed.is_none_or(|count| count <= keys.len()), "{removed:?} of {keys:?}");
         let (ended, answer) = match removed {
-            // Some may have been removed before there was no room.
+            // Some may have been removed before the space ran out.
             None => (NEVER, Answer::Remove),
             Some(0) => (ended, Answer::Delete(false)),
             Some(count) if count == keys.len() => (ended, Answer::Delete(true)),
@@ -206,8 +206,8 @@ impl<'a> Caller<'a> {
         self.calls.extend(keys.iter().map(|key| (*key, Call { begun, ended, answer })));
     }
 
-    /// As [`Self::change`], of a value that is there until the clock shows a time: it has that in
-    /// its number.
+    /// As [`Self::change`], for a value that expires at a time of the clock, which is part of its
+    /// number.
     fn change_for_a_time(&mut self, kind: u64, key: u64, value: u64, random: &mut Random) {
         let at = self.time + random.below(MOST_STEPS) + 1;
         let value = expiring(value, at);
@@ -241,7 +241,7 @@ impl<'a> Caller<'a> {
                 unless_full(cache.put_with_ttl(name, &content, ttl)).map(|()| Answer::Put(value))
             }
             (0..14, None) => unless_full(cache.put(name, &content)).map(|()| Answer::Put(value)),
-            // One that would have had to wait has not happened.
+            // If it would have had to wait, it had no effect.
             (14..20, ttl) => {
                 cache.try_put(name, &content, ttl).unwrap().then_some(Answer::Put(value))
             }
@@ -249,7 +249,7 @@ impl<'a> Caller<'a> {
                 .map(|has_put| Answer::PutIfAbsent(value, has_put)),
             (28..37, ttl) => {
                 let when = [When::Always, When::IfAbsent, When::IfPresent][random.index(3)];
-                // Of what is kept of another value's time its own number would not say it.
+                // With an expiry kept from another value, the value's number would not contain it.
                 let ttls = if self.has_clock { [Ttl::None; 2] } else { [Ttl::None, Ttl::Keep] };
                 let ttl = ttl.map_or(ttls[random.index(2)], Ttl::After);
                 unless_full(cache.swap(name, &content, when, ttl)).map(|swapped| {
@@ -273,7 +273,7 @@ impl<'a> Caller<'a> {
         self.told(key, begun, Answer::Contains(is_there));
     }
 
-    /// All keys, at least `limit` at a time.
+    /// Scans all keys, at least `limit` at a time.
     fn scan(&mut self, limit: usize) {
         let mut pages = Vec::new();
         let mut next = Some(ScanCursor::default());
@@ -301,7 +301,7 @@ impl<'a> Caller<'a> {
             let (value, ended) = (value_of(entry.value()), self.now());
             self.passed.push((key, Passed { value, begun, ended }));
         }
-        // What is there all the time is returned.
+        // Keys that are present throughout are returned.
         for key in missed {
             self.told(key, begun, Answer::Contains(false));
         }
@@ -314,7 +314,7 @@ impl<'a> Caller<'a> {
 
     fn work(&mut self, seed: u64, thread: u64, fillers: u64) {
         let mut random = Random::new((seed << 8) + thread);
-        // Values that are kept for a while stay what they are.
+        // Values that are held for a while do not change.
         let mut kept: Vec<(u64, crate::Value)> = Vec::new();
         for call in 0..CALLS {
             let key = match random.chance(0.03) {
@@ -351,8 +351,7 @@ impl<'a> Caller<'a> {
             if random.chance(0.5) {
                 let filler = ((thread << 32) + call) % fillers;
                 let content = vec![thread as u8; random.index(60_000)];
-                // In a cache that may not evict there is room again as soon as something was
-                // compacted.
+                // A cache that may not evict has space again once something was compacted.
                 while unless_full(self.cache.put(format!("filler {filler}").as_bytes(), &content))
                     .is_none()
                 {
@@ -372,7 +371,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// What all callers were told, by key.
+/// The answers to all callers, by key.
 #[derive(Default)]
 struct Told {
     calls: BTreeMap<u64, Vec<Call>>,
@@ -392,28 +391,28 @@ impl Told {
     }
 }
 
-/// What has happened in histories.
+/// What happened in the histories.
 #[derive(Debug, Default)]
 struct Happened {
     calls: usize,
-    /// Entries that iterations have returned.
+    /// Entries returned by iterations.
     passed: usize,
-    /// Journals.
+    /// Journals compacted.
     compacted: u64,
-    /// Of these, those that somebody has asked for.
+    /// Journals compacted on demand.
     rewritten: usize,
-    /// Records, of anything.
+    /// Records of any key evicted.
     evicted: u64,
-    /// Journals, that were compressed at the end.
+    /// Journals compressed at the end.
     compressed: usize,
-    /// Evictions that somebody has noticed.
+    /// Evictions observed by a caller.
     noticed: u64,
-    /// Of the clock.
+    /// Steps of the clock.
     steps: usize,
 }
 
-/// One history: of threads, then of one who reads everything, and again when the cache was opened
-/// anew.
+/// Runs one history: several threads, then a caller that reads everything, and again after
+/// reopening.
 fn history(seed: u64, happened: &mut Happened) {
     let setting = Setting::new(seed);
     let directory = SimDirectory::default();
@@ -442,7 +441,7 @@ fn history(seed: u64, happened: &mut Happened) {
     let mut caller = Caller::new(&cache, &clock, &setting);
     caller.read_all();
     if setting.has_clock {
-        // By the system's clock, which the next opening has, all of it is over.
+        // By the system clock, which the next opening uses, everything has expired.
         caller.advance(LATER);
         caller.read_all();
     }
@@ -498,8 +497,7 @@ fn histories_are_linearizable() {
         && happened.passed > 0
         && happened.noticed > 0
         && (seeds < 12 || happened.steps > 0)
-        // On a busy machine a few histories are over before the thread that compresses has its
-        // turn.
+        // On a busy machine a few histories may end before the compressing thread has run.
         && (seeds < 100 || happened.compressed > 0);
     assert!(seeds < 6 || has_all, "{happened:?}");
 }

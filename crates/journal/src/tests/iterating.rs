@@ -18,8 +18,7 @@ fn large(compression: Compression) -> Options {
     }
 }
 
-/// Some are longer than what is read at a time, and most lie across the ends of that sooner or
-/// later.
+/// Some are longer than a piece, and most cross the end of a piece sooner or later.
 fn long(key: u64) -> Vec<u8> {
     let least_bytes = match key % 20 {
         0 => 3 * MIB / 2,
@@ -30,7 +29,7 @@ fn long(key: u64) -> Vec<u8> {
     text.repeat(least_bytes.div_ceil(text.len()))
 }
 
-/// Two sealed journals and more.
+/// At least two sealed journals.
 fn filled(compression: Compression) -> (SimDirectory, BTreeMap<Vec<u8>, Vec<u8>>) {
     let directory = SimDirectory::default();
     let cache = open(&directory, &large(Compression::None));
@@ -50,8 +49,7 @@ fn map_of(entries: &[Entry]) -> BTreeMap<Vec<u8>, Vec<u8>> {
     entries.iter().map(|entry| (entry.key().to_vec(), entry.value().to_vec())).collect()
 }
 
-/// Writers have all of the budget; and what was returned stays as it is while the iteration goes
-/// on.
+/// Writers have all of the budget, and returned entries stay valid while the iteration continues.
 #[test]
 fn what_is_on_disk_is_iterated_in_pieces() {
     for compression in [Compression::None, Compression::Lz4] {
@@ -65,8 +63,8 @@ fn what_is_on_disk_is_iterated_in_pieces() {
     }
 }
 
-/// Each journal is found by its number: to look for the next one among all would take as long as
-/// there are journals, for each of them.
+/// Each journal is found by its number: searching all journals for the next one would take
+/// quadratic time.
 #[test]
 fn an_iteration_looks_for_journals_once_and_for_new_ones_at_its_end() {
     const JOURNALS: u64 = 20;
@@ -85,7 +83,7 @@ fn an_iteration_looks_for_journals_once_and_for_new_ones_at_its_end() {
         let before = listings();
         let mut entries = Iter::new(shared).map(key_of);
         assert_eq!(entries.next(), Some(0));
-        // One that it has not come to is gone, and one comes behind all others.
+        // A journal not yet visited is removed, and one is added at the end.
         compact(shared, 4).unwrap();
         let newest = shared.active.load().number;
         while shared.active.load().number == newest {
@@ -94,8 +92,8 @@ fn an_iteration_looks_for_journals_once_and_for_new_ones_at_its_end() {
         let found: BTreeSet<_> = entries.collect();
         let expected: BTreeSet<_> = (1..JOURNALS).chain([JOURNALS + 1]).collect();
         assert_eq!(found, expected);
-        // At the beginning, and at the end of what was there until then; whoever makes journals
-        // looks for some too.
+        // At the beginning, and at the end of the journals known then; creating journals lists some
+        // too.
         let listings = listings() - before;
         assert!(listings < JOURNALS as usize / 2, "{listings}");
     });
@@ -115,7 +113,7 @@ fn an_iteration_finds_what_is_behind_damage_on_disk() {
     }
 }
 
-/// One that cannot be read is told, and the others are iterated.
+/// An unreadable journal is reported, and the others are iterated.
 #[test]
 fn an_iteration_goes_on_behind_a_journal_that_can_not_be_read() {
     let (directory, map) = filled(Compression::None);

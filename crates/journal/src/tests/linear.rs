@@ -1,39 +1,40 @@
-//! Is a history of one key linearizable? The search of Wing and Gong for an order in which all
-//! answers are right, with Lowe's memory of what was tried ("Testing for linearizability", 2017).
+//! A checker for the linearizability of a history of one key: the search of Wing and Gong for an
+//! order in which all answers are right, with Lowe's cache of tried configurations ("Testing for
+//! linearizability", 2017).
 //!
 //! A history of several keys is linearizable if that of each key is (Herlihy and Wing, "locality"),
-//! so one key at a time is enough, and is what keeps the search short.
+//! so checking one key at a time suffices, and keeps the search short.
 
 use std::collections::HashSet;
 use std::fmt::Write;
 
 use crate::When;
 
-/// The moment at which a call ended that has not ended.
+/// The end of a call that has not ended.
 pub(super) const NEVER: u64 = u64::MAX;
-/// Calls that are shown of a history that is wrong, the last ones.
+/// The number of last calls shown for a history that is wrong.
 const SHOWN: usize = 30;
 
-/// What was called, and what was answered. Values are numbers that are written once.
+/// A call with its answer. Values are numbers that are written once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Get(Option<u64>),
     Contains(bool),
     Put(u64),
     PutIfAbsent(u64, bool),
-    /// What was there.
+    /// The previous value.
     Swap(When, u64, Held),
     Delete(bool),
-    /// It is gone, and may have been before.
+    /// It is absent afterwards, and may have been before.
     Remove,
-    /// The clock stands there from then on.
+    /// The clock shows this from then on.
     Time(u64),
 }
 
-/// Of the bits of a value: what the clock shows when it expires. 0: it never does.
+/// The bits of a value that hold its time of expiry; 0: it does not expire.
 const DEADLINE_BITS: u32 = 40;
 
-/// The same value, but that it expires then.
+/// Returns the value with a time of expiry.
 pub(super) fn expiring(value: u64, at: u64) -> u64 {
     value | at << DEADLINE_BITS
 }
@@ -51,11 +52,11 @@ pub(super) struct Call {
     pub(super) answer: Answer,
 }
 
-/// What a key holds.
+/// The value of a key.
 type Held = Option<u64>;
 
 impl Answer {
-    /// What it has written, if it has.
+    /// Returns the value that it has written, if any.
     pub(super) fn written(self) -> Option<u64> {
         match self {
             Self::Put(value)
@@ -67,12 +68,12 @@ impl Answer {
         }
     }
 
-    /// Whether it has replaced or removed what was there, if anything was.
+    /// Returns whether it has replaced or removed the previous value, if there was one.
     pub(super) fn changes(self) -> bool {
         self.written().is_some() || matches!(self, Self::Delete(true) | Self::Remove)
     }
 
-    /// It is right only where nothing is there.
+    /// Returns whether it is right only if the key is absent.
     fn wants_absence(self) -> bool {
         matches!(
             self,
@@ -84,11 +85,11 @@ impl Answer {
         )
     }
 
-    /// What is there after it, if it is right where `held` is there.
+    /// Returns the value after it, if it is right with the value `held` before it.
     ///
-    /// What may be evicted may be so at any moment, from when on it is absent until somebody
-    /// writes. Nobody sees that before a call that finds nothing, so it is enough to have it happen
-    /// there.
+    /// What may be evicted may be evicted at any moment, and is then absent until the next write.
+    /// This cannot be observed before a call that finds nothing, so it suffices to assume the
+    /// eviction there.
     fn after(self, held: Held, may_evict: bool) -> Result<Held, ()> {
         let is_right = match self {
             Self::Put(_) | Self::Remove | Self::Time(_) => true,
@@ -109,8 +110,8 @@ impl Answer {
         }
     }
 
-    /// Of a call that was not answered: the answer with which it has an effect. Without one it need
-    /// not have happened.
+    /// Returns, for a call without an answer, the answer with which it has an effect. It may also
+    /// have had none.
     fn with_effect(self) -> Option<Self> {
         match self {
             Self::Get(_) | Self::Contains(_) => None,
@@ -118,15 +119,15 @@ impl Answer {
             Self::PutIfAbsent(value, _) | Self::Swap(When::IfAbsent, value, _) => {
                 Some(Self::PutIfAbsent(value, true))
             }
-            // Of what was there nothing is known.
+            // The previous value is unknown.
             Self::Swap(_, value, _) => Some(Self::Put(value)),
             Self::Delete(_) | Self::Remove => Some(Self::Delete(true)),
         }
     }
 }
 
-/// Whether there is an order for all calls; returns how many evictions it takes, or the shortest
-/// part from the beginning that has no order.
+/// Checks whether there is an order for all calls; returns the number of evictions that it needs,
+/// or the shortest prefix that has no order.
 pub(super) fn check(calls: &[Call], may_evict: bool) -> Result<u64, String> {
     if let Some(evictions) = evictions(calls, NEVER, may_evict) {
         return Ok(evictions);
@@ -134,7 +135,7 @@ pub(super) fn check(calls: &[Call], may_evict: bool) -> Result<u64, String> {
     let mut ends: Vec<u64> =
         calls.iter().map(|call| call.ended).filter(|ended| *ended != NEVER).collect();
     ends.sort_unstable();
-    // What has an order has one without its last answers.
+    // A history with an order has one without its last answers.
     let wrong = ends.partition_point(|ended| evictions(calls, ended + 1, may_evict).is_some());
     let until = ends[wrong];
     let mut part: Vec<_> = calls.iter().filter(|call| call.begun <= until).collect();
@@ -147,8 +148,8 @@ pub(super) fn check(calls: &[Call], may_evict: bool) -> Result<u64, String> {
     Err(told)
 }
 
-/// Evictions in an order of what was called and answered before the moment `until`, if there is
-/// one.
+/// Returns the number of evictions in an order of what was called and answered before the moment
+/// `until`, if there is one.
 fn evictions(calls: &[Call], until: u64, may_evict: bool) -> Option<u64> {
     let answers: Vec<_> = calls
         .iter()
@@ -164,17 +165,17 @@ fn evictions(calls: &[Call], until: u64, may_evict: bool) -> Option<u64> {
     let mut held: Held = None;
     let mut done = vec![0u64; answers.len().div_ceil(64)];
     let mut tried = HashSet::new();
-    // Calls in their order so far, and what was there before each, and the time.
+    // The calls in order so far, each with the value before it and the time.
     let mut order: Vec<(usize, Held, u64)> = Vec::new();
-    // Follows from what is done.
+    // Determined by what is done.
     let mut now = 0;
     let mut at = moments.first();
     while open > 0 {
-        // Behind the last moment is nothing: before it comes the end of a call that is open.
+        // There is nothing after the last moment: the end of an open call comes first.
         let Moment { call, is_end, next, .. } = moments.0[at];
         let (word, bit) = (call / 64, 1u64 << (call % 64));
         if is_end {
-            // It had to take effect before: the last one in the order was no good.
+            // It must have taken effect before: the last choice was wrong.
             let (begin, before, then) = order.pop()?;
             now = then;
             let call = moments.0[begin].call;
@@ -185,7 +186,7 @@ fn evictions(calls: &[Call], until: u64, may_evict: bool) -> Option<u64> {
             continue;
         }
         let answer = answers[call].2;
-        // What has expired nobody sees any more, and the time does not go back.
+        // Expired values are not visible, and time does not go back.
         held = held.filter(|value| !has_expired(*value, now));
         if let Ok(after) = answer.after(held, may_evict) {
             done[word] |= bit;
@@ -209,15 +210,15 @@ fn evictions(calls: &[Call], until: u64, may_evict: bool) -> Option<u64> {
     Some(order.iter().filter(is_eviction).count() as u64)
 }
 
-/// Beginnings and ends of calls in the order of time, those that are left: a ring, at 0 what is
-/// before the first and behind the last one.
+/// The remaining beginnings and ends of calls in order of time: a ring whose element 0 is before
+/// the first and after the last.
 struct Moments(Vec<Moment>);
 
 #[derive(Clone, Copy)]
 struct Moment {
     call: usize,
     is_end: bool,
-    /// Of a beginning: where its end is. 0: it has none.
+    /// The position of the end of a beginning; 0: it has none.
     end: usize,
     previous: usize,
     next: usize,
@@ -230,7 +231,7 @@ impl Moments {
             .iter()
             .enumerate()
             .filter_map(|(call, (_, ended, _))| ended.map(|ended| (ended, true, call)));
-        // Of what is at one moment beginnings come first: these calls overlap.
+        // At the same moment beginnings come first: these calls overlap.
         let mut all: Vec<_> = begins.chain(ends).collect();
         all.sort_unstable();
         let mut moments =
@@ -255,7 +256,7 @@ impl Moments {
         self.0[0].next
     }
 
-    /// Take a call out; whether it had an end.
+    /// Removes a call; returns whether it had an end.
     fn take(&mut self, begin: usize) -> bool {
         self.unlink(begin);
         let end = self.0[begin].end;
@@ -265,7 +266,7 @@ impl Moments {
         end > 0
     }
 
-    /// Put the call back that was the last one to be taken out; whether it has an end.
+    /// Restores the call removed last; returns whether it has an end.
     fn put_back(&mut self, begin: usize) -> bool {
         let end = self.0[begin].end;
         if end > 0 {
@@ -298,7 +299,7 @@ mod tests {
         Call { begun, ended, answer }
     }
 
-    /// One after the other.
+    /// Calls one after the other.
     fn in_turn(answers: &[Answer]) -> Vec<Call> {
         let moments = (0..).step_by(2);
         moments.zip(answers).map(|(begun, answer)| call(begun, begun + 1, *answer)).collect()
@@ -317,7 +318,7 @@ mod tests {
         let stale = in_turn(&[Put(1), Put(2), Get(Some(1))]);
         assert!(!is_right(&stale) && !is_right_with_eviction(&stale));
         assert!(is_right(&[call(0, 1, Put(1)), call(2, 5, Put(2)), call(3, 4, Get(Some(1)))]));
-        // Once one has seen the new value nobody sees the old one.
+        // Once the new value was seen, the old one is not.
         let back = [
             call(0, 1, Put(1)),
             call(2, 9, Put(2)),
@@ -334,7 +335,7 @@ mod tests {
         assert_eq!(check(&lost, true), Ok(1), "it may have been evicted");
         assert!(!is_right(&in_turn(&[Put(1), Contains(false)])));
         assert!(!is_right(&in_turn(&[Put(1), Delete(false)])));
-        // Two at one time: the one that is overwritten does not come up again.
+        // Two concurrent writes: the overwritten one does not come back.
         let both = [
             call(0, 5, Put(1)),
             call(1, 4, Put(2)),
@@ -373,7 +374,7 @@ mod tests {
         ]);
         assert!(is_right(&swaps) && check(&swaps, true) == Ok(0));
         for when in [Always, IfAbsent, IfPresent] {
-            // Something older, or nothing.
+            // An older value, or none.
             let stale = in_turn(&[Put(1), Put(2), Swap(when, 3, Some(1))]);
             assert!(!is_right(&stale) && !is_right_with_eviction(&stale), "{when:?}");
             let lost = in_turn(&[Put(1), Swap(when, 2, None)]);
@@ -389,7 +390,7 @@ mod tests {
             assert!(!is_right(&wrong) && !is_right_with_eviction(&wrong), "{when:?}");
         }
         assert!(!is_right_with_eviction(&in_turn(&[Swap(IfPresent, 1, None), Get(Some(1))])));
-        // Of two at one time one is the other's.
+        // Of two concurrent ones, one has replaced the other.
         let both = [call(0, 3, Swap(Always, 1, None)), call(1, 2, Swap(Always, 2, None))];
         assert!(!is_right(&both));
         let both = [call(0, 3, Swap(Always, 1, Some(2))), call(1, 2, Swap(Always, 2, None))];
@@ -428,10 +429,10 @@ mod tests {
         }
         let early = in_turn(&[put, Time(4), Get(None)]);
         assert!(!is_right(&early));
-        // It was replaced before: there was a value all the time.
+        // It was replaced before: there was a value throughout.
         let replaced = in_turn(&[put, Put(2), Time(5), Get(None)]);
         assert!(!is_right(&replaced));
-        // At the same time it may be before or behind.
+        // A concurrent read may come before or after.
         for answer in [Some(value), None] {
             let calls = [call(0, 1, put), call(2, 5, Time(5)), call(3, 4, Get(answer))];
             assert!(is_right(&calls), "{answer:?}");
@@ -443,7 +444,7 @@ mod tests {
             call(5, 6, Get(Some(value))),
         ];
         assert!(!is_right(&both) && !is_right_with_eviction(&both));
-        // Written when it was over.
+        // Written after its expiry.
         assert!(is_right(&in_turn(&[Time(7), put, Get(None)])));
     }
 
@@ -452,13 +453,13 @@ mod tests {
         assert!(is_right(&in_turn(&[Remove, Put(1), Remove, Get(None), Put(2), Get(Some(2))])));
         let back = in_turn(&[Put(1), Remove, Get(Some(1))]);
         assert!(!is_right(&back) && !is_right_with_eviction(&back));
-        // Before what is written at the same time, or behind it.
+        // Before the concurrent write, or after it.
         for (seen, can_be) in [(None, true), (Some(2), true), (Some(1), false)] {
             let calls =
                 [call(0, 1, Put(1)), call(2, 5, Remove), call(3, 4, Put(2)), call(6, 7, Get(seen))];
             assert_eq!(is_right(&calls), can_be, "{seen:?}");
         }
-        // Not answered: removed, or not, and then for good.
+        // Not answered: removed or not, and then permanently.
         let (put, removed) = (call(0, 1, Put(1)), call(2, NEVER, Remove));
         for seen in [None, Some(1)] {
             assert!(is_right(&[put, removed, call(3, 4, Get(seen))]));
@@ -502,7 +503,7 @@ mod tests {
         assert!(told.ends_with("602 to 603      Get(Some(7))"), "{told}");
     }
 
-    /// Whether there is an order, by trying all of them.
+    /// Returns whether there is an order, by trying all of them.
     fn has_order(calls: &[Call], held: Held, may_evict: bool) -> bool {
         calls.is_empty()
             || (0..calls.len()).any(|next| {
@@ -523,7 +524,7 @@ mod tests {
         for round in 0..5_000 {
             let mut moments: Vec<u64> = (0..12).collect();
             for at in 0..12 {
-                // Mostly neighbours, so that calls follow one another as well.
+                // Mostly neighbours, so that some calls are sequential.
                 let other = (at + random.index(4)).min(11);
                 moments.swap(at, other);
             }

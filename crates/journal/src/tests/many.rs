@@ -1,4 +1,4 @@
-//! Several keys at one time, most of them on disk.
+//! Operations on several keys, most of them on disk.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ const KINDS: [Compression; 2] = [Compression::None, Compression::Lz4];
 
 type Opening<'a> = &'a dyn Fn() -> Box<dyn Directory>;
 
-/// Values with words in them: compressible, and each another. Some are in several frames.
+/// Distinct compressible values made of words; some span several frames.
 fn text(key: u64) -> Vec<u8> {
     let mut random = Random::new(key);
     let words = if key.is_multiple_of(60) { 12_000 } else { 1 + random.index(200) };
@@ -28,12 +28,12 @@ fn compressing(compression: Compression) -> Options {
     Options { compression, ..options() }
 }
 
-/// An opened cache without its threads: nothing happens but what is called.
+/// Opens a cache without its threads: nothing happens except by calls.
 fn still(directory: Box<dyn Directory>, options: &Options) -> Shared {
     crate::open::open(directory, options.clone()).unwrap().0
 }
 
-/// More journals than there is memory for; compressed, if they are to be.
+/// Creates more journals than there is memory for, compressed if requested.
 fn fill(directory: Opening<'_>, compression: Compression) -> BTreeMap<u64, Vec<u8>> {
     let cache = Cache::open_in(directory(), options()).unwrap();
     let map: BTreeMap<_, _> = (0..KEYS).map(|key| (key, text(key))).collect();
@@ -69,11 +69,11 @@ fn is_what_the_map_has(cache: &Cache, map: &BTreeMap<u64, Vec<u8>>, keys: &[u64]
     }
 }
 
-/// Keys from all over, absent ones, neighbours in a page or a frame, and some of all these twice;
-/// in memory, where memory has been, and on disk.
+/// Checks keys of all journals, absent ones, neighbours in a page or a frame, and some of all these
+/// twice: in memory, in journals that have left it, and on disk.
 fn check(directory: Opening<'_>, compression: Compression) {
     let mut map = fill(directory, compression);
-    // Without frames that are kept, and with.
+    // Without cached frames, and with.
     for memory_bytes in [4 * MIB, 6 * MIB] {
         let options = Options { memory_bytes, ..compressing(compression) };
         let cache = Cache::open_in(directory(), options).unwrap();
@@ -117,13 +117,13 @@ fn place_of(shared: &Shared, key: u64) -> Place {
     shared.index.find(shared.hasher.hash(&key.to_le_bytes())).unwrap()
 }
 
-/// Reads of the disk that were counted.
+/// Returns the number of counted disk reads.
 fn reads(shared: &Shared) -> u64 {
     let all = shared.journals.all();
     all.iter().map(|journal| journal.counts.disk_reads.load(Ordering::Relaxed)).sum()
 }
 
-/// As many of these keys as fit into one are added to a batch.
+/// Adds as many of these keys to a batch as fit.
 fn add(shared: &Shared, batch: &mut Batch, keys: &[u64]) -> usize {
     let fits = |key: &&u64| {
         let place = place_of(shared, **key);
@@ -164,7 +164,7 @@ fn what_is_in_one_place_is_read_once() {
         let (directory, _) = filled(compression);
         let shared = still(Box::new(directory.clone()), &compressing(compression));
         let mut batch = Batch::default();
-        // Small ones, one behind the other: in one frame, or on both sides of a border.
+        // Small neighbours: in one frame, or on both sides of a border.
         let neighbours: Vec<_> = (101..109).collect();
         assert_eq!(add(&shared, &mut batch, &neighbours), neighbours.len());
         let count = reads(&shared);
@@ -188,7 +188,7 @@ fn a_damaged_record_fails_those_that_ask_for_it_and_no_others() {
         let (sound, damaged): (Vec<u64>, Vec<u64>) = (0..KEYS).partition(is_sound);
         assert!((1..500).contains(&damaged.len()), "{}", damaged.len());
         is_what_the_map_has(&cache, &map, &sound);
-        // In one call with sound ones, of its own frame or pages too.
+        // In one call with sound ones, including some of its own frame or pages.
         let mut keys = sound[..100].to_vec();
         keys[50] = damaged[0];
         keys.extend([damaged[0] - 1, damaged[damaged.len() - 1] + 1, KEYS]);
@@ -223,7 +223,7 @@ fn what_can_not_be_read_is_told_and_what_could_not_once_is_read_again() {
     }
 }
 
-/// Of whichever cache of the process it is, and whoever reads.
+/// Whichever cache of the process it is, and whoever reads.
 #[test]
 fn an_error_of_a_read_names_the_file() {
     for compression in KINDS {
@@ -251,15 +251,15 @@ fn an_error_of_a_read_names_the_file() {
     }
 }
 
-/// Between the reads and the look at them some are replaced, and their journal is removed with all
-/// others that have something to gain.
+/// Between the reads and the lookups some keys are replaced, and their journal is removed along
+/// with all others that can be compacted.
 #[test]
 fn what_is_replaced_or_moved_meanwhile_is_found() {
     for compression in KINDS {
         let (directory, mut map) = filled(compression);
         let cache = Arc::new(open(&directory, &options()));
         let keys: Vec<_> = (100..150).collect();
-        // So many that moving the others takes less room than their journal, compressed or not.
+        // So many that moving the others takes less space than their journal, compressed or not.
         let replaced =
             || (0..400u64).filter(|key| !(100..150).contains(key) || key.is_multiple_of(3));
         map.extend(replaced().map(|key| (key, b"new".to_vec())));
@@ -269,7 +269,7 @@ fn what_is_replaced_or_moved_meanwhile_is_found() {
             for key in replaced() {
                 other.put(&key.to_le_bytes(), b"new").unwrap();
             }
-            // By this, or by the keeper before.
+            // By this call, or by the maintenance thread before.
             other.compact(|_| {}).unwrap();
             assert!(oldest(&other) > before);
         });
@@ -280,8 +280,8 @@ fn what_is_replaced_or_moved_meanwhile_is_found() {
     }
 }
 
-/// Whether a record with a time to live still counts only the disk knows. Between the reads and the
-/// look at them one that has expired is written anew, and from then on nothing can be read.
+/// Only the disk shows whether a record with a time to live has expired. Between the reads and the
+/// lookups an expired one is rewritten, and from then on nothing can be read.
 #[test]
 fn several_are_deleted_by_what_was_read_at_one_time() {
     for compression in KINDS {
@@ -306,7 +306,7 @@ fn several_are_deleted_by_what_was_read_at_one_time() {
             let names: Vec<_> = keys.iter().map(|key| key.to_le_bytes()).collect();
             cache.delete_many(&names).unwrap()
         };
-        // In the oldest journal. These the index knows to be there; one comes twice.
+        // In the oldest journal. The index knows that these are present; one comes twice.
         let mut lasting: Vec<u64> = (0..90).step_by(3).collect();
         lasting.push(0);
         assert_eq!(delete(&lasting), 30, "{compression}");
@@ -318,7 +318,8 @@ fn several_are_deleted_by_what_was_read_at_one_time() {
         });
         let mut keys: Vec<_> = (100..130).collect();
         keys.push(KEYS + 1);
-        // Ten have expired, but for the new one. One that could not be read would count as there.
+        // Ten have expired, except for the new one. One that could not be read would count as
+        // present.
         assert_eq!(delete(&keys), 21, "{compression}");
         assert_eq!(Arc::strong_count(&cache), 1, "nothing was read");
         directory.fail_reads(0);

@@ -1,4 +1,4 @@
-//! A system that has no memory to give, for some pages or for more.
+//! A system without memory, for some pages or for more.
 
 use super::cold::{still, text};
 use super::*;
@@ -6,7 +6,7 @@ use crate::memory::refuse;
 
 const KEYS: u64 = 6000;
 
-/// Some journals, all of them cold but for the newest.
+/// Several journals, all of them cold except the newest.
 fn closed() -> SimDirectory {
     let directory = SimDirectory::default();
     let cache = open(&directory, &options());

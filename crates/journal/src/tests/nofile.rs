@@ -1,5 +1,5 @@
-//! What has the name of a file of a cache and is none: made by a mistake, or by somebody who means
-//! harm.
+//! Objects that have the name of a cache's file but are not files, created by mistake or with
+//! malicious intent.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,7 +12,7 @@ use super::*;
 use crate::files::RealDirectory;
 use crate::{inspect, kept_aside};
 
-/// Nobody has written to it, and whoever opens it as ever waits for that.
+/// A pipe without a writer, which an ordinary open waits for.
 fn pipe(path: &Path) {
     mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
 }
@@ -27,14 +27,14 @@ fn zeroes(path: &Path) {
 
 const ALL: [fn(&Path); 3] = [pipe, directory, zeroes];
 
-/// A closed cache with a value.
+/// Creates a closed cache with a value.
 fn make(path: &Path) {
     let cache = Cache::open(path, options()).unwrap();
     cache.put(b"key", b"value").unwrap();
     cache.close().unwrap();
 }
 
-/// Ends, or the test fails.
+/// Fails the test if `run` does not end.
 fn within_time<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
     let (tell, told) = mpsc::channel();
     thread::spawn(move || tell.send(run()));
@@ -67,7 +67,7 @@ fn a_journal_that_is_no_file_is_kept_aside() {
         assert_eq!((cache.stats().kept_aside.files, cache.recovered().damaged_bytes), (1, 0));
         let aside = path.join("000000000900.journal.damaged");
         assert!(!other.exists() && aside.exists());
-        // A directory is somebody's, and in nobody's way.
+        // A directory belongs to another program and is no obstacle.
         let is_directory = aside.is_dir();
         if is_directory {
             fs::write(path.join("000000000901.journal.damaged"), "of old").unwrap();
@@ -75,14 +75,14 @@ fn a_journal_that_is_no_file_is_kept_aside() {
             assert_eq!((cache.stats().kept_aside.files, aside.is_dir()), (1, true));
         }
         cache.close().unwrap();
-        // From now on it is in nobody's way.
+        // From now on it is no obstacle.
         inspected(path).unwrap();
         let path = path.to_owned();
         assert_eq!(within_time(move || kept_aside(path)).unwrap().files, 1);
     }
 }
 
-/// The records are there without it.
+/// The records are found without it.
 #[test]
 fn a_hint_that_is_no_file_is_told() {
     for make_it in ALL {
@@ -117,7 +117,7 @@ fn an_identity_that_is_no_file_is_told() {
     }
 }
 
-/// What it leads to may be on a disk that is not there just now: nobody takes its name from it.
+/// Its target may be on a disk that is not mounted at present: the name is not reused.
 #[test]
 fn a_journal_that_leads_nowhere_is_told() {
     let directory = tempfile::tempdir().unwrap();
@@ -132,7 +132,7 @@ fn a_journal_that_leads_nowhere_is_told() {
     }
 }
 
-/// No cache makes a directory, so none of them is what an opening clears away.
+/// A cache creates no directories, so an opening removes none.
 #[test]
 fn a_directory_with_the_name_of_what_was_left_over_stays() {
     for name in ["000000000900.journal.tmp", "000000000900.hint", "cache.tmp"] {
@@ -148,7 +148,7 @@ fn a_directory_with_the_name_of_what_was_left_over_stays() {
         cache.close().unwrap();
         assert!(other.join("with/something").exists());
     }
-    // What is none goes as a file does.
+    // Other objects are removed like a file.
     for name in ["000000000900.journal.tmp", "000000000900.hint"] {
         for make_it in [pipe, zeroes] {
             let temporary = tempfile::tempdir().unwrap();
@@ -161,7 +161,7 @@ fn a_directory_with_the_name_of_what_was_left_over_stays() {
     }
 }
 
-/// The file system is not to blame for it, and reads by io_uring may wait.
+/// The file system is not blamed for it, and reads by io_uring may wait.
 #[test]
 fn what_is_opened_is_as_before() {
     use rustix::fs::{OFlags, fcntl_getfl};

@@ -1,11 +1,11 @@
-//! What openings find: little room, no hints, no end.
+//! Openings with little space, without hints, and interrupted.
 
 use super::removing::without_keeper;
 use super::*;
 use crate::inspect::inspect_in;
 use crate::{HintState, JournalReport, Recovered};
 
-/// A cache with so many keys, about a thousand in each journal, that was closed.
+/// A closed cache with this many keys, about a thousand in each journal.
 fn closed(options: &Options, keys: usize) -> SimDirectory {
     let directory = SimDirectory::default();
     let cache = open(&directory, options);
@@ -21,7 +21,7 @@ fn used_bytes(directory: &SimDirectory) -> u64 {
     names.iter().map(|name| directory.open(name).unwrap().len_bytes().unwrap()).sum()
 }
 
-/// An opening that has written hints and is killed has not taken the room of the next one's first
+/// An opening that has written hints and is killed has not taken the space of the next one's first
 /// journal.
 #[test]
 fn an_opening_that_ends_anywhere_leaves_room_for_the_next_one() {
@@ -38,7 +38,8 @@ fn an_opening_that_ends_anywhere_leaves_room_for_the_next_one() {
             first.fail_after(steps);
             let opened = crate::open::open(Box::new(first.clone()), options.clone());
             were_through += usize::from(opened.is_ok());
-            // Where nothing is evicted none is written either: puts leave journals of the disk.
+            // Without eviction no hint is written either: puts leave space for journals on the
+            // disk.
             let names = first.list().unwrap();
             let has_some = names.iter().any(|name| name.ends_with(".hint"));
             assert!(has_hints || !has_some, "{steps} steps");
@@ -49,7 +50,7 @@ fn an_opening_that_ends_anywhere_leaves_room_for_the_next_one() {
     }
 }
 
-/// The directory may be there from an opening that was killed before its name was durable.
+/// The directory may have been created by an opening that was killed before its name was durable.
 #[test]
 fn the_name_of_the_directory_is_durable_when_there_is_a_cache() {
     for steps in 0..20 {
@@ -78,7 +79,7 @@ fn a_full_disk_is_told_before_journals_are_read() {
     assert_eq!(directory.reads() - before, 1 + 2 * journals);
 }
 
-/// A file of holes is as long as one likes, and nobody waits until all of it is read.
+/// A sparse file may have any length, and must not be read whole.
 #[test]
 fn what_is_longer_than_a_journal_is_not_looked_through() {
     let directory = closed(&options(), 10);
@@ -94,7 +95,7 @@ fn what_is_longer_than_a_journal_is_not_looked_through() {
     assert!(!has(blank) && !has(longer) && has(&format!("{longer}.damaged")), "{names:?}");
 }
 
-/// What somebody has left there under a journal's name keeps no opening from the others.
+/// A foreign file with a journal's name does not affect the other journals.
 #[test]
 fn a_blank_journal_may_have_any_number() {
     for (len, number) in [(0, "000000600000"), (MIB as u64, "999999999999")] {
@@ -109,7 +110,7 @@ fn a_blank_journal_may_have_any_number() {
     }
 }
 
-/// Whatever makes a journal's file longer takes no room of others.
+/// Whatever makes a journal's file longer takes no space from others.
 #[test]
 fn a_journal_that_was_made_longer_is_cut() {
     for has_hints in [true, false] {
@@ -136,7 +137,7 @@ fn a_journal_that_was_made_longer_is_cut() {
     }
 }
 
-/// Who is to remove a cache removes its directory.
+/// To remove a cache, a user removes its directory.
 #[test]
 fn no_cache_is_made_beside_what_is_somebody_elses() {
     let directory = SimDirectory::default();
@@ -147,7 +148,7 @@ fn no_cache_is_made_beside_what_is_somebody_elses() {
         "{error}"
     );
     assert_eq!(directory.list().unwrap(), ["notes"]);
-    // What file systems make is nobody's; and what comes later does not matter.
+    // Objects created by file systems are ignored; files that are added later do not matter.
     let directory = SimDirectory::default();
     directory.create("lost+found", 0).unwrap();
     open(&directory, &options()).close().unwrap();
@@ -155,13 +156,13 @@ fn no_cache_is_made_beside_what_is_somebody_elses() {
     open(&directory, &options()).close().unwrap();
 }
 
-/// It may be tried again and again.
+/// It may be retried repeatedly.
 #[test]
 fn an_opening_that_fails_leaves_no_journal() {
     let directory = closed(&options(), 5000);
     remove_hints(&directory);
     let names = directory.list().unwrap();
-    // The first journal is made, written to and synced, with its name; the sync of what is read
+    // The first journal is created, written and synced, with its name; the sync of what is read
     // fails.
     directory.fail_after(4);
     let error = Cache::open_in(Box::new(directory.clone()), options()).unwrap_err();
@@ -169,7 +170,7 @@ fn an_opening_that_fails_leaves_no_journal() {
     assert_eq!(directory.list().unwrap(), names);
 }
 
-/// Else a full disk would be the end of a cache that has lived with it until it was killed.
+/// Otherwise a cache that was running on a full disk could not be opened after a kill.
 #[test]
 fn a_full_disk_does_not_keep_a_cache_from_being_opened() {
     const KEYS: u64 = 20_000;
@@ -186,11 +187,11 @@ fn a_full_disk_does_not_keep_a_cache_from_being_opened() {
     let error = Cache::open_in(Box::new(left.clone()), refusing).unwrap_err();
     assert!(matches!(error, Error::Io { .. }), "{error}");
 
-    // Without its threads, which would evict more for the journal after the newest one.
+    // Without its threads, which would evict more for the spare.
     let (shared, recovered) = crate::open::open(Box::new(left.clone()), options()).unwrap();
     let entries = recovered.entries as u64;
     assert!((5000..10_000).contains(&entries), "{recovered:?}");
-    // The newest are there, and those alone.
+    // Exactly the newest are present.
     for key in 0..KEYS {
         let named = shared.index.find(shared.hasher.hash(&key.to_le_bytes()));
         assert_eq!(named.is_some(), key >= KEYS - entries, "{key}");
@@ -204,7 +205,7 @@ fn a_full_disk_does_not_keep_a_cache_from_being_opened() {
     assert!(cache.contains(&(KEYS - 1).to_le_bytes()).unwrap());
 }
 
-/// A hint saves the next opening some time: it is worth neither a record nor a refusal to open.
+/// A hint saves the next opening some time: it must cost neither a record nor an opening.
 #[test]
 fn hints_that_are_missing_make_way_for_the_first_journal() {
     const KEYS: usize = 5000;
@@ -215,14 +216,14 @@ fn hints_that_are_missing_make_way_for_the_first_journal() {
         let names = || directory.list().unwrap();
         // Enough for a journal, and for each of the hints, but not for these together.
         directory.limit(used_bytes(&directory) + MIB as u64);
-        // Without its threads, which would make room for the journal after the newest one.
+        // Without its threads, which would make space for the spare.
         let opened = crate::open::open(Box::new(directory.clone()), options.clone());
         let (shared, recovered) = opened.unwrap();
         assert_eq!(recovered.entries, KEYS, "{when_full:?}");
         assert!(recovered.scanned >= 5 && recovered.scanned == recovered.journals);
         assert!(!names().iter().any(|name| name.ends_with(".hint")), "{when_full:?}");
         drop(shared);
-        // As soon as there is room there are hints.
+        // Hints are written once there is space.
         directory.limit(u64::MAX);
         for scanned in [recovered.scanned, 0] {
             let cache = open(&directory, &options);
@@ -241,8 +242,8 @@ fn recovered(directory: &SimDirectory) -> Recovered {
     open(directory, &options()).recovered()
 }
 
-/// Who waits for stable storage does not wait for hints. What has none when the process is killed
-/// is read.
+/// Waiters for stable storage do not wait for hints. A journal without a hint when the process is
+/// killed is read.
 #[test]
 fn journals_are_sealed_without_their_hints() {
     const KEYS: usize = 3500;
@@ -264,8 +265,8 @@ fn journals_are_sealed_without_their_hints() {
     assert_eq!((found.entries, found.scanned), (KEYS, 0));
 }
 
-/// They wait until somebody has the time. Some journals are not in memory any more by then, and one
-/// is gone.
+/// Hints are written when there is time. By then some journals are no longer in memory, and one is
+/// removed.
 #[test]
 fn a_hint_that_comes_late_is_right() {
     const KEYS: u64 = 12_000;

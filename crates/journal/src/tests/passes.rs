@@ -1,11 +1,11 @@
-//! What scans and iterations say of single keys, for [`super::linear`]: they take their time, and
-//! what they say of a key was so at some moment of it. That an iteration may return a key again,
-//! and a scan one that comes and goes, or not, is promised to nobody and not asked for; nor is the
-//! order of what they return.
+//! Derives statements about single keys from scans and iterations, for [`super::linear`]: what they
+//! return for a key was true at some moment of their run. Not checked, because not guaranteed: that
+//! an iteration does not return a key again, that a scan returns a key that comes and goes, and the
+//! order of results.
 
 use super::linear::{Answer, Call, check};
 
-/// A call of `scan`, and the keys that it has returned.
+/// A call of `scan`, and the keys that it returned.
 #[derive(Clone, Debug)]
 pub(super) struct Page {
     pub(super) begun: u64,
@@ -13,11 +13,12 @@ pub(super) struct Page {
     pub(super) keys: Vec<u64>,
 }
 
-/// What a scan from its beginning to its end says of a key.
+/// Returns what a complete scan says about a key.
 ///
-/// Where it was returned it was there. If it was not returned it was not there all the time; nor if
-/// it was returned again, since it was removed and written then. (Where there are evictions, one at
-/// the end of the scan explains that as well: then only the first two are asked for.)
+/// Where it was returned, it was present. If it was not returned, it was absent at some moment;
+/// also if it was returned again, since it was then removed and written in between. (With
+/// evictions, one at the end of the scan explains the latter too: then only the first two are
+/// checked.)
 pub(super) fn scanned(pages: &[Page], key: u64) -> Vec<Call> {
     let has_key = |page: &&Page| page.keys.contains(&key);
     let call = |first: &Page, last: &Page, is_there| Call {
@@ -37,7 +38,7 @@ pub(super) fn scanned(pages: &[Page], key: u64) -> Vec<Call> {
     calls
 }
 
-/// A value of a key that an iteration has returned.
+/// A value of a key that an iteration returned.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Passed {
     pub(super) value: u64,
@@ -47,17 +48,17 @@ pub(super) struct Passed {
     pub(super) ended: u64,
 }
 
-/// As [`check`], of a key of which iterations have returned these.
+/// Checks as [`check`] a key for which iterations have returned these values.
 ///
-/// A value that is returned was written by somebody who had begun by then, and nothing that came
-/// behind it was done when the iteration began. It is no read of one moment: a record is passed as
-/// soon as it is in its journal, perhaps before the index names it, and as long as whoever replaces
-/// or removes it has not yet marked it as dead, perhaps behind others who have seen that it is not
-/// there any more. So it is a read of a longer time: from when on those were under way that may not
-/// have marked what they replaced, to when whoever has written it was done.
+/// A returned value was written by a call that had begun by then, and no later write was complete
+/// when the iteration began. It is not a read at one moment: a record is returned as soon as it is
+/// in its journal, perhaps before the index names it, and until the call that replaces or removes
+/// it has marked it as dead, perhaps after others have seen that it is gone. So it is a read over a
+/// longer time: from the beginning of the calls that may not have marked what they replaced, to the
+/// end of the call that wrote it.
 ///
-/// Nobody calls an eviction, so nobody knows when one is under way: where there are some, only the
-/// first sentence is asked for.
+/// Evictions are not calls, so it is unknown when one is in progress: with evictions only the first
+/// sentence is checked.
 pub(super) fn check_passed(
     calls: &[Call],
     passed: &[Passed],
@@ -98,7 +99,7 @@ mod tests {
         Call { begun, ended, answer }
     }
 
-    /// Beside these calls a scan; first without evictions, then with them.
+    /// Checks a scan concurrent with these calls, first without evictions, then with them.
     fn is_right_with_scan(calls: &[Call], pages: &[(u64, u64, &[u64])]) -> [bool; 2] {
         let page = |(begun, ended, keys): &(u64, u64, &[u64])| Page {
             begun: *begun,
@@ -131,13 +132,13 @@ mod tests {
         let read = call(6, 7, Get(Some(1)));
         assert_eq!(is_right_with_scan(&[put, read], &without), [false; 2]);
         assert_eq!(is_right_with_scan(&[put], &[(2, 3, &[])]), [false, true]);
-        // It was not there before, or not any more, or neither for a moment.
+        // It was absent before, or afterwards, or for a moment in between.
         assert_eq!(is_right_with_scan(&[call(3, 4, Put(1))], &without), [true; 2]);
         let deleted = [put, call(3, 4, Delete(true))];
         assert_eq!(is_right_with_scan(&deleted, &without), [true; 2]);
         let written = [deleted[0], deleted[1], call(4, 5, Put(2)), call(6, 7, Get(Some(2)))];
         assert_eq!(is_right_with_scan(&written, &without), [true; 2]);
-        // One value for another: it was there all the time.
+        // One value was replaced by another: it was present throughout.
         let replaced = [put, call(3, 4, Swap(When::Always, 2, Some(1))), call(6, 7, Get(Some(2)))];
         assert_eq!(is_right_with_scan(&replaced, &without), [false; 2]);
     }
@@ -147,7 +148,7 @@ mod tests {
         assert_eq!(is_right_with_scan(&[], &[(2, 3, &[KEY])]), [false; 2]);
         let deleted = [call(0, 1, Put(1)), call(2, 3, Delete(true))];
         assert_eq!(is_right_with_scan(&deleted, &[(4, 5, &[KEY])]), [false; 2]);
-        // There when the scan began, and not at the call that has returned it.
+        // Present when the scan began, and not at the call that returned it.
         assert_eq!(is_right_with_scan(&deleted, &[(1, 2, &[]), (4, 5, &[KEY])]), [false; 2]);
         assert_eq!(is_right_with_scan(&deleted, &[(1, 4, &[KEY])]), [true; 2]);
     }
@@ -185,10 +186,10 @@ mod tests {
             assert_eq!(is_right_with_iteration(&not_written, &[(4, 5, 1)]), [true; 2]);
             assert_eq!(is_right_with_iteration(&not_written, &[(4, 5, 2)]), [false; 2]);
         }
-        // Never, and not yet.
+        // Never written, and not yet written.
         assert_eq!(is_right_with_iteration(&[put], &[(2, 3, 2)]), [false; 2]);
         assert_eq!(is_right_with_iteration(&[put, call(4, 5, Put(2))], &[(2, 3, 2)]), [false; 2]);
-        // One that was already gone does not come up again, and not later either.
+        // A removed value does not come back, now or later.
         let back = [put, call(2, 3, Delete(true)), call(4, 9, Put(2))];
         assert_eq!(is_right_with_iteration(&back, &[(5, 6, 2), (5, 7, 1)]), [false; 2]);
     }
@@ -207,7 +208,7 @@ mod tests {
             is_right_with_iteration(&[put, written, call(5, 6, old)], &[(3, 4, 2)]),
             [true; 2]
         );
-        // Nobody is under way any more: what others have seen is so.
+        // No call is in progress any more: what others have seen is final.
         let at_once = [call(0, 5, Put(1)), call(1, 4, Put(2)), call(6, 7, new)];
         assert_eq!(is_right_with_iteration(&at_once, &[(8, 9, 2)]), [true; 2]);
         assert_eq!(is_right_with_iteration(&at_once, &[(8, 9, 1)]), [false, true]);

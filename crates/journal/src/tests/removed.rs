@@ -1,4 +1,4 @@
-//! Files that somebody else removes from under an open cache.
+//! Files that are removed from outside while the cache is open.
 
 use std::fs;
 use std::path::Path;
@@ -9,13 +9,13 @@ const NEWEST: &str = "000000000000.journal";
 
 type Removal = fn(&Path);
 
-/// Another file has the name, and the one that had it another name.
+/// Gives another file the name, and the original one another name.
 fn replace(path: &Path, name: &str) {
     fs::rename(path.join(name), path.join(name).with_extension("old")).unwrap();
     fs::write(path.join(name), "").unwrap();
 }
 
-/// A cache in the directory, with one value. Nothing makes a file in it any more.
+/// A cache in the directory, with one value. It creates no more files.
 fn quiet(path: &Path) -> Cache {
     let cache = Cache::open(path, options()).unwrap();
     cache.put(b"key", b"value").unwrap();
@@ -29,15 +29,15 @@ fn quiet(path: &Path) -> Cache {
 fn writing_ends_when_a_file_is_removed_that_it_needs() {
     let removals: [(&[&str], Removal); 6] = [
         (&[NEWEST], |path| fs::remove_file(path.join(NEWEST)).unwrap()),
-        // Whichever goes first.
+        // Whichever is removed first.
         (&[NEWEST, "lock"], |path| fs::remove_dir_all(path).unwrap()),
         (&["lock"], |path| fs::remove_file(path.join("lock")).unwrap()),
-        // Another process had it since.
+        // Another process has locked it since.
         (&["lock"], |path| {
             fs::write(path.join("other"), "").unwrap();
             fs::rename(path.join("other"), path.join("lock")).unwrap();
         }),
-        // What is open has a name all the same, which says nothing to others.
+        // The open file still has a name, but not the expected one.
         (&["lock"], |path| replace(path, "lock")),
         (&[NEWEST], |path| replace(path, NEWEST)),
     ];
@@ -63,7 +63,7 @@ fn writing_ends_when_a_file_is_removed_that_it_needs() {
         assert!(matches!(cache.delete(b"key"), Err(Error::Removed { .. })));
         assert_eq!(cache.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
         assert!(matches!(cache.close(), Err(Error::Removed { .. })));
-        // Its advice can be followed.
+        // The advice of the error message works.
         let cache = quiet(&path);
         cache.close().unwrap();
     }

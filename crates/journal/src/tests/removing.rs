@@ -1,4 +1,4 @@
-//! Journals that go: not before a power cut cannot bring them back, and in steps.
+//! Removal of journals: not before a power cut cannot restore them, and in steps.
 
 use std::io;
 use std::path::Path;
@@ -16,7 +16,8 @@ use crate::place::JournalNumber;
 use crate::prepare::Preparer;
 use crate::shared::Shared;
 
-/// A cache without its keeper: no journal goes but by a call. Closed afterwards.
+/// Runs `work` on a cache without its maintenance thread: journals are removed only by calls.
+/// Closed afterwards.
 pub(super) fn without_keeper(
     directory: &SimDirectory,
     options: &Options,
@@ -47,7 +48,7 @@ pub(super) fn compact(shared: &Shared, number: u64) -> crate::Result<()> {
     })
 }
 
-/// In steps of 4 MiB there are two of one of these, and the rest.
+/// With steps of 4 MiB a journal has two of them, and the rest.
 fn large() -> Options {
     Options {
         journal_bytes: 9 * MIB,
@@ -57,7 +58,7 @@ fn large() -> Options {
     }
 }
 
-/// Some of them, nothing in them dead.
+/// Several of them, nothing in them dead.
 fn filled() -> (SimDirectory, BTreeMap<Vec<u8>, Vec<u8>>) {
     let directory = SimDirectory::default();
     let mut map = BTreeMap::new();
@@ -71,8 +72,8 @@ fn filled() -> (SimDirectory, BTreeMap<Vec<u8>, Vec<u8>>) {
     (directory, map)
 }
 
-/// A sync that has failed says nothing of what was removed before it, and neither does the next
-/// one, which succeeds.
+/// A failed sync says nothing about earlier removals, and neither does the next one, which
+/// succeeds.
 #[test]
 fn a_tombstone_stays_as_long_as_a_power_cut_may_bring_back_what_it_hides() {
     const KEYS: u64 = 20;
@@ -91,7 +92,7 @@ fn a_tombstone_stays_as_long_as_a_power_cut_may_bring_back_what_it_hides() {
     let shared = still(&directory, &options());
     directory.fail_directory_syncs(1);
     assert!(matches!(compact(&shared, 0), Err(Error::Io { .. })));
-    // Nothing hides in what is left what these hide, but for what may come back.
+    // The remaining journals contain nothing that these hide, except what may come back.
     assert!(matches!(compact(&shared, 1), Err(Error::Io { .. })));
     assert!(matches!(shared.flush.failure(), Some(Error::Io { .. })));
     let mut has_come_back = 0;
@@ -103,7 +104,7 @@ fn a_tombstone_stays_as_long_as_a_power_cut_may_bring_back_what_it_hides() {
     assert!((1..SEEDS).contains(&has_come_back), "{has_come_back}");
 }
 
-/// What eviction has taken out of the index may come back: nobody is told that it is deleted.
+/// What eviction has removed from the index may come back: no call may report it as deleted.
 #[test]
 fn nothing_is_written_any_more_when_a_removal_could_not_be_synced() {
     let (directory, map) = filled();
@@ -113,7 +114,7 @@ fn nothing_is_written_any_more_when_a_removal_could_not_be_synced() {
     assert!(matches!(shared.evict_oldest(), Err(Error::Io { .. })));
     assert!(matches!(shared.delete(&0u64.to_le_bytes()), Err(Error::Io { .. })));
     assert!(matches!(shared.put(b"key", b"value", None), Err(Error::Io { .. })));
-    // The others stay, and their records can be read.
+    // The others stay, and their records are readable.
     assert!(compact(&shared, 1).is_err());
     let newest = shared.index.find(shared.hasher.hash(&249u64.to_le_bytes())).unwrap();
     assert!(shared.journals.of(newest).unwrap().load(newest).is_ok());
@@ -122,7 +123,7 @@ fn nothing_is_written_any_more_when_a_removal_could_not_be_synced() {
     for seed in 0..8 {
         let left = directory.power_cut(seed);
         if left.list().unwrap().contains(&file_name(JournalNumber(0))) {
-            // Whole.
+            // Complete.
             has_come_back = true;
             assert!(contents(&open(&left, &large())) == map, "seed {seed}");
         }
@@ -130,7 +131,7 @@ fn nothing_is_written_any_more_when_a_removal_could_not_be_synced() {
     assert!(has_come_back);
 }
 
-/// A key of the map whose record is in this journal.
+/// Returns a key of the map whose record is in this journal.
 fn key_in(shared: &Shared, map: &BTreeMap<Vec<u8>, Vec<u8>>, number: u64) -> Vec<u8> {
     let is_in_it = |key: &&Vec<u8>| {
         let named = shared.index.find(shared.hasher.hash(key));
@@ -139,22 +140,22 @@ fn key_in(shared: &Shared, map: &BTreeMap<Vec<u8>, Vec<u8>>, number: u64) -> Vec
     map.keys().find(is_in_it).unwrap().clone()
 }
 
-/// Whether deleting a key that the index does not know writes a tombstone.
+/// Returns whether deleting a key that the index does not know writes a tombstone.
 fn is_deleted_by_a_tombstone(shared: &Shared, key: &[u8]) -> bool {
     let before = shared.newest_point();
     assert!(!shared.delete(key).unwrap());
     shared.newest_point() > before
 }
 
-/// Its file is there, and the next opening reads what the index has lost of it, whatever other
-/// journals have gone meanwhile.
+/// Its file exists, and the next opening reads what the index has lost of it, whichever other
+/// journals were removed meanwhile.
 #[test]
 fn what_is_in_a_journal_that_could_not_be_removed_can_be_deleted() {
     let (directory, map) = filled();
     without_keeper(&directory, &large(), |shared| {
         let second = shared.journals.all().swap_remove(1);
         let [evicted, given_up] = [0, 1].map(|number| key_in(shared, &map, number));
-        // As one that is given up with what cannot be read in it.
+        // As one that is given up with its unreadable parts.
         directory.fail_removals(1);
         assert!(matches!(shared.remove(second.clone()), Err(Error::Io { .. })));
         assert!(shared.evict_oldest().unwrap());
@@ -168,7 +169,7 @@ fn what_is_in_a_journal_that_could_not_be_removed_can_be_deleted() {
     });
 }
 
-/// Or each deletion of a key that is not there would write something from then on.
+/// Otherwise each deletion of an absent key would write something from then on.
 #[test]
 fn what_eviction_could_not_remove_goes_by_compaction() {
     let (directory, map) = filled();
@@ -203,7 +204,7 @@ fn the_plain_file_of_a_compressed_journal_is_cut_in_steps() {
     let stats = compress_all(&directory, &options);
     assert!(stats.compressed >= 2, "{stats:?}");
     assert!(directory.cuts() - cuts >= 4);
-    // Which were not those of the compressed ones.
+    // They were not those of the compressed ones.
     for left in [directory.killed(), directory.power_cut(1), directory.power_cut(2)] {
         let cache = open(&left, &options);
         assert_eq!(cache.recovered().damaged_bytes, 0);
@@ -211,7 +212,7 @@ fn the_plain_file_of_a_compressed_journal_is_cut_in_steps() {
     }
 }
 
-/// It comes free with the last one who reads in it.
+/// It is freed with its last reader.
 #[test]
 fn a_journal_that_somebody_reads_is_not_cut() {
     let (directory, map) = filled();
@@ -231,7 +232,7 @@ fn a_journal_that_somebody_reads_is_not_cut() {
     }
 }
 
-/// Of which the oldest journal goes, and is cut, as soon as somebody has opened it.
+/// Its oldest journal is removed and truncated once it has been opened.
 struct Vanishing(SimDirectory);
 
 impl Directory for Vanishing {

@@ -1,5 +1,5 @@
-//! What a server asks of a cache: writes that depend on what is there, calls that must not wait, a
-//! scan without memory, compaction on demand.
+//! What a server needs from a cache: conditional writes, calls that must not wait, a scan without
+//! state, compaction on demand.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ fn a_swap_depends_on_what_is_there_and_tells_it() {
     assert!(left.unwrap() > Duration::from_secs(3000), "it was kept");
     assert_eq!(swap(b"4", When::Always, Ttl::None), (Some(b"3".to_vec()), true));
     assert!(cache.get_with_ttl(b"key").unwrap().unwrap().1.is_none());
-    // What has expired is absent.
+    // An expired key is absent.
     assert!(swap(b"5", When::Always, Ttl::After(Duration::ZERO)).1);
     assert_eq!(swap(b"6", When::IfPresent, Ttl::None), (None, false));
     assert_eq!(swap(b"7", When::IfAbsent, Ttl::Keep), (None, true));
@@ -32,8 +32,7 @@ fn a_swap_depends_on_what_is_there_and_tells_it() {
     assert!(matches!(cache.swap(b"", b"", When::Always, Ttl::None), Err(Error::KeyEmpty)));
 }
 
-/// Each value that is put in comes out once, or is there in the end: nobody comes between the two
-/// halves of a swap.
+/// Each value that is put is returned once, or is present in the end: swaps are atomic.
 #[test]
 fn nothing_is_lost_between_swaps() {
     const THREADS: u64 = 4;
@@ -130,7 +129,7 @@ fn a_scan_returns_each_key_once() {
         keys.sort_unstable();
         assert!(keys.iter().eq(&expected), "limit {limit}: {} keys", keys.len());
     }
-    // Whatever number comes from outside is a place.
+    // Any number from outside is a valid cursor.
     let mut random = Random::new(1);
     for _ in 0..1000 {
         let found = cache.scan(ScanCursor(random.next_u64()), 3).unwrap();
@@ -152,7 +151,7 @@ fn a_scan_reads_the_disk_only_if_it_may() {
         keys.extend(found.keys);
         at = found.next.expect("not all of them are in memory");
     }
-    // It goes on where it was refused.
+    // It continues where it was refused.
     let mut most_bytes = 0;
     loop {
         let may_read = |read_bytes: usize| {
@@ -169,8 +168,8 @@ fn a_scan_reads_the_disk_only_if_it_may() {
     assert!(keys.iter().eq(&expected), "{} keys", keys.len());
 }
 
-/// All keys of a cache that was closed, and what was heard before each read, in order. Its threads
-/// do not run, so that all of it stays on disk.
+/// Returns all keys of a closed cache, and the sizes announced before each read, in order. Its
+/// threads do not run, so that all of it stays on disk.
 fn scanned_from_disk(directory: &SimDirectory) -> (Vec<Vec<u8>>, Vec<usize>) {
     let (shared, _) = crate::open::open(Box::new(directory.clone()), options()).unwrap();
     let (mut at, mut keys, mut heard) = (ScanCursor::default(), Vec::new(), Vec::new());
@@ -195,7 +194,7 @@ fn of_long_records_a_scan_reads_the_keys() {
     let directory = SimDirectory::default();
     let cache = open(&directory, &options());
     let mut expected = BTreeSet::new();
-    // Each at another place within a page.
+    // Each at another position within a page.
     for number in 0..60u64 {
         let (key, value) = (key(number), vec![2; 30_000 + number as usize * 72]);
         match number % 2 {
@@ -211,12 +210,12 @@ fn of_long_records_a_scan_reads_the_keys() {
     cache.close().unwrap();
     let (keys, heard) = scanned_from_disk(&directory);
     assert!(keys.iter().eq(&expected), "{} keys", keys.len());
-    // Of each the beginning; all of those whose key is longer than that, or whose time seems to
-    // have come.
+    // The beginning of each; all of those whose key is longer than that, or that appear to have
+    // expired.
     let (heads, whole) = heard.split_at(expected.len() + 1);
     assert!(heads.iter().all(|bytes| (4096..=PAGES).contains(bytes)), "{heads:?}");
     assert_eq!(whole, [114_688, 229_376]);
-    // And not even these where that is refused.
+    // Not even these if that is refused.
     let (shared, _) = crate::open::open(Box::new(directory), options()).unwrap();
     let mut at = ScanCursor::default();
     while let Some(found) = shared.scan(at, usize::MAX, |bytes| bytes <= PAGES).unwrap() {
@@ -225,7 +224,7 @@ fn of_long_records_a_scan_reads_the_keys() {
     }
 }
 
-/// A scan believes a key for its hash, and nothing else that it has not checked.
+/// A scan trusts a key because of its hash, and nothing else that it has not verified.
 #[test]
 fn a_scan_of_damaged_records_returns_no_key_that_was_never_there() {
     const KEYS: [&[u8]; 6] = [b"a", b"b", b"c", b"d", b"e", b"f"];
@@ -246,11 +245,11 @@ fn a_scan_of_damaged_records_returns_no_key_that_was_never_there() {
     for key in KEYS {
         assert!(matches!(cache.get(key), Err(Error::Corrupt { .. })), "{}", key.escape_ascii());
     }
-    // Who knows the key can delete it.
+    // A caller that knows the key can delete it.
     assert!(cache.delete(b"a").unwrap() && cache.get(b"a").unwrap().is_none());
 }
 
-/// While the table grows, keys are replaced, moved and evicted beside it.
+/// While the table grows and keys are replaced, moved and evicted.
 #[test]
 fn a_scan_misses_nothing_that_is_there_all_the_time() {
     let options = Options { max_disk_bytes: 12 << 20, ..options() };
@@ -271,8 +270,8 @@ fn a_scan_misses_nothing_that_is_there_all_the_time() {
                 }
                 for kept in 0..50u64 {
                     match kept % 2 {
-                        // Read, so that it is moved; or replaced, now with a time to live and now
-                        // without.
+                        // Read, so that it is moved; or replaced, alternately with a time to live
+                        // and without.
                         0 => assert!(cache.contains(&kept.to_le_bytes()).unwrap()),
                         _ if number.is_multiple_of(1000) => {
                             cache.put(&kept.to_le_bytes(), &[8; 100]).unwrap();
@@ -306,7 +305,7 @@ fn compaction_on_demand_leaves_nothing_dead() {
     let cache = open(&directory, &options());
     for step in 0..40_000 {
         let key = key(random.below(15_000));
-        // Too few to be worth it in the background.
+        // Too few to be worthwhile in the background.
         match random.below(8) {
             0 if map.remove(&key).is_some() => assert!(cache.delete(&key).unwrap()),
             _ if step < 25_000 || random.chance(0.1) => {
@@ -327,7 +326,7 @@ fn compaction_on_demand_leaves_nothing_dead() {
     assert_eq!(compacted.done, compacted.journals);
     assert_eq!(told.len(), compacted.journals + 1);
     assert!(contents(&cache) == map);
-    // What is left is alive, but for tombstones whose reasons went last.
+    // What is left is live, except for tombstones that became unnecessary last.
     cache.close().unwrap();
     let cache = open(&directory, &options());
     let again = cache.compact(|_| ()).unwrap();
@@ -338,7 +337,7 @@ fn compaction_on_demand_leaves_nothing_dead() {
     let cache = open(&directory, &options());
     let after = settled(&cache);
     assert!(after.disk_bytes < before.disk_bytes, "{before:?}, {after:?}");
-    // A newest journal, its successor, and what the ends of the others leave free.
+    // The newest journal, its successor, and unused space at the ends of the others.
     let at_most = (bytes + records) as u64 * 11 / 10 + (3 << 20);
     assert!(after.disk_bytes <= at_most, "{after:?}, not {at_most}");
     assert!(contents(&cache) == map);
@@ -346,8 +345,8 @@ fn compaction_on_demand_leaves_nothing_dead() {
     assert!(contents(&open(&directory, &options())) == map);
 }
 
-/// Puts and deletions go on, and the keeper has work of its own. All of it together is less than
-/// the disk budget, so nothing is evicted.
+/// Puts and deletions continue, and the maintenance thread works too. All of it is less than the
+/// disk budget, so nothing is evicted.
 #[test]
 fn compaction_on_demand_keeps_what_is_written_meanwhile() {
     let directory = SimDirectory::default();
@@ -405,8 +404,8 @@ fn a_damaged_journal_stays_when_everything_is_compacted() {
     assert_eq!((1..2000).filter(there).count(), 999);
 }
 
-/// As a power cut may leave one behind the last sync. Of what is lost nobody knows any more, with
-/// the journal or without it.
+/// As a power cut may leave one behind the last sync. What is lost stays lost, with the journal or
+/// without it.
 #[test]
 fn a_journal_with_damage_that_the_opening_knows_goes_and_one_with_more_stays() {
     for has_more in [false, true] {
@@ -432,7 +431,7 @@ fn a_journal_with_damage_that_the_opening_knows_goes_and_one_with_more_stays() {
         let is_there = directory.list().unwrap().contains(&"000000000000.journal".to_owned());
         assert_eq!(is_there, has_more);
         assert_eq!(cache.stats().damaged_bytes > lost_bytes, has_more);
-        // Asking again changes nothing.
+        // Repeating the call changes nothing.
         assert_eq!(cache.compact(|_| ()).unwrap().damaged, usize::from(has_more));
         let there = |number: &u64| matches!(cache.get(&key(*number)), Ok(Some(_)));
         let left = (0..2000).filter(there).count();
@@ -447,7 +446,7 @@ fn a_journal_with_damage_that_the_opening_knows_goes_and_one_with_more_stays() {
     }
 }
 
-/// Connections may have taken them, and end.
+/// Connections may have taken them, and will end.
 #[test]
 fn writers_wait_for_a_file_that_others_have() {
     let directory = SimDirectory::default();

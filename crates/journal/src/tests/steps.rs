@@ -1,5 +1,5 @@
-//! The process ends, or the power, before and after each thing that compaction and eviction do to
-//! the disk.
+//! The process ends, or the power fails, before and after each change that compaction and eviction
+//! make to the disk.
 
 use super::cold::{plain, still};
 use super::removing::{compact, without_keeper};
@@ -7,36 +7,36 @@ use super::*;
 use crate::place::JournalNumber;
 use crate::shared::Shared;
 
-/// It is over.
+/// A time in the past.
 const EXPIRED: u64 = 1;
 
 pub(super) type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Values by their keys, with the numbers of their journals.
+/// Values by key, with the numbers of their journals.
 type Written = BTreeMap<Vec<u8>, (Vec<u8>, u64)>;
 
-/// What is done to a key.
+/// An operation on a key.
 enum Act {
     Put,
     PutExpired,
     Delete,
 }
 
-/// By journal, which are left by processes one after the other: keys, and what is done to them.
+/// For each journal, which are written by consecutive processes: keys, and the operation on them.
 fn acts() -> [Vec<(std::ops::Range<u64>, Act)>; 4] {
     use Act::{Delete, Put, PutExpired};
     [
         vec![(0..60, Put)],
-        // What is deleted, replaced and has expired is in the journal before.
+        // The deleted, replaced and expired keys are in the journal before.
         vec![(0..10, Delete), (10..20, Put), (20..30, PutExpired), (100..120, Put)],
-        // Of some there are two older records, in two journals; some that were deleted are there
-        // again.
+        // Some have two older records, in two journals; some that were deleted are present again.
         vec![(100..105, Delete), (105..110, Put), (10..15, Delete), (0..3, Put), (200..230, Put)],
         vec![(200..215, Put), (30..35, Delete), (110..112, Delete)],
     ]
 }
 
-/// Four journals, all of it on stable storage; and what is alive, with the number of its journal.
+/// Four journals, all of it on stable storage; and the live values, with the numbers of their
+/// journals.
 fn filled() -> (SimDirectory, Written) {
     let directory = SimDirectory::default();
     let mut map = Written::new();
@@ -65,12 +65,12 @@ fn filled() -> (SimDirectory, Written) {
     }
     let shared = still(&directory, &plain());
     assert_eq!(shared.journals.len(), 5, "those and the newest");
-    // As another process finds it that was killed.
+    // As found by another process after a kill.
     (directory.killed(), map)
 }
 
-/// Have this `work` done up to each of its steps, and look at what a crash leaves there; how many
-/// there were.
+/// Runs `work` up to each of its steps and examines what a crash leaves there; returns the number
+/// of steps.
 pub(super) fn crash_at_each_step(
     original: &SimDirectory,
     work: impl Fn(&SimDirectory, &Shared) -> crate::Result<()>,
@@ -80,7 +80,7 @@ pub(super) fn crash_at_each_step(
         let directory = original.killed();
         let mut left = Vec::new();
         without_keeper(&directory, &plain(), |shared| {
-            // Or making it would be among the steps.
+            // Otherwise its creation would be among the steps.
             while shared.flush.state.lock().spare.is_none() {
                 thread::yield_now();
             }
@@ -100,7 +100,7 @@ pub(super) fn crash_at_each_step(
             }
             let cache = open(&left, &plain());
             assert!(is_right(&contents(&cache)), "step {steps}, crash {crash}, {how}");
-            // What is left goes on hiding what it has to.
+            // The rest still hides what it has to.
             cache.compact(|_| ()).unwrap();
             assert!(is_right(&contents(&cache)), "step {steps}, crash {crash}, {how}: compacted");
             cache.close().unwrap();
@@ -134,7 +134,7 @@ fn a_crash_at_any_step_of_compaction_loses_nothing_and_brings_nothing_back() {
         Ok(())
     };
     let steps = crash_at_each_step(&original, work, |found| *found == map);
-    // Of each journal: a write, a sync, the removal of it and of its hint, a sync of the names.
+    // For each journal: a write, a sync, the removal of it and of its hint, a sync of the names.
     assert!(steps >= 16, "{steps}");
 }
 

@@ -1,5 +1,4 @@
-//! Compactions that do not come to their end: what they have moved until then they do not move
-//! again.
+//! Unfinished compactions: what they have moved is not moved again.
 
 use super::cold::{plain, still};
 use super::removing::{compact, without_keeper};
@@ -10,16 +9,16 @@ use crate::journal::{Journal, file_name};
 use crate::place::JournalNumber;
 use crate::shared::Shared;
 
-/// Keys that were deleted.
+/// Deleted keys.
 const DELETED: std::ops::Range<u64> = 0..300;
-/// What says so: header, key, and a number.
+/// The size of a tombstone: header, key, and a number.
 const TOMBSTONE_BYTES: u64 = 32;
 const ALL_TOMBSTONES: u64 = (DELETED.end - DELETED.start) * TOMBSTONE_BYTES;
 /// In the journal with the tombstones, behind them.
 const BEHIND: usize = 4096 + 200_000;
 
-/// Journal 0 is alive for the most part. Journal 1 has nothing alive but the tombstones of the rest
-/// of it, and a few values behind these; what was replaced is in journal 2.
+/// Journal 0 is mostly live. Journal 1 has nothing live except the tombstones of the rest of
+/// journal 0, and a few values behind these; the replacements are in journal 2.
 fn filled() -> (SimDirectory, Map) {
     let directory = SimDirectory::default();
     let mut map = Map::new();
@@ -45,12 +44,12 @@ fn journal(shared: &Shared, number: u64) -> Arc<Journal> {
     shared.journals.get(JournalNumber(number)).unwrap()
 }
 
-/// Bytes of tombstones in the newest journal.
+/// Returns the bytes of tombstones in the newest journal.
 fn tombstone_bytes(shared: &Shared) -> u64 {
     shared.active.load().counts.tombstone_bytes.load(Ordering::Relaxed)
 }
 
-/// Some time later the keeper has another turn.
+/// Lets the maintenance thread run again after some time.
 fn try_again(shared: &Shared) {
     *journal(shared, 1).counts.failed_at.lock() = None;
     let _turn = shared.keep.turn.lock();
@@ -61,7 +60,7 @@ fn is_gone(directory: &SimDirectory) -> bool {
     !directory.list().unwrap().contains(&file_name(JournalNumber(1)))
 }
 
-/// As the next processes find it, after a power cut too.
+/// Checks what the next processes find, also after a power cut.
 fn check(directory: &SimDirectory, map: &Map) {
     for left in [directory.killed(), directory.power_cut(1), directory.power_cut(2)] {
         remove_hints(&left);
@@ -88,8 +87,8 @@ fn a_journal_that_can_not_be_read_to_its_end_has_its_tombstones_moved_once() {
     check(&directory, &map);
 }
 
-/// It was looked through before, and then an error comes in the middle of it: more often than not
-/// it comes again.
+/// The journal was scanned before, and then an error occurs in the middle of it, usually
+/// repeatedly.
 #[test]
 fn what_was_moved_before_an_error_is_not_moved_again() {
     let (directory, mut map) = filled();
@@ -108,7 +107,7 @@ fn what_was_moved_before_an_error_is_not_moved_again() {
             assert!(has_failed, "attempt {attempt}: {compacted:?}");
             assert_eq!(tombstone_bytes(shared), ALL_TOMBSTONES, "attempt {attempt}");
         }
-        // One that is written meanwhile and deleted again has another one by then.
+        // A key that is written meanwhile and deleted again has another tombstone by then.
         let (again, back) = (0u64.to_le_bytes(), 1u64.to_le_bytes());
         shared.put(&again, b"again", None).unwrap();
         assert!(shared.delete(&again).unwrap());
@@ -132,7 +131,7 @@ fn a_crash_between_two_attempts_loses_nothing_and_brings_nothing_back() {
         directory.lose(&file_name(JournalNumber(1)), BEHIND..BEHIND + 1);
         assert!(shared.compact(moved, &look, Duration::ZERO).is_err());
         directory.find_again(&file_name(JournalNumber(1)));
-        // What it has moved is on its way to the disk alone.
+        // Only the moved records are being written.
         shared.flush.wait_for(shared.newest_point())?;
         compact(shared, 1)?;
         assert_eq!(tombstone_bytes(shared), ALL_TOMBSTONES);
@@ -142,11 +141,11 @@ fn a_crash_between_two_attempts_loses_nothing_and_brings_nothing_back() {
     assert!(steps >= 6, "{steps}");
 }
 
-/// Its hint names the record, so an opening does not know of the damage.
+/// Its hint includes the record, so an opening does not detect the damage.
 #[test]
 fn a_journal_that_turns_out_to_be_damaged_has_no_tombstones_moved() {
     let (directory, mut map) = filled();
-    // The damage may not be in what is alive.
+    // The damage need not be in live data.
     directory.spoil(&file_name(JournalNumber(1)), BEHIND);
     for process in 0..3 {
         without_keeper(&directory, &plain(), |shared| {

@@ -1,4 +1,4 @@
-//! Sectors that cannot be read: damage as any other, and no reason to refuse what is beside them.
+//! Unreadable sectors: damage like any other, and no reason to reject what is around them.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::place::JournalNumber;
 const KEYS: u64 = 3000;
 const FIRST: &str = "000000000000.journal";
 
-/// Some journals, closed; and what is in them.
+/// Several journals, closed, and their contents.
 fn closed() -> (SimDirectory, BTreeMap<Vec<u8>, Vec<u8>>) {
     let directory = SimDirectory::default();
     let cache = open(&directory, &options());
@@ -36,7 +36,7 @@ fn without_hints() -> (SimDirectory, BTreeMap<Vec<u8>, Vec<u8>>) {
     (directory, map)
 }
 
-/// All of these bytes are others.
+/// Changes all of these bytes.
 fn garble(directory: &SimDirectory, name: &str, range: Range<usize>) {
     range.for_each(|at| directory.spoil(name, at));
 }
@@ -45,7 +45,7 @@ fn page(number: usize) -> Range<usize> {
     number * PAGE_BYTES..(number + 1) * PAGE_BYTES
 }
 
-/// Damaged bytes of each journal, and what is known of its hint.
+/// Returns the damaged bytes of each journal, and the state of its hint.
 fn inspected(directory: &SimDirectory) -> Vec<(u64, HintState)> {
     let mut found = Vec::new();
     inspect_in(directory, |report| {
@@ -56,7 +56,7 @@ fn inspected(directory: &SimDirectory) -> Vec<(u64, HintState)> {
     found
 }
 
-/// What an opening finds.
+/// Returns what an opening finds.
 fn found(
     directory: &SimDirectory,
     options: &Options,
@@ -67,7 +67,7 @@ fn found(
     (cache.recovered(), values)
 }
 
-/// Two disks with one cache: of the one the bytes are others, and of the other they cannot be
+/// Compares two copies of a cache: one with changed bytes, and one where the same bytes cannot be
 /// read.
 fn told_alike(directory: &SimDirectory, name: &str, range: Range<usize>) -> Recovered {
     let [garbled, lost] = [directory.killed(), directory.killed()];
@@ -89,7 +89,7 @@ fn without_its_header_a_journal_is_read_with_its_hint() {
     assert_eq!(inspected(&directory)[0], (PAGE_BYTES as u64, HintState::Right));
     let cache = open(&directory, &Options { memory_bytes: 16 * MIB, ..options() });
     assert!(contents(&cache) == map);
-    // Nothing that is wanted of it is there, in memory neither.
+    // None of the wanted data is there, in memory neither.
     settled(&cache);
     assert!(cache.shared.journals.get(JournalNumber(0)).unwrap().arena.is_some());
     assert!(cache.upkeep_failure().is_none());
@@ -115,7 +115,7 @@ fn of_a_journal_without_a_hint_all_is_read_but_that() {
         (map.len() - lost, recovered.damaged_bytes)
     );
     cache.close().unwrap();
-    // It stays as it is, and has no hint: another opening looks again, and finds all.
+    // It stays as it is, without a hint: another opening tries again, and finds everything.
     assert_eq!(directory.open(FIRST).unwrap().len_bytes().unwrap(), whole);
     assert_eq!(inspected(&directory)[0], (recovered.damaged_bytes, HintState::Missing));
     directory.find_again(FIRST);
@@ -124,7 +124,7 @@ fn of_a_journal_without_a_hint_all_is_read_but_that() {
     assert_eq!(cache.recovered().damaged_bytes, 0);
 }
 
-/// Zeroes there are a torn tail; of what cannot be read nobody knows it.
+/// Zeroes there are a torn tail; unreadable bytes may be anything.
 #[test]
 fn behind_the_last_record_it_is_damage_and_no_torn_tail() {
     let (directory, map) = without_hints();
@@ -154,7 +154,7 @@ fn behind_the_last_record_it_is_damage_and_no_torn_tail() {
     assert!(contents(&open(&directory, &options())) == map);
 }
 
-/// Its making was not interrupted.
+/// Its creation was not interrupted.
 #[test]
 fn of_which_no_record_can_be_read_is_no_empty_journal() {
     let (directory, map) = without_hints();
@@ -163,7 +163,7 @@ fn of_which_no_record_can_be_read_is_no_empty_journal() {
     let recovered = cache.recovered();
     assert!(recovered.damaged_bytes > 900_000, "{recovered:?}");
     assert!((1000..map.len()).contains(&recovered.entries), "{recovered:?}");
-    // Nothing of it is wanted now, and the next opening may be able to read it.
+    // None of it is live now, and the next opening may be able to read it.
     assert_eq!(cache.compact(|_| ()).unwrap().damaged, 1);
     cache.close().unwrap();
     directory.find_again(FIRST);
@@ -182,13 +182,14 @@ fn without_header_and_hint_it_is_kept_aside() {
     let left = contents(&cache).len();
     assert!((1000..map.len()).contains(&left), "{left}");
     cache.close().unwrap();
-    // Not even a file of which nothing can be read is taken for one whose making was interrupted.
+    // Not even a file that is completely unreadable is treated as one whose creation was
+    // interrupted.
     let (directory, _) = without_hints();
     directory.lose(FIRST, 0..MIB);
     assert_eq!(open(&directory, &options()).stats().kept_aside.files, 1);
 }
 
-/// Without the header, a frame in the middle, the table behind the frames, or what is at both ends.
+/// Without the header, a frame in the middle, the table behind the frames, or both ends.
 #[test]
 fn compressed_journals_are_read_as_far_as_they_can_be() {
     let directory = SimDirectory::default();
@@ -221,7 +222,7 @@ fn compressed_journals_are_read_as_far_as_they_can_be() {
     }
 }
 
-/// They say nothing of the data, and pass.
+/// They say nothing about the data, and are temporary.
 #[test]
 fn other_errors_of_reads_refuse_the_opening() {
     let (directory, map) = without_hints();
@@ -235,7 +236,7 @@ fn other_errors_of_reads_refuse_the_opening() {
     assert_eq!(open(&directory, &options()).stats().kept_aside.files, 0);
 }
 
-/// The index does not know of it, and it may be read again.
+/// The index does not know of it, and it may become readable again.
 #[test]
 fn what_could_not_be_read_and_was_deleted_does_not_come_back() {
     let (directory, map) = without_hints();
@@ -254,8 +255,7 @@ fn what_could_not_be_read_and_was_deleted_does_not_come_back() {
     assert!(contents(&open(&left, &options)) == found);
 }
 
-/// Nobody has lost it yet: neither the values that could not be read, nor what says that others are
-/// gone.
+/// Nothing has been lost yet: neither the unreadable values nor the tombstones of others.
 #[test]
 fn it_stays_as_long_as_another_opening_may_read_it() {
     for tail in [false, true] {
@@ -265,7 +265,7 @@ fn it_stays_as_long_as_another_opening_may_read_it() {
         without_keeper(&directory, &options(), |shared| {
             compact(shared, 0).unwrap();
             assert!(directory.list().unwrap().contains(&FIRST.to_owned()), "{tail}");
-            // Nor if it is another part that cannot be read now.
+            // Nor if another part is unreadable now.
             directory.find_again(FIRST);
             directory.lose(FIRST, page(60));
             compact(shared, 0).unwrap();
@@ -277,7 +277,7 @@ fn it_stays_as_long_as_another_opening_may_read_it() {
     }
 }
 
-/// One that nobody knew of: it is met by whoever looks for what can go.
+/// Damage not known before, found by the scan for dead records.
 #[test]
 fn a_compaction_of_all_passes_by_what_it_can_not_read() {
     let (directory, map) = closed();
@@ -300,7 +300,7 @@ fn a_compaction_of_all_passes_by_what_it_can_not_read() {
     directory.find_again(FIRST);
     let left = contents(&open(&directory, &options()));
     assert_eq!(left.len(), map.len() / 2);
-    // An error of anything else ends it.
+    // Any other error ends it.
     let (directory, _) = closed();
     without_keeper(&directory, &options(), |shared| {
         directory.fail_reads(1);

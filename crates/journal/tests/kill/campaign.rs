@@ -1,4 +1,4 @@
-//! Killing a process again and again, and comparing what is left with what it had told.
+//! Kills a process repeatedly, and compares what is left with what it reported.
 
 use std::collections::HashSet;
 use std::io;
@@ -14,17 +14,17 @@ use super::plan::{KEYS, Left, MEMORY_BYTES, MIB, Plan, THREADS};
 use super::process::Process;
 use super::{PATIENCE, Result};
 
-/// Writes of each thread, before it stops and waits for what becomes of them.
+/// Writes of each thread before it pauses.
 const BURST: u64 = 3000;
 
-/// What a process has told between an opening and its end.
+/// What a process has reported between an opening and its end.
 #[derive(Default)]
 struct Told {
-    /// Writes that have returned, in the order in which that was told.
+    /// Writes that have returned, in the order of the reports.
     done: Vec<(usize, u64)>,
     /// By thread: the last write before a flush that has returned.
     flushed: [u64; THREADS],
-    /// It has done all it was to do, and has had time for what it does behind that.
+    /// It has done everything it was to do, and has had time for its background work.
     is_idle: bool,
 }
 
@@ -45,7 +45,7 @@ impl Told {
 pub(super) struct Campaign {
     plan: Plan,
     pub(super) directory: TempDir,
-    /// By thread: so many writes are surely there, and this is what they leave.
+    /// By thread: the number of writes that certainly survive, and their result.
     from: [u64; THREADS],
     base: [Left; THREADS],
     told: Told,
@@ -54,8 +54,7 @@ pub(super) struct Campaign {
     pub(super) kills: usize,
 }
 
-/// The numbers of writes, from the first to the last one, of which any may be the last that is
-/// left.
+/// The first and last number of the writes that may be the last surviving one.
 type Fit = (u64, u64);
 
 impl Campaign {
@@ -72,18 +71,18 @@ impl Campaign {
         })
     }
 
-    /// The last write of a thread that has returned.
+    /// Returns the last write of a thread that has returned.
     fn done(&self, thread: usize) -> u64 {
         let mut done = self.told.done.iter().rev();
         done.find(|(of, _)| *of == thread).map_or(self.from[thread], |(_, number)| *number)
     }
 
-    /// Kill a process in the middle of writing, perhaps some more while they open the cache, and
-    /// look at what is left.
+    /// Kills a process in the middle of writing, perhaps some more while they open the cache, and
+    /// examines what is left.
     pub(super) fn round(&mut self) -> Result<()> {
         let mut process = self.start()?;
         if self.plan.evicts && self.plan.durability != Durability::Always {
-            // What was lost and what was evicted cannot be told apart the next time: begin anew.
+            // What was lost and what was evicted cannot be distinguished the next time: start over.
             drop(process);
             self.directory = tempfile::tempdir()?;
             (self.from, self.base) = ([0; THREADS], Default::default());
@@ -119,20 +118,19 @@ impl Campaign {
         while self.random.chance(0.3) {
             let process = Process::start(self.directory.path(), &self.plan)?;
             thread::sleep(Duration::from_micros(self.random.below(30_000)));
-            // It opens the cache or has done so, and was told nothing to write.
+            // It is opening the cache or has done so, and was given nothing to write.
             process.kill()?;
             self.kills += 1;
         }
         Ok(())
     }
 
-    /// A process that has opened the cache and found what it should.
+    /// Starts a process that opens the cache, and checks what it found.
     fn start(&mut self) -> Result<Process> {
         let process = Process::start(self.directory.path(), &self.plan)?;
         let fits = self.check(&process.found()?)?;
         for (thread, (_, last)) in fits.into_iter().enumerate() {
-            // Where something may have been evicted only what has returned is known to have
-            // happened.
+            // With evictions, only writes that returned are known to have happened.
             let until = if self.plan.evicts { self.done(thread) } else { last };
             for number in self.from[thread] + 1..=until {
                 self.plan.apply(&mut self.base[thread], thread, number);
@@ -143,7 +141,7 @@ impl Campaign {
         Ok(process)
     }
 
-    /// Compare what was found with what was promised.
+    /// Compares what was found with the guarantees.
     fn check(&self, found: &[Left]) -> Result<Vec<Fit>> {
         let fits = (0..THREADS).map(|thread| self.fit(thread, &found[thread]));
         let fits = fits.collect::<Result<Vec<_>>>()?;
@@ -154,9 +152,9 @@ impl Campaign {
         }
         let may_lose = match (self.plan.durability, self.told.is_idle) {
             (Durability::Always, _) | (Durability::Interval(_), true) => 0,
-            // What the newest journal has before it is full.
+            // What the newest journal contains before it is full.
             (Durability::None, true) => MIB,
-            // What is in memory and was not yet written.
+            // What is in memory and not yet written.
             _ => MEMORY_BYTES + MIB,
         };
         if lost_bytes > may_lose as u64 {
@@ -168,7 +166,7 @@ impl Campaign {
         Ok(fits)
     }
 
-    /// After how many writes of a thread what was found is what there is.
+    /// Returns after how many writes of a thread the contents are those found.
     fn fit(&self, thread: usize, found: &Left) -> Result<Fit> {
         let done = self.done(thread);
         let least = match self.plan.durability {
@@ -183,7 +181,7 @@ impl Campaign {
         };
         let mut wrong: HashSet<u64> = (0..KEYS).filter(|key| differs(&model, *key)).collect();
         let mut fit: Option<Fit> = None;
-        // One more may have been on its way.
+        // One more may have been in progress.
         for number in self.from[thread]..=done + 1 {
             if number > self.from[thread] {
                 let key = self.plan.apply(&mut model, thread, number);
@@ -206,11 +204,11 @@ impl Campaign {
         })
     }
 
-    /// Nothing is left without what was before it: what had returned to one thread when another one
-    /// began a write that is left.
+    /// Checks that no write survives without its predecessors: those that had returned to one
+    /// thread when another one began a surviving write.
     fn check_order(&self, fits: &[Fit]) -> Result<()> {
         for (thread, (first, _)) in fits.iter().enumerate() {
-            // It began the write when the one before it had returned.
+            // It began the write after the one before it had returned.
             let begun =
                 self.told.done.iter().position(|(of, it)| *of == thread && it + 1 == *first);
             let Some(begun) = begun else { continue };
@@ -227,8 +225,8 @@ impl Campaign {
         Ok(())
     }
 
-    /// Without another write: until what the process has in memory is as little as it may be. Looks
-    /// at a copy, as another process would find it.
+    /// Waits, without further writes, until the process has as little unwritten data as permitted.
+    /// Examines a copy, as another process would find it.
     fn wait_for_files(&mut self) -> Result<()> {
         let until = Instant::now() + PATIENCE;
         self.told.is_idle = true;
@@ -250,7 +248,7 @@ impl Campaign {
         self.check(&self.plan.left_in(&cache)?).map(drop)
     }
 
-    /// The last opening, by this process.
+    /// Performs the last opening in this process.
     pub(super) fn end(&self) -> Result<()> {
         let cache = Cache::open(self.directory.path(), self.plan.options())?;
         if cache.recovered().damaged_bytes > 0 {
@@ -270,7 +268,7 @@ impl Campaign {
     }
 }
 
-/// Files may come, go and change meanwhile.
+/// Copies the directory; files may appear, disappear and change meanwhile.
 fn copy_of(directory: &Path) -> Result<TempDir> {
     let copy = tempfile::tempdir()?;
     let mut names = Vec::new();

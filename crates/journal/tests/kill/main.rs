@@ -1,10 +1,10 @@
-//! A process with a cache open is killed (SIGKILL) while it writes, again and again, and what is
-//! left is compared with what it was told: the table in `docs/journal-cache.md`, "Durability".
-//! `cargo xtask kill --cache` goes further.
+//! Kills (SIGKILL) a process with an open cache while it writes, repeatedly, and compares what is
+//! left with what it reported: the table in `docs/journal-cache.md`, "Durability". `cargo xtask
+//! kill --cache` goes further.
 //!
-//! The process is this test's own binary, as [`the_process`]. It tells over a pipe what it has
-//! found, and which of its writes have returned; all of them follow from a seed and their number.
-//! It dies with whoever has started it.
+//! The process is this test's own binary, as [`the_process`]. It reports through a pipe what it has
+//! found, and which of its writes have returned; all of them are determined by a seed and their
+//! number. It ends with its parent.
 #![cfg(unix)]
 #![forbid(unsafe_code)]
 
@@ -21,14 +21,14 @@ use alluvium_journal::Durability;
 use self::campaign::Campaign;
 use self::plan::{INTERVAL, Plan};
 
-/// Nothing takes so long: it only keeps a test that hangs from doing so for ever.
+/// Longer than anything takes: it only stops a test that hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 const PROCESS_DIRECTORY: &str = "ALLUVIUM_KILL_DIRECTORY";
 const PROCESS_PLAN: &str = "ALLUVIUM_KILL_PLAN";
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// No test: what the tests start, and kill.
+/// Not a test: the process that the tests start and kill.
 #[test]
 fn the_process() {
     let (Ok(directory), Ok(plan)) = (std::env::var(PROCESS_DIRECTORY), std::env::var(PROCESS_PLAN))
@@ -47,7 +47,7 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().expect(name))
 }
 
-/// Rounds of one plan; what they leave behind stays when one has failed.
+/// Runs the rounds of one plan; after a failure the files are kept.
 fn campaign(durability: Durability, evicts: bool) {
     let (rounds, seed) = (number("ALLUVIUM_KILL_ROUNDS", 5), number("ALLUVIUM_KILL_SEED", 1));
     let plan = Plan { durability, evicts, seed };

@@ -1,4 +1,4 @@
-//! What is written, by a seed and the number of the write.
+//! The writes, determined by a seed and the number of the write.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,14 +12,14 @@ pub(super) const MIB: usize = 1 << 20;
 pub(super) const MEMORY_BYTES: usize = 4 * MIB;
 pub(super) const INTERVAL: Duration = Duration::from_millis(5);
 pub(super) const THREADS: usize = 2;
-/// Of each thread.
+/// Keys of each thread.
 pub(super) const KEYS: u64 = 150;
 
 /// What is written, and to what kind of cache.
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
     pub(super) durability: Durability,
-    /// There is more than the cache may keep; otherwise it keeps everything.
+    /// More is written than the cache may keep; otherwise it keeps everything.
     pub(super) evicts: bool,
     pub(super) seed: u64,
 }
@@ -64,7 +64,7 @@ impl Plan {
         }
     }
 
-    /// Key of a write, and how many words its value has; `None`: it deletes.
+    /// Returns the key of a write, and how many words its value has; `None`: it deletes.
     pub(super) fn write(&self, thread: usize, number: u64) -> (u64, Option<usize>) {
         let mut random = Random::new(self.seed ^ ((thread as u64) << 56) ^ (number << 8));
         let key = random.below(KEYS);
@@ -80,15 +80,15 @@ impl Plan {
         format!("{thread} {key}")
     }
 
-    /// Bytes of its record, at least.
+    /// Returns the minimum length of its record.
     pub(super) fn record_bytes(&self, thread: usize, number: u64) -> u64 {
         self.write(thread, number).1.map_or(32, |words| 16 + words as u64 * 8)
     }
 
-    /// What a cache holds, by thread.
+    /// Returns what a cache contains, by thread.
     ///
     /// # Errors
-    /// It cannot be read, or holds what was never written.
+    /// It cannot be read, or contains what was never written.
     pub(super) fn left_in(&self, cache: &Cache) -> Result<Vec<Left>> {
         let mut left = vec![Left::new(); THREADS];
         for entry in cache.iter() {
@@ -109,7 +109,7 @@ impl Plan {
         Ok(left)
     }
 
-    /// Write to a model; returns which key.
+    /// Applies a write to a model; returns its key.
     pub(super) fn apply(&self, model: &mut Left, thread: usize, number: u64) -> u64 {
         let (key, words) = self.write(thread, number);
         match words {

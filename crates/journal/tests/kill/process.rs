@@ -1,4 +1,4 @@
-//! The process that is killed: from inside, and as whoever kills it sees it. They talk in lines.
+//! The process that is killed, from inside and from outside. Both sides communicate in lines.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -14,15 +14,15 @@ use alluvium_journal::{Cache, Error};
 use super::plan::{KEYS, Left, Plan, THREADS};
 use super::{PATIENCE, PROCESS_DIRECTORY, PROCESS_PLAN, Result};
 
-/// Each thread flushes after so many writes.
+/// Each thread flushes after this many writes.
 const FLUSH_EVERY: u64 = 400;
 const SIGKILL: i32 = 9;
 
-/// Tell what is there, be told with which writes to begin and how many there are (0: without end),
-/// write until killed.
+/// Reports what the cache contains, receives the first write and their number (0: unlimited), and
+/// writes until killed.
 pub(super) fn live(directory: &Path, plan: Plan) -> Result<()> {
     let cache = Cache::open(directory, plan.options())?;
-    // The harness has begun a line.
+    // The test harness has begun a line.
     println!();
     println!("damaged {}", cache.recovered().damaged_bytes);
     for (thread, left) in plan.left_in(&cache)?.iter().enumerate() {
@@ -45,7 +45,7 @@ pub(super) fn live(directory: &Path, plan: Plan) -> Result<()> {
                 }
             });
         }
-        // The end of the input is the end of whoever has started this.
+        // The input ends when the parent ends.
         let _ = lines.next();
         exit(0)
     })
@@ -73,14 +73,14 @@ fn write(cache: &Cache, plan: &Plan, thread: usize, first: u64, burst: u64) -> R
             cache.flush()?;
             println!("flushed {thread} {number}");
         }
-        // What is read is kept when the oldest journal goes.
+        // Records that are read are kept when the oldest journal is evicted.
         cache.get(Plan::key(thread, random.below(KEYS)).as_bytes())?;
     }
     println!("idle {thread}");
     Ok(())
 }
 
-/// The process, seen from outside.
+/// The process, from outside.
 pub(super) struct Process {
     child: Child,
     lines: Receiver<String>,
@@ -100,7 +100,7 @@ impl Process {
         thread::spawn(move || {
             let mut stdout = BufReader::new(stdout);
             let mut line = String::new();
-            // What it was killed in the middle of is no line.
+            // An incomplete line at the kill is ignored.
             while stdout.read_line(&mut line).is_ok_and(|read| read > 0) && line.ends_with('\n') {
                 if sender.send(line.trim_end().to_owned()).is_err() {
                     return;
@@ -118,7 +118,7 @@ impl Process {
         })
     }
 
-    /// What it has found.
+    /// Returns what it has found.
     pub(super) fn found(&self) -> Result<Vec<Left>> {
         let mut found = vec![Left::new(); THREADS];
         loop {
@@ -144,7 +144,7 @@ impl Process {
         Ok(writeln!(stdin, "{first} {burst}")?)
     }
 
-    /// Kill it; what it has told until then and nobody has heard.
+    /// Kills it; returns what it had reported and was not yet received.
     pub(super) fn kill(mut self) -> Result<Vec<String>> {
         self.child.kill()?;
         let status = self.child.wait()?;
