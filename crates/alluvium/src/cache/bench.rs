@@ -18,11 +18,12 @@ use crate::units::{Size, about};
 
 /// Measure a journal cache in a directory of its own, which is removed at the end.
 ///
-/// Keys of 16 bytes. CPU is that of the threads that call the cache, without the flusher behind
-/// them; time is the wall's. Latencies are of one call in 16; getmany has none.
+/// Keys have 16 bytes. CPU is the processor time of the threads that call the cache, without its
+/// background threads; time is wall-clock time. One call in 16 is timed for latencies; getmany has
+/// none.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
-    /// An empty or new directory, on the disk that is to be measured.
+    /// An empty or new directory, on the disk to be measured.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     /// Number of keys, at least one for each thread.
@@ -36,8 +37,8 @@ pub(crate) struct BenchArgs {
     threads: u16,
     #[command(flatten)]
     cache: CacheArgs,
-    /// What to measure, in this order; what is read was written by fillseq or fillrandom before.
-    /// Can be given several times. Default: all.
+    /// What to measure, in this order; reads need a fillseq or fillrandom before them. Can be given
+    /// several times. Default: all.
     #[arg(long, value_enum, value_name = "WORKLOAD")]
     workload: Vec<Workload>,
     /// Print JSON. Default: a table.
@@ -47,21 +48,21 @@ pub(crate) struct BenchArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Workload {
-    /// All keys, in their order, into an empty cache.
+    /// Write all keys in order, into an empty cache.
     Fillseq,
-    /// As many writes of random keys, into an empty cache.
+    /// Write as many random keys, into an empty cache.
     Fillrandom,
-    /// As many writes of random keys again.
+    /// Write as many random keys again.
     Overwrite,
-    /// All entries, by an iteration.
+    /// Iterate over all entries.
     Readseq,
-    /// As many reads of random keys.
+    /// Read as many random keys.
     Readrandom,
-    /// The same, 32 keys at a time.
+    /// Read as many random keys, 32 at a time.
     Getmany,
-    /// As many reads of keys that are not there.
+    /// Read as many absent keys.
     Readmissing,
-    /// 95% reads and 5% writes, of keys with a Zipf distribution (YCSB's, 0.99).
+    /// 95% reads and 5% writes of keys with a Zipf distribution (YCSB's, 0.99).
     Mixed,
     /// Close the cache, and open it again.
     Reopen,
@@ -81,16 +82,16 @@ const ALL: [Workload; 9] = [
 
 /// All keys of the default load are in memory.
 const DEFAULT_MEMORY: Size = Size::gib(3);
-/// Calls of which one is timed.
+/// One call in this many is timed.
 const TIMED: u64 = 16;
 const BATCH: usize = 32;
-/// Values are taken from so many bytes, and the length of one.
+/// Values are slices of this many bytes, plus the length of a value.
 const SAMPLE_BYTES: usize = 1 << 20;
 const KEY_BYTES: usize = 16;
-/// More than any disk has: who asks for it has mistaken himself, and it would not end.
+/// More than any disk has: such a request is a mistake, and would not end.
 const MOST_BYTES: Size = Size::tib(256);
 
-/// What a workload took, all threads together.
+/// What a workload took, in total for all threads.
 #[derive(Default)]
 struct Taken {
     operations: u64,
@@ -111,7 +112,7 @@ impl Taken {
 }
 
 impl BenchArgs {
-    /// What cannot be measured.
+    /// Returns what is wrong with the arguments.
     fn fault(&self) -> Option<String> {
         let Self { keys, value, threads, .. } = self;
         if *keys < u64::from(*threads) {
@@ -134,8 +135,10 @@ impl BenchArgs {
     }
 }
 
+/// Runs `alluvium cache bench`.
+///
 /// # Errors
-/// It cannot be measured, the directory is not empty, or the cache fails.
+/// Invalid arguments, the directory is not empty, or the cache fails.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     if let Some(fault) = args.fault() {
         return Err(Failure::Usage(fault));
@@ -230,7 +233,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     }
 }
 
-/// What the bench has written goes with it.
+/// Removes what the bench has written when dropped.
 struct RemoveAtEnd<'a>(&'a Path);
 
 impl Drop for RemoveAtEnd<'_> {
@@ -284,7 +287,7 @@ impl Bench<'_> {
         }
         let args = self.args;
         let cache = self.cache()?;
-        // Behind the opening, which looks at the size of a journal, and so of a value.
+        // After opening, which checks the size of a journal, and so of a value.
         let values = sample(&mut Random::new(0x5eed), SAMPLE_BYTES + bytes(args.value));
         let values = &values[..];
         let started = Instant::now();
@@ -313,7 +316,7 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Sixteen hexadecimal digits.
+/// Returns sixteen hexadecimal digits.
 fn key(number: u64) -> [u8; KEY_BYTES] {
     let mut key = [0; KEY_BYTES];
     for (at, digit) in key.iter_mut().enumerate() {
@@ -322,7 +325,7 @@ fn key(number: u64) -> [u8; KEY_BYTES] {
     key
 }
 
-/// Bytes to take values from: half of them compressible, as `db_bench` has it.
+/// Returns bytes to take values from: half of them compressible, as in `db_bench`.
 fn sample(random: &mut Random, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len + 100);
     while bytes.len() < len {
@@ -333,7 +336,7 @@ fn sample(random: &mut Random, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// What one thread does, with parts of `values`.
+/// Runs one thread, with slices of `values`.
 fn one(
     cache: &Cache,
     args: &BenchArgs,
@@ -395,8 +398,8 @@ fn one(
             },
             Workload::Reopen => unreachable!("not by threads"),
         }
-        // Of 32 keys all but the last are only collected here: the latency of such a step would be
-        // nobody's.
+        // All but the last of 32 keys are only collected here, so the latency of such a step would
+        // be meaningless.
         if let Some(started) = started
             && !matches!(workload, Workload::Getmany)
         {
@@ -471,7 +474,7 @@ mod tests {
         let args = parsed(&["--keys", "3", "--threads", "4"]).unwrap();
         let Err(Failure::Usage(told)) = run(&args) else { panic!("it measures nothing") };
         assert!(told.contains("--keys 3") && told.contains("--threads 4"), "{told}");
-        // Nor what has no room, or no end.
+        // Nor what does not fit, or would not end.
         for (words, told) in [
             (["--value", "1TiB"], "--value 1TiB does not fit into a journal"),
             (["--value", "128MiB"], "--journal is 128MiB"),

@@ -1,4 +1,4 @@
-//! `alluvium cache compact`: the space of what is dead, now.
+//! `alluvium cache compact`: reclaims the space of dead records now.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -12,17 +12,17 @@ use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::units::{Size, about, counted};
 
-/// Write anew what is alive in each journal that holds something else too, and remove the journal.
-/// Nobody else may have the cache open.
+/// Rewrite the live records of each journal that contains anything else, and remove the journal. No
+/// other process may have the cache open.
 ///
-/// What is overwritten or deleted goes by itself when it is most of a journal, what has expired
-/// when the disk space is used up; this is for getting the rest of the space at once. What was
-/// compressed is written plain, until the cache is in use again; a journal stays if that would take
-/// more room than it does. It needs room for two journals on the disk. Nothing is evicted for it:
-/// the disk budget of those who use the cache does not count here.
+/// In use, a cache reclaims overwritten and deleted records when they are most of a journal, and
+/// expired ones when the disk space is used up; this command reclaims all of the space at once.
+/// Compressed records are written plain until the cache is in use again; a journal stays if that
+/// would take more space than it does. Needs disk space for two journals. Nothing is evicted: the
+/// disk budget with which the cache is used does not apply here.
 ///
-/// Exit codes: 0 done, also if journals that are damaged, or that the disk cannot read, stay as
-/// they are; 1 failed, or the cache is in use; 2 wrong usage, or there is no cache.
+/// Exit codes: 0 done, even if journals that are damaged or unreadable stay as they are; 1 failed,
+/// or the cache is in use; 2 wrong usage, or there is no cache.
 #[derive(Args, Debug)]
 pub(crate) struct CompactArgs {
     /// The cache's directory.
@@ -35,13 +35,13 @@ pub(crate) struct CompactArgs {
     json: bool,
 }
 
-/// More than the newest journal, its successor and what a cache has to have at least take, however
-/// large its journals are.
+/// More than the newest journal, its successor and the minimum of a cache take, whatever the size
+/// of its journals.
 const ROOM: Size = Size::gib(16);
-/// Unit of what the system says about the room that a file takes.
+/// The unit in which the system reports the disk space of a file.
 const SECTOR_BYTES: u64 = 512;
 
-/// What the files of a cache are, and the room that they take.
+/// The files of a cache, and their disk space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct OnDisk {
     journals: u64,
@@ -61,8 +61,10 @@ impl OnDisk {
     }
 }
 
+/// Runs `alluvium cache compact`.
+///
 /// # Errors
-/// There is no cache, somebody has it open, or it fails.
+/// There is no cache, it is open elsewhere, or compaction fails.
 pub(crate) fn run(args: &CompactArgs) -> Result<(), Failure> {
     memory::check(args.memory);
     let directory = &args.directory;

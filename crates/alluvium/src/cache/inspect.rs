@@ -1,4 +1,4 @@
-//! `alluvium cache inspect` and `verify`: what is in a cache's files.
+//! `alluvium cache inspect` and `verify`: the contents of a cache's files.
 
 use std::path::{Path, PathBuf};
 
@@ -9,11 +9,11 @@ use serde_json::json;
 use crate::output::{self, Failure, Table};
 use crate::units::{about, counted};
 
-/// Show what is in the journals of a cache. Reads all of them and changes nothing; the cache may be
+/// Show the contents of a cache's journals. Reads all of them and changes nothing; the cache may be
 /// in use, as for `verify`.
 ///
-/// Exit codes: 0 nothing is damaged; 1 something is, and all was shown; 2 it could not be looked
-/// at, or not to its end.
+/// Exit codes: 0 nothing is damaged; 1 something is damaged, and everything was shown; 2 the cache
+/// could not be inspected completely.
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
     /// The cache's directory.
@@ -23,13 +23,13 @@ pub(crate) struct InspectArgs {
     json: bool,
 }
 
-/// Check all records of a cache. Changes nothing.
+/// Verify all records of a cache. Changes nothing.
 ///
-/// Beside a process that has the cache open, what that is just writing may be taken for damage: it
-/// is the newest journal's then, and gone when it is looked at again.
+/// If a process has the cache open, what it is writing at the moment may be reported as damage at
+/// the end of the newest journal; it is not reported if the check is repeated.
 ///
-/// Exit codes: 0 nothing is damaged; 1 something is; 2 it could not be looked at, or not to its
-/// end.
+/// Exit codes: 0 nothing is damaged; 1 something is damaged; 2 the cache could not be verified
+/// completely.
 #[derive(Args, Debug)]
 pub(crate) struct VerifyArgs {
     /// The cache's directory.
@@ -44,7 +44,7 @@ fn hint(report: &JournalReport) -> &'static str {
     }
 }
 
-/// Its records are not all there, or its hint would have an opening believe something else.
+/// Returns whether records are missing, or the hint disagrees with the journal.
 fn is_damaged(report: &JournalReport) -> bool {
     report.damaged_bytes > 0 || report.hint == HintState::Wrong
 }
@@ -56,8 +56,10 @@ fn verdict(directory: &Path, is_damaged: bool) -> Result<(), Failure> {
     }
 }
 
+/// Runs `alluvium cache inspect`.
+///
 /// # Errors
-/// Something is damaged; the directory has no cache that can be read.
+/// Something is damaged; the directory has no readable cache.
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let mut reports = Vec::new();
     let looked = alluvium_journal::inspect(&args.directory, |report| {
@@ -138,7 +140,7 @@ fn kept_aside(directory: &Path) -> Result<KeptAside, Failure> {
     alluvium_journal::kept_aside(directory).map_err(|error| Failure::from(error).not_looked())
 }
 
-/// What is no journal of the cache any more, and takes room.
+/// Reports files that were set aside: they are no longer journals of the cache, and take space.
 fn tell_of(aside: KeptAside) -> Result<(), Failure> {
     if aside.files == 0 {
         return Ok(());
@@ -150,8 +152,10 @@ fn tell_of(aside: KeptAside) -> Result<(), Failure> {
     ))
 }
 
+/// Runs `alluvium cache verify`.
+///
 /// # Errors
-/// Something is damaged; the directory has no cache that can be read.
+/// Something is damaged; the directory has no readable cache.
 pub(crate) fn verify(args: &VerifyArgs) -> Result<(), Failure> {
     let (mut records, mut has_damage, mut has_damaged_bytes) = (0, false, false);
     let looked = alluvium_journal::inspect(&args.directory, |report| {

@@ -1,23 +1,23 @@
-//! The memory that there is: of the machine, or what the process's control group leaves of it.
+//! The available memory: that of the machine, or the limit of the process's control group.
 
 use std::fs;
 use std::path::Path;
 
 use crate::units::{Size, about};
 
-/// Where controllers of memory are mounted, and their limits: of version 2, which is in no list of
-/// controllers, and of version 1.
+/// Where memory controllers are mounted, and the files of their limits: version 2, which has an
+/// empty list of controllers, and version 1.
 const GROUPS_V2: (&str, &str) = ("sys/fs/cgroup", "memory.max");
 const GROUPS_V1: (&str, &str) = ("sys/fs/cgroup/memory", "memory.limit_in_bytes");
 
-/// As much as a process may use, and whose bound that is.
+/// The memory that a process may use, and the source of that limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bound {
     bytes: u64,
     whose: &'static str,
 }
 
-/// Tell whoever has given journals more memory than there is: it is taken as it is needed, so that
+/// Logs a warning if journals are given more memory than there is: it is allocated on use, so that
 /// nothing fails before it is too late.
 pub(super) fn check(wanted: Size) {
     if let Some(excess) = bound(Path::new("/")).and_then(|bound| excess(wanted, bound)) {
@@ -34,7 +34,8 @@ fn excess(wanted: Size, Bound { bytes, whose }: Bound) -> Option<String> {
     })
 }
 
-/// The least one, of the system whose files are under `root`; `None` if nothing tells.
+/// Returns the lowest limit of the system whose files are under `root`; `None` if there is no
+/// information.
 fn bound(root: &Path) -> Option<Bound> {
     let machine = machine_bytes(root).map(|bytes| Bound { bytes, whose: "the machine has" });
     let group = group_bytes(root)
@@ -49,8 +50,9 @@ fn machine_bytes(root: &Path) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Of the process's groups and of all above them, as far as they are seen: in a container the path
-/// may be the host's, and the container's own group is where they are mounted.
+/// Returns the lowest limit of the process's groups and their ancestors, as far as they are
+/// visible: in a container the path may be that of the host, and the container's own group is the
+/// mount point.
 fn group_bytes(root: &Path) -> Option<u64> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let limit = |line: &str| {
@@ -65,7 +67,7 @@ fn group_bytes(root: &Path) -> Option<u64> {
         let mount = root.join(mount);
         let group = mount.join(path.trim_start_matches('/'));
         let groups = group.ancestors().take_while(|it| it.starts_with(&mount));
-        // `max` is no number, and no limit.
+        // `max` is not a number, and means no limit.
         let of_group =
             |it: &Path| fs::read_to_string(it.join(file)).ok()?.trim().parse::<u64>().ok();
         groups.filter_map(of_group).min()
@@ -77,7 +79,7 @@ fn group_bytes(root: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// What a system with these files tells.
+    /// Returns the limit on a system with these files.
     fn bound_with(files: &[(&str, &str)]) -> Option<Bound> {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -114,7 +116,7 @@ mod tests {
         let group = "sys/fs/cgroup/memory/docker/1f/memory.limit_in_bytes";
         assert_eq!(bound_with(&[machine, v1, (root, none), (group, none)]), of_machine);
         assert_eq!(bound_with(&[machine, v1, (root, none), (group, "5000")]), of_group(5000));
-        // Seen from within, under the name that it has outside.
+        // Seen from inside, with the name that it has outside.
         assert_eq!(bound_with(&[machine, v1, (root, "6000\n")]), of_group(6000));
     }
 

@@ -1,4 +1,4 @@
-//! `alluvium cache`: a journal cache as a server, and the tools for it.
+//! `alluvium cache`: a journal cache as a server, and its tools.
 
 mod bench;
 mod compact;
@@ -21,10 +21,10 @@ pub(crate) enum CacheCommand {
     Verify(inspect::VerifyArgs),
 }
 
-/// Run a `cache` command.
+/// Runs a `cache` command.
 ///
 /// # Errors
-/// What the command says it can fail with.
+/// Those of the command.
 pub(crate) fn run(command: CacheCommand) -> Result<(), Failure> {
     match &command {
         CacheCommand::Serve(args) => {

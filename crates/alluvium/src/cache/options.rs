@@ -1,64 +1,64 @@
-//! How a cache is opened, as a person says it.
+//! Command-line options for opening a cache.
 
 use alluvium_journal::{Compression, Durability, Options, WhenFull};
 use clap::Args;
 
 use crate::units::{Size, Span};
 
-/// What the commands that open a cache to write to it have in common.
+/// The options shared by the commands that open a cache for writing.
 #[derive(Args, Clone, Debug)]
 pub(super) struct CacheArgs {
-    /// Memory for journals, at least four of them; the index comes on top. More than the machine
-    /// has, or the cgroup may have, is told at the start. Default 1GiB, of the bench 3GiB.
+    /// Memory for journals, at least four of them; the index comes on top. A warning is logged if
+    /// it is more than the machine has or the cgroup permits. Default 1GiB; for bench 3GiB.
     #[arg(long, value_name = "SIZE")]
     pub(super) memory: Option<Size>,
     /// Disk space for journals, at least eight of them.
     #[arg(long, value_name = "SIZE", default_value_t = Size::gib(16))]
     pub(super) max_disk: Size,
-    /// Size of a journal, and so bound of a key with its value: 1MiB to 1GiB. Of a cache that is
-    /// there its own counts.
+    /// Size of a journal, which limits a key with its value: 1MiB to 1GiB. An existing cache keeps
+    /// its own size.
     #[arg(long, value_name = "SIZE", default_value_t = Size::mib(128))]
     pub(super) journal: Size,
-    /// When a write is on stable storage: `always`, before it is answered; after a time, 1ms or
-    /// more, and what a sync takes, for which writers wait that are faster than the disk; or
-    /// `none`, some time later, with no bound on that.
+    /// When a write is on stable storage: `always`, before it is answered; a TIME of 1ms or more,
+    /// within that time plus the time of a sync, where writers that are faster than the disk wait
+    /// for it; or `none`, at some later time without a bound.
     ///
-    /// What is lost: with `always` nothing. With a time, by SIGKILL and by a power cut alike, what
-    /// was written within it, and within what writing and syncing that takes: that time once more
-    /// at most, as the disk was lately, or what it takes for about 3MiB if that is longer. With
-    /// `none`, by SIGKILL what had not come to its file, the last 1MiB or, of writers that are
-    /// faster than the disk, up to --memory; by a power cut all that the disk had not written by
-    /// itself, which may be everything since the last journal was full.
+    /// What can be lost: with `always` nothing. With a TIME, by SIGKILL and by a power cut alike,
+    /// what was written within it and within the time that writing and syncing this takes: at most
+    /// that TIME again at the recent speed of the disk, or the time for about 3MiB if that is
+    /// longer. With `none`, by SIGKILL what was not yet written to its file: the last 1MiB, or up
+    /// to --memory if writers are faster than the disk; by a power cut everything that the disk had
+    /// not written on its own, possibly everything since the last journal was full.
     #[arg(long, value_name = "none|always|TIME", default_value = "none", value_parser = durability)]
     pub(super) durability: Durability,
-    /// What happens when the disk space is used up: `evict` the oldest records, but for those that
+    /// What happens when the disk space is used up: `evict` the oldest records except those that
     /// were read, or `refuse` writes.
     #[arg(long, value_name = "evict|refuse", default_value = "evict", value_parser = when_full)]
     pub(super) when_full: WhenFull,
-    /// What journals are compressed with that are not in memory any more.
+    /// Compression of journals that are no longer in memory.
     #[arg(long, value_name = "none|lz4|zstd|snappy", default_value_t)]
     pub(super) compression: Compression,
 }
 
-/// Fields of [`Options`] that errors name, and what they are called here.
+/// Fields of [`Options`] that errors name, and the corresponding flags.
 const FLAGS: [(&str, &str); 3] = [
     ("memory_bytes", "--memory"),
     ("max_disk_bytes", "--max-disk"),
     ("journal_bytes", "--journal"),
 ];
 
-/// A fault of options in the words of the command line.
+/// Replaces option names in an error by those of the command line.
 pub(super) fn in_flags(reason: &str) -> String {
     FLAGS.iter().fold(reason.to_owned(), |reason, (field, flag)| reason.replace(field, flag))
 }
 
 impl CacheArgs {
-    /// For journals.
+    /// Returns the memory for journals.
     pub(super) fn memory(&self, default_memory: Size) -> Size {
         self.memory.unwrap_or(default_memory)
     }
 
-    /// The same in the words of the crate.
+    /// Returns the options of the cache.
     pub(super) fn options(&self, default_memory: Size) -> Options {
         Options {
             memory_bytes: bytes(self.memory(default_memory)),
@@ -72,7 +72,7 @@ impl CacheArgs {
     }
 }
 
-/// A size in memory.
+/// Converts a size to bytes of memory.
 pub(super) fn bytes(size: Size) -> usize {
     usize::try_from(size.bytes).unwrap_or(usize::MAX)
 }

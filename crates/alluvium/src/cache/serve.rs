@@ -1,4 +1,4 @@
-//! `alluvium cache serve`: a journal cache behind the Redis protocol. What runs where:
+//! `alluvium cache serve`: a journal cache behind the Redis protocol. Which thread runs what:
 //! `docs/journal-cache.md`, "As a server".
 
 mod answers;
@@ -44,28 +44,28 @@ use crate::output::Failure;
 use crate::serve::Signals;
 use crate::units::{Size, Span, about, counted};
 
-/// Serve a cache to clients of Redis: GET, SET with all of its options, DEL, EXISTS, MGET, MSET,
-/// TTL, SCAN, INFO and some more.
+/// Serve a cache to Redis clients: GET, SET with all of its options, DEL, EXISTS, MGET, MSET, TTL,
+/// SCAN, INFO and others.
 ///
-/// Without --password-file everybody who reaches the port can read and write everything. Passwords
-/// and values travel as they are: there is no TLS. SIGTERM ends the server, with everything
-/// written. Exit codes: 0 stopped; 1 failed; 2 wrong usage.
+/// Without --password-file, everyone who can reach the port can read and write everything.
+/// Passwords and values are sent in clear text: there is no TLS. SIGTERM stops the server after
+/// everything is written. Exit codes: 0 stopped; 1 failed; 2 wrong usage.
 #[derive(Args, Debug)]
 pub(crate) struct ServeArgs {
-    /// Directory of the cache; made if it is not there. One process has it open at a time.
+    /// Directory of the cache; created if it does not exist. Only one process can have it open.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// Address for clients; port 0 takes a free one. An address other than loopback needs
+    /// Address for clients; port 0 selects a free one. An address other than loopback needs
     /// --password-file or --allow-unauthenticated.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:6379")]
     listen: Address,
     #[command(flatten)]
     cache: CacheArgs,
-    /// Clients have to log in (AUTH, or HELLO with AUTH) with the password in the first line of
-    /// this file. Default: none.
+    /// Clients have to authenticate (AUTH, or HELLO with AUTH) with the password in the first line
+    /// of this file. Default: no authentication.
     #[arg(long, value_name = "FILE")]
     password_file: Option<PathBuf>,
-    /// Listen on the network without authentication: everybody who reaches the port can read and
+    /// Listen on the network without authentication: everyone who can reach the port can read and
     /// write everything.
     #[arg(long)]
     allow_unauthenticated: bool,
@@ -73,19 +73,19 @@ pub(crate) struct ServeArgs {
     /// Default: none.
     #[arg(long, value_name = "ADDR:PORT")]
     metrics_listen: Option<Address>,
-    /// Clients that are connected at the same time; fewer if the process may not have so many files
-    /// open beside the journals (ulimit -n).
+    /// Maximum number of connected clients; lower if the limit of open files (ulimit -n) does not
+    /// permit as many in addition to the journals.
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
-    /// Memory for large requests and answers of all connections together, and for large values that
-    /// are read from disk; of each 64KiB are free. What does not fit gets an error.
+    /// Memory that all connections share for large requests and answers and for large values read
+    /// from disk; up to 64KiB of each are not counted. A request that does not fit gets an error.
     #[arg(long, value_name = "SIZE", default_value_t = Size::mib(512))]
     buffer_memory: Size,
-    /// A client that asks for nothing is disconnected after this time, at least 1s.
+    /// A client without requests is disconnected after this time, at least 1s.
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = idle)]
     idle_timeout: Span,
-    /// A client that sends a request more slowly than so many bytes in a second, or takes its
-    /// answers so, is disconnected when it is 30s behind that.
+    /// Minimum rate, in bytes per second, at which a client has to send a request and receive its
+    /// answers; it is disconnected when it is 30s behind.
     #[arg(long, value_name = "SIZE", default_value_t = Size::kib(64), value_parser = rate)]
     min_rate: Size,
     /// What to log: error, warn, info, debug or trace, or a list of target=level.
@@ -94,30 +94,31 @@ pub(crate) struct ServeArgs {
 }
 
 const DEFAULT_MEMORY: Size = Size::gib(1);
-/// Of `--idle-timeout`.
+/// The minimum of `--idle-timeout`.
 const LEAST_IDLE: Duration = Duration::from_secs(1);
 /// With `--durability always`: answers wait for their own sync, so this one finds nothing to do.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
-/// Threads that may wait for the disk.
+/// The maximum number of blocking threads.
 const WAITING_THREADS: usize = 512;
 /// See [`Patience::time`].
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long requests that are under way may take when the server stops.
+/// How long requests in progress may take when the server stops.
 const GRACE: Duration = Duration::from_secs(10);
-/// After an accept that failed, typically for want of file descriptors: the kernel offers no event
-/// for when there are some again.
+/// The delay after a failed accept, typically for lack of file descriptors: the kernel does not
+/// report when there are some again.
 const RETRY_ACCEPT: Duration = Duration::from_millis(100);
 
-/// What all connections share.
+/// State shared by all connections.
 struct Server {
     cache: Cache,
     password: Option<Password>,
-    /// Answers to writes wait until everything is on stable storage. (Not the cache's own
-    /// [`Durability::Always`]: each write of a pipeline would wait for a sync of its own.)
+    /// Answers to writes wait until everything is on stable storage. (Instead of the cache's own
+    /// [`Durability::Always`], with which each write of a pipeline would wait for a sync of its
+    /// own.)
     flushes: bool,
-    /// The oldest records go when the disk space is used up.
+    /// The oldest records are evicted when the disk space is used up.
     evicts: bool,
-    /// Of `--memory` and `--max-disk`, for whoever asks.
+    /// The values of `--memory` and `--max-disk`, for INFO and metrics.
     memory_bytes: u64,
     max_disk_bytes: u64,
     limits: Limits,
@@ -128,38 +129,38 @@ struct Server {
     patience: Patience,
     started: Instant,
     next_id: AtomicI64,
-    /// So many of the threads that may wait are for writers: when they all wait for the disk, there
-    /// are others for who reads.
+    /// Limits the blocking threads in use by writers: when these all wait for the disk, threads are
+    /// left for readers.
     writers: Semaphore,
 }
 
-/// How long the server waits for a client that has something to do.
+/// How long the server waits for an active client.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
-    /// It has to log in within this time; and so far it may be behind the rate.
+    /// The time within which it has to authenticate, and by which it may be behind the rate.
     time: Duration,
-    /// Bytes in a second, at least 1, of a request that has begun to come and of answers that are
-    /// there.
+    /// Bytes per second, at least 1, for a request being received and for answers being sent.
     least_rate: u64,
 }
 
-/// What is known of a connection.
+/// The state of a connection.
 struct Client {
     id: i64,
     name: Vec<u8>,
     answers: Answers,
-    /// It has logged in.
+    /// It is authenticated.
     is_known: bool,
-    /// It has asked to be disconnected, or made it necessary.
+    /// It has asked to be disconnected, or has to be.
     is_leaving: bool,
-    /// Its answers tell of something that may not be on stable storage: what it has written since
-    /// the last flush, or what a write of its own has met.
+    /// Its answers reveal data that may not be on stable storage: what it has written since the
+    /// last flush, or what a write of its own has seen.
     must_flush: bool,
-    /// Wrong passwords.
+    /// Number of wrong passwords.
     failed_logins: u32,
 }
 
-/// The digest of a password, so that comparing takes as long whatever the other one is.
+/// The digest of a password, so that the time of a comparison does not depend on the other
+/// password.
 struct Password(Digest);
 
 impl Password {
@@ -223,18 +224,18 @@ impl Server {
         }
     }
 
-    /// What happens when the cache is full, by the word of Redis that is nearest to it.
+    /// Returns what happens when the cache is full, as the nearest policy of Redis.
     fn policy(&self) -> &'static str {
         if self.evicts { "allkeys-lru" } else { "noeviction" }
     }
 
-    /// Whether a client has to say first who it is.
+    /// Returns whether a client still has to authenticate.
     fn is_stranger(&self, client: &Client) -> bool {
         self.password.is_some() && !client.is_known
     }
 
     fn condition(&self) -> Condition {
-        // The first one is for good.
+        // The first one is permanent.
         match self.cache.failure().or_else(|| self.cache.upkeep_failure()) {
             None => Condition::Ok,
             Some(cause) => Condition::Failed(cause.to_string()),
@@ -242,7 +243,7 @@ impl Server {
     }
 }
 
-/// A size that is to move in each second.
+/// Parses a size per second.
 fn rate(text: &str) -> Result<Size, String> {
     match text.parse::<Size>()? {
         Size { bytes: 0 } => Err("at 0 a client could hold memory for ever: at least 1B".into()),
@@ -250,7 +251,7 @@ fn rate(text: &str) -> Result<Size, String> {
     }
 }
 
-/// A time without a request. (For Redis 0 is for ever; here nobody is connected for ever.)
+/// Parses a time without a request. (In Redis 0 means forever; here there is always a timeout.)
 fn idle(text: &str) -> Result<Span, String> {
     match text.parse::<Span>()? {
         time if time.0 < LEAST_IDLE => {
@@ -261,7 +262,7 @@ fn idle(text: &str) -> Result<Span, String> {
 }
 
 impl ServeArgs {
-    /// What is logged.
+    /// Returns the log filter.
     pub(super) fn log(&self) -> &str {
         &self.log
     }
@@ -276,8 +277,8 @@ impl ServeArgs {
         }
     }
 
-    /// Without authentication the loopback interface is the only protection there is, so leaving it
-    /// takes a word of the operator.
+    /// Checks that listening beyond the loopback interface, the only protection without
+    /// authentication, was requested explicitly.
     fn check_exposure(&self) -> Result<(), Failure> {
         let clients = ("listen", self.listen.0, self.password_file.is_some());
         let metrics =
@@ -295,11 +296,10 @@ impl ServeArgs {
     }
 }
 
-/// Serve until a signal stops it.
+/// Serves until a signal stops it.
 ///
 /// # Errors
-/// Options that cannot be used; the cache cannot be opened, or not be closed as it should; a port
-/// is taken.
+/// Invalid options; the cache cannot be opened or closed properly; a port is in use.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     args.check_exposure()?;
     memory::check(args.cache.memory(DEFAULT_MEMORY));
@@ -308,7 +308,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let failed = |error| {
         Failure::Failed(format!("cannot listen on {listen} for clients (--listen): {error}"))
     };
-    // Before the cache is opened for nothing.
+    // Before the cache is opened in vain.
     let socket = TcpListener::bind(listen).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
     let files = crate::open_files::raise_limit();
@@ -363,17 +363,16 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Close the cache; if somebody still uses it, see to it that what was answered is on stable
-/// storage, as far as that does not last.
+/// Closes the cache. If it is still in use, syncs what was answered, for a limited time.
 fn end(server: Arc<Server>) -> Result<(), Failure> {
     let server = match Arc::try_unwrap(server) {
         Ok(server) => return server.cache.close().map_err(Failure::from),
         Err(server) => server,
     };
-    // On a thread of its own: what the request waits for may be a disk that does not answer.
+    // On a thread of its own: the request may be waiting for a disk that does not answer.
     let (tell, told) = mpsc::channel();
     thread::spawn(move || {
-        // Nobody hears it who has waited for too long.
+        // The receiver may have timed out.
         let _ = tell.send(server.cache.flush());
     });
     let written = match told.recv_timeout(GRACE) {
@@ -395,7 +394,7 @@ async fn serve(
     let mut signals = Signals::install()?;
     let socket = tokio::net::TcpListener::from_std(socket).map_err(Failure::new)?;
     let local = socket.local_addr().map_err(Failure::new)?;
-    // Weak: who closes the cache is to be the only one that has it.
+    // Weak, so that the cache can be closed by its only owner.
     let watched = Arc::downgrade(&server);
     health.watch(move || watched.upgrade().map_or(Condition::Ok, |server| server.condition()));
     if let Some(metrics) = &metrics {
@@ -425,8 +424,7 @@ async fn serve(
     Ok(())
 }
 
-/// Accept and serve connections until the server stops; then wait for the requests that are under
-/// way.
+/// Accepts and serves connections until the server stops; then waits for the requests in progress.
 async fn accept(
     server: Arc<Server>,
     socket: tokio::net::TcpListener,
@@ -480,18 +478,18 @@ async fn accept(
     }
 }
 
-/// Tell a client that there are too many. It fits into the socket's own buffer, or is not told:
-/// nobody waits for it.
+/// Informs a client that there are too many. The answer fits into the socket's buffer or is
+/// dropped, without waiting.
 fn turn_away(socket: tokio::net::TcpStream) {
-    // The runtime does not know yet that it can be written to, and would not try.
+    // The runtime does not know yet that the socket is writable, and would not try.
     let Ok(mut socket) = socket.into_std() else { return };
-    // What has come is read: else the system would take the answer back.
+    // Input is read first: otherwise the system would discard the answer.
     if !matches!(socket.read(&mut [0; 4096]), Ok(0)) {
         let _ = socket.write_all(b"-ERR max number of clients reached\r\n");
     }
 }
 
-/// A connection, as long as it is open.
+/// An open connection, counted while it exists.
 struct Counted(Arc<Server>);
 
 impl Drop for Counted {

@@ -1,32 +1,31 @@
-//! Answers, in version 2 or 3 of the protocol, one after the other in a buffer that is written at
-//! once.
+//! Answers in version 2 or 3 of the protocol, collected in a buffer that is written at once.
 
 use std::sync::Arc;
 
 use super::buffers::{Buffers, FREE_BYTES, Share};
 
-/// What an answer takes beside its bytes, at most.
+/// The maximum overhead of an answer.
 pub(super) const FRAME_BYTES: usize = 32;
-/// What an error takes, at most; longer ones are cut.
+/// The maximum length of an error; longer ones are truncated.
 pub(super) const ERROR_BYTES: usize = 2 << 10;
-/// A buffer that finds no room for twice its size grows by so much.
+/// The increment of a buffer that cannot be doubled for lack of memory.
 const STEP_BYTES: usize = 64 << 10;
-/// An empty buffer that is larger is given back.
+/// An empty buffer larger than this is released.
 const KEPT_BYTES: usize = 16 << 10;
 
-/// Answers that were not written yet.
+/// Answers that are not written yet.
 pub(super) struct Answers {
     bytes: Vec<u8>,
     share: Share,
     max_bytes: usize,
-    /// One did not fit.
+    /// An answer did not fit.
     is_over: bool,
-    /// Version 3 of the protocol, as HELLO has asked for it.
+    /// Version 3 of the protocol, as requested by HELLO.
     pub(super) is_resp3: bool,
 }
 
 impl Answers {
-    /// Up to `max_bytes`.
+    /// Creates an empty buffer of at most `max_bytes`.
     pub(super) fn new(buffers: &Arc<Buffers>, max_bytes: usize) -> Self {
         let share = Share::new(buffers);
         Self { bytes: Vec::new(), share, max_bytes, is_over: false, is_resp3: false }
@@ -40,7 +39,7 @@ impl Answers {
         self.bytes.len()
     }
 
-    /// They were written.
+    /// Discards the answers after they were written.
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
         if self.bytes.capacity() > KEPT_BYTES {
@@ -49,7 +48,7 @@ impl Answers {
         self.share.hold(0);
     }
 
-    /// Take back what was added since there were `len` bytes; whether something of it had not fit.
+    /// Removes what was added since the length was `len`; returns whether part of it had not fit.
     pub(super) fn take_back(&mut self, len: usize) -> bool {
         self.bytes.truncate(len);
         std::mem::take(&mut self.is_over)
@@ -59,8 +58,7 @@ impl Answers {
         self.is_over
     }
 
-    /// Whether answers of so many bytes will fit; if so, they do as long as none of these is
-    /// written.
+    /// Returns whether `more` bytes of answers will fit; if so, they fit until answers are written.
     pub(super) fn make_room(&mut self, more: usize) -> bool {
         let len = self.bytes.len() + more;
         len <= self.max_bytes && self.share.hold_at_least(len)
@@ -74,11 +72,11 @@ impl Answers {
         }
     }
 
-    /// `more` bytes for which there is room; false if the system has no memory for them.
+    /// Appends `more` bytes, which must fit; false if the system has no memory for them.
     fn append(&mut self, parts: &[&[u8]], more: usize) -> bool {
         let (len, now) = (self.bytes.len() + more, self.bytes.capacity());
         if len > now {
-            // The share has what is allocated, and not only what is filled.
+            // The shared memory is charged for the allocation, not only for the used part.
             let doubled = len.max(2 * now);
             let wanted = match len <= FREE_BYTES {
                 true => doubled.min(FREE_BYTES),
@@ -110,13 +108,13 @@ impl Answers {
         self.simple("OK");
     }
 
-    /// A line that is known not to have an end of line in it.
+    /// Adds a line without an end of line in it.
     pub(super) fn simple(&mut self, text: &str) {
         self.add(&[b"+", text.as_bytes(), b"\r\n"]);
     }
 
-    /// `ERR` and the like, then words. An error is always added: whoever lets a command run has
-    /// made room for [`ERROR_BYTES`] before.
+    /// Adds an error: a code such as `ERR`, then a text. It always fits, since [`ERROR_BYTES`] are
+    /// reserved before a command runs.
     pub(super) fn error(&mut self, text: &str) {
         let line = text.replace(['\r', '\n'], " ");
         let line = &line.as_bytes()[..line.len().min(ERROR_BYTES - 3)];
@@ -124,8 +122,8 @@ impl Answers {
         self.make_room(more);
         let parts = [b"-", line, b"\r\n"];
         if !self.append(&parts, more) {
-            // What waits is moved for it, or the process ends: without it the client would take the
-            // next answer for this one.
+            // The buffer is moved for it, or the process ends: without the error the client would
+            // mistake the next answer for this one.
             parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
         }
     }
@@ -143,7 +141,7 @@ impl Answers {
         self.bulk(text.as_bytes());
     }
 
-    /// Text that is meant to be shown as it is.
+    /// Adds a text to be displayed as it is.
     pub(super) fn verbatim(&mut self, text: &str) {
         if !self.is_resp3 {
             return self.text(text);
@@ -157,18 +155,18 @@ impl Answers {
         self.add(&[null]);
     }
 
-    /// No array, where one would be.
+    /// Adds a null in place of an array.
     pub(super) fn null_array(&mut self) {
         let null: &[u8] = if self.is_resp3 { b"_\r\n" } else { b"*-1\r\n" };
         self.add(&[null]);
     }
 
-    /// So many answers follow that belong to it.
+    /// Starts an array of this many answers.
     pub(super) fn array(&mut self, len: usize) {
         self.number("*", len);
     }
 
-    /// So many pairs of answers follow.
+    /// Starts a map of this many pairs of answers.
     pub(super) fn map(&mut self, pairs: usize) {
         match self.is_resp3 {
             true => self.number("%", pairs),

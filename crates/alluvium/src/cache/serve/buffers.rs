@@ -1,13 +1,13 @@
-//! Memory of all connections together, for requests that are on their way in and answers on their
-//! way out.
+//! The memory that all connections share, for incoming requests and outgoing answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// So much each connection may have without asking: enough for ordinary requests and answers.
+/// What each connection may use without taking from the shared memory: enough for ordinary requests
+/// and answers.
 pub(super) const FREE_BYTES: usize = 64 << 10;
 
-/// What connections take beyond what each has for itself.
+/// The memory that connections use beyond their own part.
 pub(super) struct Buffers {
     used_bytes: AtomicUsize,
     max_bytes: usize,
@@ -23,7 +23,7 @@ impl Buffers {
     }
 }
 
-/// One buffer's share; given back when it is dropped.
+/// The part of one buffer, given back when it is dropped.
 pub(super) struct Share {
     buffers: Arc<Buffers>,
     held_bytes: usize,
@@ -34,8 +34,8 @@ impl Share {
         Self { buffers: buffers.clone(), held_bytes: 0 }
     }
 
-    /// The buffer has so many bytes from now on. False, and nothing changes, if there is no room
-    /// for that: nobody waits, since those who have room may be waiting for more of it.
+    /// Sets the size of the buffer. False, without any change, if there is not enough memory: there
+    /// is no waiting, since the holders of the memory may need more of it.
     pub(super) fn hold(&mut self, bytes: usize) -> bool {
         let bytes = if bytes <= FREE_BYTES { 0 } else { bytes };
         let used = &self.buffers.used_bytes;
@@ -55,7 +55,7 @@ impl Share {
         true
     }
 
-    /// The same, without giving back what it has beyond that.
+    /// Raises the size of the buffer to at least `bytes`; false as [`Self::hold`].
     pub(super) fn hold_at_least(&mut self, bytes: usize) -> bool {
         bytes <= self.held_bytes || self.hold(bytes)
     }

@@ -10,40 +10,41 @@ use super::buffers::Share;
 use super::glob::{MAX_PATTERN_BYTES, Pattern};
 use super::{Client, Server, info, set, talk};
 
-/// Values up to this size are copied on the threads of the connections.
+/// Values up to this size are copied on the connection threads.
 const INLINE_BYTES: usize = 64 << 10;
-/// Values up to this size, together, are copied into the answer to a command there.
+/// Values up to this total size are copied there into the answer to a command.
 pub(super) const INLINE_ANSWER_BYTES: usize = 1 << 20;
-/// Commands with more words run on threads of their own, whatever they do.
+/// Commands with more words always run on blocking threads.
 const INLINE_WORDS: usize = 1000;
-/// Keys of an MGET, EXISTS or DEL that are read from disk at one time.
+/// The number of keys of an MGET, EXISTS or DEL that are read from disk concurrently.
 const KEYS_AT_ONCE: usize = 16;
-/// Their records together, in bytes.
+/// The maximum total size of their records.
 const RECORDS_AT_ONCE_BYTES: usize = 1 << 20;
-/// Memory that this takes beside the records: what is read at one time, and the frame, of up to 256
-/// KiB, that each compressed record lies in.
+/// The additional memory for reading them: the batch of reads, and for each compressed record its
+/// frame of up to 256 KiB.
 const AT_ONCE_BYTES: usize = (1 << 20) + KEYS_AT_ONCE * (256 << 10);
-/// Keys of a SCAN, whatever its COUNT is.
+/// The maximum number of keys of a SCAN, whatever its COUNT.
 const MAX_COUNT: usize = 10_000;
 
-/// How far a command may go where it runs.
+/// What a command may access on the thread that it runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
-    /// Memory: it runs on a thread that serves connections.
+    /// Memory: it runs on a connection thread.
     Memory,
-    /// The disk: it may wait.
+    /// The disk: it may block.
     Disk,
 }
 
-/// What came of a command.
+/// The outcome of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ran {
     Answered,
-    /// It would have to wait, beyond [`Reach::Memory`]: nothing was done, and nothing is answered.
+    /// It would have to block, which [`Reach::Memory`] does not permit: it had no effect and was
+    /// not answered.
     Waits,
 }
 
-/// An error as an answer: a code and words.
+/// An error answer: a code and a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refused(pub(super) String);
 
@@ -55,7 +56,7 @@ impl From<&str> for Refused {
 
 impl From<Error> for Refused {
     fn from(error: Error) -> Self {
-        // What Redis says when it may use no more memory, so that clients know it.
+        // The code of Redis for exhausted memory, which clients know.
         let code = if matches!(error, Error::DiskFull { .. }) { "OOM" } else { "ERR" };
         Self(format!("{code} {error}"))
     }
@@ -63,16 +64,16 @@ impl From<Error> for Refused {
 
 pub(super) type Result<T = Ran> = std::result::Result<T, Refused>;
 
-/// A command that is there.
+/// An implemented command.
 pub(super) struct Command {
     pub(super) name: &'static str,
-    /// Number of its words, itself included; negative: at least so many.
+    /// The number of words including the command; negative: at least that many.
     pub(super) arity: i32,
     pub(super) is_write: bool,
-    /// Which of the words are keys: first, last (negative: from the end), step.
+    /// Which words are keys: first, last (negative: from the end), step.
     pub(super) keys: [i64; 3],
     run: fn(&mut Call<'_>) -> Result,
-    /// It is there for those who have not logged in.
+    /// Permitted without authentication.
     is_open: bool,
 }
 
@@ -103,7 +104,7 @@ const ONE_KEY: [i64; 3] = [1, 1, 1];
 const ALL_KEYS: [i64; 3] = [1, -1, 1];
 const PAIRS: [i64; 3] = [1, -1, 2];
 
-/// All of them; those that are wanted most first.
+/// All commands, the most frequent first.
 pub(super) static COMMANDS: [Command; 29] = [
     command("GET", 2, ONE_KEY, get),
     write("SET", -3, ONE_KEY, set::set),
@@ -136,23 +137,23 @@ pub(super) static COMMANDS: [Command; 29] = [
     command("FLUSHDB", -1, NO_KEYS, flush_all),
 ];
 
-/// A request at its command.
+/// A request being executed.
 pub(super) struct Call<'a> {
     pub(super) server: &'a Server,
     pub(super) client: &'a mut Client,
-    /// With the command in front.
+    /// The command and its arguments.
     pub(super) words: &'a [Bytes],
     pub(super) reach: Reach,
-    /// Memory of the record that is read from disk.
+    /// The memory of the record being read from disk.
     reading: Option<Share>,
 }
 
-/// The place of a command in [`COMMANDS`].
+/// Returns the position of a command in [`COMMANDS`].
 pub(super) fn find(name: &[u8]) -> Option<usize> {
     COMMANDS.iter().position(|command| name.eq_ignore_ascii_case(command.name.as_bytes()))
 }
 
-/// Answer a request, if it can be done within `reach`.
+/// Executes a request and answers it, if that is possible within `reach`.
 pub(super) fn run(server: &Server, client: &mut Client, words: &[Bytes], reach: Reach) -> Ran {
     let answered = client.answers.len();
     let found = find(&words[0]);
@@ -163,7 +164,7 @@ pub(super) fn run(server: &Server, client: &mut Client, words: &[Bytes], reach: 
         }
         Some(command) if !fits(command.arity, words.len()) => Err(wrong_number(command.name)),
         Some(_) if reach == Reach::Memory && words.len() > INLINE_WORDS => Ok(Ran::Waits),
-        // Who is refused has changed nothing: asking again he would meet what he has done himself.
+        // A refused write must have no effect: a client that retries it would see its own change.
         Some(command) if command.is_write && !client.answers.make_room(FRAME_BYTES) => {
             Err(too_large())
         }
@@ -193,7 +194,7 @@ fn too_large() -> Refused {
     "ERR the answer is too large, or the memory for answers (--buffer-memory) is used up; ask for less at once".into()
 }
 
-/// Whether there is such a command and it writes.
+/// Returns whether this is a command that writes.
 pub(super) fn is_write(name: &[u8]) -> bool {
     find(name).is_some_and(|at| COMMANDS[at].is_write)
 }
@@ -208,7 +209,7 @@ pub(super) fn wrong_number(name: &str) -> Refused {
     Refused(format!("ERR wrong number of arguments for '{name}' command"))
 }
 
-/// Words of a client as they may stand in an answer to it, and not too much of them.
+/// Returns a client's argument, escaped and truncated for an answer.
 pub(super) fn shown(word: &[u8]) -> String {
     word[..word.len().min(64)].escape_ascii().to_string()
 }
@@ -227,7 +228,7 @@ pub(super) fn syntax_error() -> Refused {
     "ERR syntax error".into()
 }
 
-/// A number as Redis reads it: just as it would be written.
+/// Parses a number in canonical form, as Redis does.
 pub(super) fn number<T: std::str::FromStr + std::fmt::Display>(word: &[u8]) -> Result<T> {
     let number = std::str::from_utf8(word).ok().and_then(|word| {
         let number: T = word.parse().ok()?;
@@ -245,7 +246,7 @@ impl<'a> Call<'a> {
         &mut self.client.answers
     }
 
-    /// What is under a key, as far as this may reach.
+    /// Looks up a key within the permitted reach.
     fn look(&mut self, key: &[u8]) -> Result<Lookup> {
         let found = self.cache().try_get(key)?;
         if self.reach == Reach::Memory || !matches!(found, Lookup::OnDisk) {
@@ -258,19 +259,19 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Take the memory that reading the record of a key needs, if it is on disk: all of a record is
-    /// read, whatever is asked of it, and by as many as there are threads.
+    /// Reserves the memory for reading the record of a key from disk, if it is there: the whole
+    /// record is read whatever is asked of it, and by as many threads as there are.
     pub(super) fn hold_read(&mut self, key: &[u8]) -> Result<()> {
         self.hold(self.cache().read_bytes(key))
     }
 
-    /// The same for a command that asks only whether the key is there.
+    /// Reserves the memory for a command that only needs to know whether the key is present.
     pub(super) fn hold_presence(&mut self, key: &[u8]) -> Result<()> {
         self.hold(self.cache().presence_bytes(key))
     }
 
-    /// Have room in the answer for what is under a key, before that is replaced: afterwards it is
-    /// nowhere any more. (Not for something larger that somebody puts there meanwhile.)
+    /// Reserves space in the answer for the value of a key before it is replaced, since it cannot
+    /// be read afterwards. (This does not cover a larger value that is put meanwhile.)
     pub(super) fn hold_answer(&mut self, key: &[u8]) -> Result<()> {
         let bytes = match self.cache().try_get(key)? {
             Lookup::Found(value, _) => value.len(),
@@ -291,8 +292,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The same for the first of several keys, which are read at one time, each with the memory
-    /// that `bytes_of` says; how many these are: one, where there is no memory for more of them.
+    /// Reserves the memory for reading the first of several keys concurrently, where `bytes_of`
+    /// returns the size of each; returns how many, which is one if there is no memory for more.
     fn hold_reads(
         &mut self,
         keys: &[Bytes],
@@ -308,7 +309,7 @@ impl<'a> Call<'a> {
             bytes += more;
         }
         if count > 1 {
-            // Where all are in memory nothing is read.
+            // If all are in memory nothing is read.
             let wanted = if bytes > 0 { bytes + AT_ONCE_BYTES } else { 0 };
             let buffers = &self.server.buffers;
             if self.reading.get_or_insert_with(|| Share::new(buffers)).hold(wanted) {
@@ -323,7 +324,7 @@ impl<'a> Call<'a> {
         self.reach == Reach::Memory
     }
 
-    /// Write a value, whatever is there.
+    /// Writes a value unconditionally.
     pub(super) fn put(&mut self, key: &[u8], value: &[u8], ttl: Option<Duration>) -> Result {
         if self.must_wait() {
             let is_written = !self.server.flushes
@@ -339,7 +340,7 @@ impl<'a> Call<'a> {
         Ok(Ran::Answered)
     }
 
-    /// Answers with the value if it is there.
+    /// Answers with the value if the key is present.
     fn value(&mut self, found: &Lookup) -> Ran {
         match found {
             Lookup::Found(value, _) if self.must_wait() && value.len() > INLINE_ANSWER_BYTES => {
@@ -379,7 +380,7 @@ fn mget(call: &mut Call<'_>) -> Result {
         if call.client.answers.len() - before > INLINE_ANSWER_BYTES {
             return Ok(Ran::Waits);
         }
-        // What does not fit any more need not be read.
+        // An answer that is already too large needs no further reads.
         if call.answers().is_over() {
             break;
         }
@@ -392,12 +393,12 @@ fn mget(call: &mut Call<'_>) -> Result {
     Ok(Ran::Answered)
 }
 
-/// The same where it may wait: several keys at one time.
+/// MGET on a blocking thread: reads several keys concurrently.
 fn mget_from_disk(call: &mut Call<'_>) -> Result {
     let mut keys = &call.words[1..];
     call.answers().array(keys.len());
     let (mut hits, mut misses) = (0, 0);
-    // What does not fit any more need not be read.
+    // An answer that is already too large needs no further reads.
     while !keys.is_empty() && !call.answers().is_over() {
         let (now, later) = keys.split_at(call.hold_reads(keys, Cache::read_bytes)?);
         for value in call.cache().get_many(now) {
@@ -406,8 +407,8 @@ fn mget_from_disk(call: &mut Call<'_>) -> Result {
                     hits += 1;
                     call.answers().bulk(&value);
                 }
-                // One that is damaged is as good as absent here: the error would not say which key
-                // it is. GET does.
+                // A damaged value counts as absent here: the error would not identify the key. GET
+                // reports it.
                 Ok(None) | Err(Error::Corrupt { .. }) => {
                     misses += 1;
                     call.answers().null();
@@ -437,7 +438,7 @@ fn exists(call: &mut Call<'_>) -> Result {
     Ok(Ran::Answered)
 }
 
-/// The same where it may wait: several keys at one time.
+/// EXISTS on a blocking thread: reads several keys concurrently.
 fn exists_on_disk(call: &mut Call<'_>) -> Result {
     let mut keys = &call.words[1..];
     let mut there = 0;
@@ -472,7 +473,7 @@ fn kind(call: &mut Call<'_>) -> Result {
     Ok(Ran::Answered)
 }
 
-/// TTL in seconds, PTTL in milliseconds; -1 for a value that does not expire, -2 for none.
+/// TTL in seconds, PTTL in milliseconds; -1 for a value that does not expire, -2 for an absent key.
 fn ttl(call: &mut Call<'_>) -> Result {
     let left = match call.look(&call.words[1])? {
         Lookup::Found(_, Some(left)) => {
@@ -488,15 +489,15 @@ fn ttl(call: &mut Call<'_>) -> Result {
     Ok(Ran::Answered)
 }
 
-/// Each key by itself: others may see some of them written and others not. Of those that cannot
-/// be, none is written.
+/// MSET writes each key by itself: others may see some of them written and others not. If one
+/// cannot be written, none is.
 fn mset(call: &mut Call<'_>) -> Result {
     let pairs = &call.words[1..];
     if !pairs.len().is_multiple_of(2) {
         return Err(wrong_number("MSET"));
     }
-    // Not one by one without waiting: what was written must not be written again when another one
-    // has to wait.
+    // Not one by one without blocking: keys already written must not be written again when a later
+    // one has to block.
     if call.must_wait() {
         return Ok(Ran::Waits);
     }
@@ -515,9 +516,9 @@ fn del(call: &mut Call<'_>) -> Result {
         return Ok(Ran::Waits);
     }
     let mut deleted = 0;
-    // Also for what is not there: whoever has deleted it may still wait for stable storage.
+    // Also for absent keys: their deletion by another client may not be on stable storage yet.
     call.client.must_flush = true;
-    // What can be no key is not there.
+    // Keys of invalid length are absent.
     let is_no_key = |key: &Bytes| !(1..=MAX_KEY_BYTES).contains(&key.len());
     for mut keys in call.words[1..].split(is_no_key) {
         while !keys.is_empty() {
@@ -548,7 +549,7 @@ fn scan(call: &mut Call<'_>) -> Result {
             },
             b"TYPE" => match &value.to_ascii_lowercase()[..] {
                 b"string" => {}
-                // Tools ask for each in turn.
+                // Tools ask for each type in turn.
                 b"list" | b"set" | b"zset" | b"hash" | b"stream" => has_none = true,
                 _ => return Err("ERR unknown type name".into()),
             },
@@ -564,7 +565,7 @@ fn scan(call: &mut Call<'_>) -> Result {
     if call.must_wait() {
         return Ok(Ran::Waits);
     }
-    // As in `Call::hold_read`. Of a long record the beginning is read, if that will do.
+    // As in `Call::hold_read`. Of a long record only the beginning is read if that is sufficient.
     let mut reading = Share::new(&call.server.buffers);
     let may_read = |bytes| reading.hold(bytes);
     let scanned = call.cache().scan_within(ScanCursor(from << 1), count, may_read)?;
@@ -574,8 +575,8 @@ fn scan(call: &mut Call<'_>) -> Result {
         let pattern = Pattern::new(pattern);
         scanned.keys.retain(|key| pattern.matches(key));
     }
-    // Within 63 bits: many clients keep a cursor in a signed number. The lowest bit is never set,
-    // as a shard has far fewer buckets than that.
+    // Within 63 bits, since many clients store a cursor in a signed number. The lowest bit is never
+    // set: a shard has far fewer buckets than that.
     let next = scanned.next.map_or(0, |next| next.0 >> 1);
     call.answers().array(2);
     call.answers().text(&next.to_string());
@@ -585,8 +586,8 @@ fn scan(call: &mut Call<'_>) -> Result {
 }
 
 fn dbsize(call: &mut Call<'_>) -> Result {
-    // Each part of the index is locked for a moment, and a writer may have it for as long as it
-    // takes to copy a large value.
+    // Each shard of the index is locked briefly, and a writer may hold it while it copies a large
+    // value.
     if call.must_wait() {
         return Ok(Ran::Waits);
     }

@@ -1,9 +1,9 @@
-//! A connection: requests in, answers out, and what runs where.
+//! A connection: requests in, answers out, and which thread executes what.
 //!
-//! Requests run on the connection's own task as long as they need nothing but memory. From the
-//! first one on that would have to wait, everything that has come with it runs on a thread that
-//! may: one change of threads for a whole pipeline. The answers to what came together go out
-//! together.
+//! Requests are executed on the connection's own task as long as they need only memory. From the
+//! first one that would have to block, everything that has arrived with it is executed on a
+//! blocking thread: one change of threads for a whole pipeline. The answers to what arrived
+//! together are written together.
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,28 +23,27 @@ use super::command::{self, Ran, Reach};
 use super::request::{Limits, Request, Requests};
 use super::{Client, Patience, Server};
 
-/// Answers are written when they are so many, whatever has come besides.
+/// Answers are written when they reach this size, even if more requests have arrived.
 const ENOUGH_ANSWERS: usize = 1 << 20;
-/// Read of further requests while answers wait to be taken.
+/// The maximum of further requests read while answers cannot be written.
 const MAX_AHEAD: usize = 64 << 20;
-/// Of requests that stay on the connection's task: a step of the budget that it has until others
-/// have their turn.
+/// Words of requests on the connection's task that consume one unit of its cooperative budget.
 const WORDS_OF_A_STEP: usize = 64;
-/// Requests that change threads together.
+/// The maximum number of requests that change threads together.
 const MAX_TOGETHER: usize = 1024;
-/// For so long they run there; then it is the turn of those of others.
+/// After this time on a blocking thread, other connections get their turn.
 const TURN: Duration = Duration::from_millis(20);
-/// So much of what a client still sends is discarded for its last answer to reach it.
+/// The maximum of input discarded after the last answer, so that the client receives it.
 const MAX_HEARD: usize = 64 << 20;
-/// And for so long.
+/// The maximum time of that.
 const HEAR_OUT: Duration = Duration::from_secs(2);
 
-/// How far a client is behind [`Patience::least_rate`] with a request that is on its way, or with
-/// taking its answers: for as long as these take, others lack the memory.
+/// How far a client is behind [`Patience::least_rate`] with sending a request or receiving its
+/// answers, during which their memory is not available to others.
 ///
-/// Whoever goes faster gets nothing for it later. So n bytes keep the server waiting for
-/// [`Patience::time`] and for as long as they take at that rate, at most; and nobody holds what
-/// came fast by a byte now and then.
+/// A faster transfer earns no credit. So n bytes take at most [`Patience::time`] plus the time at
+/// that rate, and a client cannot hold a large request or answer by transferring an occasional
+/// byte.
 struct Pace {
     patience: Patience,
     behind: Duration,
@@ -55,8 +54,8 @@ impl Pace {
         Self { patience, behind: Duration::ZERO }
     }
 
-    /// Nothing has moved for so long, and that was up to the client; not what goes beyond the
-    /// patience, since it was not waited for so long.
+    /// Counts a time without progress that the client was responsible for; not more than the
+    /// patience, since the server did not wait longer for it.
     fn waited(&mut self, time: Duration) {
         self.behind = (self.behind + time).min(self.patience.time);
     }
@@ -66,7 +65,7 @@ impl Pace {
         self.behind = self.behind.saturating_sub(worth);
     }
 
-    /// For so long it may be waited for. `None`: no longer.
+    /// Returns how long the server may still wait for it. `None`: no longer.
     fn left(&self) -> Option<Duration> {
         self.patience.time.checked_sub(self.behind).filter(|left| !left.is_zero())
     }
@@ -91,19 +90,19 @@ pub(super) enum End {
     Panicked,
 }
 
-/// Serve a connection to its end.
+/// Serves a connection to its end.
 pub(super) async fn serve(
     server: Arc<Server>,
     socket: TcpStream,
     client: Client,
     stopping: watch::Receiver<bool>,
 ) -> End {
-    // Many small answers, each of them wanted at once.
+    // There are many small answers, each of which is wanted at once.
     let _ = socket.set_nodelay(true);
     let requests = Requests::new(&server.buffers, server.limits);
     let mut connection = Connection::new(server, requests, stopping);
     let end = connection.run(&socket, client).await.unwrap_or_else(|end| end);
-    // And with it the memory of requests, which others may want.
+    // And with it the memory of requests, which others may need.
     drop(connection);
     if matches!(end, End::Left) {
         hear_out(socket).await;
@@ -111,15 +110,15 @@ pub(super) async fn serve(
     end
 }
 
-/// Discard what a client still sends that was told why it is disconnected: the system takes back
-/// what was written to a socket that is closed with something unread in it.
+/// Discards what a client still sends after it was sent the reason for the disconnection: if a
+/// socket is closed with unread input, the system discards what was written to it.
 async fn hear_out(mut socket: TcpStream) {
     use tokio::io::AsyncWriteExt as _;
     if socket.shutdown().await.is_err() {
         return;
     }
-    // Little, as this is beside the memory that clients share, and there may be as many as there
-    // are connections.
+    // Small, since this is outside the shared memory, and there may be as many as there are
+    // connections.
     let mut some = vec![0; 4 << 10];
     let mut heard = 0;
     let hear = async {
@@ -141,9 +140,9 @@ struct Connection {
     requests: Requests,
     stopping: watch::Receiver<bool>,
     begun: Instant,
-    /// Of the request that is on its way.
+    /// Of the request being received.
     arriving: Pace,
-    /// Of the answers to all that has come.
+    /// Of the answers to everything received.
     taking: Pace,
 }
 
@@ -164,7 +163,7 @@ impl Connection {
         }
     }
 
-    /// Wait until more has come.
+    /// Waits until more input has arrived.
     async fn read(&mut self, socket: &TcpStream, client: &Client) -> Result<(), End> {
         let is_within = self.requests.is_within();
         if !is_within {
@@ -199,7 +198,7 @@ impl Connection {
         }
     }
 
-    /// Answer all requests that have come.
+    /// Answers all requests that have arrived.
     async fn answer(&mut self, socket: &TcpStream, mut client: Client) -> Result<Client, End> {
         let mut has_answered = false;
         while !client.is_leaving {
@@ -210,7 +209,7 @@ impl Connection {
             let request = match self.requests.next() {
                 Ok(Some(request)) => request,
                 Ok(None) if client.answers.len() > 0 => {
-                    // More may come meanwhile.
+                    // More may arrive meanwhile.
                     self.write(socket, &mut client).await?;
                     continue;
                 }
@@ -225,12 +224,12 @@ impl Connection {
             let steps = 1 + request.len() / WORDS_OF_A_STEP;
             match command::run(&self.server, &mut client, &request, Reach::Memory) {
                 Ran::Waits => client = self.answer_waiting(socket, client, request).await?,
-                // It does not count any more, and the client may be slow to take the answer.
+                // It no longer counts, and the client may be slow to receive the answer.
                 Ran::Answered => drop(request),
             }
             self.requests.are_answered();
-            // What was read ahead may be a great many requests, with answers so small that none is
-            // written for long.
+            // The input read ahead may contain very many requests with answers so small that none
+            // is written for long.
             for _ in 0..steps {
                 consume_budget().await;
             }
@@ -241,13 +240,13 @@ impl Connection {
         self.write(socket, &mut client).await?;
         self.taking = Pace::new(self.server.patience);
         if has_answered {
-            // What has come of the next request has waited for that.
+            // What has arrived of the next request had to wait for that.
             self.arriving = Pace::new(self.server.patience);
         }
         Ok(client)
     }
 
-    /// Answer this request and those that have come with it, on a thread that may wait.
+    /// Answers this request and those that have arrived with it on a blocking thread.
     async fn answer_waiting(
         &mut self,
         socket: &TcpStream,
@@ -255,7 +254,7 @@ impl Connection {
         first: Request,
     ) -> Result<Client, End> {
         let mut together = VecDeque::from([first]);
-        // What is broken is told when it is its turn.
+        // An invalid request is reported in its turn.
         while together.len() < MAX_TOGETHER
             && let Ok(Some(request)) = self.requests.next()
         {
@@ -281,13 +280,13 @@ impl Connection {
         }
     }
 
-    /// Write all answers that there are.
+    /// Writes all answers.
     ///
-    /// Many clients send all of a pipeline before they take the first answer. So what they send is
-    /// read while they take none, as far as there is memory: else both would wait for each other.
+    /// Many clients send a whole pipeline before they receive the first answer. So input is read
+    /// while the client does not receive, as far as there is memory: otherwise both sides would
+    /// wait for each other.
     async fn write(&mut self, socket: &TcpStream, client: &mut Client) -> Result<(), End> {
-        // Of a client that keeps up nothing here has to be waited for, and others want to be served
-        // too.
+        // With a client that keeps up nothing here has to wait, so the task yields explicitly.
         consume_budget().await;
         let mut may_read = !self.server.is_stranger(client) && !client.is_leaving;
         let mut at = 0;
@@ -313,9 +312,9 @@ impl Connection {
             self.taking.waited(waiting.elapsed());
             if may_read && ready.is_readable() && !ready.is_writable() {
                 match self.requests.read_from(socket) {
-                    // It sends no more; that is met again when everything is answered.
+                    // It sends no more, which is noticed again when everything is answered.
                     Ok(0) => may_read = false,
-                    // It goes on too, and not for ever.
+                    // This is progress too, but limited.
                     Ok(read) => self.taking.moved(read),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => return Err(error.into()),
@@ -327,9 +326,9 @@ impl Connection {
     }
 }
 
-/// Whether the answers have to be written before another request is answered: there are many, or
-/// the next one would find no room even for an error. Those who have not logged in have no part of
-/// the memory that is shared.
+/// Returns whether the answers have to be written before another request is answered: there are
+/// many, or the next one might not even fit an error. Clients that are not authenticated use none
+/// of the shared memory.
 fn are_enough(server: &Server, client: &mut Client) -> bool {
     let most = match server.is_stranger(client) {
         true => FREE_BYTES - ERROR_BYTES,
@@ -338,7 +337,7 @@ fn are_enough(server: &Server, client: &mut Client) -> bool {
     client.answers.len() >= most || !client.answers.make_room(ERROR_BYTES)
 }
 
-/// Until all are answered, or there is enough to be written.
+/// Executes requests until all are answered, or there are enough answers to write.
 fn run_together(server: &Server, client: &mut Client, together: &mut VecDeque<Request>) {
     let begun = Instant::now();
     while let Some(request) = together.pop_front() {
@@ -353,7 +352,7 @@ fn run_together(server: &Server, client: &mut Client, together: &mut VecDeque<Re
         && std::mem::take(&mut client.must_flush)
         && let Err(error) = server.cache.flush()
     {
-        // Which of the answers are not true nobody knows.
+        // It is unknown which of the answers are wrong.
         client.answers.take_back(0);
         client.answers.error(&format!("ERR what was written is not on stable storage: {error}"));
         client.is_leaving = true;

@@ -1,4 +1,4 @@
-//! What the server counts, and all of its figures for Prometheus.
+//! The server's counters, and all of its metrics for Prometheus.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use super::Server;
 use super::command::COMMANDS;
 use crate::admin::{encode_counters, encode_gauges};
 
-/// Totals since the start, and the connections that are open.
+/// Totals since the start, and the open connections.
 pub(super) struct Counters {
-    /// By place in [`COMMANDS`]; the last one counts what is no command.
+    /// By position in [`COMMANDS`]; the last one counts unknown commands.
     commands: Vec<AtomicU64>,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -43,12 +43,12 @@ impl Counters {
         }
     }
 
-    /// A command was answered.
+    /// Counts an answered command.
     pub(super) fn count(&self, command: Option<usize>) {
         add(&self.commands[command.unwrap_or(COMMANDS.len())], 1);
     }
 
-    /// Values that were asked for, and there or not.
+    /// Counts requested values that were present or absent.
     pub(super) fn count_hits(&self, hits: u64, misses: u64) {
         add(&self.hits, hits);
         add(&self.misses, misses);
@@ -58,7 +58,7 @@ impl Counters {
         add(&self.failed_logins, 1);
     }
 
-    /// A connection begins, if there are fewer than `max`. [`Self::disconnect`] comes after it.
+    /// Counts a new connection if there are fewer than `max`. [`Self::disconnect`] must follow.
     pub(super) fn connect(&self, max: u64) -> bool {
         if self.connections.fetch_add(1, Ordering::Relaxed) < max {
             add(&self.connected, 1);
@@ -85,18 +85,18 @@ impl Counters {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Values that were asked for: there, not there.
+    /// Returns the number of requested values that were present, and absent.
     pub(super) fn reads(&self) -> (u64, u64) {
         (self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed))
     }
 
-    /// All that was answered.
+    /// Returns the number of answered commands.
     pub(super) fn commands(&self) -> u64 {
         self.commands.iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 }
 
-/// Asks cache and server at each scrape.
+/// Collects the metrics of cache and server at each scrape.
 pub(super) struct CacheCollector(pub(super) Arc<Server>);
 
 impl fmt::Debug for CacheCollector {

@@ -1,25 +1,25 @@
-//! Descriptors: a process may have so many files open, and a cache that cannot make its next
-//! journal takes no writes. So connections leave them to the journals.
+//! File descriptors: a process may have a limited number of files open, and a cache that cannot
+//! create its next journal accepts no writes. Connections therefore leave enough descriptors to the
+//! journals.
 
 use crate::output::Failure;
 
-/// Files beside those of connections and journals: of the runtime, the ports, who asks for metrics
-/// (32, `admin/visits.rs`), the log, hints, and journals that are being compressed.
+/// Descriptors for everything except connections and journals: the runtime, the ports, metrics
+/// requests (32, `admin/visits.rs`), the log, hints, and journals being compressed.
 const OTHER_FILES: u64 = 64;
-/// Compressed journals are smaller, and there are up to so many times more of them
+/// Compressed journals are smaller, and there may be up to this many times as many
 /// (`docs/journal-cache.md`, "Limits").
 const MOST_COMPRESSED: u64 = 8;
 
-/// The files that journals need.
+/// The descriptors that journals need.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Journals {
-    /// When none is compressed: without these the cache does not have the disk space that it was
-    /// given.
+    /// When none is compressed: with fewer the cache cannot use all of its disk space.
     pub(super) plain: u64,
     pub(super) are_compressed: bool,
 }
 
-/// How many of the connections that are wanted can be had with so many files.
+/// Returns how many of the wanted connections are possible with this many descriptors.
 ///
 /// # Errors
 /// There are not enough for the journals.
@@ -27,8 +27,8 @@ pub(super) fn connections(files: u64, wanted: u32, journals: Journals) -> Result
     let Journals { plain, are_compressed } = journals;
     let most = if are_compressed { plain.saturating_mul(MOST_COMPRESSED) } else { plain };
     let files_left = files.saturating_sub(OTHER_FILES);
-    // Where files are few, half of them: journals beyond that are evicted when there is none for
-    // the next one.
+    // If descriptors are scarce, journals get half of them: more journals than that are evicted
+    // when there is no descriptor for the next one.
     let for_journals = most.min(plain.max(files_left / 2));
     let left = files_left.saturating_sub(for_journals);
     if left == 0 {
@@ -56,12 +56,12 @@ mod tests {
         for (files, journals, expected) in [
             (1 << 20, plain(128), Some(10_000)),
             (1 << 20, compressed(16_384), Some(10_000)),
-            // All that there may be.
+            // The maximum number of journals.
             (4096, compressed(128), Some(4096 - 64 - 1024)),
-            // Half of the files.
+            // Half of the descriptors.
             (1024, compressed(128), Some(480)),
             (1024, plain(128), Some(1024 - 64 - 128)),
-            // What they need at least.
+            // The minimum that the journals need.
             (200, compressed(128), Some(8)),
             (193, compressed(128), Some(1)),
             (192, compressed(128), None),

@@ -1,22 +1,22 @@
-//! Patterns of keys, as SCAN has them: `*`, `?`, `[a-z]`, `[^a]`, and `\` in front of what stands
-//! for itself.
+//! Patterns of keys, as in SCAN: `*`, `?`, `[a-z]`, `[^a]`, and `\` before a literal.
 //!
-//! All ways to match are followed at once, a bit for each (Baeza-Yates and Gonnet's shift-and, with
-//! loops for the stars): the time depends on the lengths alone, and no pattern makes it try again
-//! and again.
+//! All possible matches are tracked in parallel, one bit for each (Baeza-Yates and Gonnet's
+//! shift-and, with loops for the stars): the time depends only on the lengths, and no pattern
+//! causes backtracking.
 
-/// Of a pattern. Matching takes a step for each byte of the text and each 64 bytes of the pattern.
+/// The maximum length of a pattern. Matching takes a step for each byte of the text and each 64
+/// bytes of the pattern.
 pub(super) const MAX_PATTERN_BYTES: usize = 1024;
 
-/// A pattern that is ready to be compared.
+/// A compiled pattern.
 pub(super) struct Pattern {
-    /// Bit n of a state: the first n places are matched. A state has so many words.
+    /// The number of words of a state, in which bit n says that the first n positions are matched.
     words: usize,
-    /// For each byte as many words: bit n says that it fits in place n.
+    /// That many words for each byte: bit n says that the byte matches position n.
     fits: Vec<u64>,
-    /// Bit n: there is a star in front of place n, or at the end.
+    /// Bit n: there is a star before position n, or at the end.
     stays: Vec<u64>,
-    /// The bit of a state in which all is matched.
+    /// The bit of a state in which everything is matched.
     end: usize,
 }
 
@@ -26,7 +26,7 @@ fn set(bits: &mut [u64], at: usize) {
 
 impl Pattern {
     pub(super) fn new(pattern: &[u8]) -> Self {
-        // No more places than bytes, and the end.
+        // At most as many positions as bytes, and the end.
         let words = pattern.len() / 64 + 1;
         let (mut fits, mut stays) = (vec![0u64; 256 * words], vec![0u64; words]);
         let (mut at, mut place) = (0, 0);
@@ -45,7 +45,7 @@ impl Pattern {
         Self { words, fits, stays, end: place }
     }
 
-    /// Whether it matches all of a text.
+    /// Returns whether the pattern matches the whole text.
     pub(super) fn matches(&self, text: &[u8]) -> bool {
         let mut state = vec![0u64; self.words];
         state[0] = 1;
@@ -66,7 +66,8 @@ impl Pattern {
     }
 }
 
-/// The bytes that the beginning of a pattern, which is no star, stands for, and its length.
+/// Returns the set of bytes that the first element of a pattern, not a star, matches, and the
+/// element's length.
 fn one(pattern: &[u8]) -> ([bool; 256], usize) {
     let mut is_in = [false; 256];
     match *pattern {
@@ -83,7 +84,8 @@ fn one(pattern: &[u8]) -> ([bool; 256], usize) {
     }
 }
 
-/// The same of a class in brackets. One without an end goes to the end of the pattern.
+/// Returns the set of bytes that a class in brackets matches, and its length. A class without an
+/// end extends to the end of the pattern.
 fn class(pattern: &[u8]) -> ([bool; 256], usize) {
     let is_not = pattern.get(1) == Some(&b'^');
     let mut at = if is_not { 2 } else { 1 };
@@ -152,7 +154,7 @@ mod tests {
         }
     }
 
-    /// One way after the other.
+    /// Matches by backtracking.
     fn may_match(pattern: &[u8], text: &[u8]) -> bool {
         match (pattern, text) {
             ([], _) => text.is_empty(),
@@ -170,7 +172,7 @@ mod tests {
     fn all_ways_are_followed() {
         for seed in 0..20_000 {
             let mut random = Random::new(seed);
-            // Around the ends of words, too.
+            // Also around the ends of words.
             let same = vec![b'a'; [0, 60, 125][random.index(3)]];
             let mut some = |letters: &[u8]| {
                 let mut bytes = same.clone();
@@ -188,7 +190,7 @@ mod tests {
         }
     }
 
-    /// Of the longest, those that others try again at each byte.
+    /// The longest patterns that cause backtracking at each byte in other implementations.
     #[test]
     fn long_texts_are_gone_through_once() {
         let stars = b"a*".repeat(MAX_PATTERN_BYTES / 2);

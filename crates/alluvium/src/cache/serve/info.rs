@@ -1,5 +1,5 @@
-//! INFO: the names are those of Redis where clients and tools look for them, and what they say is
-//! true of this server.
+//! INFO: uses the names of Redis where clients and tools expect them, with this server's actual
+//! values.
 
 use std::fmt::Write as _;
 
@@ -8,10 +8,10 @@ use super::talk::REDIS_VERSION;
 use crate::admin::resident_bytes;
 
 const SECONDS_OF_A_DAY: u64 = 24 * 60 * 60;
-/// There is none: keys go when the disk space is used up, and the index has what they need.
+/// No limit: keys are evicted when the disk space is used up, and the index takes what they need.
 pub(super) const MAXMEMORY: &str = "0";
 
-/// The parts that are asked for, all if none is; of an unknown one nothing.
+/// Answers with the requested sections, all by default; an unknown one is empty.
 pub(super) fn info(call: &mut Call<'_>) -> Result {
     if call.must_wait() {
         return Ok(Ran::Waits);
@@ -24,7 +24,7 @@ pub(super) fn info(call: &mut Call<'_>) -> Result {
     };
     let server = call.server;
     let stats = server.cache.stats();
-    // An empty one is not told of. How many of the keys expire nobody counts.
+    // An empty database is not listed. The number of keys with a time to live is not known.
     let keyspace =
         (stats.entries > 0).then(|| ("db0", format!("keys={},expires=0,avg_ttl=0", stats.entries)));
     let uptime = server.started.elapsed().as_secs();

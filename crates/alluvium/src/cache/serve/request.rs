@@ -1,9 +1,10 @@
-//! Requests as they come: an array of bulk strings each, or a line of words.
+//! Parsing of requests as they arrive: each is an array of bulk strings, or a line of words.
 //!
-//! Own code, since the crates for this protocol read answers, which nest: they call themselves for
-//! each level, so that some ten thousand bytes end the process, and begin anew each time that more
-//! bytes have come (`docs/decisions/0002-dependencies.md`). Requests do not nest. What was read of
-//! one is kept, and memory grows with what has come, never by what is announced.
+//! Not done by a crate, since the crates for this protocol parse answers, which nest: they recurse
+//! for each level, so that some ten thousand bytes overflow the stack, and they start over each
+//! time that more bytes have arrived (`docs/decisions/0002-dependencies.md`). Requests do not nest.
+//! The parser keeps its progress, and memory grows with what has arrived, never with what is
+//! announced.
 
 use std::io;
 use std::sync::Arc;
@@ -13,36 +14,36 @@ use tokio::net::TcpStream;
 
 use super::buffers::{Buffers, Share};
 
-/// A line in front of an array or a bulk string: a letter and a number.
+/// The maximum of a line before an array or a bulk string: a letter and a number.
 const MAX_HEADER_BYTES: usize = 32;
-/// A request in one line, as somebody types it.
+/// The maximum of a request typed in one line.
 const MAX_LINE_BYTES: usize = 4096;
-/// Room of a new buffer, at least.
+/// The minimum free space of a new buffer.
 const READ_BYTES: usize = 16 << 10;
-/// A buffer with less room than this is not read into any more.
+/// A buffer with less free space than this is not read into any more.
 const LEAST_READ_BYTES: usize = 4 << 10;
-/// What an argument takes beside its bytes.
+/// The overhead of an argument.
 const ARGUMENT_BYTES: usize = 64;
 
 /// A command and its arguments; at least the command.
 pub(super) type Request = Vec<Bytes>;
 
-/// How large a request may be.
+/// The limits of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) arguments: usize,
     /// Of one argument.
     pub(super) argument_bytes: usize,
-    /// Of all of them, with something for each.
+    /// Of all of them, with an overhead for each.
     pub(super) request_bytes: usize,
 }
 
 impl Limits {
-    /// Of those who have not said who they are.
+    /// Before authentication.
     pub(super) const STRANGER: Self =
         Self { arguments: 10, argument_bytes: 16 << 10, request_bytes: 32 << 10 };
 
-    /// Of all others, in a cache with records of up to so many bytes.
+    /// Returns the limits after authentication, for a cache with records of up to this many bytes.
     pub(super) fn of(max_record_bytes: usize) -> Self {
         Self {
             arguments: 1 << 20,
@@ -67,25 +68,25 @@ pub(super) enum Broken {
     TooLarge { most: usize },
     #[error("the memory for requests and answers (--buffer-memory) is used up")]
     NoMemory,
-    /// A browser that somebody has sent here.
+    /// A browser that was directed here.
     #[error("this is no web server")]
     Web,
 }
 
-/// What has come of the requests of a connection.
+/// The received part of a connection's requests.
 pub(super) struct Requests {
     bytes: BytesMut,
-    /// Size of the buffer that these are a part of, at most.
+    /// An upper bound of the size of the buffer that `bytes` is part of.
     buffer_bytes: usize,
-    /// Of the request that is on its way.
+    /// Of the request being received.
     arguments: Vec<Bytes>,
     arguments_bytes: usize,
     missing: usize,
-    /// Of those that were taken and are not answered yet.
+    /// Of requests that were taken and not yet answered.
     taken_bytes: usize,
-    /// Length of the argument whose bytes come next.
+    /// The length of the argument being received.
     next_len: Option<usize>,
-    /// A line is looked for behind these bytes.
+    /// The position behind which the end of a line is searched.
     looked_through: usize,
     share: Share,
     broken: Option<Broken>,
@@ -109,33 +110,33 @@ impl Requests {
         }
     }
 
-    /// Whether a request has begun and not come to its end.
+    /// Returns whether a request has begun and is not complete.
     pub(super) fn is_within(&self) -> bool {
         self.missing > 0 || !self.bytes.is_empty()
     }
 
-    /// Whether more may be read while there are requests to be answered, up to `max_bytes` of it.
+    /// Returns whether more may be read while there are requests to be answered, up to `max_bytes`.
     pub(super) fn has_room_ahead(&mut self, max_bytes: usize) -> bool {
-        // A buffer that is full is made twice as large.
+        // A full buffer is doubled.
         let next = self.memory_bytes(self.bytes.capacity() * 2 + READ_BYTES);
         self.bytes.len() < max_bytes && self.share.hold(next)
     }
 
-    /// All that were taken are answered, and their memory is free.
+    /// Records that all taken requests are answered, and their memory is free.
     pub(super) fn are_answered(&mut self) {
         self.taken_bytes = 0;
     }
 
-    /// Take what the socket has; how many bytes that are. 0 when the client has closed it.
+    /// Reads what the socket has; returns the number of bytes, 0 if the client has closed it.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if it has nothing; the connection is broken.
+    /// [`io::ErrorKind::WouldBlock`] if there is nothing; the connection is broken.
     pub(super) fn read_from(&mut self, socket: &TcpStream) -> io::Result<usize> {
         self.make_room();
         socket.try_read_buf(&mut self.bytes)
     }
 
-    /// The same for bytes that are there.
+    /// Adds bytes as if they had been read.
     #[cfg(test)]
     pub(super) fn feed(&mut self, bytes: &[u8]) {
         self.make_room();
@@ -143,12 +144,13 @@ impl Requests {
     }
 
     fn make_room(&mut self) {
-        // Of a long argument at most as much again as has come.
+        // For a long argument, at most as much again as has arrived.
         let missing = self.next_len.map_or(0, |len| (len + 2).saturating_sub(self.bytes.len()));
         let wanted = missing.min(self.bytes.len());
         let free = self.bytes.capacity() - self.bytes.len();
-        // Arguments keep the whole buffer that they lie in. So there is another one only when this
-        // one is nearly full: else who sends a few bytes at a time makes a buffer of each few.
+        // Arguments keep the whole buffer that contains them. So a new one is allocated only when
+        // this one is nearly full: otherwise input of a few bytes at a time would allocate a buffer
+        // for each few.
         if free < wanted.max(LEAST_READ_BYTES) {
             self.bytes.reserve(wanted.max(READ_BYTES));
             self.buffer_bytes = self.buffer_bytes.max(self.bytes.capacity());
@@ -156,9 +158,9 @@ impl Requests {
         self.account();
     }
 
-    /// What was taken is answered. A connection on which nothing is on its way has no buffer; and
-    /// what has come of a request, its first arguments too, does not keep the large buffer of one
-    /// before it, of which it is the end.
+    /// Called when everything taken is answered. An idle connection has no buffer; and the received
+    /// part of a request, including its first arguments, does not keep the large buffer of the
+    /// request before it.
     pub(super) fn rest(&mut self) {
         if !self.is_within() {
             self.bytes = BytesMut::new();
@@ -172,7 +174,7 @@ impl Requests {
         self.account();
     }
 
-    /// Have what has come of a request in a buffer of its own.
+    /// Moves the received part of a request to a buffer of its own.
     fn move_out(&mut self) {
         let arguments_bytes: usize = self.arguments.iter().map(Bytes::len).sum();
         let mut bytes = BytesMut::with_capacity(arguments_bytes + self.bytes.len() + READ_BYTES);
@@ -185,9 +187,10 @@ impl Requests {
         self.bytes = bytes;
     }
 
-    /// Memory of all requests, with `room_bytes` for what has come of the next ones.
+    /// Returns the memory of all requests, with `room_bytes` for the received part of the next
+    /// ones.
     fn memory_bytes(&self, room_bytes: usize) -> usize {
-        // What is answered is there as long as anything is that has come with it.
+        // An answered request stays in memory as long as anything that has arrived with it.
         (room_bytes + self.arguments_bytes + self.taken_bytes).max(self.buffer_bytes)
     }
 
@@ -198,10 +201,10 @@ impl Requests {
         }
     }
 
-    /// The next request that has come as a whole.
+    /// Returns the next complete request.
     ///
     /// # Errors
-    /// What has come is no request. It is the same from then on.
+    /// The input is not a request. The error is permanent.
     pub(super) fn next(&mut self) -> Result<Option<Request>, Broken> {
         if let Some(broken) = &self.broken {
             return Err(broken.clone());
@@ -242,7 +245,7 @@ impl Requests {
         Ok(Some(std::mem::take(&mut self.arguments)))
     }
 
-    /// The number of a line like `*3`, which is taken.
+    /// Takes a line like `*3` and returns its number.
     fn header(&mut self, wrong: &'static str) -> Result<Option<usize>, Broken> {
         let Some(end) = self.bytes.iter().take(MAX_HEADER_BYTES).position(|byte| *byte == b'\n')
         else {
@@ -260,7 +263,7 @@ impl Requests {
         Ok(Some(number))
     }
 
-    /// The next argument, if all of it has come.
+    /// Returns the next argument, if it is complete.
     fn argument(&mut self) -> Result<Option<Bytes>, Broken> {
         let len = match self.next_len {
             Some(len) => len,
@@ -293,7 +296,7 @@ impl Requests {
         Ok(Some(argument))
     }
 
-    /// A request of words in a line; none in an empty line.
+    /// Returns a request in a line; none for an empty line.
     fn line(&mut self) -> Result<Option<Request>, Broken> {
         let from = std::mem::take(&mut self.looked_through);
         let Some(end) = self.bytes[from..].iter().position(|byte| *byte == b'\n') else {
@@ -344,7 +347,7 @@ mod tests {
         Requests::new(&Buffers::new(8 << 20), LIMITS)
     }
 
-    /// All requests in these bytes, in pieces of `piece` bytes.
+    /// Parses all requests in these bytes, fed in pieces of `piece` bytes.
     fn read(bytes: &[u8], piece: usize) -> (Vec<Vec<Vec<u8>>>, Option<Broken>) {
         let mut requests = requests();
         let mut found = Vec::new();
@@ -431,7 +434,7 @@ mod tests {
         assert!(broken(&b"*1\r\n".repeat(100_000)).contains("expected '$', got '*'"));
     }
 
-    /// A megabyte is announced, a few bytes come.
+    /// A megabyte is announced, a few bytes arrive.
     #[test]
     fn memory_comes_with_the_bytes() {
         let mut requests = requests();
@@ -460,7 +463,7 @@ mod tests {
         requests.are_answered();
         requests.rest();
         assert_ne!(requests.bytes.as_ptr(), place, "it is in a buffer of its own");
-        // Until now nobody else could have had the place.
+        // Until now the address could not have been reused.
         drop(taken.expect("all of it has come"));
         requests.rest();
         requests.feed(b"NG\r\n");
@@ -468,7 +471,7 @@ mod tests {
         assert_eq!(request, [&b"PING"[..]]);
     }
 
-    /// Nor do its arguments: each connection could keep a large request of which nobody knows.
+    /// Nor do its arguments: each connection could keep a large request without accounting.
     #[test]
     fn the_first_arguments_do_not_keep_the_buffer_of_the_request_before() {
         const BETWEEN: &[u8] = b"\r\n*3\r\n$3\r\n";
@@ -493,7 +496,7 @@ mod tests {
         assert_eq!(request, [&b"SET"[..], b"", b"x"]);
     }
 
-    /// As a client has many of them waiting that takes no answers.
+    /// As a client has many of them queued that does not receive answers.
     #[test]
     fn what_is_answered_counts_as_long_as_its_buffer_is_there() {
         let buffers = Buffers::new(8 << 20);
@@ -511,7 +514,7 @@ mod tests {
         assert_eq!(buffers.used_bytes(), 0);
     }
 
-    /// As a client sends them that wants each of them to have a buffer of its own.
+    /// As sent by a client that wants a buffer for each of them.
     #[test]
     fn small_arguments_share_a_buffer() {
         const ARGUMENT: &[u8] = b"$1\r\nx\r\n";
@@ -549,7 +552,7 @@ mod tests {
         assert_eq!(buffers.used_bytes(), 0);
     }
 
-    /// What is read ahead finds them still there.
+    /// Reading ahead accounts for them.
     #[test]
     fn what_is_not_answered_counts() {
         let buffers = Buffers::new(8 << 20);
@@ -568,13 +571,13 @@ mod tests {
         requests.are_answered();
         requests.rest();
         assert_eq!(buffers.used_bytes(), 0);
-        // Of 100 KiB twice as many would be too many.
+        // With 100 KiB used, doubling would be too much.
         let mut other = Requests::new(&Buffers::new(200 << 10), LIMITS);
         other.feed(&large[..100 << 10]);
         assert!(!other.has_room_ahead(1 << 20));
     }
 
-    /// Whatever comes, it is requests or an error, the same in pieces of any size.
+    /// Any input is requests or an error, independent of the size of pieces.
     #[test]
     fn nonsense_does_no_harm() {
         let words: [&[u8]; 12] = [

@@ -1,4 +1,4 @@
-//! SET and its kin: what is written depends on options and on what is there.
+//! SET and related commands: what is written depends on options and on the present value.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -7,12 +7,12 @@ use bytes::Bytes;
 
 use super::command::{Call, Ran, Refused, Result, number, syntax_error, wrong_number};
 
-/// What stands behind key and value of SET.
+/// The options of SET.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct SetOptions {
     when: When,
     ttl: Ttl,
-    /// Answer with what was there before.
+    /// Answer with the previous value.
     tells_old: bool,
 }
 
@@ -36,26 +36,26 @@ fn set_options(words: &[Bytes]) -> Result<SetOptions> {
     Ok(options)
 }
 
-/// The time from now on that `EX 10` and the like mean; none left if it is over.
+/// Returns the time from now on that `EX 10` and the like denote; zero if it is over.
 fn time_to_live(unit: &[u8], time: &[u8], command: &str) -> Result<Duration> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     time_from(now, unit, time, command)
 }
 
-/// The same from this time since 1970.
+/// As [`time_to_live`], with `now` given as the time since 1970.
 fn time_from(now: Duration, unit: &[u8], time: &[u8], command: &str) -> Result<Duration> {
     let wrong = || Refused(format!("ERR invalid expire time in '{command}' command"));
     let time: i64 = number(time)?;
     let is_in_millis = unit.starts_with(b"P");
     let millis = if is_in_millis { Some(time) } else { time.checked_mul(1000) };
     let millis = millis.filter(|millis| *millis > 0).ok_or_else(wrong)?;
-    // The cache counts whole milliseconds from the one that it is: with a part of one taken away
-    // here it would end too early.
+    // The cache counts from the current whole millisecond: subtracting a fraction here would make
+    // the value expire too early.
     let now_millis = i64::try_from(now.as_millis()).unwrap_or(i64::MAX);
     let left = if unit.ends_with(b"AT") {
         millis.saturating_sub(now_millis).max(0)
     } else {
-        // As in Redis: when its time comes has to be such a number too.
+        // As in Redis, the time of expiry must fit the same type.
         millis.checked_add(now_millis).map(|_| millis).ok_or_else(wrong)?
     };
     Ok(Duration::from_millis(left.unsigned_abs()))
@@ -77,7 +77,7 @@ pub(super) fn set(call: &mut Call<'_>) -> Result {
         return Ok(Ran::Waits);
     }
     if when == When::IfAbsent && !tells_old {
-        // Where it is written there is no time to be kept.
+        // If it is written, there is no earlier expiry to keep.
         match put_if_absent(call, key, value, time)? {
             true => call.answers().ok(),
             false => call.answers().null(),
@@ -89,7 +89,7 @@ pub(super) fn set(call: &mut Call<'_>) -> Result {
         call.hold_answer(key)?;
     }
     let swapped = call.cache().swap(key, value, when, ttl)?;
-    // Also if it is not written: what it depends on may not be on stable storage yet.
+    // Also if it was not written: the value that it depended on may not be on stable storage yet.
     call.client.must_flush = true;
     match (tells_old, swapped.old) {
         (true, Some(old)) => call.answers().bulk(&old),
@@ -99,7 +99,7 @@ pub(super) fn set(call: &mut Call<'_>) -> Result {
     Ok(Ran::Answered)
 }
 
-/// SETEX, and PSETEX.
+/// SETEX and PSETEX.
 pub(super) fn setex(call: &mut Call<'_>) -> Result {
     let [name, key, time, value] = call.words else { return Err(wrong_number("SETEX")) };
     let is_in_millis = name.eq_ignore_ascii_case(b"PSETEX");
@@ -120,8 +120,8 @@ pub(super) fn setnx(call: &mut Call<'_>) -> Result {
     Ok(Ran::Answered)
 }
 
-/// Write a value if there is none; whether it was written. Nothing is read of what is there, but
-/// for its time to live, if it has one.
+/// Writes a value if the key is absent; returns whether it was written. Nothing is read of the
+/// present value except its time to live, if it has one.
 fn put_if_absent(
     call: &mut Call<'_>,
     key: &[u8],
@@ -130,7 +130,7 @@ fn put_if_absent(
 ) -> Result<bool> {
     call.hold_presence(key)?;
     let is_written = call.cache().put_if_absent(key, value, time)?;
-    // Also if it is not: what it depends on may not be on stable storage yet.
+    // Also if it was not written: the value that it depended on may not be on stable storage yet.
     call.client.must_flush = true;
     Ok(is_written)
 }

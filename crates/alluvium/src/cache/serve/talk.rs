@@ -1,4 +1,4 @@
-//! Commands about the connection and the server, as far as clients and tools ask for them.
+//! Commands about the connection and the server, as far as clients and tools use them.
 
 use bytes::Bytes;
 
@@ -10,13 +10,13 @@ use super::command::{
 use super::glob::{MAX_PATTERN_BYTES, Pattern};
 use super::info::MAXMEMORY;
 
-/// Whose answers these are like. Clients look at it to learn what a server can do.
+/// The version of Redis whose answers are imitated. Clients derive the server's features from it.
 pub(super) const REDIS_VERSION: &str = "7.0.0";
-/// Names of clients are kept for them to ask for.
+/// The maximum length of a client name, which is stored for CLIENT GETNAME.
 const MAX_NAME_BYTES: usize = 256;
-/// Of settings, in one CONFIG GET.
+/// The maximum number of patterns in one CONFIG GET.
 const MAX_PATTERNS: usize = 32;
-/// Who guesses has to come anew after so many wrong passwords.
+/// The number of wrong passwords after which the connection is closed.
 const MAX_FAILED_LOGINS: u32 = 10;
 
 pub(super) fn ping(call: &mut Call<'_>) -> Result {
@@ -55,7 +55,7 @@ pub(super) fn select(call: &mut Call<'_>) -> Result {
     Ok(Ran::Answered)
 }
 
-/// `AUTH password`, or with the only user that there is: `AUTH default password`.
+/// `AUTH password`, or with the only user: `AUTH default password`.
 pub(super) fn auth(call: &mut Call<'_>) -> Result {
     let (user, password) = match call.words {
         [_, _] if call.server.password.is_none() => {
@@ -70,7 +70,8 @@ pub(super) fn auth(call: &mut Call<'_>) -> Result {
     Ok(Ran::Answered)
 }
 
-/// Without a password any is right, as in Redis: clients with one in their settings get in.
+/// Authenticates a client. Without a configured password any password is accepted, as in Redis, so
+/// that clients configured with one can connect.
 fn log_in(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Result<()> {
     let expected = call.server.password.as_ref();
     if user != b"default" || expected.is_some_and(|expected| !expected.is(password)) {
@@ -92,8 +93,7 @@ fn check_name(name: &[u8]) -> Result<()> {
     }
 }
 
-/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`. Nothing of it is done before all of it is
-/// found right.
+/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`. It has no effect unless all of it is valid.
 pub(super) fn hello(call: &mut Call<'_>) -> Result {
     let version = match call.words.get(1).map(|version| number::<i64>(version)) {
         None => None,
@@ -174,7 +174,7 @@ pub(super) fn client(call: &mut Call<'_>) -> Result {
             call.client.name = wanted.to_vec();
             call.answers().ok();
         }
-        // What a client library says about itself.
+        // Information of a client library about itself.
         (b"SETINFO", [_, _]) => call.answers().ok(),
         _ => return Err(unknown_subcommand("CLIENT", &asked)),
     }
@@ -188,7 +188,8 @@ fn unknown_subcommand(command: &str, asked: &[u8]) -> Refused {
     ))
 }
 
-/// What tools ask for by CONFIG GET: in the terms of Redis, the truth about this server.
+/// The settings that tools request with CONFIG GET: this server's actual values in the terms of
+/// Redis.
 fn settings(server: &Server) -> [(&'static str, String); 8] {
     [
         ("save", String::new()),
@@ -233,7 +234,7 @@ pub(super) fn config(call: &mut Call<'_>) -> Result {
 }
 
 /// `COMMAND`, `COMMAND COUNT` and `COMMAND INFO name ...`. Not `COMMAND DOCS`: redis-cli has its
-/// own, for servers that have none.
+/// own table for servers without it.
 pub(super) fn command(call: &mut Call<'_>) -> Result {
     let asked = call.words.get(1).map(|word| word.to_ascii_uppercase());
     let names = call.words.get(2..).unwrap_or_default();

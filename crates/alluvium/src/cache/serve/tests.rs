@@ -1,4 +1,4 @@
-//! What is given at the start; and what other tests need of a server.
+//! Tests of starting the server, and helpers for other tests.
 
 use clap::Parser;
 
@@ -10,7 +10,7 @@ pub(super) struct Line {
     pub(super) args: ServeArgs,
 }
 
-/// Arguments of a small cache.
+/// Returns the arguments of a small cache.
 fn args(directory: &Path, more: &[&str]) -> ServeArgs {
     let small = ["--memory", "8MiB", "--max-disk", "64MiB", "--journal", "1MiB"];
     let directory = directory.to_str().unwrap();
@@ -18,14 +18,14 @@ fn args(directory: &Path, more: &[&str]) -> ServeArgs {
     Line::try_parse_from(words).unwrap().args
 }
 
-/// A server of a small cache.
+/// Starts a server of a small cache.
 pub(super) fn server_in(directory: &Path, more: &[&str], password: Option<&str>) -> Arc<Server> {
     let args = args(directory, more);
     let cache = Cache::open(directory, args.options()).unwrap();
     Server::new(cache, &args, password.map(|it| Password::new(it.as_bytes())), 100)
 }
 
-/// What was answered is not lost with it.
+/// What was answered before is not lost.
 #[test]
 fn a_request_that_does_not_end_is_told() {
     let values = |directory: &Path| {

@@ -1,4 +1,4 @@
-//! Threads of the server: the runtime takes for granted that the system gives it some.
+//! A check that the system provides the server's threads, which the runtime assumes.
 
 use std::io;
 use std::num::NonZero;
@@ -7,14 +7,14 @@ use std::thread;
 
 use crate::output::Failure;
 
-/// For requests that may have to wait: with one they take turns.
+/// The minimum of blocking threads: with one, blocking requests run one after the other.
 const LEAST_WAITING: usize = 1;
 
-/// Whether the runtime will have its threads, one for each processor, and one that may wait. It
-/// panics where it does not get them.
+/// Checks that the runtime can start its threads, one for each processor, and one blocking thread.
+/// It panics if it cannot.
 ///
 /// # Errors
-/// It will not.
+/// It cannot.
 pub(super) fn check() -> Result<(), Failure> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get) + LEAST_WAITING;
     at_one_time(threads, thread::Builder::new).map_err(|error| {
@@ -24,7 +24,7 @@ pub(super) fn check() -> Result<(), Failure> {
     })
 }
 
-/// Start so many threads, and end them when all are there.
+/// Starts this many threads, and ends them when all are running.
 fn at_one_time(threads: usize, new: impl Fn() -> thread::Builder) -> io::Result<()> {
     let gate = RwLock::new(());
     thread::scope(|scope| {
@@ -41,7 +41,7 @@ mod tests {
     fn threads_that_can_not_be_had_are_told() {
         check().unwrap();
         at_one_time(20, thread::Builder::new).unwrap();
-        // Nobody has memory for such a stack; and the first ones of others come to their end.
+        // There is no memory for such a stack; and the first threads end.
         let mut left = 3;
         let left = std::cell::Cell::from_mut(&mut left);
         let new = || {

@@ -1,4 +1,4 @@
-//! From words to answers, against a cache in a directory.
+//! Commands from words to answers, with a cache in a directory.
 
 use std::sync::Arc;
 use std::thread;
@@ -10,7 +10,7 @@ use clap::Parser as _;
 use super::super::tests::{Line, server_in};
 use super::*;
 
-/// A client beside a server of its own.
+/// A client with its own server.
 struct Shop {
     server: Arc<Server>,
     client: Client,
@@ -29,7 +29,7 @@ impl Shop {
         Self { server, client, _directory: directory }
     }
 
-    /// The answer to words; and whether it came from memory alone.
+    /// Returns the answer to a request, and whether it came from memory alone.
     fn ask_and_see(&mut self, words: &[&[u8]]) -> (Vec<u8>, bool) {
         let words: Vec<Bytes> = words.iter().map(|word| Bytes::copy_from_slice(word)).collect();
         let ran = run(&self.server, &mut self.client, &words, Reach::Memory);
@@ -43,7 +43,7 @@ impl Shop {
         (answer, is_from_memory)
     }
 
-    /// The answer to a line.
+    /// Returns the answer to a line.
     fn ask(&mut self, line: &str) -> String {
         let words: Vec<_> = line.split(' ').map(str::as_bytes).collect();
         String::from_utf8(self.ask_and_see(&words).0).unwrap()
@@ -124,7 +124,7 @@ fn set_takes_all_of_its_options() {
     assert!((50_000..=60_000).contains(&shop.left_ms("b")));
     shop.expect(&format!("SET b 1 PXAT {}", (now + 60) * 1000), "+OK\r\n");
     assert!((50_000..=60_000).contains(&shop.left_ms("b")));
-    // A time that is over.
+    // A time in the past.
     shop.expect("SET b 1 EXAT 1", "+OK\r\n");
     shop.expect("GET b", "$-1\r\n");
     shop.expect("SETNX b 1", ":1\r\n");
@@ -147,7 +147,7 @@ fn set_takes_all_of_its_options() {
     shop.expect("GET a", "$1\r\n4\r\n");
 }
 
-/// Whoever has read nil or an old value has written; nobody comes between.
+/// The client that gets nil or an old value has written; the operation is atomic.
 #[test]
 fn of_many_who_set_what_is_absent_one_succeeds() {
     let shop = Shop::new();
@@ -173,12 +173,12 @@ fn of_many_who_set_what_is_absent_one_succeeds() {
 fn what_is_in_memory_is_read_and_written_without_waiting() {
     let mut shop = Shop::new();
     assert!(shop.ask_and_see(&[b"SET", b"first", &[b'x'; 100]]).1);
-    // Each read once below: what is read again is kept in memory.
+    // Each is read once below, since what is read again is cached.
     for key in [b"for mget", b"for exis", b"for ttl_", b"for strl", b"for type"] {
         assert!(shop.ask_and_see(&[b"SET", key, &[b'x'; 100]]).1);
     }
     assert!(!shop.ask_and_see(&[b"SET", b"large", &[b'x'; 100_000]]).1);
-    // Long enough for the first journal to leave the memory.
+    // Enough for the first journal to leave the memory.
     for key in 0..16_000u32 {
         shop.ask_and_see(&[b"SET", &key.to_le_bytes(), &[b'y'; 1000]]);
     }
@@ -201,7 +201,7 @@ fn what_is_in_memory_is_read_and_written_without_waiting() {
         let (answer, is_from_memory) = shop.ask_and_see(words);
         assert!(!is_from_memory && answer[0] != b'-', "{}", answer.escape_ascii());
     }
-    // Several at one time, more than are read at one time, absent ones between.
+    // Several at once, more than are read concurrently, with absent ones in between.
     let keys: Vec<_> = (0..40u32).map(u32::to_le_bytes).collect();
     let mut words: Vec<&[u8]> = vec![b"MGET"];
     let mut expected = b"*81\r\n".to_vec();
@@ -212,8 +212,7 @@ fn what_is_in_memory_is_read_and_written_without_waiting() {
     words.push(b"first");
     expected.extend([&b"$100\r\n"[..], &[b'x'; 100], b"\r\n"].concat());
     assert_eq!(shop.ask_and_see(&words), (expected, false));
-    // The same of whether they are there, and of deleting them: in turns of several, with one that
-    // comes twice and one that cannot be.
+    // EXISTS and DEL of several batches, with a repeated key and one that is too long.
     let too_long = vec![b'k'; MAX_KEY_BYTES + 1];
     let keys: Vec<_> = (100..140u32).map(u32::to_le_bytes).collect();
     for (name, there) in [("EXISTS", ":41\r\n"), ("DEL", ":40\r\n"), ("EXISTS", ":0\r\n")] {
@@ -228,7 +227,7 @@ fn what_is_in_memory_is_read_and_written_without_waiting() {
     assert!(shop.ask_and_see(&[b"GET", &newest]).1);
     assert!(shop.ask_and_see(&[b"MGET", &newest, b"none"]).1);
     assert!(shop.ask_and_see(&[b"PING"]).1);
-    // What waits for stable storage waits.
+    // A write that waits for stable storage blocks.
     let directory = tempfile::tempdir().unwrap();
     let server = server_in(directory.path(), &["--durability", "always"], None);
     let client = server.client();
@@ -236,7 +235,7 @@ fn what_is_in_memory_is_read_and_written_without_waiting() {
     assert!(!always.ask_and_see(&[b"SET", b"a", b"1"]).1);
     assert!(always.client.must_flush && always.server.flushes);
     assert!(always.ask_and_see(&[b"GET", b"a"]).1);
-    // Also what has not written, but met what others have.
+    // Also commands that have not written, but have seen a write of others.
     for line in ["SET a 2 NX", "SET none 2 XX", "SETNX a 2", "GETSET a 2", "DEL none"] {
         always.client.must_flush = false;
         always.ask(line);
@@ -259,7 +258,7 @@ fn a_key_that_is_too_long_is_not_there() {
 #[test]
 fn what_is_read_from_disk_counts_as_memory() {
     let directory = tempfile::tempdir().unwrap();
-    // So that nothing is kept decompressed.
+    // So that nothing is cached decompressed.
     let more = ["--buffer-memory", "1MiB", "--compression", "none"];
     let server = server_in(directory.path(), &more, None);
     let client = server.client();
@@ -267,9 +266,9 @@ fn what_is_read_from_disk_counts_as_memory() {
     shop.ask_and_see(&[b"SET", b"large", &[b'x'; 500_000]]);
     shop.ask_and_see(&[b"SETEX", b"timed", b"3600", &[b'x'; 500_000]]);
     shop.expect("STRLEN large", ":500000\r\n");
-    // Longer than what a SCAN reads for a key alone; in a journal that nobody reads.
+    // Longer than what a SCAN reads for a key alone; in a journal that is not read otherwise.
     let long_key = [b'k'; 5000];
-    // Long enough for their journals to leave the memory.
+    // Enough for their journals to leave the memory.
     for key in 0..16_000u32 {
         if key == 1000 {
             shop.ask_and_see(&[b"SET", &long_key, &[b'x'; 500_000]]);
@@ -283,10 +282,10 @@ fn what_is_read_from_disk_counts_as_memory() {
     for line in of_values.into_iter().chain(of_times) {
         shop.refuses(line, "--buffer-memory");
     }
-    // Of what has no time to live nothing is read to know that it is there.
+    // The presence of a key without a time to live is known without reading it.
     shop.expect("SETNX large 1", ":0\r\n");
     shop.expect("SET large 1 NX", "$-1\r\n");
-    // Of all keys in turn.
+    // Over all keys.
     let mut cursor = "0".to_owned();
     let scan = |shop: &mut Shop, cursor: &str| {
         let (answer, _) = shop.ask_and_see(&[b"SCAN", cursor.as_bytes(), b"COUNT", b"10000"]);
@@ -305,7 +304,7 @@ fn what_is_read_from_disk_counts_as_memory() {
     assert!(scan(&mut shop, &cursor).starts_with("*2\r\n"));
     shop.expect("STRLEN large", ":500000\r\n");
     assert_eq!(shop.ask_and_see(&[b"DEL", &long_key]).0, b":1\r\n");
-    // The key of the other one is had for little.
+    // The key of the other one needs little memory.
     assert!(others.hold(600 << 10));
     let mut cursor = "0".to_owned();
     loop {
@@ -346,13 +345,13 @@ fn a_damaged_value_costs_no_other_one() {
     let [a, c] = ["a", "c"].map(|key| key.repeat(1000));
     shop.expect("MGET a b c", &format!("*3\r\n$1000\r\n{a}\r\n$-1\r\n$1000\r\n{c}\r\n"));
     shop.refuses("GET b", "the record is damaged");
-    // However it is asked for: it is there, and nothing of it has to be read.
+    // With any options it is present, and nothing of it has to be read.
     shop.expect("SETNX b 1", ":0\r\n");
     for options in ["NX", "NX EX 10", "NX KEEPTTL"] {
         shop.expect(&format!("SET b 1 {options}"), "$-1\r\n");
     }
     shop.refuses("SET b 1 NX GET", "the record is damaged");
-    // Whether its time has come nobody knows.
+    // It is unknown whether it has expired.
     for write in ["SETNX d 1", "SET d 1 NX", "SET d 1 NX EX 10"] {
         shop.refuses(write, "the record is damaged");
     }
@@ -368,11 +367,11 @@ fn an_answer_that_is_too_large_is_an_error_and_the_connection_goes_on() {
     assert_eq!(shop.ask_and_see(&[b"SET", b"a", &vec![1; 900_000]]).0, b"+OK\r\n");
     let (answer, _) = shop.ask_and_see(&[b"GET", b"a"]);
     assert_eq!(answer.len(), 900_000 + b"$900000\r\n\r\n".len());
-    // What is copied where connections are served is bounded.
+    // The amount copied on connection threads is limited.
     assert!(shop.ask_and_see(&[b"GET", b"a"]).1);
     let (answer, is_from_memory) = shop.ask_and_see(&[b"MGET", b"a", b"a"]);
     assert!(answer.len() > 1_800_000 && !is_from_memory);
-    // Nor what the client has sent itself.
+    // This includes what the client has sent itself.
     let long = vec![b'x'; (1 << 20) + 1];
     for name in [&b"ECHO"[..], b"PING"] {
         let (answer, is_from_memory) = shop.ask_and_see(&[name, &long]);
@@ -395,13 +394,13 @@ fn what_can_not_be_answered_is_not_written() {
     shop.expect("SET a 1", "+OK\r\n");
     let mut others = Share::new(&shop.server.buffers);
     assert!(others.hold(1 << 20));
-    // What was there before would be lost.
+    // The previous value would be lost.
     for line in ["GETSET large 1", "SET large 1 GET", "SET large 1 XX GET"] {
         shop.refuses(line, "the memory for answers (--buffer-memory) is used up");
     }
     assert!(others.hold(0));
     shop.expect("STRLEN large", ":100000\r\n");
-    // Behind an answer that was not written yet and takes all there is.
+    // Behind an unwritten answer that uses all of the memory.
     let words = |line: &str| -> Vec<_> {
         line.split(' ').map(|word| Bytes::copy_from_slice(word.as_bytes())).collect()
     };
@@ -513,7 +512,7 @@ fn clients_and_tools_get_what_they_ask_for() {
         "\r\nmaxmemory_policy:allkeys-lru\r\n",
         "\r\nmax_journal_memory:8388608\r\n",
         "\r\nmax_disk_bytes:67108864\r\n",
-        // What `redis-cli --stat` shows.
+        // Shown by `redis-cli --stat`.
         "\r\nused_memory:",
         "\r\nconnected_clients:",
         "\r\nblocked_clients:0\r\n",
@@ -560,7 +559,7 @@ fn without_the_password_nothing_is_done() {
     shop.refuses("HELLO 3 AUTH default wrong", "WRONGPASS");
     shop.refuses("AUTH wrong", "WRONGPASS");
     shop.refuses("AUTH", "wrong number");
-    // Half of it is nothing of it.
+    // A partly valid one has no effect.
     let words: [&[u8]; 6] = [b"HELLO", b"3", b"AUTH", b"default", b"open sesame", b"MORE"];
     assert!(shop.ask_and_see(&words).0.starts_with(b"-ERR Syntax error in HELLO"));
     let words: [&[u8]; 7] =
@@ -578,7 +577,7 @@ fn without_the_password_nothing_is_done() {
     let words: [&[u8]; 5] = [b"HELLO", b"3", b"AUTH", b"default", b"open sesame"];
     assert!(shop.ask_and_see(&words).0.starts_with(b"%7"));
     shop.expect("GET a", "$1\r\n1\r\n");
-    // A wrong one afterwards changes nothing.
+    // A wrong password afterwards changes nothing.
     shop.refuses("AUTH wrong", "WRONGPASS");
     shop.refuses("HELLO 2 AUTH default wrong SETNAME me", "WRONGPASS");
     shop.expect("CLIENT GETNAME", "_\r\n");

@@ -1,4 +1,4 @@
-//! Connections over TCP, each to a server of its own that has little patience.
+//! Connections over TCP, each to a server of its own with short timeouts.
 
 use std::future::poll_fn;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::super::buffers::Share;
 use super::super::tests::server_in;
 use super::*;
 
-/// The servers' patience; their `--idle-timeout` is long.
+/// The patience of the servers; their `--idle-timeout` is long.
 const SHORT: Duration = Duration::from_millis(200);
 
 /// A client's end of a connection.
@@ -51,7 +51,7 @@ impl Talk {
         assert_eq!(String::from_utf8_lossy(&came), answer);
     }
 
-    /// Whether the server has closed it, by now or in a moment.
+    /// Returns whether the server has closed it, by now or in a moment.
     async fn is_cut(&mut self) -> bool {
         let mut some = [0; 1024];
         let heard = timeout(Duration::from_millis(2), self.socket.read(&mut some)).await;
@@ -90,8 +90,8 @@ async fn who_sends_a_byte_now_and_then_is_disconnected() {
     assert!(matches!(talk.served.await.unwrap(), End::Silent));
 }
 
-/// Of those who are never silent for long: else they would have the memory of what has come, or of
-/// what they were told, for hours.
+/// A server that requires a high rate: clients that are never silent for long could otherwise hold
+/// the memory of requests or answers for hours.
 fn hasty(directory: &Path) -> Arc<Server> {
     let mut server = impatient(directory, None);
     Arc::get_mut(&mut server).expect("nobody else has it").patience.least_rate = 1 << 30;
@@ -120,7 +120,7 @@ async fn who_takes_answers_too_slowly_is_disconnected() {
     let server = hasty(directory.path());
     server.cache.put(b"large", &[b'x'; 900_000]).unwrap();
     let mut talk = Talk::with(server).await;
-    // More than the system keeps on its way.
+    // More than the system buffers.
     talk.say(&"GET large\r\n".repeat(100)).await;
     let (mut some, mut taken) = ([0; 1000], 0);
     while !talk.served.is_finished() {
@@ -131,13 +131,13 @@ async fn who_takes_answers_too_slowly_is_disconnected() {
     assert!(matches!(talk.served.await.unwrap(), End::Deaf));
 }
 
-/// Each is fast enough and small enough for itself, and all of them together are too large.
+/// Each request is fast enough and small enough by itself, but all of them together are too large.
 #[tokio::test]
 async fn requests_that_do_not_come_to_their_end_share_a_bound() {
     let directory = tempfile::tempdir().unwrap();
     let server = server_in(directory.path(), &["--buffer-memory", "2MiB"], None);
     let buffers = server.buffers.clone();
-    // The key is too long to be there, and not for a request.
+    // The key is too long to exist, but not for a request.
     let whole = [&b"*2\r\n$3\r\nGET\r\n$900000\r\n"[..], &[b'x'; 900_000], b"\r\n"].concat();
     let mut talks = Vec::new();
     for _ in 0..3 {
@@ -156,7 +156,7 @@ async fn requests_that_do_not_come_to_their_end_share_a_bound() {
     refused.expect(told).await;
     drop(refused.socket);
     assert!(matches!(refused.served.await.unwrap(), End::Left));
-    // What the others have is given back when they go, and is there for the next one.
+    // The memory of the others is released when they end, and available to the next one.
     for talk in talks {
         drop(talk.socket);
         talk.served.await.unwrap();
@@ -167,7 +167,7 @@ async fn requests_that_do_not_come_to_their_end_share_a_bound() {
     next.expect("$-1\r\n").await;
 }
 
-/// Whoever is refused is told, also where others have all the memory that connections share.
+/// A refused client gets an error even if others use all of the shared memory.
 #[tokio::test]
 async fn errors_need_no_memory_that_is_shared() {
     const COUNT: usize = 20_000;
@@ -176,7 +176,7 @@ async fn errors_need_no_memory_that_is_shared() {
         let server = server_in(directory.path(), &["--buffer-memory", "1MiB"], password);
         let buffers = server.buffers.clone();
         let mut others = Share::new(&buffers);
-        // Before it has logged in nobody takes any of it, also where there is some.
+        // Before authentication none of it is used, even if it is available.
         assert!(password.is_some() || others.hold(1 << 20));
         let mut talk = Talk::with(server).await;
         let (mut from_server, mut to_server) = talk.socket.split();
@@ -196,7 +196,7 @@ async fn errors_need_no_memory_that_is_shared() {
     }
 }
 
-/// As one that sends all of a value before it looks for an answer.
+/// As a client that sends a whole value before it checks for an answer.
 #[tokio::test]
 async fn who_is_still_sending_is_told_why_he_is_disconnected() {
     let directory = tempfile::tempdir().unwrap();
@@ -205,7 +205,7 @@ async fn who_is_still_sending_is_told_why_he_is_disconnected() {
     let most = server.limits.argument_bytes;
     let mut talk = Talk::with(server).await;
     talk.say("*2\r\n$3\r\nGET\r\n$20000000\r\n").await;
-    // Far more than the system keeps on its way.
+    // Far more than the system buffers.
     talk.socket.write_all(&vec![b'x'; 20_000_000]).await.unwrap();
     let told = "-ERR Protocol error: invalid bulk length: 20000000 bytes; an argument may have";
     talk.expect(&format!("{told} {most}\r\n")).await;
@@ -228,7 +228,8 @@ async fn who_does_not_stop_sending_is_not_heard_for_ever() {
     assert!(matches!(talk.served.await.unwrap(), End::Left));
 }
 
-/// Seconds that a client may take that moves `bytes` after each second.
+/// Returns how many seconds a client may take that transfers `bytes` in each second; `None` if it
+/// is disconnected.
 fn seconds(bytes: usize, of_bytes: usize) -> Option<usize> {
     let patience = Patience { time: Duration::from_secs(30), least_rate: 64 << 10 };
     let mut pace = Pace::new(patience);
@@ -248,27 +249,26 @@ fn seconds(bytes: usize, of_bytes: usize) -> Option<usize> {
 fn a_client_keeps_the_server_waiting_for_as_long_as_its_bytes_are_worth() {
     const KIB: usize = 1 << 10;
     const MIB: usize = 1 << 20;
-    // At the rate it may go on for ever; at half of it for nearly twice the patience.
+    // At the rate there is no limit; at half of it nearly twice the patience.
     assert_eq!(seconds(64 * KIB, 64 * MIB), Some(1024));
     assert_eq!(seconds(32 * KIB, 58 * 32 * KIB), Some(58));
     assert_eq!(seconds(32 * KIB, 64 * MIB), None);
     assert_eq!(seconds(1, 29), Some(29));
     assert_eq!(seconds(1, 31), None);
-    // What came fast is to nobody's credit.
+    // A fast transfer earns no credit.
     let mut pace = Pace::new(Patience { time: Duration::from_secs(30), least_rate: 64 << 10 });
     pace.moved(64 * MIB);
     pace.waited(Duration::from_secs(29));
     assert_eq!(pace.left(), Some(Duration::from_secs(1)));
     pace.waited(Duration::from_secs(1));
     assert_eq!(pace.left(), None);
-    // What came although it was late counts: it is the server that was slow.
+    // Late progress counts: it was the server that was slow.
     pace.waited(Duration::from_secs(100));
     pace.moved(64 * KIB);
     assert_eq!(pace.left(), Some(Duration::from_secs(1)));
 }
 
-/// As a client has them waiting that has taken no answers for a while. They need nothing but
-/// memory.
+/// As queued by a client that has not received answers for a while. They need only memory.
 #[tokio::test]
 async fn many_requests_at_once_leave_others_their_turn() {
     let directory = tempfile::tempdir().unwrap();
@@ -300,7 +300,7 @@ async fn many_requests_at_once_leave_others_their_turn() {
 async fn writers_that_wait_keep_nobody_from_reading() {
     let directory = tempfile::tempdir().unwrap();
     let mut server = server_in(directory.path(), &[], None);
-    // As if all threads for writers waited.
+    // As if all threads for writers were waiting.
     Arc::get_mut(&mut server).expect("nobody else has it").writers = Semaphore::new(0);
     let mut writer = Talk::with(server.clone()).await;
     let mut reader = Talk::with(server.clone()).await;
