@@ -1,5 +1,5 @@
-//! Reads of the journal cache while it compacts, compresses or evicts, beside its reads while it
-//! does nothing of that. `docs/benchmarks.md`, "Reads beside maintenance".
+//! Compares reads of the journal cache while it compacts, compresses or evicts with its reads
+//! without that. `docs/benchmarks.md`, "Reads beside maintenance".
 
 mod load;
 mod report;
@@ -26,8 +26,8 @@ impl Setting {
     fn of(options: &Options) -> Self {
         let bytes_per_second = options.rate * MIB;
         match options.is_whole() {
-            // Small ones, so that one after the other is compacted, compressed or evicted within
-            // seconds.
+            // Small journals, so that one after the other is compacted, compressed or evicted
+            // within seconds.
             true => Self {
                 journal_bytes: 16 * MIB,
                 bytes_per_second,
@@ -62,11 +62,10 @@ pub fn run(options: &Options) -> Result<()> {
     let store = options.dir.join("store");
     for round in 1..=rounds {
         for position in 0..SCENARIOS.len() {
-            // None is always the first.
+            // No scenario is always the first.
             let scenario = SCENARIOS[(position + round as usize - 1) % SCENARIOS.len()];
             println!("round {round} of {rounds}: reads beside maintenance: {}", scenario.text());
-            // What the one before has left to the kernel must not be written while this one is
-            // measured.
+            // Dirty pages of the previous scenario must not be written while this one is measured.
             system::sync(&options.dir)?;
             let measured = load::run(scenario, &setting, &store);
             remove(&store)?;
@@ -78,7 +77,7 @@ pub fn run(options: &Options) -> Result<()> {
                         results.rows.push(row);
                     }
                 }
-                // One that fails does not take the others' figures with it; it is told at the end.
+                // A failure does not affect the figures of the others; it is reported at the end.
                 Err(error) => {
                     let what = format!("{}, round {round}: {error}", scenario.text());
                     println!("  failed: {what}");
@@ -87,7 +86,7 @@ pub fn run(options: &Options) -> Result<()> {
             }
         }
     }
-    // Made by this program, and empty by now.
+    // Created by this program, and empty by now.
     let _ = fs::remove_dir(&options.dir);
     report::write(&results, &options.out.join("beside.md"))
 }

@@ -1,11 +1,11 @@
-//! A bound on all memory of a process, with the pages of files that the kernel keeps for it: what
-//! an engine leaves to the page cache counts as its memory too.
+//! A limit on all memory of a process, including its page cache: what an engine leaves to the page
+//! cache counts as its memory too.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Where groups are, and what their bound is called: version 1, and version 2.
+/// Where groups are, and the names of their limits: version 1, and version 2.
 const HIERARCHIES: [(&str, &str); 2] =
     [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
 
@@ -15,7 +15,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// Make one with a bound. Takes root, and a system that lets it.
+    /// Creates a group with a limit. Needs root, and a system that permits it.
     pub fn new(limit_bytes: u64) -> Result<Self, String> {
         let mut reasons = Vec::new();
         for (root, bound) in HIERARCHIES {
@@ -35,7 +35,7 @@ impl Group {
         }
         // From here on it is removed if anything fails.
         let group = Self { path: path.to_owned() };
-        // Only the kernel makes files there, so a wrong name is an error.
+        // Only the kernel creates files there, so a wrong name is an error.
         fs::File::options().write(true).open(path.join(bound))?;
         fs::write(path.join(bound), limit_bytes.to_string())?;
         Ok(group)
@@ -48,12 +48,12 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // One that is left over has no process and no memory, and the next run takes it.
+        // A leftover group has no process and no memory, and is reused by the next run.
         let _ = fs::remove_dir(&self.path);
     }
 }
 
-/// Put this process into a group.
+/// Moves this process into a group.
 pub fn join(group: &Path) -> io::Result<()> {
     fs::write(group.join("cgroup.procs"), std::process::id().to_string())
 }

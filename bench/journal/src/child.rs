@@ -1,4 +1,4 @@
-//! One engine in one process: what it does, and what that took.
+//! One engine in one process: its workloads, and their measurements.
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::workload::{
     BATCH_KEYS, ENTRY_BYTES, Key, Puts, Sampler, Values, Workload, key, missing,
 };
 
-/// What is done to one store, from empty on.
+/// What is done to one store, starting empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Plan {
@@ -27,7 +27,7 @@ pub enum Plan {
     Ordered,
     /// Filled in a random order, and then used.
     Random,
-    /// Only to learn how large a transaction should be.
+    /// Only to find a size of transactions.
     Trial,
 }
 
@@ -48,7 +48,7 @@ impl Plan {
     }
 }
 
-/// What a child is told.
+/// The instructions to a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Spec {
     pub engine: Name,
@@ -61,15 +61,16 @@ pub struct Spec {
     pub disk_bytes: u64,
     pub batch: u32,
     pub is_large: bool,
-    /// Seconds after which a workload that nothing depends on is ended.
+    /// Seconds after which a workload without dependents is ended.
     pub seconds: u64,
-    /// The same for one that fills the store; what would come after it is left out then.
+    /// Seconds after which filling the store is ended; the workloads that depend on it are then
+    /// skipped.
     pub patience: u64,
-    /// The group that bounds its memory.
+    /// The control group that limits its memory.
     pub group: Option<PathBuf>,
 }
 
-/// What a child tells.
+/// A report of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Message {
@@ -77,48 +78,48 @@ pub enum Message {
     Store(Store),
 }
 
-/// A workload. Times are of one operation, which is one key.
+/// The figures of a workload. Times are per operation, which is one key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
     pub workload: Workload,
     pub operations: u64,
-    /// Of the reads that should have found something, the part that has.
+    /// The fraction of the reads of present keys that found a value.
     pub found: f64,
-    /// Values that were another key's or an older one, or of a key that is not there.
+    /// Number of values that belonged to another key, an older generation, or an absent key.
     pub wrong: u64,
-    /// From the first thread's beginning to the last one's end.
+    /// From the first thread's start to the last one's end.
     pub wall_us: f64,
     /// Processor time of the threads that call the engine.
     pub cpu_us: f64,
-    /// Of the whole process, with what the engine put off until later.
+    /// Processor time of the whole process, including deferred work of the engine.
     pub process_cpu_us: f64,
-    /// Of one call, so of 32 keys where they are asked for together.
+    /// Of one call, which is 32 keys in batched reads.
     pub p99_us: f64,
     pub resident_bytes: u64,
     pub peak_bytes: u64,
-    /// It was ended by the time.
+    /// It was ended by the time limit.
     pub is_cut: bool,
 }
 
-/// What is left of a plan.
+/// The final state of a plan.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Store {
     pub plan: Plan,
     pub disk_bytes: u64,
-    /// Bytes of keys and values that were put.
+    /// Bytes of keys and values put.
     pub user_bytes: u64,
-    /// Bytes that went to the disk for them, until it was closed and synced.
+    /// Bytes written to the disk for them, until the store was closed and synced.
     pub written_bytes: u64,
     pub close_seconds: f64,
-    /// Until a value was read after it was opened again.
+    /// The time to open the store again and read a value.
     pub open_seconds: f64,
-    /// The same without what only makes it quicker, where there is such a thing.
+    /// The same without files that only speed up opening, if there are any.
     pub open_bare_seconds: Option<f64>,
-    /// Of the keys that were looked for then, the part that was there, if all had been put.
+    /// The fraction of the sampled keys that was present then, if all had been put.
     pub kept: Option<f64>,
 }
 
-/// Run what is asked for, and tell by lines of JSON on standard output.
+/// Runs the plan and reports by lines of JSON on standard output.
 pub fn run(spec: &Spec) -> Result<()> {
     if let Some(group) = &spec.group {
         cgroup::join(group).map_err(|error| format!("{}: {error}", group.display()))?;
@@ -204,8 +205,8 @@ impl Visit for Race<'_> {
     }
 }
 
-/// Read for a while, or everything, so that caches hold what they would hold: the first reads of a
-/// store that was just filled tell of the filling.
+/// Reads for a while, or everything, so that caches are in a steady state: the first reads of a
+/// newly filled store are influenced by the filling.
 fn warm<E: Engine>(store: &E, spec: &Spec) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(WARM * spec.seconds);
     let mut session = store.session()?;
@@ -225,14 +226,14 @@ fn warm<E: Engine>(store: &E, spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-/// Times as long as a workload.
+/// The length of the warm-up, in workloads.
 const WARM: u64 = 2;
 
-/// Keys that are looked for after an opening.
+/// Number of keys sampled after opening.
 const LOOKED_FOR: u32 = 1000;
 
-/// Open, read a value, and close; how long the first two took, and which part of the keys was there
-/// with a value of at least this generation.
+/// Opens the store, reads a value, and closes it; returns the time of the first two, and the
+/// fraction of sampled keys that had a value of at least this generation.
 fn reopen<E: Engine>(setup: &Setup, least: Option<u8>) -> Result<(f64, Option<f64>)> {
     let opening = Instant::now();
     let store = E::open(setup)?;
@@ -255,7 +256,7 @@ fn reopen<E: Engine>(setup: &Setup, least: Option<u8>) -> Result<(f64, Option<f6
     Ok((seconds, kept))
 }
 
-/// What a workload is, for all of its threads.
+/// A workload, for all of its threads.
 struct Job<'a> {
     spec: &'a Spec,
     workload: Workload,
@@ -265,7 +266,7 @@ struct Job<'a> {
     limit: Duration,
 }
 
-/// What one thread has done.
+/// The results of one thread.
 struct Taken {
     started: Instant,
     ended: Instant,
@@ -277,7 +278,7 @@ struct Taken {
     is_cut: bool,
 }
 
-/// What was read.
+/// The results of reads.
 #[derive(Clone, Copy, Default)]
 struct Seen {
     right: u64,
@@ -291,11 +292,11 @@ impl Seen {
     }
 }
 
-/// Between two lines about a long workload.
+/// The interval between progress lines of a long workload.
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 const POLL_EVERY: Duration = Duration::from_millis(50);
 
-/// Run one workload; also how much it has put.
+/// Runs one workload; returns its figures and the number of puts.
 fn measure<E: Engine>(store: &E, spec: &Spec, workload: Workload, least: u8) -> Result<(Row, u64)> {
     let job = Job {
         spec,
@@ -356,7 +357,7 @@ fn row(
     let is_cut = taken.iter().any(|it| it.is_cut);
     let wanted = match workload {
         Workload::Readmissing => 0,
-        // Those that are not handed out at all are missing too.
+        // Entries that are not returned at all are missing too.
         Workload::Readseq if !is_cut => spec.entries * spec.threads,
         _ => operations - puts,
     };
@@ -389,7 +390,7 @@ fn one_thread<E: Engine>(
 ) -> Result<Taken> {
     let session = store.session();
     let share = job.spec.entries / job.spec.threads;
-    // Made before the time begins.
+    // Created before the time starts.
     let mut mixed = Values::new(thread);
     let mut puts = Puts::new(
         job.workload,
@@ -417,7 +418,7 @@ fn one_thread<E: Engine>(
     Ok(Taken { started, ended, cpu, operations, puts, seen, latencies, is_cut: is_over })
 }
 
-/// The workloads that read; also how much was put meanwhile.
+/// Runs the workloads that read; returns the results and the number of puts.
 fn read(
     session: &mut impl Session,
     job: &Job<'_>,
@@ -427,7 +428,7 @@ fn read(
     values: &mut Values,
 ) -> Result<(Seen, u64)> {
     let (entries, least) = (job.spec.entries, job.least);
-    // Other keys in each workload: what one has read must not be at hand for the next.
+    // Different keys in each workload: what one has read must not be cached for the next.
     let mut random = Random::new(1000 * (job.workload as u64 + 1) + thread);
     let mut seen = Seen::default();
     let mut puts = 0;
@@ -504,7 +505,7 @@ mod tests {
                     disk_bytes: 512 << 20,
                     batch: 100,
                     is_large: plan == Plan::Random,
-                    // Who has no iteration reads for so long before it is measured.
+                    // Engines without iteration warm up for this long.
                     seconds: 1,
                     patience: 600,
                     group: None,

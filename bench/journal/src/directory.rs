@@ -1,5 +1,5 @@
-//! The index of the journal cache beside concurrent maps of 128 bits to 32, which is what a place
-//! in a journal takes: decision 0013.
+//! Compares the index of the journal cache with concurrent maps from 128 bits to 32, which is what
+//! a place in a journal takes: decision 0013.
 
 use std::hash::{BuildHasherDefault, Hasher};
 use std::process::{Command, Stdio};
@@ -20,7 +20,7 @@ use crate::system;
 /// Reads of each thread.
 const READS: u64 = 5_000_000;
 
-/// Which map.
+/// A map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Name {
     Journal,
@@ -42,7 +42,7 @@ impl Name {
     }
 }
 
-/// The key is a hash already.
+/// A hasher for keys that are hashes already.
 #[derive(Clone, Copy, Default)]
 struct Folded(u64);
 
@@ -112,8 +112,8 @@ impl Map for scc::HashMap<u128, u32, Hash> {
     }
 }
 
-/// The key of a number: a bijection, so that keys are different (SplitMix64's finalizer, for each
-/// half).
+/// Returns the key of a number: a bijection, so that keys are different (SplitMix64's finalizer,
+/// for each half).
 fn key(number: u64) -> u128 {
     let mix = |seed: u64| {
         let mut word = number.wrapping_add(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -124,8 +124,8 @@ fn key(number: u64) -> u128 {
     u128::from(mix(1)) << 64 | u128::from(mix(2))
 }
 
-/// Of one process: us of the wall's time for each call, as the thread sees it that calls, and bytes
-/// for each entry.
+/// The figures of one process: us of wall-clock time for each call, as seen by the calling thread,
+/// and bytes for each entry.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Figures {
     put_us: f64,
@@ -134,7 +134,7 @@ struct Figures {
     entry_bytes: f64,
 }
 
-/// How long each of the `calls` calls of each thread takes, in us.
+/// Returns the time of each of the `calls` calls of each thread, in us.
 fn timed(threads: u64, calls: u64, call: impl Fn(u64) -> Result<()> + Sync) -> Result<f64> {
     let barrier = Barrier::new(threads as usize + 1);
     thread::scope(|scope| {
@@ -181,7 +181,7 @@ fn measure(map: &impl Map, entries: u64, threads: u64) -> Result<Figures> {
     Ok(Figures { put_us, hit_us, miss_us, entry_bytes })
 }
 
-/// In a process of its own, whose memory is the map's.
+/// Runs in a process of its own, whose memory is the map's.
 pub fn child(name: Name, options: &Options) -> Result<()> {
     let (entries, threads) = (options.entries, options.threads.first().copied().unwrap_or(1));
     let figures = match name {

@@ -1,4 +1,4 @@
-//! The engines, and how each is set: `docs/benchmarks.md`, "Journal cache", says why.
+//! The engines and their settings, explained in `docs/benchmarks.md`, "Journal cache".
 
 mod fjall;
 mod foyer;
@@ -15,7 +15,7 @@ use crate::engine::{Engine, Result};
 
 pub use journal::remove_hints;
 
-/// Which engine.
+/// An engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Name {
@@ -57,12 +57,12 @@ impl Name {
     }
 }
 
-/// What can be done with an engine of any type.
+/// An operation on an engine of any type.
 pub trait Visit {
     fn visit<E: Engine>(self) -> Result<()>;
 }
 
-/// Do it with the one of this name.
+/// Runs it with the engine of this name.
 pub fn with(name: Name, visit: impl Visit) -> Result<()> {
     match name {
         Name::Journal => visit.visit::<journal::Journal>(),
@@ -84,8 +84,8 @@ mod tests {
     struct Check<'a>(&'a Setup);
 
     impl Visit for Check<'_> {
-        /// It keeps what it is given, also when it is closed and opened again, and the newest of
-        /// each key.
+        /// Checks that the engine keeps what it is given, also after it is closed and opened again,
+        /// and the newest value of each key.
         fn visit<E: Engine>(self) -> Result<()> {
             let mut values = Values::new(7);
             let store = E::open(self.0)?;

@@ -1,6 +1,6 @@
-//! The journal cache beside the engines that people use today: one harness, each engine in a
-//! process of its own, all with the same memory; and its reads beside its own maintenance.
-//! `docs/benchmarks.md`, "Journal cache", says what is measured and why so.
+//! Compares the journal cache with widely used engines: one harness, each engine in a process of
+//! its own, all with the same memory; and compares its reads with and without its own maintenance.
+//! `docs/benchmarks.md`, "Journal cache", explains what is measured and why.
 
 mod beside;
 mod cgroup;
@@ -22,76 +22,76 @@ use clap::Parser;
 use crate::engine::Result;
 use crate::engines::Name;
 
-/// Measure the journal cache and other engines, and hold the figures against the bars.
+/// Measure the journal cache and other engines, and compare the figures with the targets.
 ///
 /// Below a million entries it is a trial of the bench itself: one round, one thread, within a
 /// minute.
 #[derive(Parser, Debug)]
 #[command(name = "alluvium-bench-journal")]
 struct Options {
-    /// Keys, of 16 bytes, with values of 100 bytes.
+    /// Number of keys, of 16 bytes, with values of 100 bytes.
     #[arg(long, value_name = "N", default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
     entries: u64,
-    /// Rounds, in each of which all engines take turns; medians count. Default: 3, or 1 below a
-    /// million entries.
+    /// Number of rounds, in each of which all engines take turns; medians count. Default: 3, or 1
+    /// below a million entries.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// Threads that call the engine, one number after the other. Default: 1,2, or 1 below a million
-    /// entries.
+    /// Numbers of threads that call the engine, measured one after the other. Default: 1,2, or 1
+    /// below a million entries.
     #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=64))]
     threads: Vec<u64>,
-    /// Which engines. Default: all. The bars compare with those that are here.
+    /// Which engines. Default: all. The targets compare with those that are selected.
     #[arg(long, value_enum, value_name = "NAME,NAME", value_delimiter = ',')]
     engines: Vec<Name>,
-    /// Only where the data fit in memory, or only where they do not. Default: both.
+    /// Only with data that fit in memory, or only with data that do not. Default: both.
     #[arg(long, value_enum, value_name = "WHICH")]
     data: Option<Data>,
-    /// MiB of memory where all data fit in. Default: three times the data. An index of 32 bytes for
-    /// each key comes on top, for every engine; then a quarter of the data is the memory.
+    /// MiB of memory for data that fit. Default: three times the data. An index of 32 bytes for
+    /// each key comes on top, for every engine. For data that do not fit, the memory is a quarter
+    /// of the data.
     #[arg(long, value_name = "MIB")]
     memory: Option<u64>,
-    /// Seconds after which a workload that nothing depends on is ended, and of each measurement
-    /// beside maintenance (but a second in a trial).
+    /// Seconds after which a workload without dependents is ended, and the length of each
+    /// measurement during maintenance (a second in a trial).
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
-    /// Seconds after which filling a store is given up, with what would come after it.
+    /// Seconds after which filling a store is given up, with the workloads that depend on it.
     #[arg(long, value_name = "S", default_value_t = 900, value_parser = clap::value_parser!(u64).range(1..))]
     patience: u64,
-    /// Only measure reads beside maintenance. It comes at the end of a run that is not told to
-    /// measure a part.
+    /// Only measure reads during maintenance. A run that is not restricted to a part measures them
+    /// at its end.
     #[arg(long, conflicts_with_all = ["engines", "threads", "memory", "data"])]
     beside: bool,
-    /// Only measure the index of the journal cache beside concurrent maps (`index.md`).
+    /// Only compare the index of the journal cache with concurrent maps (`index.md`).
     #[arg(long, conflicts_with_all = ["engines", "memory", "data", "beside"])]
     index: bool,
-    /// Measure nothing: make the tables and plots of what runs have written into these directories,
-    /// also if they were ended before their time. Their settings have to be the same; rounds of one
-    /// engine count together.
+    /// Measure nothing: make the tables and plots from what runs have written into these
+    /// directories, even if they were interrupted. Their settings have to be the same; rounds of
+    /// the same engine are combined.
     #[arg(long, value_name = "DIR,DIR", value_delimiter = ',', conflicts_with_all = ["engines", "threads", "memory", "data", "beside", "index", "rounds", "entries"])]
     report: Vec<PathBuf>,
-    /// MiB of records that are put each second while reads beside maintenance are measured.
+    /// MiB of records put per second while reads during maintenance are measured.
     #[arg(long, value_name = "MIB", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1024))]
     rate: u64,
-    /// Where stores are made and removed, on the disk that is to be measured: an empty or new
-    /// directory.
+    /// Where stores are created and removed, on the disk to be measured: an empty or new directory.
     #[arg(long, value_name = "DIR", default_value = "target/bench-journal/stores")]
     dir: PathBuf,
     /// Where to write all figures (`results.jsonl`, `beside.jsonl`) and the tables (`tables.md`,
     /// `docs.md`, `beside.md`).
     #[arg(long, value_name = "DIR", default_value = "target/bench-journal")]
     out: PathBuf,
-    /// Where to write the plots, but those of a trial. Default: nowhere.
+    /// Where to write the plots, except those of a trial. Default: nowhere.
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
-    /// What a child of this program is told.
+    /// The instructions to a child of this program.
     #[arg(long, hide = true)]
     child: Option<String>,
-    /// The same for a map.
+    /// The map to be measured by a child of this program.
     #[arg(long, hide = true, value_enum)]
     index_child: Option<directory::Name>,
 }
 
-/// The data beside the memory.
+/// The size of the data relative to the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Data {
     Fits,

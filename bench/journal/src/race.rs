@@ -1,4 +1,4 @@
-//! All engines, in turn, round by round.
+//! Runs all engines in turn, round by round.
 
 use std::fs;
 use std::hint::black_box;
@@ -22,41 +22,40 @@ use crate::workload::{ENTRY_BYTES, Puts, Sampler, Values, Workload, key};
 use crate::{Data, Options};
 
 const MIB: u64 = 1 << 20;
-/// Entries from which on it is a measurement.
+/// The number of entries from which a run is a measurement.
 const WHOLE: u64 = 1_000_000;
-/// Of an index in memory, for each key: 16 bytes with the slack of a hash table. Every engine gets
-/// it beside the memory.
+/// The memory of an in-memory index for each key: 16 bytes with the slack of a hash table. Every
+/// engine gets it on top of its memory.
 const INDEX_BYTES_PER_KEY: u64 = 32;
-/// Of memory, per byte of data: where all fit, and where they do not.
+/// The ratio of memory to data if all data fit, and of data to memory if they do not.
 const FITS: u64 = 3;
 const LARGE: u64 = 4;
-/// Less is no memory at all for some of the engines.
+/// Less is not enough for some of the engines.
 const MIN_MEMORY_BYTES: u64 = 24 * MIB;
-/// Of the program, and of what an allocator keeps, beside an eighth of the memory.
+/// For the program and what an allocator retains, in addition to an eighth of the memory.
 const SLACK_BYTES: u64 = 128 * MIB;
-/// Of the program alone.
+/// For the program alone.
 const PROGRAM_BYTES: u64 = 32 * MIB;
-/// Disk space of engines with a bound, per byte of data: more than all that is put, so that nothing
-/// has to go.
+/// Disk space of engines with a limit, per byte of data: more than all puts, so that nothing is
+/// evicted.
 const DISK: u64 = 6;
 const MIN_DISK_BYTES: u64 = 512 * MIB;
-/// Free disk space that a run takes, per byte of data: engines without a bound put off their
-/// garbage.
+/// Free disk space for a run, per byte of data: engines without a limit defer garbage collection.
 const FREE: u64 = 16;
-/// Puts in a transaction: each alone, or many.
+/// Puts in a transaction: one, or many.
 const BATCHES: [u32; 2] = [1, 1000];
-/// How many are put to try that: a fifth of the entries, at most so many.
+/// The number of puts of such a trial: a fifth of the entries, at most this many.
 const TRIAL_ENTRIES: u64 = 100_000;
 
-/// How large the memory is, and how many threads there are.
+/// The amount of memory, and the number of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Scene {
-    /// The data are larger than the memory.
+    /// The data is larger than the memory.
     pub is_large: bool,
     pub threads: u64,
 }
 
-/// What a child has told.
+/// What a child has reported.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Outcome {
     pub engine: Name,
@@ -67,23 +66,23 @@ pub struct Outcome {
     pub message: Message,
 }
 
-/// What the tables are about.
+/// The contents of the tables.
 pub struct Results {
     pub entries: u64,
     pub engines: Vec<Name>,
     pub scenes: Vec<Scene>,
     pub outcomes: Vec<Outcome>,
-    /// What holds for all figures, a line each.
+    /// Notes on all figures, a line each.
     pub notes: Vec<String>,
-    /// Runs that have failed, and why.
+    /// Failed runs, and why.
     pub failures: Vec<String>,
 }
 
 struct Race<'a> {
     options: &'a Options,
-    /// Puts in a transaction, of those that have transactions.
+    /// Puts in a transaction, for engines with transactions.
     batches: Vec<(Name, u32)>,
-    /// Why memory is not bounded by the system, if it is not.
+    /// Why the memory is not limited by the system, if it is not.
     unbounded: Option<String>,
 }
 
@@ -135,7 +134,7 @@ pub fn run(options: &Options) -> Result<()> {
     for round in 1..=rounds {
         for scene in &scenes {
             for position in 0..engines.len() {
-                // None is always the first.
+                // No engine is always the first.
                 let engine = engines[(position + round as usize - 1) % engines.len()];
                 println!("round {round} of {rounds}: {}, {}", report::scene(*scene), engine.text());
                 for plan in [Plan::Ordered, Plan::Random] {
@@ -148,7 +147,7 @@ pub fn run(options: &Options) -> Result<()> {
                         results.outcomes.push(outcome);
                         Ok(())
                     });
-                    // One that fails does not take the others' figures with it; it is told at the
+                    // A failure does not affect the figures of the others; it is reported at the
                     // end.
                     if let Err(error) = run {
                         let what = format!(
@@ -164,14 +163,14 @@ pub fn run(options: &Options) -> Result<()> {
             }
         }
     }
-    // Made by this program, and empty by now.
+    // Created by this program, and empty by now.
     let _ = fs::remove_dir(&options.dir);
-    // A trial is no picture of anything.
+    // A trial does not justify a plot.
     let plots = options.plots.as_deref().filter(|_| is_whole);
     report::write(&results, &options.out, plots)
 }
 
-/// A directory of its own, with room.
+/// Creates the directory and checks that it is empty and has enough space.
 pub fn check_room(dir: &Path, needed_bytes: u64, help: &str) -> Result<()> {
     fs::create_dir_all(dir)?;
     if fs::read_dir(dir)?.next().is_some() {
@@ -193,7 +192,7 @@ pub fn check_room(dir: &Path, needed_bytes: u64, help: &str) -> Result<()> {
 }
 
 impl Options {
-    /// A measurement, and not a trial of the bench.
+    /// Returns whether this is a measurement, and not a trial of the bench.
     pub fn is_whole(&self) -> bool {
         self.entries >= WHOLE
     }
@@ -210,7 +209,7 @@ impl Options {
         self.entries * INDEX_BYTES_PER_KEY
     }
 
-    /// All memory of an engine.
+    /// Returns the total memory of an engine.
     fn memory_bytes(&self, is_large: bool) -> u64 {
         let memory = match (is_large, self.memory) {
             (true, _) => self.data_bytes() / LARGE,
@@ -221,18 +220,18 @@ impl Options {
     }
 }
 
-/// The bound on all memory of the process of an engine that is told to use so much.
+/// Returns the limit on all memory of the process of an engine that is configured to use this much.
 fn limit_bytes(engine: Name, memory_bytes: u64) -> u64 {
     match engine {
-        // It is told nothing: what the system lets it have is what it uses, to the last page, and
-        // the others do not.
+        // It has no such setting and uses what the system permits, to the last page; the others do
+        // not.
         Name::Lmdb => memory_bytes + PROGRAM_BYTES,
         _ => memory_bytes / 8 * 9 + SLACK_BYTES,
     }
 }
 
 impl Race<'_> {
-    /// What is told before the figures.
+    /// Returns the notes before the figures.
     fn notes(&self) -> Vec<String> {
         let options = self.options;
         let memory = |is_large| {
@@ -305,7 +304,7 @@ impl Race<'_> {
         }
     }
 
-    /// Try transactions of both sizes, and take the one that is quicker per put.
+    /// Tries transactions of both sizes, and selects the one with less time per put.
     fn choose_batch(&mut self, engine: Name) -> Result<String> {
         let scene = Scene { is_large: false, threads: 1 };
         let entries = (self.options.entries / 5).min(TRIAL_ENTRIES);
@@ -331,7 +330,7 @@ impl Race<'_> {
         ))
     }
 
-    /// Run one child to its end.
+    /// Runs one child to its end.
     fn child(&self, spec: &Spec, mut on: impl FnMut(&Message) -> Result<()>) -> Result<()> {
         let limit = limit_bytes(spec.engine, spec.memory_bytes);
         let group = match &self.unbounded {
@@ -340,8 +339,7 @@ impl Race<'_> {
         };
         let path = |group: &Group| -> PathBuf { group.path().to_owned() };
         let spec = Spec { group: group.as_ref().map(path), ..spec.clone() };
-        // What the one before has left to the kernel must not be written while this one is
-        // measured.
+        // Dirty pages of the previous child must not be written while this one is measured.
         system::sync(&self.options.dir)?;
         if self.options.is_whole() {
             system::forget_memory();
@@ -355,7 +353,7 @@ impl Race<'_> {
         let stdout = child.stdout.take().expect("standard output is piped");
         let mut heard = Ok(());
         for line in BufReader::new(stdout).lines() {
-            // What a library prints is not for here.
+            // Output of a library is ignored.
             if let Ok(message) = serde_json::from_str::<Message>(&line?) {
                 heard = heard.and_then(|()| on(&message));
             }
@@ -372,7 +370,7 @@ impl Race<'_> {
     }
 }
 
-/// Remove a store, if it is there.
+/// Removes a store, if it exists.
 pub fn remove(store: &Path) -> Result<()> {
     match fs::remove_dir_all(store) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
@@ -380,7 +378,8 @@ pub fn remove(store: &Path) -> Result<()> {
     }
 }
 
-/// Processor time that making a put, and making a key and looking at its value, take by themselves.
+/// Returns the processor time of making a put, and of making a key and checking its value, without
+/// an engine.
 fn harness() -> (f64, f64) {
     const TRIES: u64 = 1_000_000;
     let us = |from: Duration| (system::thread_cpu() - from).as_secs_f64() * 1e6 / TRIES as f64;

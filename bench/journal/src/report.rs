@@ -1,4 +1,4 @@
-//! Tables, bars and plots.
+//! Tables, targets and plots.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,15 +13,15 @@ use crate::race::{Results, Scene};
 use crate::workload::Workload;
 
 const OURS: Name = Name::Journal;
-/// Beside the fastest of the others. An iteration of LMDB is a walk over its map.
+/// Relative to the fastest of the others. An iteration of LMDB is a walk over its map.
 const MOST_READSEQ: f64 = 1.5;
-// In us of processor time of the calling threads, while the data fit.
+// In us of processor time of the calling threads, with data that fit.
 const MOST_WRITE_CPU: f64 = 0.5;
 const MOST_READ_CPU: f64 = 0.75;
 const MOST_GETMANY_CPU: f64 = 0.35;
-/// Of ten million entries, in seconds; fewer are to take no longer.
+/// For ten million entries, in seconds; fewer must not take longer.
 const MOST_OPEN: f64 = 2.0;
-/// Who finds less has done less, and is not beside the others.
+/// An engine that finds less has done less work, and is not compared.
 const LEAST_FOUND: f64 = 0.999;
 
 const MIB: f64 = 1048576.0;
@@ -46,7 +46,7 @@ pub fn scene(scene: Scene) -> String {
     format!("data {} memory, {threads}", if scene.is_large { "4 times the" } else { "within" })
 }
 
-/// A message of a child, for who waits.
+/// Formats a message of a child as progress output.
 pub fn line(message: &Message) -> String {
     match message {
         Message::Row(row) => format!(
@@ -87,7 +87,7 @@ fn written(store: &Store) -> f64 {
     store.written_bytes as f64 / store.user_bytes.max(1) as f64
 }
 
-/// The middle one, or the mean of the two in the middle.
+/// Returns the middle value, or the mean of the two in the middle.
 pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -118,7 +118,7 @@ impl Results {
         })
     }
 
-    /// How often an engine was measured.
+    /// Returns how often an engine was measured.
     fn rounds(&self, scene: Scene, engine: Name) -> usize {
         let rounds = WORKLOADS.iter().map(|workload| self.rows(scene, engine, *workload).count());
         rounds.max().unwrap_or(0)
@@ -138,12 +138,12 @@ impl Results {
         median(self.rows(scene, engine, workload).map(figure))
     }
 
-    /// Whether an engine has done all of a workload, each time.
+    /// Returns whether an engine has done all of a workload, each time.
     fn has_done(&self, scene: Scene, engine: Name, workload: Workload) -> bool {
         self.rows(scene, engine, workload).all(|row| row.found >= LEAST_FOUND && row.wrong == 0)
     }
 
-    /// The fastest of the others that have done all of a workload.
+    /// Returns the fastest of the others that have done all of a workload.
     fn best_other(&self, scene: Scene, workload: Workload) -> Option<(Name, f64)> {
         let others = self.engines.iter().filter(|engine| **engine != OURS);
         others
@@ -155,7 +155,7 @@ impl Results {
     }
 }
 
-/// What a figure has to be, and whether it is.
+/// A target, and whether it is met.
 pub struct Judged {
     pub name: String,
     pub told: String,
@@ -174,7 +174,7 @@ fn most(name: String, value: f64, unit: &str, most: f64) -> Judged {
     Judged { name, told, is_met: value <= most }
 }
 
-/// The bars of a workload.
+/// Returns the targets of a workload.
 fn judge(results: &Results, of: Scene, workload: Workload) -> Vec<Judged> {
     if !results.engines.contains(&OURS) {
         return Vec::new();
@@ -225,7 +225,7 @@ fn judge(results: &Results, of: Scene, workload: Workload) -> Vec<Judged> {
     judged
 }
 
-/// The bar of an opening: of the store that takes longer.
+/// Returns the target of an opening: of the store that takes longer.
 fn judge_opening(results: &Results, of: Scene) -> Option<Judged> {
     let of_plan = |plan| median(results.stores(of, OURS, plan).map(|store| store.open_seconds));
     let seconds =
@@ -233,7 +233,7 @@ fn judge_opening(results: &Results, of: Scene) -> Option<Judged> {
     Some(most(format!("{}, opening", scene(of)), seconds, "s", MOST_OPEN))
 }
 
-/// Cells in lines, and lines that go through.
+/// Rows of cells, and rows that span all columns.
 pub struct Table {
     pub head: Vec<&'static str>,
     pub lines: Vec<Line>,
@@ -244,7 +244,7 @@ pub enum Line {
     Through(String),
 }
 
-/// Names to the left, numbers to the right.
+/// Formats a row: names to the left, numbers to the right.
 fn row_of<'a>(widths: &[usize], cells: impl Iterator<Item = &'a str>) -> String {
     let mut text = String::new();
     for (n, (width, cell)) in widths.iter().zip(cells).enumerate() {
@@ -384,7 +384,7 @@ fn stores(results: &Results, of: Scene) -> Table {
     Table { head, lines }
 }
 
-/// Three digits, as far as they tell something.
+/// Formats up to three significant digits.
 fn short(value: f64) -> String {
     let digits = match value {
         _ if value >= 99.95 => 0,
@@ -395,7 +395,7 @@ fn short(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// All that is in the tables of a scene in a smaller one, a column for each engine.
+/// Returns a smaller table with everything in the tables of a scene, a column for each engine.
 fn columns(results: &Results, of: Scene) -> Table {
     let there: Vec<Name> =
         results.engines.iter().copied().filter(|it| results.rounds(of, *it) > 0).collect();
@@ -442,7 +442,7 @@ fn columns(results: &Results, of: Scene) -> Table {
     Table { head, lines }
 }
 
-/// Print all, and write the tables and the plots.
+/// Prints everything, and writes the tables and the plots.
 pub fn write(results: &Results, out: &Path, plots: Option<&Path>) -> Result<()> {
     let mut text = String::new();
     let mut docs = String::new();
@@ -477,7 +477,7 @@ fn plot(results: &Results, of: Scene, directory: &Path) -> Result<()> {
     let panel = |workload: Workload| {
         let bar = |engine: &Name| {
             let value = results.of(of, *engine, workload, |row| row.wall_us)?;
-            // Who has not done all of it is in the table, with a remark.
+            // An engine that has not done all of it is in the table with a remark.
             let is_whole = results.has_done(of, *engine, workload);
             is_whole.then(|| Bar { name: engine.text().into(), value })
         };

@@ -1,5 +1,6 @@
-//! What a run writes down while it goes on, and tables of what several runs have written: a run is
-//! hours, and its parts can be measured on different days, or be ended in between.
+//! Saves the results of a run while it continues, and makes tables from the results of several
+//! runs: a run takes hours, and its parts can be measured on different days, or be interrupted in
+//! between.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -14,23 +15,23 @@ use crate::race::{Outcome, Results, Scene};
 const ABOUT: &str = "run.json";
 const OUTCOMES: &str = "results.jsonl";
 
-/// What has to be the same for figures to stand in one table.
+/// What has to be the same for figures in one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     pub entries: u64,
-    /// Memory of an engine where the data fit, its index included.
+    /// Memory of an engine with data that fit, including its index.
     pub fits_bytes: u64,
-    /// And where they do not.
+    /// Memory of an engine with data that do not fit.
     pub large_bytes: u64,
-    /// After which a workload that nothing depends on was ended.
+    /// The time limit of workloads without dependents.
     pub seconds: u64,
-    /// A control group has bounded the memory.
+    /// A control group limited the memory.
     pub is_bounded: bool,
-    /// Every store began with memory that was alike.
+    /// Every store began under the same memory conditions.
     pub has_pauses: bool,
 }
 
-/// Of a run, beside its figures.
+/// A run, apart from its figures.
 #[derive(Serialize, Deserialize)]
 struct About {
     settings: Settings,
@@ -38,7 +39,7 @@ struct About {
     failures: Vec<String>,
 }
 
-/// Where a run writes it down.
+/// The files that a run saves to.
 pub struct Log {
     directory: PathBuf,
     outcomes: File,
@@ -46,7 +47,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// In `directory`, in place of what another run has written there.
+    /// Creates the files in `directory`, replacing those of another run.
     pub fn new(directory: &Path, settings: Settings, notes: &[String]) -> Result<Self> {
         let about = About { settings, notes: notes.to_vec(), failures: Vec::new() };
         let outcomes = File::create(directory.join(OUTCOMES))?;
@@ -69,10 +70,10 @@ impl Log {
     }
 }
 
-/// What several runs have written down, as if it had been one.
+/// Combines the results of several runs as if they were one.
 ///
 /// # Errors
-/// A file cannot be read, or their settings are not the same.
+/// A file cannot be read, or the settings are not the same.
 pub fn together(directories: &[PathBuf]) -> Result<Results> {
     let mut settings: Option<(Settings, &Path)> = None;
     let (mut outcomes, mut notes, mut failures) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! What the kernel knows of this process and of its files.
+//! Information of the kernel about this process and its files.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -15,17 +15,17 @@ fn time_of(clock: ClockId) -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Processor time of this thread.
+/// Returns the processor time of this thread.
 pub fn thread_cpu() -> Duration {
     time_of(ClockId::ThreadCPUTime)
 }
 
-/// Processor time of all threads of this process.
+/// Returns the processor time of all threads of this process.
 pub fn process_cpu() -> Duration {
     time_of(ClockId::ProcessCPUTime)
 }
 
-/// Bytes that are resident.
+/// Resident memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Resident {
     pub now_bytes: u64,
@@ -42,13 +42,13 @@ pub fn resident() -> Result<Resident> {
     Ok(Resident { now_bytes: field("VmRSS:")?, peak_bytes: field("VmHWM:")? })
 }
 
-/// Let the peak begin anew (proc(5)).
+/// Resets the peak (proc(5)).
 pub fn reset_peak() -> Result<()> {
     Ok(fs::write("/proc/self/clear_refs", "5")?)
 }
 
-/// Bytes that this process had written to disks so far, those that the kernel will write by itself
-/// included.
+/// Returns the bytes that this process has caused to be written to disks so far, including those
+/// that the kernel will write later.
 pub fn written_bytes() -> Result<u64> {
     let io = fs::read_to_string("/proc/self/io")?;
     let line = io.lines().find_map(|line| line.strip_prefix("write_bytes:"));
@@ -56,30 +56,31 @@ pub fn written_bytes() -> Result<u64> {
         .ok_or_else(|| "/proc/self/io has no write_bytes".into())
 }
 
-/// Have the file system of a directory written.
+/// Syncs the file system of a directory.
 pub fn sync(directory: &Path) -> Result<()> {
     Ok(rustix::fs::syncfs(File::open(directory)?)?)
 }
 
-/// As long as the kernel takes, and longer, to give back what a process of some GiB has left.
+/// An upper bound of the time in which the kernel gives back the memory of a process of some GiB.
 const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(10);
 
-/// Whether the kernel of a virtual machine may give memory that is free back to its host, a few
-/// seconds after it came free (free page reporting). Who is given such memory again waits for the
-/// host to find and clear it, some twenty times as long as for what has just come free: so the one
-/// who runs right behind another has it better.
+/// Returns whether the kernel of a virtual machine may give free memory back to its host some
+/// seconds after it was freed (free page reporting). A process that is given such memory again
+/// waits for the host to find and clear it, which takes some twenty times as long as for memory
+/// that was freed recently: so a process that starts right after another one has an advantage.
 pub fn gives_memory_back() -> bool {
     Path::new("/sys/module/page_reporting").exists()
 }
 
-/// Wait until what the process before has left is given back: everybody begins alike.
+/// Waits until the memory of the previous process is given back, so that all start with the same
+/// conditions.
 pub fn forget_memory() {
     if gives_memory_back() {
         thread::sleep(GIVEN_BACK_WITHIN);
     }
 }
 
-/// Room that a directory takes on its disk: holes do not count.
+/// Returns the disk space of a directory; holes do not count.
 pub fn disk_bytes(directory: &Path) -> Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(directory)? {
@@ -94,12 +95,12 @@ pub fn disk_bytes(directory: &Path) -> Result<u64> {
 }
 
 const QUIET_WINDOW: Duration = Duration::from_millis(100);
-/// Processor time in such a window with which a process does nothing that matters.
+/// A process that uses less processor time than this in such a window is idle.
 const QUIET: Duration = Duration::from_millis(5);
 const QUIET_LIMIT: Duration = Duration::from_secs(60);
 
-/// Wait until the engine's own threads have nothing to do any more, for a minute at most: what an
-/// engine has put off is its own, and not of what comes next.
+/// Waits until the engine's own threads are idle, for a minute at most: its deferred work belongs
+/// to it, and not to what is measured next.
 pub fn settle() {
     let until = Instant::now() + QUIET_LIMIT;
     loop {

@@ -1,4 +1,4 @@
-//! What is put and what is asked for: the same sequence of keys for each engine.
+//! What is put and read: the same sequence of keys for each engine.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,33 +9,33 @@ use serde::{Deserialize, Serialize};
 
 pub type Key = [u8; 16];
 pub const VALUE_BYTES: usize = 100;
-/// Of a key and its value.
+/// The size of a key and its value.
 pub const ENTRY_BYTES: u64 = (size_of::<Key>() + VALUE_BYTES) as u64;
-/// Keys that are asked for in one call.
+/// Keys that are read in one call.
 pub const BATCH_KEYS: usize = 32;
-/// Operations of which one is timed. A prime, so that it does not fall in step with transactions or
+/// One operation in this many is timed. A prime, so that it does not coincide with transactions or
 /// batches.
 pub const TIMED: u32 = 17;
 
-/// What is done.
+/// A workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Workload {
-    /// All keys, in their order, into an empty store.
+    /// Put all keys in order, into an empty store.
     Fillseq,
-    /// All entries, by an iteration; with several threads each sees all.
+    /// Iterate over all entries; with several threads each sees all.
     Readseq,
-    /// All keys, each once, in a random order, into an empty store.
+    /// Put all keys once in a random order, into an empty store.
     Fillrandom,
-    /// The same again, in another order.
+    /// Put all keys once more in another order.
     Overwrite,
-    /// As many reads of random keys.
+    /// Read as many random keys.
     Readrandom,
-    /// As many reads of keys that are not there, among those that are.
+    /// Read as many absent keys, which lie between the present ones.
     Readmissing,
-    /// As many random keys, 32 in a call where there is one for several.
+    /// Read as many random keys, 32 in a call if the engine supports it.
     Getmany,
-    /// 95% reads and 5% writes, of keys with a Zipf distribution (YCSB's, 0.99).
+    /// 95% reads and 5% writes of keys with a Zipf distribution (YCSB's, 0.99).
     Mixed,
 }
 
@@ -53,17 +53,17 @@ impl Workload {
         }
     }
 
-    /// It puts a value under each key; what comes after it needs all of them.
+    /// Returns whether it puts a value under each key, which later workloads depend on.
     pub fn fills(self) -> bool {
         matches!(self, Self::Fillseq | Self::Fillrandom)
     }
 
-    /// It does nothing but put.
+    /// Returns whether it only puts.
     pub fn writes(self) -> bool {
         self.fills() || self == Self::Overwrite
     }
 
-    /// What is marked in the values that it puts.
+    /// Returns the generation that its values are marked with.
     pub fn generation(self) -> u8 {
         match self {
             Self::Overwrite => 2,
@@ -84,22 +84,22 @@ fn key_of(number: u64, tail: u64) -> Key {
     key
 }
 
-/// Keys have the order of their numbers.
+/// Returns the key of a number. Keys have the order of their numbers.
 pub fn key(number: u64) -> Key {
     key_of(number, scattered(number))
 }
 
-/// A neighbour of a key, which is never put.
+/// Returns a neighbour of a key, which is never put.
 pub fn missing(number: u64) -> Key {
     key_of(number, !scattered(number))
 }
 
-/// Makes values of 100 bytes, half of them compressible as `db_bench` has it, that tell whose they
-/// are.
+/// Generates values of 100 bytes, half of them compressible as in `db_bench`, that identify their
+/// keys.
 pub struct Values {
     sample: Vec<u8>,
-    /// Where in the sample the next one begins: one behind the other, which the processor fetches
-    /// ahead, so that making values takes little of what is measured.
+    /// The position of the next value in the sample: sequential, which the processor prefetches, so
+    /// that generating values contributes little to what is measured.
     at: usize,
     value: [u8; VALUE_BYTES],
 }
@@ -129,7 +129,7 @@ impl Values {
         &self.value
     }
 
-    /// Whether this is a value of that key, of this generation or a later one.
+    /// Returns whether this is a value of that key, of this generation or a later one.
     pub fn are(value: &[u8], number: u64, generation: u8) -> bool {
         value.len() == VALUE_BYTES
             && value[..NUMBER_BYTES] == number.to_le_bytes()
@@ -137,7 +137,7 @@ impl Values {
     }
 }
 
-/// The numbers `0..count`, each once, in an order that looks random.
+/// The numbers `0..count`, each once, in a pseudo-random order.
 #[derive(Clone, Copy)]
 pub struct Order {
     count: u64,
@@ -147,15 +147,15 @@ pub struct Order {
 }
 
 impl Order {
-    /// `count` is above zero.
+    /// `count` must be above zero.
     pub fn new(count: u64, seed: u64) -> Self {
         let bits = (u64::BITS - (count - 1).leading_zeros()).max(1);
         let mask = u64::MAX >> (u64::BITS - bits);
         Self { count, mask, shift: (bits / 2).max(1), seed: Random::new(seed).next_u64() }
     }
 
-    /// The one at this place. Each step is one to one on the numbers of so many bits, and so is
-    /// stepping until the number is one of ours.
+    /// Returns the number at this position. Each step is a bijection on the numbers of that many
+    /// bits, and so is iterating until the number is in range.
     pub fn at(&self, place: u64) -> u64 {
         let mut number = place;
         loop {
@@ -170,11 +170,11 @@ impl Order {
     }
 }
 
-/// Counts operations, times one of [`TIMED`], and ends them at a time.
+/// Counts operations, times one of [`TIMED`], and ends the workload at its time limit.
 pub struct Sampler<'a> {
     pub latencies: Histogram<u64>,
     pub operations: u64,
-    /// It was ended by the time.
+    /// It was ended by the time limit.
     pub is_over: bool,
     left: u32,
     started: Option<Instant>,
@@ -185,12 +185,12 @@ pub struct Sampler<'a> {
 /// A minute, in ns.
 const MOST_NS: u64 = 60_000_000_000;
 
-/// An empty histogram of ns, up to a minute.
+/// Returns an empty histogram of ns, up to a minute.
 pub fn latencies() -> Histogram<u64> {
     Histogram::new_with_bounds(1, MOST_NS, 3).expect("valid bounds")
 }
 
-/// Count what an operation took.
+/// Records the time of an operation.
 #[inline]
 pub fn record(latencies: &mut Histogram<u64>, took: Duration) {
     latencies.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
@@ -209,12 +209,12 @@ impl<'a> Sampler<'a> {
         }
     }
 
-    /// The time begins.
+    /// Starts the time.
     pub fn begin(&mut self, limit: Duration) {
         self.deadline = Instant::now() + limit;
     }
 
-    /// The operation before is done, and one of so many keys begins; false if none should.
+    /// Ends the previous operation and begins one of this many keys; false if none should begin.
     #[inline]
     pub fn tick(&mut self, keys: u64) -> bool {
         if let Some(started) = self.started.take() {
@@ -240,8 +240,8 @@ impl<'a> Sampler<'a> {
     }
 }
 
-/// The puts of one thread. The time between two draws is that of a put, with the beginning and the
-/// end of a transaction where they come between.
+/// The puts of one thread. The time between two draws is that of a put, including the beginning and
+/// end of a transaction between them.
 pub struct Puts<'a> {
     pub sampler: Sampler<'a>,
     values: Values,
@@ -253,8 +253,8 @@ pub struct Puts<'a> {
 }
 
 impl<'a> Puts<'a> {
-    /// Of `threads` threads the one with this number, which puts each `threads`th of `entries`
-    /// keys.
+    /// Creates the puts of the thread with this number of `threads` threads, which puts each
+    /// `threads`th of `entries` keys.
     pub fn new(
         workload: Workload,
         entries: u64,
@@ -274,7 +274,7 @@ impl<'a> Puts<'a> {
         }
     }
 
-    /// The next key and value; none at the end.
+    /// Returns the next key and value; none at the end.
     #[inline]
     pub fn draw(&mut self) -> Option<(Key, &[u8])> {
         if self.next >= self.end || !self.sampler.tick(1) {

@@ -1,5 +1,5 @@
-//! One scenario: a cache with work in the background, a thread that puts records at a steady rate,
-//! and one that reads.
+//! One scenario: a cache with background work, a thread that puts records at a steady rate, and one
+//! that reads.
 
 use std::ops::Range;
 use std::path::Path;
@@ -18,49 +18,48 @@ use crate::engine::Result;
 use crate::system;
 use crate::workload::{ENTRY_BYTES, TIMED, Values, key, latencies, record};
 
-/// Of an entry in its journal, with its header, in whole granules.
+/// The size of an entry in its journal, with its header, in whole granules.
 const RECORD_BYTES: u64 = (16 + ENTRY_BYTES).next_multiple_of(8);
 
-// In journals' worth of puts:
+// The following are in journals' worth of puts:
 /// Put before anything is measured.
 const FILLED: u64 = 32;
-/// Journals in memory, with the newest one and its successor.
+/// Journals in memory, including the newest one and its successor.
 const IN_MEMORY: u64 = 8;
-/// What was put last, which is in memory in each scenario: what maintenance moves comes between,
-/// and is less than a half of it.
+/// The last puts, which are in memory in each scenario: what maintenance moves comes in between,
+/// and is less than half of it.
 const HOT: u64 = 2;
-/// How long ago, or how long before the end of the fill, that was put which is on disk in each
-/// scenario.
+/// The age, or the distance from the end of the fill, of puts that are on disk in each scenario.
 const COLD: Range<u64> = IN_MEMORY..20;
-/// The disk budget where it is used up: with room for what is read in [`COLD`], for what eviction
-/// keeps, and for the journals that it keeps free.
+/// The disk budget if it is to be used up: includes what is read in [`COLD`], what eviction keeps,
+/// and the journals that it keeps free.
 const BUDGET: u64 = 32;
-/// Of the disk budget where it is not used up.
+/// Unused part of the disk budget otherwise.
 const SPARE: u64 = 16;
 
-/// What is marked in all values.
+/// The generation that all values are marked with.
 const GENERATION: u8 = 1;
-/// The writer sleeps so long, and puts what is due then.
+/// The writer sleeps this long, and puts what is due then.
 const TICK: Duration = Duration::from_millis(1);
-/// It makes up for what it could not put by putting so many times as much.
+/// It catches up by putting at most this many times as much.
 const MOST_DUE: u64 = 10;
 /// A journal of 16 MiB takes less than a second.
 const COMPRESSED_WITHIN: Duration = Duration::from_secs(300);
 const POLL_EVERY: Duration = Duration::from_millis(10);
-/// Keys that are looked for in memory between two reads of the disk: nothing is brought in if what
-/// is there is read more.
+/// Keys that are looked up in memory between two reads of the disk: journals are not promoted if
+/// those in memory are read more.
 const BETWEEN: u32 = 16;
 
-/// The same for all scenarios.
+/// The settings of all scenarios.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
     pub journal_bytes: u64,
-    /// Records that are put while others are read.
+    /// Records put while others are read.
     pub bytes_per_second: u64,
-    /// Of reads before those that count: what is read then was put at that rate, and not by the
-    /// fill.
+    /// The time of reads before those that count: what is read then was put at that rate, and not
+    /// by the fill.
     pub lead: Duration,
-    /// Of the reads that count.
+    /// The time of the reads that count.
     pub time: Duration,
 }
 
@@ -69,7 +68,8 @@ impl Setting {
         (self.journal_bytes - PAGE_BYTES as u64) / RECORD_BYTES
     }
 
-    /// Room on disk for all that is put in a scenario, and what compaction moves of it.
+    /// Returns the disk space for everything that is put in a scenario, and what compaction moves
+    /// of it.
     pub fn disk_bytes(&self) -> u64 {
         let seconds = (2 * (self.lead + self.time)).as_secs_f64();
         let meanwhile = (self.bytes_per_second as f64 * seconds) as u64;
@@ -77,9 +77,9 @@ impl Setting {
         (put / 4).saturating_mul(5).saturating_add(SPARE * self.journal_bytes)
     }
 
-    /// Of a cache that is to be filled.
+    /// Returns the options of a cache that is to be filled.
     fn options(&self, scenario: Scenario) -> Result<Options> {
-        // Of the memory a part is for what was decompressed: another journal, or there would be one
+        // Part of the memory is for decompressed data: one more journal, or there would be one
         // less.
         let (compression, for_blocks) = match scenario.has_compressed() {
             true => (Compression::Lz4, 1),
@@ -98,12 +98,12 @@ impl Setting {
     }
 }
 
-/// Journals with which something was done.
+/// Number of journals processed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Work {
     pub compacted: u64,
     pub compressed: u64,
-    /// By the records that eviction has looked at.
+    /// Estimated from the records that eviction has processed.
     pub evicted: f64,
     pub promoted: u64,
 }
@@ -119,7 +119,8 @@ impl Work {
         }
     }
 
-    /// Journals of what a scenario is about; of the quiet one, of all that it is not about.
+    /// Returns the journals of a scenario's own work; for the quiet one, of all work that it should
+    /// not have.
     pub fn of(&self, scenario: Scenario) -> f64 {
         let (compacted, compressed) = (self.compacted as f64, self.compressed as f64);
         match scenario {
@@ -138,31 +139,31 @@ pub struct Row {
     pub scenario: Scenario,
     pub seconds: f64,
     pub reads_per_second: f64,
-    /// Calls that were timed; the times are theirs.
+    /// Number of calls that were timed; the times are theirs.
     pub timed: u64,
     pub p50_us: f64,
     pub p99_us: f64,
     pub p999_us: f64,
     pub longest_us: f64,
-    /// Of the keys that were looked at for that, the part whose record was not in memory.
+    /// The fraction of the keys checked for it whose record was not in memory.
     pub on_disk: f64,
-    /// Values that were another key's.
+    /// Number of values of another key.
     pub wrong: u64,
-    /// Keys without a value.
+    /// Number of keys without a value.
     pub missing: u64,
-    /// Meanwhile.
+    /// Background work during the measurement.
     pub work: Work,
-    /// Keys and values that were put meanwhile.
+    /// Keys and values put during the measurement.
     pub put_bytes_per_second: f64,
-    /// Times that the writer waited for the disk meanwhile.
+    /// Number of times that the writer waited for the disk during the measurement.
     pub stalls: u64,
 }
 
-/// What a reader has seen.
+/// The results of a reader.
 struct Seen {
     reads: u64,
     latencies: Histogram<u64>,
-    /// Keys of which it was looked up where their record is, and how many were on disk.
+    /// Number of keys whose location was checked, and of those on disk.
     looked_at: u64,
     on_disk: u64,
     wrong: u64,
@@ -184,27 +185,27 @@ impl Seen {
     }
 }
 
-/// A cache that is put to and read from.
+/// A cache with puts and reads.
 struct Load<'a> {
     cache: &'a Cache,
     scenario: Scenario,
     setting: &'a Setting,
     journal_records: u64,
-    /// Puts that have returned, those of the fill and what was counted now and then.
+    /// Number of puts that have returned, including the fill; updated from time to time.
     puts: AtomicU64,
 }
 
-/// Fill a new cache, and measure its reads while more is put.
+/// Fills a new cache, and measures its reads while more is put.
 pub fn run(scenario: Scenario, setting: &Setting, path: &Path) -> Result<Vec<Row>> {
     let cache = filled(scenario, setting, path)?;
-    // What is put off from the fill is not what is measured.
+    // Deferred work of the fill is not part of the measurement.
     system::settle();
     let rows = Load::new(&cache, scenario, setting).measure()?;
     cache.close()?;
     Ok(rows)
 }
 
-/// A new cache as a scenario begins with it.
+/// Returns a new cache in the initial state of a scenario.
 fn filled(scenario: Scenario, setting: &Setting, path: &Path) -> Result<Cache> {
     let options = setting.options(scenario)?;
     let cache = Cache::open(path, options.clone())?;
@@ -215,13 +216,13 @@ fn filled(scenario: Scenario, setting: &Setting, path: &Path) -> Result<Cache> {
     if scenario != Scenario::Compressed {
         return Ok(cache);
     }
-    // Opened by who compresses nothing, what is compressed stays so, and what leaves the memory
-    // from now on stays plain.
+    // Opened without compression, what is compressed stays so, and what leaves the memory from now
+    // on stays plain.
     cache.close()?;
     Ok(Cache::open(path, Options { compression: Compression::None, ..options })?)
 }
 
-/// Wait until all that is not in memory is compressed.
+/// Waits until everything that is not in memory is compressed.
 fn compressed(cache: &Cache) -> Result<()> {
     let until = Instant::now() + COMPRESSED_WITHIN;
     loop {
@@ -248,7 +249,7 @@ impl<'a> Load<'a> {
         Ok(self.cache.put(&key(number), values.draw(number, GENERATION))?)
     }
 
-    /// Put as fast as it goes.
+    /// Puts as fast as possible.
     fn fill(&self) -> Result<()> {
         let mut values = Values::new(1);
         let puts = FILLED * self.journal_records;
@@ -262,7 +263,7 @@ impl<'a> Load<'a> {
         Ok(self.cache.flush()?)
     }
 
-    /// All reads of this scenario, while another thread puts.
+    /// Measures all reads of this scenario, while another thread puts.
     fn measure(&self) -> Result<Vec<Row>> {
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -275,7 +276,7 @@ impl<'a> Load<'a> {
         })
     }
 
-    /// Put at the rate, until it is over.
+    /// Puts at the rate until `is_over` is set.
     fn write(&self, is_over: &AtomicBool) -> Result<()> {
         let puts_per_second = self.setting.bytes_per_second as f64 / RECORD_BYTES as f64;
         let most_due = MOST_DUE * ((puts_per_second * TICK.as_secs_f64()) as u64 + 1);
@@ -328,18 +329,18 @@ impl<'a> Load<'a> {
         })
     }
 
-    /// The number of the key that was put so many puts before the newest one.
+    /// Returns the number of the key that was put this many puts before the newest one.
     fn put_before(&self, puts: u64) -> u64 {
         let put = self.puts.load(Ordering::Acquire) - 1 - puts;
         self.scenario.number(put, self.journal_records)
     }
 
-    /// The number of the key that was put so many puts before the end of the fill.
+    /// Returns the number of the key that was put this many puts before the end of the fill.
     fn filled_before(&self, puts: u64) -> u64 {
         self.scenario.number(FILLED * self.journal_records - 1 - puts, self.journal_records)
     }
 
-    /// Read keys that were put last.
+    /// Reads the keys that were put last.
     fn read_memory(&self, time: Duration) -> Result<Seen> {
         let hot = HOT * self.journal_records;
         let mut random = Random::new(3);
@@ -357,7 +358,7 @@ impl<'a> Load<'a> {
             let ended = Instant::now();
             record(&mut seen.latencies, ended - began);
             seen.see(value.as_deref(), number);
-            // Not before: the record would be in the processor's cache then.
+            // Not before: the record would then be in the processor's cache.
             seen.looked_at += 1;
             seen.on_disk += u64::from(matches!(self.cache.try_get(&key)?, Lookup::OnDisk));
             if ended >= until {
@@ -366,7 +367,8 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// Read keys whose records are on disk, by the numbers of what was put some puts ago.
+    /// Reads keys whose records are on disk; `number_of` returns the key that was put some puts
+    /// ago.
     fn read_disk(&self, time: Duration, number_of: impl Fn(u64) -> u64) -> Result<Seen> {
         let memory = IN_MEMORY * self.journal_records;
         let cold = COLD.start * self.journal_records..COLD.end * self.journal_records;
@@ -375,7 +377,7 @@ impl<'a> Load<'a> {
         let until = Instant::now() + time;
         loop {
             for _ in 0..BETWEEN {
-                // Newer ones more often, so that it is the oldest that leaves the memory.
+                // Newer ones more often, so that the oldest leaves the memory.
                 let part = random.below(memory);
                 self.cache.try_get(&key(self.put_before(part * part / memory)))?;
             }
@@ -437,7 +439,7 @@ mod tests {
             let cache = filled(scenario, &SETTING, directory.path()).unwrap();
             let load = Load::new(&cache, scenario, &SETTING);
             let begun = match scenario {
-                // What is compressed is from before.
+                // Compression happened before.
                 Scenario::Compressed => cache.stats(),
                 _ => Stats::default(),
             };
@@ -460,7 +462,7 @@ mod tests {
                 looked_at += 1;
                 on_disk += u32::from(matches!(found, Lookup::OnDisk));
             }
-            // Whichever journals are in memory, there are fewer of them.
+            // Whichever journals are in memory, they are a minority.
             assert!(on_disk * 4 > looked_at, "{}: {on_disk} of {looked_at}", scenario.text());
             let rows = load.measure().unwrap();
             let reads: Vec<Reads> = rows.iter().map(|row| row.reads).collect();
@@ -490,7 +492,7 @@ mod tests {
             }
         }
         assert!(least >= replaced_after && COLD.end < REPLACED, "{least}");
-        // All but the first of three, and of those that last, all but the first two.
+        // All but the first of three, and for the lasting ones, all but the first two.
         let lasting = replaced_after / LASTING;
         assert_eq!(replaced, 2 * (replaced_after - lasting) + lasting);
     }

@@ -1,4 +1,4 @@
-//! The table of reads beside maintenance, and its bars.
+//! The table of reads during maintenance, and its targets.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,22 +9,22 @@ use super::scenario::{READS, Reads, SCENARIOS, Scenario};
 use crate::engine::Result;
 use crate::report::{Judged, Line, Table, median};
 
-/// Beside maintenance and without.
+/// The ratio of times with and without maintenance.
 const MOST_TIMES: f64 = 2.0;
-/// With fewer a p99 is a matter of chance.
+/// With fewer samples a p99 is not significant.
 const LEAST_TIMED: u64 = 1000;
-/// Of the reads in memory without maintenance. With more their p99 is more and more that of the
-/// disk.
+/// The maximum part on disk of the reads in memory without maintenance. With more, their p99
+/// approaches that of the disk.
 const MOST_ON_DISK: f64 = 0.001;
 
 const MIB: f64 = 1048576.0;
 
-/// What the table is about.
+/// The contents of the table.
 pub struct Results {
     pub setting: Setting,
     pub rounds: u32,
     pub rows: Vec<Row>,
-    /// Runs that have failed, and why.
+    /// Failed runs, and why.
     pub failures: Vec<String>,
 }
 
@@ -46,7 +46,7 @@ impl Results {
     }
 }
 
-/// Of all rounds.
+/// Returns the median of all rounds.
 fn figure(rows: &[&Row], figure: impl Fn(&Row) -> f64) -> f64 {
     median(rows.iter().copied().map(figure)).unwrap_or(f64::NAN)
 }
@@ -55,7 +55,7 @@ fn journals_per_second(row: &Row) -> f64 {
     row.work.of(row.scenario) / row.seconds
 }
 
-/// A measurement, for who waits.
+/// Formats a measurement as progress output.
 pub fn line(row: &Row) -> String {
     format!(
         "{:<23}{:>9.0} reads/s, p50 {:.2} us, p99 {:.2}, p99.9 {:.2}, longest {:.0}; {:.1}% on disk; {:.2} journals/s{}",
@@ -86,7 +86,7 @@ fn remarks(rows: &[&Row]) -> String {
     text
 }
 
-/// Why the figures of a scenario are not of what they should be, if so.
+/// Returns why the figures of a scenario are not valid, if they are not.
 fn fault(reads: Reads, scenario: Scenario, rows: &[&Row]) -> Option<String> {
     if rows.is_empty() {
         return Some("it was not measured".into());
@@ -96,7 +96,7 @@ fn fault(reads: Reads, scenario: Scenario, rows: &[&Row]) -> Option<String> {
         return Some(format!("{wrong} values were another key's"));
     }
     let missing: u64 = rows.iter().map(|row| row.missing).sum();
-    // What was put longest ago may have been evicted.
+    // The oldest puts may have been evicted.
     let may_miss = (reads, scenario) == (Reads::Disk, Scenario::Eviction);
     if missing > 0 && !may_miss {
         return Some(format!("{missing} keys were not found"));
@@ -120,7 +120,7 @@ fn fault(reads: Reads, scenario: Scenario, rows: &[&Row]) -> Option<String> {
     }
 }
 
-/// The bars of these reads, in the order of the scenarios.
+/// Returns the targets of these reads, in the order of the scenarios.
 fn judge(results: &Results, reads: Reads) -> Vec<Judged> {
     let judge_one = |scenario: Scenario| {
         let (without, beside) = (results.of(reads, reads.without()), results.of(reads, scenario));
@@ -191,7 +191,7 @@ fn table(results: &Results) -> Table {
     Table { head, lines }
 }
 
-/// Print all, and write the table.
+/// Prints everything, and writes the table.
 pub fn write(results: &Results, markdown: &Path) -> Result<()> {
     let table = table(results);
     println!("\nreads beside maintenance: {}", results.note());
@@ -240,7 +240,7 @@ mod tests {
         }
     }
 
-    /// All that is measured: 1 us without maintenance, and this beside it.
+    /// Returns complete results: 1 us without maintenance, and `beside_us` with it.
     fn results(beside_us: f64) -> Results {
         let mut rows = Vec::new();
         for scenario in SCENARIOS {

@@ -1,28 +1,27 @@
-//! What is measured, beside what.
+//! What is measured, and the background work meanwhile.
 
 use serde::Serialize;
 
-/// After so many journals' worth of puts, what was put is replaced where something is: after all
-/// that is read.
+/// The number of journals' worth of puts after which a put is replaced, in scenarios with
+/// replacement: later than everything that is read.
 pub const REPLACED: u64 = 24;
-/// One put in so many is replaced after twice the time, so that compaction has something to move;
-/// and is read as soon as it is put, so that eviction has.
+/// One put in this many is replaced after twice that, so that compaction has something to move, and
+/// is read right after it is put, so that eviction has.
 pub const LASTING: u64 = 8;
 
-/// What works in the background.
+/// The background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scenario {
-    /// The flusher alone: nothing is replaced, nothing compressed, and there is room for
-    /// everything.
+    /// The flusher alone: nothing is replaced or compressed, and there is space for everything.
     Quiet,
-    /// The same, but what the fill has left on disk was compressed before; nothing more is.
+    /// As `Quiet`, but what the fill has left on disk was compressed before; nothing more is.
     Compressed,
-    /// Journals have few live bytes, one after the other: what is put replaces something.
+    /// Puts replace earlier ones, so that one journal after the other has few live bytes.
     Compaction,
     /// Journals that leave the memory are compressed.
     Compression,
-    /// The disk budget is used up: for each new journal the oldest one goes.
+    /// The disk budget is used up: the oldest journal is evicted for each new one.
     Eviction,
 }
 
@@ -45,7 +44,7 @@ impl Scenario {
         }
     }
 
-    /// The number of the key of a put.
+    /// Returns the number of the key of a put.
     pub fn number(self, put: u64, journal_records: u64) -> u64 {
         if self != Self::Compaction {
             return put;
@@ -58,17 +57,17 @@ impl Scenario {
         }
     }
 
-    /// Nothing works in the background but the flusher: what the others are compared with.
+    /// Returns whether only the flusher works in the background: the baseline of the others.
     pub fn is_quiet(self) -> bool {
         matches!(self, Self::Quiet | Self::Compressed)
     }
 
-    /// What the fill has left on disk is compressed before anything is measured.
+    /// Returns whether what the fill has left on disk is compressed before anything is measured.
     pub fn has_compressed(self) -> bool {
         matches!(self, Self::Compressed | Self::Compression)
     }
 
-    /// Which reads are measured beside it.
+    /// Returns which reads are measured with it.
     pub fn reads(self) -> &'static [Reads] {
         match self {
             Self::Compressed => &[Reads::Compressed],
@@ -82,9 +81,9 @@ impl Scenario {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reads {
-    /// Keys that were put not long ago.
+    /// Keys that were put recently.
     Memory,
-    /// Keys whose records are not in memory any more, nor compressed.
+    /// Keys whose records are no longer in memory, and not compressed.
     Disk,
     /// Keys whose records are in compressed journals: those that the fill has left on disk.
     Compressed,
@@ -93,7 +92,7 @@ pub enum Reads {
 pub const READS: [Reads; 3] = [Reads::Memory, Reads::Disk, Reads::Compressed];
 
 impl Reads {
-    /// What the others are compared with.
+    /// Returns the baseline.
     pub fn without(self) -> Scenario {
         match self {
             Self::Memory | Self::Disk => Scenario::Quiet,

@@ -11,9 +11,9 @@ pub struct Fjall {
     entries: Keyspace,
 }
 
-/// What its documentation recommends at most.
+/// The maximum that its documentation recommends.
 const MAX_MEMTABLE_BYTES: usize = 64 << 20;
-/// One that is filled, and two that are written.
+/// One being filled, and two being written.
 const WRITE_BUFFERS: u64 = 3;
 
 impl Engine for Fjall {
@@ -21,7 +21,7 @@ impl Engine for Fjall {
 
     fn open(setup: &Setup) -> Result<Self> {
         let cache = setup.block_cache_bytes(WRITE_BUFFERS) as u64;
-        // Its log is written a buffer at a time, as ours is, and not with a system call for each
+        // Its log is written a buffer at a time, like ours, and not with a system call for each
         // put.
         let database = Database::builder(&setup.path)
             .cache_size(cache)

@@ -1,7 +1,7 @@
-//! foyer: its hybrid cache, a memory and a disk tier.
+//! foyer: its hybrid cache with a memory and a disk tier.
 //!
-//! It is asynchronous. What is in memory is taken without its runtime; for the rest the calling
-//! thread waits, and the reading itself is the processor time of other threads.
+//! It is asynchronous. What is in memory is returned without its runtime; for the rest the calling
+//! thread waits, and the read itself uses processor time of other threads.
 
 use foyer::{
     BlockEngineConfig, DeviceBuilder, FsDeviceBuilder, HybridCache, HybridCacheBuilder,
@@ -18,8 +18,8 @@ pub struct Foyer {
     runtime: Runtime,
 }
 
-/// Of an entry in memory beside its value: the key, the record, two counters, its place in the
-/// table and in the order of eviction, and what the allocator adds to both.
+/// The overhead of an entry in memory: the key, the record, two counters, its links in the table
+/// and in the eviction order, and what the allocator adds.
 const ENTRY_OVERHEAD_BYTES: usize = 200;
 const WORKER_THREADS: usize = 2;
 
@@ -42,7 +42,7 @@ impl Engine for Foyer {
         let blocks = BlockEngineConfig::<u128, Vec<u8>, HybridCacheProperties>::new(device)
             .with_buffer_pool_size(buffers)
             .with_submit_queue_size_threshold(2 * buffers);
-        // Each entry goes to the disk, as with all the engines here.
+        // Each entry is written to the disk, as with all engines here.
         let building = HybridCacheBuilder::new()
             .with_policy(HybridCachePolicy::WriteOnInsertion)
             .memory(usize::try_from(entries)?)

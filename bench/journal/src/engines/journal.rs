@@ -1,4 +1,4 @@
-//! Ours.
+//! The journal cache of this repository.
 
 use std::fs;
 use std::path::Path;
@@ -10,17 +10,17 @@ use crate::workload::Key;
 
 pub struct Journal(Cache);
 
-/// Smaller ones make more files, larger ones fewer that can be in memory.
+/// Smaller journals make more files, larger ones fewer that can be in memory.
 const MAX_JOURNAL_BYTES: u64 = 128 << 20;
 const MIN_JOURNAL_BYTES: u64 = 1 << 20;
-/// Journals in memory, at least.
+/// The minimum number of journals in memory.
 const JOURNALS_IN_MEMORY: u64 = 16;
 
 impl Engine for Journal {
     type Session<'a> = &'a Cache;
 
     fn open(setup: &Setup) -> Result<Self> {
-        // Its index is not in its own budget, so it is taken off here.
+        // Its index is outside its own budget, so it is subtracted here.
         let arenas = setup.memory_bytes - setup.index_bytes;
         let largest = (arenas / JOURNALS_IN_MEMORY).max(MIN_JOURNAL_BYTES);
         let journal = (1_u64 << largest.ilog2()).min(MAX_JOURNAL_BYTES);
@@ -28,7 +28,7 @@ impl Engine for Journal {
             memory_bytes: usize::try_from(arenas.max(4 * journal))?,
             max_disk_bytes: setup.disk_bytes.max(16 * journal),
             journal_bytes: usize::try_from(journal)?,
-            // As everybody here.
+            // As for all engines here.
             compression: Compression::None,
             ..Options::default()
         };
@@ -76,7 +76,7 @@ impl Session for &Cache {
     }
 }
 
-/// Make the next opening do without hints.
+/// Removes hints, so that the next opening has none.
 pub fn remove_hints(directory: &Path) -> Result<()> {
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();

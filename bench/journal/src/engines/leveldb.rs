@@ -73,9 +73,9 @@ unsafe extern "C" {
 }
 
 const NO_COMPRESSION: c_int = 0;
-/// What its documentation recommends.
+/// The value that its documentation recommends.
 const BLOOM_BITS_PER_KEY: c_int = 10;
-/// One that is filled, and one that is written.
+/// One being filled, and one being written.
 const WRITE_BUFFERS: u64 = 2;
 
 pub struct LevelDb {
@@ -87,29 +87,28 @@ pub struct LevelDb {
     writing: *mut WriteOptions,
 }
 
-// SAFETY: the database may be used by several threads at one time, and options that nobody changes
-// may be read by all.
+// SAFETY: the database is thread-safe, and options that do not change may be read by all threads.
 unsafe impl Sync for LevelDb {}
 
-/// What the call before has reported.
+/// Converts the error of the preceding call.
 fn checked(error: *mut c_char) -> Result<()> {
     if error.is_null() {
         return Ok(());
     }
-    // SAFETY: a message of the library is a string that ends with a zero.
+    // SAFETY: a message of the library is a zero-terminated string.
     let text = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
-    // SAFETY: it was allocated by the library for its caller, and nothing refers to it any more.
+    // SAFETY: the library allocated it for its caller, and nothing refers to it any more.
     unsafe { leveldb_free(error.cast()) };
     Err(Error::from(format!("LevelDB: {text}")))
 }
 
-/// Bytes that the library shows.
+/// Returns bytes of the library.
 ///
 /// # Safety
 /// There are `len` readable bytes at `bytes`, which do not change for as long as the caller uses
-/// what is returned.
+/// the result.
 unsafe fn shown<'a>(bytes: *const c_char, len: usize) -> &'a [u8] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts(bytes.cast(), len) }
 }
 
@@ -118,29 +117,29 @@ impl Engine for LevelDb {
 
     fn open(setup: &Setup) -> Result<Self> {
         let path = CString::new(setup.path.as_os_str().as_bytes())?;
-        // SAFETY: it takes nothing but a number.
+        // SAFETY: it takes only a number.
         let cache = unsafe { leveldb_cache_create_lru(setup.block_cache_bytes(WRITE_BUFFERS)) };
-        // SAFETY: it takes nothing but a number.
+        // SAFETY: it takes only a number.
         let filter = unsafe { leveldb_filterpolicy_create_bloom(BLOOM_BITS_PER_KEY) };
-        // SAFETY: it takes nothing.
+        // SAFETY: it takes no arguments.
         let options = unsafe { leveldb_options_create() };
-        // SAFETY: the options live, here and below.
+        // SAFETY: the options are valid, here and below.
         unsafe { leveldb_options_set_create_if_missing(options, 1) };
         // SAFETY: as above.
         unsafe { leveldb_options_set_write_buffer_size(options, setup.write_buffer_bytes()) };
-        // SAFETY: as above; the cache lives until the database is closed.
+        // SAFETY: as above; the cache is valid until the database is closed.
         unsafe { leveldb_options_set_cache(options, cache) };
         // SAFETY: as above; the filter too.
         unsafe { leveldb_options_set_filter_policy(options, filter) };
         // SAFETY: as above.
         unsafe { leveldb_options_set_compression(options, NO_COMPRESSION) };
         let mut error = null_mut();
-        // SAFETY: the options live, and the name until the call returns.
+        // SAFETY: the options are valid, and so is the name until the call returns.
         let db = unsafe { leveldb_open(options, path.as_ptr(), &raw mut error) };
         checked(error)?;
-        // SAFETY: it takes nothing.
+        // SAFETY: it takes no arguments.
         let reading = unsafe { leveldb_readoptions_create() };
-        // SAFETY: it takes nothing. (As it comes it does not sync.)
+        // SAFETY: it takes no arguments. (By default writes are not synced.)
         let writing = unsafe { leveldb_writeoptions_create() };
         Ok(Self { db, options, cache, filter, reading, writing })
     }
@@ -150,9 +149,9 @@ impl Engine for LevelDb {
     }
 
     fn close(self) -> Result<()> {
-        // SAFETY: nobody uses it any more, since this is the only owner of the database.
+        // SAFETY: this is the only owner of the database, so it is not in use.
         unsafe { leveldb_close(self.db) };
-        // SAFETY: nobody uses the rest without the database, here and below.
+        // SAFETY: without the database the rest is not in use, here and below.
         unsafe { leveldb_options_destroy(self.options) };
         // SAFETY: as above.
         unsafe { leveldb_readoptions_destroy(self.reading) };
@@ -169,8 +168,8 @@ impl Engine for LevelDb {
 impl Session for &LevelDb {
     fn put(&mut self, key: &Key, value: &[u8]) -> Result<()> {
         let mut error = null_mut();
-        // SAFETY: the database is open; key and value live until the call returns, which copies
-        // them.
+        // SAFETY: the database is open; key and value are valid until the call returns, which
+        // copies them.
         unsafe {
             leveldb_put(
                 self.db,
@@ -188,7 +187,7 @@ impl Session for &LevelDb {
     fn get(&mut self, key: &Key, see: impl FnOnce(&[u8])) -> Result<()> {
         let mut error = null_mut();
         let mut len = 0;
-        // SAFETY: the database is open; the key lives until the call returns.
+        // SAFETY: the database is open; the key is valid until the call returns.
         let value = unsafe {
             leveldb_get(
                 self.db,
@@ -201,11 +200,10 @@ impl Session for &LevelDb {
         };
         checked(error)?;
         if !value.is_null() {
-            // SAFETY: what is found is a copy of so many bytes, which belongs to the caller until
-            // it is freed below.
+            // SAFETY: the result is a copy of this many bytes, which belongs to the caller until it
+            // is freed below.
             see(unsafe { shown(value, len) });
-            // SAFETY: the library has allocated it for this caller, and nothing refers to it any
-            // more.
+            // SAFETY: the library allocated it for this caller, and nothing refers to it any more.
             unsafe { leveldb_free(value.cast()) };
         }
         Ok(())
@@ -214,7 +212,8 @@ impl Session for &LevelDb {
     fn scan(&mut self, mut see: impl FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
         // SAFETY: the database is open, and outlives the iterator.
         let iter = unsafe { leveldb_create_iterator(self.db, self.reading) };
-        // SAFETY: the iterator lives until it is destroyed below; so everywhere here.
+        // SAFETY: the iterator is valid until it is destroyed below; this applies to all calls
+        // here.
         unsafe { leveldb_iter_seek_to_first(iter) };
         // SAFETY: as above.
         while unsafe { leveldb_iter_valid(iter) } != 0 {
@@ -223,7 +222,8 @@ impl Session for &LevelDb {
             let key = unsafe { leveldb_iter_key(iter, &raw mut key_len) };
             // SAFETY: as above.
             let value = unsafe { leveldb_iter_value(iter, &raw mut value_len) };
-            // SAFETY: the library shows the entry's bytes, which stay until the iterator moves.
+            // SAFETY: the library returns the entry's bytes, which are valid until the iterator
+            // moves.
             let key = unsafe { shown(key, key_len) };
             // SAFETY: as above.
             let value = unsafe { shown(value, value_len) };
@@ -236,7 +236,7 @@ impl Session for &LevelDb {
         let mut error = null_mut();
         // SAFETY: as above.
         unsafe { leveldb_iter_get_error(iter, &raw mut error) };
-        // SAFETY: it was made above, and nothing that it showed is used any more.
+        // SAFETY: it was created above, and nothing that it returned is in use.
         unsafe { leveldb_iter_destroy(iter) };
         checked(error)
     }

@@ -1,4 +1,4 @@
-//! LMDB, by `heed`, which brings its source.
+//! LMDB, by `heed`, which includes its source.
 
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, RoTxn, WithTls};
@@ -12,8 +12,8 @@ pub struct Lmdb {
     batch: u32,
 }
 
-/// The map is of address space, and the file behind it has holes: it only has to be large enough
-/// for what is half empty and what is not yet free.
+/// The map only reserves address space, and its file is sparse: it has to be large enough for
+/// half-empty pages and for pages that are not yet free.
 const MAP_PER_DATA: u64 = 8;
 const MIN_MAP_BYTES: u64 = 1 << 30;
 
@@ -27,13 +27,14 @@ impl Engine for Lmdb {
         options.map_size(usize::try_from(map.next_multiple_of(1 << 20))?);
         let mut flags = EnvFlags::NO_SYNC | EnvFlags::WRITE_MAP;
         if setup.is_large {
-            // What its documentation recommends then.
+            // The setting that its documentation recommends then.
             flags |= EnvFlags::NO_READ_AHEAD;
         }
-        // SAFETY: without syncs a power cut may damage the file, which nobody opens after one; and
-        // nothing here writes to memory that it does not own, which the writable map would take.
+        // SAFETY: without syncs a power cut may damage the file, which is not opened after one; and
+        // nothing here writes to memory that it does not own, which the writable map would accept.
         unsafe { options.flags(flags) };
-        // SAFETY: the directory is this bench's own, on a local disk, and one process has it open.
+        // SAFETY: the directory belongs to this bench, is on a local disk, and is open in one
+        // process.
         let env = unsafe { options.open(&setup.path) }.map_err(told)?;
         let mut transaction = env.write_txn().map_err(told)?;
         let entries = env.create_database(&mut transaction, None).map_err(told)?;
@@ -51,7 +52,7 @@ impl Engine for Lmdb {
     }
 }
 
-/// Its reads are of one transaction until it puts something.
+/// It reads in one transaction until it puts something.
 pub struct LmdbSession<'a> {
     lmdb: &'a Lmdb,
     reading: Option<RoTxn<'a, WithTls>>,

@@ -15,11 +15,11 @@ use crate::workload::{Key, Puts};
 
 const ENTRIES: TableDefinition<'static, &'static [u8; 16], &'static [u8]> =
     TableDefinition::new("bench");
-/// One transaction of so many is for good, without which the pages of the others are not used
-/// again. (For good but for the sync: below.)
+/// One transaction in this many is committed durably; without it the pages of the others are not
+/// reused. (Durably except for the sync: see below.)
 const TRANSACTIONS_PER_COMMIT: u64 = 64;
 
-/// Its file, which is never synced, as with all the engines here.
+/// Its file, which is never synced, as with all engines here.
 #[derive(Debug)]
 struct NoSync(File);
 
@@ -52,7 +52,7 @@ pub struct Redb {
 }
 
 impl Redb {
-    /// The next transaction to write in.
+    /// Begins the next write transaction.
     fn begin(&self) -> Result<WriteTransaction> {
         let mut transaction = self.database.begin_write().map_err(told)?;
         let number = self.transactions.fetch_add(1, Ordering::Relaxed);
@@ -77,7 +77,7 @@ impl Engine for Redb {
             .map_err(told)?;
         let redb = Self { database, transactions: AtomicU64::new(0), batch: setup.batch };
         let transaction = redb.begin()?;
-        // It is made by being opened.
+        // Opening it creates it.
         drop(transaction.open_table(ENTRIES).map_err(told)?);
         transaction.commit().map_err(told)?;
         Ok(redb)
@@ -88,13 +88,13 @@ impl Engine for Redb {
     }
 
     fn close(self) -> Result<()> {
-        // What comes before it becomes good with it.
+        // It makes the preceding transactions durable.
         self.transactions.store(0, Ordering::Relaxed);
         self.begin()?.commit().map_err(told)
     }
 }
 
-/// Its reads are of one transaction until it puts something.
+/// It reads in one transaction until it puts something.
 pub struct RedbSession<'a> {
     redb: &'a Redb,
     reading: Option<ReadOnlyTable<&'static [u8; 16], &'static [u8]>>,

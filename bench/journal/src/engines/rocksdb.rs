@@ -116,9 +116,9 @@ unsafe extern "C" {
 }
 
 const NO_COMPRESSION: c_int = 0;
-/// What its documentation recommends.
+/// The value that its documentation recommends.
 const BLOOM_BITS_PER_KEY: f64 = 10.0;
-/// One that is filled, and two that are written.
+/// One being filled, and two being written.
 const WRITE_BUFFERS: u8 = 3;
 const BACKGROUND_THREADS: c_int = 2;
 
@@ -130,48 +130,47 @@ pub struct RocksDb {
     writing: *mut WriteOptions,
 }
 
-// SAFETY: the database may be used by several threads at one time, and options that nobody changes
-// may be read by all.
+// SAFETY: the database is thread-safe, and options that do not change may be read by all threads.
 unsafe impl Sync for RocksDb {}
 
-/// What the call before has reported.
+/// Converts the error of the preceding call.
 fn checked(error: *mut c_char) -> Result<()> {
     if error.is_null() {
         return Ok(());
     }
-    // SAFETY: a message of the library is a string that ends with a zero.
+    // SAFETY: a message of the library is a zero-terminated string.
     let text = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
-    // SAFETY: it was allocated by the library for its caller, and nothing refers to it any more.
+    // SAFETY: the library allocated it for its caller, and nothing refers to it any more.
     unsafe { rocksdb_free(error.cast()) };
     Err(Error::from(format!("RocksDB: {text}")))
 }
 
-/// Bytes that the library shows.
+/// Returns bytes of the library.
 ///
 /// # Safety
 /// There are `len` readable bytes at `bytes`, which do not change for as long as the caller uses
-/// what is returned.
+/// the result.
 unsafe fn shown<'a>(bytes: *const c_char, len: usize) -> &'a [u8] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts(bytes.cast(), len) }
 }
 
 fn options(setup: &Setup, cache: *mut LruCache) -> *mut DbOptions {
-    // SAFETY: it takes nothing.
+    // SAFETY: it takes no arguments.
     let table = unsafe { rocksdb_block_based_options_create() };
-    // SAFETY: it takes nothing but a number.
+    // SAFETY: it takes only a number.
     let filter = unsafe { rocksdb_filterpolicy_create_bloom_full(BLOOM_BITS_PER_KEY) };
-    // SAFETY: both live; the filter belongs to the table's options from here on.
+    // SAFETY: both are valid; the table's options own the filter from here on.
     unsafe { rocksdb_block_based_options_set_filter_policy(table, filter) };
-    // SAFETY: both live; the options take a share of the cache.
+    // SAFETY: both are valid; the options share the cache.
     unsafe { rocksdb_block_based_options_set_block_cache(table, cache) };
-    // SAFETY: it takes nothing.
+    // SAFETY: it takes no arguments.
     let options = unsafe { rocksdb_options_create() };
-    // SAFETY: both live; the table's options are copied.
+    // SAFETY: both are valid; the table's options are copied.
     unsafe { rocksdb_options_set_block_based_table_factory(options, table) };
-    // SAFETY: copied above, so it is used no more.
+    // SAFETY: copied above, so it is not in use.
     unsafe { rocksdb_block_based_options_destroy(table) };
-    // SAFETY: the options live, here and below.
+    // SAFETY: the options are valid, here and below.
     unsafe { rocksdb_options_set_create_if_missing(options, 1) };
     // SAFETY: as above.
     unsafe { rocksdb_options_set_write_buffer_size(options, setup.write_buffer_bytes()) };
@@ -181,7 +180,7 @@ fn options(setup: &Setup, cache: *mut LruCache) -> *mut DbOptions {
     unsafe { rocksdb_options_increase_parallelism(options, BACKGROUND_THREADS) };
     // SAFETY: as above.
     unsafe { rocksdb_options_set_compression(options, NO_COMPRESSION) };
-    // Its log is written a buffer at a time, as ours is, and not with a system call for each put.
+    // Its log is written a buffer at a time, like ours, and not with a system call for each put.
     // SAFETY: as above.
     unsafe { rocksdb_options_set_manual_wal_flush(options, 1) };
     options
@@ -192,17 +191,17 @@ impl Engine for RocksDb {
 
     fn open(setup: &Setup) -> Result<Self> {
         let path = CString::new(setup.path.as_os_str().as_bytes())?;
-        // SAFETY: it takes nothing but a number.
+        // SAFETY: it takes only a number.
         let cache =
             unsafe { rocksdb_cache_create_lru(setup.block_cache_bytes(WRITE_BUFFERS.into())) };
         let options = options(setup, cache);
         let mut family = null_mut();
         let mut error = null_mut();
-        // With the family, which reads of many keys want to be named.
+        // With the column family, which batched reads have to name.
         let names = [c"default".as_ptr()];
         let family_options = [options.cast_const()];
-        // SAFETY: all pointers are to what lives until the call returns: a string each, and one
-        // family, its name, its options and a place for its handle.
+        // SAFETY: all pointers are valid until the call returns: a string each, and one family with
+        // its name, its options and space for its handle.
         let db = unsafe {
             rocksdb_open_column_families(
                 options,
@@ -217,9 +216,9 @@ impl Engine for RocksDb {
         // SAFETY: the database has copied them.
         unsafe { rocksdb_options_destroy(options) };
         checked(error)?;
-        // SAFETY: it takes nothing.
+        // SAFETY: it takes no arguments.
         let reading = unsafe { rocksdb_readoptions_create() };
-        // SAFETY: it takes nothing. (As it comes it does not sync.)
+        // SAFETY: it takes no arguments. (By default writes are not synced.)
         let writing = unsafe { rocksdb_writeoptions_create() };
         Ok(Self { db, family, cache, reading, writing })
     }
@@ -233,36 +232,36 @@ impl Engine for RocksDb {
         // SAFETY: the database is open.
         unsafe { rocksdb_flush_wal(self.db, 0, &raw mut error) };
         let flushed = checked(error);
-        // SAFETY: nobody uses it any more, since this is the only owner of the database.
+        // SAFETY: this is the only owner of the database, so it is not in use.
         unsafe { rocksdb_column_family_handle_destroy(self.family) };
-        // SAFETY: as above, and the family's handle, which has to go first, is gone.
+        // SAFETY: as above, and the family's handle, which has to be destroyed first, is gone.
         unsafe { rocksdb_close(self.db) };
-        // SAFETY: nobody uses them without the database.
+        // SAFETY: without the database they are not in use.
         unsafe { rocksdb_readoptions_destroy(self.reading) };
         // SAFETY: as above.
         unsafe { rocksdb_writeoptions_destroy(self.writing) };
-        // SAFETY: this share of the cache was not given to anybody.
+        // SAFETY: this reference to the cache has no other owner.
         unsafe { rocksdb_cache_destroy(self.cache) };
         flushed
     }
 }
 
-/// Show what was found, and let go of it.
+/// Passes the value to `see` and releases it.
 fn see_pinned(slice: *mut Pinned, see: impl FnOnce(&[u8])) {
     let mut len = 0;
-    // SAFETY: the slice lives until it is destroyed below.
+    // SAFETY: the slice is valid until it is destroyed below.
     let bytes = unsafe { rocksdb_pinnableslice_value(slice, &raw mut len) };
-    // SAFETY: the library shows a slice's bytes, which live and stay as long as it does.
+    // SAFETY: the library returns the slice's bytes, which are valid as long as the slice.
     see(unsafe { shown(bytes, len) });
-    // SAFETY: it was made for this caller, and what it showed is used no more.
+    // SAFETY: it was created for this caller, and what it returned is not in use.
     unsafe { rocksdb_pinnableslice_destroy(slice) };
 }
 
 impl Session for &RocksDb {
     fn put(&mut self, key: &Key, value: &[u8]) -> Result<()> {
         let mut error = null_mut();
-        // SAFETY: the database is open; key and value live until the call returns, which copies
-        // them.
+        // SAFETY: the database is open; key and value are valid until the call returns, which
+        // copies them.
         unsafe {
             rocksdb_put(
                 self.db,
@@ -279,7 +278,7 @@ impl Session for &RocksDb {
 
     fn get(&mut self, key: &Key, see: impl FnOnce(&[u8])) -> Result<()> {
         let mut error = null_mut();
-        // SAFETY: the database is open; the key lives until the call returns.
+        // SAFETY: the database is open; the key is valid until the call returns.
         let slice = unsafe {
             rocksdb_get_pinned(
                 self.db,
@@ -306,7 +305,7 @@ impl Session for &RocksDb {
         let mut slices = [null_mut::<Pinned>(); BATCH_KEYS];
         let mut errors = [null_mut::<c_char>(); BATCH_KEYS];
         // SAFETY: the database and its family are open; each list has room for `keys.len()`, and
-        // the keys live until the call returns.
+        // the keys are valid until the call returns.
         unsafe {
             rocksdb_batched_multi_get_cf(
                 self.db,
@@ -333,7 +332,8 @@ impl Session for &RocksDb {
     fn scan(&mut self, mut see: impl FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
         // SAFETY: the database is open, and outlives the iterator.
         let iter = unsafe { rocksdb_create_iterator(self.db, self.reading) };
-        // SAFETY: the iterator lives until it is destroyed below; so everywhere here.
+        // SAFETY: the iterator is valid until it is destroyed below; this applies to all calls
+        // here.
         unsafe { rocksdb_iter_seek_to_first(iter) };
         // SAFETY: as above.
         while unsafe { rocksdb_iter_valid(iter) } != 0 {
@@ -342,7 +342,8 @@ impl Session for &RocksDb {
             let key = unsafe { rocksdb_iter_key(iter, &raw mut key_len) };
             // SAFETY: as above.
             let value = unsafe { rocksdb_iter_value(iter, &raw mut value_len) };
-            // SAFETY: the library shows the entry's bytes, which stay until the iterator moves.
+            // SAFETY: the library returns the entry's bytes, which are valid until the iterator
+            // moves.
             let key = unsafe { shown(key, key_len) };
             // SAFETY: as above.
             let value = unsafe { shown(value, value_len) };
@@ -355,7 +356,7 @@ impl Session for &RocksDb {
         let mut error = null_mut();
         // SAFETY: as above.
         unsafe { rocksdb_iter_get_error(iter, &raw mut error) };
-        // SAFETY: it was made above, and nothing that it showed is used any more.
+        // SAFETY: it was created above, and nothing that it returned is in use.
         unsafe { rocksdb_iter_destroy(iter) };
         checked(error)
     }
