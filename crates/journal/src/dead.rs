@@ -1,5 +1,5 @@
 //! Marks for the regions of a journal with records that the index no longer names:
-//! `docs/journal-cache.md`, "Iteration".
+//! `docs/journal-cache-design.md`, "Iteration".
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

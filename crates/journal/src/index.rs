@@ -1,5 +1,5 @@
 //! The index: a concurrent hash table from the hash of a key to the place of its newest record.
-//! `docs/journal-cache.md`, "How it works".
+//! `docs/journal-cache-design.md`, "Index".
 //!
 //! Readers take no lock. A writer holds the lock of its key's shard from before it reserves space
 //! in the journal until the entry is set.

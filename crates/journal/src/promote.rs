@@ -1,5 +1,5 @@
 //! Which journals are in memory: cold journals that are read more than hot ones are exchanged with
-//! these. `docs/journal-cache.md`, "Levels".
+//! these. `docs/journal-cache-design.md`, "Levels".
 
 use std::sync::atomic::Ordering;
 

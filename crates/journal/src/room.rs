@@ -1,5 +1,5 @@
 //! Disk space: how many journals the budget still permits, and for which write class. Why a cache
-//! that may not evict does not stay full permanently: `docs/journal-cache.md`, "Full".
+//! that may not evict does not stay full permanently: `docs/journal-cache-design.md`, "Full".
 
 use parking_lot::Mutex;
 

@@ -4,7 +4,7 @@
 //! order of the journals, which [`crate::Iter`] uses, what is written meanwhile comes last, and a
 //! scan that is slower than the writers would never end.) The cost is one disk read for each key
 //! whose record is not in memory. Of a long record only the beginning is read, and its key is
-//! trusted because its hash matches: `docs/journal-cache.md`, "Scan".
+//! trusted because its hash matches: `docs/journal-cache-design.md`, "Scan".
 
 use crate::error::{Error, Result};
 use crate::hash::{KeyHash, SHARD_BITS};

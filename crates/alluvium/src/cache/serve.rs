@@ -1,5 +1,5 @@
 //! `alluvium cache serve`: a journal cache behind the Redis protocol. Which thread runs what:
-//! `docs/journal-cache.md`, "As a server".
+//! `docs/cache-server.md`, "Threads".
 
 mod answers;
 mod buffers;
