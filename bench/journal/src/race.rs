@@ -125,7 +125,7 @@ pub fn run(options: &Options) -> Result<()> {
     };
     for engine in engines.iter().filter(|engine| engine.has_transactions()) {
         let note = race.choose_batch(*engine).unwrap_or_else(|error| {
-            format!("{}: how large a transaction should be: {error}", engine.text())
+            format!("{}: choosing the size of transactions: {error}", engine.text())
         });
         println!("{note}");
         results.notes.push(note);
@@ -175,7 +175,7 @@ pub fn check_room(dir: &Path, needed_bytes: u64, help: &str) -> Result<()> {
     fs::create_dir_all(dir)?;
     if fs::read_dir(dir)?.next().is_some() {
         let dir = dir.display();
-        return Err(format!("{dir} is not empty; stores are made and removed there").into());
+        return Err(format!("{dir} is not empty; stores are created and removed there").into());
     }
     let system = rustix::fs::statvfs(dir)?;
     let free_bytes = system.f_bavail * system.f_frsize;
@@ -253,16 +253,20 @@ impl Race<'_> {
                 memory(true)
             ),
             match &self.unbounded {
-                None => "memory is bounded by a control group, page cache included".into(),
+                None => "memory is limited by a control group, including the page cache".into(),
                 Some(reason) => format!(
-                    "NOT COMPARABLE where data do not fit: no control group bounds the memory, so the page cache is free to those who use it ({reason})"
+                    "NOT COMPARABLE where data do not fit: no control group limits the memory, so \
+                     the page cache is free for engines that use it ({reason})"
                 ),
             },
             format!(
-                "of all figures the harness is about {put:.3} us of a put, {read:.3} us of a read"
+                "all figures include about {put:.3} us of harness for a put, {read:.3} us for a \
+                 read"
             ),
             match system::gives_memory_back() {
-                true => "the kernel can give free memory back to a host: a pause before each store, so that all begin with memory that the host has to find and clear".into(),
+                true => "the kernel can give free memory back to a host: there is a pause before \
+                    each store, so that all begin with memory that the host has to find and \
+                    clear".into(),
                 false => "free memory stays with the kernel".into(),
             },
         ];
@@ -364,7 +368,7 @@ impl Race<'_> {
         match status.success() {
             true => Ok(()),
             false => {
-                Err(format!("{status} (its memory was bounded at {} MiB)", limit / MIB).into())
+                Err(format!("{status} (its memory was limited to {} MiB)", limit / MIB).into())
             }
         }
     }

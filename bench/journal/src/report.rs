@@ -50,7 +50,8 @@ pub fn scene(scene: Scene) -> String {
 pub fn line(message: &Message) -> String {
     match message {
         Message::Row(row) => format!(
-            "{:<12}{:>9.3} us, {:.3} us of CPU, {:.3} of the process, p99 {:.2} us, {:.0} MiB resident{}",
+            "{:<12}{:>9.3} us, {:.3} us of CPU, {:.3} of the process, p99 {:.2} us, {:.0} MiB \
+             resident{}",
             row.workload.text(),
             row.wall_us,
             row.cpu_us,
@@ -170,7 +171,7 @@ impl Judged {
 }
 
 fn most(name: String, value: f64, unit: &str, most: f64) -> Judged {
-    let told = format!("{value:.3} {unit}, to be at most {most}");
+    let told = format!("{value:.3} {unit}, target at most {most}");
     Judged { name, told, is_met: value <= most }
 }
 
@@ -181,13 +182,14 @@ fn judge(results: &Results, of: Scene, workload: Workload) -> Vec<Judged> {
     }
     let name = |what: &str| format!("{}, {}, {what}", scene(of), workload.text());
     let Some(ours) = results.of(of, OURS, workload, |row| row.wall_us) else {
-        return vec![Judged { name: name("done"), told: "it was not".into(), is_met: false }];
+        return vec![Judged { name: name("done"), told: "it was not done".into(), is_met: false }];
     };
     let mut judged = Vec::new();
     if !results.has_done(of, OURS, workload) {
         let found = results.of(of, OURS, workload, |row| row.found).unwrap_or(0.0);
         let wrong: u64 = results.rows(of, OURS, workload).map(|row| row.wrong).sum();
-        let told = format!("it found {:.1}% of what is there, and {wrong} wrong", found * 100.0);
+        let told = format!("it found {:.1}% of the present keys, and {wrong} wrong \
+            values", found * 100.0);
         judged.push(Judged { name: name("all found"), told, is_met: false });
     }
     let factor = match workload {
@@ -208,7 +210,7 @@ fn judge(results: &Results, of: Scene, workload: Workload) -> Vec<Judged> {
             },
             None => Judged {
                 name: name(what),
-                told: format!("{ours:.3} us; none of the others has done it"),
+                told: format!("{ours:.3} us; no other engine has done it"),
                 is_met: false,
             },
         });
@@ -487,7 +489,8 @@ fn plot(results: &Results, of: Scene, directory: &Path) -> Result<()> {
     let chart = Bars {
         title: format!("Journal cache and others: {}", scene(of)),
         subtitle: format!(
-            "us for each key, less is better; {} entries of 16 + 100 bytes, no sync; medians of {} rounds",
+            "us for each key, less is better; {} entries of 16 + 100 bytes, no sync; medians of {} \
+             rounds",
             results.entries,
             results.most_rounds(of)
         ),

@@ -86,7 +86,8 @@ pub fn together(directories: &[PathBuf]) -> Result<Results> {
         let (first, of) = *settings.get_or_insert((about.settings, directory));
         if first != about.settings {
             return Err(format!(
-                "{} and {} were not measured alike, and do not go into one table: {first:?}, {:?}",
+                "{} and {} were measured with different settings and cannot share a table: \
+                 {first:?}, {:?}",
                 of.display(),
                 directory.display(),
                 about.settings

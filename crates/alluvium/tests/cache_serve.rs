@@ -212,7 +212,7 @@ fn what_is_no_request_ends_the_connection_and_harms_nobody() {
         (b"*1\r\n".repeat(100_000), "expected '$', got '*'"),
         (b"*2\r\n$3\r\nGET\r\n:1\r\n".to_vec(), "expected '$', got ':'"),
         (vec![b'x'; 100_000], "too big inline request"),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), "this is no web server"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), "this is not a web server"),
         (vec![0xff; 5000], "too big inline request"),
     ] {
         let mut client = Client::new(&server);
@@ -354,7 +354,7 @@ fn connections_take_no_files_from_journals() {
     let dir = directory.path().join("cache");
     let dir = ["--dir", dir.to_str().unwrap()];
     let server = Server::start_cache_with_files(200, &[&dir[..], &SMALL].concat());
-    contains(&server.log, &["connections at the same time, not 10000"]);
+    contains(&server.log, &["connections, not 10000"]);
     let mut client = Client::new(&server);
     assert_eq!(client.ask(&["PING"]), "+PONG");
     let mut crowd: Vec<_> = (0..300).map(|_| Client::new(&server)).collect();
@@ -487,7 +487,7 @@ fn a_restart_keeps_data_whatever_the_durability() {
         assert_eq!(client.ask(&["SET", "key:1", "1", "EX", "1000"]), "+OK");
         let (status, log) = server.stop(Signal::TERM);
         assert!(status.success(), "{log}");
-        contains(&log, &["SIGTERM: stopping", "stopped; the cache is closed"]);
+        contains(&log, &["SIGTERM: stopping", "stopped: the cache is closed"]);
         assert_eq!(client.rest(), "", "it is disconnected");
         let server = start(directory.path(), &more);
         contains(&server.log, &["299 keys"]);
@@ -522,7 +522,7 @@ fn a_pipeline_that_is_under_way_ends_before_the_server() {
         assert_eq!(client.line(), "+OK");
         let (status, log) = server.stop(Signal::TERM);
         assert!(status.success(), "{log}");
-        contains(&log, &["stopped; the cache is closed"]);
+        contains(&log, &["stopped: the cache is closed"]);
         sending.join().unwrap();
         let rest = client.rest();
         // A reset may take the end of what has come.

@@ -29,7 +29,7 @@ fn a_pipe_with_the_name_of_a_file_is_told() {
         pipe(name);
         for tool in ["inspect", "verify"] {
             let told = refused(2, &["cache", tool, cache]);
-            contains(&told, &[&format!("{cache}/{name}: "), "is a pipe, and no regular file"]);
+            contains(&told, &[&format!("{cache}/{name}: "), "is a pipe, not a regular file"]);
             assert!(!told.contains("Direct I/O"), "{told}");
         }
         fs::remove_file(path.join(name)).unwrap();
@@ -77,7 +77,7 @@ fn exit_codes_tell_damage_from_what_could_not_be_looked_at() {
         spoilt[at] ^= 1;
         fs::write(&file, spoilt).unwrap();
         for tool in all {
-            contains(&refused(1, tool), &["something is damaged"]);
+            contains(&refused(1, tool), &["the cache is damaged"]);
         }
         // And shown.
         let shown = run(&json).stdout;
@@ -103,6 +103,6 @@ fn exit_codes_tell_damage_from_what_could_not_be_looked_at() {
     }
     for tool in ["inspect", "verify"] {
         let told = help(&["cache", tool, "--help"]);
-        contains(&told, &["0 nothing is damaged; 1 something is", "2 it could not be looked at"]);
+        contains(&told, &["0 nothing is damaged; 1 something is", "2 the cache could not be"]);
     }
 }

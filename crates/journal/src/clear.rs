@@ -32,7 +32,8 @@ pub fn clear(path: impl AsRef<Path>, contents: Contents) -> Result<()> {
     let mut names = directory.list().map_err(Error::io(path, "listing the files"))?;
     if let Some(other) = names.iter().find(|name| is_foreign(name)) {
         let reason = format!(
-            "`{other}` is no file of a cache. To begin with an empty cache, choose a directory of its own, or remove what is in this one"
+            "`{other}` is not a file of a cache; to start with an empty cache, choose another \
+             directory, or remove the files in this one"
         );
         return Err(Error::NoCache { path: path.to_owned(), reason });
     }
@@ -206,7 +207,7 @@ mod tests {
             let opened = Cache::open(path, Options { create, ..options.clone() });
             refused(
                 opened.unwrap_err(),
-                "made with no contents, and is asked for with contents `mine`",
+                "created with no contents, and opened with contents `mine`",
             );
         }
         refused(clear(path, mine).unwrap_err(), "`mine`");
@@ -225,7 +226,7 @@ mod tests {
         clear(path, Contents::default()).unwrap();
 
         Cache::open(path, options.clone()).unwrap().close().unwrap();
-        refused(open(path).unwrap_err(), "made with contents `mine`");
+        refused(open(path).unwrap_err(), "created with contents `mine`");
         Cache::open(path, options).unwrap().close().unwrap();
         clear(path, mine).unwrap();
     }

@@ -84,14 +84,14 @@ impl Shared {
             Err(error) if error.is_want_of_memory() => {
                 if !self.keep.has_told_of_memory.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
-                        "journal cache: {error}; journals stay as they are, and are compressed when there is some"
+                        "journal cache: {error}; journals stay uncompressed until there is some"
                     );
                 }
                 journal.counts.failed();
             }
             // Not retried: it would fail again, and only space is lost.
             Err(error) => {
-                tracing::warn!("journal cache: {error}; {name} stays as it is");
+                tracing::warn!("journal cache: {error}; {name} stays uncompressed");
                 journal.counts.stays_plain.store(true, Ordering::Relaxed);
             }
         }
@@ -144,13 +144,13 @@ impl Shared {
         let file = self
             .directory
             .create(temporary, PAGE_BYTES as u64)
-            .map_err(failed("making a compressed journal"))?;
+            .map_err(failed("creating a compressed journal"))?;
         let writer = Writer::new(&*file, journal.salt, frame_bytes, &mut encoder);
         let writer = writer.map_err(self.no_memory("compressing a journal"))?;
         let copied = self.copy(journal, end, frame_bytes, writer, temporary)?;
         let Outcome::Compressed(len) = copied else { return Ok(copied) };
         file.sync().map_err(failed("syncing a compressed journal"))?;
-        let frames = self.read_back(&*file, journal).map_err(failed("reading back"))?;
+        let frames = self.read_back(&*file, journal).map_err(failed("reading back a compressed journal"))?;
         self.directory.rename(temporary, name).map_err(failed("renaming"))?;
         self.counters.written_bytes.fetch_add(len, Ordering::Relaxed);
         // Readers that have the plain file open continue to read it. Only the holder of the turn

@@ -16,7 +16,7 @@ use crate::record::MAX_KEY_BYTES;
 pub enum Error {
     /// Another process, or another handle in this process, has the cache open.
     #[error(
-        "{path}: the cache is in use by another process, or by another handle of this one; a cache has one user at a time"
+        "{path}: the cache is in use by another process, or by another handle of this one"
     )]
     InUse {
         /// The directory.
@@ -34,7 +34,8 @@ pub enum Error {
     },
     /// The cache in the directory has another contents tag; normally it belongs to another program.
     #[error(
-        "{path}: the cache that is there was made with {found}, and is asked for with {expected}: something else is kept in it. Choose a directory of its own; or, if nobody needs that cache, remove it"
+        "{path}: the cache was created with {found}, and opened with {expected}: it belongs to \
+         something else; choose another directory, or remove the cache if it is not needed"
     )]
     OtherContents {
         /// The directory.
@@ -45,10 +46,10 @@ pub enum Error {
         expected: Contents,
     },
     /// The key is empty.
-    #[error("a key has at least one byte")]
+    #[error("the key is empty; a key has at least one byte")]
     KeyEmpty,
     /// The key is longer than [`MAX_KEY_BYTES`].
-    #[error("a key of {len_bytes} bytes; it may have {MAX_KEY_BYTES}")]
+    #[error("the key has {len_bytes} bytes; at most {MAX_KEY_BYTES} are allowed")]
     KeyTooLong {
         /// The length of the key, in bytes.
         len_bytes: usize,
@@ -56,7 +57,8 @@ pub enum Error {
     /// The record does not fit into a journal: it is longer than
     /// [`crate::Cache::max_record_bytes`].
     #[error(
-        "a record of {len_bytes} bytes (key, value, and a header); this cache's journals take up to {max_bytes}: open a new cache with larger journals"
+        "the record has {len_bytes} bytes (key, value, and a header); the journals of this cache \
+         allow at most {max_bytes}: create a new cache with larger journals"
     )]
     ValueTooLong {
         /// The length of the whole record, in bytes: key, value and header.
@@ -67,7 +69,10 @@ pub enum Error {
     /// There is no space for another journal, within the budget or on the disk, and no journal may
     /// be evicted. It is temporary if keys are deleted or expire: their space is compacted.
     #[error(
-        "{path}: there is no room for another journal, and nothing that may be evicted: the cache has used up the {max_bytes} bytes of disk that it may use, or the disk itself is full. Delete keys and let it compact; where that is refused too, since the budget is smaller than what the cache has grown to, open it with a larger one or with eviction; or make room on the disk"
+        "{path}: no space for another journal, and none may be evicted: the disk budget of \
+         {max_bytes} bytes is used up, or the disk is full; delete keys, so that compaction makes \
+         space; if deletions are refused too, open the cache with a larger budget or with \
+         eviction, or free space on the disk"
     )]
     DiskFull {
         /// The directory.
@@ -101,7 +106,8 @@ pub enum Error {
     /// perhaps with the whole directory. Nothing is written any more: it would go to a file that
     /// cannot be found again, or conflict with another process. Data that is open remains readable.
     #[error(
-        "{path} was removed or replaced while the cache is open, by somebody else: what is written would be lost with it. Close the cache and open it again; it goes on with the files that are left"
+        "{path} was removed or replaced while the cache was open, so writes would be lost; close \
+         the cache and open it again with the files that are left"
     )]
     Removed {
         /// The missing or replaced file, below the path with which the cache was opened.
@@ -121,7 +127,7 @@ pub enum Error {
     /// A background thread of the cache panicked, which is a defect. Nothing is written any more;
     /// reads continue.
     #[error(
-        "{path}: a thread of the cache has panicked, which is a defect of it; nothing is written any more"
+        "{path}: a thread of the cache has panicked, which is a defect; nothing is written any more"
     )]
     Panicked {
         /// The directory.

@@ -81,7 +81,7 @@ impl<'a> Source<'a> {
     }
 
     pub(crate) fn no_memory(&self) -> impl FnOnce(io::Error) -> Error {
-        Error::no_memory(self.path, "what is read of it")
+        Error::no_memory(self.path, "a read from it")
     }
 
     /// Reads as [`File::read_at`]; `action` is the operation named in an error.

@@ -40,9 +40,9 @@ pub(crate) fn undamaged<'a>(page: &'a [u8], magic: &[u8; 8]) -> Option<&'a Field
 
 /// Returns the fields as [`undamaged`], if they are of the known version.
 pub(crate) fn unseal<'a>(page: &'a [u8], magic: &[u8; 8]) -> Result<&'a Fields, &'static str> {
-    let fields = undamaged(page, magic).ok_or("it is damaged, or no cache of this kind")?;
+    let fields = undamaged(page, magic).ok_or("it is damaged, or not a file of a cache")?;
     match u32_at(fields, VERSION_AT) {
         VERSION => Ok(fields),
-        _ => Err("it is of another version; the program that made it can open it"),
+        _ => Err("it has another version; the program that created it can open it"),
     }
 }

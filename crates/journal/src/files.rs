@@ -183,7 +183,8 @@ impl RealDirectory {
                     && !self.told.direct_io.swap(true, Ordering::Relaxed)
                 {
                     tracing::warn!(
-                        "journal cache: {}: this file system has no Direct I/O; reads and writes go through the page cache, whose memory is in no budget",
+                        "journal cache: {}: this file system has no Direct I/O; reads and writes \
+                         use the page cache, which is outside the memory budget",
                         self.path.display()
                     );
                 }
@@ -226,10 +227,10 @@ impl RealDirectory {
 /// Something that has the name of a file but is not one.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub(crate) enum NoFile {
-    #[error("it is a {0}, and no regular file")]
+    #[error("it is a {0}, not a regular file")]
     Other(&'static str),
     #[error(
-        "it is a symbolic link, and what it leads to is not there: bring that back, or remove the link"
+        "it is a dangling symbolic link: restore its target, or remove the link"
     )]
     Dangling,
 }
@@ -302,7 +303,8 @@ impl Directory for RealDirectory {
             Err(Errno::OPNOTSUPP) => {
                 if !self.told.reserving.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
-                        "journal cache: {}: this file system cannot reserve room (fallocate); where the disk gets full, writing ends",
+                        "journal cache: {}: this file system cannot reserve space (fallocate); \
+                         writing stops when the disk is full",
                         self.path.display()
                     );
                 }

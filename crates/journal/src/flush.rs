@@ -466,7 +466,7 @@ impl Flusher {
         let whole = self.written_bytes.next_multiple_of(PAGE_BYTES) as u64;
         if let Err(error) = newest.file.truncate(whole) {
             let path = newest.path.display();
-            tracing::warn!("journal cache: {path}: cutting the newest journal: {error}");
+            tracing::warn!("journal cache: {path}: truncating the newest journal: {error}");
         }
         if let Some(arena) = &newest.arena {
             arena.close();
@@ -557,7 +557,7 @@ mod tests {
         let mut flusher = Flusher::new(shared.clone());
         let mut bytes = 0;
         while !shared.flush.is_behind() {
-            assert!(bytes <= LEAST_AHEAD_BYTES + CHUNK_BYTES, "nobody waits");
+            assert!(bytes <= LEAST_AHEAD_BYTES + CHUNK_BYTES, "writers do not wait yet");
             // Whole chunks are written as they arrive, and not synced.
             flusher.turn(false).unwrap();
             shared.put(b"key", &[1; 10_000], None).unwrap();
@@ -580,7 +580,7 @@ mod tests {
         let shared = Arc::new(shared);
         let mut flusher = Flusher::new(shared.clone());
         shared.flush.is_behind.store(true, Ordering::Relaxed);
-        assert!(flusher.turn(false).unwrap() == Step::Idle, "there is nothing to sync");
+        assert!(flusher.turn(false).unwrap() == Step::Idle, "nothing to sync");
         assert!(!shared.flush.is_behind());
     }
 

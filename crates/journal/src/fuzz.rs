@@ -210,7 +210,7 @@ pub fn records(data: &[u8]) -> Checked {
         records.iter().map(|record| (record.at, record.len)).collect::<Vec<_>>()
     };
     Err(format!(
-        "records at {:?}, damage {damage:?}, end {}; by the document at {:?}, damage {:?}, end {}",
+        "records at {:?}, damage {damage:?}, end {}; by the format at {:?}, damage {:?}, end {}",
         places(&found),
         walk.end(),
         places(&expected.records),
@@ -236,7 +236,7 @@ fn again(
     let mut written = vec![0xee; new.len_bytes()];
     new.write(&mut written, Salt(salt), JournalNumber(0), first);
     if written != bytes[at..at + len] {
-        return Err(format!("the record at {at} is written in another way than it was read"));
+        return Err(format!("the record at {at} is not written as it was read"));
     }
     let (key, value) = (record.key().to_vec(), record.value().to_vec());
     Ok(reference::Record { at, len, is_tombstone, expiry: record.expires_at(), key, value })

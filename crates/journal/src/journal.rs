@@ -293,7 +293,7 @@ enum Owner {
 impl Loaded {
     #[inline]
     fn new(owner: Owner, at: usize, len: usize) -> Self {
-        debug_assert!(at + len <= u32::MAX as usize, "no journal is so long");
+        debug_assert!(at + len <= u32::MAX as usize, "longer than any journal");
         Self { owner, at: at as u32, len: len as u32 }
     }
 

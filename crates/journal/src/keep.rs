@@ -71,7 +71,7 @@ impl Keep {
         if let Some(error) = error
             && before.as_ref().map(text) != Some(text(error))
         {
-            tracing::warn!("journal cache: {error}; it is tried again each {TRY_AGAIN:?}");
+            tracing::warn!("journal cache: {error}; retried every {TRY_AGAIN:?}");
         }
     }
 }

@@ -78,7 +78,7 @@ impl Identity {
         Ok(Self {
             id: CacheId(fields[16..32].try_into().expect("sixteen")),
             hash_key: fields[32..48].try_into().expect("sixteen"),
-            journal_bytes: journal_bytes.ok_or("its journals have a size that cannot be")?,
+            journal_bytes: journal_bytes.ok_or("its journal size is invalid")?,
             contents: contents(fields),
         })
     }
@@ -200,7 +200,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let mut names = directory.list().map_err(Error::io(&path, "listing the files"))?;
     // The directory may by mistake belong to another program too: its files stay.
     for name in names.extract_if(.., |name| name.ends_with(".tmp") && is_of_a_cache(name)) {
-        clear_away(&*directory, &name, "removing what was not finished")?;
+        clear_away(&*directory, &name, "removing an unfinished file")?;
     }
     let mut numbers = journal_numbers(&names);
     if !names.iter().any(|name| name == IDENTITY) && numbers.is_empty() && options.create {
@@ -210,7 +210,8 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         // The documentation advises removing the directory to remove a cache.
         if let Some(other) = names.iter().find(|name| is_foreign(name)) {
             let reason = format!(
-                "there is no cache, and the directory has something else in it (`{other}`): choose an empty one, or one that is not there yet"
+                "there is no cache, and the directory contains other files (`{other}`): choose an \
+                 empty or a new directory"
             );
             return Err(Error::NoCache { path, reason });
         }
@@ -252,17 +253,17 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
                 }
                 (len, "has no header of this cache, or cannot be decompressed")
             }
-            Err(error) if is_no_file(&error) => (0, "is no regular file"),
+            Err(error) if is_no_file(&error) => (0, "is not a regular file"),
             Err(error) => return Err(error),
         };
         // A damaged journal, kept for inspection.
         let aside = set_aside_name(*number, &names);
         set_aside_bytes += len;
         tracing::warn!(
-            "journal cache: {} {why}; it is kept as {aside}",
+            "journal cache: {} {why}; it was renamed to {aside}",
             path.join(&name).display()
         );
-        directory.rename(&name, &aside).map_err(failed("renaming what is no journal"))?;
+        directory.rename(&name, &aside).map_err(failed("renaming an unusable journal"))?;
         names.push(aside);
         gone.push(*number);
     }
@@ -272,7 +273,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     for name in
         names.iter().filter(|name| hint_number(name).is_some_and(|it| !numbers.contains(&it)))
     {
-        clear_away(&*directory, name, "removing a hint of no journal")?;
+        clear_away(&*directory, name, "removing a hint without a journal")?;
     }
     // At least as many keys as the largest journal has; it is unknown how many keys the others
     // share with it.
@@ -282,7 +283,9 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let next = JournalNumber(numbers.last().map_or(0, |last| last.0 + 1));
     if let Some(oldest) = numbers.first().filter(|oldest| next.0 - oldest.0 >= MAX_SPAN) {
         let reason = format!(
-            "journal {oldest} is too far behind the newest one: their records cannot be told apart. It could not be read, or the cache was never open for long enough to move what is in it; remove {} to give it up",
+            "journal {oldest} is too far behind the newest one to tell their records apart: it \
+             could not be read, or the cache was never open for long enough to move its records; \
+             to give it up, remove {}",
             file_name(*oldest)
         );
         return Err(Error::NoCache { path, reason });
@@ -302,7 +305,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let make = || first_journal(&*directory, identity.id, next, journal_bytes, &pool);
     let full = || {
         let full = io::Error::from(io::ErrorKind::StorageFull);
-        Error::io(path.join(file_name(next)), "making a journal")(full)
+        Error::io(path.join(file_name(next)), "creating a journal")(full)
     };
     // Before the journals are read, which may take minutes, so that an obstacle is reported at
     // once. And before hints are written: otherwise a process killed between the two steps would
@@ -434,7 +437,8 @@ pub(crate) fn clear_away(
     match directory.remove(name) {
         Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
             tracing::warn!(
-                "journal cache: {} is a directory, and has the name of a file of the cache; remove it if nobody needs it",
+                "journal cache: {} is a directory with the name of a cache file; remove it if it \
+                 is not needed",
                 path.display()
             );
             Ok(false)
@@ -455,7 +459,7 @@ fn give_up_oldest(directory: &dyn Directory, journals: &Journals, index: &Index)
     let Some(number) = journals.oldest() else { return Ok(false) };
     let path = directory.path();
     tracing::warn!(
-        "journal cache: {}: the disk is full; journal {number}, the oldest one, is removed",
+        "journal cache: {}: the disk is full; the oldest journal, {number}, is removed",
         path.display()
     );
     // The records that were read are synced, but not all names: what has replaced records of this
@@ -508,7 +512,8 @@ fn slots(
     }
     if slots > MAX_SPAN {
         let reason = format!(
-            "{journals} journals of {journal_bytes} bytes are too many: a cache of this size needs larger ones"
+            "{journals} journals of {journal_bytes} bytes are too many: a cache of this size needs \
+             larger journals"
         );
         return Err(Error::NoCache { path: path.to_owned(), reason });
     }
@@ -583,12 +588,14 @@ pub(crate) fn identity_of(directory: &dyn Directory, names: &[String]) -> Result
         return Err(no_cache(match journal_numbers(names).is_empty() {
             true => "there is no cache".into(),
             false => format!(
-                "there are journals, but the file `{IDENTITY}` is missing, and without it they cannot be read. To begin with an empty cache, remove the directory"
+                "there are journals, but they cannot be read without the missing file \
+                 `{IDENTITY}`; to start with an empty cache, remove the directory"
             ),
         }));
     }
     Identity::parse(&read_identity(directory)?).map_err(|reason| {
-        no_cache(format!("the file `{IDENTITY}` cannot be used: {reason}; without it the journals cannot be read. To begin with an empty cache, remove the directory"))
+        no_cache(format!("the file `{IDENTITY}` cannot be used: {reason}; the journals cannot be \
+            read without it; to start with an empty cache, remove the directory"))
     })
 }
 

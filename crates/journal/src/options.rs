@@ -68,7 +68,7 @@ impl FromStr for Compression {
         let found = Self::ALL.iter().find(|(_, name)| *name == text);
         found
             .map(|(compression, _)| *compression)
-            .ok_or_else(|| format!("{text}: journals are compressed by none, lz4, zstd or snappy"))
+            .ok_or_else(|| format!("{text}: compression is none, lz4, zstd or snappy"))
     }
 }
 
@@ -170,20 +170,22 @@ impl Options {
     pub(crate) fn fault(&self, journal_bytes: usize) -> Option<String> {
         if !is_size(journal_bytes) {
             return Some(format!(
-                "journal_bytes is {journal_bytes}; a journal has 1 MiB to 1 GiB, in whole units of 4 KiB"
+                "journal_bytes is {journal_bytes}; it must be 1 MiB to 1 GiB, a multiple of 4 KiB"
             ));
         }
         let min_memory_bytes = MIN_JOURNALS_IN_MEMORY * journal_bytes;
         if self.memory_bytes < min_memory_bytes {
             return Some(format!(
-                "memory_bytes is {}; with journals of {journal_bytes} bytes it has to be {min_memory_bytes} at least: give it more, or open a new cache with smaller journals",
+                "memory_bytes is {}; with journals of {journal_bytes} bytes it must be at least \
+                 {min_memory_bytes}: give it more, or create a new cache with smaller journals",
                 self.memory_bytes
             ));
         }
         let min_disk_bytes = MIN_JOURNALS_ON_DISK * journal_bytes as u64;
         if self.max_disk_bytes < min_disk_bytes {
             return Some(format!(
-                "max_disk_bytes is {}; with journals of {journal_bytes} bytes it has to be {min_disk_bytes} at least",
+                "max_disk_bytes is {}; with journals of {journal_bytes} bytes it must be at least \
+                 {min_disk_bytes}",
                 self.max_disk_bytes
             ));
         }

@@ -129,7 +129,7 @@ impl Preparer {
     fn held_up(&self, error: &Error) {
         let flush = &self.shared.flush;
         if !std::mem::replace(&mut flush.state.lock().is_held_up, true) {
-            tracing::warn!("journal cache: {error}; writers wait for it");
+            tracing::warn!("journal cache: {error}; writers wait until it is available");
             flush.changed.notify_all();
         }
     }
@@ -203,7 +203,7 @@ fn make_journal(
         {
             return Ok(None);
         }
-        Err(error) => return Err(Error::io(&path, "making a journal")(error)),
+        Err(error) => return Err(Error::io(&path, "creating a journal")(error)),
     };
     // Otherwise writers would wait for each page.
     arena.arena_mut().populate();

@@ -266,7 +266,8 @@ impl Reading<'_> {
             return len_bytes;
         }
         tracing::warn!(
-            "journal cache: {}: its file has {len_bytes} bytes, more than a journal; it is cut",
+            "journal cache: {}: its file has {len_bytes} bytes, more than a journal; it is \
+             truncated",
             self.directory.path().join(file_name(journal.number)).display()
         );
         self.cut_to(journal, len_bytes, most_bytes)
@@ -290,7 +291,7 @@ impl Reading<'_> {
             Ok(()) => len_bytes,
             Err(error) => {
                 let path = self.directory.path().join(file_name(journal.number));
-                tracing::warn!("journal cache: {}: cutting its end: {error}", path.display());
+                tracing::warn!("journal cache: {}: truncating it: {error}", path.display());
                 file_bytes
             }
         }

@@ -407,8 +407,8 @@ fn a_cache_that_may_not_evict_is_full() {
         }
     };
     assert!(matches!(error, Error::DiskFull { max_bytes: 8_388_608, .. }), "{error}");
-    assert!(error.to_string().starts_with("/srv/cache: there is no room"), "{error}");
-    assert!(error.to_string().contains("or the disk itself is full"), "{error}");
+    assert!(error.to_string().starts_with("/srv/cache: no space for another journal"), "{error}");
+    assert!(error.to_string().contains("or the disk is full"), "{error}");
     assert!((4900..5300).contains(&written), "{written}");
     for key in 0..written {
         assert!(cache.contains(&key.to_le_bytes()).unwrap());

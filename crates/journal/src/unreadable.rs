@@ -123,7 +123,7 @@ mod tests {
 
     impl File for Spotted {
         fn len_bytes(&self) -> io::Result<u64> {
-            unreachable!("nobody asks")
+            unreachable!("not called")
         }
 
         fn read_at(&self, at: u64, to: &mut [u8]) -> io::Result<()> {
@@ -135,15 +135,15 @@ mod tests {
         }
 
         fn write_at(&self, _: u64, _: &[u8]) -> io::Result<()> {
-            unreachable!("it is read")
+            unreachable!("only read")
         }
 
         fn sync(&self) -> io::Result<()> {
-            unreachable!("it is read")
+            unreachable!("only read")
         }
 
         fn truncate(&self, _: u64) -> io::Result<()> {
-            unreachable!("it is read")
+            unreachable!("only read")
         }
     }
 

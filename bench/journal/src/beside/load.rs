@@ -231,7 +231,7 @@ fn compressed(cache: &Cache) -> Result<()> {
             return Ok(());
         }
         if Instant::now() >= until {
-            return Err(format!("not all is compressed after a long time: {stats:?}").into());
+            return Err(format!("compression is not complete after a long time: {stats:?}").into());
         }
         thread::sleep(POLL_EVERY);
     }

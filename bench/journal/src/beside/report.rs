@@ -37,7 +37,8 @@ impl Results {
     fn note(&self) -> String {
         let setting = &self.setting;
         format!(
-            "journals of {:.0} MiB; {:.0} MiB of records put a second meanwhile; each measured for {:.0} s; medians of {} rounds, the longest of all",
+            "journals of {:.0} MiB; {:.0} MiB of records put a second meanwhile; each measured for \
+             {:.0} s; medians of {} rounds, the longest of all",
             setting.journal_bytes as f64 / MIB,
             setting.bytes_per_second as f64 / MIB,
             setting.time.as_secs_f64(),
@@ -58,7 +59,8 @@ fn journals_per_second(row: &Row) -> f64 {
 /// Formats a measurement as progress output.
 pub fn line(row: &Row) -> String {
     format!(
-        "{:<23}{:>9.0} reads/s, p50 {:.2} us, p99 {:.2}, p99.9 {:.2}, longest {:.0}; {:.1}% on disk; {:.2} journals/s{}",
+        "{:<23}{:>9.0} reads/s, p50 {:.2} us, p99 {:.2}, p99.9 {:.2}, longest {:.0}; {:.1}% on \
+         disk; {:.2} journals/s{}",
         row.reads.text(),
         row.reads_per_second,
         row.p50_us,
@@ -93,7 +95,7 @@ fn fault(reads: Reads, scenario: Scenario, rows: &[&Row]) -> Option<String> {
     }
     let wrong: u64 = rows.iter().map(|row| row.wrong).sum();
     if wrong > 0 {
-        return Some(format!("{wrong} values were another key's"));
+        return Some(format!("{wrong} values belonged to another key"));
     }
     let missing: u64 = rows.iter().map(|row| row.missing).sum();
     // The oldest puts may have been evicted.
@@ -103,7 +105,7 @@ fn fault(reads: Reads, scenario: Scenario, rows: &[&Row]) -> Option<String> {
     }
     let timed = rows.iter().map(|row| row.timed).min().unwrap_or(0);
     if timed < LEAST_TIMED {
-        return Some(format!("{timed} reads were timed, which is too few"));
+        return Some(format!("only {timed} reads were timed"));
     }
     let done = |row: &&Row| row.work.of(scenario) > 0.0;
     let on_disk = rows.iter().map(|row| row.on_disk).fold(0.0, f64::max);
@@ -116,7 +118,7 @@ fn fault(reads: Reads, scenario: Scenario, rows: &[&Row]) -> Option<String> {
             is_cold.then(|| format!("{:.1}% of the reads were not in memory", on_disk * 100.0))
         }
         _ if rows.iter().all(done) => None,
-        _ => Some(format!("there was a round without any {}", scenario.text())),
+        _ => Some(format!("a round had no {}", scenario.text())),
     }
 }
 
@@ -135,7 +137,7 @@ fn judge(results: &Results, reads: Reads) -> Vec<Judged> {
         let p99 = |rows: &[&Row]| figure(rows, |row| row.p99_us);
         let (with_us, without_us) = (p99(&beside), p99(&without));
         let told = format!(
-            "{with_us:.2} us, {:.2} times {without_us:.2} without, to be at most {MOST_TIMES}",
+            "{with_us:.2} us, {:.2} times {without_us:.2} without, target at most {MOST_TIMES}",
             with_us / without_us
         );
         Judged { name, told, is_met: with_us <= without_us * MOST_TIMES }
@@ -349,7 +351,8 @@ mod tests {
         assert!(!has("of the disk", "compression"), "{text}");
         assert!(
             text.contains(
-                "\nbar: met: reads of the disk beside eviction, p99: 1.50 us, 1.50 times 1.00 without, to be at most 2\n"
+                "\nbar: met: reads of the disk beside eviction, p99: 1.50 us, 1.50 times 1.00 \
+                 without, target at most 2\n"
             ),
             "{text}"
         );

@@ -82,6 +82,6 @@ impl Session for &Foyer {
     }
 
     fn scan(&mut self, _see: impl FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
-        Err("foyer has no iteration over what it holds".into())
+        Err("foyer has no iteration".into())
     }
 }

@@ -117,7 +117,7 @@ impl BenchArgs {
         let Self { keys, value, threads, .. } = self;
         if *keys < u64::from(*threads) {
             return Some(format!(
-                "--keys {keys} are fewer than --threads {threads}: some would have nothing to do"
+                "--keys {keys} are fewer than --threads {threads}: some threads would be idle"
             ));
         }
         let journal = self.cache.journal;
@@ -129,7 +129,7 @@ impl BenchArgs {
         let bytes = value.bytes.saturating_add(KEY_BYTES as u64).saturating_mul(*keys);
         (bytes > MOST_BYTES.bytes).then(|| {
             format!(
-                "--keys {keys} with --value {value} are more than {MOST_BYTES}: no disk has that, and it would not end"
+                "--keys {keys} with --value {value} are more than {MOST_BYTES}, which no disk has"
             )
         })
     }
@@ -472,7 +472,7 @@ mod tests {
             assert!(told.contains(words[0]), "{told}");
         }
         let args = parsed(&["--keys", "3", "--threads", "4"]).unwrap();
-        let Err(Failure::Usage(told)) = run(&args) else { panic!("it measures nothing") };
+        let Err(Failure::Usage(told)) = run(&args) else { panic!("nothing is measured") };
         assert!(told.contains("--keys 3") && told.contains("--threads 4"), "{told}");
         // Nor what does not fit, or would not end.
         for (words, told) in [

@@ -108,7 +108,7 @@ pub(crate) fn run(args: &CompactArgs) -> Result<(), Failure> {
     if compacted.damaged > 0 {
         let journals =
             counted(compacted.damaged as u64, "damaged journal stays", "damaged journals stay");
-        output::line(format_args!("{journals} as before: `alluvium cache verify` tells which"))?;
+        output::line(format_args!("{journals} as before: `alluvium cache verify` lists them"))?;
     }
     Ok(())
 }
@@ -145,7 +145,7 @@ mod tests {
             (0..6000u64)
                 .all(|key| { cache.contains(&key.to_le_bytes()).unwrap() == (key % 2 == 1) })
         );
-        let Err(Failure::Failed(said)) = run(&args(path)) else { panic!("it is in use") };
+        let Err(Failure::Failed(said)) = run(&args(path)) else { panic!("the cache is in use") };
         assert!(said.contains("in use by another process"), "{said}");
     }
 

@@ -51,7 +51,7 @@ fn is_damaged(report: &JournalReport) -> bool {
 
 fn verdict(directory: &Path, is_damaged: bool) -> Result<(), Failure> {
     match is_damaged {
-        true => Err(Failure::Failed(format!("{}: something is damaged", directory.display()))),
+        true => Err(Failure::Failed(format!("{}: the cache is damaged", directory.display()))),
         false => Ok(()),
     }
 }
@@ -146,7 +146,8 @@ fn tell_of(aside: KeptAside) -> Result<(), Failure> {
         return Ok(());
     }
     output::line(format_args!(
-        "{} of {} kept aside (*.journal.damaged), which the cache does not use: for you to look at, or to remove",
+        "{} of {} set aside (*.journal.damaged), which the cache does not use: inspect or remove \
+         them",
         counted(aside.files as u64, "file", "files"),
         about(aside.bytes)
     ))
@@ -168,7 +169,8 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<(), Failure> {
         }
         if report.hint == HintState::Wrong {
             output::line(format_args!(
-                "{place}: its hint says something else; remove it, and the next opening reads the journal"
+                "{place}: its hint disagrees with it; remove the hint, and the next opening reads \
+                 the journal"
             ))?;
         }
         Ok(())
@@ -176,10 +178,11 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<(), Failure> {
     looked.map_err(Failure::not_looked)?;
     if has_damaged_bytes {
         output::line(
-            "What is damaged is not used: a read of such a key is an error that names it, or finds nothing, until it is written or deleted. Nothing has to be done for the rest.",
+            "Damaged records are not used: a read of such a key is an error, or finds nothing, \
+             until the key is written or deleted. The other records are not affected.",
         )?;
     }
     tell_of(kept_aside(&args.directory)?)?;
     verdict(&args.directory, has_damage)?;
-    output::line(format_args!("{records} records, nothing damaged"))
+    output::line(format_args!("{records} records, nothing is damaged"))
 }

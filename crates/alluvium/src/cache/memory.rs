@@ -28,7 +28,8 @@ pub(super) fn check(wanted: Size) {
 fn excess(wanted: Size, Bound { bytes, whose }: Bound) -> Option<String> {
     (wanted.bytes > bytes).then(|| {
         format!(
-            "--memory is {wanted}, and {whose} {}: the system will end the process when it has come to use that. The index and some more come on top of --memory",
+            "--memory is {wanted}, and {whose} {}: the system will kill the process when it uses \
+             that much; the index and other memory come on top of --memory",
             about(bytes)
         )
     })
@@ -39,7 +40,7 @@ fn excess(wanted: Size, Bound { bytes, whose }: Bound) -> Option<String> {
 fn bound(root: &Path) -> Option<Bound> {
     let machine = machine_bytes(root).map(|bytes| Bound { bytes, whose: "the machine has" });
     let group = group_bytes(root)
-        .map(|bytes| Bound { bytes, whose: "the cgroup of this process may have" });
+        .map(|bytes| Bound { bytes, whose: "the cgroup of this process permits" });
     machine.into_iter().chain(group).min_by_key(|bound| bound.bytes)
 }
 
@@ -94,7 +95,7 @@ mod tests {
     fn the_least_bound_counts() {
         let machine = ("proc/meminfo", "MemTotal:       16384 kB\nMemFree:   1 kB\n");
         let of_machine = Some(Bound { bytes: 16 << 20, whose: "the machine has" });
-        let of_group = |bytes| Some(Bound { bytes, whose: "the cgroup of this process may have" });
+        let of_group = |bytes| Some(Bound { bytes, whose: "the cgroup of this process permits" });
         assert_eq!(bound_with(&[]), None);
         assert_eq!(bound_with(&[machine]), of_machine);
 

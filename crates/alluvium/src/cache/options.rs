@@ -83,7 +83,7 @@ fn durability(text: &str) -> Result<Durability, String> {
         "always" => Ok(Durability::Always),
         time => match time.parse::<Span>()? {
             Span(interval) if interval.is_zero() => {
-                Err("a sync takes its time: at least 1ms, or `always`".into())
+                Err("a sync takes some time: at least 1ms, or `always`".into())
             }
             Span(interval) => Ok(Durability::Interval(interval)),
         },
@@ -131,7 +131,7 @@ mod tests {
         for (words, told) in [
             (["--memory", "1MiB", "--journal", "1MiB"], "--memory is 1048576; with journals of"),
             (["--max-disk", "4MiB", "--journal", "1MiB"], "--max-disk is 4194304; with journals"),
-            (["--memory", "1GiB", "--journal", "5KiB"], "--journal is 5120; a journal has 1 MiB"),
+            (["--memory", "1GiB", "--journal", "5KiB"], "--journal is 5120; it must be 1 MiB"),
         ] {
             let Line { args } = Line::try_parse_from(["x"].iter().chain(&words)).unwrap();
             let error = Cache::open(directory.path(), args.options(Size::gib(1))).unwrap_err();

@@ -246,7 +246,7 @@ impl Server {
 /// Parses a size per second.
 fn rate(text: &str) -> Result<Size, String> {
     match text.parse::<Size>()? {
-        Size { bytes: 0 } => Err("at 0 a client could hold memory for ever: at least 1B".into()),
+        Size { bytes: 0 } => Err("at 0 a client could hold memory forever: at least 1B".into()),
         rate => Ok(rate),
     }
 }
@@ -343,12 +343,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         opening.elapsed().as_secs_f64()
     );
     if found.damaged_bytes > 0 {
-        tracing::warn!("{} of it are damaged and not used", about(found.damaged_bytes));
+        tracing::warn!("{} are damaged and not used", about(found.damaged_bytes));
     }
     let aside = cache.stats().kept_aside;
     if aside.files > 0 {
         tracing::warn!(
-            "{} of {} kept aside (*.journal.damaged) and in no budget: look at them, or remove them",
+            "{} of {} set aside (*.journal.damaged), outside the disk budget: inspect or remove \
+             them",
             counted(aside.files as u64, "file", "files"),
             about(aside.bytes)
         );
@@ -359,7 +360,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     runtime.shutdown_timeout(GRACE);
     let closed = end(server);
     served.and(closed)?;
-    tracing::info!("stopped; the cache is closed");
+    tracing::info!("stopped: the cache is closed");
     Ok(())
 }
 
@@ -376,12 +377,12 @@ fn end(server: Arc<Server>) -> Result<(), Failure> {
         let _ = tell.send(server.cache.flush());
     });
     let written = match told.recv_timeout(GRACE) {
-        Ok(Ok(())) => "what was answered is on stable storage".to_owned(),
+        Ok(Ok(())) => "everything answered is on stable storage".to_owned(),
         Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("what was answered was not written within {} s", GRACE.as_secs()),
+        Err(_) => format!("what was answered could not be written within {} s", GRACE.as_secs()),
     };
     Err(Failure::Failed(format!(
-        "a request did not come to its end: the cache is left as after a kill; {written}"
+        "a request did not end: the next start is as after a kill; {written}"
     )))
 }
 
@@ -416,7 +417,7 @@ async fn serve(
     signals.insist();
     let _ = stop.send(true);
     if accepting.await.is_err() {
-        tracing::error!("the task that accepts connections has failed");
+        tracing::error!("the task that accepts connections failed");
     }
     if let Some(metrics) = metrics {
         metrics.shutdown().await;
@@ -457,7 +458,7 @@ async fn accept(
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                tracing::warn!(%error, "accepting a connection failed");
                 sleep(RETRY_ACCEPT).await;
             }
         }
@@ -471,7 +472,7 @@ async fn accept(
     if timeout(GRACE, all_ended).await.is_err() {
         tracing::warn!(
             connections = connections.len(),
-            "requests under way did not end within {} s",
+            "requests in progress did not end within {} s",
             GRACE.as_secs()
         );
         connections.shutdown().await;

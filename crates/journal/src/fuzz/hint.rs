@@ -44,7 +44,7 @@ pub fn hints(data: &[u8]) -> Checked {
         Some(expected) if is_whole && expected == written => Ok(()),
         None if !is_whole => Ok(()),
         expected => Err(format!(
-            "{} entries, whole: {is_whole}; by the document {:?}",
+            "{} entries, complete: {is_whole}; by the format {:?}",
             found.len(),
             expected.map(|all| all.len())
         )),

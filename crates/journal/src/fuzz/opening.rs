@@ -176,14 +176,14 @@ pub fn opening(data: &[u8]) -> Checked {
     let cache = match open() {
         Ok(cache) => cache,
         Err(Error::NoCache { .. }) => return Ok(()),
-        Err(error) => return Err(format!("it does not open: {error}")),
+        Err(error) => return Err(format!("the cache does not open: {error}")),
     };
-    inspected.map_err(told("it cannot be inspected"))?;
+    inspected.map_err(told("the cache cannot be inspected"))?;
     if files.is_honest {
         let expected = files.newest(crate::clock::now_millis());
         let found = contents(&cache).map_err(told("iterating"))?;
         if found != expected {
-            return Err(format!("{:?} is there, not {:?}", found.keys(), expected.keys()));
+            return Err(format!("the keys are {:?}, not {:?}", found.keys(), expected.keys()));
         }
         for (key, value) in &expected {
             let found = cache.get(key).map_err(told("reading"))?;
@@ -210,7 +210,7 @@ pub fn opening(data: &[u8]) -> Checked {
         if let Ok(Some(value)) = cache.get(&key)
             && before.get(&key[..]).is_some_and(|seen| seen.iter().all(|seen| **seen != *value))
         {
-            return Err(format!("{key:?} is read and iterated in two ways"));
+            return Err(format!("a read and an iteration of {key:?} disagree"));
         }
         cache.put(&key, &[variant; 50]).map_err(told("writing"))?;
     }
@@ -221,7 +221,7 @@ pub fn opening(data: &[u8]) -> Checked {
         let value = cache.get(&[b'k', variant]).map_err(told("reading what was written"))?;
         let expected = (variant > 0).then_some([variant; 50]);
         if value.as_deref() != expected.as_ref().map(|value| &value[..]) {
-            return Err(format!("what was written to variant {variant} is not there"));
+            return Err(format!("the value written to variant {variant} is missing"));
         }
     }
     cache.close().map_err(told("closing again"))

@@ -109,7 +109,7 @@ fn a_table_grows() {
         let last = reader.join().unwrap();
         assert!(last.is_none_or(|found| found == place(full + 1)));
         grower.join().unwrap();
-        assert_eq!(index.shards[0].table.load().slots(), 2 * small, "made anew, and once");
+        assert_eq!(index.shards[0].table.load().slots(), 2 * small, "replaced once");
         for key in 1..=full + 1 {
             assert!(index.find(hash(key.into())).is_some_and(|found| found.is_same(place(key))));
         }

@@ -74,7 +74,7 @@ fn a_full_disk_is_told_before_journals_are_read() {
     let journals = names.iter().filter(|name| name.ends_with(".journal")).count() as u64;
     let before = directory.reads();
     let error = Cache::open_in(Box::new(directory.clone()), options).unwrap_err();
-    assert!(matches!(error, Error::Io { action: "making a journal", .. }), "{error}");
+    assert!(matches!(error, Error::Io { action: "creating a journal", .. }), "{error}");
     // The identity, and the first page of each journal and of its hint.
     assert_eq!(directory.reads() - before, 1 + 2 * journals);
 }

@@ -216,7 +216,8 @@ impl Campaign {
                 let before = self.told.done[..begun].iter().rev().find(|(of, _)| *of == other);
                 if let Some((_, number)) = before.filter(|(_, number)| number > last) {
                     return Err(format!(
-                        "write {first} of thread {thread} is left, and write {number} of thread {other} before it is not"
+                        "write {first} of thread {thread} is left, and write {number} of thread \
+                         {other} before it is not"
                     )
                     .into());
                 }

@@ -191,7 +191,8 @@ pub(super) fn run(server: &Server, client: &mut Client, words: &[Bytes], reach: 
 }
 
 fn too_large() -> Refused {
-    "ERR the answer is too large, or the memory for answers (--buffer-memory) is used up; ask for less at once".into()
+    "ERR the answer is too large, or the memory for answers (--buffer-memory) is used up; request \
+     less at once".into()
 }
 
 /// Returns whether this is a command that writes.
@@ -288,7 +289,7 @@ impl<'a> Call<'a> {
         let buffers = &self.server.buffers;
         match self.reading.get_or_insert_with(|| Share::new(buffers)).hold(bytes) {
             true => Ok(()),
-            false => Err("ERR the memory for what is read (--buffer-memory) is used up".into()),
+            false => Err("ERR the memory for reads (--buffer-memory) is used up".into()),
         }
     }
 
@@ -540,7 +541,8 @@ fn scan(call: &mut Call<'_>) -> Result {
         let value = options.next().ok_or_else(syntax_error)?;
         match &word.to_ascii_uppercase()[..] {
             b"MATCH" if value.len() > MAX_PATTERN_BYTES => {
-                return Err(Refused(format!("ERR a pattern may have {MAX_PATTERN_BYTES} bytes")));
+                return Err(Refused(format!("ERR a pattern may have at most {MAX_PATTERN_BYTES} \
+                    bytes")));
             }
             b"MATCH" => pattern = Some(value),
             b"COUNT" => match number::<i64>(value)? {
@@ -570,7 +572,7 @@ fn scan(call: &mut Call<'_>) -> Result {
     let may_read = |bytes| reading.hold(bytes);
     let scanned = call.cache().scan_within(ScanCursor(from << 1), count, may_read)?;
     let mut scanned =
-        scanned.ok_or("ERR the memory for what is read (--buffer-memory) is used up")?;
+        scanned.ok_or("ERR the memory for reads (--buffer-memory) is used up")?;
     if let Some(pattern) = pattern {
         let pattern = Pattern::new(pattern);
         scanned.keys.retain(|key| pattern.matches(key));
@@ -597,7 +599,8 @@ fn dbsize(call: &mut Call<'_>) -> Result {
 }
 
 fn flush_all(_: &mut Call<'_>) -> Result {
-    Err("ERR a cache cannot be emptied while it is open: stop the server, and remove the cache's directory".into())
+    Err("ERR a cache cannot be emptied while it is open: stop the server, and remove the cache's \
+        directory".into())
 }
 
 #[cfg(test)]

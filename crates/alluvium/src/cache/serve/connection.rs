@@ -74,15 +74,15 @@ impl Pace {
 /// Why a connection has ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum End {
-    #[error("the client has closed it")]
+    #[error("the client has closed the connection")]
     Closed,
-    #[error("the client has asked for it, or was told why")]
+    #[error("the client has asked to be disconnected, or was sent the reason")]
     Left,
-    #[error("the server stops")]
+    #[error("the server is stopping")]
     Stopping,
-    #[error("the client was silent for too long, or too slow")]
+    #[error("the client was idle for too long, or sent too slowly")]
     Silent,
-    #[error("the client does not take its answers, or too slowly")]
+    #[error("the client does not receive its answers, or receives them too slowly")]
     Deaf,
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -342,7 +342,7 @@ fn run_together(server: &Server, client: &mut Client, together: &mut VecDeque<Re
     let begun = Instant::now();
     while let Some(request) = together.pop_front() {
         let ran = command::run(server, client, &request, Reach::Disk);
-        debug_assert_eq!(ran, Ran::Answered, "nothing waits where it may");
+        debug_assert_eq!(ran, Ran::Answered, "nothing has to move where it may block");
         if client.is_leaving || are_enough(server, client) || begun.elapsed() >= TURN {
             break;
         }
@@ -354,7 +354,7 @@ fn run_together(server: &Server, client: &mut Client, together: &mut VecDeque<Re
     {
         // It is unknown which of the answers are wrong.
         client.answers.take_back(0);
-        client.answers.error(&format!("ERR what was written is not on stable storage: {error}"));
+        client.answers.error(&format!("ERR the writes are not on stable storage: {error}"));
         client.is_leaving = true;
     }
 }

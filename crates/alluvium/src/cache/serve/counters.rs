@@ -113,46 +113,47 @@ impl Collector for CacheCollector {
         let gauges: [(&str, &str, u64); 20] = [
             (
                 "cache_entries",
-                "Keys, with those that have expired and were not removed yet",
+                "Keys, including expired ones that are not removed yet",
                 of(stats.entries),
             ),
             ("cache_journals", "Journals on disk", of(stats.journals)),
             ("cache_journals_in_memory", "Journals in memory", of(stats.journals_in_memory)),
-            ("cache_disk_bytes", "Room on disk that journals take", stats.disk_bytes),
+            ("cache_disk_bytes", "Disk space of journals", stats.disk_bytes),
             ("cache_compressed_journals", "Compressed journals", of(stats.compressed)),
             (
                 "cache_compressed_bytes",
-                "Room on disk that compressed journals take",
+                "Disk space of compressed journals",
                 stats.compressed_bytes,
             ),
             (
                 "cache_uncompressed_bytes",
-                "Bytes in compressed journals, decompressed",
+                "Decompressed size of compressed journals",
                 stats.uncompressed_bytes,
             ),
             (
                 "cache_incompressible_journals",
-                "Journals that stay as they were written because compressing them was not worth it, or has failed",
+                "Journals that stay uncompressed because compression was not worthwhile or failed",
                 of(stats.incompressible),
             ),
             (
                 "cache_block_memory_bytes",
-                "Memory of records and decompressed frames that are kept of cold journals, a part of that of journals",
+                "Memory of cached records and decompressed frames of cold journals, part of the \
+                 journal memory",
                 of(stats.block_bytes),
             ),
             (
                 "cache_table_memory_bytes",
-                "Memory of the tables of compressed journals",
+                "Memory of the frame tables of compressed journals",
                 of(stats.table_bytes),
             ),
             (
                 "cache_live_bytes",
-                "Bytes of records that are the newest of their keys, at most",
+                "Bytes of live records, an upper bound",
                 stats.live_bytes,
             ),
             (
                 "cache_journal_memory_bytes",
-                "Memory of journals, with what is kept free for new ones",
+                "Memory of journals, including what is free for new ones",
                 of(stats.memory_bytes),
             ),
             ("cache_index_memory_bytes", "Memory of the index", of(stats.index_bytes)),
@@ -163,27 +164,29 @@ impl Collector for CacheCollector {
             ),
             (
                 "cache_damaged_bytes",
-                "Bytes of journals that were found damaged",
+                "Bytes of journals found damaged",
                 stats.damaged_bytes,
             ),
             (
                 "cache_kept_aside_files",
-                "Files that openings could not use and have kept aside (*.journal.damaged)",
+                "Files that openings could not use and have set aside (*.journal.damaged)",
                 of(stats.kept_aside.files),
             ),
             (
                 "cache_kept_aside_bytes",
-                "Sizes of the files that were kept aside, which are in no budget",
+                "Total size of the files set aside, which are outside the disk budget",
                 stats.kept_aside.bytes,
             ),
             (
                 "cache_failed",
-                "1 once a write or sync has failed, or files were removed: nothing is written any more",
+                "1 once a write or sync has failed, or files were removed: nothing is written any \
+                 more",
                 cache.failure().is_some().into(),
             ),
             (
                 "cache_upkeep_failed",
-                "1 while work in the background fails, such as eviction: it is tried again, and writers get errors if it was for their room",
+                "1 while background work such as eviction fails: it is retried, and writers that \
+                 need the space get errors",
                 stats.upkeep_failed.into(),
             ),
             ("cache_connections", "Open connections", counters.connections()),
@@ -191,23 +194,23 @@ impl Collector for CacheCollector {
         encode_gauges(&mut encoder, &gauges)?;
         let (hits, misses) = counters.reads();
         let totals: [(&str, &str, u64); 12] = [
-            ("cache_user_bytes", "Bytes of keys and values that were put", stats.user_bytes),
-            ("cache_written_bytes", "Bytes that were written to journals", stats.written_bytes),
+            ("cache_user_bytes", "Bytes of keys and values put", stats.user_bytes),
+            ("cache_written_bytes", "Bytes written to journals", stats.written_bytes),
             ("cache_stalls", "Times that a writer waited for the disk", stats.stalls),
-            ("cache_compacted_journals", "Journals that were compacted", stats.compacted),
+            ("cache_compacted_journals", "Journals compacted", stats.compacted),
             (
                 "cache_promoted_journals",
-                "Journals that were brought back into memory because they were read",
+                "Journals promoted to memory because they were read",
                 stats.promoted,
             ),
-            ("cache_evicted_records", "Records that eviction removed", stats.evicted),
+            ("cache_evicted_records", "Records removed by eviction", stats.evicted),
             (
                 "cache_kept_records",
-                "Records that eviction kept because they had been read",
+                "Records kept by eviction because they had been read",
                 stats.kept,
             ),
-            ("cache_hits", "Values that GET and MGET have found", hits),
-            ("cache_misses", "Values that GET and MGET have not found", misses),
+            ("cache_hits", "Values found by GET and MGET", hits),
+            ("cache_misses", "Values not found by GET and MGET", misses),
             ("cache_accepted_connections", "Connections accepted", counters.connected()),
             (
                 "cache_refused_connections",
@@ -221,7 +224,7 @@ impl Collector for CacheCollector {
             ),
         ];
         encode_counters(&mut encoder, &totals)?;
-        let (name, help) = ("alluvium_cache_commands", "Commands answered, errors too.");
+        let (name, help) = ("alluvium_cache_commands", "Commands answered, including errors.");
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         let names = COMMANDS.iter().map(|command| command.name).chain(["unknown"]);
         for (name, count) in names.zip(&counters.commands) {

@@ -39,7 +39,8 @@ pub(super) fn connections(files: u64, wanted: u32, journals: Journals) -> Result
     }
     if left < u64::from(wanted) {
         tracing::warn!(
-            "{left} connections at the same time, not {wanted}: this process may have {files} files open, of which journals take up to {for_journals}"
+            "at most {left} connections, not {wanted}: this process may have {files} files open, \
+             of which journals take up to {for_journals}"
         );
     }
     Ok(u32::try_from(left).unwrap_or(u32::MAX).min(wanted))

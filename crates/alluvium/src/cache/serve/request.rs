@@ -60,16 +60,18 @@ pub(super) enum Broken {
     Protocol(&'static str),
     #[error("Protocol error: expected '$', got '{}'", .0.escape_ascii())]
     NoBulk(u8),
-    #[error("Protocol error: invalid bulk length: {len} bytes; an argument may have {most}")]
+    #[error("Protocol error: invalid bulk length: {len} bytes; an argument may have at most \
+        {most}")]
     TooLong { len: usize, most: usize },
     #[error(
-        "Protocol error: the request is too large: its arguments may have {most} bytes together, {ARGUMENT_BYTES} more than its own counted for each"
+        "Protocol error: the request is too large: its arguments may have {most} bytes in total, \
+         counting {ARGUMENT_BYTES} more for each"
     )]
     TooLarge { most: usize },
     #[error("the memory for requests and answers (--buffer-memory) is used up")]
     NoMemory,
     /// A browser that was directed here.
-    #[error("this is no web server")]
+    #[error("this is not a web server")]
     Web,
 }
 
@@ -312,7 +314,7 @@ impl Requests {
         }
         let line = self.bytes.split_to(end + 1).freeze();
         if line.contains(&b'"') || line.contains(&b'\'') {
-            return Err(Broken::Protocol("a request in a line takes no quotes; send an array"));
+            return Err(Broken::Protocol("an inline request cannot have quotes; send an array"));
         }
         let words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
         let request: Request = words.map(|word| line.slice_ref(word)).collect();
@@ -368,7 +370,7 @@ mod tests {
 
     fn broken(bytes: &[u8]) -> String {
         let whole = read(bytes, usize::MAX).1;
-        assert_eq!(read(bytes, 1).1, whole, "whatever the pieces are");
+        assert_eq!(read(bytes, 1).1, whole, "independent of the pieces");
         whole.map_or_else(String::new, |it| it.to_string())
     }
 
@@ -408,16 +410,16 @@ mod tests {
             (b"*1\r\n$-1\r\n", "invalid bulk length"),
             (
                 b"*1\r\n$1048577\r\n",
-                "invalid bulk length: 1048577 bytes; an argument may have 1048576",
+                "invalid bulk length: 1048577 bytes; an argument may have at most 1048576",
             ),
             (b"*1\r\n$18446744073709551615\r\n", "invalid bulk length"),
             (b"*1\r\n$4\r\nPINGxx", "does not end with CR LF"),
             (b"*1\r\n*1\r\n", "expected '$', got '*'"),
             (b"*1\r\n:1\r\n", "expected '$', got ':'"),
             (b"*1\r\n\x00", "expected '$', got '\\x00'"),
-            (b"set \"a b\" c\r\n", "no quotes"),
-            (b"POST / HTTP/1.1\r\n", "no web server"),
-            (b"GET / HTTP/1.1\r\nHost: localhost\r\n", "no web server"),
+            (b"set \"a b\" c\r\n", "cannot have quotes"),
+            (b"POST / HTTP/1.1\r\n", "not a web server"),
+            (b"GET / HTTP/1.1\r\nHost: localhost\r\n", "not a web server"),
         ] {
             let said = broken(bytes);
             assert!(said.contains(told), "{}: {said:?}", bytes.escape_ascii());
@@ -445,7 +447,7 @@ mod tests {
         assert!(requests.arguments.capacity() < 16);
         assert!(requests.is_within());
         requests.rest();
-        assert!(!requests.bytes.is_empty(), "it is still on its way");
+        assert!(!requests.bytes.is_empty(), "it is incomplete");
     }
 
     #[test]

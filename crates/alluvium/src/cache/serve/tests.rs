@@ -42,8 +42,8 @@ fn a_request_that_does_not_end_is_told() {
     server.cache.put(b"key", b"value").unwrap();
     assert_eq!(values(directory.path()), 0, "it is in memory");
     let request = server.clone();
-    let Err(Failure::Failed(told)) = end(server) else { panic!("it is in use") };
-    assert!(told.contains("did not come to its end") && told.contains("is on stable storage"));
+    let Err(Failure::Failed(told)) = end(server) else { panic!("the cache is in use") };
+    assert!(told.contains("a request did not end") && told.contains("is on stable storage"));
     assert_eq!(values(directory.path()), 1);
     // The thread that has written it may hold it for a moment.
     while Arc::strong_count(&request) > 1 {

@@ -19,7 +19,8 @@ pub(super) fn check() -> Result<(), Failure> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get) + LEAST_WAITING;
     at_one_time(threads, thread::Builder::new).map_err(|error| {
         Failure::Failed(format!(
-            "cannot start {threads} threads: {error}. That many are needed beside those of the cache: raise the limit (ulimit -u, or pids.max of the cgroup)"
+            "cannot start {threads} threads, which are needed in addition to those of the cache: \
+             {error}; raise the limit (ulimit -u, or pids.max of the cgroup)"
         ))
     })
 }

@@ -95,7 +95,7 @@ fn values_are_set_read_and_deleted() {
     let (answer, _) = shop.ask_and_see(&[b"SET", b"\r\n\0", b"\xff\r\n"]);
     assert_eq!(answer, b"+OK\r\n");
     assert_eq!(shop.ask_and_see(&[b"GET", b"\r\n\0"]).0, b"$3\r\n\xff\r\n\r\n");
-    assert_eq!(shop.ask_and_see(&[b"SET", b"", b"x"]).0, b"-ERR a key has at least one byte\r\n");
+    assert_eq!(shop.ask_and_see(&[b"SET", b"", b"x"]).0, b"-ERR the key is empty; a key has at least one byte\r\n");
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn a_key_that_is_too_long_is_not_there() {
     shop.expect(&format!("GET {long}"), "$-1\r\n");
     shop.expect(&format!("EXISTS {long} a"), ":1\r\n");
     shop.expect(&format!("DEL {long} a"), ":1\r\n");
-    shop.refuses(&format!("SET {long} 1"), "a key of 65536 bytes");
+    shop.refuses(&format!("SET {long} 1"), "the key has 65536 bytes");
 }
 
 /// Each of many threads may read a record as large as a journal.
@@ -630,7 +630,7 @@ fn a_cache_that_is_full_and_may_not_evict_says_so() {
     let refused = refused.escape_ascii().to_string();
     let directory = args.dir.display();
     assert!(
-        refused.starts_with(&format!("-OOM {directory}: there is no room for another journal")),
+        refused.starts_with(&format!("-OOM {directory}: no space for another journal")),
         "{refused}"
     );
     assert!((4000..9000).contains(&written));

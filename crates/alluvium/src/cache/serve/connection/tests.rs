@@ -207,7 +207,8 @@ async fn who_is_still_sending_is_told_why_he_is_disconnected() {
     talk.say("*2\r\n$3\r\nGET\r\n$20000000\r\n").await;
     // Far more than the system buffers.
     talk.socket.write_all(&vec![b'x'; 20_000_000]).await.unwrap();
-    let told = "-ERR Protocol error: invalid bulk length: 20000000 bytes; an argument may have";
+    let told = "-ERR Protocol error: invalid bulk length: 20000000 bytes; an argument may have at \
+        most";
     talk.expect(&format!("{told} {most}\r\n")).await;
     assert_eq!(talk.socket.read(&mut [0; 10]).await.unwrap(), 0);
     assert_eq!(buffers.used_bytes(), 0);
