@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_a_line_that_can_be_read() {
+    fn messages_are_readable_lines() {
         let store = Store {
             plan: Plan::Random,
             disk_bytes: 1,

@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_maps_answer() {
+    fn all_maps_return_right_answers() {
         let check = |map: &dyn Fn() -> Result<Figures>| {
             let figures = map().unwrap();
             assert!(figures.put_us > 0.0 && figures.hit_us > 0.0, "{figures:?}");

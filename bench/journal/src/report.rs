@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_are_those_of_the_issue() {
+    fn the_targets_are_the_documented_ones() {
         let read = Workload::Readrandom;
         let two = |ours: f64, theirs: f64, workload| {
             let outcomes = vec![
@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_less_is_not_first_and_who_did_nothing_has_failed() {
+    fn engines_that_find_less_are_not_first_and_idle_ones_fail() {
         let read = Workload::Readrandom;
         let mut outcomes = vec![
             outcome(Name::Journal, read, 0.7, 1.0),
@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slower_opening_counts() {
+    fn the_slower_opening_is_compared() {
         let store = |plan, open_seconds| {
             let message = Message::Store(Store {
                 plan,
@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_have_each_engine_and_each_bar() {
+    fn tables_have_each_engine_and_each_target() {
         let outcomes = vec![
             outcome(Name::Journal, Workload::Fillseq, 0.4, 1.0),
             outcome(Name::Lmdb, Workload::Fillseq, 1.25, 1.0),
@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_for_each_engine() {
+    fn the_summary_table_has_a_column_for_each_engine() {
         let outcomes = vec![
             outcome(Name::Journal, Workload::Fillseq, 0.0412, 1.0),
             outcome(Name::Journal, Workload::Fillseq, 0.4567, 1.0),

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_come_together_if_they_are_alike() {
+    fn runs_with_the_same_settings_are_combined() {
         let directories = [0, 1].map(|_| tempfile::tempdir().unwrap());
         let paths: Vec<PathBuf> = directories.iter().map(|it| it.path().to_owned()).collect();
         run(&paths[0], SETTINGS, Name::Lmdb, 2);

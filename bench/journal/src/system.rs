@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_answers() {
+    fn system_figures_are_available() {
         let resident = resident().unwrap();
         assert!(0 < resident.now_bytes && resident.now_bytes <= resident.peak_bytes);
         let directory = tempfile::tempdir().unwrap();

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn values_tell_whose_they_are() {
+    fn values_identify_their_keys() {
         let mut values = Values::new(1);
         let value = values.draw(7, 2).to_vec();
         assert!(Values::are(&value, 7, 1) && Values::are(&value, 7, 2));
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn puts_end_at_their_time() {
+    fn puts_end_at_the_time_limit() {
         let progress = AtomicU64::new(0);
         let sampler = Sampler::new(Duration::ZERO, &progress);
         let mut puts = Puts::new(Workload::Overwrite, 1_000_000, 0, 1, sampler);

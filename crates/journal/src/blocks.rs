@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn it_keeps_no_more_than_it_may() {
+    fn the_block_cache_is_bounded() {
         for max_bytes in [0, 10_000, 100_000, 1 << 20, 5_000_000] {
             let blocks = Blocks::new(max_bytes);
             for frame in 0..2000 {
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_no_frame_and_a_long_one_is_not_kept() {
+    fn records_and_frames_do_not_collide_and_long_records_are_not_cached() {
         let blocks = Blocks::new(10 << 20);
         let (number, other) = (JournalNumber(1), JournalNumber(2));
         blocks.get(number, 3, || block(100)).unwrap();
@@ -177,7 +177,7 @@ mod tests {
 
     /// Keys that are read repeatedly stay, whatever else is read once.
     #[test]
-    fn what_is_read_often_stays_beside_what_is_read_once() {
+    fn frequently_read_blocks_outlive_those_read_once() {
         let blocks = Blocks::new(4 << 20);
         let number = JournalNumber(1);
         let record = [7; 150];
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_not_read_again() {
+    fn cached_blocks_are_not_read_again() {
         let blocks = Blocks::new(1 << 20);
         let number = JournalNumber(1);
         blocks.get(number, 3, || block(100)).unwrap();

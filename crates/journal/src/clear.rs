@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_opened_is_cleared_and_begun_anew() {
+    fn an_unusable_cache_can_be_cleared_and_recreated() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         let cache = open(path).unwrap();
@@ -186,7 +186,7 @@ mod tests {
     /// A program that is given another program's directory by mistake neither reads nor removes the
     /// contents.
     #[test]
-    fn a_cache_for_something_else_is_neither_opened_nor_cleared() {
+    fn a_cache_with_another_contents_tag_is_neither_opened_nor_cleared() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         let mine = Contents(*b"mine");
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_no_directory_of_a_cache() {
+    fn a_file_is_not_a_cache_directory() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         fs::write(&file, "mine").unwrap();
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_aside_has_a_name_that_was_free() {
+    fn a_file_set_aside_gets_a_free_name() {
         let (number, mut names) = (JournalNumber(40), vec!["cache".to_owned()]);
         for count in ["", ".2", ".3"] {
             let name = set_aside_name(number, &names);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_aside_goes_when_nobody_wants_to_look_at_it() {
+    fn files_set_aside_are_removed_on_demand() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         let cache = open(path).unwrap();

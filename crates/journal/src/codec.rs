@@ -170,7 +170,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_compressed_comes_back(part in vec(any::<u8>(), 1..200), times in 1usize..200) {
+        fn compressed_data_is_decompressed(part in vec(any::<u8>(), 1..200), times in 1usize..200) {
             let plain = part.repeat(times);
             for compression in ALL {
                 let mut encoder = Encoder::new(compression).unwrap().unwrap();
@@ -191,7 +191,7 @@ mod tests {
         /// Data that passed its checksum by accident causes no panic, and nothing is written beyond
         /// `to`.
         #[test]
-        fn nonsense_is_refused_or_decompressed(bytes in vec(any::<u8>(), 0..300), len in 1usize..2000) {
+        fn arbitrary_bytes_are_refused_or_decompressed(bytes in vec(any::<u8>(), 0..300), len in 1usize..2000) {
             for codec in [Codec::Stored, Codec::Lz4, Codec::Zstd, Codec::Snappy] {
                 let mut to = vec![0; len];
                 codec.decompress(&bytes, &mut to).unwrap();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn zstd_tells_want_of_memory_by_this_number() {
+    fn zstd_reports_lack_of_memory_by_this_number() {
         let name = zstd::zstd_safe::get_error_name(NO_MEMORY);
         assert_eq!(name, "Allocation error : not enough memory");
         // This thread has not decompressed anything yet.
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_compresses_well_does() {
+    fn compressible_values_are_compressed() {
         for compression in ALL {
             let mut encoder = Encoder::new(compression).unwrap().unwrap();
             let plain = [b'x'; 16 << 10];

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_covers_its_unit_alone() {
+    fn a_mark_covers_only_its_unit() {
         const JOURNAL_BYTES: usize = 3 * PART_BYTES + 4096;
         let dead = Dead::none(JOURNAL_BYTES);
         assert!(dead.memory_bytes() < 100, "{}", dead.memory_bytes());

@@ -527,7 +527,7 @@ mod tests {
 
     /// What is older than the interval is durable after the next turn; newer data waits.
     #[test]
-    fn what_was_written_is_synced_when_the_interval_is_over() {
+    fn writes_are_synced_when_the_interval_is_over() {
         let directory = SimDirectory::default();
         let options = options(Durability::Interval(INTERVAL));
         let (shared, _) = open::open(Box::new(directory), options).unwrap();
@@ -548,7 +548,7 @@ mod tests {
 
     /// Writers wait for the sync, so it happens at once, and they continue after it.
     #[test]
-    fn what_writers_wait_behind_is_synced_before_the_interval_is_over() {
+    fn writes_are_synced_early_when_writers_wait() {
         let options = options(Durability::Interval(INTERVAL));
         let options = Options { journal_bytes: 8 << 20, memory_bytes: 32 << 20, ..options };
         let options = Options { max_disk_bytes: 64 << 20, ..options };
@@ -574,7 +574,7 @@ mod tests {
     /// A writer has found the newest journal full and not yet recorded its end, so that another one
     /// assumed it to be longer. All of it is synced, so no later event would wake that writer.
     #[test]
-    fn nobody_waits_behind_what_is_synced() {
+    fn no_writer_waits_after_everything_is_synced() {
         let options = options(Durability::Interval(INTERVAL));
         let (shared, _) = open::open(Box::new(SimDirectory::default()), options).unwrap();
         let shared = Arc::new(shared);
@@ -587,7 +587,7 @@ mod tests {
     /// What is behind the reservation of a writer in the middle of a put is durable soon after that
     /// put, not an interval later.
     #[test]
-    fn what_waits_for_another_put_does_not_wait_for_another_interval() {
+    fn a_put_behind_another_one_is_synced_without_another_interval() {
         let options = options(Durability::Interval(INTERVAL));
         let (shared, _) = open::open(Box::new(SimDirectory::default()), options).unwrap();
         let shared = Arc::new(shared);
@@ -639,7 +639,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_ends_the_writing_and_names_the_cache() {
+    fn a_panic_stops_writing_and_names_the_cache() {
         let directory = SimDirectory::at("/srv/cache".as_ref());
         let opened = open::open(Box::new(directory), options(Durability::None));
         let (shared, _) = opened.unwrap();

@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_memory_is_used_for_is_no_more_than_there_is() {
+    fn the_parts_of_the_memory_budget_do_not_exceed_it() {
         for memory_bytes in [4 * MIB, 5 * MIB, 5 * MIB + 4096, 8 * MIB, 100 * MIB] {
             for (compression, name) in Compression::ALL {
                 let options = Options { memory_bytes, compression, ..Options::default() };

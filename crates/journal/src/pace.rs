@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_takes_an_interval() {
+    fn the_unsynced_amount_takes_an_interval() {
         const MILLISECOND: Duration = Duration::from_millis(1);
         let disks = [(20 << 20, 10), (100 << 20, 2), (1 << 30, 1), (6 << 30, 0)]
             .map(|(bytes_per_second, sync)| Disk { bytes_per_second, sync: MILLISECOND * sync });
@@ -95,7 +95,7 @@ mod tests {
 
     /// Small syncs of a slow writer say nothing about the disk.
     #[test]
-    fn small_syncs_do_not_slow_down_whoever_comes_after_them() {
+    fn small_syncs_do_not_limit_later_writers() {
         let disk = Disk { bytes_per_second: 1 << 30, sync: Duration::from_millis(1) };
         let mut pace = Pace::new(Duration::from_millis(100));
         for _ in 0..40 {

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn size_classes_are_a_quarter_too_large_at_most() {
+    fn size_classes_are_at_most_a_quarter_too_large() {
         for granules in (1..5000).chain((5000..1 << GRANULE_BITS).step_by(977)) {
             let class = size_class(granules);
             assert!(class < 1 << SIZE_BITS, "{granules}");
@@ -182,7 +182,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_place_keeps_what_it_is_made_of(
+        fn a_place_preserves_its_parts(
             number in any::<u64>(),
             first in 1u32..1 << GRANULE_BITS,
             len_bytes in 1usize..1 << 30,

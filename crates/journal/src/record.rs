@@ -371,7 +371,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn records_are_read_as_written(
             key in vec(any::<u8>(), 1..300),
             value in vec(any::<u8>(), 0..3000),
             expires_at in any::<Option<u64>>(),
@@ -406,7 +406,7 @@ mod tests {
         }
 
         #[test]
-        fn a_bit_that_is_not_what_was_written_is_found(
+        fn a_flipped_bit_is_detected(
             key in vec(any::<u8>(), 1..40),
             value in vec(any::<u8>(), 0..100),
             expires_at in any::<Option<u64>>(),
@@ -421,7 +421,7 @@ mod tests {
         }
 
         #[test]
-        fn a_chain_is_followed_through_pieces(
+        fn a_chain_of_records_is_verified_across_pieces(
             values in vec(vec(any::<u8>(), 0..300), 1..20),
             piece in 1usize..700,
             bit in any::<proptest::sample::Index>(),
@@ -452,13 +452,13 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_there_is_no_record(bytes in vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bytes_are_not_a_record(bytes in vec(any::<u8>(), 0..200)) {
             prop_assert!(Record::checked(&bytes, Salt(7), Granule(512)).is_none());
         }
     }
 
     #[test]
-    fn a_tombstone_tells_where_it_comes_from() {
+    fn a_tombstone_records_its_origin() {
         for (origin, told) in [(None, 9), (Some(JournalNumber(4)), 4)] {
             let new = NewRecord { key: b"k", content: Content::Tombstone { origin } };
             let bytes = written(&new, Salt(1), Granule(512));

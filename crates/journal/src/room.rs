@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_comes_first_leaves_most_and_what_is_set_aside_is_taken_once() {
+    fn write_classes_leave_headroom_and_reservations_count_once() {
         let room = Room::new(8 << 20, 1 << 20, 64);
         (0..4).for_each(|_| room.add(1 << 20));
         assert_eq!(room.left(), 3);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_is_smaller_than_the_budget_is_what_there_is() {
+    fn a_disk_smaller_than_the_budget_is_the_limit() {
         let room = Room::new(8 << 20, 1 << 20, 64);
         (0..3).for_each(|_| room.add(1 << 20));
         // The spare and two others.
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_a_place_for_each() {
+    fn the_table_has_a_slot_for_each_journal() {
         let room = Room::new(u64::MAX >> 8, 1 << 20, 4);
         (0..2).for_each(|_| room.add(1 << 20));
         assert!(room.has(1) && !room.has(2));

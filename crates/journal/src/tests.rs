@@ -141,7 +141,7 @@ fn value(random: &mut Random) -> Vec<u8> {
 /// Every operation of a cache, compared with a map; the cache is reopened from time to time, with
 /// hints and without.
 #[test]
-fn it_holds_what_a_map_holds() {
+fn the_cache_agrees_with_a_map() {
     const COMPRESSIONS: [Compression; 4] =
         [Compression::None, Compression::Lz4, Compression::Zstd, Compression::Snappy];
     for seed in 0..8 {
@@ -242,7 +242,7 @@ fn a_value_stays_as_it_is_while_its_key_changes() {
 }
 
 #[test]
-fn what_can_not_be_written_is_refused() {
+fn invalid_keys_values_and_options_are_refused() {
     let directory = SimDirectory::default();
     let cache = open(&directory, &options());
     assert!(matches!(cache.put(b"", b"value"), Err(Error::KeyEmpty)));
@@ -261,7 +261,7 @@ fn what_can_not_be_written_is_refused() {
 }
 
 #[test]
-fn what_has_expired_is_absent() {
+fn an_expired_value_is_absent() {
     let directory = SimDirectory::default();
     let cache = open(&directory, &options());
     let (short, long) = (Duration::from_millis(1), Duration::from_secs(3600));
@@ -341,7 +341,7 @@ fn threads_work_on_one_cache() {
 
 /// If several threads put an absent key, one succeeds and all see its value.
 #[test]
-fn one_of_many_puts_what_is_absent() {
+fn one_of_many_concurrent_puts_if_absent_succeeds() {
     let cache = Arc::new(open(&SimDirectory::default(), &options()));
     for round in 0..200u64 {
         let threads: Vec<_> = (0..4u8)
@@ -362,7 +362,7 @@ fn one_of_many_puts_what_is_absent() {
 }
 
 #[test]
-fn the_oldest_go_but_for_those_that_are_read() {
+fn the_oldest_records_are_evicted_except_those_read() {
     let directory = SimDirectory::default();
     let options = Options { max_disk_bytes: 12 << 20, ..options() };
     let cache = open(&directory, &options);
@@ -395,7 +395,7 @@ fn the_oldest_go_but_for_those_that_are_read() {
 }
 
 #[test]
-fn a_cache_that_may_not_evict_is_full() {
+fn a_full_cache_without_eviction_refuses_writes() {
     let directory = SimDirectory::at("/srv/cache".as_ref());
     let options = Options { max_disk_bytes: 8 << 20, when_full: WhenFull::Refuse, ..options() };
     let cache = open(&directory, &options);
@@ -434,7 +434,7 @@ fn a_cache_that_may_not_evict_is_full() {
 
 /// Deletions that fill no journal: only the next put shows that space has to be made.
 #[test]
-fn a_put_that_is_refused_has_room_made() {
+fn a_refused_put_makes_the_cache_reclaim_space() {
     let directory = SimDirectory::default();
     let options = Options { max_disk_bytes: 8 << 20, when_full: WhenFull::Refuse, ..options() };
     let cache = open(&directory, &options);
@@ -459,7 +459,7 @@ fn a_put_that_is_refused_has_room_made() {
 
 /// Only deletions, behind an old journal that is live: background work comes to an end.
 #[test]
-fn tombstones_alone_are_not_compacted_for_ever() {
+fn compaction_of_tombstones_alone_terminates() {
     let directory = SimDirectory::default();
     let cache = open(&directory, &options());
     for key in 0..1000u64 {
@@ -479,7 +479,7 @@ fn tombstones_alone_are_not_compacted_for_ever() {
 }
 
 #[test]
-fn a_disk_that_is_smaller_than_the_budget_is_enough() {
+fn a_disk_smaller_than_the_budget_suffices() {
     let directory = SimDirectory::default();
     let cache = open(&directory, &options());
     directory.limit(9 << 20);
@@ -491,7 +491,7 @@ fn a_disk_that_is_smaller_than_the_budget_is_enough() {
 }
 
 #[test]
-fn after_a_failed_write_nothing_is_written_and_everything_read() {
+fn after_a_failed_write_nothing_is_written_and_everything_is_readable() {
     let directory = SimDirectory::default();
     let cache = open(&directory, &Options { durability: Durability::Always, ..options() });
     cache.put(b"before", b"1").unwrap();
@@ -507,7 +507,7 @@ fn after_a_failed_write_nothing_is_written_and_everything_read() {
 }
 
 #[test]
-fn a_damaged_record_is_told_and_the_others_are_read() {
+fn a_damaged_record_is_reported_and_the_others_are_read() {
     let directory = SimDirectory::default();
     let cache = open(&directory, &options());
     for key in 0..100u64 {
@@ -532,7 +532,7 @@ fn a_damaged_record_is_told_and_the_others_are_read() {
 }
 
 #[test]
-fn a_journal_without_its_header_is_read_with_its_hint_or_kept_aside() {
+fn a_journal_without_its_header_is_read_with_its_hint_or_set_aside() {
     let directory = SimDirectory::default();
     open(&directory, &options()).put(b"key", b"value").unwrap();
     directory.spoil("000000000000.journal", 5);
@@ -556,7 +556,7 @@ fn a_journal_without_its_header_is_read_with_its_hint_or_kept_aside() {
 
 /// A kill between the creation of a journal's file and the writing of its header.
 #[test]
-fn a_journal_whose_making_was_interrupted_is_removed() {
+fn a_journal_whose_creation_was_interrupted_is_removed() {
     let directory = SimDirectory::default();
     open(&directory, &options()).put(b"key", b"value").unwrap();
     for (name, len_bytes) in [("000000000007.journal", MIB as u64), ("000000000008.journal", 0)] {
@@ -576,7 +576,7 @@ fn a_journal_whose_making_was_interrupted_is_removed() {
 /// nobody, and may not return: waiters for the journal's memory or disk space must not depend on
 /// it.
 #[test]
-fn a_journal_whose_last_bytes_come_late_is_written() {
+fn a_journal_whose_last_bytes_are_published_late_is_written() {
     // With more memory than disk the next journal is ready, and the oldest one has to be removed
     // for it.
     let large_memory = Options { memory_bytes: 16 * MIB, max_disk_bytes: 8 << 20, ..options() };
@@ -608,7 +608,7 @@ fn a_journal_whose_last_bytes_come_late_is_written() {
 /// The system gives less memory than the budget permits: journals share what there is, and if
 /// readers hold it, writers wait until they release it.
 #[test]
-fn a_cache_that_is_refused_memory_goes_on_with_what_it_has() {
+fn a_cache_without_more_memory_continues_with_what_it_has() {
     let directory = SimDirectory::at("/srv/cache".as_ref());
     let cache = open(&directory, &Options { memory_bytes: 16 * MIB, ..options() });
     while cache.shared.flush.state.lock().spare.is_none() {
@@ -637,7 +637,7 @@ fn a_cache_that_is_refused_memory_goes_on_with_what_it_has() {
 
 /// The flusher may be at any step when the cache is closed.
 #[test]
-fn what_was_written_before_a_close_is_there_after_it() {
+fn writes_before_a_close_are_present_after_it() {
     let directory = SimDirectory::default();
     let mut random = Random::new(3);
     let mut expected = BTreeMap::new();
@@ -655,7 +655,7 @@ fn what_was_written_before_a_close_is_there_after_it() {
 }
 
 #[test]
-fn what_is_no_cache_is_not_touched() {
+fn a_directory_without_a_cache_is_not_touched() {
     let directory = SimDirectory::default();
     open(&directory, &options()).put(b"key", b"value").unwrap();
     directory.spoil("cache", 33);
@@ -669,7 +669,7 @@ fn what_is_no_cache_is_not_touched() {
 }
 
 #[test]
-fn a_directory_without_a_cache_stays_as_it_is_unless_one_may_be_made() {
+fn a_directory_without_a_cache_is_unchanged_without_create() {
     let directory = tempfile::tempdir().unwrap();
     let not_made = || Options { create: false, ..options() };
     let error = Cache::open(directory.path(), not_made()).unwrap_err();
@@ -685,7 +685,7 @@ fn a_directory_without_a_cache_stays_as_it_is_unless_one_may_be_made() {
 }
 
 #[test]
-fn a_directory_has_one_user() {
+fn a_directory_can_be_opened_once() {
     let directory = tempfile::tempdir().unwrap();
     let cache = Cache::open(directory.path(), options()).unwrap();
     let error = Cache::open(directory.path(), options()).unwrap_err();
@@ -698,7 +698,7 @@ fn a_directory_has_one_user() {
 
 /// In real files: more data than memory and budget hold, written by two threads, then reopened.
 #[test]
-fn it_works_in_real_files() {
+fn the_cache_works_in_real_files() {
     let directory = tempfile::tempdir().unwrap();
     let options = Options { max_disk_bytes: 16 << 20, ..options() };
     let cache = Arc::new(Cache::open(directory.path(), options.clone()).unwrap());
@@ -747,7 +747,7 @@ fn it_works_in_real_files() {
 /// Keys that are present throughout are returned while others are written and the oldest journal is
 /// evicted.
 #[test]
-fn an_iteration_misses_nothing() {
+fn an_iteration_returns_every_key_that_is_present_throughout() {
     let directory = SimDirectory::default();
     let cache = Arc::new(open(&directory, &Options { max_disk_bytes: 12 << 20, ..options() }));
     for key in 0..50u64 {

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn all_but_the_pages_that_can_not_be_read_is_read() {
+    fn all_readable_pages_are_read() {
         for error in OF_MEDIA {
             let file = spotted([3, 40, 41, 999], error);
             assert_eq!(missing(&file, 999), [3..4, 40..42, 999..1000], "{error}");
@@ -188,7 +188,7 @@ mod tests {
     /// On a disk that fails everywhere, not every page is tried; readable data behind the bad range
     /// is found.
     #[test]
-    fn what_can_not_be_read_is_divided_for_so_long() {
+    fn the_search_for_unreadable_pages_is_bounded() {
         let file = spotted(1..10_000, Errno::IO);
         let missing = missing(&file, 20_000);
         // Up to the end of a part.
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_an_end_is_counted() {
+    fn unreadable_bytes_behind_the_end_are_counted() {
         let unreadable = Unreadable::default();
         for range in [10..20, 20..30, 50..60] {
             unreadable.add(range);

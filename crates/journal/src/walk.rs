@@ -146,7 +146,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_not_damaged_is_found(
+        fn undamaged_records_are_found(
             values in vec(vec(any::<u8>(), 0..200), 1..30),
             hit in any::<proptest::sample::Index>(),
             zeroes in 0usize..2000,
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_in_values_do_not_take_for_ever() {
+    fn a_search_through_crafted_headers_is_bounded() {
         // Each granule looks like the header of a record of one MiB.
         let mut header = [0; HEADER_BYTES];
         header[4] = 1;

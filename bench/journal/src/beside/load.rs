@@ -417,7 +417,7 @@ mod tests {
     };
 
     #[test]
-    fn a_record_is_as_long_as_it_is_here() {
+    fn journal_records_is_the_capacity_of_a_journal() {
         let directory = tempfile::tempdir().unwrap();
         let options = SETTING.options(Scenario::Quiet).unwrap();
         let cache = Cache::open(directory.path(), options).unwrap();
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn in_each_scenario_there_is_the_work_that_it_is_about_and_all_that_is_read() {
+    fn each_scenario_has_its_background_work_and_finds_all_keys() {
         for scenario in SCENARIOS {
             let directory = tempfile::tempdir().unwrap();
             let cache = filled(scenario, &SETTING, directory.path()).unwrap();
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_was_not_replaced_and_what_is_older_was() {
+    fn keys_are_replaced_only_after_they_were_read() {
         let journal_records = SETTING.journal_records();
         let replaced_after = REPLACED * journal_records;
         let mut last = HashMap::new();

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn twice_as_long_is_met_and_more_is_not() {
+    fn a_ratio_of_two_meets_the_target_and_more_does_not() {
         assert_eq!(judged(&results(2.0), Reads::Memory), [true; 3]);
         assert_eq!(judged(&results(2.0), Reads::Disk), [true; 2], "beside the others");
         assert_eq!(judged(&results(2.0), Reads::Compressed), [true], "beside compression");
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn compressed_journals_are_beside_compressed_ones() {
+    fn compressed_reads_are_compared_with_the_compressed_baseline() {
         let compressed = Reads::Compressed;
         let mut slow = results(1.9);
         change(&mut slow, Reads::Disk, Scenario::Quiet, |row| row.p99_us = 0.1);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_beside_maintenance_is_missed() {
+    fn measurements_without_maintenance_miss_the_target() {
         let memory = Reads::Memory;
         let mut lazy = results(1.0);
         change(&mut lazy, memory, Scenario::Compression, |row| row.work = Work::default());
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_found_or_wrong_is_missed() {
+    fn missing_or_wrong_values_miss_the_target() {
         for (scenario, missed) in
             [(Scenario::Compaction, [false, true]), (Scenario::Eviction, [true, true])]
         {
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_each_scenario_and_each_bar() {
+    fn the_table_has_each_scenario_and_each_target() {
         let text = table(&results(1.5)).text();
         let has = |reads: &str, beside: &str| {
             let line = format!("{reads:<22}  {beside:<17}  1000000");

@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn without_keys_or_threads_there_is_nothing_to_measure() {
+    fn a_bench_without_keys_or_threads_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let dir = directory.path().join("cache");
         let parsed = |words: &[&str]| {

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_cache_is_not_made_one() {
+    fn a_directory_with_other_files_is_not_made_a_cache() {
         let directory = tempfile::tempdir().unwrap();
         assert!(matches!(run(&args(directory.path())), Err(Failure::Usage(_))));
         assert!(matches!(run(&args(&directory.path().join("none"))), Err(Failure::Usage(_))));

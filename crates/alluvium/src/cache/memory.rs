@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_bound_counts() {
+    fn the_lowest_memory_limit_counts() {
         let machine = ("proc/meminfo", "MemTotal:       16384 kB\nMemFree:   1 kB\n");
         let of_machine = Some(Bound { bytes: 16 << 20, whose: "the machine has" });
         let of_group = |bytes| Some(Bound { bytes, whose: "the cgroup of this process permits" });
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn both_figures_are_told() {
+    fn the_warning_names_both_sizes() {
         let bound = Bound { bytes: 3 << 29, whose: "the machine has" };
         assert_eq!(excess(Size::gib(1), bound), None);
         let told = excess(Size::gib(2), bound).unwrap();

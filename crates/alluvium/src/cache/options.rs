@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_told_in_the_words_of_the_command_line() {
+    fn option_errors_name_the_flags_of_the_command_line() {
         let directory = tempfile::tempdir().unwrap();
         for (words, told) in [
             (["--memory", "1MiB", "--journal", "1MiB"], "--memory is 1048576; with journals of"),

@@ -140,7 +140,7 @@ fn every_record_is_found_wherever_the_borders_are() {
 }
 
 #[test]
-fn of_a_damaged_frame_no_record_is_returned_and_of_others_all() {
+fn only_records_of_a_damaged_frame_are_lost() {
     let mut random = Random::new(7);
     let frame_bytes = 16 << 10;
     let plain = Plain::around_borders(&mut random, frame_bytes, 1 << 20);
@@ -165,7 +165,7 @@ fn of_a_damaged_frame_no_record_is_returned_and_of_others_all() {
 }
 
 #[test]
-fn a_table_that_is_damaged_anywhere_is_not_used() {
+fn a_damaged_frame_table_is_not_used() {
     let plain = Plain::around_borders(&mut Random::new(8), 16 << 10, 1 << 20);
     let scene = Scene::of(&plain, 16 << 10, Compression::Zstd, 0);
     let len = scene.file.len_bytes().unwrap() as usize;
@@ -191,7 +191,7 @@ fn a_table_that_is_damaged_anywhere_is_not_used() {
 
 /// The checksums are right, but a journal cannot be loaded or iterated up to such an end.
 #[test]
-fn an_end_that_is_on_no_granule_is_not_used() {
+fn an_end_that_is_not_on_a_granule_is_not_used() {
     let plain = Plain::around_borders(&mut Random::new(8), 16 << 10, 1 << 20);
     let scene = Scene::of(&plain, 16 << 10, Compression::Lz4, 0);
     let header =
@@ -209,7 +209,7 @@ fn an_end_that_is_on_no_granule_is_not_used() {
 }
 
 #[test]
-fn what_is_kept_is_bounded_and_what_is_held_stays() {
+fn the_block_cache_is_bounded_and_held_values_stay() {
     const MAX: usize = 512 << 10;
     let mut random = Random::new(9);
     let mut plain = Plain { bytes: vec![0; FIRST_RECORD], records: Vec::new() };

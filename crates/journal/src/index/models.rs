@@ -25,7 +25,7 @@ fn table_with(key: u64, place: Place) -> (Arc<Table>, Fill) {
 
 /// A slot changes from one key to another: no reader sees one key with the place of the other.
 #[test]
-fn a_slot_is_used_again() {
+fn a_reused_slot_never_mixes_two_keys() {
     loom::model(|| {
         let (old, new) = (place(600), place(700));
         let (table, mut fill) = table_with(1, old);
@@ -81,7 +81,7 @@ fn a_record_moves() {
 /// A table that has become too small is replaced, by the grower or by the writer that finds it
 /// full, while a reader looks for a key that is present throughout and marks it.
 #[test]
-fn a_table_grows() {
+fn a_table_grows_while_it_is_read() {
     loom::model(|| {
         let index = Arc::new(Index::with_room(0).unwrap());
         let small = index.shards[0].table.load().slots();

@@ -27,7 +27,7 @@ fn place(version: u64, hash: KeyHash) -> Place {
 }
 
 #[test]
-fn it_holds_what_a_map_holds() {
+fn the_cache_agrees_with_a_map() {
     for seed in 0..20 {
         let mut random = Random::new(seed);
         let index = Index::with_room(0).unwrap();
@@ -63,7 +63,7 @@ fn it_holds_what_a_map_holds() {
 }
 
 #[test]
-fn a_table_that_is_used_for_long_does_not_grow() {
+fn a_table_with_a_stable_number_of_keys_does_not_grow() {
     let index = Index::with_room(1000).unwrap();
     let bytes = index.memory_bytes();
     for version in 0..200_000 {
@@ -82,7 +82,7 @@ fn a_table_that_is_used_for_long_does_not_grow() {
 /// Writers continue in a crowded table until it is full; the grower replaces it before that if it
 /// is in time.
 #[test]
-fn a_crowded_table_is_made_anew_once_by_whoever_comes_first() {
+fn a_crowded_table_is_replaced_once_by_the_grower_or_a_writer() {
     let of_one_shard = |key: u64| KeyHash { high: 0, ..hash(key) };
     for comes_late in [false, true] {
         let index = Index::with_room(0).unwrap();
@@ -112,7 +112,7 @@ fn a_crowded_table_is_made_anew_once_by_whoever_comes_first() {
 /// Keys are removed while the grower creates a table, which is then not needed; it is requested
 /// again when keys come back.
 #[test]
-fn a_table_that_was_made_in_vain_is_asked_for_again() {
+fn a_table_that_was_created_in_vain_is_requested_again() {
     let of_one_shard = |key: u64| KeyHash { high: 0, ..hash(key) };
     let index = Index::with_room(0).unwrap();
     let small = index.shards[0].table.load().slots();
@@ -166,7 +166,7 @@ fn the_newest_record_is_recovered_where_the_numbers_wrap() {
 /// Of 128 bits of a key's hash 78 are used: shard, tag and fingerprint. Keys that differ in one of
 /// them have separate entries.
 #[test]
-fn keys_with_one_fingerprint_are_told_apart_by_shard_and_tag() {
+fn keys_with_the_same_fingerprint_differ_by_shard_and_tag() {
     let mut random = Random::new(1);
     let index = Index::with_room(0).unwrap();
     let mut map = HashMap::new();
@@ -195,7 +195,7 @@ fn keys_with_one_fingerprint_are_told_apart_by_shard_and_tag() {
 }
 
 #[test]
-fn a_mark_is_set_on_what_was_read_only() {
+fn the_read_mark_is_set_only_on_the_record_that_was_read() {
     let index = Index::with_room(0).unwrap();
     let hash = hash(1);
     let (old, new) = (place(1, hash), place(2, hash));
@@ -213,7 +213,7 @@ fn a_mark_is_set_on_what_was_read_only() {
 /// Keys come, go and change places while their table is replaced. A reader finds what belongs to a
 /// key, and always finds the key that is present throughout.
 #[test]
-fn readers_find_what_is_there_while_others_write() {
+fn readers_find_present_keys_while_others_write() {
     let index = Arc::new(Index::with_room(0).unwrap());
     let stays = hash(u64::MAX);
     index.lock(stays).set(place(0, stays));

@@ -221,7 +221,7 @@ fn a_journal_takes_the_memory_of_one_that_is_read() {
 /// A reader keeps what it has found: writers take other memory, beyond the budget, which is
 /// respected again once the reader releases it.
 #[test]
-fn a_value_that_is_kept_is_not_written_over() {
+fn a_held_value_is_not_overwritten() {
     loom::model(|| {
         let model = Model::new(1);
         model.begin_with(KEY, 1);
@@ -263,7 +263,7 @@ fn a_record_is_moved_and_its_journal_removed() {
 /// Eviction removes a journal that has just been sealed if nothing in it is live, but not together
 /// with the record that was published last.
 #[test]
-fn a_journal_does_not_go_with_what_was_just_written() {
+fn a_journal_is_not_removed_with_a_record_just_published() {
     loom::model(|| {
         let model = Model::new(1);
         let oldest = model.begin(1, model.pool.take().expect("free"), Vec::new());

@@ -58,7 +58,7 @@ fn remove_hints(directory: &SimDirectory) {
 }
 
 #[test]
-fn what_is_compressed_is_what_it_was() {
+fn compressed_journals_have_the_same_records() {
     for compression in CODECS {
         let (directory, map) = filled(12_000);
         let stats = compress_all(&directory, &compressing(compression));
@@ -128,7 +128,7 @@ fn a_record_that_is_read_again_is_not_read_from_the_disk_again() {
 /// A record is replaced while it is read from the disk, and expires afterwards. There was a value
 /// throughout.
 #[test]
-fn what_has_replaced_a_record_before_it_expired_is_read() {
+fn the_replacement_of_an_expired_record_is_read() {
     for compression in [Compression::None, Compression::Lz4] {
         let directory = SimDirectory::default();
         let options = compressing(compression);
@@ -152,7 +152,7 @@ fn what_has_replaced_a_record_before_it_expired_is_read() {
 
 /// Also by writes that replace or remove it, and by scans.
 #[test]
-fn a_record_that_is_kept_is_not_read_by_writes_and_scans() {
+fn a_cached_record_is_not_read_by_writes_and_scans() {
     let directory = SimDirectory::default();
     let cache = open(&directory, &plain());
     let keys: Vec<_> = (0..4u64).map(u64::to_le_bytes).collect();
@@ -186,7 +186,7 @@ fn a_record_that_is_kept_is_not_read_by_writes_and_scans() {
 
 /// Cached records are not read again by `delete_many` either.
 #[test]
-fn records_that_are_kept_are_not_read_to_be_deleted() {
+fn cached_records_are_not_read_to_be_deleted() {
     let cache = open(&SimDirectory::default(), &Options { memory_bytes: 5 * MIB, ..plain() });
     let keys = [*b"one", *b"two"];
     for key in keys {
@@ -207,7 +207,7 @@ fn records_that_are_kept_are_not_read_to_be_deleted() {
 }
 
 #[test]
-fn what_can_not_be_compressed_stays_and_is_tried_once() {
+fn an_incompressible_journal_stays_plain_and_is_tried_once() {
     let directory = SimDirectory::default();
     let cache = open(&directory, &plain());
     let mut random = Random::new(1);
@@ -266,7 +266,7 @@ fn a_crash_at_any_step_of_compression_loses_nothing() {
 }
 
 #[test]
-fn readers_of_the_plain_file_go_on_while_it_is_replaced() {
+fn readers_of_the_plain_file_continue_while_it_is_replaced() {
     let (directory, map) = filled(6000);
     let shared = still(&directory, &compressing(Compression::Zstd));
     let old = shared.journals.all();
@@ -286,7 +286,7 @@ fn readers_of_the_plain_file_go_on_while_it_is_replaced() {
 }
 
 #[test]
-fn a_damaged_frame_is_told_and_everything_else_is_read() {
+fn a_damaged_frame_is_reported_and_everything_else_is_read() {
     let (directory, map) = filled(12_000);
     compress_all(&directory, &compressing(Compression::Lz4));
     let name = "000000000002.journal";
@@ -319,7 +319,7 @@ fn a_damaged_frame_is_told_and_everything_else_is_read() {
 }
 
 #[test]
-fn without_its_table_a_journal_is_damaged_and_without_its_hint_it_is_kept_aside() {
+fn a_compressed_journal_without_its_table_is_damaged_or_set_aside() {
     let (directory, map) = filled(6000);
     compress_all(&directory, &compressing(Compression::Lz4));
     let name = "000000000001.journal";
@@ -340,7 +340,7 @@ fn without_its_table_a_journal_is_damaged_and_without_its_hint_it_is_kept_aside(
 }
 
 #[test]
-fn without_its_header_a_compressed_journal_is_read_with_its_hint() {
+fn a_compressed_journal_without_its_header_is_read_with_its_hint() {
     let (directory, map) = filled(6000);
     compress_all(&directory, &compressing(Compression::Snappy));
     directory.spoil("000000000001.journal", 5);
@@ -387,7 +387,7 @@ fn compressed_journals_are_compacted_and_evicted() {
 }
 
 #[test]
-fn a_cache_that_may_not_evict_takes_more_when_it_compresses() {
+fn a_cache_without_eviction_holds_more_when_it_compresses() {
     let directory = SimDirectory::default();
     let options = Options {
         max_disk_bytes: 8 << 20,
@@ -469,7 +469,7 @@ fn promoted(shared: &Shared) -> u64 {
 }
 
 #[test]
-fn an_opening_brings_the_newest_journals_into_memory() {
+fn an_opening_loads_the_newest_journals() {
     let (shared, _writers) = warm();
     let sealed = shared.journals.len() as u64 - 1;
     assert!(sealed >= 10, "{sealed}");
@@ -478,7 +478,7 @@ fn an_opening_brings_the_newest_journals_into_memory() {
 }
 
 #[test]
-fn a_cold_journal_changes_places_with_a_hot_one_that_is_read_less_than_half_as_often() {
+fn a_cold_journal_replaces_a_hot_one_that_is_read_less_than_half_as_often() {
     let (shared, _writers) = warm();
     let cost = shared.promotion_reads();
     let before = hot(&shared);
@@ -504,7 +504,7 @@ fn a_cold_journal_changes_places_with_a_hot_one_that_is_read_less_than_half_as_o
 }
 
 #[test]
-fn what_a_reader_holds_is_not_taken_and_the_budget_stays() {
+fn a_held_journal_is_not_taken_and_the_budget_is_kept() {
     let (shared, _writers) = warm();
     let before = hot(&shared);
     let held: Vec<_> =
@@ -550,7 +550,7 @@ fn promotion_does_not_thrash() {
 /// One in 16 reads from memory is counted, as 16: sampling errors are no reason to demote a
 /// journal.
 #[test]
-fn what_is_read_evenly_stays_in_memory() {
+fn journals_with_even_reads_stay_in_memory() {
     let (shared, _writers) = warm();
     let sealed = shared.journals.len() as u64 - 1;
     let mut random = Random::new(5);
@@ -582,7 +582,7 @@ fn reads_of_short_threads_are_counted() {
 }
 
 #[test]
-fn readers_bring_a_journal_into_memory() {
+fn reads_promote_a_journal() {
     for compression in [Compression::None, Compression::Lz4] {
         let (directory, map) = filled(12_000);
         let options = compressing(compression);
@@ -605,7 +605,7 @@ fn readers_bring_a_journal_into_memory() {
 /// Writers have all the memory: journals are still reclaimed, in pieces, and within the memory
 /// budget.
 #[test]
-fn who_makes_room_keeps_to_the_memory_budget() {
+fn reclaiming_space_respects_the_memory_budget() {
     for compression in [Compression::None, Compression::Lz4] {
         let (directory, _) = filled(12_000);
         compress_all(&directory, &compressing(compression));
@@ -631,7 +631,7 @@ fn who_makes_room_keeps_to_the_memory_budget() {
 
 /// Many small reads let others in between; few large ones finish sooner.
 #[test]
-fn who_makes_room_reads_much_at_a_time_when_it_is_wanted() {
+fn reclaiming_space_reads_larger_pieces_under_pressure() {
     let (directory, _) = filled(12_000);
     let crowded = directory.killed();
     let shared = still(&directory, &plain());
@@ -659,7 +659,7 @@ fn who_makes_room_reads_much_at_a_time_when_it_is_wanted() {
 /// Without memory nothing behind the damage can be located, perhaps for long; others can be
 /// compressed.
 #[test]
-fn a_damaged_journal_does_not_keep_others_from_being_compressed() {
+fn a_damaged_journal_does_not_prevent_compression_of_others() {
     let (directory, _) = filled(6000);
     directory.spoil("000000000001.journal", 4096 + 3000);
     let shared = still(&directory, &compressing(Compression::Lz4));
@@ -679,7 +679,7 @@ fn a_damaged_journal_does_not_keep_others_from_being_compressed() {
 
 /// Records behind the damage are found as long as there is memory for it.
 #[test]
-fn damage_does_not_hide_what_is_behind_it() {
+fn records_behind_damage_are_found() {
     let (directory, map) = filled(6000);
     compress_all(&directory, &compressing(Compression::Lz4));
     directory.spoil("000000000001.journal", 4096 + 3000);
@@ -707,7 +707,7 @@ fn damage_does_not_hide_what_is_behind_it() {
 
 /// Temporary errors do not keep a journal cold, or uncompacted, permanently.
 #[test]
-fn a_journal_that_could_not_be_read_once_is_tried_again() {
+fn a_journal_that_could_not_be_read_is_retried() {
     let (directory, _) = filled(20_000);
     let shared = still(&directory, &Options { memory_bytes: 9 * MIB, ..plain() });
     let newest_sealed = shared.active.load().number.0 - 1;
@@ -730,7 +730,7 @@ fn a_journal_that_could_not_be_read_once_is_tried_again() {
 
 /// Only its hint is left: everything in it is damaged, and reported as damaged.
 #[test]
-fn without_header_and_footer_a_compressed_journal_is_damaged() {
+fn a_compressed_journal_without_header_and_footer_is_damaged() {
     let (directory, map) = filled(6000);
     compress_all(&directory, &compressing(Compression::Lz4));
     let name = "000000000001.journal";

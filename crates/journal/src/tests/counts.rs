@@ -61,7 +61,7 @@ fn check(shared: &Shared) -> (usize, usize) {
 }
 
 #[test]
-fn an_opening_knows_what_is_alive() {
+fn an_opening_counts_live_records_exactly() {
     for seed in 0..4 {
         let directory = SimDirectory::default();
         written(&directory, seed);
@@ -83,7 +83,7 @@ fn an_opening_knows_what_is_alive() {
 }
 
 #[test]
-fn what_is_replaced_and_deleted_is_known() {
+fn replacements_and_deletions_are_marked() {
     let directory = SimDirectory::default();
     written(&directory, 9);
     let (shared, _) = crate::open::open(Box::new(directory), options()).unwrap();

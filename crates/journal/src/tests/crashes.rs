@@ -118,26 +118,26 @@ fn crash_often(
 }
 
 #[test]
-fn what_was_durable_is_there_after_a_power_cut() {
+fn durable_writes_survive_a_power_cut() {
     let options = Options { durability: Durability::Always, ..options() };
     crash_often(&options, |done| done, SimDirectory::power_cut);
 }
 
 #[test]
-fn what_was_durable_is_there_after_a_kill() {
+fn durable_writes_survive_a_kill() {
     let options = Options { durability: Durability::Always, ..options() };
     crash_often(&options, |done| done, |directory, _| directory.killed());
 }
 
 #[test]
-fn a_kill_leaves_the_first_writes_and_no_others() {
+fn a_kill_leaves_a_prefix_of_the_writes() {
     // What is not yet in a file: a chunk, and the one being written.
     let least = |done: u64| done.saturating_sub(12_000);
     crash_often(&options(), least, |directory, _| directory.killed());
 }
 
 #[test]
-fn what_was_flushed_is_there_after_a_power_cut() {
+fn flushed_writes_survive_a_power_cut() {
     let directory = SimDirectory::default();
     let cache = open(&directory, &options());
     for round in 0..40u64 {
@@ -158,7 +158,7 @@ fn what_was_flushed_is_there_after_a_power_cut() {
 /// After a power cut without a durability guarantee, each key has a value that was once written for
 /// it, or none.
 #[test]
-fn a_power_cut_leaves_no_nonsense() {
+fn a_power_cut_leaves_only_values_that_were_written() {
     let scene = Scene::begin(&options());
     for round in 0..60 {
         thread::sleep(Duration::from_millis(round % 5));
@@ -177,7 +177,7 @@ fn a_power_cut_leaves_no_nonsense() {
 
 /// Records may reach the disk without a sync, and the header must have reached it before them.
 #[test]
-fn a_power_cut_leaves_no_file_that_nobody_can_read() {
+fn a_power_cut_leaves_no_unreadable_file() {
     let options = Options { journal_bytes: 4 * MIB, memory_bytes: 16 * MIB, ..options() };
     let directory = SimDirectory::default();
     let cache = open(&directory, &options);
@@ -197,7 +197,7 @@ fn a_power_cut_leaves_no_file_that_nobody_can_read() {
 /// A kill leaves records that were never synced. What they replace was durable, and must not be
 /// removed before they are.
 #[test]
-fn what_is_found_after_a_kill_is_durable_before_what_it_replaces_goes() {
+fn records_found_after_a_kill_are_synced_before_older_ones_are_removed() {
     const KEYS: u64 = 600;
     let options = Options { journal_bytes: 4 * MIB, memory_bytes: 16 * MIB, ..options() };
     let directory = SimDirectory::default();
@@ -230,7 +230,7 @@ fn what_is_found_after_a_kill_is_durable_before_what_it_replaces_goes() {
 
 /// With an interval no call is needed. (`flush.rs` tests how long it takes.)
 #[test]
-fn what_was_written_with_an_interval_becomes_durable() {
+fn writes_with_an_interval_become_durable() {
     let interval = Duration::from_millis(20);
     let options = Options { durability: Durability::Interval(interval), ..options() };
     let directory = SimDirectory::default();
@@ -298,7 +298,7 @@ fn writers_do_not_run_ahead_of_the_disk_with_an_interval() {
 /// Space that a process allocated and did not use before it was killed is freed: many kills take no
 /// more of the budget than many closes.
 #[test]
-fn kills_leave_no_empty_journals() {
+fn kills_do_not_accumulate_empty_journals() {
     const ROUNDS: u64 = 20;
     let mut directory = SimDirectory::default();
     for round in 0..ROUNDS {

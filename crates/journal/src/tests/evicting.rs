@@ -9,7 +9,7 @@ fn small() -> Options {
 }
 
 #[test]
-fn what_is_deleted_while_its_journal_is_evicted_stays_deleted() {
+fn a_key_deleted_while_its_journal_is_evicted_stays_deleted() {
     const KEYS: u64 = 20;
     let is_deleted = |key: u64| key.is_multiple_of(2);
     let directory = SimDirectory::default();
@@ -61,7 +61,7 @@ fn what_is_deleted_while_its_journal_is_evicted_stays_deleted() {
 /// Several threads delete and write keys while their journals are evicted continuously and the
 /// cache is reopened: a key has its last value or none.
 #[test]
-fn what_was_replaced_does_not_come_back_by_eviction() {
+fn a_replaced_value_is_not_restored_by_eviction() {
     const THREADS: u64 = 3;
     // More than there is space for.
     const KEYS: u64 = 400;
@@ -113,7 +113,7 @@ fn what_was_replaced_does_not_come_back_by_eviction() {
 /// A journal that cannot be read is given up as a whole. Until its file is removed it is iterated,
 /// and may become readable again.
 #[test]
-fn what_replaces_records_that_were_given_up_is_iterated_alone() {
+fn replacements_of_lost_records_are_iterated_alone() {
     const KEYS: u64 = 20;
     let directory = SimDirectory::default();
     let cache = open(&directory, &small());
@@ -142,7 +142,7 @@ fn what_replaces_records_that_were_given_up_is_iterated_alone() {
 /// Otherwise, as long as everything is read, journals would be rewritten one after the other while
 /// writers wait.
 #[test]
-fn eviction_makes_room_also_of_large_records_that_are_read() {
+fn eviction_makes_space_even_if_large_records_are_read() {
     let cache =
         open(&SimDirectory::default(), &Options { durability: Durability::None, ..small() });
     for key in 0..40u64 {
@@ -158,7 +158,7 @@ fn eviction_makes_room_also_of_large_records_that_are_read() {
 /// All file descriptors are in use elsewhere, so the records that eviction keeps find no journal,
 /// perhaps permanently.
 #[test]
-fn closing_does_not_wait_for_files() {
+fn closing_does_not_wait_for_descriptors() {
     let directory = SimDirectory::default();
     let options = Options { durability: Durability::None, ..small() };
     let cache = open(&directory, &options);

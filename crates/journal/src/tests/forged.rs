@@ -61,7 +61,7 @@ fn has_journal(directory: &SimDirectory, number: u64) -> bool {
 /// Also with its hint, which does not identify its cache. (For example, a backup was restored into
 /// an existing directory.)
 #[test]
-fn a_journal_of_another_cache_is_kept_aside() {
+fn a_journal_of_another_cache_is_set_aside() {
     let (own, other) = (SimDirectory::default(), SimDirectory::default());
     open(&own, &options()).close().unwrap();
     let cache = open(&other, &options());
@@ -85,7 +85,7 @@ fn a_journal_of_another_cache_is_kept_aside() {
 /// the right file restored, the new ones are set aside. Renaming the first ones back restores all
 /// of their contents.
 #[test]
-fn what_is_kept_aside_takes_the_place_of_nothing() {
+fn a_file_set_aside_replaces_nothing() {
     let directory = forge([9; 16]);
     let map = most_of_a_journal(0);
     forge_journal(&directory, 2, &map);
@@ -125,7 +125,7 @@ fn what_is_kept_aside_takes_the_place_of_nothing() {
 
 /// The highest number that a name has digits for, and one much higher than the others.
 #[test]
-fn the_number_of_what_is_kept_aside_does_not_matter() {
+fn the_number_of_a_journal_set_aside_does_not_matter() {
     for stray in [MAX_SPAN, 999_999_999_999] {
         for has_others in [true, false] {
             let directory = forge([9; 16]);
@@ -168,7 +168,7 @@ fn a_cache_of_another_version_is_left_as_it_is() {
 /// Keys with the same hash share an entry, which belongs to the last one written. None returns
 /// another's value.
 #[test]
-fn keys_with_one_hash_never_get_one_anothers_values() {
+fn keys_with_the_same_hash_never_get_each_others_values() {
     let mut compacted = 0;
     for seed in 0..3 {
         let mut random = Random::new(seed);
@@ -236,7 +236,7 @@ fn keys_with_one_hash_never_get_one_anothers_values() {
 
 /// The index stores 20 bits of a journal's number: after the last value comes the first one again.
 #[test]
-fn numbers_that_wrap_are_told_apart() {
+fn numbers_that_wrap_are_distinguished() {
     let directory = forge([1; 16]);
     let mut random = Random::new(5);
     let mut map: BTreeMap<_, _> =
@@ -273,7 +273,7 @@ fn numbers_that_wrap_are_told_apart() {
 /// The table of journals has 256 slots here. A journal that exists for long keeps its slot; the
 /// number that would collide with it is skipped.
 #[test]
-fn a_number_whose_place_is_taken_is_left_out() {
+fn a_number_whose_slot_is_taken_is_skipped() {
     const PLACES: u64 = 256;
     const OLD: u64 = 1000;
     let directory = forge([2; 16]);
@@ -299,7 +299,7 @@ fn a_number_whose_place_is_taken_is_left_out() {
 
 /// They were created with a larger budget, and so a larger table.
 #[test]
-fn journals_that_would_share_a_place_get_a_larger_table() {
+fn journals_that_would_share_a_slot_get_a_larger_table() {
     let directory = forge([3; 16]);
     let mut map = BTreeMap::new();
     for (index, number) in [3, 3 + 256, 3 + 512, 3 + 1024].into_iter().enumerate() {
@@ -362,7 +362,7 @@ fn a_damaged_journal_that_is_far_behind_is_moved_as_far_as_it_can_be_read() {
 /// Its damaged records leave the index before its file is removed. If they were merely misread, an
 /// opening that finds them again must also find that they were deleted.
 #[test]
-fn what_is_deleted_while_a_damaged_journal_goes_stays_deleted() {
+fn a_key_deleted_while_a_damaged_journal_is_removed_stays_deleted() {
     let directory = forge([7; 16]);
     let options = Options { durability: Durability::Always, ..options() };
     let cache = open(&directory, &options);
@@ -402,7 +402,7 @@ fn plausible_headers(headers: usize) -> Vec<u8> {
 /// An opening limits the bytes that it checksums per journal; what it gives up on is not in the
 /// index. An iteration that gets there with fewer bytes spent must not return it either.
 #[test]
-fn an_iteration_returns_nothing_that_the_opening_has_given_up() {
+fn an_iteration_returns_no_record_that_the_opening_gave_up() {
     let directory = forge([8; 16]);
     let (number, salt) = (JournalNumber(5), Salt(8));
     let mut bytes = AlignedBuf::zeroed(MIB);
@@ -446,7 +446,7 @@ fn journals_that_are_too_far_apart_are_refused() {
 /// The checksums and the number of entries are right: no disk error causes this, but a defect in
 /// writing hints might.
 #[test]
-fn a_hint_of_something_else_is_told() {
+fn a_hint_that_disagrees_with_its_journal_is_reported() {
     let directory = SimDirectory::default();
     let cache = open(&directory, &options());
     for key in 0..100u64 {

@@ -1,7 +1,7 @@
 //! Caches that may not evict: whatever was refused, there is space again once enough is deleted,
 //! and no thread waits forever.
 
-use super::removing::without_keeper;
+use super::removing::without_maintenance_thread;
 use super::*;
 
 /// So few journals, 8, that it is soon full.
@@ -32,7 +32,7 @@ fn fill(cache: &Cache, random: &mut Random, map: &mut BTreeMap<Vec<u8>, Vec<u8>>
 }
 
 #[test]
-fn a_full_cache_takes_puts_again_once_enough_is_deleted() {
+fn a_full_cache_accepts_puts_again_once_enough_is_deleted() {
     for seed in 0..4 {
         let mut random = Random::new(seed);
         let mut directory = SimDirectory::default();
@@ -76,7 +76,7 @@ fn a_full_cache_takes_puts_again_once_enough_is_deleted() {
 /// The tombstones take a quarter of the space of the values, more than is left to deletions: these
 /// continue once some of it was compacted.
 #[test]
-fn everything_can_be_deleted_though_deletions_have_little_room() {
+fn everything_can_be_deleted_with_little_space_for_deletions() {
     const STEPS: usize = 7;
     let directory = SimDirectory::default();
     let cache = open(&directory, &small());
@@ -135,7 +135,7 @@ fn on_a_full_disk_everything_can_be_deleted_and_the_cache_opened_again() {
 
 /// Space that another program frees is used without further events.
 #[test]
-fn who_was_refused_for_the_disk_is_not_any_more_when_it_has_room() {
+fn writes_succeed_again_when_the_disk_has_space() {
     let directory = SimDirectory::default();
     directory.limit(8 * MIB as u64);
     let cache = open(&directory, &Options { max_disk_bytes: 1 << 30, ..small() });
@@ -182,7 +182,7 @@ fn put_and_delete(cache: &Cache, seed: u64, thread: u64) -> (BTreeMap<Vec<u8>, V
 }
 
 #[test]
-fn threads_get_out_of_a_full_cache() {
+fn threads_recover_from_a_full_cache() {
     for (seed, compression) in [(0, Compression::None), (1, Compression::Lz4)] {
         let directory = SimDirectory::default();
         let options = Options { compression, ..small() };
@@ -272,7 +272,7 @@ fn compaction_on_demand_does_not_wait_for_eviction_that_fails() {
 /// As in a directory that is no longer writable: writers get the reason for the lack of space, and
 /// can write again when journals can be removed again. Nothing is read twice for it.
 #[test]
-fn writers_hear_of_an_eviction_that_fails() {
+fn writers_get_the_error_of_a_failed_eviction() {
     let put = |cache: &Cache, key: u64| cache.put(&key.to_le_bytes(), &[5; 1000]);
     // With the budget used up, and with the disk full.
     for limit in [u64::MAX, 8 << 20] {
@@ -323,7 +323,7 @@ fn writers_hear_of_an_eviction_that_fails() {
 /// Expired records are neither deleted nor read: their space is reclaimed nevertheless, also after
 /// a restart.
 #[test]
-fn what_has_expired_makes_room() {
+fn expired_records_make_space() {
     let directory = SimDirectory::default();
     let mut cache = open(&directory, &small());
     for key in 0..500u64 {
@@ -346,7 +346,7 @@ fn what_has_expired_makes_room() {
 /// The oldest records are evicted if there is nothing else to remove. Expired records are something
 /// else.
 #[test]
-fn what_has_expired_goes_before_what_has_not() {
+fn expired_records_are_reclaimed_before_others_are_evicted() {
     const ALIVE: u64 = 1500;
     let directory = SimDirectory::default();
     let options = Options { max_disk_bytes: 16 << 20, ..options() };
@@ -370,7 +370,7 @@ fn what_has_expired_goes_before_what_has_not() {
 /// When something will expire is known once the journal has been read: it is read once, and not
 /// each time that space is needed.
 #[test]
-fn what_has_not_expired_is_looked_at_once() {
+fn unexpired_records_are_scanned_once() {
     let directory = SimDirectory::default();
     let cache = open(&directory, &small());
     let mut keys = 0u64;
@@ -391,12 +391,12 @@ fn what_has_not_expired_is_looked_at_once() {
 /// Expired records that were counted and are then replaced are dead already, which does not reduce
 /// what is live.
 #[test]
-fn what_has_expired_and_was_replaced_is_not_counted_twice() {
+fn replaced_expired_records_are_not_counted_twice() {
     const KEYS: u64 = 900;
     let expires = |key: &u64| key % 5 < 2;
     let directory = SimDirectory::default();
     let options = Options { max_disk_bytes: 12 << 20, ..options() };
-    without_keeper(&directory, &options, |shared| {
+    without_maintenance_thread(&directory, &options, |shared| {
         shared.clock.advance(1000);
         for key in 0..KEYS {
             let expires_at = if expires(&key) { 2000 } else { 1_000_000 };

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::cold::{compress_all, still, text};
-use super::removing::{compact, without_keeper};
+use super::removing::{compact, without_maintenance_thread};
 use super::*;
 use crate::iter::{Entry, Iter};
 
@@ -51,7 +51,7 @@ fn map_of(entries: &[Entry]) -> BTreeMap<Vec<u8>, Vec<u8>> {
 
 /// Writers have all of the budget, and returned entries stay valid while the iteration continues.
 #[test]
-fn what_is_on_disk_is_iterated_in_pieces() {
+fn cold_journals_are_iterated_in_pieces() {
     for compression in [Compression::None, Compression::Lz4] {
         let (directory, map) = filled(compression);
         let shared = still(&directory, &large(compression));
@@ -66,15 +66,15 @@ fn what_is_on_disk_is_iterated_in_pieces() {
 /// Each journal is found by its number: searching all journals for the next one would take
 /// quadratic time.
 #[test]
-fn an_iteration_looks_for_journals_once_and_for_new_ones_at_its_end() {
+fn an_iteration_lists_journals_once_and_new_ones_at_its_end() {
     const JOURNALS: u64 = 20;
     let directory = SimDirectory::default();
     for key in 0..JOURNALS {
-        without_keeper(&directory, &options(), |shared| {
+        without_maintenance_thread(&directory, &options(), |shared| {
             shared.put(&key.to_le_bytes(), b"value", None).unwrap();
         });
     }
-    without_keeper(&directory, &options(), |shared| {
+    without_maintenance_thread(&directory, &options(), |shared| {
         assert_eq!(shared.journals.len() as u64, JOURNALS + 1);
         let key_of = |entry: Result<Entry, Error>| {
             u64::from_le_bytes(entry.unwrap().key().try_into().unwrap())
@@ -101,7 +101,7 @@ fn an_iteration_looks_for_journals_once_and_for_new_ones_at_its_end() {
 
 /// In the first record, which is longer than a piece.
 #[test]
-fn an_iteration_finds_what_is_behind_damage_on_disk() {
+fn an_iteration_finds_records_behind_damage_on_disk() {
     for compression in [Compression::None, Compression::Lz4] {
         let (directory, map) = filled(compression);
         directory.spoil("000000000000.journal", 4096 + 3000);
@@ -115,7 +115,7 @@ fn an_iteration_finds_what_is_behind_damage_on_disk() {
 
 /// An unreadable journal is reported, and the others are iterated.
 #[test]
-fn an_iteration_goes_on_behind_a_journal_that_can_not_be_read() {
+fn an_iteration_continues_after_an_unreadable_journal() {
     let (directory, map) = filled(Compression::None);
     let shared = still(&directory, &large(Compression::None));
     directory.fail_reads(1);

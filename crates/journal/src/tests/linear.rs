@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_read_is_refused() {
+    fn a_history_with_a_stale_read_is_refused() {
         let stale = in_turn(&[Put(1), Put(2), Get(Some(1))]);
         assert!(!is_right(&stale) && !is_right_with_eviction(&stale));
         assert!(is_right(&[call(0, 1, Put(1)), call(2, 5, Put(2)), call(3, 4, Get(Some(1)))]));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_write_is_refused() {
+    fn a_history_with_a_lost_write_is_refused() {
         let lost = in_turn(&[Put(1), Get(None)]);
         assert!(!is_right(&lost));
         assert_eq!(check(&lost, true), Ok(1), "it may have been evicted");
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_who_put_what_is_absent_one_succeeds() {
+    fn one_of_two_concurrent_puts_if_absent_succeeds() {
         let both = [call(0, 3, PutIfAbsent(1, true)), call(1, 2, PutIfAbsent(2, true))];
         assert!(!is_right(&both));
         assert_eq!(check(&both, true), Ok(1), "the first may have been evicted in between");
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_swapped_was_there() {
+    fn a_swap_returns_a_value_that_was_present() {
         use When::{Always, IfAbsent, IfPresent};
 
         let swaps = in_turn(&[
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_does_not_come_back() {
+    fn a_removed_value_does_not_come_back() {
         let deleted = in_turn(&[Put(1), Delete(true), Get(Some(1))]);
         assert!(!is_right(&deleted) && !is_right_with_eviction(&deleted));
         let evicted = in_turn(&[Put(1), Get(None), Get(Some(1))]);
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_expires_is_absent_from_its_time_on_and_not_before() {
+    fn a_record_is_absent_exactly_from_its_expiry() {
         let value = expiring(1, 5);
         let put = Put(value);
         let seen = in_turn(&[Time(3), put, Get(Some(value)), Time(4), Contains(true), Time(5)]);
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_removed_among_others_is_gone() {
+    fn a_key_removed_with_others_is_absent() {
         assert!(is_right(&in_turn(&[Remove, Put(1), Remove, Get(None), Put(2), Get(Some(2))])));
         let back = in_turn(&[Put(1), Remove, Get(Some(1))]);
         assert!(!is_right(&back) && !is_right_with_eviction(&back));
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shortest_part_that_is_wrong_is_named() {
+    fn the_shortest_wrong_prefix_is_reported() {
         let mut answers = Vec::new();
         for value in 0..200 {
             answers.extend([Put(value), Get(Some(value)), Contains(true)]);
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn it_finds_what_trying_all_orders_finds() {
+    fn the_checker_agrees_with_trying_all_orders() {
         let mut random = Random::new(1);
         let mut right = 0;
         for round in 0..5_000 {

@@ -98,7 +98,7 @@ fn check(directory: Opening<'_>, compression: Compression) {
 }
 
 #[test]
-fn each_value_is_found_wherever_it_is() {
+fn get_many_finds_values_at_every_level() {
     for compression in KINDS {
         let directory = SimDirectory::default();
         check(&|| -> Box<dyn Directory> { Box::new(directory.clone()) }, compression);
@@ -133,7 +133,7 @@ fn add(shared: &Shared, batch: &mut Batch, keys: &[u64]) -> usize {
 }
 
 #[test]
-fn a_batch_reads_all_that_its_records_need() {
+fn a_batch_reads_everything_that_its_records_need() {
     for compression in KINDS {
         let (directory, map) = filled(compression);
         let shared = still(Box::new(directory.clone()), &compressing(compression));
@@ -159,7 +159,7 @@ fn a_batch_reads_all_that_its_records_need() {
 }
 
 #[test]
-fn what_is_in_one_place_is_read_once() {
+fn overlapping_pages_are_read_once() {
     for compression in KINDS {
         let (directory, _) = filled(compression);
         let shared = still(Box::new(directory.clone()), &compressing(compression));
@@ -179,7 +179,7 @@ fn what_is_in_one_place_is_read_once() {
 }
 
 #[test]
-fn a_damaged_record_fails_those_that_ask_for_it_and_no_others() {
+fn a_damaged_record_fails_only_reads_of_its_key() {
     for compression in KINDS {
         let (directory, map) = filled(compression);
         directory.spoil("000000000002.journal", 4096 + 3000);
@@ -208,7 +208,7 @@ fn a_damaged_record_fails_those_that_ask_for_it_and_no_others() {
 }
 
 #[test]
-fn what_can_not_be_read_is_told_and_what_could_not_once_is_read_again() {
+fn failed_reads_are_reported_and_retried_by_later_calls() {
     for compression in KINDS {
         let (directory, map) = filled(compression);
         let cache = open(&directory, &options());
@@ -254,7 +254,7 @@ fn an_error_of_a_read_names_the_file() {
 /// Between the reads and the lookups some keys are replaced, and their journal is removed along
 /// with all others that can be compacted.
 #[test]
-fn what_is_replaced_or_moved_meanwhile_is_found() {
+fn records_replaced_or_moved_meanwhile_are_found() {
     for compression in KINDS {
         let (directory, mut map) = filled(compression);
         let cache = Arc::new(open(&directory, &options()));
@@ -283,7 +283,7 @@ fn what_is_replaced_or_moved_meanwhile_is_found() {
 /// Only the disk shows whether a record with a time to live has expired. Between the reads and the
 /// lookups an expired one is rewritten, and from then on nothing can be read.
 #[test]
-fn several_are_deleted_by_what_was_read_at_one_time() {
+fn several_keys_are_deleted_with_one_batch_of_reads() {
     for compression in KINDS {
         let directory = SimDirectory::default();
         let cache = open(&directory, &options());

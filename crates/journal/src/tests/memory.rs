@@ -46,7 +46,7 @@ fn a_journal_is_compressed_when_there_is_memory_for_it() {
 }
 
 #[test]
-fn a_read_without_memory_fails_and_no_other() {
+fn a_read_without_memory_fails_alone() {
     for compression in [Compression::None, Compression::Lz4, Compression::Zstd] {
         let directory = closed();
         let options = Options { compression, ..options() };

@@ -52,7 +52,7 @@ fn opened(path: &Path) -> Result<Cache, Error> {
 }
 
 #[test]
-fn a_journal_that_is_no_file_is_kept_aside() {
+fn a_journal_that_is_not_a_file_is_set_aside() {
     for make_it in ALL {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
@@ -84,7 +84,7 @@ fn a_journal_that_is_no_file_is_kept_aside() {
 
 /// The records are found without it.
 #[test]
-fn a_hint_that_is_no_file_is_told() {
+fn a_hint_that_is_not_a_file_is_reported() {
     for make_it in ALL {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
@@ -101,7 +101,7 @@ fn a_hint_that_is_no_file_is_told() {
 }
 
 #[test]
-fn an_identity_that_is_no_file_is_told() {
+fn an_identity_that_is_not_a_file_is_reported() {
     for make_it in ALL {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
@@ -119,7 +119,7 @@ fn an_identity_that_is_no_file_is_told() {
 
 /// Its target may be on a disk that is not mounted at present: the name is not reused.
 #[test]
-fn a_journal_that_leads_nowhere_is_told() {
+fn a_dangling_journal_link_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     make(path);
@@ -134,7 +134,7 @@ fn a_journal_that_leads_nowhere_is_told() {
 
 /// A cache creates no directories, so an opening removes none.
 #[test]
-fn a_directory_with_the_name_of_what_was_left_over_stays() {
+fn a_directory_with_the_name_of_a_leftover_file_stays() {
     for name in ["000000000900.journal.tmp", "000000000900.hint", "cache.tmp"] {
         let temporary = tempfile::tempdir().unwrap();
         let path = temporary.path();
@@ -163,7 +163,7 @@ fn a_directory_with_the_name_of_what_was_left_over_stays() {
 
 /// The file system is not blamed for it, and reads by io_uring may wait.
 #[test]
-fn what_is_opened_is_as_before() {
+fn opened_files_have_the_usual_flags() {
     use rustix::fs::{OFlags, fcntl_getfl};
     let temporary = tempfile::tempdir().unwrap();
     make(temporary.path());

@@ -1,6 +1,6 @@
 //! Openings with little space, without hints, and interrupted.
 
-use super::removing::without_keeper;
+use super::removing::without_maintenance_thread;
 use super::*;
 use crate::inspect::inspect_in;
 use crate::{HintState, JournalReport, Recovered};
@@ -24,7 +24,7 @@ fn used_bytes(directory: &SimDirectory) -> u64 {
 /// An opening that has written hints and is killed has not taken the space of the next one's first
 /// journal.
 #[test]
-fn an_opening_that_ends_anywhere_leaves_room_for_the_next_one() {
+fn an_opening_killed_at_any_step_leaves_space_for_the_next_one() {
     const KEYS: usize = 5000;
     for (when_full, has_hints) in [(WhenFull::Evict, true), (WhenFull::Refuse, false)] {
         let options = Options { when_full, ..options() };
@@ -66,7 +66,7 @@ fn the_name_of_the_directory_is_durable_when_there_is_a_cache() {
 }
 
 #[test]
-fn a_full_disk_is_told_before_journals_are_read() {
+fn a_full_disk_is_reported_before_journals_are_read() {
     let options = Options { when_full: WhenFull::Refuse, ..options() };
     let directory = closed(&options, 5000);
     directory.limit(used_bytes(&directory));
@@ -81,7 +81,7 @@ fn a_full_disk_is_told_before_journals_are_read() {
 
 /// A sparse file may have any length, and must not be read whole.
 #[test]
-fn what_is_longer_than_a_journal_is_not_looked_through() {
+fn a_file_longer_than_a_journal_is_not_searched() {
     let directory = closed(&options(), 10);
     let [blank, longer] = ["000000000776.journal", "000000000777.journal"];
     directory.create(blank, MIB as u64).unwrap();
@@ -112,7 +112,7 @@ fn a_blank_journal_may_have_any_number() {
 
 /// Whatever makes a journal's file longer takes no space from others.
 #[test]
-fn a_journal_that_was_made_longer_is_cut() {
+fn a_journal_that_was_extended_is_truncated() {
     for has_hints in [true, false] {
         let directory = closed(&options(), 5000);
         let names = directory.list().unwrap();
@@ -139,7 +139,7 @@ fn a_journal_that_was_made_longer_is_cut() {
 
 /// To remove a cache, a user removes its directory.
 #[test]
-fn no_cache_is_made_beside_what_is_somebody_elses() {
+fn no_cache_is_created_next_to_foreign_files() {
     let directory = SimDirectory::default();
     directory.create("notes", 0).unwrap();
     let error = crate::open::open(Box::new(directory.clone()), options()).err().unwrap();
@@ -172,7 +172,7 @@ fn an_opening_that_fails_leaves_no_journal() {
 
 /// Otherwise a cache that was running on a full disk could not be opened after a kill.
 #[test]
-fn a_full_disk_does_not_keep_a_cache_from_being_opened() {
+fn a_full_disk_does_not_prevent_an_opening() {
     const KEYS: u64 = 20_000;
     let directory = SimDirectory::default();
     let cache = open(&directory, &options());
@@ -207,7 +207,7 @@ fn a_full_disk_does_not_keep_a_cache_from_being_opened() {
 
 /// A hint saves the next opening some time: it must cost neither a record nor an opening.
 #[test]
-fn hints_that_are_missing_make_way_for_the_first_journal() {
+fn missing_hints_yield_to_the_first_journal() {
     const KEYS: usize = 5000;
     for when_full in [WhenFull::Refuse, WhenFull::Evict] {
         let options = Options { when_full, ..options() };
@@ -248,7 +248,7 @@ fn recovered(directory: &SimDirectory) -> Recovered {
 fn journals_are_sealed_without_their_hints() {
     const KEYS: usize = 3500;
     let directory = SimDirectory::default();
-    without_keeper(&directory, &options(), |shared| {
+    without_maintenance_thread(&directory, &options(), |shared| {
         for key in 0..KEYS as u64 {
             shared.put(&key.to_le_bytes(), &[4; 1000], None).unwrap();
         }
@@ -268,11 +268,11 @@ fn journals_are_sealed_without_their_hints() {
 /// Hints are written when there is time. By then some journals are no longer in memory, and one is
 /// removed.
 #[test]
-fn a_hint_that_comes_late_is_right() {
+fn a_hint_that_is_written_late_is_right() {
     const KEYS: u64 = 12_000;
     let directory = SimDirectory::default();
     let mut evicted = 0;
-    without_keeper(&directory, &options(), |shared| {
+    without_maintenance_thread(&directory, &options(), |shared| {
         for key in 0..KEYS {
             shared.put(&key.to_le_bytes(), &[4; 1000], None).unwrap();
         }

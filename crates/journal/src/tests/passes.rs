@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_leaves_no_key_out() {
+    fn a_scan_skips_no_key() {
         let put = call(0, 1, Put(1));
         assert_eq!(is_right_with_scan(&[put], &[(2, 3, &[8]), (4, 5, &[KEY])]), [true; 2]);
         let without: [(u64, u64, &[u64]); 2] = [(2, 3, &[8]), (4, 5, &[])];
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_makes_nothing_up() {
+    fn a_scan_returns_only_present_keys() {
         assert_eq!(is_right_with_scan(&[], &[(2, 3, &[KEY])]), [false; 2]);
         let deleted = [call(0, 1, Put(1)), call(2, 3, Delete(true))];
         assert_eq!(is_right_with_scan(&deleted, &[(4, 5, &[KEY])]), [false; 2]);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn an_iteration_returns_nothing_that_was_gone_before_it_began() {
+    fn an_iteration_returns_nothing_removed_before_it_began() {
         let put = call(0, 1, Put(1));
         assert_eq!(is_right_with_iteration(&[put], &[(2, 3, 1), (2, 4, 1)]), [true; 2]);
         for answer in [Put(2), Swap(When::IfPresent, 2, Some(1)), Delete(true), Remove] {
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn an_iteration_has_what_is_under_way_before_others_have_it_and_behind_them() {
+    fn an_iteration_may_see_writes_in_progress_earlier_and_old_values_later() {
         let (put, written) = (call(0, 1, Put(1)), call(2, 9, Put(2)));
         let [old, new] = [Some(1), Some(2)].map(Get);
         // Not yet marked, though it was replaced.

@@ -26,7 +26,7 @@ fn quiet(path: &Path) -> Cache {
 }
 
 #[test]
-fn writing_ends_when_a_file_is_removed_that_it_needs() {
+fn writing_stops_when_a_required_file_is_removed() {
     let removals: [(&[&str], Removal); 6] = [
         (&[NEWEST], |path| fs::remove_file(path.join(NEWEST)).unwrap()),
         // Whichever is removed first.
@@ -71,7 +71,7 @@ fn writing_ends_when_a_file_is_removed_that_it_needs() {
 
 /// A backup may have links to all files, and may be removed.
 #[test]
-fn writing_goes_on_while_the_files_have_their_names() {
+fn writing_continues_while_the_files_have_their_names() {
     let directory = tempfile::tempdir().unwrap();
     let cache = quiet(directory.path());
     let is_all_there = || {

@@ -18,7 +18,7 @@ use crate::shared::Shared;
 
 /// Runs `work` on a cache without its maintenance thread: journals are removed only by calls.
 /// Closed afterwards.
-pub(super) fn without_keeper(
+pub(super) fn without_maintenance_thread(
     directory: &SimDirectory,
     options: &Options,
     work: impl FnOnce(&Shared),
@@ -62,7 +62,7 @@ fn large() -> Options {
 fn filled() -> (SimDirectory, BTreeMap<Vec<u8>, Vec<u8>>) {
     let directory = SimDirectory::default();
     let mut map = BTreeMap::new();
-    without_keeper(&directory, &large(), |shared| {
+    without_maintenance_thread(&directory, &large(), |shared| {
         for key in 0..250u64 {
             let value = text(key).repeat(100_000 / text(key).len() + 1);
             shared.put(&key.to_le_bytes(), &value, None).unwrap();
@@ -79,12 +79,12 @@ fn a_tombstone_stays_as_long_as_a_power_cut_may_bring_back_what_it_hides() {
     const KEYS: u64 = 20;
     const SEEDS: u64 = 20;
     let directory = SimDirectory::default();
-    without_keeper(&directory, &options(), |shared| {
+    without_maintenance_thread(&directory, &options(), |shared| {
         for key in 0..KEYS {
             shared.put(&key.to_le_bytes(), &[1; 1000], None).unwrap();
         }
     });
-    without_keeper(&directory, &options(), |shared| {
+    without_maintenance_thread(&directory, &options(), |shared| {
         for key in 0..KEYS {
             assert!(shared.delete(&key.to_le_bytes()).unwrap());
         }
@@ -106,7 +106,7 @@ fn a_tombstone_stays_as_long_as_a_power_cut_may_bring_back_what_it_hides() {
 
 /// What eviction has removed from the index may come back: no call may report it as deleted.
 #[test]
-fn nothing_is_written_any_more_when_a_removal_could_not_be_synced() {
+fn nothing_is_written_after_a_removal_could_not_be_synced() {
     let (directory, map) = filled();
     let shared = still(&directory, &large());
     directory.fail_directory_syncs(1);
@@ -150,9 +150,9 @@ fn is_deleted_by_a_tombstone(shared: &Shared, key: &[u8]) -> bool {
 /// Its file exists, and the next opening reads what the index has lost of it, whichever other
 /// journals were removed meanwhile.
 #[test]
-fn what_is_in_a_journal_that_could_not_be_removed_can_be_deleted() {
+fn keys_in_a_journal_that_could_not_be_removed_can_be_deleted() {
     let (directory, map) = filled();
-    without_keeper(&directory, &large(), |shared| {
+    without_maintenance_thread(&directory, &large(), |shared| {
         let second = shared.journals.all().swap_remove(1);
         let [evicted, given_up] = [0, 1].map(|number| key_in(shared, &map, number));
         // As one that is given up with its unreadable parts.
@@ -171,9 +171,9 @@ fn what_is_in_a_journal_that_could_not_be_removed_can_be_deleted() {
 
 /// Otherwise each deletion of an absent key would write something from then on.
 #[test]
-fn what_eviction_could_not_remove_goes_by_compaction() {
+fn compaction_removes_a_journal_that_eviction_could_not_remove() {
     let (directory, map) = filled();
-    without_keeper(&directory, &large(), |shared| {
+    without_maintenance_thread(&directory, &large(), |shared| {
         let evicted = key_in(shared, &map, 0);
         directory.fail_removals(1);
         assert!(matches!(shared.evict_oldest(), Err(Error::Io { .. })));
@@ -185,7 +185,7 @@ fn what_eviction_could_not_remove_goes_by_compaction() {
 }
 
 #[test]
-fn a_journal_that_goes_is_cut_in_steps() {
+fn a_removed_journal_is_truncated_in_steps() {
     let (directory, _) = filled();
     let shared = still(&directory, &large());
     let room = &shared.journals.room;
@@ -197,7 +197,7 @@ fn a_journal_that_goes_is_cut_in_steps() {
 }
 
 #[test]
-fn the_plain_file_of_a_compressed_journal_is_cut_in_steps() {
+fn the_plain_file_of_a_compressed_journal_is_truncated_in_steps() {
     let (directory, map) = filled();
     let options = Options { compression: Compression::Lz4, ..large() };
     let cuts = directory.cuts();
@@ -214,7 +214,7 @@ fn the_plain_file_of_a_compressed_journal_is_cut_in_steps() {
 
 /// It is freed with its last reader.
 #[test]
-fn a_journal_that_somebody_reads_is_not_cut() {
+fn a_journal_being_read_is_not_truncated() {
     let (directory, map) = filled();
     let shared = still(&directory, &large());
     let held: Arc<Journal> = shared.journals.all().swap_remove(0);
@@ -275,7 +275,7 @@ impl Directory for Vanishing {
 }
 
 #[test]
-fn whoever_inspects_a_cache_meets_no_journal_that_is_cut() {
+fn inspection_never_sees_a_truncated_journal() {
     let (directory, _) = filled();
     let mut reports = Vec::new();
     let inspected = inspect_in(&Vanishing(directory), |report| {

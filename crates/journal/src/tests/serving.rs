@@ -7,7 +7,7 @@ use super::*;
 use crate::{Lookup, ScanCursor, Ttl, When};
 
 #[test]
-fn a_swap_depends_on_what_is_there_and_tells_it() {
+fn a_swap_depends_on_and_returns_the_present_value() {
     let cache = open(&SimDirectory::default(), &options());
     let swap = |value: &[u8], when, ttl| {
         let swapped = cache.swap(b"key", value, when, ttl).unwrap();
@@ -61,7 +61,7 @@ fn nothing_is_lost_between_swaps() {
 }
 
 #[test]
-fn a_read_that_must_not_wait_tells_what_is_on_disk() {
+fn try_get_reports_what_is_on_disk() {
     let cache = open(&SimDirectory::default(), &options());
     cache.put(b"key", b"value").unwrap();
     let written = put_until_on_disk(&cache, b"key");
@@ -78,7 +78,7 @@ fn a_read_that_must_not_wait_tells_what_is_on_disk() {
 }
 
 #[test]
-fn a_write_that_must_not_wait_says_that_it_would_have_to() {
+fn try_put_reports_that_it_would_wait() {
     let directory = SimDirectory::default();
     let options = Options { max_disk_bytes: 8 << 20, when_full: WhenFull::Refuse, ..options() };
     let cache = open(&directory, &options);
@@ -139,7 +139,7 @@ fn a_scan_returns_each_key_once() {
 }
 
 #[test]
-fn a_scan_reads_the_disk_only_if_it_may() {
+fn a_scan_reads_the_disk_only_if_permitted() {
     let cache = open(&SimDirectory::default(), &options());
     let expected: BTreeSet<_> = (0..20_000).map(key).collect();
     for key in &expected {
@@ -189,7 +189,7 @@ fn scanned_from_disk(directory: &SimDirectory) -> (Vec<Vec<u8>>, Vec<usize>) {
 }
 
 #[test]
-fn of_long_records_a_scan_reads_the_keys() {
+fn a_scan_reads_only_the_beginning_of_long_records() {
     const PAGES: usize = 2 * 4096;
     let directory = SimDirectory::default();
     let cache = open(&directory, &options());
@@ -251,7 +251,7 @@ fn a_scan_of_damaged_records_returns_no_key_that_was_never_there() {
 
 /// While the table grows and keys are replaced, moved and evicted.
 #[test]
-fn a_scan_misses_nothing_that_is_there_all_the_time() {
+fn a_scan_returns_every_key_that_is_present_throughout() {
     let options = Options { max_disk_bytes: 12 << 20, ..options() };
     let cache = Arc::new(open(&SimDirectory::default(), &options));
     let stays = |number: u64| number.to_le_bytes();
@@ -348,7 +348,7 @@ fn compaction_on_demand_leaves_nothing_dead() {
 /// Puts and deletions continue, and the maintenance thread works too. All of it is less than the
 /// disk budget, so nothing is evicted.
 #[test]
-fn compaction_on_demand_keeps_what_is_written_meanwhile() {
+fn compaction_on_demand_keeps_concurrent_writes() {
     let directory = SimDirectory::default();
     let options = Options { max_disk_bytes: 256 << 20, ..options() };
     let cache = Arc::new(open(&directory, &options));
@@ -407,7 +407,7 @@ fn a_damaged_journal_stays_when_everything_is_compacted() {
 /// As a power cut may leave one behind the last sync. What is lost stays lost, with the journal or
 /// without it.
 #[test]
-fn a_journal_with_damage_that_the_opening_knows_goes_and_one_with_more_stays() {
+fn a_journal_is_compacted_only_if_the_opening_knew_all_of_its_damage() {
     for has_more in [false, true] {
         let directory = SimDirectory::default();
         let cache = open(&directory, &options());
@@ -448,7 +448,7 @@ fn a_journal_with_damage_that_the_opening_knows_goes_and_one_with_more_stays() {
 
 /// Connections may have taken them, and will end.
 #[test]
-fn writers_wait_for_a_file_that_others_have() {
+fn writers_wait_for_a_free_descriptor() {
     let directory = SimDirectory::default();
     let cache = open(&directory, &options());
     directory.lack_files();

@@ -2,7 +2,7 @@
 //! make to the disk.
 
 use super::cold::{plain, still};
-use super::removing::{compact, without_keeper};
+use super::removing::{compact, without_maintenance_thread};
 use super::*;
 use crate::place::JournalNumber;
 use crate::shared::Shared;
@@ -41,7 +41,7 @@ fn filled() -> (SimDirectory, Written) {
     let directory = SimDirectory::default();
     let mut map = Written::new();
     for (number, acts) in acts().into_iter().enumerate() {
-        without_keeper(&directory, &plain(), |shared| {
+        without_maintenance_thread(&directory, &plain(), |shared| {
             for (keys, act) in acts {
                 for key in keys.map(u64::to_le_bytes) {
                     let value = [&key[..], &[number as u8; 500]].concat();
@@ -79,7 +79,7 @@ pub(super) fn crash_at_each_step(
     for steps in 0.. {
         let directory = original.killed();
         let mut left = Vec::new();
-        without_keeper(&directory, &plain(), |shared| {
+        without_maintenance_thread(&directory, &plain(), |shared| {
             // Otherwise its creation would be among the steps.
             while shared.flush.state.lock().spare.is_none() {
                 thread::yield_now();
@@ -116,7 +116,7 @@ pub(super) fn crash_at_each_step(
 }
 
 #[test]
-fn a_crash_at_any_step_of_compaction_loses_nothing_and_brings_nothing_back() {
+fn a_crash_at_any_step_of_compaction_loses_and_restores_nothing() {
     let (original, map) = filled();
     let map: Map = map.into_iter().map(|(key, (value, _))| (key, value)).collect();
     let work = |_: &SimDirectory, shared: &Shared| -> crate::Result<()> {
@@ -139,7 +139,7 @@ fn a_crash_at_any_step_of_compaction_loses_nothing_and_brings_nothing_back() {
 }
 
 #[test]
-fn a_crash_at_any_step_of_eviction_brings_nothing_back() {
+fn a_crash_at_any_step_of_eviction_restores_nothing() {
     const READ: std::ops::Range<u64> = 45..60;
     let (original, map) = filled();
     let work = |_: &SimDirectory, shared: &Shared| -> crate::Result<()> {

@@ -1,7 +1,7 @@
 //! Unfinished compactions: what they have moved is not moved again.
 
 use super::cold::{plain, still};
-use super::removing::{compact, without_keeper};
+use super::removing::{compact, without_maintenance_thread};
 use super::steps::{Map, crash_at_each_step};
 use super::*;
 use crate::error::Stopped;
@@ -28,14 +28,14 @@ fn filled() -> (SimDirectory, Map) {
             map.insert(key.to_vec(), vec![value; 1000]);
         }
     };
-    without_keeper(&directory, &plain(), |shared| put(shared, 0..900, 0));
-    without_keeper(&directory, &plain(), |shared| {
+    without_maintenance_thread(&directory, &plain(), |shared| put(shared, 0..900, 0));
+    without_maintenance_thread(&directory, &plain(), |shared| {
         for key in DELETED.map(u64::to_le_bytes) {
             assert!(shared.delete(&key).unwrap());
         }
         put(shared, 1000..1400, 1);
     });
-    without_keeper(&directory, &plain(), |shared| put(shared, 1000..1395, 2));
+    without_maintenance_thread(&directory, &plain(), |shared| put(shared, 1000..1395, 2));
     map.retain(|key, _| !DELETED.contains(&u64::from_le_bytes(key[..].try_into().unwrap())));
     (directory, map)
 }
@@ -69,9 +69,9 @@ fn check(directory: &SimDirectory, map: &Map) {
 }
 
 #[test]
-fn a_journal_that_can_not_be_read_to_its_end_has_its_tombstones_moved_once() {
+fn tombstones_of_a_partly_unreadable_journal_are_moved_once() {
     let (directory, map) = filled();
-    without_keeper(&directory, &plain(), |shared| {
+    without_maintenance_thread(&directory, &plain(), |shared| {
         directory.lose(&file_name(JournalNumber(1)), BEHIND..BEHIND + 1);
         for attempt in 0..3 {
             try_again(shared);
@@ -90,9 +90,9 @@ fn a_journal_that_can_not_be_read_to_its_end_has_its_tombstones_moved_once() {
 /// The journal was scanned before, and then an error occurs in the middle of it, usually
 /// repeatedly.
 #[test]
-fn what_was_moved_before_an_error_is_not_moved_again() {
+fn records_moved_before_an_error_are_not_moved_again() {
     let (directory, mut map) = filled();
-    without_keeper(&directory, &plain(), |shared| {
+    without_maintenance_thread(&directory, &plain(), |shared| {
         let compact_half = || {
             let moved = journal(shared, 1);
             let look = shared.look(&moved, Duration::ZERO)?;
@@ -123,7 +123,7 @@ fn what_was_moved_before_an_error_is_not_moved_again() {
 }
 
 #[test]
-fn a_crash_between_two_attempts_loses_nothing_and_brings_nothing_back() {
+fn a_crash_between_two_compaction_attempts_loses_and_restores_nothing() {
     let (original, map) = filled();
     let work = |directory: &SimDirectory, shared: &Shared| -> crate::Result<()> {
         let moved = journal(shared, 1);
@@ -148,7 +148,7 @@ fn a_journal_that_turns_out_to_be_damaged_has_no_tombstones_moved() {
     // The damage need not be in live data.
     directory.spoil(&file_name(JournalNumber(1)), BEHIND);
     for process in 0..3 {
-        without_keeper(&directory, &plain(), |shared| {
+        without_maintenance_thread(&directory, &plain(), |shared| {
             try_again(shared);
             assert!(journal(shared, 1).counts.is_damaged.load(Ordering::Relaxed));
             assert_eq!(tombstone_bytes(shared), 0, "process {process}");

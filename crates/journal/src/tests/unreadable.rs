@@ -5,7 +5,7 @@ use std::ops::Range;
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 
 use super::cold::{compress_all, text};
-use super::removing::{compact, without_keeper};
+use super::removing::{compact, without_maintenance_thread};
 use super::*;
 use crate::HintState;
 use crate::Recovered;
@@ -81,7 +81,7 @@ fn told_alike(directory: &SimDirectory, name: &str, range: Range<usize>) -> Reco
 }
 
 #[test]
-fn without_its_header_a_journal_is_read_with_its_hint() {
+fn a_journal_without_its_header_is_read_with_its_hint() {
     let (directory, map) = closed();
     let recovered = told_alike(&directory, FIRST, page(0));
     assert_eq!((recovered.entries, recovered.damaged_bytes), (map.len(), 0));
@@ -98,7 +98,7 @@ fn without_its_header_a_journal_is_read_with_its_hint() {
 }
 
 #[test]
-fn of_a_journal_without_a_hint_all_is_read_but_that() {
+fn an_unreadable_part_of_a_journal_without_a_hint_costs_only_its_records() {
     let (directory, map) = without_hints();
     let recovered = told_alike(&directory, FIRST, page(30));
     let lost = KEYS as usize - recovered.entries;
@@ -126,7 +126,7 @@ fn of_a_journal_without_a_hint_all_is_read_but_that() {
 
 /// Zeroes there are a torn tail; unreadable bytes may be anything.
 #[test]
-fn behind_the_last_record_it_is_damage_and_no_torn_tail() {
+fn unreadable_bytes_behind_the_last_record_are_damage_and_not_a_torn_tail() {
     let (directory, map) = without_hints();
     let last = {
         let names = directory.list().unwrap();
@@ -156,7 +156,7 @@ fn behind_the_last_record_it_is_damage_and_no_torn_tail() {
 
 /// Its creation was not interrupted.
 #[test]
-fn of_which_no_record_can_be_read_is_no_empty_journal() {
+fn a_journal_without_readable_records_is_not_empty() {
     let (directory, map) = without_hints();
     directory.lose(FIRST, FIRST_RECORD..MIB);
     let cache = open(&directory, &options());
@@ -171,7 +171,7 @@ fn of_which_no_record_can_be_read_is_no_empty_journal() {
 }
 
 #[test]
-fn without_header_and_hint_it_is_kept_aside() {
+fn a_journal_without_header_and_hint_is_set_aside() {
     let (directory, map) = closed();
     let hint = "000000000000.hint";
     directory.lose(FIRST, page(0));
@@ -238,7 +238,7 @@ fn other_errors_of_reads_refuse_the_opening() {
 
 /// The index does not know of it, and it may become readable again.
 #[test]
-fn what_could_not_be_read_and_was_deleted_does_not_come_back() {
+fn an_unreadable_key_that_was_deleted_stays_deleted() {
     let (directory, map) = without_hints();
     directory.lose(FIRST, page(30));
     let options = Options { durability: Durability::Always, ..options() };
@@ -257,12 +257,12 @@ fn what_could_not_be_read_and_was_deleted_does_not_come_back() {
 
 /// Nothing has been lost yet: neither the unreadable values nor the tombstones of others.
 #[test]
-fn it_stays_as_long_as_another_opening_may_read_it() {
+fn a_partly_unreadable_journal_stays_until_an_opening_can_read_it() {
     for tail in [false, true] {
         let (directory, map) = without_hints();
         let end = directory.open(FIRST).unwrap().len_bytes().unwrap() as usize;
         directory.lose(FIRST, if tail { end - PAGE_BYTES..end } else { page(30) });
-        without_keeper(&directory, &options(), |shared| {
+        without_maintenance_thread(&directory, &options(), |shared| {
             compact(shared, 0).unwrap();
             assert!(directory.list().unwrap().contains(&FIRST.to_owned()), "{tail}");
             // Nor if another part is unreadable now.
@@ -279,7 +279,7 @@ fn it_stays_as_long_as_another_opening_may_read_it() {
 
 /// Damage not known before, found by the scan for dead records.
 #[test]
-fn a_compaction_of_all_passes_by_what_it_can_not_read() {
+fn compaction_on_demand_skips_unreadable_journals() {
     let (directory, map) = closed();
     let cache = open(&directory, &options());
     for key in (0..KEYS).step_by(2) {
@@ -287,7 +287,7 @@ fn a_compaction_of_all_passes_by_what_it_can_not_read() {
     }
     cache.close().unwrap();
     directory.lose(FIRST, page(30));
-    without_keeper(&directory, &options(), |shared| {
+    without_maintenance_thread(&directory, &options(), |shared| {
         let mut told = 0;
         let compacted = shared.compact_all(|it| told = it.done).unwrap();
         assert_eq!((compacted.damaged, compacted.done, told), (1, compacted.journals, told));
@@ -302,7 +302,7 @@ fn a_compaction_of_all_passes_by_what_it_can_not_read() {
     assert_eq!(left.len(), map.len() / 2);
     // Any other error ends it.
     let (directory, _) = closed();
-    without_keeper(&directory, &options(), |shared| {
+    without_maintenance_thread(&directory, &options(), |shared| {
         directory.fail_reads(1);
         assert!(matches!(shared.compact_all(|_| {}), Err(Error::Io { .. })));
     });

@@ -81,16 +81,16 @@ fn a_killed_process_loses_the_last_writes_with_none() {
 }
 
 #[test]
-fn a_killed_process_brings_nothing_back_that_was_replaced_with_always() {
+fn a_killed_process_restores_no_replaced_value_with_always() {
     campaign(Durability::Always, true);
 }
 
 #[test]
-fn a_killed_process_brings_nothing_back_that_was_replaced_with_interval() {
+fn a_killed_process_restores_no_replaced_value_with_interval() {
     campaign(Durability::Interval(INTERVAL), true);
 }
 
 #[test]
-fn a_killed_process_brings_nothing_back_that_was_replaced_with_none() {
+fn a_killed_process_restores_no_replaced_value_with_none() {
     campaign(Durability::None, true);
 }

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn both_versions_have_their_own_words() {
+    fn both_protocol_versions_are_encoded() {
         for (is_resp3, expected) in [
             (false, &b"+OK\r\n-ERR a  b\r\n:-9223372036854775808\r\n$3\r\na\0b\r\n$-1\r\n*2\r\n$1\r\nx\r\n*4\r\n"[..]),
             (true, b"+OK\r\n-ERR a  b\r\n:-9223372036854775808\r\n$3\r\na\0b\r\n_\r\n*2\r\n=5\r\ntxt:x\r\n%2\r\n"),
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allocated_is_accounted() {
+    fn allocated_answer_buffers_are_accounted() {
         const MAX: usize = 600 << 10;
         let buffers = Buffers::new(MAX);
         let mut answers = Answers::new(&buffers, 1 << 30);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_taken_back() {
+    fn an_answer_that_does_not_fit_is_removed() {
         let mut answers = answers(100, false);
         answers.integer(1);
         let len = answers.len();

@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_told() {
+    fn invalid_requests_are_reported() {
         for (bytes, told) in [
             (&b"*-1\r\n"[..], "invalid multibulk length"),
             (b"*1001\r\n", "invalid multibulk length"),
@@ -432,13 +432,13 @@ mod tests {
     }
 
     #[test]
-    fn deep_nesting_is_no_matter_of_depth() {
+    fn nested_arrays_are_refused_without_recursion() {
         assert!(broken(&b"*1\r\n".repeat(100_000)).contains("expected '$', got '*'"));
     }
 
     /// A megabyte is announced, a few bytes arrive.
     #[test]
-    fn memory_comes_with_the_bytes() {
+    fn memory_grows_with_received_bytes() {
         let mut requests = requests();
         requests.feed(b"*1000\r\n$1048576\r\nxxx");
         assert_eq!(requests.next(), Ok(None));
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_of_a_request_does_not_keep_the_buffer_of_the_one_before() {
+    fn a_partial_request_does_not_keep_the_buffer_of_the_one_before() {
         let mut requests = requests();
         let large =
             [&b"*1\r\n$1000000\r\n"[..], &[b'x'; 1_000_000], b"\r\n*1\r\n$4\r\nPI"].concat();
@@ -500,7 +500,7 @@ mod tests {
 
     /// As a client has many of them queued that does not receive answers.
     #[test]
-    fn what_is_answered_counts_as_long_as_its_buffer_is_there() {
+    fn answered_requests_count_as_long_as_their_buffer_exists() {
         let buffers = Buffers::new(8 << 20);
         let mut requests = Requests::new(&buffers, LIMITS);
         let many = b"PING\r\n".repeat(166_700);
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn what_all_connections_have_is_bounded() {
+    fn the_memory_of_all_connections_is_bounded() {
         let buffers = Buffers::new(300 << 10);
         let mut one = Requests::new(&buffers, LIMITS);
         one.feed(b"*1\r\n$1048576\r\n");
@@ -556,7 +556,7 @@ mod tests {
 
     /// Reading ahead accounts for them.
     #[test]
-    fn what_is_not_answered_counts() {
+    fn unanswered_requests_count() {
         let buffers = Buffers::new(8 << 20);
         let mut requests = Requests::new(&buffers, LIMITS);
         let large = [&b"*1\r\n$1000000\r\n"[..], &[b'x'; 1_000_000][..], b"\r\n"].concat();
@@ -581,7 +581,7 @@ mod tests {
 
     /// Any input is requests or an error, independent of the size of pieces.
     #[test]
-    fn nonsense_does_no_harm() {
+    fn arbitrary_input_gives_requests_or_an_error() {
         let words: [&[u8]; 12] = [
             b"*",
             b"$",

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_expiry_is_what_was_asked_for_to_the_millisecond() {
+    fn an_expiry_is_exact_to_the_millisecond() {
         // Late in its millisecond.
         let now = Duration::from_millis(1_000_000) + Duration::from_micros(900);
         for (unit, time, millis) in [

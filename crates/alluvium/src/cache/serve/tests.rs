@@ -27,7 +27,7 @@ pub(super) fn server_in(directory: &Path, more: &[&str], password: Option<&str>)
 
 /// What was answered before is not lost.
 #[test]
-fn a_request_that_does_not_end_is_told() {
+fn a_request_that_does_not_end_is_reported() {
     let values = |directory: &Path| {
         let mut values = 0;
         alluvium_journal::inspect(directory, |journal| -> alluvium_journal::Result<()> {
@@ -53,7 +53,7 @@ fn a_request_that_does_not_end_is_told() {
 }
 
 #[test]
-fn the_network_is_not_served_without_a_word() {
+fn listening_beyond_loopback_needs_an_explicit_option() {
     let directory = tempfile::tempdir().unwrap();
     let check = |more: &[&str]| args(directory.path(), more).check_exposure();
     let fine: [&[&str]; 5] = [
@@ -76,7 +76,7 @@ fn the_network_is_not_served_without_a_word() {
 }
 
 #[test]
-fn clients_have_time_between_two_requests() {
+fn clients_may_be_idle_between_requests() {
     let parsed = |time| Line::try_parse_from(["serve", "--dir", "x", "--idle-timeout", time]);
     for (time, is_enough) in [("0s", false), ("999ms", false), ("1s", true), ("24h", true)] {
         assert_eq!(parsed(time).is_ok(), is_enough, "{time}");

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_that_can_not_be_had_are_told() {
+    fn missing_threads_are_reported() {
         check().unwrap();
         at_one_time(20, thread::Builder::new).unwrap();
         // There is no memory for such a stack; and the first threads end.

@@ -99,7 +99,7 @@ fn values_are_set_read_and_deleted() {
 }
 
 #[test]
-fn set_takes_all_of_its_options() {
+fn set_accepts_all_of_its_options() {
     let mut shop = Shop::new();
     shop.expect("SET a 1 XX", "$-1\r\n");
     shop.expect("SET a 1 NX EX 100", "+OK\r\n");
@@ -149,7 +149,7 @@ fn set_takes_all_of_its_options() {
 
 /// The client that gets nil or an old value has written; the operation is atomic.
 #[test]
-fn of_many_who_set_what_is_absent_one_succeeds() {
+fn one_of_many_conditional_sets_succeeds() {
     let shop = Shop::new();
     for round in 0..100 {
         let threads: Vec<_> = (0..4)
@@ -170,7 +170,7 @@ fn of_many_who_set_what_is_absent_one_succeeds() {
 }
 
 #[test]
-fn what_is_in_memory_is_read_and_written_without_waiting() {
+fn commands_within_memory_do_not_block() {
     let mut shop = Shop::new();
     assert!(shop.ask_and_see(&[b"SET", b"first", &[b'x'; 100]]).1);
     // Each is read once below, since what is read again is cached.
@@ -244,7 +244,7 @@ fn what_is_in_memory_is_read_and_written_without_waiting() {
 }
 
 #[test]
-fn a_key_that_is_too_long_is_not_there() {
+fn a_key_that_is_too_long_is_absent() {
     let mut shop = Shop::new();
     let long = "k".repeat(MAX_KEY_BYTES + 1);
     shop.expect("SET a 1", "+OK\r\n");
@@ -256,7 +256,7 @@ fn a_key_that_is_too_long_is_not_there() {
 
 /// Each of many threads may read a record as large as a journal.
 #[test]
-fn what_is_read_from_disk_counts_as_memory() {
+fn reads_from_disk_count_as_memory() {
     let directory = tempfile::tempdir().unwrap();
     // So that nothing is cached decompressed.
     let more = ["--buffer-memory", "1MiB", "--compression", "none"];
@@ -322,7 +322,7 @@ fn what_is_read_from_disk_counts_as_memory() {
 }
 
 #[test]
-fn a_damaged_value_costs_no_other_one() {
+fn a_damaged_value_affects_no_other_value() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     let server = server_in(path, &["--compression", "none"], None);
@@ -362,7 +362,7 @@ fn a_damaged_value_costs_no_other_one() {
 }
 
 #[test]
-fn an_answer_that_is_too_large_is_an_error_and_the_connection_goes_on() {
+fn an_answer_that_is_too_large_is_an_error_and_the_connection_continues() {
     let mut shop = Shop::new();
     assert_eq!(shop.ask_and_see(&[b"SET", b"a", &vec![1; 900_000]]).0, b"+OK\r\n");
     let (answer, _) = shop.ask_and_see(&[b"GET", b"a"]);
@@ -385,7 +385,7 @@ fn an_answer_that_is_too_large_is_an_error_and_the_connection_goes_on() {
 }
 
 #[test]
-fn what_can_not_be_answered_is_not_written() {
+fn a_write_that_cannot_be_answered_has_no_effect() {
     let directory = tempfile::tempdir().unwrap();
     let server = server_in(directory.path(), &["--buffer-memory", "1MiB"], None);
     let client = server.client();
@@ -421,7 +421,7 @@ fn what_can_not_be_answered_is_not_written() {
 }
 
 #[test]
-fn a_scan_finds_what_is_there() {
+fn a_scan_returns_present_keys() {
     let mut shop = Shop::new();
     shop.expect("SCAN 0", "*2\r\n$1\r\n0\r\n*0\r\n");
     for key in 0..500 {
@@ -459,7 +459,7 @@ fn a_scan_finds_what_is_there() {
 }
 
 #[test]
-fn clients_and_tools_get_what_they_ask_for() {
+fn clients_and_tools_get_the_answers_that_they_expect() {
     let mut shop = Shop::new();
     shop.expect("PING", "+PONG\r\n");
     shop.expect("PING x", "$1\r\nx\r\n");
@@ -550,7 +550,7 @@ fn clients_and_tools_get_what_they_ask_for() {
 }
 
 #[test]
-fn without_the_password_nothing_is_done() {
+fn no_command_runs_without_the_password() {
     let mut shop = Shop::with_password(Some("open sesame"));
     for line in ["GET a", "SET a 1", "PING", "INFO", "CONFIG GET save", "COMMAND", "FLUSHALL"] {
         shop.refuses(line, "NOAUTH");
@@ -585,7 +585,7 @@ fn without_the_password_nothing_is_done() {
 }
 
 #[test]
-fn who_guesses_has_to_come_again() {
+fn wrong_passwords_close_the_connection() {
     let mut shop = Shop::with_password(Some("open sesame"));
     for _ in 0..10 {
         assert!(!shop.client.is_leaving);
@@ -595,7 +595,7 @@ fn who_guesses_has_to_come_again() {
 }
 
 #[test]
-fn a_cache_that_is_full_and_may_not_evict_says_so() {
+fn a_full_cache_without_eviction_answers_oom() {
     let directory = tempfile::tempdir().unwrap();
     let refuse = ["--when-full", "refuse", "--max-disk", "8MiB"];
     let args = Line::try_parse_from(

@@ -60,7 +60,7 @@ impl Talk {
 }
 
 #[tokio::test]
-async fn who_does_not_log_in_is_disconnected_whatever_he_says() {
+async fn a_client_that_does_not_authenticate_is_disconnected() {
     let directory = tempfile::tempdir().unwrap();
     let mut talk = Talk::with(impatient(directory.path(), Some("secret"))).await;
     let mut said = 0;
@@ -75,7 +75,7 @@ async fn who_does_not_log_in_is_disconnected_whatever_he_says() {
 }
 
 #[tokio::test]
-async fn who_sends_a_byte_now_and_then_is_disconnected() {
+async fn a_client_that_sends_an_occasional_byte_is_disconnected() {
     let directory = tempfile::tempdir().unwrap();
     let mut talk = Talk::with(impatient(directory.path(), None)).await;
     talk.say("*2\r\n$3\r\nGET\r\n$60000\r\n").await;
@@ -99,7 +99,7 @@ fn hasty(directory: &Path) -> Arc<Server> {
 }
 
 #[tokio::test]
-async fn who_sends_a_request_too_slowly_is_disconnected() {
+async fn a_client_that_sends_too_slowly_is_disconnected() {
     let directory = tempfile::tempdir().unwrap();
     let mut talk = Talk::with(hasty(directory.path())).await;
     talk.say("*2\r\n$3\r\nGET\r\n$1000000\r\n").await;
@@ -115,7 +115,7 @@ async fn who_sends_a_request_too_slowly_is_disconnected() {
 }
 
 #[tokio::test]
-async fn who_takes_answers_too_slowly_is_disconnected() {
+async fn a_client_that_receives_too_slowly_is_disconnected() {
     let directory = tempfile::tempdir().unwrap();
     let server = hasty(directory.path());
     server.cache.put(b"large", &[b'x'; 900_000]).unwrap();
@@ -133,7 +133,7 @@ async fn who_takes_answers_too_slowly_is_disconnected() {
 
 /// Each request is fast enough and small enough by itself, but all of them together are too large.
 #[tokio::test]
-async fn requests_that_do_not_come_to_their_end_share_a_bound() {
+async fn incomplete_requests_share_a_limit() {
     let directory = tempfile::tempdir().unwrap();
     let server = server_in(directory.path(), &["--buffer-memory", "2MiB"], None);
     let buffers = server.buffers.clone();
@@ -169,7 +169,7 @@ async fn requests_that_do_not_come_to_their_end_share_a_bound() {
 
 /// A refused client gets an error even if others use all of the shared memory.
 #[tokio::test]
-async fn errors_need_no_memory_that_is_shared() {
+async fn errors_need_no_shared_memory() {
     const COUNT: usize = 20_000;
     for password in [None, Some("secret")] {
         let directory = tempfile::tempdir().unwrap();
@@ -198,7 +198,7 @@ async fn errors_need_no_memory_that_is_shared() {
 
 /// As a client that sends a whole value before it checks for an answer.
 #[tokio::test]
-async fn who_is_still_sending_is_told_why_he_is_disconnected() {
+async fn a_client_that_is_still_sending_receives_the_reason_of_its_disconnection() {
     let directory = tempfile::tempdir().unwrap();
     let server = server_in(directory.path(), &[], None);
     let buffers = server.buffers.clone();
@@ -217,7 +217,7 @@ async fn who_is_still_sending_is_told_why_he_is_disconnected() {
 }
 
 #[tokio::test]
-async fn who_does_not_stop_sending_is_not_heard_for_ever() {
+async fn discarding_the_input_of_a_disconnected_client_is_bounded() {
     let directory = tempfile::tempdir().unwrap();
     let mut talk = Talk::with(server_in(directory.path(), &[], None)).await;
     talk.say("*x\r\n").await;
@@ -247,7 +247,7 @@ fn seconds(bytes: usize, of_bytes: usize) -> Option<usize> {
 }
 
 #[test]
-fn a_client_keeps_the_server_waiting_for_as_long_as_its_bytes_are_worth() {
+fn a_client_may_take_the_patience_and_the_time_at_the_minimum_rate() {
     const KIB: usize = 1 << 10;
     const MIB: usize = 1 << 20;
     // At the rate there is no limit; at half of it nearly twice the patience.
@@ -271,7 +271,7 @@ fn a_client_keeps_the_server_waiting_for_as_long_as_its_bytes_are_worth() {
 
 /// As queued by a client that has not received answers for a while. They need only memory.
 #[tokio::test]
-async fn many_requests_at_once_leave_others_their_turn() {
+async fn many_queued_requests_yield_to_other_connections() {
     let directory = tempfile::tempdir().unwrap();
     let server = server_in(directory.path(), &[], None);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -298,7 +298,7 @@ async fn many_requests_at_once_leave_others_their_turn() {
 }
 
 #[tokio::test]
-async fn writers_that_wait_keep_nobody_from_reading() {
+async fn waiting_writers_do_not_block_readers() {
     let directory = tempfile::tempdir().unwrap();
     let mut server = server_in(directory.path(), &[], None);
     // As if all threads for writers were waiting.
