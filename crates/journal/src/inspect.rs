@@ -67,9 +67,9 @@ pub enum HintState {
     Missing,
     /// The hint agrees with every record of the journal. For a damaged journal: the hint itself is
     /// intact.
-    Right,
+    Valid,
     /// The hint disagrees with the journal.
-    Wrong,
+    Mismatch,
 }
 
 /// Reads all journals of the cache in `path`, oldest first, and passes a report of each to `each`.
@@ -204,7 +204,7 @@ fn report(
             Ok::<_, Error>(())
         })?;
         let is_right = is_whole && (report.damaged_bytes > 0 || in_hint == in_journal);
-        report.hint = if is_right { HintState::Right } else { HintState::Wrong };
+        report.hint = if is_right { HintState::Valid } else { HintState::Mismatch };
     }
     if journal.has_lost_header {
         report.damaged_bytes += FIRST_RECORD as u64;

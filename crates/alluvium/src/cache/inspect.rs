@@ -39,14 +39,14 @@ pub(crate) struct VerifyArgs {
 fn hint(report: &JournalReport) -> &'static str {
     match report.hint {
         HintState::Missing => "missing",
-        HintState::Right => "right",
-        HintState::Wrong => "wrong",
+        HintState::Valid => "right",
+        HintState::Mismatch => "wrong",
     }
 }
 
 /// Returns whether records are missing, or the hint disagrees with the journal.
 fn is_damaged(report: &JournalReport) -> bool {
-    report.damaged_bytes > 0 || report.hint == HintState::Wrong
+    report.damaged_bytes > 0 || report.hint == HintState::Mismatch
 }
 
 fn verdict(directory: &Path, is_damaged: bool) -> Result<(), Failure> {
@@ -167,7 +167,7 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<(), Failure> {
             output::line(format_args!("{place}: {} bytes are damaged", report.damaged_bytes))?;
             has_damaged_bytes = true;
         }
-        if report.hint == HintState::Wrong {
+        if report.hint == HintState::Mismatch {
             output::line(format_args!(
                 "{place}: its hint disagrees with it; remove the hint, and the next opening reads \
                  the journal"

@@ -193,7 +193,7 @@ pub fn opening(data: &[u8]) -> Checked {
         }
         for (number, records) in &files.journals {
             let seen = values.get(number).copied().unwrap_or_default();
-            if seen.0 != records.len() as u64 || seen.1 == HintState::Wrong {
+            if seen.0 != records.len() as u64 || seen.1 == HintState::Mismatch {
                 return Err(format!("journal {number}: {seen:?}, not {} records", records.len()));
             }
         }

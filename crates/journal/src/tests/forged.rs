@@ -462,7 +462,7 @@ fn a_hint_that_disagrees_with_its_journal_is_reported() {
         assert_eq!(inspected.unwrap(), MIB);
         found
     };
-    assert_eq!(found(), [(0, HintState::Right)]);
+    assert_eq!(found(), [(0, HintState::Valid)]);
     let number = JournalNumber(0);
     let head = hint::read_head(&directory, number, MIB).unwrap();
     let mut right = Vec::new();
@@ -485,6 +485,6 @@ fn a_hint_that_disagrees_with_its_journal_is_reported() {
         let mut writer = hint::Writer::new(&directory, number, head.salt).unwrap();
         wrong.iter().for_each(|entry| writer.push(entry).unwrap());
         writer.finish(head.end).unwrap();
-        assert_eq!(found(), [(0, HintState::Wrong)], "change {at}");
+        assert_eq!(found(), [(0, HintState::Mismatch)], "change {at}");
     }
 }

@@ -86,7 +86,7 @@ fn a_journal_without_its_header_is_read_with_its_hint() {
     let recovered = told_alike(&directory, FIRST, page(0));
     assert_eq!((recovered.entries, recovered.damaged_bytes), (map.len(), 0));
     directory.lose(FIRST, page(0));
-    assert_eq!(inspected(&directory)[0], (PAGE_BYTES as u64, HintState::Right));
+    assert_eq!(inspected(&directory)[0], (PAGE_BYTES as u64, HintState::Valid));
     let cache = open(&directory, &Options { memory_bytes: 16 * MIB, ..options() });
     assert!(contents(&cache) == map);
     // None of the wanted data is there, in memory neither.
