@@ -1,4 +1,5 @@
-//! What is wrong while the store serves: the reasons for which a server calls itself degraded.
+//! Faults that are present while the store serves: the reasons for which a server reports itself as
+//! degraded.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +13,15 @@ use crate::store::Stats;
 /// and the metric `alluvium_degraded` carry it, and docs/metrics.md explains each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
-    /// Parts of the WAL were durable once, and recovery could not read them.
+    /// Parts of the WAL that were durable could not be read by recovery.
     LogDamaged,
     /// Recovery found offsets missing: acknowledged records are lost, or may be.
     OffsetsLost,
     /// Objects cannot be written.
     UploadsFailing,
-    /// Objects that are in use are damaged: acknowledged records are lost.
+    /// Objects in use are damaged: acknowledged records are lost.
     ObjectsDamaged,
-    /// Objects that are in use are not there.
+    /// Objects in use are missing from the object store.
     ObjectsMissing,
     /// Objects cannot be read now; their records are not known to be lost.
     ColdReadsFailing,
@@ -30,12 +31,12 @@ pub enum Reason {
     LogCompactionFailing,
     /// Small objects cannot be merged into larger ones.
     ObjectCompactionFailing,
-    /// Objects that are not needed cannot be deleted.
+    /// Objects without references cannot be deleted.
     ObjectDeletionFailing,
 }
 
 impl Reason {
-    /// All of them, in the order in which they are listed.
+    /// All reasons, in the order in which they are listed.
     pub const ALL: [Self; 10] = [
         Self::LogDamaged,
         Self::OffsetsLost,
@@ -49,7 +50,7 @@ impl Reason {
         Self::ObjectDeletionFailing,
     ];
 
-    /// The name of the reason in `/healthz` and in metrics.
+    /// Returns the name of the reason in `/healthz` and in metrics.
     pub fn label(self) -> &'static str {
         match self {
             Self::LogDamaged => "log_damaged",
@@ -69,19 +70,19 @@ impl Reason {
 /// A fault that is present now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Degraded {
-    /// What kind of fault it is.
+    /// The kind of fault.
     pub reason: Reason,
-    /// What an operator needs to know, in one line.
+    /// Details for an operator, in one line.
     pub detail: String,
 }
 
-/// Faults reported by the code that meets them. A fault that the store's numbers show already is
-/// derived from these instead; see [`degraded`].
+/// Faults reported by the code that detects them. A fault that the store's numbers already show is
+/// derived from those instead; see [`degraded`].
 #[derive(Default)]
 pub(crate) struct Faults(Mutex<BTreeMap<Reason, String>>);
 
 impl Faults {
-    /// The fault is present, with this detail, or it is over.
+    /// Reports the fault with this detail or, with `None`, its end.
     pub(crate) fn report(&self, reason: Reason, detail: Option<String>) {
         let mut faults = self.0.lock();
         match detail {
@@ -91,8 +92,8 @@ impl Faults {
     }
 }
 
-/// Every fault that is present, at most one of each reason, in the order of [`Reason::ALL`].
-/// `gaps` are those that recovery has found, or the first of them, in words.
+/// Returns every fault that is present, at most one per reason, in the order of [`Reason::ALL`].
+/// `gaps` describes the gaps that recovery found, or the first of them.
 pub(crate) fn degraded(stats: &Stats, gaps: &str, reported: &Faults) -> Vec<Degraded> {
     let mut found = reported.0.lock().clone();
     found.extend(derived(stats, gaps));

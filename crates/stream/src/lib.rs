@@ -1,10 +1,10 @@
 //! Streams of unlimited length over one write-ahead log and an object store.
 //!
-//! A batch is durable in the WAL before its append completes, is read from the log cache while it
-//! is young, and settles in objects. When a cut of the log cache is full (or old) it is sorted by
-//! stream, written as an object, committed in the [`Catalog`], and only then is the WAL trimmed.
-//! See `ARCHITECTURE.md`, `docs/format/object.md`, `docs/format/stream-record.md` and
-//! `docs/format/catalog.md`.
+//! A batch is durable in the WAL before its append completes. It is read from the log cache until
+//! it is uploaded and evicted, and from objects afterwards. An upload takes the part of the log
+//! cache below a log offset (the cut), sorts it by stream, writes it as objects and commits them in
+//! the [`Catalog`]; only then is the WAL trimmed. See `ARCHITECTURE.md`, `docs/format/object.md`,
+//! `docs/format/stream-record.md` and `docs/format/catalog.md`.
 #![forbid(unsafe_code)]
 
 mod ahead;

@@ -6,45 +6,46 @@ use std::time::Duration;
 use crate::store::StoreError;
 
 const MIB: u64 = 1 << 20;
-/// An object of so much has half as many parts as an object store takes, and parts no larger than
-/// any other.
+/// An object of this size has half as many parts as an object store accepts, with parts no larger
+/// than in any other object.
 const MAX_COMPACTION_BYTES: u64 = 32 << 30;
-/// Bound of all times, so that they can be added to any clock.
+/// The bound of all durations, so that they can be added to any clock.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// What a journal cache asks for at least.
+/// The minimum number of journals that a journal cache requires.
 const JOURNALS_IN_MEMORY: usize = 4;
 const JOURNALS_ON_DISK: u64 = 8;
-/// Larger ones would make opening after a crash slower, and eviction coarser, and only save open
-/// files.
+/// Larger ones would slow down opening after a crash and make eviction coarser, and would only save
+/// open files.
 const MAX_JOURNAL_BYTES: usize = 128 << 20;
-/// A journal cache with these can be opened whatever their numbers are.
+/// A journal cache with at most this many can be opened whatever the numbers of its journals are.
 const MAX_JOURNALS: u64 = 1 << 17;
 
-/// A cache on a local disk for what was read from objects, behind [`Options::block_cache_bytes`].
+/// A cache on a local disk for blocks read from objects, behind [`Options::block_cache_bytes`]. See
 /// `docs/disk-cache.md`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskCacheOptions {
-    /// A directory for it alone; made if it is missing. What is in it may be lost at any time.
+    /// A directory used only by the cache; created if it is missing. Its contents may be lost at
+    /// any time.
     pub directory: PathBuf,
-    /// Disk space for journals, in bytes; 24 bytes for each block come on top. At least 8 MiB.
+    /// Disk space for journals, in bytes, plus 24 bytes for each block. At least 8 MiB.
     pub max_disk_bytes: u64,
-    /// Memory for journals, in bytes: what waits to be written, and what was written last; 21 to 43
-    /// bytes for each block come on top, 85 at most. At least 4 MiB, and a 16,384th of
-    /// `max_disk_bytes`. The more there is, the larger are the journals of a new cache, and the
-    /// fewer files are open: a journal has between an eighth and a quarter of it, at most 128 MiB.
+    /// Memory for journals, in bytes: records that wait to be written and those written last. In
+    /// addition the index takes 21 to 43 bytes for each block, 85 at most. At least 4 MiB, and a
+    /// 16,384th of `max_disk_bytes`. More memory makes the journals of a new cache larger and keeps
+    /// fewer files open: a journal has between an eighth and a quarter of it, at most 128 MiB.
     pub memory_bytes: usize,
 }
 
 impl DiskCacheOptions {
-    /// Size of a journal of a new cache: a power of two.
+    /// Returns the size of a journal of a new cache: a power of two.
     pub(crate) fn journal_bytes(&self) -> usize {
         let on_disk = usize::try_from(self.max_disk_bytes / JOURNALS_ON_DISK).unwrap_or(usize::MAX);
         let most = (self.memory_bytes / JOURNALS_IN_MEMORY).min(on_disk).min(MAX_JOURNAL_BYTES);
         1 << most.max(1).ilog2()
     }
 
-    /// How many there will be, each an open file.
+    /// Returns the number of journals, each of which is an open file.
     pub(crate) fn journals(&self) -> u64 {
         self.max_disk_bytes / self.journal_bytes() as u64
     }
@@ -67,56 +68,59 @@ impl DiskCacheOptions {
     }
 }
 
-/// Bounds and thresholds of a [`crate::Store`]. Checked by [`crate::Store::open`]; nothing is
+/// Bounds and thresholds of a [`crate::Store`]. [`crate::Store::open`] checks them; no value is
 /// adjusted silently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Hard bound of the log cache: payload and bookkeeping of all batches in memory, uploaded or
-    /// not. Appends are pushed back when it is reached and nothing may be evicted. A single batch
-    /// may take half of it. Default 1 GiB, at least 64 KiB.
+    /// not. Appends are refused when it is reached and nothing can be evicted. A single batch may
+    /// take half of it. Default 1 GiB, at least 64 KiB.
     pub cache_bytes: u64,
-    /// Upload when the WAL has grown by this much since the last upload. Default 512 MiB; at least
-    /// 4 KiB, at most a quarter of the WAL's capacity and half of `cache_bytes`, so that appends go
-    /// on while an upload runs. If the WAL is made smaller while it is in use, a quarter of what it
-    /// has then.
+    /// Growth of the WAL since the last upload that starts an upload. Default 512 MiB; at least 4
+    /// KiB, at most a quarter of the WAL's capacity and half of `cache_bytes`, so that appends
+    /// continue while an upload runs. If the WAL is made smaller while it is in use, a quarter of
+    /// its new capacity applies.
     pub upload_bytes: u64,
-    /// Upload at least this often when there is anything to upload. An upload takes three quarters
-    /// of the time in which what it has came in, of this at most, and writes at least 4 MiB/s; it
-    /// hurries when somebody waits for it, the next one is due, half of the ring or three quarters
-    /// of the cache are taken. Default 60 s, at least 1 ms, at most 1 year.
+    /// Longest time between uploads while there is anything to upload. An upload is spread over
+    /// three quarters of the time in which its data was appended, at most of this interval, and
+    /// writes at least 4 MiB/s. It runs at full speed when appends wait for it, the next upload is
+    /// due, or half of the ring or three quarters of the cache are in use. Default 60 s, at least 1
+    /// ms, at most 1 year.
     pub upload_interval: Duration,
-    /// Bound of the cache of what was read from objects. Default 64 MiB; 0 switches it off.
+    /// Bound of the memory cache for blocks read from objects. Default 64 MiB; 0 switches it off.
     pub block_cache_bytes: u64,
-    /// A cache on a local disk behind it. Default: none.
+    /// A cache on a local disk behind the block cache. Default: none.
     pub disk_cache: Option<DiskCacheOptions>,
-    /// Compaction brings what is smaller than an eighth of it together, to objects of a stream with
-    /// at most so much payload. Default 256 MiB, at least 64 KiB, at most 32 GiB; 0 switches
-    /// compaction off. See `docs/compaction.md`.
+    /// Largest payload that object compaction puts into one object of a stream; pieces smaller than
+    /// an eighth of it are merged. Default 256 MiB, at least 64 KiB, at most 32 GiB; 0 switches
+    /// object compaction off. See `docs/compaction.md`.
     pub compaction_bytes: u64,
-    /// Hard bound on what is on its way from objects to readers, verified or not, of all readers
-    /// together; a single batch that is larger is read alone. What has arrived is bounded by
+    /// Hard bound on the bytes in flight from objects to readers, verified or not, for all readers
+    /// together; a single larger batch is read alone. What has arrived is bounded by
     /// `block_cache_bytes` and by what readers hold. Default 128 MiB, at least 8 MiB.
     pub late_read_bytes: u64,
-    /// Bound on the bytes per second to and from the object store. Uploads go before late reads,
-    /// and those before compaction. Default 0: no bound; else at least 1 MiB.
+    /// Bound on the bytes per second to and from the object store. Uploads have priority over cold
+    /// reads, and cold reads over object compaction. Default 0: no bound; otherwise at least 1 MiB.
     pub object_store_bytes_per_s: u64,
-    /// Threads of their own for late reads and compaction, which make way for all others at the
-    /// processor and at local disks. Default 0: they run where the store was opened.
+    /// Number of threads for cold reads and object compaction, which run at low priority for the
+    /// processor and local disks. Default 0: these tasks run in the runtime in which the store was
+    /// opened.
     pub background_threads: usize,
-    /// Wait after the first failure of an upload; doubles with each further one, and varies by up
-    /// to a half so that many servers do not return at the same moment. Default 100 ms, at least 1
-    /// ms.
+    /// Delay after the first failure of an upload. It doubles with each further failure and is
+    /// randomized by up to a half, so that many servers do not retry at the same moment. Default
+    /// 100 ms, at least 1 ms.
     pub retry_initial: Duration,
-    /// Longest wait between two attempts. Default 10 s, at least `retry_initial`, at most 1 year.
+    /// Longest delay between two attempts. Default 10 s, at least `retry_initial`, at most 1 year.
     pub retry_max: Duration,
-    /// While batches are appended, how far each stream has come is written into the WAL this often,
-    /// and once after the last one; then, after the same time, the WAL's durable offset into its
-    /// header. Damage to what was appended since may make streams skip offsets that they never had.
-    /// See `docs/format/stream-record.md`. Default 1 s, at least 1 ms, at most 1 year.
+    /// Interval at which the end of each stream is written to the WAL while batches are appended,
+    /// and once after the last one; then, after the same time, the WAL's durable offset is written
+    /// to its header. If a part of the WAL appended since the last such record is damaged, streams
+    /// may skip offsets that they never used. See `docs/format/stream-record.md`. Default 1 s, at
+    /// least 1 ms, at most 1 year.
     pub ends_interval: Duration,
-    /// An object that the catalog does not know (its upload was cut short) is deleted when it is
-    /// older than this; younger ones may still be on their way from an earlier run. They are looked
-    /// for as often. Default 24 h, at least 1 min, at most 1 year.
+    /// Age at which an object that the catalog does not record (its upload was interrupted) is
+    /// deleted; newer ones may still be in flight from an earlier run. It is also the interval at
+    /// which such objects are looked for. Default 24 h, at least 1 min, at most 1 year.
     pub orphan_age: Duration,
 }
 
@@ -141,7 +145,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults, with `upload_bytes` lowered to what a WAL of `capacity_bytes` allows.
+    /// Returns the defaults, with `upload_bytes` lowered to what a WAL of `capacity_bytes` allows.
     pub fn for_wal(capacity_bytes: u64) -> Self {
         let default = Self::default();
         Self { upload_bytes: default.upload_bytes.min(capacity_bytes / 4), ..default }
@@ -257,7 +261,7 @@ mod tests {
             let options = options(disk_mib * MIB, memory_mib << 20);
             options.check().unwrap();
             assert_eq!(options.journal_bytes(), journal_mib << 20, "{options:?}");
-            // What a journal cache asks for.
+            // The minimum that a journal cache requires.
             assert!(options.memory_bytes >= 4 * options.journal_bytes());
             assert!(options.journals() >= 8);
         }

@@ -35,19 +35,19 @@ use crate::types::{Fold, StreamEpoch, StreamId};
 use crate::wake::{RoomGate, Wakes};
 use crate::{janitor, panics, upload, wake};
 
-/// Why the store could not do something.
+/// Why an operation of the store failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The store cannot go on; the cause is the first one.
+    /// The store has failed; the text is that of the first failure.
     #[error("the store has failed: {0}")]
     Failed(String),
     /// The store was closed.
     #[error("the store is closed")]
     Closed,
-    /// An option is out of its range. The message names the option, the value and the bound.
+    /// An option is out of range. The message names the option, the value and the bound.
     #[error("{0}")]
     InvalidOption(String),
-    /// A change that makes no sense, such as trimming past the durable end. Nothing has changed.
+    /// An invalid change, such as a trim past the durable end. Nothing has changed.
     #[error("{0}")]
     InvalidChange(String),
     /// A newer writer has opened the stream. Nothing has changed.
@@ -55,49 +55,49 @@ pub enum StoreError {
         "stream {stream} was opened with epoch {newest}: a writer with epoch {epoch} changes nothing any more"
     )]
     Fenced {
-        /// Which.
+        /// The stream.
         stream: StreamId,
-        /// The writer's.
+        /// The epoch of the fenced writer.
         epoch: StreamEpoch,
-        /// The newest.
+        /// The newest epoch with which the stream was opened.
         newest: StreamEpoch,
     },
-    /// Catalog and WAL do not belong together. Going on would drop records, or give them to the
-    /// wrong streams.
+    /// The catalog and the WAL do not belong together. Continuing would drop records or assign them
+    /// to the wrong streams.
     #[error(
         "the catalog belongs to the WAL {catalog}, the device holds the WAL {wal}. Open the WAL with \
          the catalog that it was in use with last"
     )]
     WrongWal {
-        /// In the catalog.
+        /// The WAL that the catalog is bound to.
         catalog: Uuid,
-        /// On the device.
+        /// The WAL on the device.
         wal: Uuid,
     },
-    /// The catalog was in use with this WAL once, and a newer one has been since. Going on would
-    /// lose records for good.
+    /// The catalog was in use with this WAL before, and a newer catalog has been since. Continuing
+    /// would lose records permanently.
     #[error(
         "the catalog is new or an old copy: it is of version {version} and has what the WAL held before {uploaded}, and the WAL was in use with version \
          {mark} and trimmed up to {trimmed}. The rest is in objects that a newer catalog knows: open the WAL with that one"
     )]
     OldCatalog {
-        /// Of this catalog.
+        /// The version of this catalog.
         version: u64,
-        /// The WAL's mark: the version of the catalog that it was in use with last.
+        /// The mark of the WAL: the version of the catalog that it was last in use with.
         mark: u64,
-        /// Up to here the catalog has what the WAL held.
+        /// The log offset below which this catalog has the contents of the WAL.
         uploaded: LogOffset,
         /// The WAL's trim offset.
         trimmed: LogOffset,
     },
-    /// The WAL that the catalog belongs to was in use with it since this copy of it was made. What
-    /// was appended since would be lost for good.
+    /// The WAL was in use with this catalog after this copy of the WAL was made. Everything
+    /// appended since would be lost permanently.
     #[error(
         "the device holds an old copy of the WAL: it is of the time of version {mark} of the catalog, which has seen the WAL with version {seen}. \
          Open the catalog with the device that was in use last, or both as they were at one moment"
     )]
     OldWal {
-        /// In the header of this copy.
+        /// The mark in the header of this copy.
         mark: u64,
         /// The greatest mark that the WAL is known to have had.
         seen: u64,
@@ -114,95 +114,95 @@ pub enum StoreError {
     /// An object could not be read.
     #[error(transparent)]
     Object(#[from] ObjectError),
-    /// Another server owns the objects: nothing is written or deleted. Nothing has changed.
+    /// Another server owns the objects, so none is written or deleted. Nothing has changed.
     #[error("another server owns the objects")]
     NotOwner,
 }
 
-/// What [`Store::open`] gives.
+/// The result of [`Store::open`].
 pub struct Opened {
     /// The store, open for traffic.
     pub store: Store,
-    /// What was found.
+    /// What recovery found.
     pub recovery: Recovery,
 }
 
-/// Numbers for metrics and tools. Taken one after another, not at one moment.
+/// Numbers for metrics and tools. They are read one after the other, so they are not a consistent
+/// snapshot.
 #[derive(Clone, Debug)]
 pub struct Stats {
-    /// Streams that exist.
+    /// The number of streams.
     pub streams: usize,
     /// The bound of the log cache, [`Options::cache_bytes`].
     pub cache_bound_bytes: u64,
-    /// Batches in the log cache, bookkeeping included.
+    /// Bytes of the log cache in use, bookkeeping included.
     pub cache_used_bytes: u64,
-    /// The part of it that is not uploaded yet and cannot be evicted.
+    /// Bytes of the log cache that are not uploaded yet and cannot be evicted.
     pub cache_pinned_bytes: u64,
-    /// What the WAL has grown by since the last upload began.
+    /// Bytes appended to the WAL since the last upload began.
     pub log_behind_bytes: u64,
-    /// How old the oldest record that is not trimmed is, at most: since the cut was taken that the
-    /// WAL is trimmed to. The cut moves at each [`Options::upload_interval`], also while nothing is
-    /// appended. Of records that recovery found, the time since the start. 0 if there is no such
-    /// record.
+    /// An upper bound of the age of the oldest record that is not trimmed: the time since the cut
+    /// was taken that the WAL is trimmed to. The cut moves at each [`Options::upload_interval`],
+    /// also while nothing is appended. For records that recovery found, the time since the start. 0
+    /// if everything is trimmed.
     pub log_age: Duration,
-    /// Verified blocks and indexes in memory.
+    /// Bytes of verified blocks and indexes in memory.
     pub block_cache_used_bytes: u64,
-    /// Verified blocks and indexes on a local disk.
+    /// Statistics of the cache of verified blocks and indexes on a local disk.
     pub disk_cache: DiskCacheStats,
-    /// Reads from objects.
+    /// Statistics of reads from objects.
     pub reads: ReadStats,
     /// Objects in use.
     pub objects: usize,
-    /// Their size.
+    /// Bytes of the objects in use.
     pub object_bytes: u64,
     /// Objects waiting to be deleted.
     pub retired_objects: usize,
-    /// Objects in use that a reader, or compaction, has found to be damaged.
+    /// Objects in use that a reader or compaction found damaged.
     pub damaged_objects: LostObjects,
-    /// Objects in use that were not there.
+    /// Objects in use that were missing from the object store.
     pub missing_objects: LostObjects,
-    /// Uploads committed since the start, those that needed no object included.
+    /// Uploads committed since the start, including those that needed no object.
     pub uploads: u64,
-    /// What was asked of the object store, by cause and kind; what was never asked is not there.
+    /// Requests to the object store by class and kind; combinations without a request are left out.
     pub requests: Vec<Requests>,
     /// Bytes of objects committed since the start.
     pub uploaded_bytes: u64,
-    /// Compactions committed since the start.
+    /// Object compactions committed since the start.
     pub compactions: u64,
-    /// Bytes of objects that they have written.
+    /// Bytes of objects written by object compaction.
     pub compacted_bytes: u64,
-    /// Compactions that have failed, and were given up or will be tried again.
+    /// Object compactions that failed, whether they are retried or not.
     pub compaction_failures: u64,
     /// Failed attempts to write an object.
     pub upload_failures: u64,
-    /// Set while objects cannot be written: from the first failed attempt until an upload has come
-    /// to its end.
+    /// Set while objects cannot be written: from the first failed attempt until an upload
+    /// completes.
     pub upload_failing: Option<UploadFailing>,
-    /// Old objects that the catalog does not know, and that are still there: they could not be
-    /// deleted yet, or are kept because something is [lost](Stats::lost) that they may hold. As of
-    /// the last look, which comes each [`Options::orphan_age`].
+    /// Old objects that the catalog does not record and that still exist: they could not be deleted
+    /// yet, or are kept because they may hold something that is [lost](Stats::lost). As of the last
+    /// scan, which runs every [`Options::orphan_age`].
     pub orphans: usize,
     /// Orphans deleted since the start.
     pub orphans_deleted: u64,
-    /// Failed attempts to delete what is not needed: an object, or all of them when they cannot be
-    /// listed.
+    /// Failed attempts to delete an unneeded object or to list the objects.
     pub clean_up_failures: u64,
-    /// Appends that found no room.
+    /// Appends refused because the log, the window or the log cache was full.
     pub pushbacks: u64,
-    /// What was lost before the start. Does not change while the store is open.
+    /// What was lost before the start. Constant while the store is open.
     pub lost: Lost,
-    /// Times that no object was deleted, or the WAL not trimmed, since another store owns the same
-    /// objects: one that has taken the WAL over, or has a copy of it.
+    /// Deletions of objects and trims of the WAL that were refused because another store owns the
+    /// same objects: one that has taken over the WAL or has a copy of it.
     pub owner_conflicts: u64,
-    /// The WAL's numbers.
+    /// Statistics of the WAL.
     pub wal: alluvium_wal::Stats,
 }
 
-/// All streams of one WAL. Cheap to clone; must live, and be opened, in a `tokio` runtime.
+/// All streams of one WAL. Cheap to clone. It must be opened and used in a `tokio` runtime.
 ///
-/// Close it with [`Store::close`]. Dropping the last handle instead stops it as a crash would, and
-/// wakes who still waits at a [`Stream`]; nothing is lost by that. A change of the catalog that has
-/// begun ends later, so a store that is to be opened again in this process has to be closed.
+/// Close it with [`Store::close`]. Dropping the last handle instead stops it as a crash would and
+/// wakes every waiter at a [`Stream`]; nothing is lost. A commit to the catalog that is in progress
+/// may end later, so a store that will be opened again in the same process must be closed.
 #[derive(Clone)]
 pub struct Store {
     pub(crate) shared: Arc<Shared>,
@@ -221,7 +221,7 @@ impl Drop for Tasks {
     }
 }
 
-/// What handles and tasks share.
+/// The state that handles and tasks share.
 pub(crate) struct Shared {
     pub(crate) wal: Wal,
     pub(crate) wal_id: Uuid,
@@ -229,8 +229,7 @@ pub(crate) struct Shared {
     pub(crate) objects: Objects,
     pub(crate) readers: Readers,
     pub(crate) catalog: Arc<dyn Catalog>,
-    /// The catalog's version after the last commit whose consequences are in memory, or about to
-    /// be.
+    /// The catalog's version after the last commit whose effects are in memory or are about to be.
     pub(crate) version: AtomicU64,
     pub(crate) fold: Arc<dyn Fold>,
     pub(crate) options: Options,
@@ -243,11 +242,11 @@ pub(crate) struct Shared {
     pub(crate) upload: UploadSignal,
     pub(crate) ends: Ends,
     pub(crate) object_table: Mutex<ObjectTable>,
-    /// Held over each change of the catalog and of what is derived from it in memory, so that both
-    /// have one order.
+    /// Held over each change of the catalog and of the memory derived from it, so that both see the
+    /// changes in the same order.
     pub(crate) committing: tokio::sync::Mutex<()>,
     pub(crate) ids: Ids,
-    /// Wakes the janitor.
+    /// Wakes the object cleaner.
     pub(crate) retired: Notify,
     pub(crate) losses: Arc<Losses>,
     pub(crate) compaction: Compaction,
@@ -255,49 +254,50 @@ pub(crate) struct Shared {
     pub(crate) faults: Arc<Faults>,
     /// Why nothing can be appended any more.
     failure: OnceLock<StoreError>,
-    /// `failure` was set.
+    /// Notified when `failure` is set.
     failed: Notify,
-    /// Why the catalog cannot be changed any more. `failure` is set too then, perhaps to something
-    /// that came before.
+    /// Why the catalog cannot be changed any more. `failure` is also set then, perhaps to an
+    /// earlier cause.
     halted: OnceLock<StoreError>,
 }
 
-/// Ids to hand out next.
+/// The next ids to hand out.
 pub(crate) struct Ids {
     /// Changed under [`Shared::committing`].
     pub(crate) next_stream: AtomicU64,
-    /// Handed out in this run, and not used yet. Others may have batches in the WAL.
+    /// Ids handed out in this run that have no stream yet. Any other id below `next_stream` may
+    /// have batches in the WAL.
     pub(crate) fresh_streams: Mutex<HashSet<StreamId>>,
     pub(crate) next_object: AtomicU64,
 }
 
-/// Metadata of the store itself.
+/// The key prefix of the store's own metadata.
 pub(crate) const OWN_META_PREFIX: &str = "stream/";
 
-/// How appends ask for an upload.
+/// How appends request an upload.
 pub(crate) struct UploadSignal {
     pub(crate) wanted: Notify,
-    /// An append found no room.
+    /// An append found no space.
     pub(crate) forced: AtomicBool,
-    /// Recovery has found gaps, and the owner of the streams has not dealt with them yet.
+    /// Recovery found gaps, and the owner of the streams has not handled them yet.
     pub(crate) held: AtomicBool,
     /// The log offset of the last cut.
     pub(crate) cut: AtomicU64,
-    /// [`Options::upload_bytes`], or a quarter of the WAL if that is less since the WAL was
+    /// [`Options::upload_bytes`], or a quarter of the WAL if that is less because the WAL was
     /// resized.
     pub(crate) threshold_bytes: AtomicU64,
-    /// When the cut was taken that the WAL is trimmed to; at first, the start. No record that was
-    /// appended in this life and is not trimmed is older.
+    /// When the cut was taken that the WAL is trimmed to; initially the start. No record appended
+    /// in this run that is not trimmed is older.
     pub(crate) trimmed_to: Mutex<tokio::time::Instant>,
 }
 
 impl Store {
-    /// Recover the WAL on `device`, which must have been formatted, and open it for traffic.
+    /// Recovers the WAL on `device`, which must be formatted, and opens it for traffic.
     ///
-    /// Nothing of the object store is needed for it, so an object store that is down delays
-    /// nothing. `catalog` is bound to the WAL at the first open and refused with another one
-    /// afterwards, and so is an old copy of either of the two ([`StoreError::OldCatalog`],
-    /// [`StoreError::OldWal`]). `progress` is told how far recovery is.
+    /// The object store is not accessed, so an object store that is down delays nothing. `catalog`
+    /// is bound to the WAL at the first open and refused with any other WAL afterwards, and so is
+    /// an old copy of either of the two ([`StoreError::OldCatalog`], [`StoreError::OldWal`]).
+    /// `progress` reports how far recovery is.
     ///
     /// Dropping the future does not stop a recovery that has begun: the device is in use until it
     /// ends.
@@ -381,49 +381,49 @@ impl Store {
         Ok(Opened { store, recovery: recovered.recovery })
     }
 
-    /// Fresh ids, never handed out before, also not in an earlier life. Each serves for one stream,
-    /// which is to be created before the store is closed.
+    /// Returns ids that were never handed out before, also not in an earlier run. Each is for one
+    /// stream, which must be created before the store is closed.
     pub async fn new_stream_ids(&self, count: u32) -> Result<Vec<StreamId>, StoreError> {
         self.shared.new_stream_ids(count).await
     }
 
-    /// Apply changes in order, atomically and durably; created streams are open, and deleted ones
-    /// closed, when it returns.
+    /// Applies changes in order, atomically and durably. When it returns, created streams are open
+    /// and deleted ones are closed.
     ///
-    /// A list may change a stream only once, and with the epoch of its writer
-    /// ([`StoreError::Fenced`]). A trim to or before the start does nothing. Dropping the future
-    /// does not stop what has begun. If the catalog fails it is not known whether the changes
-    /// became durable; nothing can be changed or appended then until the store is opened again,
-    /// which finds out.
+    /// A list may change a stream only once, with the epoch of its writer ([`StoreError::Fenced`]).
+    /// A trim to the start or before it does nothing. Dropping the future does not stop a commit
+    /// that has begun. If the catalog fails, it is unknown whether the changes are durable; nothing
+    /// can be changed or appended until the store is opened again, which finds out.
     pub async fn commit(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         self.shared.commit(changes).await
     }
 
-    /// The stream with this id, if it exists, for reading.
+    /// Returns the stream with this id for reading, if it exists.
     pub fn stream(&self, id: StreamId) -> Option<Stream> {
         let state = self.shared.streams.read().get(&id)?.clone();
         Some(Stream::new(self.shared.clone(), state))
     }
 
-    /// What the owner calls its streams, for messages about them. The first call counts.
+    /// Sets how messages name streams. Only the first call has an effect.
     pub fn name_streams(&self, names: impl Fn(StreamId) -> Option<String> + Send + Sync + 'static) {
         self.shared.losses.name_streams(Box::new(names));
     }
 
-    /// The owner of the streams has dealt with what recovery found ([`Recovery::gaps`]). An upload
-    /// makes gaps a part of checkpoints, from where no replay tells of them, so if there are any,
-    /// none begins before this is called, unless an append finds no room.
+    /// Allows uploads: the owner of the streams has handled what recovery found
+    /// ([`Recovery::gaps`]). An upload folds gaps into checkpoints, after which a replay no longer
+    /// shows them. So if there are any gaps, no upload begins before this call, unless an append
+    /// finds no space.
     pub fn begin_uploads(&self) {
         self.shared.upload.held.store(false, Ordering::Release);
         self.shared.upload.wanted.notify_one();
     }
 
-    /// The ids of all streams, in no order.
+    /// Returns the ids of all streams, in no particular order.
     pub fn stream_ids(&self) -> Vec<StreamId> {
         self.shared.streams.read().keys().copied().collect()
     }
 
-    /// All metadata of the owner under a prefix, sorted by key.
+    /// Returns the owner's metadata whose keys have this prefix, sorted by key.
     pub fn meta(&self, prefix: &str) -> Vec<(String, Vec<u8>)> {
         let meta = self.shared.meta.read();
         let from_prefix =
@@ -433,44 +433,44 @@ impl Store {
         of_owner.map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
-    /// The metadata under this very key.
+    /// Returns the metadata under exactly this key.
     pub fn meta_value(&self, key: &str) -> Option<Vec<u8>> {
         self.shared.meta.read().get(key).cloned()
     }
 
-    /// Resolves when space may have become free since the last append that found none, or the store
-    /// has failed or closed. Used after [`crate::AppendError::Full`]: await it, then try again; an
-    /// event between the two is not lost. There is no order among those who wait: a batch that
-    /// needs much room at once may have to try again while small ones take it.
+    /// Resolves when space may have become free since the last append that found none, or when the
+    /// store has failed or closed. Await it after [`crate::AppendError::Full`], then try again; an
+    /// event between the two is not lost. Waiters are not ordered: a batch that needs much space at
+    /// once may have to try repeatedly while smaller ones take it.
     pub async fn room(&self) {
         self.shared.room.wait().await;
     }
 
-    /// Set once nothing can be appended any more: the WAL has latched, the catalog has failed, or
-    /// the store was closed.
+    /// Returns the cause once nothing can be appended any more: the WAL has latched, the catalog
+    /// has failed, or the store was closed.
     pub fn failure(&self) -> Option<String> {
         self.shared.failure().map(|failure| failure.to_string())
     }
 
-    /// [`Store::failure`], unless the store was closed before anything failed.
+    /// Returns [`Store::failure`], unless the store was closed before any failure.
     pub fn failure_unless_closed(&self) -> Option<String> {
         let failure = self.shared.failure();
         failure.filter(|it| !matches!(it, StoreError::Closed)).map(|failure| failure.to_string())
     }
 
-    /// Resolves with the cause once nothing can be appended any more, whether or not anybody
-    /// appends; see [`Store::failure`].
+    /// Resolves with the cause once nothing can be appended any more, whether or not anything is
+    /// being appended; see [`Store::failure`].
     pub async fn failed(&self) -> StoreError {
         let shared = &*self.shared;
         let told = shared.failed.notified();
         let mut told = std::pin::pin!(told);
-        told.as_mut().enable(); // before the look, so that nothing between the two is missed
+        told.as_mut().enable(); // before the check, so that no failure between the two is missed
         if let Some(failure) = shared.failure() {
             return failure;
         }
         tokio::select! {
             () = told => {}
-            // An offset that no log reaches: this resolves when the WAL stops.
+            // No log reaches this offset, so this resolves only when the WAL stops.
             stopped = shared.wal.wait_durable(LogOffset(u64::MAX)) => {
                 shared.fail(stopped.err().map_or(StoreError::Closed, StoreError::Wal));
             }
@@ -478,30 +478,31 @@ impl Store {
         shared.failure().expect("it was set, here or by who told")
     }
 
-    /// The largest payload that a batch may have.
+    /// Returns the largest payload that a batch may have.
     pub fn max_batch_bytes(&self) -> u64 {
         self.shared.max_batch_bytes
     }
 
-    /// The newest header of the WAL.
+    /// Returns the newest header of the WAL.
     pub fn wal_header(&self) -> HeaderInfo {
         self.shared.wal.header()
     }
 
-    /// The version of the catalog: each change raises it by one.
+    /// Returns the version of the catalog; each change raises it by one.
     pub fn catalog_version(&self) -> u64 {
         self.shared.version()
     }
 
-    /// Give the WAL another capacity while it is in use; see [`alluvium_wal::Wal::request_resize`].
+    /// Changes the capacity of the WAL while it is in use; see
+    /// [`alluvium_wal::Wal::request_resize`].
     pub fn request_resize(&self, capacity_bytes: u64) -> Result<Resizing, ResizeError> {
         let resizing = self.shared.wal.request_resize(capacity_bytes)?;
-        // Before a smaller ring is there: its uploads make room for the change.
+        // Before the ring shrinks: the uploads free the space that the change needs.
         self.shared.follow_capacity();
         Ok(resizing)
     }
 
-    /// Numbers for metrics and tools.
+    /// Returns numbers for metrics and tools.
     pub fn stats(&self) -> Stats {
         let shared = &*self.shared;
         let (objects, object_bytes, retired_objects) = {
@@ -542,20 +543,20 @@ impl Store {
         }
     }
 
-    /// What is wrong while the store serves, at most one entry for each reason; empty if all is
-    /// well.
+    /// Returns the faults that are present while the store serves, at most one for each reason;
+    /// empty if there is none.
     pub fn degraded(&self) -> Vec<Degraded> {
         health::degraded(&self.stats(), &self.shared.losses.gaps(), &self.shared.faults)
     }
 
-    /// Report a fault of a layer above the store, or, with `None`, that it is over. See
+    /// Reports a fault of a layer above the store or, with `None`, its end. See
     /// [`Store::degraded`].
     pub fn report(&self, reason: Reason, detail: Option<String>) {
         self.shared.faults.report(reason, detail);
     }
 
-    /// Upload what has been appended so far, and wait until it is committed and the WAL is trimmed;
-    /// returns at once if there is nothing. Not needed for anything but tests and orderly moves.
+    /// Uploads everything appended so far and waits until it is committed and the WAL is trimmed.
+    /// Returns at once if there is nothing to upload. Only tests and orderly moves need it.
     pub async fn flush(&self) -> Result<(), StoreError> {
         let target = self.shared.wal.appended();
         while self.shared.wal.stats().trimmed < target {
@@ -569,10 +570,10 @@ impl Store {
         Ok(())
     }
 
-    /// Stop the background work and close the WAL cleanly. What is not uploaded stays in the WAL
-    /// for the next start. Dropping the future does not stop what has begun.
+    /// Stops the background work and closes the WAL cleanly. What is not uploaded stays in the WAL
+    /// for the next start. Dropping the future does not stop a close that has begun.
     pub async fn close(self) -> Result<(), StoreError> {
-        // At once, so that nobody waits for what will not come.
+        // First, so that waiters do not wait for something that will not happen.
         self.shared.halt(StoreError::Closed);
         let (shared, tasks) = (self.shared.clone(), self.tasks.clone());
         let closing = tokio::spawn(async move {
@@ -581,30 +582,30 @@ impl Store {
                 handle.abort();
             }
             for handle in handles {
-                // It was cancelled, or has ended with a failure that everybody knows.
+                // Either it was cancelled, or its failure is already reported.
                 let _ = handle.await;
             }
-            // Commits run in tasks of their own. Whoever begins now sees the halt; wait for the one
-            // that has begun before.
+            // Commits run in tasks of their own. A later one sees the halt; wait for one that has
+            // begun before.
             drop(shared.committing.lock().await);
-            // So does a look at the WAL.
+            // Ownership checks of the WAL also run in tasks of their own.
             shared.owner.looked().await;
-            // A log that has failed says so when it is closed.
+            // A failed log reports its failure when it is closed below.
             let _ = ends::close(&shared).await;
-            // A mark that no copy of the WAL has that was made before.
+            // A mark that no earlier copy of the WAL has.
             let _ = shared.wal.set_mark(shared.version()).await;
             let (wal, catalog) = (shared.wal.clone(), shared.catalog.clone());
             let close = move || {
                 let mark = wal.mark();
                 wal.close()?;
-                // Such a copy would be refused all the same if the log had been used since.
+                // Without this, such a copy is still refused if the log was used since.
                 if let Err(error) = catalog.commit(&[Change::WalMarked(mark)]) {
                     tracing::warn!("an old copy of the WAL may not be recognized: {error}");
                 }
                 Ok(())
             };
             let closed = tokio::task::spawn_blocking(close).await;
-            // Last, since only a later start's speed depends on it.
+            // Last, because only the speed of a later start depends on it.
             shared.objects.close().await;
             closed.map_err(|error| StoreError::Failed(error.to_string()))?.map_err(StoreError::Wal)
         });
@@ -617,8 +618,8 @@ impl Shared {
         self.failure.get().cloned()
     }
 
-    /// Nothing can go on: say so, and let nobody wait for what will not come. The first cause
-    /// counts. Not to be called with a tail locked.
+    /// Records that the store has failed and wakes all waiters. The first cause counts. The caller
+    /// must not hold the lock of a tail.
     pub(crate) fn fail(&self, failure: StoreError) {
         if self.failure.set(failure).is_err() {
             return;
@@ -637,16 +638,15 @@ impl Shared {
         }
     }
 
-    /// Nothing may be changed any more, neither the catalog nor what is derived from it in memory:
-    /// one of them may be behind the other, or the store is closed. Appends end with it. The first
-    /// cause counts.
+    /// Forbids changes of the catalog and of the memory derived from it: one of them may be behind
+    /// the other, or the store is closed. Appends fail, too. The first cause counts.
     pub(crate) fn halt(&self, cause: StoreError) {
         let _ = self.halted.set(cause.clone());
         self.fail(cause);
     }
 
-    /// Why nothing may be changed any more. From when another writer has the WAL, nothing of what
-    /// was built on it counts, and the next owner may have a copy of this catalog: what is changed
+    /// Returns why nothing may be changed any more. Once another writer has the WAL, nothing that
+    /// was built on it counts, and the next owner may have a copy of this catalog: a change made
     /// here would be in neither.
     pub(crate) fn halted(&self) -> Option<StoreError> {
         let fenced = || match self.wal.stopped()? {
@@ -656,8 +656,8 @@ impl Shared {
         self.halted.get().cloned().or_else(fenced)
     }
 
-    /// Run `work`. If it panics nobody knows what is true in memory any more, and what others wait
-    /// for may never come: the store halts.
+    /// Runs `work`. If it panics, memory may be inconsistent and events that others wait for may
+    /// never come, so the store halts.
     pub(crate) async fn caught<T>(&self, work: impl Future<Output = T>) -> Result<T, StoreError> {
         AssertUnwindSafe(work).catch_unwind().await.map_err(|panic| {
             let defect = StoreError::Failed(format!("a defect: {}", panics::text(&*panic)));
@@ -666,14 +666,14 @@ impl Shared {
         })
     }
 
-    /// A task of the store's life.
+    /// Wraps a task that runs as long as the store; a panic halts the store.
     fn lasting(
         self: &Arc<Self>,
         task: impl Future<Output = ()> + Send + 'static,
     ) -> impl Future<Output = ()> + Send + 'static {
         let shared = self.clone();
         async move {
-            // The halt has said it.
+            // The halt has reported it.
             let _ = shared.caught(task).await;
         }
     }
@@ -682,7 +682,7 @@ impl Shared {
         tokio::spawn(self.lasting(task))
     }
 
-    /// What the WAL has grown by since the last cut.
+    /// Returns the bytes appended to the WAL since the last cut.
     pub(crate) fn log_behind_bytes(&self) -> u64 {
         self.wal.appended().0.saturating_sub(self.upload.cut.load(Ordering::Acquire))
     }
@@ -696,8 +696,8 @@ impl Shared {
         }
     }
 
-    /// The bound of [`Options::upload_bytes`], with which appends go on while an upload runs, holds
-    /// for a WAL that was resized too.
+    /// Applies the bound of [`Options::upload_bytes`] to a resized WAL, so that appends can
+    /// continue while an upload runs.
     pub(crate) fn follow_capacity(&self) {
         let capacity_bytes = self.wal.header().capacity_bytes;
         let wanted_bytes = self.wal.stats().resize_to_bytes.unwrap_or(capacity_bytes);
@@ -705,7 +705,8 @@ impl Shared {
         self.upload.threshold_bytes.store(threshold_bytes, Ordering::Relaxed);
     }
 
-    /// The log has grown up to `end`: ask for an upload if it is time.
+    /// Requests an upload if the log, which has grown to `end`, is far enough ahead of the last
+    /// cut.
     pub(crate) fn grown(&self, end: LogOffset) {
         let behind = end.0.saturating_sub(self.upload.cut.load(Ordering::Acquire));
         if behind >= self.upload.threshold_bytes.load(Ordering::Relaxed) {
@@ -713,9 +714,9 @@ impl Shared {
         }
     }
 
-    /// Whether an upload that is running has to end soon: somebody waits for it, or will. An upload
-    /// begins with at most a quarter of the ring and half of the cache behind it, unless recovery
-    /// or a resize made that more, so what is asked for here leaves room for the end at full speed.
+    /// Whether a running upload must finish soon because appends wait for it or are about to. An
+    /// upload begins with at most a quarter of the ring and half of the cache behind it (more only
+    /// after recovery or a resize), so the thresholds here leave space to finish at full speed.
     pub(crate) fn hurries_upload(&self) -> bool {
         let wal = self.wal.stats();
         self.upload.forced.load(Ordering::Acquire)
@@ -725,7 +726,7 @@ impl Shared {
             || self.cache.pinned_bytes() >= self.options.cache_bytes / 4 * 3
     }
 
-    /// Ask for an upload whatever the thresholds say.
+    /// Requests an upload regardless of the thresholds.
     pub(crate) fn request_upload(&self) {
         self.upload.forced.store(true, Ordering::Release);
         self.upload.wanted.notify_one();
@@ -743,7 +744,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::MemoryCatalog;
 
-    /// With nothing in it, in memory; and who moves its disk.
+    /// Returns an empty store in memory and the task that drives its disk.
     pub(crate) async fn small_store() -> (Store, Stepper) {
         let disk = SimDisk::new(SimOptions { capacity_bytes: 1 << 20, ..SimOptions::default() });
         Wal::format(&disk.device(), &FormatOptions::default()).unwrap();
@@ -760,7 +761,7 @@ pub(crate) mod tests {
         (opened.await.unwrap().store, stepper)
     }
 
-    /// Whoever opens the device after that finds nobody there.
+    /// The next opener of the device must not find this one still using it.
     #[tokio::test]
     async fn closing_waits_for_a_look_at_the_wal() {
         let (store, _disk) = small_store().await;

@@ -1,5 +1,5 @@
-//! A stream's handle for reading. With its writer it shares the tail's mutex for moments, and
-//! nothing else.
+//! A stream's handle for reading. It shares only the tail's mutex with the stream's writer, and
+//! holds it briefly.
 
 use std::future::Future;
 use std::pin::pin;
@@ -15,49 +15,49 @@ use crate::store::{Shared, StoreError};
 use crate::tail::{Cached, Range, Source, StreamState, Tail};
 use crate::types::{Batch, StreamEpoch, StreamId, StreamOffset};
 
-/// A fetch that goes on from one object to the next stops after this many, with what it has.
+/// The number of objects after which a fetch stops and returns what it has.
 const OBJECTS_PER_FETCH: usize = 8;
 
-/// Why nothing was read.
+/// Why a fetch returned nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// Before the start or after the end.
+    /// The offset is before the start or after the end of the stream.
     #[error("offset {offset} is outside {start}..={end}")]
     OutOfRange {
-        /// Asked for.
+        /// The requested offset.
         offset: StreamOffset,
         /// The stream's start.
         start: StreamOffset,
         /// The stream's next offset.
         end: StreamOffset,
     },
-    /// The stream is gone.
+    /// The stream was deleted.
     #[error("the stream was deleted")]
     Deleted,
-    /// An object could not be read. If it is damaged or missing ([`crate::ObjectError::is_loss`])
-    /// its records are lost; else another try may succeed.
+    /// An object could not be read. If it is damaged or missing ([`crate::ObjectError::is_loss`]),
+    /// its records are lost; otherwise a retry may succeed.
     #[error("{0}")]
     Failed(StoreError),
 }
 
-/// A fetch's answer.
+/// The result of a fetch.
 #[derive(Debug)]
 pub struct Fetched {
-    /// In order; the first contains the wanted offset (or is the next one after a gap). What comes
-    /// from an object keeps about twice the memory of its payload at most, and no larger part of
-    /// the object.
+    /// The batches in order. The first contains the requested offset or is the next one after a
+    /// gap. A batch from an object keeps at most about twice the memory of its payload alive, not a
+    /// larger part of the object.
     pub batches: Vec<Batch>,
     /// The stream's start.
     pub start: StreamOffset,
-    /// Everything before it is durable: Kafka's high watermark.
+    /// The offset below which everything is durable: Kafka's high watermark.
     pub durable_end: StreamOffset,
-    /// The last batches are from an object, or what follows is in one and was not waited for.
+    /// The last batches are from an object, or the next ones are in one and were not waited for.
     pub late: bool,
 }
 
 impl Fetched {
-    /// The durable offsets from `from` on, where the read began, that no batch has: they are lost.
-    /// Empty if there is a batch, or may be one that was not read.
+    /// Returns the durable offsets from `from`, where the read began, that no batch has: they are
+    /// lost. Empty if `from` is in a batch, or may be in one that was not read.
     pub fn gap(&self, from: StreamOffset) -> std::ops::Range<StreamOffset> {
         let end = match self.batches.first() {
             Some(first) => first.base,
@@ -68,17 +68,17 @@ impl Fetched {
     }
 }
 
-/// What a stream's owner rebuilds its state from: fold `batches` into `checkpoint`.
+/// What a stream's owner rebuilds its state from, by folding `batches` into `checkpoint`.
 #[derive(Clone, Debug)]
 pub struct Replay {
-    /// As [`crate::Fold`] returned it at the last upload.
+    /// The checkpoint that [`crate::Fold`] returned at the last upload.
     pub checkpoint: Option<Bytes>,
-    /// The checkpoint describes the stream up to here.
+    /// The offset up to which the checkpoint describes the stream.
     pub checkpoint_end: StreamOffset,
-    /// All batches after it, in order, durable or not, and below the stream's start too if a trim
-    /// has passed them.
+    /// All batches after the checkpoint, in order, durable or not, including those below the
+    /// stream's start if a trim has passed them.
     pub batches: Vec<Batch>,
-    /// Where the stream ends: behind the last batch, or further if what followed it is lost.
+    /// The end of the stream: after the last batch, or further if offsets behind it are lost.
     pub end: StreamOffset,
 }
 
@@ -92,8 +92,8 @@ impl Replay {
         }
     }
 
-    /// The offsets that are lost: where a batch does not begin at the end of what is before it, and
-    /// behind the last one.
+    /// Returns the lost offsets: those between the end of a batch and the start of the next one,
+    /// and those behind the last batch.
     pub fn gaps(&self) -> Vec<std::ops::Range<StreamOffset>> {
         let starts = self.batches.iter().map(|batch| batch.base).chain([self.end]);
         let ends = [self.checkpoint_end].into_iter().chain(self.batches.iter().map(Batch::end));
@@ -101,13 +101,13 @@ impl Replay {
     }
 }
 
-/// A [`Replay`], and where in the log its batches lie.
+/// A [`Replay`] with the positions of its batches in the log.
 #[derive(Clone, Debug)]
 pub struct History {
-    /// The stream.
+    /// The stream's checkpoint and batches.
     pub replay: Replay,
-    /// Of each batch, the end of its record. All streams share the log, so these positions tell in
-    /// which order batches of different streams were appended.
+    /// For each batch, the log offset at which its record ends. All streams share the log, so these
+    /// positions show in which order batches of different streams were appended.
     pub log_ends: Vec<LogOffset>,
 }
 
@@ -118,8 +118,8 @@ impl History {
     }
 }
 
-/// One stream, to read from; who writes to it has opened it ([`crate::Store::open_stream`]). Cheap
-/// to clone.
+/// One stream, for reading. To write to it, open it with [`crate::Store::open_stream`]. Cheap to
+/// clone.
 #[derive(Clone)]
 pub struct Stream {
     pub(crate) shared: Arc<Shared>,
@@ -131,52 +131,54 @@ impl Stream {
         Self { shared, state }
     }
 
-    /// Its id.
+    /// Returns the stream's id.
     pub fn id(&self) -> StreamId {
         self.state.id
     }
 
-    /// The newest epoch with which it was opened; 0 if it never was.
+    /// Returns the newest epoch with which the stream was opened; 0 if it never was.
     pub fn newest_epoch(&self) -> StreamEpoch {
         self.state.tail.lock().epoch
     }
 
-    /// Records before it are gone.
+    /// Returns the offset of the first readable record.
     pub fn start_offset(&self) -> StreamOffset {
         self.state.tail.lock().start
     }
 
-    /// The offset that the next batch must carry; counts batches that are not durable yet.
+    /// Returns the offset that the next batch must carry; it counts batches that are not durable
+    /// yet.
     pub fn next_offset(&self) -> StreamOffset {
         self.state.tail.lock().next
     }
 
-    /// Everything before it is durable: Kafka's high watermark.
+    /// Returns the offset below which everything is durable: Kafka's high watermark.
     pub fn durable_end(&self) -> StreamOffset {
         let durable = self.shared.wal.durable();
         self.state.tail.lock().durable_end(durable)
     }
 
-    /// Payload from start to next, in bytes. Batches of an object that a trim has passed count
-    /// until it has passed all that the object has of this stream.
+    /// Returns the bytes of payload from the start to the next offset. If a trim ends inside an
+    /// object, all of the stream's batches in that object still count.
     pub fn size_bytes(&self) -> u64 {
         self.state.tail.lock().size_bytes()
     }
 
-    /// Durable batches from the one containing `from`, up to `max_bytes` of payload, at least one
-    /// if there is any. Empty at the end.
+    /// Returns durable batches from the one that contains `from`, up to `max_bytes` of payload but
+    /// at least one if there is any. Empty at the end.
     ///
-    /// May return less than there is, but never nothing if there is something. No lock is held
+    /// It may return less than there is, but never nothing if there is something. No lock is held
     /// while an object is read.
     pub async fn fetch(&self, from: StreamOffset, max_bytes: usize) -> Result<Fetched, FetchError> {
         self.read(from, max_bytes, &mut None).await
     }
 
-    /// As [`Self::fetch`], but when `enough` completes it ends with what there is, perhaps nothing,
-    /// instead of waiting for objects. What it was waiting for goes on for a while, and the next
-    /// call that begins where this one has ended finds it. Dropping the future gives it up.
+    /// Fetches like [`Self::fetch`], but when `enough` completes it returns what it has, perhaps
+    /// nothing, instead of waiting for objects. The read that it was waiting for continues for a
+    /// while, and the next call that begins where this one ended picks it up. Dropping the future
+    /// cancels that read.
     ///
-    /// What the cache of blocks has no place for is waited for all the same: it would be fetched in
+    /// Blocks that do not fit into the block cache are waited for even so: they would be fetched in
     /// vain again and again.
     pub async fn fetch_until(
         &self,
@@ -188,7 +190,7 @@ impl Stream {
         self.read(from, max_bytes, &mut Some(enough)).await
     }
 
-    /// As [`Self::fetch`], of what is in memory: never waits.
+    /// Fetches like [`Self::fetch`], but only what is in memory: never waits.
     pub fn fetch_now(&self, from: StreamOffset, max_bytes: usize) -> Result<Fetched, FetchError> {
         let mut reading = Reading::new(from, max_bytes);
         for _ in 0..OBJECTS_PER_FETCH {
@@ -218,7 +220,8 @@ impl Stream {
         let mut reader = None;
         for _ in 0..OBJECTS_PER_FETCH {
             let Some(range) = reading.look(self)? else { break };
-            // Taken while it reads: if this is dropped, so is what is on its way for the reader.
+            // Taken while the read runs: if this future is dropped, the reader's requests are
+            // cancelled.
             reader = reader.or_else(|| self.shared.readers.take(self.state.id, from));
             let (objects, budget) = (&self.shared.objects, &mut reading.budget);
             let read = objects.fetch(&range.object, self.state.id, reading.next, budget, until);
@@ -226,7 +229,7 @@ impl Stream {
                 Ok(Part { batches, late: None }) => {
                     let nothing_there = batches.is_empty() && !reading.budget.is_spent();
                     reading.add(batches);
-                    // Not passed over: what the catalog says to be there is lost.
+                    // Not skipped: batches that the catalog records are lost.
                     if nothing_there && reading.batches.is_empty() {
                         return Err(self.shared.read_failed(objects.missing(&range)).await);
                     }
@@ -242,8 +245,8 @@ impl Stream {
                     return Ok(reading.fetched());
                 }
                 Err(_) if !reading.batches.is_empty() => break,
-                // Deleted between the look and the read, because the stream was trimmed, or its
-                // batches are in another object now: look again, once per object.
+                // Deleted between the lookup and the read, because the stream was trimmed or its
+                // batches are in another object now: look it up again, once per object.
                 Err(error) if error.is_not_found() && missing != Some(range.object.id) => {
                     missing = Some(range.object.id);
                 }
@@ -258,7 +261,8 @@ impl Stream {
         Ok(reading.fetched())
     }
 
-    /// A late reader has read up to `next`. Who has read before reads ahead.
+    /// Registers a lagging reader that has read up to `next`. One that has read here before reads
+    /// ahead.
     fn leave(&self, reader: Option<Reader>, next: StreamOffset) {
         let reader = match reader {
             Some(mut reader) => {
@@ -270,11 +274,12 @@ impl Stream {
         self.shared.readers.leave(self.state.id, next, reader);
     }
 
-    /// Where the stream could start by a rule of retention: behind its oldest records in objects,
-    /// as long as all of an object's were older than `older_than_ms` (by their greatest timestamp,
-    /// or the time of writing if there is none), or `keep_bytes` of payload would be left. Nothing
-    /// is trimmed by this. The start if nothing can go; what is not uploaded yet never can, nor a
-    /// part of what lies in one object.
+    /// Returns the offset that the stream could start at by a retention rule: behind its oldest
+    /// records in objects, as long as all records of an object are older than `older_than_ms` (by
+    /// the object's greatest timestamp, or the time of writing if there is none), or at least
+    /// `keep_bytes` of payload remain. This does not trim anything. Returns the start if nothing
+    /// can go; what is not uploaded yet never can, and a stream's part of one object goes only as a
+    /// whole.
     pub fn retention_point(
         &self,
         older_than_ms: Option<i64>,
@@ -283,32 +288,33 @@ impl Stream {
         self.state.tail.lock().retention_point(older_than_ms, keep_bytes)
     }
 
-    /// Tell that checkpoints need not speak of what lies before `to`, as if it was trimmed
-    /// ([`crate::Fold::fold`]). Nothing else changes, and nothing is stored: who opens the stream
-    /// after a restart says it again. Does nothing if more was said.
+    /// Declares that checkpoints need not describe anything before `to`, as if it was trimmed
+    /// ([`crate::Fold::fold`]). Nothing else changes and nothing is stored: the owner calls this
+    /// again after a restart. Does nothing if a later offset was declared before.
     pub fn settle(&self, to: StreamOffset) {
         let mut tail = self.state.tail.lock();
         tail.settled = tail.settled.max(to);
     }
 
-    /// Checkpoint and all batches after it, taken at one moment, for rebuilding state at start.
+    /// Returns the checkpoint and all batches after it, taken at one moment, for rebuilding state
+    /// at start.
     pub fn replay(&self) -> Replay {
         Replay::of(&self.state.tail.lock())
     }
 
-    /// As [`Self::replay`], with positions in the log.
+    /// Returns [`Self::replay`] with positions in the log.
     pub fn history(&self) -> History {
         History::of(&self.state.tail.lock())
     }
 
-    /// Be woken when more of the stream becomes durable, it is deleted, or the store fails. One
-    /// `Notify` may watch many streams; dropping the [`Watch`] ends it. Check after subscribing:
-    /// only later events wake. Wakes with [`Notify::notify_one`], so one task waits and an event
-    /// before it waits is not lost.
+    /// Subscribes to the stream: `notify` is woken when more of it becomes durable, it is deleted,
+    /// or the store fails. One `Notify` may watch many streams; dropping the [`Watch`] ends the
+    /// subscription. Check after subscribing: only later events wake. Wakes with
+    /// [`Notify::notify_one`], so only one task may wait, and an event before it waits is not lost.
     pub fn watch(&self, notify: &Arc<Notify>) -> Watch {
         let mut tail = self.state.tail.lock();
         tail.watchers.push(notify.clone());
-        // After the push: what becomes durable from here on has to wake it.
+        // After the push: what becomes durable from now on must wake it.
         if !tail.wake_queued
             && let Some(at) = tail.next_durable(self.shared.wal.durable())
         {
@@ -319,14 +325,14 @@ impl Stream {
     }
 }
 
-/// A read of a stream, as far as it has come.
+/// A read of a stream in progress.
 struct Reading {
     batches: Vec<Batch>,
     next: StreamOffset,
     budget: Budget,
     start: StreamOffset,
     durable_end: StreamOffset,
-    /// The last look has found an object.
+    /// The last lookup found an object.
     late: bool,
 }
 
@@ -344,8 +350,7 @@ impl Reading {
         }
     }
 
-    /// Where it goes on: takes what is in the tail, or returns the range to read next; `None` at
-    /// the end.
+    /// Takes what is in the tail, or returns the range to read next; `None` at the end.
     fn look(&mut self, stream: &Stream) -> Result<Option<Range>, FetchError> {
         let durable = stream.shared.wal.durable();
         let tail = stream.state.tail.lock();
@@ -378,16 +383,16 @@ impl Reading {
         }
     }
 
-    /// Whether `batches` begin before the end of what there is. Where a stream was written anew,
-    /// its batches have other ends than those from before, which the log cache, or an object that
-    /// is still read, may have: so what follows may begin within the last one. Who goes on from its
-    /// end gets it then, by itself.
+    /// Whether `batches` begin before the end of what was read. After a stream was rewritten, its
+    /// batches have other boundaries than earlier ones, which may still be in the log cache or in
+    /// an object that is being read. So the next batch may begin inside the last one. A reader that
+    /// continues from the end of the last one gets it then.
     fn overlaps(&self, batches: &[Batch]) -> bool {
         let first = batches.first().filter(|_| !self.batches.is_empty());
         first.is_some_and(|first| first.base < self.next)
     }
 
-    /// What an object has given; ends the read if it cannot follow what there is.
+    /// Adds the batches of an object; ends the read if they overlap what was read.
     fn add(&mut self, batches: Vec<Batch>) {
         if self.overlaps(&batches) {
             self.budget.close();
@@ -429,7 +434,7 @@ impl Drop for Watch {
 mod tests {
     use super::*;
 
-    /// An object that was read from before, and then what was written anew.
+    /// A read from an object written before a rewrite, followed by batches written by it.
     #[test]
     fn a_read_ends_where_what_follows_begins_before_its_end() {
         let batch = |base, count| Batch {

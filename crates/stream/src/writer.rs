@@ -1,4 +1,4 @@
-//! A stream's writer: append, trim, close, delete. Who it is, and what becomes of the one before:
+//! A stream's writer: append, trim, close, delete. How a writer replaces an earlier one:
 //! `docs/format/catalog.md`, "Who writes to a stream".
 
 use std::future::Future;
@@ -17,48 +17,48 @@ use crate::stream::Stream;
 use crate::tail::{self, Cached, Tail};
 use crate::types::{NewBatch, StreamEpoch, StreamId, StreamOffset};
 
-/// Why nothing was appended. Nothing has changed.
+/// Why a batch was not appended. Nothing has changed.
 #[derive(Debug, thiserror::Error)]
 pub enum AppendError {
-    /// No room now: wait for [`crate::Store::room`] and try again.
+    /// There is no space now: await [`crate::Store::room`] and try again.
     #[error("the write-ahead log or the log cache is full")]
     Full,
     /// The batch can never be appended.
     #[error("a batch of {len_bytes} bytes exceeds the limit of {max_bytes}")]
     TooLarge {
-        /// Of the payload.
+        /// Length of the payload.
         len_bytes: u64,
         /// See [`crate::Store::max_batch_bytes`].
         max_bytes: u64,
     },
-    /// The writer is not where the stream is.
+    /// The batch does not start at the stream's next offset.
     #[error("the batch starts at {got}, the stream's next offset is {expected}")]
     NotNext {
         /// The stream's next offset.
         expected: StreamOffset,
-        /// The batch's.
+        /// The first offset of the batch.
         got: StreamOffset,
     },
-    /// A newer writer has opened the stream, and this one is not its writer any more.
+    /// A newer writer has opened the stream, so this one cannot append any more.
     #[error(
         "the stream was opened with epoch {newest}: a writer with epoch {epoch} appends nothing any more"
     )]
     Fenced {
-        /// The writer's.
+        /// The epoch of this writer.
         epoch: StreamEpoch,
-        /// The newest.
+        /// The newest epoch.
         newest: StreamEpoch,
     },
-    /// The stream is gone.
+    /// The stream was deleted.
     #[error("the stream was deleted")]
     Deleted,
-    /// Nothing can be appended any more.
+    /// The store has failed or is closed: nothing can be appended any more.
     #[error("{0}")]
     Failed(StoreError),
 }
 
-/// The right to write to a stream, until somebody opens the stream with a newer epoch. A [`Stream`]
-/// to read from, too.
+/// The right to write to a stream, until the stream is opened with a newer epoch. It is also a
+/// [`Stream`] for reading.
 pub struct StreamWriter {
     stream: Stream,
     epoch: StreamEpoch,
@@ -73,19 +73,19 @@ impl Deref for StreamWriter {
 }
 
 impl Store {
-    /// Become the stream's writer. From the return on, also after a crash, no writer with an older
-    /// epoch changes the stream; what they have appended is durable, and lies before
+    /// Opens the stream for writing. Once this returns, also after a crash, no writer with an older
+    /// epoch can change the stream; what such writers have appended is durable and lies before
     /// [`Stream::next_offset`].
     ///
-    /// Whoever appoints writers sees to it that no two of them have the same epoch. To open the
-    /// stream again with the epoch that it has costs nothing, and whoever has it goes on; a newer
-    /// one costs a commit of the catalog. Dropping the future does not stop what has begun. Whether
-    /// the store has failed, an append tells.
+    /// The component that appoints writers ensures that no two of them have the same epoch. Opening
+    /// the stream again with its current epoch costs nothing and does not fence the holder; a newer
+    /// epoch costs a commit of the catalog. Dropping the future does not stop a commit that has
+    /// begun. This call does not detect that the store has failed; an append does.
     ///
     /// # Errors
     /// [`StoreError::Fenced`] if the stream was opened with a newer epoch;
-    /// [`StoreError::InvalidChange`] if there is no such stream; a commit or a log that fails, in
-    /// which case the epoch may be the newest all the same.
+    /// [`StoreError::InvalidChange`] if there is no such stream; the error of a failed commit or
+    /// log, in which case the epoch may be the newest even so.
     pub async fn open_stream(
         &self,
         id: StreamId,
@@ -102,15 +102,16 @@ impl Store {
 }
 
 impl StreamWriter {
-    /// With which it was opened.
+    /// Returns the epoch with which the stream was opened.
     pub fn epoch(&self) -> StreamEpoch {
         self.epoch
     }
 
-    /// Put a batch in line; the future completes when it, and everything before it, is durable.
-    /// Does not block or wait; dropping the future changes nothing.
+    /// Appends a batch; the future completes when it and everything before it is durable. Does not
+    /// block or wait; dropping the future changes nothing.
     ///
-    /// Panics if the batch has no records or its offsets pass `u64::MAX`: defects of the caller.
+    /// # Panics
+    /// If the batch has no records or its offsets pass `u64::MAX`: defects of the caller.
     pub fn append(&self, batch: NewBatch) -> Result<Append, AppendError> {
         let NewBatch { base, count, max_timestamp_ms, payload } = batch;
         assert!(
@@ -125,15 +126,14 @@ impl StreamWriter {
         if len_bytes > shared.max_batch_bytes {
             return Err(AppendError::TooLarge { len_bytes, max_bytes: shared.max_batch_bytes });
         }
-        // Before the attempt: an event after this is one that a writer who is turned away must not
-        // miss.
+        // Before the attempt: a refused writer must not miss an event after this.
         let seen = shared.room.generation();
         if count > shared.ends.largest_count() {
             return Err(shared.raise_largest_count(count, seen));
         }
         let cost_bytes = tail::cost_bytes(payload.len());
         if !shared.cache.reserve(cost_bytes) {
-            // Who can never go on shall not wait for room.
+            // A writer that can never append again must not wait for space.
             self.check(&state.tail.lock())?;
             return Err(shared.turn_away(seen));
         }
@@ -172,8 +172,8 @@ impl StreamWriter {
         Ok(Append { done })
     }
 
-    /// Records before `to`, which may be at most the durable end, are gone when it returns, also
-    /// after a restart. Does nothing if the stream starts there or later.
+    /// Removes the records before `to`, which may be at most the durable end. When it returns, they
+    /// are gone, also after a restart. Does nothing if the stream starts at `to` or later.
     ///
     /// # Errors
     /// [`StoreError::Fenced`] if a newer writer has opened the stream; see [`Store::commit`].
@@ -182,19 +182,19 @@ impl StreamWriter {
         self.stream.shared.commit(vec![Change::TrimStream { id, epoch, to }]).await
     }
 
-    /// Give up writing. What was appended is durable when it returns. Readers go on, and the stream
-    /// can be opened again with this epoch or a newer one.
+    /// Stops writing. What was appended is durable when it returns. Readers continue, and the
+    /// stream can be opened again with this epoch or a newer one.
     ///
     /// # Errors
     /// [`StoreError::Fenced`] if a newer writer has opened the stream;
-    /// [`StoreError::InvalidChange`] if it was deleted; a log that has failed. The handle is gone
-    /// all the same.
+    /// [`StoreError::InvalidChange`] if it was deleted; the error of a failed log. The handle is
+    /// consumed in any case.
     pub async fn close(self) -> Result<(), StoreError> {
         self.settle().await
     }
 
-    /// Delete the stream with all its records, durably. What is deleted together with other changes
-    /// goes through [`Store::commit`].
+    /// Deletes the stream with all its records, durably. Use [`Store::commit`] to delete it
+    /// together with other changes.
     ///
     /// # Errors
     /// [`StoreError::Fenced`] if a newer writer has opened the stream; see [`Store::commit`].
@@ -203,7 +203,7 @@ impl StreamWriter {
         self.stream.shared.commit(vec![Change::DeleteStream { id, epoch }]).await
     }
 
-    /// Wait until all is durable that the stream has.
+    /// Waits until everything in the stream is durable.
     async fn settle(&self) -> Result<(), StoreError> {
         let Stream { shared, state } = &self.stream;
         let checked = {
@@ -219,7 +219,7 @@ impl StreamWriter {
         Ok(shared.wal.wait_durable(log_end).await?)
     }
 
-    /// Whether this is the stream's writer.
+    /// Fails if this is not the stream's writer.
     fn check(&self, tail: &Tail) -> Result<(), AppendError> {
         match tail {
             Tail { deleted: true, .. } => Err(AppendError::Deleted),
@@ -232,7 +232,7 @@ impl StreamWriter {
 }
 
 impl Shared {
-    /// Append to the WAL, or turn the writer away.
+    /// Appends to the WAL, or refuses the batch and arranges for a wake-up.
     fn append_to_wal(
         &self,
         header: &[u8],
@@ -243,7 +243,7 @@ impl Shared {
         let refused = match self.wal.append_shared(&[header], payload) {
             Ok(append) => return Ok(append),
             Err(Wal::OverCapacity { .. } | Wal::WindowFull { .. }) => {
-                // With a ticket in hand try once more, so that no room made in between is missed.
+                // Try again after taking the ticket, so that space freed in between is not missed.
                 let ticket = self.wal.wait_room();
                 match self.wal.append_shared(&[header], payload) {
                     Ok(append) => return Ok(append),
@@ -270,8 +270,8 @@ impl Shared {
         })
     }
 
-    /// Such a batch is larger than recovery counts on: it can be appended when the catalog knows of
-    /// the size. That is an event as rare as the doubling of a number that never goes back.
+    /// Refuses a batch with more records than recovery allows for, until the catalog records the
+    /// new maximum. That is rare: the number only doubles and never decreases.
     fn raise_largest_count(self: &Arc<Self>, count: u32, seen: u64) -> AppendError {
         self.numbers.pushbacks.fetch_add(1, Ordering::Relaxed);
         self.room.full(seen);
@@ -289,7 +289,7 @@ impl Shared {
         self.failure().map_or(AppendError::Full, AppendError::Failed)
     }
 
-    /// There is no room before an upload has made some.
+    /// Refuses a batch that needs space which an upload must free first.
     fn turn_away(&self, seen: u64) -> AppendError {
         self.numbers.pushbacks.fetch_add(1, Ordering::Relaxed);
         self.room.full(seen);
