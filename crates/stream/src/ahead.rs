@@ -1,9 +1,9 @@
-//! Reading ahead: what a late reader will want next is fetched while it is busy with what it has.
-//! `docs/late-reads.md`, 3.
+//! Read-ahead: fetches what a lagging reader will want next while it is busy with what it has. See
+//! `docs/cold-reads.md`, 3.
 //!
-//! Nobody says who reads. A reader is known by where its last read has ended: who begins there is
-//! taken for the one who ended there, and goes on with its window. Who begins elsewhere is a new
-//! one.
+//! Reads carry no identity. A reader is recognized by where its last read ended: a read that begins
+//! there is treated as the same reader and continues with its window. A read that begins elsewhere
+//! is a new reader.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,17 +20,17 @@ use crate::objects::{Budget, Objects, READ_BYTES, Ticket};
 use crate::tail::{Source, StreamState};
 use crate::types::{StreamId, StreamOffset};
 
-/// The first window, after the second of two reads that follow each other; it doubles with each
-/// further one up to one large GET. What is fetched is whole blocks, at least one.
+/// The first window, after the second of two consecutive reads; it doubles with each further one up
+/// to one large GET. Whole blocks are fetched, at least one.
 const FIRST_WINDOW_BYTES: u64 = 256 << 10;
-/// Readers that are remembered; the one that was away for longest is forgotten first.
+/// Number of readers that are remembered; the one with the oldest read is dropped first.
 const MAX_READERS: usize = 1024;
-/// A reader that was away for so long is forgotten, and what was on its way for it given up.
+/// A reader that has not read for this long is dropped, and its requests in flight are cancelled.
 const AWAY: Duration = Duration::from_secs(30);
 
 type Place = (StreamId, StreamOffset);
 
-/// The readers between two reads.
+/// The lagging readers between two reads.
 #[derive(Default)]
 pub(crate) struct Readers {
     table: Mutex<Table>,
@@ -44,20 +44,21 @@ struct Table {
     next_number: u64,
 }
 
-/// A late reader that has read before. Dropping it gives up what is on its way for it alone.
+/// A lagging reader that has read before. Dropping it cancels requests that are in flight for it
+/// alone.
 #[derive(Default)]
 pub(crate) struct Reader {
     window_bytes: u64,
     plan: Arc<Plan>,
     task: Option<Task>,
-    /// What its last read did not wait for to the end.
+    /// The request that its last read stopped waiting for.
     waited_for: Option<Ticket>,
 }
 
 /// How far was read ahead.
 #[derive(Default)]
 struct Plan {
-    /// When the reader comes here, it is time to read further ahead: a half is left.
+    /// The reader reads further ahead when it gets here: half of the window is left.
     half: AtomicU64,
     end: AtomicU64,
 }
@@ -71,7 +72,7 @@ impl Drop for Task {
 }
 
 impl Readers {
-    /// The reader whose last read has ended at `from`.
+    /// Removes and returns the reader whose last read ended at `from`.
     pub(crate) fn take(&self, stream: StreamId, from: StreamOffset) -> Option<Reader> {
         let mut table = self.table.lock();
         let (number, reader) = table.by_place.remove(&(stream, from))?;
@@ -79,14 +80,14 @@ impl Readers {
         Some(reader)
     }
 
-    /// `reader` comes back to `next`, or so it is hoped.
+    /// Stores `reader`, which is expected to continue at `next`.
     pub(crate) fn leave(&self, stream: StreamId, next: StreamOffset, reader: Reader) {
         let place = (stream, next);
         let now = Instant::now();
         let mut forgotten = Vec::new();
         let mut table = self.table.lock();
         let table = &mut *table;
-        // Of two at the same place one is enough: what it reads ahead serves both.
+        // Of two readers at the same position one suffices: what it reads ahead serves both.
         let reader = match table.by_place.remove(&place) {
             Some((number, other)) => {
                 table.by_age.remove(&number);
@@ -112,8 +113,8 @@ impl Readers {
 }
 
 impl Reader {
-    /// It has read on up to `next`, where the last read has left it: read ahead from there if it is
-    /// time.
+    /// Records that the reader has read up to `next`, starting where its last read ended, and reads
+    /// ahead from there if it is time.
     pub(crate) fn read_on(
         &mut self,
         objects: &Objects,
@@ -132,14 +133,14 @@ impl Reader {
         self.task = Some(Task(objects.background().spawn(task)));
     }
 
-    /// It gave up waiting for this, and will be back for it.
+    /// Keeps alive a request that the reader stopped waiting for and will come back for.
     pub(crate) fn waited_for(&mut self, ticket: Ticket) {
         self.waited_for = Some(ticket);
     }
 }
 
-/// Fetch what follows `from`, from one object to the next. Errors are the reader's, when it comes
-/// there.
+/// Fetches what follows `from`, from one object to the next. Errors are ignored: the reader meets
+/// them when it gets there.
 async fn read_ahead(
     objects: Objects,
     state: Arc<StreamState>,

@@ -1,4 +1,4 @@
-//! Threads for what may wait.
+//! Threads for background work.
 
 use std::panic::resume_unwind;
 
@@ -7,22 +7,22 @@ use tokio::task::{JoinError, JoinHandle, JoinSet};
 
 use crate::store::StoreError;
 
-/// File reads at a time, of all late readers and compaction. More would not be faster, and would
-/// stand in the disk's queue before the log's writes.
+/// Concurrent file reads of all lagging readers and object compaction. More would not be faster and
+/// would fill the disk's queue ahead of the log's writes.
 const FILES_AT_A_TIME: usize = 4;
 
-/// Where late reads and compaction run: threads that make way for others
-/// ([`alluvium_device::make_way`]), so that who produces has the processor and the disk first; or
-/// the runtime that the store was opened in.
+/// The runtime of cold reads and object compaction: either threads of low priority
+/// ([`alluvium_device::make_way`]), so that producers get the processor and the disk first, or the
+/// runtime in which the store was opened.
 pub(crate) struct Background {
     handle: Handle,
     own: Option<Runtime>,
-    /// The runtime that the store was opened in.
+    /// The runtime in which the store was opened.
     ahead: Handle,
 }
 
 impl Background {
-    /// So many threads of their own, or none.
+    /// Starts this number of threads, or uses the current runtime for 0.
     pub(crate) fn start(threads: usize) -> Result<Self, StoreError> {
         let ahead = Handle::current();
         if threads == 0 {
@@ -43,7 +43,7 @@ impl Background {
         self.handle.spawn(task)
     }
 
-    /// Run a task there, until it is done or the future is dropped.
+    /// Runs a task in the background until it is done or the future is dropped.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
@@ -51,7 +51,7 @@ impl Background {
         run_on(&self.handle, task).await
     }
 
-    /// Run a task with the others, whoever asks for it.
+    /// Spawns a task at normal priority, also when called from a background thread.
     pub(crate) fn spawn_ahead<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
@@ -59,7 +59,7 @@ impl Background {
         self.ahead.spawn(task)
     }
 
-    /// The same, until the future is dropped.
+    /// Runs a task at normal priority until it is done or the future is dropped.
     pub(crate) async fn run_ahead<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
@@ -81,9 +81,9 @@ async fn run_on<T: Send + 'static>(
     }
 }
 
-/// Have the calling thread make way for others.
+/// Lowers the priority of the calling thread.
 pub(crate) fn make_way() {
-    // It works all the same.
+    // It works without a low priority, too.
     if let Err(error) = alluvium_device::make_way() {
         tracing::debug!("a thread cannot get a low priority: {error}");
     }
@@ -91,7 +91,7 @@ pub(crate) fn make_way() {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // The last one to go may be a task, which must not wait.
+        // The last owner may be a task, which must not block.
         if let Some(runtime) = self.own.take() {
             runtime.shutdown_background();
         }

@@ -1,6 +1,5 @@
-//! Who may use the way to the object store, when it is limited: a token bucket whose tokens are
-//! bytes, and a queue before it in which what is more urgent goes first. See `docs/late-reads.md`,
-//! 5.
+//! The limit on transfers to and from the object store: a token bucket with bytes as tokens, and a
+//! priority queue in front of it. See `docs/cold-reads.md`, 5.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,16 +11,17 @@ use tokio::time::Instant;
 
 use crate::objects::Cause;
 
-/// The bucket holds what flows in this time: so long a silence can be made up for.
+/// The bucket's capacity in time: a pause of at most this long is made up for.
 const BURST: Duration = Duration::from_millis(250);
 
-/// A bound on the bytes per second for all causes together.
+/// A bound on the bytes per second for all request classes together.
 ///
-/// A transfer starts when the bucket is not empty, and then takes all of its bytes, so that the
-/// bucket may owe some; the next one starts when that is paid. So a transfer may be larger than the
-/// bucket, the rate holds over any time but for one burst and one transfer, and who is urgent waits
-/// for the debt of one transfer at most. Of one cause, first come, first served. A cause gets what
-/// those before it leave: if that is nothing, it waits for ever.
+/// A transfer starts when the bucket is not empty, and takes all of its bytes at once, so that the
+/// bucket may go into debt; the next transfer starts when the debt is paid. So a transfer may be
+/// larger than the bucket, the rate holds over any period except for one burst and one transfer,
+/// and an urgent transfer waits for the debt of one transfer at most. Within a class the order is
+/// first come, first served. A class gets what higher ones leave: if that is nothing, it waits
+/// forever.
 pub(crate) struct Bandwidth {
     /// `None`: no bound.
     bytes_per_s: Option<f64>,
@@ -29,16 +29,16 @@ pub(crate) struct Bandwidth {
 }
 
 struct State {
-    /// Negative: owed.
+    /// Negative: debt.
     free_bytes: f64,
     filled_at: Instant,
-    /// The first one waits for the bucket, the others for those before them.
+    /// The first entry waits for the bucket, the others for those before them.
     queue: BTreeMap<(Cause, u64), Arc<Notify>>,
     next_ticket: u64,
 }
 
 impl Bandwidth {
-    /// 0 for no bound.
+    /// Creates a limiter; 0 means no bound.
     pub(crate) fn new(bytes_per_s: u64) -> Self {
         let rate = bytes_per_s as f64;
         Self {
@@ -52,7 +52,7 @@ impl Bandwidth {
         }
     }
 
-    /// Wait until a transfer of `bytes` may start. Who gives up waiting has used nothing.
+    /// Waits until a transfer of `bytes` may start. Dropping the future uses no bytes.
     pub(crate) async fn acquire(&self, cause: Cause, bytes: u64) {
         let Some(rate) = self.bytes_per_s else { return };
         let place = {
@@ -79,8 +79,8 @@ impl Bandwidth {
         }
     }
 
-    /// Take `bytes` only if nobody waits, and more than half of the bucket is left for those who
-    /// cannot do without.
+    /// Takes `bytes` only if there is no queue and more than half of the bucket remains for
+    /// mandatory transfers.
     pub(crate) fn try_acquire_spare(&self, bytes: u64) -> bool {
         let Some(rate) = self.bytes_per_s else { return true };
         let mut state = self.state.lock();
@@ -108,7 +108,7 @@ impl State {
 
     fn try_take(&mut self, rate: f64, bytes: u64) -> bool {
         self.fill(rate);
-        // Half a byte: what is lost when times are rounded to nanoseconds.
+        // Half a byte: what rounding times to nanoseconds may lose.
         let starts = self.free_bytes > -0.5;
         if starts {
             self.free_bytes -= bytes as f64;
@@ -129,7 +129,7 @@ impl State {
     }
 }
 
-/// A place in the queue; who leaves it, served or not, makes way for the next.
+/// A position in the queue; dropping it, served or not, wakes the next entry.
 struct Place<'a> {
     bandwidth: &'a Bandwidth,
     at: (Cause, u64),
@@ -152,8 +152,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Start transfers in this order, each after the one before has queued up; the order and the
-    /// times, in ms, in which they may start.
+    /// Starts transfers in this order, each after the previous one has queued; returns their order
+    /// and times in ms.
     async fn starts(rate: u64, transfers: &[(Cause, u64)]) -> Vec<(usize, u64)> {
         let bandwidth = Arc::new(Bandwidth::new(rate));
         let (started, begun) = (Arc::new(Mutex::new(Vec::new())), Instant::now());
@@ -230,7 +230,7 @@ mod tests {
         for _ in 0..9 {
             bandwidth.acquire(Cause::Read, MIB / 4).await;
         }
-        // The first pays from the bucket, the second finds it empty and not owing.
+        // The first is paid from the bucket, the second finds it empty and without debt.
         assert_eq!(begun.elapsed().as_millis(), 7 * 250);
     }
 }

@@ -1,4 +1,4 @@
-//! The bound of the log cache: what all streams' tails may cost together, and who has to go when it
+//! The bound of the log cache: the total memory of all streams' tails, and what is evicted when it
 //! is reached.
 
 use std::collections::BTreeMap;
@@ -13,18 +13,18 @@ use crate::types::StreamId;
 
 /// An eviction frees at least this much if it can, so that not every append has to evict.
 const EVICTION_STEP_BYTES: u64 = 256 << 10;
-/// Streams take turns in an eviction: each gives up to this much of the log from the oldest
-/// evictable batch of all on.
+/// Streams take turns in an eviction: each gives up batches within this many bytes of the log from
+/// the oldest evictable batch on.
 const EVICTION_TURN_BYTES: u64 = 256 << 10;
 
 pub(crate) struct LogCache {
     bound_bytes: u64,
-    /// Reserved by the tails of all streams.
+    /// Bytes reserved by the tails of all streams.
     used_bytes: AtomicU64,
     /// The part of it that is not uploaded.
     pinned_bytes: AtomicU64,
     /// Streams with batches that are uploaded and still cached, once each, by the log offset of the
-    /// oldest such batch or an older one; [`crate::tail::Tail::evictable_at`] has the same. Locked
+    /// oldest such batch or an older one; equal to [`crate::tail::Tail::evictable_at`]. Locked
     /// before a stream's tail, never while one is held.
     evictable: Mutex<Evictable>,
 }
@@ -49,8 +49,8 @@ impl LogCache {
         self.pinned_bytes.load(Ordering::Relaxed)
     }
 
-    /// Take `cost_bytes` for a batch, evicting if need be; false if the bound leaves no room. Must
-    /// not be called with a tail locked.
+    /// Reserves `cost_bytes` for a batch, evicting if necessary; false if the bound does not allow
+    /// it. The caller must not hold the lock of a tail.
     pub(crate) fn reserve(&self, cost_bytes: u64) -> bool {
         self.try_reserve(cost_bytes) || self.make_room(cost_bytes, self.evictable.lock())
     }
@@ -61,7 +61,8 @@ impl LogCache {
         self.used_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, within_bound).is_ok()
     }
 
-    /// Room that somebody else has made before the lock was taken counts too.
+    /// Evicts until the reservation succeeds. Space freed by others before the lock was taken
+    /// counts too.
     fn make_room(&self, cost_bytes: u64, mut evictable: MutexGuard<'_, Evictable>) -> bool {
         loop {
             if self.try_reserve(cost_bytes) {
@@ -74,17 +75,17 @@ impl LogCache {
         }
     }
 
-    /// Give back a reservation that came to nothing.
+    /// Returns an unused reservation.
     pub(crate) fn unreserve(&self, cost_bytes: u64) {
         self.used_bytes.fetch_sub(cost_bytes, Ordering::AcqRel);
     }
 
-    /// A reserved batch is in its tail.
+    /// Counts a reserved batch as pinned, once it is in its tail.
     pub(crate) fn pin(&self, cost_bytes: u64) {
         self.pinned_bytes.fetch_add(cost_bytes, Ordering::AcqRel);
     }
 
-    /// Recovered batches are there whether they fit or not.
+    /// Counts a recovered batch, which is cached whether it fits or not.
     pub(crate) fn restore(&self, cost_bytes: u64) {
         self.used_bytes.fetch_add(cost_bytes, Ordering::AcqRel);
         self.pin(cost_bytes);
@@ -95,7 +96,7 @@ impl LogCache {
         self.pinned_bytes.fetch_sub(released.unpinned_bytes, Ordering::AcqRel);
     }
 
-    /// `stream` was uploaded: it may have batches to evict.
+    /// Lists `stream`, which was uploaded, if it has batches to evict.
     pub(crate) fn offer(&self, stream: &Arc<StreamState>) {
         let mut evictable = self.evictable.lock();
         let mut tail = stream.tail.lock();
@@ -107,14 +108,14 @@ impl LogCache {
         }
     }
 
-    /// `stream` was deleted, and is to be forgotten.
+    /// Removes `stream`, which was deleted, from the list.
     pub(crate) fn withdraw(&self, stream: &StreamState) {
         let mut evictable = self.evictable.lock();
         let at = stream.tail.lock().evictable_at.take();
         at.and_then(|at| evictable.remove(&(at, stream.id)));
     }
 
-    /// Bring the use down to the bound, as far as uploads allow.
+    /// Evicts down to the bound, as far as uploads allow.
     pub(crate) fn evict_to_bound(&self) {
         let over = self.used_bytes().saturating_sub(self.bound_bytes);
         if over > 0 {
@@ -122,7 +123,8 @@ impl LogCache {
         }
     }
 
-    /// Free `want_bytes`, oldest batches first, or what there is; returns how much it was.
+    /// Frees at least `want_bytes` if possible, oldest batches first; returns the number of bytes
+    /// freed.
     fn evict(&self, evictable: &mut Evictable, want_bytes: u64) -> u64 {
         let mut freed_bytes = 0;
         while freed_bytes < want_bytes
@@ -158,7 +160,7 @@ mod tests {
         Arc::new(StreamState::new(StreamId(id), KIND_LOG, Tail::default()))
     }
 
-    /// A batch with one offset, at the log's end.
+    /// Appends a batch with one offset at the log's end.
     fn append(cache: &LogCache, stream: &StreamState, log_end: u64) {
         assert!(cache.reserve(COST_BYTES));
         cache.pin(COST_BYTES);
@@ -216,7 +218,7 @@ mod tests {
     fn the_oldest_go_first_whichever_stream_they_are_of() {
         let cache = LogCache::new(400 * COST_BYTES);
         let streams: Vec<_> = (0..4).map(stream).collect();
-        // 100 batches each, 16 KiB of log apart, the second two streams behind the first two.
+        // 100 batches each, 16 KiB of log apart; the last two streams come after the first two.
         for i in 0..100 {
             for (at, stream) in streams.iter().enumerate() {
                 append(&cache, stream, (at as u64 / 2 * 100 + i) << 14);
@@ -251,7 +253,7 @@ mod tests {
         (0..4).for_each(|i| append(&cache, &stream, i));
         upload(&cache, &stream);
         assert!(!cache.try_reserve(COST_BYTES));
-        // Before this one comes to it, another one has evicted all there was.
+        // Another caller has evicted everything before this one gets the lock.
         cache.evict(&mut cache.evictable.lock(), 4 * COST_BYTES);
         assert!(cache.make_room(COST_BYTES, cache.evictable.lock()));
     }

@@ -1,5 +1,5 @@
-//! Changes of the catalog, and what follows from them in memory. One at a time, each in a task of
-//! its own: a caller that goes away leaves nothing half-done.
+//! Changes of the catalog and their effects in memory. They run one at a time, each in its own
+//! task, so a caller that is dropped leaves nothing half-done.
 
 use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
@@ -24,26 +24,26 @@ pub(crate) struct UploadPart {
     pub(crate) stream: Arc<StreamState>,
     pub(crate) uploaded_end: StreamOffset,
     pub(crate) checkpoint: Option<Bytes>,
-    /// In one of the upload's objects.
+    /// The part's range in one of the upload's objects.
     pub(crate) range: Option<ObjectRange>,
 }
 
-/// A stream's part of a compaction, ready to be committed.
+/// A stream's part of an object compaction, ready to be committed.
 pub(crate) struct Replacement {
     pub(crate) stream: Arc<StreamState>,
-    /// The ranges that are replaced; neighbours, when they were read.
+    /// The ranges to replace; they were neighbours when they were read.
     pub(crate) old: Vec<Range>,
     pub(crate) new: ObjectRange,
 }
 
-/// Objects to be committed, and what streams have in them.
+/// Objects to be committed, with the amount that streams have in them.
 type NewObjects = BTreeMap<ObjectId, (Arc<ObjectInfo>, Used)>;
 
 fn unused(objects: Vec<Arc<ObjectInfo>>) -> NewObjects {
     objects.into_iter().map(|object| (object.id, (object, Used::default()))).collect()
 }
 
-/// The changes that add those in which a stream has something, and their size.
+/// Returns the changes that add the objects in which some stream has a range, and their total size.
 fn added(objects: &NewObjects) -> (Vec<Change>, u64) {
     let used = objects.values().filter(|(_, used)| used.streams > 0).map(|(object, _)| object);
     let bytes = used.clone().map(|object| object.size_bytes).sum();
@@ -57,30 +57,29 @@ impl StoreError {
 }
 
 impl Shared {
-    /// Change the catalog and what follows from it in memory: `work` is alone at it, runs to the
-    /// end even if the caller does not wait for it, and does not begin once the store has halted. A
-    /// WAL that has failed does not hinder it: topics can still be deleted.
+    /// Changes the catalog and the memory derived from it. `work` runs exclusively and to its end
+    /// even if the caller is dropped, and does not begin once the store has halted. A failed WAL
+    /// does not prevent it: topics can still be deleted.
     async fn change<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
         let shared = self.clone();
-        // Not with the priority of who asks: others wait for it.
+        // Not with the priority of the caller: others wait for it.
         let task = self.objects.background().spawn_ahead(async move {
             let _alone = shared.committing.lock().await;
             match shared.halted() {
                 Some(cause) => Err(cause),
-                // Caught before the lock is given back: nobody shall go on where a panic has left
-                // off.
+                // Caught before the lock is released: no other change may follow a panic.
                 None => shared.caught(work).await?,
             }
         });
         task.await.unwrap_or_else(|cancelled| Err(StoreError::Failed(cancelled.to_string())))
     }
 
-    /// After a refusal, or for want of space, the catalog is as it was. After another error nobody
-    /// knows what it holds, and it need not take anything any more. So
-    /// the store halts, and opening it again reads what has become of it.
+    /// Commits changes to the catalog. If it refuses them, or has no space, the catalog is
+    /// unchanged. After any other error its contents are unknown and it may accept nothing more, so
+    /// the store halts; opening it again reads the actual state.
     async fn write_catalog(&self, mut changes: Vec<Change>) -> Result<(), StoreError> {
         changes.push(Change::WalMarked(self.wal.mark()));
         let catalog = self.catalog.clone();
@@ -106,13 +105,13 @@ impl Shared {
         committed.map(drop)
     }
 
-    /// Note the WAL's mark in the catalog.
+    /// Records the WAL's mark in the catalog.
     pub(crate) async fn note_mark(self: &Arc<Self>) -> Result<(), StoreError> {
         let shared = self.clone();
         self.change(async move { shared.write_catalog(Vec::new()).await }).await
     }
 
-    /// The catalog's version: at least that of each commit of which anything shows in memory.
+    /// Returns the catalog's version: at least that of each commit with effects in memory.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
@@ -125,8 +124,8 @@ impl Shared {
         self.change(async move {
             let first = shared.ids.next_stream.load(Ordering::Relaxed);
             let next = first + u64::from(count);
-            // First here: ids of which nobody knows whether they were handed out are not handed
-            // out.
+            // Stored first: if it is unknown whether ids were handed out, they are not handed out
+            // again.
             shared.ids.next_stream.store(next, Ordering::Relaxed);
             shared.write_catalog(vec![Change::NextStreamId(StreamId(next))]).await?;
             let ids: Vec<_> = (first..next).map(StreamId).collect();
@@ -136,14 +135,14 @@ impl Shared {
         .await
     }
 
-    /// A number for an object, given to nobody else in this life; objects are committed in any
-    /// order. It becomes durable with the object, or with a later one; one that is not may be used
-    /// again after a restart, under another name.
+    /// Returns a number for an object, unique in this run; objects may be committed in any order.
+    /// The number becomes durable with the object or a later one. Otherwise it may be used again
+    /// after a restart, under another name.
     pub(crate) fn new_object_id(&self) -> ObjectId {
         ObjectId(self.ids.next_object.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// From the return on, batches of up to `count` records may be appended.
+    /// Allows batches of up to `count` records, once it returns.
     pub(crate) async fn commit_largest_count(
         self: &Arc<Self>,
         count: u32,
@@ -168,21 +167,21 @@ impl Shared {
         let shared = self.clone();
         self.change(async move {
             shared.check(&changes)?;
-            // A trim that another one, or a state stream's upload, has overtaken has nothing left
-            // to do.
+            // A trim that was overtaken by another one, or by a state stream's upload, has no
+            // effect.
             changes.retain(|change| !shared.is_overtaken(change));
             shared.write_catalog(changes.clone()).await?;
             for change in changes {
                 shared.apply(change);
             }
-            // Deleted and trimmed streams may have made room in the log cache.
+            // Deleted and trimmed streams may have freed space in the log cache.
             shared.room.open();
             Ok(())
         })
         .await
     }
 
-    /// From the return on the stream has no writer with an older epoch than this one.
+    /// Fences writers of the stream with an epoch older than `epoch`, once it returns.
     pub(crate) async fn open_stream(
         self: &Arc<Self>,
         id: StreamId,
@@ -193,11 +192,11 @@ impl Shared {
             let stream = shared.streams.read().get(&id).cloned();
             let stream = stream.ok_or_else(|| StoreError::no_stream(id))?;
             if stream.tail.lock().epoch >= epoch {
-                return Ok(()); // somebody was faster
+                return Ok(()); // another call was faster
             }
             shared.write_catalog(vec![Change::OpenStream { id, epoch }]).await?;
             stream.tail.lock().epoch = epoch;
-            // The one before, if it waits for room, has to be told.
+            // Wakes the previous writer if it waits for space, so that it learns that it is fenced.
             shared.room.open();
             Ok(())
         })
@@ -210,7 +209,7 @@ impl Shared {
         stream.is_some_and(|stream| *to <= stream.tail.lock().start)
     }
 
-    /// Refuse what makes no sense.
+    /// Refuses invalid changes.
     fn check(&self, changes: &[Change]) -> Result<(), StoreError> {
         let invalid = |message: String| Err(StoreError::InvalidChange(message));
         let mut touched = HashSet::new();
@@ -300,8 +299,8 @@ impl Shared {
         }
     }
 
-    /// The catalog has dropped these ranges. Objects that nobody refers to any more are the
-    /// janitor's.
+    /// Releases ranges that the catalog has dropped. The object cleaner deletes objects without
+    /// references.
     fn drop_ranges(&self, gone: &[Range]) {
         let mut table = self.object_table.lock();
         for range in gone {
@@ -311,14 +310,14 @@ impl Shared {
         }
         drop(table);
         if !gone.is_empty() {
-            // What they shared an object with may be less than half of it now.
+            // The ranges left in a shared object may be less than half of it now.
             self.compaction.wanted.notify_one();
         }
     }
 
-    /// Commit an upload: its objects, ranges and checkpoints at once, and that the log is uploaded
-    /// up to `cut`. An object that is of no use any more, because its streams were deleted or
-    /// trimmed meanwhile, is the janitor's; the catalog never hears of it.
+    /// Commits an upload atomically: its objects, ranges and checkpoints, and `cut` as the uploaded
+    /// end of the log. An object that is not needed any more, because its streams were deleted or
+    /// trimmed meanwhile, is left to the object cleaner and never recorded in the catalog.
     pub(crate) async fn commit_upload(
         self: &Arc<Self>,
         cut: LogOffset,
@@ -384,9 +383,9 @@ impl Shared {
         .await
     }
 
-    /// Commit a compaction: its objects, and that ranges of them are in the place of others. A
-    /// stream that was deleted or trimmed past its new range meanwhile is left out, and an object
-    /// in which nothing is left is the janitor's.
+    /// Commits an object compaction: its objects, and the replacement of ranges by ranges of them.
+    /// A stream that was deleted or trimmed past its new range meanwhile is left out, and an object
+    /// without ranges is left to the object cleaner.
     pub(crate) async fn commit_compaction(
         self: &Arc<Self>,
         objects: Vec<Arc<ObjectInfo>>,
@@ -403,8 +402,8 @@ impl Shared {
                     if tail.deleted || new.end <= tail.start {
                         continue;
                     }
-                    // Only compaction replaces ranges, and there is one at a time: what is gone was
-                    // trimmed.
+                    // Only object compaction replaces ranges, one run at a time, so missing ranges
+                    // were trimmed.
                     let starts = old.into_iter().map(|range| range.start);
                     starts.filter(|start| tail.range_at(*start).is_some()).collect()
                 };
@@ -433,17 +432,17 @@ impl Shared {
         .await
     }
 
-    /// Objects are committed, or of no use.
+    /// Adds committed objects to the table; those without ranges are retired.
     fn insert_objects(&self, objects: NewObjects) {
         let mut table = self.object_table.lock();
         for (object, used) in objects.into_values() {
             table.uploading.remove(&object.name);
             table.insert(object, used);
         }
-        self.retired.notify_one(); // one may be
+        self.retired.notify_one(); // one may be retired
     }
 
-    /// The janitor has deleted these objects from the object store.
+    /// Removes objects from the catalog that the object cleaner has deleted from the object store.
     pub(crate) async fn forget(self: &Arc<Self>, ids: Vec<ObjectId>) -> Result<(), StoreError> {
         let shared = self.clone();
         self.change(async move {

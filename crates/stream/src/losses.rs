@@ -1,4 +1,4 @@
-//! Objects whose records are lost, as far as a reader or compaction has met them.
+//! Objects with lost records, as found by readers and object compaction.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,39 +17,39 @@ use crate::tail::Range;
 use crate::types::{ObjectId, StreamId, StreamOffset};
 use crate::upload::{object_id, object_prefix};
 
-/// So many streams of an object are listed, and so many gaps.
+/// Maximum number of streams listed for an object, and of gaps listed.
 pub(crate) const LISTED: usize = 10;
-/// So many lost objects are described by their streams and offsets, which takes a walk through all
-/// ranges. Of the others only the name and the error are kept.
+/// Number of lost objects that are described by their streams and offsets, which takes a scan of
+/// all ranges. For further ones only the name and the error are kept.
 const DESCRIBED: usize = 20;
-/// A client that cannot read repeats the read; a warning is logged at most this often.
+/// Clients repeat failed reads; a warning is logged at most this often.
 const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What the owner calls a stream.
+/// Returns the owner's name for a stream.
 type Names = Box<dyn Fn(StreamId) -> Option<String> + Send + Sync>;
 
 /// Lost objects of one kind that are still in use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LostObjects {
-    /// How many are known.
+    /// The number of such objects.
     pub count: usize,
-    /// One of them: what is wrong with it, and which records it has.
+    /// Description of one of them: what is wrong with it, and which records it has.
     pub first: Option<String>,
 }
 
 #[derive(Default)]
 pub(crate) struct Losses {
-    /// The first ones that recovery has found.
+    /// The first gaps that recovery found.
     gaps: Vec<Gap>,
     found: Mutex<BTreeMap<ObjectId, Loss>>,
-    /// Of the objects in [`Self::found`] one is missing, and may come back.
+    /// At least one object in [`Self::found`] is missing and may come back.
     is_one_missing: AtomicBool,
     /// Whether [`Reason::ColdReadsFailing`] is reported.
     reads_fail: AtomicBool,
-    /// The time of the last warning about reads that fail.
+    /// Time of the last warning about failed reads.
     warned_at: Mutex<Option<Instant>>,
     names: OnceLock<Names>,
-    /// The store's.
+    /// The faults of the store.
     pub(crate) faults: Arc<Faults>,
 }
 
@@ -63,7 +63,7 @@ impl Losses {
         Self { gaps: gaps.iter().take(LISTED).cloned().collect(), ..Self::default() }
     }
 
-    /// The first gaps that recovery has found, in words.
+    /// Describes the first gaps that recovery found.
     pub(crate) fn gaps(&self) -> String {
         let words = |gap: &Gap| {
             let Gap { stream, offsets, cause } = gap;
@@ -78,7 +78,7 @@ impl Losses {
     }
 
     pub(crate) fn name_streams(&self, names: Names) {
-        // There is one owner.
+        // There is only one owner.
         let _ = self.names.set(names);
     }
 
@@ -87,7 +87,8 @@ impl Losses {
         name.unwrap_or_else(|| format!("stream {stream}"))
     }
 
-    /// An object was read from the object store, not from a cache. If it was missing, it is back.
+    /// Records that an object was read from the object store, not from a cache. If it was missing,
+    /// it is back.
     pub(crate) fn was_read(&self, object: ObjectId) {
         self.reads_go_on();
         if !self.is_one_missing.load(Ordering::Relaxed) {
@@ -101,7 +102,7 @@ impl Losses {
         self.is_one_missing.store(is_one, Ordering::Relaxed);
     }
 
-    /// The object store answers.
+    /// Records that the object store responds.
     pub(crate) fn reads_go_on(&self) {
         if self.reads_fail.load(Ordering::Relaxed) && self.reads_fail.swap(false, Ordering::Relaxed)
         {
@@ -111,7 +112,7 @@ impl Losses {
 }
 
 impl Shared {
-    /// Damaged objects, and missing ones.
+    /// Returns the damaged and the missing objects.
     pub(crate) fn lost_objects(&self) -> [LostObjects; 2] {
         let mut found = self.losses.found.lock();
         {
@@ -125,7 +126,7 @@ impl Shared {
         })
     }
 
-    /// A read has failed in a way that may pass.
+    /// Reports a failed read that may succeed later.
     fn note_failure(&self, error: &ObjectError) {
         let detail = format!(
             "records in objects cannot be read, and clients repeat their reads; the last error: \
@@ -141,9 +142,9 @@ impl Shared {
         }
     }
 
-    /// What an error of reading an object that is in use means, which is noted if its records are
-    /// lost. An object that is not there is missing only if the object store is the one that has
-    /// the others: a file system that is not mounted has none, and comes back.
+    /// Classifies an error of reading an object in use, and reports it if the object's records are
+    /// lost. An object counts as missing only if the object store has the owner object: a file
+    /// system that is not mounted has none of the objects and comes back.
     pub(crate) async fn judged(&self, error: ObjectError) -> ObjectError {
         let error = match error {
             ObjectError::Store { name, reason, kind: ErrorKind::NotFound } => {
@@ -168,7 +169,7 @@ impl Shared {
         error
     }
 
-    /// The same for a read on behalf of a client, which repeats it if it may succeed later.
+    /// Classifies an error of a read for a client, which repeats the read if it may succeed later.
     pub(crate) async fn read_failed(&self, error: ObjectError) -> FetchError {
         let error = self.judged(error).await;
         if !error.is_loss() {
@@ -208,7 +209,7 @@ impl Shared {
         self.losses.found.lock().insert(id, Loss { is_missing, text });
     }
 
-    /// What streams have in an object, in words.
+    /// Describes what streams have in an object.
     fn content(&self, object: ObjectId) -> String {
         let streams: Vec<_> = self.streams.read().values().cloned().collect();
         let mut parts = Vec::new();

@@ -1,4 +1,4 @@
-//! Gaps that recovery has found, and what the owner of the streams puts in them.
+//! Repair of gaps that recovery found: the owner of the streams supplies batches for them.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,7 +9,7 @@ use crate::stream::{History, Replay};
 use crate::tail::{self, Cached, Tail};
 use crate::types::{Batch, Fold, StreamId};
 
-/// The streams as recovery has found them.
+/// The streams as recovery found them.
 pub struct Damaged<'a> {
     pub(crate) streams: &'a HashMap<StreamId, (u8, Tail)>,
     pub(crate) meta: &'a BTreeMap<String, Vec<u8>>,
@@ -17,33 +17,33 @@ pub struct Damaged<'a> {
 }
 
 impl Damaged<'_> {
-    /// What is lost, by stream and offset.
+    /// Returns what is lost, by stream and offset.
     pub fn gaps(&self) -> &[Gap] {
         self.gaps
     }
 
-    /// The catalog's metadata.
+    /// Returns the catalog's metadata.
     pub fn meta(&self) -> &BTreeMap<String, Vec<u8>> {
         self.meta
     }
 
-    /// What there is of a stream, as [`crate::Stream::replay`] gives it.
+    /// Returns what is left of a stream, like [`crate::Stream::replay`].
     pub fn replay(&self, stream: StreamId) -> Option<Replay> {
         self.streams.get(&stream).map(|(_, tail)| Replay::of(tail))
     }
 
-    /// The same with positions in the log.
+    /// Returns [`Self::replay`] with positions in the log.
     pub fn history(&self, stream: StreamId) -> Option<History> {
         self.streams.get(&stream).map(|(_, tail)| History::of(tail))
     }
 }
 
-/// Ask `fold` for what belongs in the gaps, and put it there. Such a batch counts as durable with
-/// the one before it, or from `log_start` on, and is uploaded like any other. Returns the memory
-/// that each costs.
+/// Asks `fold` for batches for the gaps and inserts them. Such a batch becomes durable with the
+/// batch before it, or is durable from `log_start` on, and is uploaded like any other. Returns the
+/// memory cost of each.
 ///
 /// # Errors
-/// A batch that does not lie within a gap.
+/// A batch does not lie within a gap.
 pub(crate) fn mend(
     fold: &dyn Fold,
     streams: &mut HashMap<StreamId, (u8, Tail)>,
@@ -58,7 +58,7 @@ pub(crate) fn mend(
     let mut costs = Vec::with_capacity(batches.len());
     for (id, batch) in batches {
         let lies_in = |gap: &Gap| gap.offsets.start <= batch.base && batch.end() <= gap.offsets.end;
-        // They are sorted.
+        // Gaps are sorted.
         let first = gaps.partition_point(|gap| (gap.stream, gap.offsets.end) <= (id, batch.base));
         let is_in_gap = gaps.get(first).is_some_and(|gap| gap.stream == id && lies_in(gap));
         let tail = streams.get_mut(&id).filter(|_| is_in_gap);

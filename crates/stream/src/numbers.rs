@@ -1,4 +1,4 @@
-//! What a store counts of itself.
+//! Counters of a store.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -7,35 +7,35 @@ use parking_lot::Mutex;
 
 use crate::recover::Recovery;
 
-/// Objects cannot be written now, or there is no answer; it is tried again. Until that succeeds the
-/// WAL fills up, and in the end appends find no room.
+/// Set while objects cannot be written, or the object store does not respond; attempts continue.
+/// Until one succeeds, the WAL fills up; when it is full, appends are refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UploadFailing {
     /// Time since the first failure in a row.
     pub elapsed: Duration,
     /// Failures in a row; at least 1.
     pub failures: u32,
-    /// The last one. Says so if no further try can succeed before bucket or credentials are
-    /// changed.
+    /// The last error. It says so if retries cannot succeed before the bucket or the credentials
+    /// are changed.
     pub error: String,
 }
 
-/// What recovery should have found, and did not. All 0 unless the WAL's device is damaged or the
+/// What recovery expected to find and did not. All 0 unless the WAL's device is damaged or the
 /// catalog does not belong to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lost {
-    /// Parts of the WAL that were durable once and cannot be read back, [`Recovery::missing_end`]
+    /// Parts of the WAL that were durable and cannot be read back, [`Recovery::missing_end`]
     /// included.
     pub damaged_ranges: usize,
-    /// Their size.
+    /// Their total size.
     pub damaged_bytes: u64,
     /// Ranges of stream offsets whose records are lost; see [`Recovery::gaps`].
     pub gaps: usize,
     /// Offsets in these ranges.
     pub offsets: u64,
-    /// Ranges of stream offsets that are skipped, since some of them may have been used.
+    /// Ranges of stream offsets that were skipped because some of them may have been used.
     pub skipped_gaps: usize,
-    /// Offsets in these ranges: an upper bound of what is lost beside [`Self::offsets`].
+    /// Offsets in these ranges: an upper bound of what is lost in addition to [`Self::offsets`].
     pub skipped_offsets: u64,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Numbers {
     pub(crate) lost: Lost,
 }
 
-/// [`UploadFailing`], as it is kept.
+/// Internal form of [`UploadFailing`].
 pub(crate) struct FailingSince {
     since: Instant,
     failures: u32,
@@ -68,7 +68,7 @@ impl Numbers {
         Self { lost: recovery.lost(), ..Self::default() }
     }
 
-    /// An attempt of the running upload has failed; returns how many in a row.
+    /// Counts a failed attempt of the running upload; returns the number of failures in a row.
     pub(crate) fn upload_failed(&self, error: &str) -> u32 {
         self.upload_failures.fetch_add(1, Ordering::Relaxed);
         let mut failing = self.upload_failing.lock();

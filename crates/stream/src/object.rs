@@ -1,4 +1,4 @@
-//! Objects: encoding and verified decoding, without I/O. Layout and arguments:
+//! Encoding and verified decoding of objects, without I/O. Layout and rationale:
 //! `docs/format/object.md`.
 
 use alluvium_wal::crc32c_of_both;
@@ -10,7 +10,7 @@ use crate::types::{Batch, StreamId, StreamOffset};
 
 const HEADER_MAGIC: [u8; 8] = *b"ALLUVOBJ";
 const FOOTER_MAGIC: [u8; 8] = *b"ALLUVEND";
-/// The format that is written and read.
+/// The format version that is written and read.
 pub const VERSION: u32 = 1;
 
 /// magic, version, CRC32C of the rest, nonce.
@@ -19,28 +19,28 @@ pub(crate) const HEADER_BYTES: usize = 8 + 4 + 4 + 16;
 pub const ENTRY_BYTES: usize = 8 + 4 + 4 + 8;
 /// stream, start, end, position, length, entries, greatest timestamp, CRC32C, reserved.
 pub(crate) const INDEX_ENTRY_BYTES: usize = 8 + 8 + 8 + 8 + 4 + 4 + 8 + 4 + 4;
-/// index position, index length, index CRC32C, version, nonce, reserved, magic, CRC32C of all
-/// before.
+/// index position, index length, index CRC32C, version, nonce, reserved, magic, CRC32C of the
+/// preceding bytes.
 pub(crate) const FOOTER_BYTES: usize = 8 + 8 + 4 + 4 + 16 + 12 + 8 + 4;
 const _: () = assert!(
     HEADER_BYTES == 32 && ENTRY_BYTES == 24 && INDEX_ENTRY_BYTES == 56 && FOOTER_BYTES == 64
 );
 
-/// A block is closed before it would grow past this. A larger batch has a block to itself. With its
-/// header and the rest of its pages it fits into 1 MiB, which allocators hand out as it is: of a
-/// little more they make 1.25 MiB.
+/// A block is closed before it would grow past this. A larger batch has a block to itself. Together
+/// with its header and the rest of its pages a block fits into 1 MiB, which allocators hand out
+/// without waste; slightly more would take 1.25 MiB.
 pub(crate) const BLOCK_TARGET_BYTES: usize = (1 << 20) - (16 << 10);
-/// A payload of so much is not copied into its block: to send a piece more costs less than that.
+/// A payload of this size or more is not copied into its block: sending one more piece costs less
+/// than the copy.
 const SHARED_BYTES: usize = 4 << 10;
-/// What is copied is gathered in pieces of about this size, or, if a block has less, less.
+/// Copied bytes are gathered in pieces of about this size; smaller ones if the block has less.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Bytes of an object that are not what its index or the catalog says. `position` is a byte of the
-/// object.
+/// Bytes of an object that do not match its index or the catalog.
 #[derive(Debug, thiserror::Error)]
 #[error("damaged at byte {position}: {reason}")]
 pub struct Damage {
-    /// Where.
+    /// Position in the object of the first damaged byte or of the damaged structure.
     pub position: u64,
     /// What is wrong there.
     pub reason: String,
@@ -50,16 +50,16 @@ fn damage<T>(position: u64, reason: impl Into<String>) -> Result<T, Damage> {
     Err(Damage { position, reason: reason.into() })
 }
 
-/// A data block, as the index describes it.
+/// A data block, as described by the index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// All its batches are of this stream.
+    /// The stream of all its batches.
     pub stream: StreamId,
     /// First offset of its first batch.
     pub start: StreamOffset,
     /// Offset after its last batch.
     pub end: StreamOffset,
-    /// Where it starts in the object.
+    /// Position of its first byte in the object.
     pub position: u64,
     /// Its length.
     pub len_bytes: u32,
@@ -67,32 +67,32 @@ pub struct Block {
     pub entries: u32,
     /// Greatest timestamp of its batches.
     pub max_timestamp_ms: i64,
-    /// Of its bytes.
+    /// CRC32C of its bytes.
     pub crc32c: u32,
 }
 
 impl Block {
-    /// The position after its last byte.
+    /// Returns the position after its last byte.
     pub fn position_end(&self) -> u64 {
         self.position + u64::from(self.len_bytes)
     }
 }
 
-/// Encodes an object block by block; holds one and the index. Large payloads are part of a block by
-/// reference: what they are slices of lives until the block is written.
+/// Encodes an object block by block; holds one block and the index. Large payloads are part of a
+/// block by reference, so their allocations live until the block is written.
 pub(crate) struct Encoder {
     nonce: Uuid,
-    /// Of the open block in the object.
+    /// Position of the open block in the object.
     position: u64,
-    /// Length and checksum are those of `pieces`, until it is sealed.
+    /// The block being filled. Until it is sealed, its length and checksum cover only `pieces`.
     open: Option<Block>,
     pieces: Vec<Bytes>,
-    /// What follows them in the block, and then room for more.
+    /// Bytes of the block behind `pieces`, with spare capacity for more.
     copied: BytesMut,
     index: Vec<Block>,
 }
 
-/// What the catalog keeps to read an object without its footer.
+/// What the catalog stores so that an object can be read without its footer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Summary {
     pub(crate) size_bytes: u64,
@@ -102,7 +102,7 @@ pub(crate) struct Summary {
 }
 
 impl Encoder {
-    /// An encoder and the object's first piece.
+    /// Returns an encoder and the object's first piece.
     pub(crate) fn new(nonce: Uuid) -> (Self, Bytes) {
         let mut header = BytesMut::with_capacity(HEADER_BYTES);
         header.put_slice(&HEADER_MAGIC);
@@ -120,8 +120,8 @@ impl Encoder {
         (encoder, header.freeze())
     }
 
-    /// Add a batch, with its payload's checksum if that is known; returns a block that it has
-    /// completed. Streams come in ascending order, each one's batches in offset order.
+    /// Adds a batch, with its payload's checksum if known; returns the block that this completed,
+    /// if any. Streams must come in ascending order, and the batches of each in offset order.
     pub(crate) fn push(
         &mut self,
         stream: StreamId,
@@ -178,7 +178,7 @@ impl Encoder {
         sealed
     }
 
-    /// What was copied is a piece of the open block.
+    /// Adds the copied bytes to the open block as a piece.
     fn close_piece(&mut self) {
         if !self.copied.is_empty() {
             let piece = self.copied.split().freeze();
@@ -206,7 +206,7 @@ impl Encoder {
         Some(PutPayload::from_iter(self.pieces.drain(..)))
     }
 
-    /// The object's last pieces: the open block, then index and footer.
+    /// Returns the object's last pieces: the open block, then index and footer.
     pub(crate) fn finish(mut self) -> (Option<PutPayload>, Bytes, Summary) {
         let last = self.seal();
         let mut tail = BytesMut::with_capacity(self.index.len() * INDEX_ENTRY_BYTES + FOOTER_BYTES);
@@ -242,7 +242,8 @@ impl Encoder {
     }
 }
 
-/// Over magic, version and nonce: all of the header but the checksum itself.
+/// Returns the checksum over magic, version and nonce: all of the header except the checksum
+/// itself.
 fn header_crc(magic_and_version: &[u8], nonce: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(magic_and_version), nonce)
 }
@@ -255,8 +256,9 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
-/// The blocks of an object, from the bytes of its index at `position`. Verifies the checksum, and
-/// that the blocks tile the object from its header to the index, sorted by stream and offset.
+/// Decodes the blocks of an object from the bytes of its index at `position`. Verifies the
+/// checksum, and that the blocks tile the object from its header to the index, sorted by stream and
+/// offset.
 pub(crate) fn decode_index(position: u64, bytes: &[u8], crc32c: u32) -> Result<Vec<Block>, Damage> {
     if crc32c::crc32c(bytes) != crc32c {
         return damage(position, "the index does not match its checksum");
@@ -293,7 +295,7 @@ pub(crate) fn decode_index(position: u64, bytes: &[u8], crc32c: u32) -> Result<V
         {
             return damage(at, format!("index entry {number} is impossible: {block:?}"));
         }
-        // Bounded by the object's size: the sum of the lengths has to meet the index.
+        // Bounded by the object's size: the sum of the lengths must end at the index.
         tiled_to = match tiled_to.checked_add(u64::from(block.len_bytes)) {
             Some(end) if end <= position => end,
             _ => return damage(at, format!("index entry {number} reaches beyond the data")),
@@ -306,8 +308,8 @@ pub(crate) fn decode_index(position: u64, bytes: &[u8], crc32c: u32) -> Result<V
     Ok(blocks)
 }
 
-/// The batches of a block. Verifies length and checksum, and that the entries are what the index
-/// says.
+/// Decodes the batches of a block. Verifies length and checksum, and that the entries match the
+/// index.
 pub(crate) fn decode_block(block: &Block, bytes: &Bytes) -> Result<Vec<Batch>, Damage> {
     if bytes.len() as u64 != u64::from(block.len_bytes) {
         return damage(
@@ -358,7 +360,7 @@ pub(crate) fn decode_block(block: &Block, bytes: &Bytes) -> Result<Vec<Batch>, D
     Ok(batches)
 }
 
-/// The nonce of an object, from its header.
+/// Decodes the nonce of an object from its header.
 pub(crate) fn decode_header(header: &[u8]) -> Result<Uuid, Damage> {
     if header[..8] != HEADER_MAGIC {
         return damage(0, "not an object: the magic is missing");
@@ -375,7 +377,8 @@ pub(crate) fn decode_header(header: &[u8]) -> Result<Uuid, Damage> {
     Ok(Uuid::from_slice(&header[16..]).expect("16 bytes"))
 }
 
-/// Where the index of an object lies, from its footer at `position`; `nonce` is the header's.
+/// Decodes the location of an object's index from its footer at `position`; `nonce` is the
+/// header's.
 pub(crate) fn decode_footer(position: u64, footer: &[u8], nonce: Uuid) -> Result<Summary, Damage> {
     if u32_at(footer, 60) != crc32c::crc32c(&footer[..60]) {
         return damage(position, "the footer does not match its checksum");
@@ -406,7 +409,7 @@ pub(crate) fn decode_footer(position: u64, footer: &[u8], nonce: Uuid) -> Result
     })
 }
 
-/// An object is at least its header and its footer.
+/// Checks that an object is at least as long as its header and footer.
 pub(crate) fn check_length(len_bytes: u64) -> Result<(), Damage> {
     if len_bytes < (HEADER_BYTES + FOOTER_BYTES) as u64 {
         return damage(0, format!("{len_bytes} bytes are too short for an object"));
@@ -414,19 +417,19 @@ pub(crate) fn check_length(len_bytes: u64) -> Result<(), Damage> {
     Ok(())
 }
 
-/// Read a whole object without the catalog, from memory. Verifies every byte but the data blocks,
-/// which [`Whole::batches`] does.
+/// A whole object in memory, read without the catalog. Opening it verifies all bytes except the
+/// data blocks, which [`Whole::batches`] verifies.
 #[derive(Debug)]
 pub struct Whole {
     bytes: Bytes,
-    /// Random, also in the object's name.
+    /// A random number that is also in the object's name.
     pub nonce: Uuid,
     /// Its blocks in order.
     pub blocks: Vec<Block>,
 }
 
 impl Whole {
-    /// Check header, footer and index.
+    /// Decodes and verifies header, footer and index.
     pub fn open(bytes: Bytes) -> Result<Self, Damage> {
         check_length(bytes.len() as u64)?;
         let nonce = decode_header(&bytes[..HEADER_BYTES])?;
@@ -439,9 +442,9 @@ impl Whole {
         Ok(Self { bytes, nonce, blocks })
     }
 
-    /// The batches of a block.
+    /// Decodes and verifies the batches of a block.
     pub fn batches(&self, block: &Block) -> Result<Vec<Batch>, Damage> {
-        // The index was checked to tile the object, so the positions are inside.
+        // The index was verified to tile the object, so the positions are inside.
         let at = usize::try_from(block.position).expect("below the length of the bytes");
         decode_block(block, &self.bytes.slice(at..at + block.len_bytes as usize))
     }
@@ -544,8 +547,8 @@ mod tests {
         assert_eq!(pieces.len(), 3, "what is copied is together");
     }
 
-    /// Every bit of a small object flipped, one at a time, and every truncation: an error, never
-    /// other content, never a panic.
+    /// Every bit of a small object flipped, one at a time, and every truncation gives an error:
+    /// never other content, never a panic.
     #[test]
     fn every_flipped_bit_and_every_truncation_is_noticed() {
         let (bytes, _) = encode(&small());
@@ -566,8 +569,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Damage whose checksums were "repaired", as a defect of a writer would leave it: no
-        /// panic, whatever it says.
+        /// Damage with matching checksums, as a defect of a writer would leave it, never causes a
+        /// panic.
         #[test]
         fn nonsense_with_good_checksums_does_not_panic(
             index_patches in proptest::collection::vec((0usize..168, proptest::num::u8::ANY), 0..6),
@@ -605,7 +608,7 @@ mod tests {
         }
     }
 
-    /// An object of format version 1. It must decode in every later version of this code.
+    /// An object of format version 1. Every later version of this code must decode it.
     #[test]
     fn version_1_still_decodes() {
         let content: Content = vec![(

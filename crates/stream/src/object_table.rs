@@ -1,5 +1,5 @@
-//! The objects that the catalog knows, what of them is in use, and which ones compaction is to
-//! take.
+//! The objects recorded in the catalog, how much of each is in use, and which of them object
+//! compaction takes next.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -9,26 +9,26 @@ use crate::tail::Range;
 use crate::types::ObjectId;
 use crate::upload;
 
-/// The objects that the catalog knows.
+/// The objects recorded in the catalog.
 #[derive(Default)]
 pub(crate) struct ObjectTable {
-    /// In use.
+    /// Objects in use.
     live: HashMap<ObjectId, Live>,
-    /// Size of the live ones.
+    /// Total size of the live objects.
     live_bytes: u64,
-    /// Of the live ones those that were written with ranges of several streams: by generation, and
-    /// in the order of their data, which a compaction's object takes over from its sources.
+    /// The live objects that were written with ranges of several streams, by generation and in the
+    /// order of their data; an object written by compaction takes this order from its sources.
     shared: BTreeSet<(u8, i64, ObjectId)>,
-    /// Of the live ones those of which less than half is in use, in the same order.
+    /// The live objects of which less than half is in use, in the same order.
     wasteful: BTreeSet<(i64, ObjectId)>,
-    /// To be deleted.
+    /// Objects to be deleted.
     pub(crate) retired: BTreeMap<ObjectId, Arc<ObjectInfo>>,
-    /// Below it lie the numbers that were committed, and all of earlier epochs of the WAL: an
-    /// object with one of these that is not known is an orphan. Those above are of this life, or of
+    /// Upper bound of the numbers that were committed, including all of earlier epochs of the WAL:
+    /// an unknown object with a lower number is an orphan. Higher numbers belong to this run, or to
     /// a later one on another machine.
     pub(crate) committed: u64,
-    /// The names of the objects that are being written, until they are live or retired, or their
-    /// writer has given them up.
+    /// Names of the objects that are being written, until they are live, retired or abandoned by
+    /// their writer.
     pub(crate) uploading: HashSet<String>,
 }
 
@@ -38,8 +38,8 @@ struct Live {
 }
 
 impl Live {
-    /// Whether it was written with ranges of several streams, some of which may be gone. It stays
-    /// so.
+    /// Whether it was written with ranges of several streams, some of which may be gone. This never
+    /// changes.
     fn is_shared(&self) -> bool {
         self.used.streams > 1 || self.used.payload_bytes != self.object.payload_bytes
     }
@@ -52,9 +52,9 @@ impl Live {
 /// What streams have in an object.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Used {
-    /// So many have a range there.
+    /// Number of streams with a range in it.
     pub(crate) streams: u64,
-    /// Payload of the ranges.
+    /// Bytes of payload in the ranges.
     pub(crate) payload_bytes: u64,
 }
 
@@ -66,7 +66,7 @@ impl Used {
 }
 
 impl ObjectTable {
-    /// Without a range in it, `object` is retired.
+    /// Adds an object; one without a range is retired.
     pub(crate) fn insert(&mut self, object: Arc<ObjectInfo>, used: Used) {
         self.committed = self.committed.max(object.id.0 + 1);
         if used.streams == 0 {
@@ -79,7 +79,7 @@ impl ObjectTable {
         }
     }
 
-    /// List a live object where it belongs by now.
+    /// Lists a live object as shared and as wasteful, if it is.
     fn sort(&mut self, id: ObjectId) {
         let live = &self.live[&id];
         let ObjectInfo { generation, created_at_ms, .. } = *live.object;
@@ -91,8 +91,8 @@ impl ObjectTable {
         }
     }
 
-    /// A stream's range in a live object is gone. True if that was the last one, and the object is
-    /// retired now.
+    /// Removes a stream's range in a live object. Returns true if it was the last one, so that the
+    /// object is retired.
     pub(crate) fn release(&mut self, range: &Range) -> bool {
         let id = range.object.id;
         let Live { used, .. } = self.live.get_mut(&id).expect("an object with a range is live");
@@ -110,13 +110,13 @@ impl ObjectTable {
         true
     }
 
-    /// The objects to compact together, and their generation from then on: the `fan_in` oldest
-    /// neighbours among the shared ones of a generation, or one that is mostly waste. None that is
-    /// left out, which also separates those on its two sides: data in the middle would keep their
-    /// ranges apart.
+    /// Returns objects to compact together, and the generation of the result: the `fan_in` oldest
+    /// neighbours among the shared objects of a generation, or one object that is mostly waste.
+    /// Objects that are `left_out` are not taken and also separate those on either side of them:
+    /// the data in the middle would keep their ranges apart.
     ///
-    /// It looks at less than `fan_in` objects of each generation before those that it finds, but
-    /// for those that are left out and what lies between them.
+    /// Apart from objects that are left out and those between them, it visits fewer than `fan_in`
+    /// objects of each generation before those that it returns.
     pub(crate) fn compactable(
         &self,
         fan_in: usize,
@@ -143,17 +143,17 @@ impl ObjectTable {
         Some((vec![object(id)], self.live[id].object.generation))
     }
 
-    /// Number of the objects in use.
+    /// Returns the number of objects in use.
     pub(crate) fn live_count(&self) -> usize {
         self.live.len()
     }
 
-    /// Their size.
+    /// Returns the total size of the objects in use.
     pub(crate) fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
 
-    /// The one in use that was written last.
+    /// Returns the newest object in use.
     pub(crate) fn newest(&self) -> Option<Arc<ObjectInfo>> {
         let (_, live) = self.live.iter().max_by_key(|(id, _)| **id)?;
         Some(live.object.clone())
@@ -165,13 +165,13 @@ impl ObjectTable {
         live.is_some_and(|live| live.object.name == name)
     }
 
-    /// Whether a stream has a range in it.
+    /// Whether a stream has a range in the object.
     pub(crate) fn is_live(&self, id: ObjectId) -> bool {
         self.live.contains_key(&id)
     }
 
-    /// Whether an object of this name is one of this store's, and neither in the catalog nor on its
-    /// way there.
+    /// Whether an object of this name belongs to this store and is neither in the catalog nor about
+    /// to be.
     pub(crate) fn is_orphan(&self, name: &str) -> bool {
         let Some(id) = upload::object_id(name).filter(|id| id.0 < self.committed) else {
             return false;
@@ -205,7 +205,7 @@ mod tests {
         Range { object: Arc::new(object), start, end, payload_bytes: 10, max_timestamp_ms: 0 }
     }
 
-    /// Add an object with so many ranges of 10 bytes.
+    /// Adds an object with this number of ranges of 10 bytes.
     fn insert(table: &mut ObjectTable, range: &Range, streams: u64) {
         table.insert(range.object.clone(), Used { streams, payload_bytes: streams * 10 });
     }
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn the_oldest_that_nothing_separates_are_taken() {
         let mut table = ObjectTable::default();
-        // Not in the order of their numbers, and one in between that a stream has for itself.
+        // Not in the order of their numbers, and one in between that holds a single stream.
         for (id, created_at_ms) in [(1, 50), (2, 10), (3, 20), (4, 30), (5, 40), (6, 60), (7, 70)] {
             let streams = if id == 3 { 1 } else { 2 };
             insert(&mut table, &range(id, created_at_ms, 0, streams * 10), streams);
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!((table.live_count(), table.live_bytes(), table.retired.len()), (1, 1, 1));
     }
 
-    /// Objects come and go; each time the same is found as by sorting all of them anew.
+    /// Objects come and go; the result is always the same as from sorting all of them.
     #[test]
     fn what_is_listed_is_what_sorting_gives() {
         let mut times_found = [0; 2];

@@ -1,4 +1,4 @@
-//! An object that is being written: its bytes, where they go, and what the catalog has to know of
+//! An object that is being written: its bytes, its destination, and what the catalog records about
 //! it.
 
 use bytes::Bytes;
@@ -12,8 +12,8 @@ use crate::store::Shared;
 use crate::types::{Batch, ObjectId, StreamId};
 use crate::upload::{object_name, unix_ms};
 
-/// An attempt to write an object. Each has a name of its own: nothing is known about what another
-/// one has left behind.
+/// An attempt to write an object. Each has its own name, since it is unknown what an earlier
+/// attempt left behind.
 pub(crate) struct Attempt {
     pub(crate) id: ObjectId,
     pub(crate) nonce: Uuid,
@@ -21,7 +21,8 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    /// Known to the janitor until the object is committed, or the attempt [given up](give_up).
+    /// Creates an attempt. Its name counts as being uploaded until the object is committed or the
+    /// attempt is [given up](give_up), so that the object cleaner leaves it alone.
     pub(crate) fn new(shared: &Shared, id: ObjectId) -> Self {
         let nonce = Uuid::new_v4();
         let name = object_name(shared.wal_id, id, nonce);
@@ -30,7 +31,7 @@ impl Attempt {
     }
 }
 
-/// What was written under this name is of no use, and was removed, or not.
+/// Abandons the object of this name; `removed` is the result of removing it.
 pub(crate) fn give_up(shared: &Shared, name: &str, removed: Result<(), ObjectError>) {
     if let Err(left) = removed {
         tracing::debug!("could not clean up after an attempt that was given up: {left}");
@@ -42,25 +43,25 @@ pub(crate) fn give_up(shared: &Shared, name: &str, removed: Result<(), ObjectErr
 /// complete.
 pub(crate) struct Output<'a> {
     attempt: &'a Attempt,
-    /// Until it is written, with the first block or at the end.
+    /// The header, until it is written with the first block or at the end.
     header: Option<Bytes>,
-    /// Until the end.
+    /// The encoder, until the end.
     encoder: Option<Encoder>,
     writer: Writer<'a>,
     payload_bytes: u64,
 }
 
 impl<'a> Output<'a> {
-    /// For about so much payload.
+    /// Creates an output for about this much payload.
     pub(crate) fn new(way: Way<'a>, attempt: &'a Attempt, payload_bytes: u64) -> Self {
         let (encoder, header) = Encoder::new(attempt.nonce);
         let writer = Writer::new(way, &attempt.name, payload_bytes);
         Self { attempt, header: Some(header), encoder: Some(encoder), writer, payload_bytes: 0 }
     }
 
-    /// Add a batch, with its payload's checksum if that is known, which `range` takes in, too.
-    /// Streams come in ascending order, each one's batches in offset order. A block that is
-    /// complete is to be [written](Self::write), before the next batch.
+    /// Adds a batch, with its payload's checksum if known, and extends `range` by it. Streams must
+    /// come in ascending order, and the batches of each in offset order. A returned block must be
+    /// [written](Self::write) before the next batch is added.
     pub(crate) fn push(
         &mut self,
         stream: StreamId,
@@ -82,7 +83,7 @@ impl<'a> Output<'a> {
         self.encoder.as_mut().expect("it is not finished").push(stream, batch, payload_crc32c)
     }
 
-    /// Write a block that [`Self::push`] has given.
+    /// Writes a block returned by [`Self::push`].
     pub(crate) async fn write(&mut self, block: PutPayload) -> Result<(), ObjectError> {
         if let Some(header) = self.header.take() {
             self.writer.write(header.into()).await?;
@@ -90,7 +91,8 @@ impl<'a> Output<'a> {
         self.writer.write(block).await
     }
 
-    /// The object is complete and durable when this succeeds. It is of generation 0, and of now.
+    /// Completes the object; it is durable when this succeeds. Its generation is 0 and its time of
+    /// creation is now.
     pub(crate) async fn finish(&mut self) -> Result<ObjectInfo, ObjectError> {
         let encoder = self.encoder.take().expect("it is finished once");
         let (last, tail, summary) = encoder.finish();
@@ -112,7 +114,7 @@ impl<'a> Output<'a> {
         })
     }
 
-    /// Remove what there is of it.
+    /// Abandons the object and removes what was written of it.
     pub(crate) async fn give_up(self, shared: &Shared) {
         let name = &self.attempt.name;
         give_up(shared, name, self.writer.abort().await);

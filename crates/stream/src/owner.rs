@@ -1,10 +1,10 @@
-//! Who may delete objects, and trim the WAL on the strength of others: `docs/format/catalog.md`,
-//! "Who owns the objects".
+//! Ownership of the objects: which server may delete objects and trim the WAL after uploads. See
+//! `docs/format/catalog.md`, "Who owns the objects".
 //!
-//! The WAL's headers tell an owner that another one has taken it over, and by the mark in them each
-//! catalog is known that is too old to open it. What they cannot tell of is a copy of the device:
-//! of a machine that was cloned, or of a backup that was put back. The object store is one for all
-//! of them, so the owner is also said there.
+//! The WAL's headers show a server that another one has taken over the WAL, and the mark in them
+//! identifies each catalog that is too old to open it. They cannot reveal a copy of the device: of
+//! a machine that was cloned, or of a backup that was restored. All copies use the same object
+//! store, so the owner is recorded there as well.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ use crate::objects::{Cause, OWNER_OBJECT, ObjectError, Request, object_size, try
 use crate::store::Shared;
 use crate::upload::{object_prefix, unix_ms};
 
-/// The length of an owner object, padded with spaces: it stays the same when the object is
+/// The length of an owner object, padded with spaces. It does not change when the object is
 /// overwritten in place on a full disk, where a crash may separate a change of the length from that
 /// of the text.
 const PADDED_BYTES: usize = 256;
@@ -27,16 +27,16 @@ const PADDED_BYTES: usize = 256;
 /// More than any owner object takes.
 const MAX_BYTES: u64 = 4096;
 
-/// This run of the store, and those before it.
+/// The ownership state of this run of the store, and the earlier runs.
 pub(crate) struct Owner {
     epoch: u32,
     node_id: u32,
-    /// In order; the last one is this one.
+    /// In order; the last one is this run.
     lives: Vec<Life>,
-    /// Held over a claim, so that none takes back what a later one has said. What this life has
-    /// found when it owned the objects last.
+    /// Held during a claim, so that no claim undoes a later one. Contains the object's content when
+    /// this run last owned the objects.
     claiming: tokio::sync::Mutex<Option<Claim>>,
-    /// Held over a look at the WAL, which goes on when who wanted it is gone.
+    /// Held during a check of the WAL, which continues if its caller is dropped.
     looking: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -56,8 +56,8 @@ impl Owner {
         self.looking.clone().lock_owned().await
     }
 
-    /// Wait until the look at the WAL has ended that has begun before, if there is one. It keeps
-    /// the WAL's device.
+    /// Waits for a check of the WAL that has already begun, if there is one. It keeps the WAL's
+    /// device open.
     pub(crate) async fn looked(&self) {
         drop(self.looking.lock().await);
     }
@@ -76,14 +76,14 @@ impl Owner {
         }
     }
 
-    /// Whether the claim was made in the past of this life: by one that the catalog knows, before
-    /// the next one began.
+    /// Whether the claim was made by an earlier run that the catalog records, before the next run
+    /// began.
     fn is_past(&self, claim: &Claim) -> bool {
         let mut lives = self.lives.iter().skip_while(|life| life.id != claim.life);
         lives.nth(1).is_some_and(|next| claim.version <= next.after_version)
     }
 
-    /// What the object means to this life, which wants to have said that it has come to version
+    /// Returns what the object means for this run, which needs the object to record catalog version
     /// `needed`.
     fn judge(&self, found: Option<&Claim>, needed: u64) -> Standing {
         match found {
@@ -95,42 +95,42 @@ impl Owner {
     }
 }
 
-/// The content of the object.
+/// The content of the owner object.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Claim {
     epoch: u32,
     life: Uuid,
     node_id: u32,
-    /// Of the catalog.
+    /// The version of the catalog.
     version: u64,
-    /// For people, decides nothing.
+    /// For people only; decides nothing.
     written_at_ms: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    /// The object is this life's.
+    /// The object is from this run.
     Owner,
-    /// There is none, or one of the past: it may be written.
+    /// There is none, or one from an earlier run: it may be overwritten.
     Free,
     Anothers,
 }
 
-/// Whether this store owns the objects, and the WAL still; if so, the object store knows it and
-/// that the catalog has come to version `needed`. False is told and counted. The outer error is
-/// that of a WAL that has stopped.
+/// Claims the objects. `Ok(Ok(true))`: this store owns the objects and still owns the WAL, and the
+/// owner object records this and catalog version `needed`. `Ok(Ok(false))`, which is logged and
+/// counted: it does not own them. The outer error is that of a WAL that has stopped.
 pub(crate) async fn claim(
     shared: &Arc<Shared>,
     needed: u64,
 ) -> Result<Result<bool, ObjectError>, WalError> {
     let claimed = claim_objects(shared, needed).await;
-    // Last, as close to what follows as can be.
+    // Last, as close as possible to the use of the result.
     look(shared, claimed).await
 }
 
-/// The same before there is anything to be done, so that a copy of this server finds out early. The
-/// WAL is asked only if another one owns the objects: it may have the WAL too, and then this is the
-/// end.
+/// Claims the objects before there is anything to do, so that a copy of this server is detected
+/// early. The WAL is checked only if another server owns the objects: it may have taken over the
+/// WAL too, and then this store stops.
 pub(crate) async fn announce(shared: &Arc<Shared>) -> Result<Result<bool, ObjectError>, WalError> {
     match claim_objects(shared, 0).await {
         Ok(false) => look(shared, Ok(false)).await,
@@ -172,7 +172,7 @@ async fn claim_objects(shared: &Shared, needed: u64) -> Result<bool, ObjectError
     }
     if owner.judge(found.as_ref(), needed) == Standing::Free {
         write(shared, &name, &owner.claim(shared.version())).await?;
-        // Another one may have written at the same time: who is there now is the owner.
+        // Another server may have written at the same time: the last writer is the owner.
         found = read(shared, &name).await?;
     }
     if owner.judge(found.as_ref(), needed) == Standing::Owner {
@@ -210,10 +210,11 @@ async fn read(shared: &Shared, name: &str) -> Result<Option<Claim>, ObjectError>
     }
 }
 
-/// This life has not come here before, or what it has left is gone, or is something older: somebody
-/// has deleted it, or this is another object store than the one with the objects that the catalog
-/// knows, or none: the place where one is to be mounted, where something may have been written
-/// while it was not. That one has no object that the catalog knows.
+/// Checks that this is the same object store as before. Called if this run has not claimed the
+/// objects yet, or if the owner object is gone or replaced by an older one: it was deleted, or this
+/// is another object store than the one with the objects in the catalog, or the file system is not
+/// mounted and something was written to the mount point. Such a store has none of the objects in
+/// the catalog.
 async fn check_is_same(shared: &Shared, name: &str) -> Result<(), ObjectError> {
     let newest = || shared.object_table.lock().newest();
     let Some(object) = newest() else { return Ok(()) };
@@ -255,7 +256,7 @@ async fn write(shared: &Shared, name: &str, claim: &Claim) -> Result<(), ObjectE
 mod tests {
     use super::*;
 
-    /// Else a crash could leave a part of the text, when it is overwritten in place.
+    /// Otherwise a crash could leave a part of the text when it is overwritten in place.
     #[test]
     fn the_length_of_an_owner_object_does_not_change() {
         let claim = |epoch, node_id, version, written_at_ms| Claim {

@@ -1,33 +1,32 @@
-//! How fast an upload writes: about as fast as what it writes came in, so that the object store and
-//! the network see a steady stream and not one burst per cut, which everything else on the way
-//! would have to wait for.
+//! The rate of an upload: about that at which its data was appended, so that the object store and
+//! the network see a steady stream instead of one burst per cut that delays all other traffic.
 
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// An upload is never slower: what is small is done soon, and a log that is nearly idle is trimmed
+/// The lowest rate of an upload: small uploads complete soon, and an almost idle log is trimmed
 /// soon.
 const LEAST_BYTES_PER_SECOND: u64 = 4 << 20;
-/// So often it is looked whether there is a reason to hurry, at least.
+/// Longest interval between checks for a reason to hurry.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The pace of one upload.
 pub(crate) struct Pace<'a> {
-    /// Somebody wants the upload's attention. What is taken from it while waiting is put back at
+    /// Notified when the upload is wanted. A notification consumed while waiting is sent again at
     /// the end.
     wanted: &'a Notify,
     was_wanted: bool,
     began: Instant,
-    /// `None`: as fast as it goes.
+    /// `None`: unlimited.
     bytes_per_second: Option<u64>,
     written: u64,
 }
 
 impl<'a> Pace<'a> {
-    /// `bytes` are to be written. They took `gathered` to come in, and three quarters of that to go
-    /// out leave a rest for the commit, before the next ones are due.
+    /// Creates a pace for `bytes` that were appended in `gathered`. The upload takes three quarters
+    /// of that time, which leaves a quarter for the commit before the next upload is due.
     pub(crate) fn new(bytes: u64, gathered: Duration, wanted: &'a Notify) -> Self {
         let span_ms = u64::try_from(gathered.as_millis() * 3 / 4).unwrap_or(u64::MAX).max(1);
         let rate = u128::from(bytes) * 1000 / u128::from(span_ms);
@@ -36,12 +35,13 @@ impl<'a> Pace<'a> {
         Self { wanted, was_wanted: false, began: Instant::now(), bytes_per_second, written: 0 }
     }
 
-    /// From here on as fast as it goes.
+    /// Removes the limit.
     pub(crate) fn end(&mut self) {
         self.bytes_per_second = None;
     }
 
-    /// Wait until the next `bytes` may be written. `hurry` ends the waiting, now and for good.
+    /// Waits until the next `bytes` may be written. Once `hurry` returns true, the limit is
+    /// removed.
     pub(crate) async fn wait(&mut self, bytes: u64, hurry: impl Fn() -> bool) {
         while let Some(rate) = self.bytes_per_second {
             if hurry() {
@@ -78,7 +78,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// How long it takes to write so much, a mebibyte at a time.
+    /// Returns how long it takes to write this much, a mebibyte at a time.
     async fn taken(pace: &mut Pace<'_>, mebibytes: u64, hurry: impl Fn() -> bool) -> Duration {
         let began = Instant::now();
         for _ in 0..mebibytes {
@@ -92,7 +92,7 @@ mod tests {
         let wanted = Notify::new();
         let mut pace = Pace::new(600 * MIB, Duration::from_secs(60), &wanted);
         let took = taken(&mut pace, 600, || false).await;
-        // The last mebibyte waits for the others only.
+        // The last mebibyte waits only for the others.
         assert!(took > Duration::from_secs(44) && took <= Duration::from_secs(45), "{took:?}");
     }
 
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(began.elapsed(), Duration::from_millis(30), "the notification woke it");
         hurry.set(false);
         assert_eq!(taken(&mut pace, 99, || hurry.get()).await, Duration::ZERO);
-        // Who waits for the notification gets it all the same.
+        // A later waiter still gets the notification.
         drop(pace);
         tokio::time::timeout(Duration::from_secs(1), wanted.notified()).await.unwrap();
     }

@@ -1,6 +1,6 @@
-//! Panics of code that reads untrusted bytes and changes nothing that others see.
+//! Panics of code that reads untrusted bytes and changes no shared state.
 //!
-//! A server ends when a thread of it panics, since nobody knows then what is true in memory (see
+//! A server ends when one of its threads panics, since memory may be inconsistent then (see
 //! docs/decisions/0015-a-panic-ends-the-server.md). The exception is declared here.
 
 use std::any::Any;
@@ -11,13 +11,13 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Run `work`, and turn a panic into an error with its text. `work` must not leave anything half
-/// changed that is used afterwards.
+/// Runs `work` and turns a panic into an error with its text. `work` must not leave anything that
+/// is used afterwards half changed.
 ///
 /// # Errors
 /// `work` has panicked.
 pub fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    /// Also counts down when an unwinding passes it.
+    /// Also counts down on unwinding.
     struct Inside;
     impl Drop for Inside {
         fn drop(&mut self) {
@@ -31,13 +31,13 @@ pub fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     outcome.map_err(|panic| text(&*panic).to_owned())
 }
 
-/// Whether this thread runs in [`contained`]: a panic now is an error of who contains it.
+/// Whether this thread runs in [`contained`], so that a panic becomes an error of its caller.
 pub fn is_contained() -> bool {
-    // Without a value while the thread ends: nothing is contained then.
+    // The value is gone while the thread ends: nothing is contained then.
     DEPTH.try_with(Cell::get).unwrap_or(0) > 0
 }
 
-/// What a panic says.
+/// Returns the message of a panic.
 pub fn text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message")

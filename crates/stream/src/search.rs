@@ -1,10 +1,10 @@
-//! Searching a stream by time.
+//! Searches a stream by time.
 //!
-//! A stream may have hundreds of thousands of ranges, and its tail's lock is the one that appends
-//! wait for. So a search holds it for a few ranges at a time and goes on from the offset that it
-//! has come to. What happens to the stream in between does no harm: an upload moves batches to a
-//! range behind that offset, a trim takes away what nobody may see any more, and a range that is
-//! replaced by another one with the same batches is found under the same offsets.
+//! A stream may have hundreds of thousands of ranges, and appends wait for the lock of its tail. So
+//! a search holds it for a few ranges at a time and continues at the offset that it has reached.
+//! Changes of the stream in between do no harm: an upload moves batches to a range behind that
+//! offset, a trim removes what must not be visible any more, and a range that replaces others has
+//! the same batches at the same offsets.
 
 use std::cmp::Reverse;
 
@@ -13,25 +13,25 @@ use crate::stream::{FetchError, Stream};
 use crate::tail::{Range, Tail};
 use crate::types::{Batch, ObjectId, StreamOffset};
 
-/// Ranges that are looked at while the tail is locked: about a microsecond.
+/// Ranges scanned while the tail is locked; this takes about a microsecond.
 const RANGES_AT_A_TIME: usize = 1024;
 
-/// What a look at some of the ranges has given.
+/// The result of scanning some of the ranges.
 struct Look {
-    /// The range that was picked of them.
+    /// The range selected among them.
     picked: Option<Range>,
     next: Next,
 }
 
 enum Next {
-    /// There are more, from here on.
+    /// There are more, from this offset on.
     Further(StreamOffset),
-    /// These were the last ones, and at the same moment this was in the tail.
+    /// These were the last ones; with the batch selected in the tail at the same moment.
     End(Option<Batch>),
 }
 
 impl Stream {
-    /// The first durable batch whose `max_timestamp_ms` is at least `timestamp_ms`.
+    /// Returns the first durable batch whose `max_timestamp_ms` is at least `timestamp_ms`.
     ///
     /// # Errors
     /// The stream was deleted, or an object that may hold the batch cannot be read.
@@ -39,10 +39,11 @@ impl Stream {
         self.find_time_from(StreamOffset(0), timestamp_ms).await
     }
 
-    /// The same of the batches that end behind `from`.
+    /// Returns the first durable batch that ends behind `from` and whose `max_timestamp_ms` is at
+    /// least `timestamp_ms`.
     ///
     /// # Errors
-    /// As [`Self::find_time`].
+    /// See [`Self::find_time`].
     pub async fn find_time_from(
         &self,
         mut from: StreamOffset,
@@ -71,7 +72,8 @@ impl Stream {
                     batch.own_payload();
                     return Ok(Some(batch));
                 }
-                // A trim has cut off what the range promised, or it lies before `from`.
+                // A trim has removed the batch that the range has the timestamp of, or it lies
+                // before `from`.
                 Ok(None) => from = range.end,
                 Err(error) => self.look_again(&range, error, &mut gone).await?,
             }
@@ -98,7 +100,7 @@ impl Stream {
         Ok(None)
     }
 
-    /// The durable batch with the greatest `max_timestamp_ms`, the first of them if there are
+    /// Returns the durable batch with the greatest `max_timestamp_ms`, the first one if there are
     /// several.
     ///
     /// # Errors
@@ -108,8 +110,9 @@ impl Stream {
         let mut read: Vec<ObjectId> = Vec::new();
         let mut gone = None;
         loop {
-            // What a range says is an upper bound: a trim may have cut its greatest batch off. So
-            // the most promising one comes first, and the search ends when none can be better.
+            // A range's timestamp is an upper bound: a trim may have removed its greatest batch. So
+            // the range with the greatest bound is read first, and the search ends when no other
+            // one can be better.
             let (range, young) = self.most_promising(best.as_ref(), &read).await?;
             let young_is_better = |timestamp_ms: i64| {
                 young.as_ref().is_some_and(|young| young.max_timestamp_ms > timestamp_ms)
@@ -133,9 +136,9 @@ impl Stream {
         }
     }
 
-    /// The first of the ranges with the greatest timestamp of those that are not `read` and may
-    /// have a batch that is better than `best`; and the best one of the tail, as it was when the
-    /// last range was looked at.
+    /// Returns the first of the ranges with the greatest timestamp, among those that are not `read`
+    /// and may have a better batch than `best`, and the best batch of the tail at the moment of the
+    /// last range's scan.
     async fn most_promising(
         &self,
         best: Option<&Batch>,
@@ -164,7 +167,7 @@ impl Stream {
         }
     }
 
-    /// The better one of `best` and what `range` has.
+    /// Returns the better one of `best` and the best batch of `range`.
     async fn max_time_in(
         &self,
         range: &Range,
@@ -189,7 +192,7 @@ impl Stream {
         Ok(best)
     }
 
-    /// Look at some ranges from `from` on, and behind the last one at the tail.
+    /// Scans some ranges from `from` on and, after the last one, the tail.
     fn look(
         &self,
         from: StreamOffset,
@@ -212,7 +215,7 @@ impl Stream {
     }
 }
 
-/// Whether a batch of this timestamp and base is the one to give rather than `best`.
+/// Whether a batch with this timestamp and base is to be preferred to `best`.
 fn is_better((timestamp_ms, base): (i64, StreamOffset), best: Option<&Batch>) -> bool {
     best.is_none_or(|best| {
         (timestamp_ms, Reverse(base)) > (best.max_timestamp_ms, Reverse(best.base))
@@ -220,9 +223,9 @@ fn is_better((timestamp_ms, base): (i64, StreamOffset), best: Option<&Batch>) ->
 }
 
 impl Stream {
-    /// An object that is not there any more was deleted between the look and the read: the stream
-    /// was trimmed past it, or its batches are in another one now, and the next look sees that.
-    /// Seen twice it is an error.
+    /// Decides whether to retry after an error. A missing object was deleted between the scan and
+    /// the read: the stream was trimmed past it, or its batches are in another object now, which
+    /// the next scan finds. An object that is missing twice is an error.
     async fn look_again(
         &self,
         range: &Range,
@@ -257,7 +260,7 @@ mod tests {
     const BATCHES: u64 = 40;
 
     fn time(base: u64) -> i64 {
-        // Not in order: every fourth is late by ten.
+        // Not in order: the time of every fourth batch is earlier by 100 ms.
         (base * 10).cast_signed() - if base % 4 == 3 { 100 } else { 0 }
     }
 
@@ -266,7 +269,7 @@ mod tests {
         Batch { base: StreamOffset(base), count: 1, max_timestamp_ms: time(base), payload }
     }
 
-    /// Write some batches as one object; the range that it is.
+    /// Writes some batches as one object; returns its range.
     async fn object(stream: &Stream, id: u64, bases: std::ops::Range<u64>) -> Range {
         let (nonce, name) = (Uuid::from_u128(id.into()), format!("object-{id}"));
         let attempt = Attempt { id: ObjectId(1000 + id), nonce, name };
@@ -291,7 +294,7 @@ mod tests {
         _disk: Stepper,
     }
 
-    /// A stream that is in no memory, in objects of so many batches each.
+    /// Creates a stream with nothing in memory, in objects with `per_object` batches each.
     async fn world(per_object: u64) -> (World, Vec<Range>) {
         let (store, _disk) = small_store().await;
         let id: StreamId = store.new_stream_ids(1).await.unwrap()[0];
@@ -312,8 +315,8 @@ mod tests {
         }
     }
 
-    /// What is asked goes as far as the read of an object, which is then deleted, and its batches
-    /// are in another one.
+    /// Each query gets as far as reading an object, which is then deleted, with its batches in
+    /// another one or nowhere.
     #[tokio::test]
     async fn who_comes_too_late_for_an_object_looks_again() {
         for question in 0..3 {
@@ -354,12 +357,12 @@ mod tests {
         }
     }
 
-    /// More ranges than are looked at in one go: all are looked at, wherever the batch is.
+    /// With more ranges than one scan covers, all are scanned, wherever the batch is.
     #[tokio::test]
     async fn many_ranges_are_searched_a_few_at_a_time() {
         let (world, ranges) = world(10).await;
         let stream = &world.stream;
-        // Those in front promise nothing, and are never read.
+        // The first ones have no timestamp and are never read.
         let ahead = 3 * RANGES_AT_A_TIME as u64 + 5;
         let shift = |range: &Range| Range {
             start: StreamOffset(range.start.0 + ahead),

@@ -1,6 +1,6 @@
-//! A stream's state: its tail in the log cache, and where the rest of it is.
+//! A stream's state: its tail in the log cache and the ranges of the rest in objects.
 //!
-//! Offsets, oldest to youngest; the order is an invariant:
+//! Offsets, from oldest to newest; the order is an invariant:
 //!
 //! ```text
 //!         in objects              in the log cache, and in the WAL
@@ -10,8 +10,8 @@
 //!                  batches (those before uploaded_end may be evicted)
 //! ```
 //!
-//! A trim may move `start` past `uploaded_end`. The batches between stay, unseen by readers, until
-//! the upload that folds them into the checkpoint.
+//! A trim may move `start` past `uploaded_end`. The batches between stay, hidden from readers,
+//! until the upload that folds them into the checkpoint.
 
 mod compactable;
 
@@ -30,11 +30,12 @@ use crate::types::{Batch, KIND_STATE, StreamEpoch, StreamId, StreamOffset};
 
 pub(crate) use compactable::{Changed, Choice, Compactable};
 
-/// What a cached batch costs beside its payload: the entry here (64 bytes), as much again for the
-/// deque's spare room, the payload's reference count and the allocator's share of both.
+/// Memory cost of a cached batch besides its payload: its entry (64 bytes), the same again for
+/// spare capacity of the deque, the payload's reference count, and the allocator's overhead for
+/// both.
 pub(crate) const BATCH_OVERHEAD_BYTES: u64 = 192;
 const _: () = assert!(size_of::<Cached>() as u64 <= BATCH_OVERHEAD_BYTES / 3);
-/// Spare entries that a deque may have beyond as many as it holds.
+/// Spare entries that a deque may have in addition to as many as it holds.
 const SPARE_ENTRIES: usize = 16;
 
 /// A batch in the log cache.
@@ -42,10 +43,11 @@ pub(crate) struct Cached {
     pub(crate) base: StreamOffset,
     pub(crate) count: u32,
     pub(crate) max_timestamp_ms: i64,
-    /// Where its WAL record ends: it is durable when the log is durable up to here.
+    /// Log offset at which its WAL record ends: the batch is durable when the log is durable up to
+    /// here.
     pub(crate) log_end: LogOffset,
     pub(crate) payload: Bytes,
-    /// Of the payload: as the log has it, so who uploads it need not read it for that.
+    /// CRC32C of the payload as computed for the log, so that an upload need not compute it again.
     pub(crate) crc32c: u32,
 }
 
@@ -68,7 +70,7 @@ impl Cached {
     }
 }
 
-/// What a batch with such a payload costs in the log cache.
+/// Returns the memory cost in the log cache of a batch with this payload.
 pub(crate) const fn cost_bytes(payload_bytes: usize) -> u64 {
     payload_bytes as u64 + BATCH_OVERHEAD_BYTES
 }
@@ -84,7 +86,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// As the catalog has it.
+    /// Converts a range of the catalog.
     pub(crate) fn of(object: Arc<ObjectInfo>, range: &ObjectRange) -> Self {
         Self {
             object,
@@ -95,7 +97,7 @@ impl Range {
         }
     }
 
-    /// Greatest timestamp of its batches, or when it was written if none has one.
+    /// Returns the greatest timestamp of its batches, or its time of creation if none has one.
     pub(crate) fn newest_ms(&self) -> i64 {
         match self.max_timestamp_ms {
             ..0 => self.object.created_at_ms,
@@ -103,19 +105,19 @@ impl Range {
         }
     }
 
-    /// Whether its object was written for it alone.
+    /// Whether the range is the only one in its object.
     fn is_own(&self) -> bool {
         self.object.payload_bytes == self.payload_bytes
     }
 }
 
-/// What a change of a tail gave back to the log cache.
+/// What a change of a tail released in the log cache.
 #[derive(Clone, Copy, Default)]
 #[must_use]
 pub(crate) struct Released {
-    /// No longer cached.
+    /// Bytes no longer cached.
     pub(crate) freed_bytes: u64,
-    /// No longer pinned, whether still cached or not.
+    /// Bytes no longer pinned, whether still cached or not.
     pub(crate) unpinned_bytes: u64,
 }
 
@@ -129,53 +131,54 @@ pub(crate) struct UploadedPart {
 
 /// Where the next batches of a fetch are.
 pub(crate) enum Source {
-    /// Here they are; none if there is nothing (durable) yet.
+    /// The batches themselves; none if there is nothing (durable) yet.
     Cached(Vec<Batch>),
-    /// In this object.
+    /// The object that has them.
     Object(Range),
 }
 
-/// A stream, shared by its handles, the uploader and the log cache.
+/// A stream's state, shared by its handles, the uploader and the log cache.
 pub(crate) struct StreamState {
     pub(crate) id: StreamId,
     pub(crate) kind: u8,
-    /// Held from the append to the WAL to the push of the batch: so whoever has it, and has looked
-    /// at the log's end before, finds every batch below that end here. Never held over I/O.
+    /// Locked from the append to the WAL to the push of the batch. So whoever reads the end of the
+    /// log and then locks the tail finds every batch below that end in it. Never held over I/O.
     pub(crate) tail: Mutex<Tail>,
 }
 
 #[derive(Default)]
 pub(crate) struct Tail {
     pub(crate) deleted: bool,
-    /// The newest with which the stream was opened, durably. Changed under
-    /// [`crate::store::Shared::committing`] too.
+    /// The newest epoch with which the stream was opened, durably. Changed only with
+    /// [`crate::store::Shared::committing`] held as well.
     pub(crate) epoch: StreamEpoch,
     pub(crate) start: StreamOffset,
     pub(crate) next: StreamOffset,
     pub(crate) uploaded_end: StreamOffset,
-    /// Where the stream ended when it was recovered: all before it is durable, or lost.
+    /// The end of the stream at recovery: everything before it is durable or lost.
     recovered_end: StreamOffset,
     pub(crate) checkpoint: Option<Bytes>,
-    /// What the owner says that a checkpoint need not speak of, as of what lies before `start`.
+    /// The owner declared that checkpoints need not describe anything before this offset, just as
+    /// for `start`.
     pub(crate) settled: StreamOffset,
     /// In offset order, and so in log order.
     batches: VecDeque<Cached>,
     /// In offset order; all end after `start`.
     ranges: VecDeque<Range>,
-    /// Payload of `ranges`.
+    /// Bytes of payload in `ranges`.
     range_bytes: u64,
-    /// Payload of the batches from both `start` and `uploaded_end` on.
+    /// Bytes of payload in batches that are after both `start` and `uploaded_end`.
     young_bytes: u64,
     /// Woken when more becomes durable.
     pub(crate) watchers: Vec<Arc<Notify>>,
-    /// Whether the stream waits in [`crate::wake::Wakes`].
+    /// Whether the stream is queued in [`crate::wake::Wakes`].
     pub(crate) wake_queued: bool,
-    /// Where the stream is listed in [`crate::cache::LogCache`].
+    /// The stream's key in [`crate::cache::LogCache`], if it is listed there.
     pub(crate) evictable_at: Option<LogOffset>,
 }
 
 impl Tail {
-    /// A stream as the catalog has it.
+    /// Creates the tail of a stream from the catalog.
     pub(crate) fn restored(
         start: StreamOffset,
         uploaded_end: StreamOffset,
@@ -195,7 +198,7 @@ impl Tail {
         }
     }
 
-    /// Add a batch at the end. A gap before it is possible in recovery only.
+    /// Adds a batch at the end. Only in recovery may there be a gap before it.
     pub(crate) fn push(&mut self, batch: Cached) {
         assert!(batch.base >= self.next, "batch {} comes before {}", batch.base, self.next);
         self.next = batch.end();
@@ -205,8 +208,8 @@ impl Tail {
         self.batches.push_back(batch);
     }
 
-    /// Put a batch in a gap that recovery has found. It is durable with the batch before it, or at
-    /// its own log offset if there is none. False if there is no gap.
+    /// Inserts a batch into a gap that recovery found. It becomes durable with the batch before it,
+    /// or at its own log offset if there is none. Returns false if there is no gap.
     pub(crate) fn fill(&mut self, mut batch: Cached) -> bool {
         let at = self.batches.partition_point(|other| other.base < batch.base);
         let before = at.checked_sub(1).map(|at| &self.batches[at]);
@@ -225,26 +228,27 @@ impl Tail {
         true
     }
 
-    /// The log is recovered, and has no more batches of the stream. It goes on at `next`; what is
-    /// missing before that is lost.
+    /// Ends recovery of the stream: the log has no more of its batches. It continues at `next`, and
+    /// missing offsets before that are lost.
     pub(crate) fn recovered(&mut self, next: StreamOffset) {
         assert!(next >= self.next, "the stream goes on at {next}, before {}", self.next);
         self.next = next;
         self.recovered_end = next;
     }
 
-    /// Whether the stream's last offsets are lost: a gap with no batch behind it.
+    /// Whether the stream's last offsets are lost: a gap without a batch behind it.
     pub(crate) fn ends_with_gap(&self) -> bool {
         self.batches.back().map_or(self.uploaded_end, Cached::end) < self.next
     }
 
-    /// When the log is durable up to here, all of the stream is.
+    /// Returns the log offset up to which the log must be durable for the whole stream to be
+    /// durable.
     pub(crate) fn log_end(&self) -> LogOffset {
         self.batches.back().map_or(LogOffset(0), |last| last.log_end)
     }
 
-    /// The end of what is durable when the log is durable up to `durable`. What is not is at the
-    /// deque's end.
+    /// Returns the end of what is durable when the log is durable up to `durable`. Batches that are
+    /// not durable are at the deque's end.
     pub(crate) fn durable_end(&self, durable: LogOffset) -> StreamOffset {
         if self.batches.back().is_none_or(|last| last.log_end <= durable) {
             return self.next;
@@ -253,12 +257,12 @@ impl Tail {
             0 => self.batches[0].base,
             durables => self.batches[durables - 1].end(),
         };
-        // The last batch may lie behind a gap: without it the stream still ends where recovery has
+        // The last batch may lie behind a gap: without it the stream still ends where recovery
         // ended it.
         end.max(self.recovered_end)
     }
 
-    /// The log offset at which the next batch becomes durable.
+    /// Returns the log offset at which the next batch becomes durable.
     pub(crate) fn next_durable(&self, durable: LogOffset) -> Option<LogOffset> {
         if self.batches.back()?.log_end <= durable {
             return None;
@@ -267,8 +271,8 @@ impl Tail {
         Some(self.batches[next].log_end)
     }
 
-    /// Payload from `start` to `next`. A batch of an object that a trim has cut off counts until
-    /// its object's range goes.
+    /// Returns the bytes of payload from `start` to `next`. A batch before `start` counts as long
+    /// as its range does.
     pub(crate) fn size_bytes(&self) -> u64 {
         self.range_bytes + self.young_bytes
     }
@@ -281,9 +285,10 @@ impl Tail {
         self.batches.range(self.first_pinned()..)
     }
 
-    /// How far the stream is uploaded when its pinned batches are whose records end at or before
-    /// `cut`, lost offsets behind them included; and the end of the last one of these batches, the
-    /// same as before if there are none. `None` if nothing changes by it.
+    /// Returns the uploaded end after an upload of all pinned batches whose records end at or
+    /// before `cut`, including lost offsets behind them, and the end of the last one of these
+    /// batches (the current uploaded end if there is none). `None` if the uploaded end does not
+    /// change.
     pub(crate) fn pinned_end(&self, cut: LogOffset) -> Option<(StreamOffset, StreamOffset)> {
         let below = self.batches.partition_point(|batch| batch.log_end <= cut);
         let end = self.batches.get(below).map_or(self.next, |next| next.base);
@@ -291,8 +296,8 @@ impl Tail {
         (end > self.uploaded_end && !self.deleted).then(|| (end, last.unwrap_or(self.uploaded_end)))
     }
 
-    /// Pinned batches from `from` to `to`, at least one if there is one, up to both limits, each as
-    /// `taken`.
+    /// Returns pinned batches from `from` to `to`, mapped by `taken`: at least one if there is one,
+    /// up to both limits.
     pub(crate) fn pinned_chunk<T>(
         &self,
         from: StreamOffset,
@@ -311,7 +316,7 @@ impl Tail {
             .collect()
     }
 
-    /// Durable batches from the one that contains `from`, or the next one after a gap.
+    /// Finds the durable batches from the one that contains `from`, or the next one after a gap.
     pub(crate) fn source(
         &self,
         from: StreamOffset,
@@ -334,7 +339,8 @@ impl Tail {
         Source::Cached(batches.map(Cached::to_batch).collect())
     }
 
-    /// The end of the oldest ranges that need not be kept; the start if there are none.
+    /// Returns the end of the oldest ranges that retention need not keep; the start if there are
+    /// none.
     pub(crate) fn retention_point(
         &self,
         older_than_ms: Option<i64>,
@@ -353,19 +359,19 @@ impl Tail {
         point
     }
 
-    /// The range that starts there.
+    /// Returns the range that starts at `start`.
     pub(crate) fn range_at(&self, start: StreamOffset) -> Option<&Range> {
         let at = self.ranges.partition_point(|range| range.start < start);
         self.ranges.get(at).filter(|range| range.start == start)
     }
 
-    /// The range behind the one that starts there.
+    /// Returns the range after the one that starts at `start`.
     pub(crate) fn range_after(&self, start: StreamOffset) -> Option<&Range> {
         self.ranges.get(self.ranges.partition_point(|range| range.start <= start))
     }
 
-    /// `new` takes the place of the ranges from `first` on, so many, at least one; returns those.
-    /// Of the others up to half are moved, once.
+    /// Replaces `count` ranges (at least one) from `first` on by `new` and returns them. Moves at
+    /// most half of the other ranges, once.
     pub(crate) fn replace(&mut self, first: StreamOffset, count: usize, new: Range) -> Vec<Range> {
         let at = self.ranges.partition_point(|range| range.start < first);
         self.range_bytes += new.payload_bytes;
@@ -376,21 +382,22 @@ impl Tail {
         gone
     }
 
-    /// The visible ranges that end after `from`, oldest first. There may be hundreds of thousands:
-    /// who looks at all of them does so a few at a time, and lets others have the lock in between.
+    /// Returns the visible ranges that end after `from`, oldest first. There may be hundreds of
+    /// thousands: a caller that visits all of them takes a few at a time and releases the lock in
+    /// between.
     pub(crate) fn ranges_after(&self, from: StreamOffset) -> impl Iterator<Item = &Range> {
         self.ranges.range(self.ranges.partition_point(|range| range.end <= from)..)
     }
 
-    /// The visible, durable batches that are in no range, oldest first.
+    /// Returns the visible, durable batches that are in no range, oldest first.
     fn visible(&self, durable: LogOffset) -> impl Iterator<Item = &Cached> {
         let trimmed = self.batches.partition_point(|batch| batch.end() <= self.start);
         let first = trimmed.max(self.first_pinned());
         self.batches.range(first..).take_while(move |batch| batch.log_end <= durable)
     }
 
-    /// The first of them that ends behind `from` and whose greatest timestamp is at least
-    /// `timestamp_ms`.
+    /// Returns the first [visible](Self::visible) batch that ends behind `from` and whose greatest
+    /// timestamp is at least `timestamp_ms`.
     pub(crate) fn find_time(
         &self,
         from: StreamOffset,
@@ -401,13 +408,13 @@ impl Tail {
         visible.find(|batch| batch.max_timestamp_ms >= timestamp_ms).map(Cached::to_batch)
     }
 
-    /// The first of them with the greatest timestamp.
+    /// Returns the first [visible](Self::visible) batch with the greatest timestamp.
     pub(crate) fn max_time(&self, durable: LogOffset) -> Option<Batch> {
         let first_of_equals = |batch: &&Cached| (batch.max_timestamp_ms, Reverse(batch.base));
         self.visible(durable).max_by_key(first_of_equals).map(Cached::to_batch)
     }
 
-    /// An upload was committed. What it took stays as cache, except what nobody can read any more.
+    /// Applies a committed upload. The uploaded batches stay cached, except those below the start.
     pub(crate) fn uploaded(&mut self, part: UploadedPart) -> Released {
         let pinned = self.first_pinned();
         let end = self.batches.partition_point(|batch| batch.base < part.uploaded_end);
@@ -429,8 +436,8 @@ impl Tail {
         released
     }
 
-    /// Drop cached batches that are both uploaded and before `to`: they were written anew, and
-    /// shall be read as they are now.
+    /// Drops cached batches that are uploaded and end at or before `to`: they were rewritten and
+    /// must be read from their new objects.
     pub(crate) fn forget_cached(&mut self, to: StreamOffset) -> Released {
         let uploaded_end = self.uploaded_end;
         let gone =
@@ -440,7 +447,7 @@ impl Tail {
         Released { freed_bytes, unpinned_bytes: 0 }
     }
 
-    /// Drop cached batches that are both uploaded and before `start`.
+    /// Drops cached batches that are uploaded and end at or before `start`.
     fn drop_unreadable(&mut self) -> u64 {
         let (start, uploaded_end) = (self.start, self.uploaded_end);
         let gone =
@@ -450,8 +457,8 @@ impl Tail {
         freed
     }
 
-    /// Give spare room back, so that what batches are charged for their entries stays true. Half of
-    /// the entries have gone since the last time, so that it costs little for each.
+    /// Shrinks the deque, so that the charge for a batch's entry stays true. At least half of the
+    /// entries have gone since the last time, so the cost per batch is small.
     fn shrink(&mut self) {
         let len = self.batches.len();
         if self.batches.capacity() > 2 * len + SPARE_ENTRIES {
@@ -459,7 +466,7 @@ impl Tail {
         }
     }
 
-    /// Move the start up to `to`; returns the ranges that are gone.
+    /// Moves the start to `to`, if that is later; returns the ranges that are dropped.
     pub(crate) fn trim(&mut self, to: StreamOffset) -> (Released, Vec<Range>) {
         let pinned = self.first_pinned();
         let cut_off = self.batches.range(pinned..).skip_while(|batch| batch.end() <= self.start);
@@ -476,7 +483,7 @@ impl Tail {
         (Released { freed_bytes, unpinned_bytes: 0 }, gone)
     }
 
-    /// Forget everything; returns the ranges that are gone.
+    /// Drops everything; returns the ranges that are dropped.
     pub(crate) fn delete(&mut self) -> (Released, Vec<Range>) {
         let unpinned_bytes = self.pinned().map(Cached::cost_bytes).sum();
         let freed_bytes = self.batches.drain(..).map(|batch| batch.cost_bytes()).sum();
@@ -487,14 +494,14 @@ impl Tail {
         (Released { freed_bytes, unpinned_bytes }, self.ranges.drain(..).collect())
     }
 
-    /// Where the record of the oldest batch ends if it is uploaded.
+    /// Returns the end of the oldest batch's record if that batch is uploaded.
     pub(crate) fn first_evictable(&self) -> Option<LogOffset> {
         let first = self.batches.front()?;
         (first.base < self.uploaded_end).then_some(first.log_end)
     }
 
-    /// Drop uploaded batches with records up to `limit`, oldest first, until `want_bytes` are free;
-    /// returns what was freed.
+    /// Drops uploaded batches with records up to `limit`, oldest first, until `want_bytes` are
+    /// free; returns the number of bytes freed.
     pub(crate) fn evict(&mut self, limit: LogOffset, want_bytes: u64) -> u64 {
         let mut freed = 0;
         while freed < want_bytes
@@ -515,12 +522,12 @@ impl StreamState {
         Self { id, kind, tail: Mutex::new(tail) }
     }
 
-    /// Whom to notify, when no lock is held any more: wakers are foreign code.
+    /// Returns the watchers, to be notified when no lock is held any more: wakers are foreign code.
     pub(crate) fn watchers(&self) -> Vec<Arc<Notify>> {
         self.tail.lock().watchers.clone()
     }
 
-    /// Whether the stream is kept as its checkpoint alone.
+    /// Whether only the stream's checkpoint is kept.
     pub(crate) fn is_state(&self) -> bool {
         self.kind >= KIND_STATE
     }
@@ -555,7 +562,7 @@ mod tests {
         }
     }
 
-    /// One offset, ten bytes; its record ends at ten times its end.
+    /// Pushes a batch of one offset and ten bytes; its record ends at ten times its end.
     fn push(tail: &mut Tail, base: u64) {
         tail.push(Cached {
             base: StreamOffset(base),
@@ -567,7 +574,7 @@ mod tests {
         });
     }
 
-    /// 0..4 in an object, 4..8 in the log cache, not uploaded.
+    /// Offsets 0..4 in an object, 4..8 in the log cache, not uploaded.
     fn tail() -> Tail {
         let mut tail = Tail::restored(StreamOffset(0), StreamOffset(4), None, [range(0, 4)].into());
         (4..8).for_each(|base| push(&mut tail, base));
@@ -719,7 +726,7 @@ mod tests {
         }
     }
 
-    /// Lost offsets are uploaded with the batches before them, or alone, and never come back.
+    /// Lost offsets are uploaded with the batches before them, or alone, and never return.
     #[test]
     fn a_gap_at_the_end_is_uploaded_and_does_not_take_the_durable_end_back() {
         let ends = |tail: &Tail, cut| {

@@ -1,19 +1,19 @@
-//! Cut and upload: log cache -> object -> catalog -> trim, never in another order. Before the last
-//! two the store claims the objects ([`owner`]).
+//! Cut and upload, always in the order: log cache, object, catalog, trim. Before the last two, the
+//! store checks that it owns the objects ([`owner`]).
 //!
 //! A cut is a log offset. Everything below it is durable, in the objects or checkpoints, and
-//! committed, before the WAL is trimmed to it; so a crash at any point loses nothing and doubles
-//! nothing:
+//! committed before the WAL is trimmed to it, so a crash at any point neither loses nor duplicates
+//! anything:
 //!
 //! | crash after | at the next start |
 //! |---|---|
-//! | the cut, or in the middle of the object | the WAL has all of it; what there is of the object is an orphan |
-//! | the object, before the commit | the same |
-//! | the commit, before the trim | the WAL has it, the catalog says that it is uploaded: skipped |
+//! | the cut, or in the middle of the object | the WAL has everything; the partial object is an orphan |
+//! | the object, before the commit | the WAL has everything; the object is an orphan |
+//! | the commit, before the trim | the catalog marks what is in the WAL as uploaded: it is skipped |
 //!
-//! An upload writes one object, and one more for each stream that has much in it; a crash leaves
-//! any of them as orphans, or none, since one commit has them all. It writes at a [`Pace`], until
-//! somebody needs its end.
+//! An upload writes one object, and one more for each stream with much data. One commit covers all
+//! of them, so a crash leaves any of them as orphans, or none. An upload writes at a [`Pace`] until
+//! its completion becomes urgent.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,15 +35,15 @@ use crate::store::{Shared, StoreError};
 use crate::tail::{Cached, StreamState};
 use crate::types::{Batch, Fold, ObjectId, StreamOffset};
 
-/// A stream with so much in an upload has an object of its own: who reads it gets nothing of
-/// others, and it can be deleted with the stream.
+/// A stream with this much in an upload gets an object of its own: reading it transfers no data of
+/// other streams, and it can be deleted together with the stream.
 pub(crate) const OWN_OBJECT_BYTES: u64 = 8 << 20;
-/// Batches that are folded, or taken for writing, at a time: what an upload adds to the memory of
-/// the log cache.
+/// Number of batches that are folded or collected for writing at a time: what an upload adds to the
+/// memory of the log cache.
 const CHUNK_BATCHES: usize = 16 << 10;
 
-/// A stream's batches in an upload: from its uploaded end to its last batch below the cut, and
-/// offsets behind that which are lost.
+/// A stream's batches in an upload: from its uploaded end to its last batch below the cut, plus
+/// lost offsets behind that batch.
 #[derive(Clone)]
 struct Part {
     stream: Arc<StreamState>,
@@ -51,9 +51,9 @@ struct Part {
     to: StreamOffset,
     /// The end of the last batch.
     written_to: StreamOffset,
-    /// Batches that end at or before it are folded, not written.
+    /// Batches that end at or before this offset are folded, but not written.
     start: StreamOffset,
-    /// What is folded need not speak of what lies before it.
+    /// The checkpoint need not describe anything before this offset.
     settled: StreamOffset,
 }
 
@@ -62,8 +62,8 @@ impl Part {
         !self.stream.is_state() && self.written_to > self.start.max(self.from)
     }
 
-    /// The next batches from `from` on, each as `taken`; none at the end, or when the stream was
-    /// deleted.
+    /// Returns the next batches from `from` on, mapped by `taken`; none at the end, or when the
+    /// stream was deleted.
     fn chunk<T>(
         &self,
         from: StreamOffset,
@@ -74,7 +74,7 @@ impl Part {
     }
 }
 
-/// The upload task. Ends with the store's failure.
+/// Runs the upload task. Ends when the store fails.
 pub(crate) async fn run(shared: Arc<Shared>) {
     let mut last = Instant::now();
     loop {
@@ -102,22 +102,23 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         }
         shared.numbers.upload_done();
         shared.losses.reads_go_on();
-        // In this order: whoever was turned away before tries again after the gate has opened, and
-        // forces another upload if it still finds no room.
+        // In this order: a writer that was refused before tries again after the gate has opened,
+        // and forces another upload if there is still no space.
         shared.upload.forced.store(false, Ordering::Release);
         shared.room.open();
     }
 }
 
-/// One upload. An object store that is not there is tried until it is, or the WAL has failed. Fails
-/// for good if the WAL or the catalog does, or if the owner's [`crate::Fold`] panics.
+/// Performs one upload. If the object store is unavailable, retries until it is back or the WAL has
+/// failed. Fails permanently if the WAL or the catalog does, or if the owner's [`crate::Fold`]
+/// panics.
 ///
-/// What it uploads took `gathered` to come in.
+/// `gathered` is the time in which the uploaded data was appended.
 async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreError> {
     let taken = Instant::now();
     let cut = shared.wal.appended();
     if cut.0 == shared.upload.cut.swap(cut.0, Ordering::AcqRel) {
-        // As the one before it, to which the log is trimmed.
+        // Same as the last cut, to which the log is trimmed.
         *shared.upload.trimmed_to.lock() = taken;
         return Ok(());
     }
@@ -148,19 +149,19 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
     let is_written = !objects.is_empty();
     commit(shared, cut, &objects, parts.collect()).await?;
     if is_written {
-        // A copy of this server that does not know the object must not come to own it any more.
+        // A copy of this server that does not record the object must not become its owner any more.
         own(shared, shared.version()).await?;
     }
     shared.wal.trim_and_mark(..cut, shared.version()).await?;
     *shared.upload.trimmed_to.lock() = taken;
-    // A copy of the WAL from before is known as such from here on, not only after the next commit.
+    // From here on an older copy of the WAL is recognized as such, not only after the next commit.
     match shared.note_mark().await {
         Err(StoreError::Catalog(CatalogError::Full(_))) => Ok(()),
         noted => noted,
     }
 }
 
-/// Commit the upload, as soon as the catalog's disk has space for it.
+/// Commits the upload; retries while the catalog's disk is full.
 async fn commit(
     shared: &Arc<Shared>,
     cut: LogOffset,
@@ -180,7 +181,7 @@ async fn commit(
 
 type AllWritten = (Vec<Arc<ObjectInfo>>, Vec<Option<ObjectRange>>);
 
-/// Write all objects of an upload, and say which range of it each part is.
+/// Writes all objects of an upload and returns the range of each part.
 async fn write_all(
     shared: &Shared,
     parts: &[Part],
@@ -201,8 +202,8 @@ async fn write_all(
     Ok((objects, ranges))
 }
 
-/// Whether what was written is there, after the object store was in trouble: what was written to a
-/// directory under the place where one is mounted is not, when that one is back.
+/// Whether the written objects exist, checked after the object store had errors. Objects written to
+/// a directory below an unmounted mount point disappear when the file system is mounted again.
 async fn are_there(shared: &Shared, objects: &[Arc<ObjectInfo>]) -> Result<bool, StoreError> {
     let mut backoff = Backoff::new(shared);
     for object in objects {
@@ -218,8 +219,8 @@ async fn are_there(shared: &Shared, objects: &[Arc<ObjectInfo>]) -> Result<bool,
     Ok(true)
 }
 
-/// Own the objects; see [`owner::claim`]. While another one does, the WAL has to keep what was
-/// uploaded. Whether that was so at once.
+/// Waits until this store owns the objects; see [`owner::claim`]. While another one does, the WAL
+/// must keep what was uploaded. Returns whether the first attempt succeeded.
 async fn own(shared: &Arc<Shared>, version: u64) -> Result<bool, StoreError> {
     let mut backoff = Backoff::new(shared);
     loop {
@@ -232,9 +233,9 @@ async fn own(shared: &Arc<Shared>, version: u64) -> Result<bool, StoreError> {
     }
 }
 
-/// What lies below the cut, by stream. An append holds its stream's tail from the WAL to the push,
-/// and the cut was taken before the tails are looked at here: so every batch below the cut is in
-/// its tail by now.
+/// Returns what lies below the cut, by stream. An append holds the lock of its stream's tail from
+/// the WAL to the push, and the cut was taken before the tails are locked here, so every batch
+/// below the cut is in its tail by now.
 fn plan(shared: &Shared, cut: LogOffset) -> Vec<Part> {
     let streams: Vec<_> = shared.streams.read().values().cloned().collect();
     let parts = streams.into_iter().filter_map(|stream| {
@@ -250,8 +251,8 @@ fn plan(shared: &Shared, cut: LogOffset) -> Vec<Part> {
     parts
 }
 
-/// Which parts lie in one object together, by their positions: those of large streams alone. What
-/// is not written is in none.
+/// Assigns parts, by index, to objects: large streams get their own. Parts that are not written are
+/// in none.
 fn objects_of(parts: &[Part], folded: &[Folded]) -> Vec<Vec<usize>> {
     let mut objects = Vec::new();
     let mut shared = Vec::new();
@@ -268,17 +269,18 @@ fn objects_of(parts: &[Part], folded: &[Folded]) -> Vec<Vec<usize>> {
     objects
 }
 
-/// What a part's batches come to.
+/// The result of folding a part's batches.
 struct Folded {
-    /// Of the stream at the part's end.
+    /// The stream's checkpoint at the part's end.
     checkpoint: Option<Bytes>,
-    /// Payload that is to be written.
+    /// Bytes of payload to be written.
     written_bytes: u64,
 }
 
-/// Fold each part into its stream's checkpoint.
+/// Folds each part into its stream's checkpoint.
 async fn fold(shared: &Arc<Shared>, parts: &[Part]) -> Result<Vec<Folded>, StoreError> {
-    // Not the store: a fold goes on when the store is closed, and must not keep the WAL.
+    // Without a reference to the store: a fold may outlive the closing of the store and must not
+    // keep the WAL open.
     let (owner, parts) = (shared.fold.clone(), parts.to_vec());
     let fold = move || parts.iter().map(|part| fold_part(&*owner, part)).collect();
     tokio::task::spawn_blocking(fold)
@@ -295,7 +297,7 @@ fn fold_part(fold: &dyn Fold, part: &Part) -> Folded {
         if batches.is_empty() && part.stream.tail.lock().deleted {
             break; // and its checkpoint is gone
         }
-        // Behind the last batch there may be lost offsets, of which the checkpoint has to know.
+        // The checkpoint must include lost offsets behind the last batch.
         let to = batches.last().map_or(part.to, Batch::end);
         let offsets = std::mem::replace(&mut from, to)..to;
         if part.is_written() {
@@ -318,7 +320,7 @@ fn fold_part(fold: &dyn Fold, part: &Part) -> Folded {
 
 type Written = (ObjectInfo, Vec<Option<ObjectRange>>);
 
-/// Write an object, at a pace as long as nothing goes wrong.
+/// Writes an object, with retries; paced until the first error.
 async fn write_until_done(
     shared: &Shared,
     parts: &[&Part],
@@ -340,8 +342,8 @@ async fn write_until_done(
     }
 }
 
-/// The store's objects share a prefix, the WAL's id, so that two stores in one bucket cannot touch
-/// each other's.
+/// The prefix of the store's objects contains the WAL's id, so that two stores in one bucket cannot
+/// touch each other's objects.
 pub(crate) fn object_prefix(wal_id: Uuid) -> String {
     format!("{OBJECTS_DIRECTORY}/{wal_id}")
 }
@@ -350,7 +352,7 @@ pub(crate) fn object_name(wal_id: Uuid, id: ObjectId, nonce: Uuid) -> String {
     format!("{}/{:016x}-{}", object_prefix(wal_id), id.0, nonce.simple())
 }
 
-/// The number in an object's name.
+/// Returns the number in an object's name.
 pub(crate) fn object_id(name: &str) -> Option<ObjectId> {
     let (number, _) = name.rsplit_once('/')?.1.split_once('-')?;
     u64::from_str_radix(number, 16).ok().map(ObjectId)
@@ -378,7 +380,7 @@ async fn write(
                     output.write(block).await?;
                 }
             }
-            // Encoding is work without a wait; let others have the thread.
+            // Encoding never waits; let other tasks use the thread.
             tokio::task::yield_now().await;
         }
         ranges.push(range);
@@ -399,7 +401,7 @@ fn in_words(what: &str, error: &ObjectError) -> String {
     format!("{what}: {error}{hint}")
 }
 
-/// Waits longer after each failure.
+/// Delays that grow with each failure.
 struct Backoff<'a> {
     shared: &'a Shared,
     failures: u32,
@@ -410,8 +412,8 @@ impl<'a> Backoff<'a> {
         Self { shared, failures: 0 }
     }
 
-    /// Wait after a failure. Fails with the WAL: what it has is not uploaded by a store that takes
-    /// nothing any more, but by the next one.
+    /// Waits after a failure. Fails when the WAL does: a store that accepts nothing any more leaves
+    /// the upload to the next one.
     async fn failed(&mut self, what: &str) -> Result<(), StoreError> {
         let failures = self.shared.numbers.upload_failed(what);
         let options = &self.shared.options;
@@ -422,19 +424,19 @@ impl<'a> Backoff<'a> {
         );
         tokio::select! {
             () = tokio::time::sleep(wait) => Ok(()),
-            // An offset that no log reaches: this resolves when the WAL stops.
+            // No log reaches this offset, so this resolves only when the WAL stops.
             stopped = self.shared.wal.wait_durable(LogOffset(u64::MAX)) => Ok(stopped?),
         }
     }
 }
 
-/// How long to wait after so many failures before.
+/// Returns the delay after this number of earlier failures.
 pub(crate) fn backoff(initial: Duration, max: Duration, failures: u32) -> Duration {
     let longest = initial.saturating_mul(1 << failures.min(20)).min(max);
     jittered(longest, Uuid::new_v4().as_u128())
 }
 
-/// Between half and all of `longest`.
+/// Returns a duration between half and all of `longest`.
 fn jittered(longest: Duration, random: u128) -> Duration {
     let permille = u32::try_from(random % 501).expect("below 501");
     longest / 2 + longest * permille / 1000

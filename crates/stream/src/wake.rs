@@ -1,5 +1,5 @@
-//! Waking those who wait: readers for more durable data, writers for room. One task does it; it
-//! waits for events of the WAL and never polls.
+//! Wakes waiters: readers for more durable data, writers for space. A single task does it; it waits
+//! for events of the WAL and never polls.
 
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -14,16 +14,16 @@ use crate::store::Shared;
 use crate::tail::StreamState;
 use crate::types::StreamId;
 
-/// Lets writers wait for room without losing a wakeup.
+/// Lets writers wait for space without losing a wake-up.
 ///
-/// Each event that may have made room starts a new generation. An append looks at the generation
-/// **before** it tries, and when it fails notes that a later one is needed. So an event between the
-/// failure and the wait is seen by the wait. Whoever makes an append fail has to see to a later
-/// event: for the log cache and the ring that is the upload it asks for, for the window it is
+/// Each event that may have freed space starts a new generation. An append reads the generation
+/// **before** it tries and, when it fails, records that a later one is needed. So the wait sees an
+/// event between the failure and the wait. The code that makes an append fail must ensure a later
+/// event: for the log cache and the ring that is the upload it requests, for the window it is
 /// [`Wakes::wait_for_wal`].
 pub(crate) struct RoomGate {
     generation: watch::Sender<u64>,
-    /// The least generation in which it makes sense to try again.
+    /// The least generation in which a retry makes sense.
     needed: AtomicU64,
 }
 
@@ -36,17 +36,17 @@ impl RoomGate {
         *self.generation.borrow()
     }
 
-    /// An append that began in generation `seen` found no room.
+    /// Records that an append which began in generation `seen` found no space.
     pub(crate) fn full(&self, seen: u64) {
         self.needed.fetch_max(seen.saturating_add(1), Ordering::AcqRel);
     }
 
-    /// There may be room.
+    /// Wakes writers: space may be free.
     pub(crate) fn open(&self) {
         self.generation.send_modify(|generation| *generation = generation.saturating_add(1));
     }
 
-    /// Nobody shall wait any more.
+    /// Wakes writers, and makes all later waits return at once.
     pub(crate) fn open_for_ever(&self) {
         self.generation.send_replace(u64::MAX);
     }
@@ -55,7 +55,7 @@ impl RoomGate {
         self.wait_for(self.needed.load(Ordering::Acquire)).await;
     }
 
-    /// Wait for an event after generation `seen`.
+    /// Waits for an event after generation `seen`.
     pub(crate) async fn wait_after(&self, seen: u64) {
         self.wait_for(seen.saturating_add(1)).await;
     }
@@ -72,7 +72,7 @@ impl RoomGate {
 /// What the waking task waits for.
 pub(crate) struct Wakes {
     /// Watched streams with batches that are not durable, by the log offset at which the next one
-    /// is. Locked while a tail is, never the other way round.
+    /// becomes durable. Locked while a tail is, never the other way round.
     queue: Mutex<BTreeMap<(LogOffset, StreamId), Arc<StreamState>>>,
     wal_room: Mutex<WalRoom>,
     changed: Notify,
@@ -90,7 +90,7 @@ impl Wakes {
         Self { queue: Mutex::default(), wal_room: Mutex::default(), changed: Notify::new() }
     }
 
-    /// Wake the watchers of `stream` when the log is durable up to `at`.
+    /// Registers `stream`: its watchers are woken when the log is durable up to `at`.
     pub(crate) fn queue(&self, at: LogOffset, stream: Arc<StreamState>) {
         let mut queue = self.queue.lock();
         let key = (at, stream.id);
@@ -100,7 +100,7 @@ impl Wakes {
         }
     }
 
-    /// Open the gate when the WAL has more room. The ticket was taken before the append that
+    /// Opens the gate when the WAL has more space. The ticket was taken before the append that
     /// failed.
     pub(crate) fn wait_for_wal(&self, ticket: Room) {
         let mut room = self.wal_room.lock();
@@ -124,7 +124,7 @@ impl Wakes {
     }
 }
 
-/// The waking task. Ends when the WAL has failed.
+/// Runs the waking task. Ends when the WAL has failed.
 pub(crate) async fn run(shared: Arc<Shared>) {
     let wakes = &shared.wakes;
     let mut room: Option<Room> = None;
@@ -153,8 +153,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             },
             () = has_room => {
                 room = None;
-                // Before the gate opens: an append that fails after this has to be waited for
-                // again.
+                // Before the gate opens: an append that fails after this must register again.
                 wakes.wal_room.lock().waiting = false;
                 shared.room.open();
             }
@@ -177,7 +176,7 @@ fn wake_durable(shared: &Shared) {
     }
 }
 
-/// Not to be called with a lock held.
+/// Notifies the watchers. The caller must not hold a lock.
 pub(crate) fn notify(watchers: &[Arc<Notify>]) {
     watchers.iter().for_each(|watcher| watcher.notify_one());
 }
@@ -198,7 +197,7 @@ mod tests {
         gate.open();
         assert!(gate.wait().now_or_never().is_some());
 
-        // The event comes after the attempt has begun, and before its failure is noted.
+        // The event comes after the attempt has begun and before its failure is recorded.
         let seen = gate.generation();
         gate.open();
         gate.full(seen);

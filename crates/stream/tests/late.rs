@@ -1,4 +1,4 @@
-//! Late readers: what they get, what they cost, and that they disturb nobody. `docs/late-reads.md`.
+//! Late readers: what they get, what they cost, and that they disturb nobody. `docs/cold-reads.md`.
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Reading: verified blocks and indexes, a cache of them in memory and one on disk, and a bound on
 //! what is on its way. How late readers keep out of the way of everybody else:
-//! `docs/late-reads.md`.
+//! `docs/cold-reads.md`.
 
 mod load;
 mod staged;

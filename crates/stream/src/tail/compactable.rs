@@ -1,29 +1,29 @@
-//! Which neighbouring ranges of a stream are to become one: `docs/compaction.md`.
+//! Selects neighbouring ranges of a stream that object compaction merges: `docs/compaction.md`.
 //!
 //! A stream may have hundreds of thousands of ranges, and appends wait for the lock of its tail. So
-//! it is looked at where something has changed only, and at a bounded number of ranges while the
-//! tail is locked.
+//! only ranges near a change are scanned, and only a bounded number of them while the tail is
+//! locked.
 
 use super::{Range, Tail};
 use crate::types::{ObjectId, StreamOffset};
 
-/// What is taken for one range.
+/// What makes a run of ranges worth merging.
 #[derive(Clone, Copy)]
 pub(crate) struct Choice {
-    /// So many are enough,
+    /// This number of ranges suffices,
     pub(crate) fan_in: usize,
-    /// if they have this much payload together, or objects of their own.
+    /// if they have this much payload together, or each has its own object.
     pub(crate) least_bytes: u64,
-    /// Half of it is enough in any case, and what is larger than an eighth of it stays, since
-    /// bringing a few such ranges together gains little.
+    /// Half of this payload suffices in any case. Ranges larger than an eighth of it stay as they
+    /// are, since merging a few of them gains little.
     pub(crate) most_bytes: u64,
-    /// So many ranges are looked at at a time, and half as many before them. What has not enough
-    /// payload in half as many ranges is not found.
+    /// Number of ranges scanned at a time, plus half as many before them. Runs that do not have
+    /// enough payload in half as many ranges are not found.
     pub(crate) at_a_time: usize,
 }
 
-/// Where a stream has got ranges since it was looked at; what lies between them has not changed,
-/// but is looked at too.
+/// The offsets in which a stream has got new ranges since the last scan. Ranges in between that
+/// have not changed are scanned too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Changed {
     from: StreamOffset,
@@ -42,18 +42,18 @@ impl Changed {
     }
 }
 
-/// What a look has found.
+/// The result of a scan.
 pub(crate) enum Compactable {
-    /// Neighbours that are to become one range.
+    /// Neighbours to be merged into one range.
     Found(Vec<Range>),
-    /// Nothing yet, and this is left to be looked at.
+    /// Nothing yet, and this is left to scan.
     Further(Changed),
     Nothing,
 }
 
 impl Tail {
-    /// The oldest ranges that `choice` takes, with a changed one among them and none in an object
-    /// that is left out.
+    /// Finds the oldest ranges that satisfy `choice`, with a changed one among them and none in an
+    /// object that is `left_out`.
     pub(crate) fn compactable(
         &self,
         changed: Changed,
@@ -91,8 +91,8 @@ impl Tail {
             let count = index + 1 - first;
             let enough = count >= choice.fan_in || bytes >= choice.most_bytes / 2;
             if count > 1 && enough {
-                // Of those that have objects of their own, one object fewer is a gain, however
-                // small they are.
+                // If all have objects of their own, one object fewer is a gain, however small they
+                // are.
                 let own = (index + 1).saturating_sub(choice.fan_in).max(first)..=index;
                 let window = match bytes >= choice.least_bytes {
                     true => first..=index,
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
     use crate::catalog::ObjectInfo;
 
-    /// Of its own, if its object has no more than it.
+    /// A range; with `is_own` it is the only one in its object.
     fn range(start: u64, id: u64, generation: u8, payload_bytes: u64, is_own: bool) -> Range {
         let object = ObjectInfo {
             id: ObjectId(id),
@@ -143,7 +143,7 @@ mod tests {
 
     const FEW: Choice = Choice { fan_in: 3, least_bytes: 10, most_bytes: 40, at_a_time: 10 };
 
-    /// Whether there is anything to be found, by looking at each window.
+    /// Whether any run satisfies the choice, by a scan of each window.
     fn is_there_any(tail: &Tail, left_out: &HashSet<ObjectId>) -> bool {
         let all: Vec<&Range> = tail.ranges.iter().collect();
         let mut windows = (2..=FEW.at_a_time / 2).flat_map(|count| all.windows(count));
@@ -161,8 +161,8 @@ mod tests {
         })
     }
 
-    /// Streams grow, are trimmed, and have ranges replaced by one; now and then what has changed is
-    /// looked at, and then nothing is left to be found by looking at everything.
+    /// Streams grow, are trimmed, and have ranges replaced by one. Now and then the changed ranges
+    /// are scanned, after which a scan of all ranges must find nothing.
     #[test]
     fn a_look_at_what_has_changed_finds_what_a_look_at_everything_does() {
         let (mut found, mut further, mut checks) = (0, 0, 0);
