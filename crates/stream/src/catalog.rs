@@ -1,10 +1,9 @@
-//! The catalog: which streams and objects exist, and the owner's metadata, each change atomic and
-//! durable.
+//! The catalog: which streams and objects exist, and the owner's metadata. Each change is atomic
+//! and durable.
 //!
-//! The catalog decides nothing. What becomes of an object when a stream goes is decided by the
-//! store, which states it as a [`Change`]; so a catalog is a small, dumb, durable thing, and
-//! another one (a shared one, for several brokers) is quick to write: it has to pass
-//! [`conformance`].
+//! The catalog makes no decisions. The store decides, for example, what happens to an object when a
+//! stream is deleted, and states it as a [`Change`]. So a catalog is small and simple, and another
+//! one (such as a shared one for several brokers) is quick to write: it must pass [`conformance`].
 
 use std::collections::BTreeMap;
 
@@ -25,114 +24,115 @@ pub use redb::RedbCatalog;
 /// One change; [`Catalog::commit`] applies a list of them in order, atomically.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A new stream, of epoch 0. Its id must come from [`crate::Store::new_stream_ids`] in this
-    /// run, and serves for one stream only: batches of a stream that was deleted may still be in
-    /// the WAL.
+    /// Creates a stream with epoch 0. Its id must come from [`crate::Store::new_stream_ids`] in
+    /// this run and is for one stream only: batches of a deleted stream may still be in the WAL.
     CreateStream {
-        /// Id.
+        /// Its id.
         id: StreamId,
-        /// The owner's tag for it, handed to [`crate::Fold`]: 0 = log, 1 = state (kept as a
-        /// checkpoint only: after each upload its batches are dropped instead of being written to
-        /// an object).
+        /// The owner's tag for it, passed to [`crate::Fold`]: 0 = log, 1 = state (only the
+        /// checkpoint is kept: after each upload the stream's batches are dropped instead of being
+        /// written to an object).
         kind: u8,
     },
-    /// Remove a stream with its checkpoint; its objects' ranges become garbage.
+    /// Removes a stream with its checkpoint and ranges; objects without other ranges become
+    /// garbage.
     DeleteStream {
-        /// Which.
+        /// The stream.
         id: StreamId,
-        /// The writer's; must be the stream's.
+        /// The writer's epoch; must be the stream's.
         epoch: StreamEpoch,
     },
-    /// Records before `to` are gone: the start moves there, ranges that end at or before it are
-    /// dropped. Does nothing if the start is there or later.
+    /// Removes the records before `to`: the start moves there, and ranges that end at or before it
+    /// are dropped. Does nothing if the start is there or later.
     TrimStream {
-        /// Which.
+        /// The stream.
         id: StreamId,
-        /// The writer's; must be the stream's.
+        /// The writer's epoch; must be the stream's.
         epoch: StreamEpoch,
-        /// New start offset.
+        /// The new start offset.
         to: StreamOffset,
     },
-    /// Metadata of the store's owner (topics, configs). Keys are UTF-8, sorted by byte.
+    /// Sets metadata of the store's owner (topics, configurations). Keys are UTF-8, sorted by byte.
     PutMeta {
-        /// Key.
+        /// The key.
         key: String,
-        /// Value.
+        /// The value.
         value: Vec<u8>,
     },
-    /// Remove a metadata key; nothing happens if there is none.
+    /// Removes a metadata key; does nothing if there is none.
     DeleteMeta(String),
 
-    // What follows is for the store itself; `Store::commit` refuses it.
-    /// The WAL that this catalog belongs to.
+    // The following changes are made only by the store itself; `Store::commit` refuses them.
+    /// Binds the catalog to this WAL.
     BindWal(Uuid),
-    /// All stream ids below this one have been handed out. Never goes back.
+    /// Records that all stream ids below this one have been handed out. Never decreases.
     NextStreamId(StreamId),
-    /// A stream has a writer with this epoch, which becomes the stream's. Does nothing if it is
-    /// that already. [`crate::Store::open_stream`] does it.
+    /// Sets the epoch of a stream to that of its new writer. Does nothing if it is that already.
+    /// Made by [`crate::Store::open_stream`].
     OpenStream {
-        /// Which.
+        /// The stream.
         id: StreamId,
-        /// Not older than the stream's.
+        /// The writer's epoch; not older than the stream's.
         epoch: StreamEpoch,
     },
-    /// An object is complete in the object store. Objects that are written at the same time are
-    /// added in any order, so its id may be below [`Snapshot::next_object_id`]. Whoever gives ids
-    /// out sees to it that none serves twice.
+    /// Adds an object that is complete in the object store. Objects that are written concurrently
+    /// are added in any order, so its id may be below [`Snapshot::next_object_id`]. The component
+    /// that assigns ids ensures that none is used twice.
     AddObject(ObjectInfo),
-    /// A stream was uploaded up to an offset. Replaces its checkpoint and adds its range, unless
-    /// that ends at or before the start.
+    /// Records the upload of a stream up to an offset. Replaces its checkpoint and adds its range,
+    /// unless that ends at or before the start.
     Uploaded(Uploaded),
-    /// All that the WAL holds before this offset is in this catalog or needs to be nowhere: the WAL
-    /// may be trimmed up to here. Takes the place of what was said before. It goes back only where
-    /// the log itself has: its end was damaged.
+    /// Sets the log offset below which everything in the WAL is in this catalog or not needed any
+    /// more: the WAL may be trimmed up to here. It decreases only if the log itself does, because
+    /// its end was damaged.
     LogUploaded(LogOffset),
-    /// Ranges of a stream, neighbours, lie together in another object now.
+    /// Replaces neighbouring ranges of a stream by one range in another object.
     Replaced(Replaced),
-    /// Both headers of the WAL are known to have this mark. Does nothing if a greater one is known.
+    /// Records that both headers of the WAL have this mark. Does nothing if a greater one is
+    /// recorded.
     WalMarked(u64),
-    /// A run of the store begins with this commit. The last [`LIVES_KEPT`] are remembered.
+    /// Begins a run of the store with this commit. The last [`LIVES_KEPT`] runs are kept.
     BeginLife {
-        /// Random. Nil is no life: only the version is raised.
+        /// Random. Nil stands for no run: only the version is raised.
         id: Uuid,
-        /// The catalog's version becomes this one, unless it is further already.
+        /// The new version of the catalog, unless that is already greater.
         version: u64,
     },
-    /// An object was deleted from the object store: forget it. Nothing happens if it is not known.
+    /// Removes an object that was deleted from the object store. Does nothing if there is none.
     ForgetObject(ObjectId),
 }
 
 /// A stream's part in an upload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uploaded {
-    /// Which.
+    /// The stream.
     pub stream: StreamId,
     /// Everything before it is in objects, or needs no object.
     pub uploaded_end: StreamOffset,
-    /// The stream's start, which moves there unless it is further already. Only a stream that is
-    /// kept as its checkpoint moves with its uploads.
+    /// The stream's start, which moves there unless it is already greater. Only for a stream of
+    /// which only the checkpoint is kept do uploads move the start.
     pub start: StreamOffset,
     /// The checkpoint at `uploaded_end`; `None` removes it.
     pub checkpoint: Option<Bytes>,
-    /// Where the batches are; `None` if nothing of the stream had to be written.
+    /// The range of the batches; `None` if nothing of the stream had to be written.
     pub range: Option<ObjectRange>,
 }
 
-/// A stream's part in a compaction.
+/// A stream's part in an object compaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replaced {
-    /// Which.
+    /// The stream.
     pub stream: StreamId,
-    /// Where the ranges start that are gone: neighbours, at least one, ascending.
+    /// The starts of the replaced ranges: neighbours, at least one, ascending.
     pub old: Vec<StreamOffset>,
-    /// What they held, as far as it is behind the stream's start.
+    /// The new range, with the contents of the replaced ones that are behind the stream's start.
     pub new: ObjectRange,
 }
 
 /// A stream's part of an object. An object has at most one range of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectRange {
-    /// Which object.
+    /// The object.
     pub object: ObjectId,
     /// First offset of the first batch.
     pub start: StreamOffset,
@@ -144,7 +144,7 @@ pub struct ObjectRange {
     pub max_timestamp_ms: i64,
 }
 
-/// What has to be known of an object to read it. Layout: `docs/format/object.md`.
+/// What is needed to read an object. Layout: `docs/format/object.md`.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ObjectInfo {
     /// Its number.
@@ -153,38 +153,37 @@ pub struct ObjectInfo {
     pub name: String,
     /// Its length.
     pub size_bytes: u64,
-    /// Where its index starts.
+    /// Position of its index.
     pub index_position: u64,
     /// Length of its index.
     pub index_bytes: u64,
     /// CRC32C of its index.
     pub index_crc32c: u32,
-    /// When it was written, milliseconds since the Unix epoch, or the youngest of what it was
-    /// compacted from: the age of records without a timestamp, and which objects compaction takes
-    /// first.
+    /// When it was written, in milliseconds since the Unix epoch; for a compacted object the newest
+    /// time of its sources. Used as the age of records without a timestamp, and for the order of
+    /// object compaction.
     pub created_at_ms: i64,
-    /// 0 if an upload has written it, else one more than the greatest of those it was compacted
-    /// from.
+    /// 0 if written by an upload, otherwise one more than the greatest generation of its sources.
     #[serde(default)]
     pub generation: u8,
-    /// Payload that was written, in bytes; 0 if that is not known.
+    /// Bytes of payload that were written; 0 if unknown.
     #[serde(default)]
     pub payload_bytes: u64,
 }
 
-/// How many runs of the store a catalog remembers.
+/// Number of runs of the store that a catalog keeps.
 pub const LIVES_KEPT: usize = 1000;
 
 /// A run of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Life {
-    /// The version that the catalog had before: the last one of the life before it.
+    /// The version of the catalog before this run: the last one of the previous run.
     pub after_version: u64,
     /// Random.
     pub id: Uuid,
 }
 
-/// All that a catalog holds.
+/// The complete contents of a catalog.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Snapshot {
     /// See [`Change::BindWal`].
@@ -193,88 +192,88 @@ pub struct Snapshot {
     pub next_stream_id: u64,
     /// Greater than the id of every object that was ever added.
     pub next_object_id: u64,
-    /// See [`Change::LogUploaded`]. A WAL that is trimmed further was trimmed with a newer catalog
+    /// See [`Change::LogUploaded`]. A WAL that is trimmed further was in use with a newer catalog
     /// than this one.
     pub uploaded_log: LogOffset,
-    /// Raised by each commit. A WAL whose mark is greater was in use with a newer catalog than this
+    /// Raised by each commit. A WAL with a greater mark was in use with a newer catalog than this
     /// one.
     pub version: u64,
     /// See [`Change::BeginLife`]; in order.
     pub lives: Vec<Life>,
-    /// See [`Change::WalMarked`]; never goes back. A WAL whose mark is less is an old copy.
+    /// See [`Change::WalMarked`]; never decreases. A WAL with a lower mark is an old copy.
     pub wal_mark: u64,
     /// Streams by id.
     pub streams: BTreeMap<StreamId, StreamRow>,
-    /// Objects by id. Those that no range refers to are garbage: to be deleted from the object
-    /// store, then forgotten.
+    /// Objects by id. Those without a range are garbage: they are deleted from the object store and
+    /// then removed here.
     pub objects: BTreeMap<ObjectId, ObjectInfo>,
     /// The owner's metadata.
     pub meta: BTreeMap<String, Vec<u8>>,
 }
 
-/// What a catalog holds of a stream.
+/// What a catalog records of a stream.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct StreamRow {
     /// See [`Change::CreateStream`].
     pub kind: u8,
-    /// The newest with which it was opened.
+    /// The newest epoch with which it was opened.
     pub epoch: StreamEpoch,
-    /// Records before it are gone.
+    /// The offset of the first readable record.
     pub start: StreamOffset,
     /// See [`Uploaded::uploaded_end`].
     pub uploaded_end: StreamOffset,
     /// See [`Uploaded::checkpoint`].
     pub checkpoint: Option<Bytes>,
-    /// In offset order, none overlapping another.
+    /// Its ranges in offset order, without overlaps.
     pub ranges: Vec<ObjectRange>,
 }
 
-/// What an operator does about a damaged catalog.
+/// Advice to an operator with a damaged catalog.
 pub(crate) const RESTORE: &str = "Restore it from a copy, or from an export by `alluvium catalog \
                                   import`, of this log's last state";
 
-/// A catalog operation failed.
+/// Why a catalog operation failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CatalogError {
-    /// The changes contradict what is there. Nothing has changed.
+    /// The changes contradict the contents. Nothing has changed.
     #[error("catalog: refused: {0}")]
     Refused(String),
-    /// The disk has no space for the changes. Nothing has changed, and others may succeed.
+    /// The disk has no space for the changes. Nothing has changed, and other changes may succeed.
     #[error("catalog: no space: {0}")]
     Full(String),
-    /// The catalog could not be opened, read or written. Whether changes have become durable is not
-    /// known.
+    /// The catalog could not be opened, read or written. It is unknown whether the changes are
+    /// durable.
     #[error("catalog: {0}")]
     Failed(String),
 }
 
-/// Where streams, objects and metadata are recorded.
+/// The durable record of streams, objects and metadata.
 pub trait Catalog: Send + Sync + 'static {
-    /// All that was committed. Blocking.
+    /// Returns everything that was committed. Blocking.
     fn load(&self) -> Result<Snapshot, CatalogError>;
 
-    /// Apply all of `changes`, in order, or none; durable when it returns. Blocking. Raises
-    /// [`Snapshot::version`] by one, also if there is nothing to change, or to what
-    /// [`Change::BeginLife`] says, and returns it.
+    /// Applies all of `changes` in order, or none; they are durable when it returns. Blocking.
+    /// Raises [`Snapshot::version`] by one, also for an empty list, or to the version of a
+    /// [`Change::BeginLife`], and returns it.
     ///
     /// Refused with nothing changed: creating a stream that exists or whose id was never handed
-    /// out; deleting, trimming or uploading one that does not exist, or opening it; moving an
-    /// uploaded end, an epoch or the next stream id back; deleting or trimming with another epoch
-    /// than the stream's; adding an object whose id is that of another one; a range of an object
-    /// that is not there or that does not follow the stream's last one; replacing ranges that are
-    /// not there, or not neighbours, or by one that overlaps others. Nothing has changed either if
-    /// there is no space ([`CatalogError::Full`]). After any other error the changes may or may not
-    /// have become durable, and the store uses this catalog no more: it has to be opened anew.
+    /// out; deleting, trimming, uploading or opening one that does not exist; moving an uploaded
+    /// end, an epoch or the next stream id back; deleting or trimming with another epoch than the
+    /// stream's; adding an object with the id of another one; a range in an object that does not
+    /// exist or that does not follow the stream's last range; replacing ranges that do not exist or
+    /// are not neighbours, or by one that overlaps others. Nothing has changed either if there is
+    /// no space ([`CatalogError::Full`]). After any other error it is unknown whether the changes
+    /// are durable, and the store does not use this catalog any more: it must be opened again.
     fn commit(&self, changes: &[Change]) -> Result<u64, CatalogError>;
 
-    /// Why changes that add something may be refused for want of space, as the last commit, or the
-    /// opening, has found it. None if they will not be.
+    /// Returns why changes that add something may be refused for lack of space, as of the last
+    /// commit or the opening. `None` if they are not refused.
     fn shortage(&self) -> Option<String> {
         None
     }
 }
 
-/// The changes that a catalog refuses, in words. Shared by the implementations so that they agree.
+/// Errors for refused changes, shared by the implementations so that they agree.
 mod refusal {
     use super::{
         CatalogError, ObjectId, ObjectRange, Replaced, StreamEpoch, StreamId, StreamOffset,
@@ -291,7 +290,7 @@ mod refusal {
     pub(super) fn no_stream(id: StreamId) -> CatalogError {
         CatalogError::Refused(format!("there is no stream {id}"))
     }
-    /// Whether a writer's change is one of the stream's writer.
+    /// Checks that a writer's epoch is that of the stream.
     pub(super) fn of_epoch(
         id: StreamId,
         epoch: StreamEpoch,
@@ -313,8 +312,8 @@ mod refusal {
     pub(super) fn back(what: &str, from: u64, to: u64) -> CatalogError {
         CatalogError::Refused(format!("{what} cannot go back from {from} to {to}"))
     }
-    /// Look at a [`Replaced`]: `found` are the stream's ranges from the first that is to go on, in
-    /// order, one more than are to go if there are so many, and `before` is the one in front of
+    /// Checks a [`Replaced`]: `found` are the stream's ranges from the first replaced one on, in
+    /// order, one more than are replaced if there is one, and `before` is the range in front of
     /// them.
     pub(super) fn of_replaced(
         Replaced { stream, old, new }: &Replaced,

@@ -1,5 +1,5 @@
-//! Compaction: ranges that lie in many objects are brought together in few. What, how, and why
-//! nothing is lost: `docs/compaction.md`.
+//! Object compaction: ranges that are spread over many objects are merged into few. What it does,
+//! how, and why nothing is lost: `docs/compaction.md`.
 
 mod rewrite;
 
@@ -27,32 +27,31 @@ use crate::upload::{OWN_OBJECT_BYTES, backoff, object_id};
 
 pub use rewrite::{Rewrite, Rewritten, StoredPart};
 
-/// So many pieces become one.
+/// Number of pieces that are merged into one.
 const FAN_IN: usize = 8;
-/// Ranges of a stream that are looked at while its tail is locked: as many as a search by time
-/// looks at.
+/// Ranges of a stream that are scanned while its tail is locked; the same number as for a search by
+/// time.
 pub(crate) const RANGES_AT_A_TIME: usize = 1024;
-/// Blocks of which it is remembered where they are, 56 bytes each: 7 MiB.
+/// Number of blocks whose positions are kept, 56 bytes each: 7 MiB.
 const BLOCKS_KEPT: usize = 128 << 10;
-/// Longest rest after a span.
+/// Longest pause after a span.
 const REST_MAX: Duration = Duration::from_secs(1);
-/// An object that cannot be read is left out for so long, and for twice as long after each further
-/// failure.
+/// Time for which an object that cannot be read is left out; doubles with each further failure.
 const LEFT_OUT: Duration = Duration::from_secs(1);
-/// At most for so long.
+/// Upper bound of that time.
 const LEFT_OUT_MAX: Duration = Duration::from_secs(10 * 60);
 /// Longest wait after a failure.
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// What the compaction task is told, and remembers.
+/// The state of the compaction task.
 pub(crate) struct Compaction {
-    /// False: there is no task, and nothing is remembered for it.
+    /// False: there is no task, and nothing is recorded for it.
     is_on: bool,
     /// There may be something to do.
     pub(crate) wanted: Notify,
-    /// Held from the look at ranges until they are replaced.
+    /// Held from the scan of ranges until they are replaced.
     turn: tokio::sync::Mutex<()>,
-    /// Streams that have got ranges since they were looked at, and where.
+    /// Streams that have got new ranges since their last scan, and where.
     changed: Mutex<BTreeMap<StreamId, Changed>>,
 }
 
@@ -70,7 +69,7 @@ impl Compaction {
         self.is_on
     }
 
-    /// These streams have got ranges.
+    /// Records that these streams have got new ranges.
     pub(crate) fn changed(&self, streams: impl IntoIterator<Item = (StreamId, Changed)>) {
         if !self.is_on {
             return;
@@ -85,7 +84,7 @@ impl Compaction {
     }
 }
 
-/// What becomes one range, or a few where it is too large for one object.
+/// Ranges that become one, or a few if that would be too large for one object.
 struct Run {
     stream: Arc<StreamState>,
     /// Neighbours, in order.
@@ -97,8 +96,8 @@ struct Run {
 enum Place {
     /// In objects of its own.
     Alone,
-    /// With others. An object takes one range of a stream, so a second run of the same one goes to
-    /// a second object.
+    /// Together with others. An object has at most one range of a stream, so a second run of the
+    /// same stream goes to a second object.
     Together(usize),
 }
 
@@ -107,7 +106,7 @@ impl Run {
         self.ranges.iter().map(|range| range.payload_bytes).sum()
     }
 
-    /// The offset behind its last range.
+    /// Returns the offset behind the last range.
     fn end(&self) -> StreamOffset {
         self.ranges[self.ranges.len() - 1].end
     }
@@ -120,13 +119,13 @@ struct LeftOut(HashMap<ObjectId, Left>);
 /// How long an object is left out.
 #[derive(Clone, Copy)]
 enum Left {
-    /// It is damaged: the reason `objects_damaged` names it.
+    /// It is damaged; the reason `objects_damaged` names it.
     Damaged,
-    /// The catalog does not take what is made of it.
+    /// The catalog refused the result of compacting it.
     Refused,
-    /// After so many failures in a row.
+    /// Until this time, after this number of failures in a row.
     Until(Instant, u32),
-    /// It is to be tried again.
+    /// To be tried again, after this number of failures in a row.
     Over(u32),
 }
 
@@ -152,7 +151,7 @@ impl LeftOut {
         self.0.insert(id, Left::Until(Instant::now() + wait, failures.saturating_add(1)));
     }
 
-    /// When the next one is to be tried again.
+    /// Returns when the next object is to be tried again.
     fn next(&self) -> Option<Instant> {
         let ends = self.0.values().filter_map(|left| match left {
             Left::Until(until, _) => Some(*until),
@@ -161,12 +160,12 @@ impl LeftOut {
         ends.min()
     }
 
-    /// Whether some are left out for a reason that no other fault shows.
+    /// Whether any object is left out for a reason that no other fault shows.
     fn is_failing(&self) -> bool {
         self.0.values().any(|left| !matches!(left, Left::Damaged))
     }
 
-    /// Forget those that are no longer in use; true if others are to be tried again.
+    /// Drops objects that are no longer in use; returns true if others are to be tried again.
     fn expire(&mut self, is_live: impl Fn(ObjectId) -> bool) -> bool {
         self.0.retain(|id, _| is_live(*id));
         let (now, mut is_over) = (Instant::now(), false);
@@ -182,12 +181,12 @@ impl LeftOut {
     }
 }
 
-/// Indexes that were read for one stream, for the next one that has a part of the same objects;
-/// until there is nothing more to do.
+/// Indexes read for one stream, kept for the next one with a part of the same objects, until there
+/// is nothing more to do.
 #[derive(Default)]
 struct Indexes {
     by_object: HashMap<ObjectId, Arc<[Block]>>,
-    /// Of all of them; at most [`BLOCKS_KEPT`].
+    /// Number of blocks in all of them; at most [`BLOCKS_KEPT`].
     blocks: usize,
 }
 
@@ -212,14 +211,14 @@ impl Indexes {
     }
 }
 
-/// The compaction task.
+/// Runs the compaction task.
 pub(crate) async fn run(shared: Arc<Shared>) {
     let mut left_out = LeftOut::default();
     let mut indexes = Indexes::default();
     let mut failures = 0;
     loop {
         if left_out.expire(|id| shared.object_table.lock().is_live(id)) {
-            // Nobody remembers which streams have something there.
+            // It is not recorded which streams have a range there.
             shared.compaction.changed(everything(&shared));
         }
         let turn = shared.compaction.turn.lock().await;
@@ -250,7 +249,8 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         };
         shared.numbers.compaction_failures.fetch_add(1, Ordering::Relaxed);
         let error = match failure {
-            // The store has halted, or its WAL has stopped: what there is serves on as it is.
+            // The store has halted, or its WAL has stopped: the objects stay as they are and are
+            // still read.
             Failure::Store(error) => return tracing::error!("compaction ends: {error}"),
             Failure::NotOwner => {
                 tokio::time::sleep(RETRY_MAX).await;
@@ -292,17 +292,17 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 
 enum Failure {
     Object(ObjectError),
-    /// The objects are another server's. It was told, and counted.
+    /// The objects belong to another server. This is already logged and counted.
     NotOwner,
-    /// The catalog does not take what was made of these objects, and nothing has changed. It would
-    /// not take it the next time either.
+    /// The catalog refused the result of compacting these objects, and nothing has changed. It
+    /// would refuse it again.
     Refused {
         error: CatalogError,
         sources: BTreeSet<ObjectId>,
     },
-    /// The catalog's disk has no space for it. Nothing has changed.
+    /// The catalog's disk has no space. Nothing has changed.
     Full(CatalogError),
-    /// There is no going on.
+    /// The store cannot continue.
     Store(StoreError),
 }
 
@@ -329,20 +329,20 @@ impl From<Failure> for StoreError {
     }
 }
 
-/// One compaction; false if there is nothing to do.
+/// Performs one compaction; returns false if there is nothing to do.
 async fn next(
     shared: &Arc<Shared>,
     left_out: &LeftOut,
     indexes: &mut Indexes,
 ) -> Result<bool, Failure> {
     let most_bytes = shared.options.compaction_bytes;
-    // Also where compaction is to make smaller objects than uploads do.
+    // Also if compaction is configured to make smaller objects than uploads do.
     let least_bytes = OWN_OBJECT_BYTES.min(most_bytes / 8);
     let choice = Choice { fan_in: FAN_IN, least_bytes, most_bytes, at_a_time: RANGES_AT_A_TIME };
     if let Some((run, changed)) = own_run(shared, choice, left_out).await {
         let (stream, generation) = (run.stream.id, run.ranges[0].object.generation);
         let done = compact(shared, vec![run], indexes, generation.saturating_add(1)).await;
-        // Whatever came of it, there may be more.
+        // Whatever the result, there may be more.
         shared.compaction.changed([(stream, changed)]);
         return done.map(|()| true);
     }
@@ -358,12 +358,12 @@ async fn next(
     Ok(true)
 }
 
-/// All of all streams.
+/// Returns all of all streams as changed.
 pub(crate) fn everything(shared: &Shared) -> Vec<(StreamId, Changed)> {
     shared.streams.read().keys().map(|id| (*id, Changed::ALL)).collect()
 }
 
-/// Neighbouring ranges of one of the streams that have changed, and where else to look at it.
+/// Returns neighbouring ranges of one of the changed streams, and what is left to scan of it.
 async fn own_run(shared: &Shared, choice: Choice, left_out: &LeftOut) -> Option<(Run, Changed)> {
     loop {
         let (id, mut changed) = shared.compaction.changed.lock().pop_first()?;
@@ -382,7 +382,7 @@ async fn own_run(shared: &Shared, choice: Choice, left_out: &LeftOut) -> Option<
     }
 }
 
-/// All ranges in these objects, neighbours together, by stream and offset.
+/// Returns all ranges in these objects, with neighbours together, by stream and offset.
 fn runs_in(shared: &Shared, indexes: &HashMap<ObjectId, Arc<[Block]>>, choice: Choice) -> Vec<Run> {
     let mut starts: BTreeMap<StreamId, BTreeSet<StreamOffset>> = BTreeMap::new();
     for blocks in indexes.values() {
@@ -398,8 +398,8 @@ fn runs_in(shared: &Shared, indexes: &HashMap<ObjectId, Arc<[Block]>>, choice: C
         let mut neighbours: Vec<Vec<Range>> = Vec::new();
         let mut behind = None;
         for start in starts {
-            // A range begins where its first block does; what does not was trimmed, or lies
-            // elsewhere by now.
+            // A range begins where its first block does; one that does not was trimmed, or has
+            // moved to another object.
             let range = tail.range_at(start);
             let Some(range) = range.filter(|range| indexes.contains_key(&range.object.id)) else {
                 continue;
@@ -423,19 +423,19 @@ fn runs_in(shared: &Shared, indexes: &HashMap<ObjectId, Arc<[Block]>>, choice: C
     runs
 }
 
-/// What a new object has from its sources.
+/// What a new object inherits from its sources.
 #[derive(Clone, Copy)]
 struct Origin {
     generation: u8,
     created_at_ms: i64,
 }
 
-/// An object of about so much payload.
+/// Creates an object of about this much payload.
 fn output<'a>(shared: &'a Shared, attempt: &'a Attempt, bytes: u64) -> Output<'a> {
     Output::new(shared.objects.way(Cause::Compaction), attempt, bytes)
 }
 
-/// What is to be committed.
+/// Objects to be committed.
 #[derive(Default)]
 struct Written {
     objects: Vec<Arc<ObjectInfo>>,
@@ -444,8 +444,8 @@ struct Written {
 }
 
 impl Written {
-    /// After `result`: `output` is finished, or given up if there is nothing in it or something has
-    /// gone wrong.
+    /// Ends an object after `result`: finishes it, or abandons it if it is empty or something has
+    /// failed.
     async fn end(
         &mut self,
         shared: &Shared,
@@ -476,7 +476,7 @@ impl Written {
         if objects.is_empty() {
             return Ok(());
         }
-        // To another owner of the objects, one that does not know these, they would be orphans.
+        // An owner of the objects that does not record these would treat them as orphans.
         if let Err(failure) = own(shared, 0).await {
             remove(shared, &objects).await;
             return Err(failure);
@@ -498,8 +498,8 @@ impl Written {
                 return Err(error.into());
             }
         }
-        // A copy of this server that does not know them must not come to own them any more. If that
-        // cannot be said now, the next upload says it.
+        // A copy of this server that does not record these must not become the owner any more. If
+        // the claim fails now, the next upload makes it.
         let _ = own(shared, shared.version()).await;
         Ok(())
     }
@@ -510,7 +510,7 @@ async fn own(shared: &Arc<Shared>, version: u64) -> Result<(), Failure> {
         let shared = shared.clone();
         async move { owner::claim(&shared, version).await }
     };
-    // Not with compaction's priority: uploads wait for a claim that has begun.
+    // Not with compaction's low priority: uploads wait for a claim that has begun.
     let claimed = shared.objects.background().run_ahead(claim).await?;
     match claimed.map_err(StoreError::Wal)? {
         Ok(true) => Ok(()),
@@ -519,14 +519,14 @@ async fn own(shared: &Arc<Shared>, version: u64) -> Result<(), Failure> {
     }
 }
 
-/// Objects that were written for nothing.
+/// Removes objects that will not be committed.
 async fn remove(shared: &Shared, objects: &[Arc<ObjectInfo>]) {
     for object in objects {
         give_up(shared, &object.name, shared.objects.delete(&object.name).await);
     }
 }
 
-/// They may have been committed, so they are left to the next start.
+/// Leaves objects that may have been committed to the next start.
 fn remove_names(shared: &Shared, objects: &[Arc<ObjectInfo>]) {
     let mut table = shared.object_table.lock();
     for object in objects {
@@ -534,8 +534,8 @@ fn remove_names(shared: &Shared, objects: &[Arc<ObjectInfo>]) {
     }
 }
 
-/// Read what `runs` are made of, write it anew, and commit that, in steps of about
-/// [`crate::Options::compaction_bytes`], so that what was done stays when something fails.
+/// Reads the sources of `runs`, rewrites them and commits the result, in steps of about
+/// [`crate::Options::compaction_bytes`], so that completed steps remain when a later one fails.
 async fn compact(
     shared: &Arc<Shared>,
     runs: Vec<Run>,
@@ -611,7 +611,8 @@ async fn rewrite(
 }
 
 impl Run {
-    /// The first ranges, as many as make an object of at most so much payload, but one at least.
+    /// Removes and returns the first ranges, as many as fit into an object of this much payload but
+    /// at least one.
     fn split_off(&mut self, most_bytes: u64) -> Self {
         let (mut bytes, mut count) = (self.ranges[0].payload_bytes, 1);
         while count < self.ranges.len() && bytes + self.ranges[count].payload_bytes <= most_bytes {
@@ -622,7 +623,7 @@ impl Run {
         Self { stream: self.stream.clone(), ranges, place: self.place }
     }
 
-    /// An object of its own.
+    /// Writes the run to its own object.
     async fn write_alone(
         self,
         shared: &Shared,
@@ -637,7 +638,7 @@ impl Run {
         written.end(shared, output, origin, result.map_err(Failure::from), replacements).await
     }
 
-    /// One range in `output`, or none if the stream was trimmed past it.
+    /// Writes the run as one range to `output`; nothing if the stream was trimmed past it.
     async fn write_into(
         self,
         output: &mut Output<'_>,
@@ -648,8 +649,8 @@ impl Run {
         let mut new: Option<ObjectRange> = None;
         for range in &self.ranges {
             while let Some(batches) = sources.next(range, self.stream.id).await? {
-                // Slices of one block, which a part that waits to be written may keep: all that is
-                // in it goes there.
+                // The batches are slices of one block, which a part that waits to be written may
+                // keep alive. That is no waste: the whole block goes there.
                 for batch in batches.iter().filter(|batch| batch.end() > start) {
                     if let Some(block) = output.push(self.stream.id, batch, None, &mut new) {
                         output.write(block).await?;
@@ -664,15 +665,15 @@ impl Run {
     }
 }
 
-/// The objects that are read. Runs come by stream and offset, and so do an object's blocks.
+/// The objects that are being read. Runs come by stream and offset, and so do an object's blocks.
 struct Sources<'a> {
     scans: HashMap<ObjectId, Scan<'a>>,
-    /// Since the last rest.
+    /// The end of the last pause.
     working_since: Instant,
 }
 
 impl<'a> Sources<'a> {
-    /// For one run, which nobody else shares its indexes with.
+    /// Opens the sources of a single run, without sharing indexes.
     async fn of(shared: &'a Shared, run: &Run) -> Result<Self, ObjectError> {
         Self::open(shared, std::slice::from_ref(run), &mut Indexes::default()).await
     }
@@ -699,7 +700,7 @@ impl<'a> Sources<'a> {
         Ok(Self { scans, working_since: Instant::now() })
     }
 
-    /// The next block of `range`; `None` behind its last.
+    /// Returns the next block of `range`; `None` behind its last one.
     async fn next(
         &mut self,
         range: &Range,
@@ -710,7 +711,7 @@ impl<'a> Sources<'a> {
             return Ok(None);
         }
         if scan.is_dry() {
-            // At most half of the time: the others have the rest.
+            // At most half of the time: other tasks have the rest.
             tokio::time::sleep(self.working_since.elapsed().min(REST_MAX)).await;
             self.working_since = Instant::now();
         } else {

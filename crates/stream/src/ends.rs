@@ -1,6 +1,6 @@
-//! Ends records: how far each stream had gone, written into the WAL behind its batches. With them
-//! recovery knows what a damaged part of the log held, also at the end of a stream, so that no
-//! offset is handed out twice. Layout and argument: `docs/format/stream-record.md`.
+//! Ends records: the end of each stream, written to the WAL behind its batches. They show recovery
+//! what a damaged part of the log held, also at the end of a stream, so that no offset is handed
+//! out twice. Layout and rationale: `docs/format/stream-record.md`.
 
 mod evidence;
 
@@ -19,14 +19,15 @@ use crate::tail::StreamState;
 
 pub(crate) use evidence::{Evidence, GoesOn};
 
-/// Streams that are looked at in one go.
+/// Number of streams that are visited without yielding.
 const CHUNK_STREAMS: usize = 1024;
 
-/// Where the catalog's metadata has [`LargestCount`].
+/// Metadata key of [`LargestCount`] in the catalog.
 const LARGEST_COUNT_KEY: &str = "stream/largest-count";
 
-/// No batch that was appended to the WAL has more offsets. The catalog has it before a larger batch
-/// is appended, so that recovery has a bound for batches of which nothing is left. Never goes back.
+/// An upper bound of the number of offsets in any batch of the WAL. The catalog has it before a
+/// larger batch is appended, so that recovery has a bound for batches of which nothing is left.
+/// Never decreases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LargestCount(pub(crate) u32);
 
@@ -39,15 +40,15 @@ impl Default for LargestCount {
 impl LargestCount {
     /// More than clients put into a batch with their defaults.
     const FIRST: Self = Self(16 << 10);
-    /// What is true of a WAL with batches by a build that did not keep it.
+    /// The only bound for a WAL with batches of a build that did not record one.
     pub(crate) const UNKNOWN: Self = Self(u32::MAX);
 
-    /// With room for more, so that it is raised only a few times.
+    /// Rounds up, so that the bound is raised only a few times.
     pub(crate) fn at_least(count: u32) -> Self {
         Self(count.checked_next_power_of_two().unwrap_or(u32::MAX)).max(Self::FIRST)
     }
 
-    /// As the catalog has it; `None` if it never had one.
+    /// Reads it from the catalog's metadata; `None` if there is none.
     pub(crate) fn of(meta: &BTreeMap<String, Vec<u8>>) -> Option<Self> {
         let text = std::str::from_utf8(meta.get(LARGEST_COUNT_KEY)?).ok()?;
         text.parse().ok().map(Self)
@@ -58,23 +59,24 @@ impl LargestCount {
     }
 }
 
-/// What the task of this module knows.
+/// The state of this module's task.
 pub(crate) struct Ends {
-    /// Something was appended since the task last looked.
+    /// A batch was appended since the task last checked.
     changed: AtomicBool,
     wanted: Notify,
-    /// The ends of the ranges that the last two lists have covered. The next list covers the log
-    /// from the first one on, so that each part of it is covered twice.
+    /// The ends of the ranges covered by the last two lists. The next list covers the log from the
+    /// first one on, so that each part of it is covered twice.
     covered: Mutex<[LogOffset; 2]>,
-    /// Of a WAL record.
+    /// Bound of the length of a WAL record.
     max_record_bytes: u32,
-    /// [`LargestCount`], durable.
+    /// The durable [`LargestCount`].
     largest_count: AtomicU32,
     raising: AtomicBool,
 }
 
 impl Ends {
-    /// The first list is to cover the log from `from` on. `changed`: without waiting for an append.
+    /// Creates the state. The first list covers the log from `from` on. With `changed` it is
+    /// written without waiting for an append.
     pub(crate) fn new(
         from: LogOffset,
         changed: bool,
@@ -95,17 +97,17 @@ impl Ends {
         ends
     }
 
-    /// A batch with more offsets is not appended now.
+    /// Returns the current bound: a batch with more offsets is not appended now.
     pub(crate) fn largest_count(&self) -> u32 {
         self.largest_count.load(Ordering::Acquire)
     }
 
-    /// The catalog has it.
+    /// Sets the bound, once it is in the catalog.
     pub(crate) fn set_largest_count(&self, largest: LargestCount) {
         self.largest_count.store(largest.0, Ordering::Release);
     }
 
-    /// False if somebody is at it.
+    /// Returns false if the bound is being raised already.
     pub(crate) fn begin_to_raise(&self) -> bool {
         !self.raising.swap(true, Ordering::AcqRel)
     }
@@ -114,11 +116,12 @@ impl Ends {
         self.raising.store(false, Ordering::Release);
     }
 
-    /// A batch was put into the log. Costs a load while the task has work to do anyway.
+    /// Records that a batch was appended to the log. Costs one load while the task has work to do
+    /// anyway.
     ///
     /// The load comes after the WAL's lock was taken for the append, and the task clears the flag
-    /// before it takes that lock for its cut: so either this sees the flag cleared, or the cut lies
-    /// behind the batch.
+    /// before it takes that lock for its cut. So either this call sees the flag cleared, or the cut
+    /// lies behind the batch.
     pub(crate) fn appended(&self) {
         if !self.changed.load(Ordering::Acquire) && !self.changed.swap(true, Ordering::AcqRel) {
             self.wanted.notify_one();
@@ -126,8 +129,8 @@ impl Ends {
     }
 }
 
-/// While batches are appended, writes a list of ends at each interval; after the last one the list,
-/// then the WAL's durable offset into its header.
+/// Runs the task: while batches are appended, it writes a list of ends at each interval; after the
+/// last batch it writes the list and then the WAL's durable offset into the WAL's header.
 pub(crate) async fn run(shared: Arc<Shared>) {
     let ends = &shared.ends;
     let interval = shared.options.ends_interval;
@@ -137,8 +140,8 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         while ends.changed.swap(false, Ordering::AcqRel) {
             match write(&shared).await {
                 Ok(true) => {}
-                // The log is full, perhaps for long, so that it may be idle. What is not covered
-                // now the next list covers.
+                // The log is full, perhaps for a long time in which it is idle. The next list
+                // covers what is not covered now.
                 Ok(false) => {
                     ends.changed.store(true, Ordering::Release);
                     if let Err(error) = persist_durable(&shared).await {
@@ -161,23 +164,23 @@ async fn persist_durable(shared: &Shared) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Before the WAL is closed: the last list, if there is room for it.
+/// Writes the last list before the WAL is closed, if there is space for it.
 pub(crate) async fn close(shared: &Shared) -> Result<(), StoreError> {
     if shared.ends.changed.swap(false, Ordering::AcqRel) {
-        // Nothing is appended any more, so the whole window is free then.
+        // Nothing is appended any more, so the whole window is free after this.
         shared.wal.wait_durable(shared.wal.appended()).await?;
         write(shared).await?;
     }
     Ok(())
 }
 
-/// Append a list that covers the log up to its end. False if there is no room.
+/// Appends a list that covers the log up to its end. Returns false if there is no space.
 async fn write(shared: &Shared) -> Result<bool, StoreError> {
     let ends = &shared.ends;
     let [from, last] = *ends.covered.lock();
     let to = shared.wal.appended();
-    // After the cut: an append holds its stream's tail from the WAL to the push, so every batch
-    // below the cut is in its tail by now.
+    // After the cut: an append holds the lock of its stream's tail from the WAL to the push, so
+    // every batch below the cut is in its tail by now.
     let streams: Vec<_> = shared.streams.read().values().cloned().collect();
     let mut next = Vec::new();
     for some in streams.chunks(CHUNK_STREAMS) {
@@ -191,8 +194,8 @@ async fn write(shared: &Shared) -> Result<bool, StoreError> {
     Ok(is_written)
 }
 
-/// The stream's next offset, if the log may have to tell it: a batch was appended at or behind
-/// `from` that is not uploaded, or the stream ends with lost offsets, of which no batch tells.
+/// Returns the stream's next offset, if the log may need it: a batch that is not uploaded was
+/// appended at or behind `from`, or the stream ends with lost offsets, which no batch shows.
 fn end_since(stream: &StreamState, from: LogOffset) -> Option<End> {
     let tail = stream.tail.lock();
     let since = tail.log_end() > from || tail.ends_with_gap();
@@ -203,7 +206,8 @@ fn end_since(stream: &StreamState, from: LogOffset) -> Option<End> {
     })
 }
 
-/// Append the list of `ends`, which covers that range of the log. False if there is no room.
+/// Appends the list of `ends`, which covers this range of the log. Returns false if there is no
+/// space.
 pub(crate) fn append(
     wal: &Wal,
     covered: std::ops::Range<LogOffset>,

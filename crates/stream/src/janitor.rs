@@ -1,6 +1,6 @@
-//! Deleting objects that nobody needs: retired ones, to which no range refers any more, and orphans
-//! of uploads that were cut short. Only the owner of the WAL may: `docs/format/catalog.md`, "Who
-//! owns the objects".
+//! The object cleaner: deletes objects without references, which are retired objects and orphans of
+//! interrupted uploads. Only the owner of the WAL may do this: `docs/format/catalog.md`, "Who owns
+//! the objects".
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,15 +18,15 @@ use crate::owner;
 use crate::store::{Shared, StoreError};
 use crate::upload::{backoff, object_prefix};
 
-/// Retired objects are forgotten in the catalog in groups of this size.
+/// Retired objects are removed from the catalog in groups of this size.
 const GROUP: usize = 100;
-/// When to look again at objects that readers hold.
+/// Interval of checks whether objects are still held by readers.
 const HELD: Duration = Duration::from_secs(1);
-/// The longest wait before what has failed is tried again: what waits may be what a full disk
+/// The longest wait before a failed task is tried again: its deletions may free what a full disk
 /// needs.
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// When a task of the janitor runs next.
+/// When a task of the object cleaner runs next.
 struct Schedule {
     at: Instant,
     failures: u32,
@@ -38,7 +38,7 @@ impl Schedule {
         Self { at: Instant::now(), failures: 0, last_error: String::new() }
     }
 
-    /// The task has run just now.
+    /// Schedules the next run after this one's result.
     fn done(&mut self, shared: &Shared, result: Result<(), StoreError>) {
         let Err(error) = result else {
             *self = Self { at: Instant::now() + shared.options.orphan_age, ..Self::now() };
@@ -55,7 +55,7 @@ impl Schedule {
     }
 }
 
-/// Report whether deletions fail.
+/// Reports whether deletions fail.
 fn report(shared: &Shared, orphans: &Schedule, retired: &Schedule) {
     let worst = if orphans.failures > retired.failures { orphans } else { retired };
     let detail = (worst.failures > 0).then(|| {
@@ -68,12 +68,12 @@ fn report(shared: &Shared, orphans: &Schedule, retired: &Schedule) {
     shared.faults.report(Reason::ObjectDeletionFailing, detail);
 }
 
-/// The janitor task: retired objects when there are any, orphans at the start and whenever a next
-/// one may have become old enough. What fails is tried again.
+/// Runs the object cleaner: for retired objects when there are any, for orphans at the start and
+/// when the next one may have become old enough. Failed tasks are retried.
 ///
-/// Not `complete`: recovery has found that something is lost. An upload that was not committed may
-/// have written what the WAL has lost since, so that an orphan is all that is left of it; orphans
-/// are counted and kept then.
+/// Not `complete` means that recovery found losses. An upload that was not committed may have
+/// written what the WAL has lost since, so an orphan may be all that is left of it; then orphans
+/// are counted and kept.
 pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
     let mut orphans = Schedule::now();
     let mut retired = Schedule::now();
@@ -81,7 +81,7 @@ pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
         report(&shared, &orphans, &retired);
         tokio::select! {
             () = tokio::time::sleep_until(retired.at) => {}
-            // While deletions fail, further ones wait with them.
+            // While deletions fail, later objects wait with them.
             () = shared.retired.notified(), if retired.failures == 0 => {}
             () = tokio::time::sleep_until(orphans.at) => {
                 match clean_orphans(&shared, complete).await {
@@ -94,21 +94,21 @@ pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
         match delete_retired(&shared).await {
             Ok((Ok(()), held)) if held > 0 => retired.at = Instant::now() + HELD,
             Ok((result, _)) => retired.done(&shared, result),
-            // if that was the catalog, the store has halted
+            // if it was the catalog's error, the store has halted
             Err(error) => return shared.fail(error),
         }
     }
 }
 
-/// Delete what is retired and not held by a reader, and forget it. The inner error is the last
-/// object's that could not be deleted, or that of a catalog whose disk is full; the outer one is
-/// the WAL's or the catalog's; the number is of those that are held.
+/// Deletes retired objects that no reader holds, and removes them from the catalog. The inner error
+/// is that of the last object that could not be deleted, or of a catalog whose disk is full; the
+/// outer one is that of the WAL or the catalog. The number is that of the objects held by readers.
 async fn delete_retired(
     shared: &Arc<Shared>,
 ) -> Result<(Result<(), StoreError>, usize), StoreError> {
     let (retired, held) = {
         let table = shared.object_table.lock();
-        // Nobody can take a reference any more; who has one may be reading.
+        // No new references can be taken; the holder of an existing one may be reading.
         let free = table.retired.values().filter(|object| Arc::strong_count(object) == 1);
         let free: Vec<_> = free.cloned().collect();
         let held = table.retired.len() - free.len();
@@ -122,7 +122,7 @@ async fn delete_retired(
         Ok(true) => {}
         not => return Ok((not.map(drop).map_err(StoreError::Object), held)),
     }
-    // A catalog that does not know yet that they are retired must not open the WAL any more.
+    // A catalog that does not yet record them as retired must not open the WAL any more.
     shared.wal.set_mark(version).await?;
     let mut result = Ok(());
     for group in retired.chunks(GROUP) {
@@ -137,7 +137,7 @@ async fn delete_retired(
             continue;
         }
         match shared.forget(deleted).await {
-            // They are deleted again, which does nothing, and forgotten then.
+            // They are deleted again later, which has no effect, and removed from the catalog then.
             Err(error @ StoreError::Catalog(CatalogError::Full(_))) => result = Err(error),
             forgotten => forgotten?,
         }
@@ -145,11 +145,11 @@ async fn delete_retired(
     Ok((result, held))
 }
 
-/// Delete, or only count, what lies under this store's prefix, is old, has a number that was
-/// committed or is of an earlier epoch, and is neither in the catalog nor on its way there. The age
-/// protects what an earlier run may still be writing; it is measured with two clocks, so nothing of
-/// this run depends on it. The number protects what a later run on another machine has written. The
-/// outer error is that of a WAL that has stopped.
+/// Deletes, or only counts, the objects under this store's prefix that are old, have a number that
+/// was committed or belongs to an earlier epoch, and are neither in the catalog nor about to be.
+/// The age protects objects that an earlier run may still be writing; it is measured with two
+/// clocks, so nothing of this run depends on it. The number protects objects of a later run on
+/// another machine. The outer error is that of a WAL that has stopped.
 async fn clean_orphans(
     shared: &Arc<Shared>,
     delete: bool,
@@ -195,7 +195,8 @@ async fn list_orphans(shared: &Shared) -> Result<BTreeSet<String>, ObjectError> 
     let mut listing = shared.objects.store(Cause::CleanUp).list(Some(&prefix.as_str().into()));
     while let Some(object) = within(Request::List, &prefix, listing.try_next()).await? {
         let name = object.location.to_string();
-        // Judged after it was listed: what was on its way then is so still, or is in the catalog.
+        // Checked after it was listed: if it was about to be committed then, it still is, or is in
+        // the catalog.
         let is_old = SystemTime::from(object.last_modified) < oldest;
         if is_old && shared.object_table.lock().is_orphan(&name) {
             orphans.insert(name);

@@ -1,5 +1,5 @@
-//! The payload of a WAL record: a batch with its place in a stream, or the ends of streams. Layout:
-//! `docs/format/stream-record.md`.
+//! The payload of a WAL record: a batch with its position in a stream, or the ends of streams.
+//! Layout: `docs/format/stream-record.md`.
 
 use bytes::Bytes;
 
@@ -7,15 +7,15 @@ use alluvium_wal::LogOffset;
 
 use crate::types::{Batch, StreamId, StreamOffset};
 
-/// The first version: a header without a checksum of its own, and batches only.
+/// The first version: a header without its own checksum, and batches only.
 const VERSION_1: u8 = 1;
 const VERSION_2: u8 = 2;
 const KIND_BATCH: u8 = 1;
 const KIND_ENDS: u8 = 2;
-/// Ends of which each also says up to where the offsets before it are known to have been used.
+/// Ends that also state up to which offset each stream's offsets are known to have been used.
 const KIND_BOUNDS: u8 = 3;
 
-// Field offsets, each the sum of what lies before it.
+// Field offsets, each the sum of the lengths before it.
 const AT_VERSION: usize = 0;
 const AT_KIND: usize = AT_VERSION + 1;
 const AT_RESERVED: usize = AT_KIND + 1;
@@ -32,67 +32,67 @@ const _: () = assert!(HEADER_BYTES_1 == 32);
 pub(crate) const HEADER_BYTES: usize = AT_CRC + 4;
 const _: () = assert!(HEADER_BYTES == 40);
 
-/// The least that a record takes in the WAL, whatever its version and kind: no range of the log
-/// holds more records than its length over this.
+/// The least length of a record in the WAL, of any version and kind: a range of the log holds at
+/// most its length divided by this number of records.
 pub(crate) const MIN_RECORD_BYTES: u64 = WAL_HEADER_BYTES + HEADER_BYTES_1 as u64;
-/// Of the WAL's own record header.
+/// Length of the WAL's own record header.
 pub(crate) const WAL_HEADER_BYTES: u64 = 32;
 
-// Fields of the ends record where those of a batch are.
+// Fields of the ends record in place of those of a batch.
 const AT_FROM: usize = AT_STREAM;
 const AT_TO: usize = AT_BASE;
 const AT_PART: usize = AT_MAX_TIMESTAMP;
 const AT_PARTS: usize = AT_PART + 4;
-/// The header stands twice before the entries.
+/// The header is stored twice before the entries.
 const ENDS_HEADER_BYTES: usize = 2 * HEADER_BYTES;
 const ENTRY_BYTES: usize = 16;
 const BOUNDS_ENTRY_BYTES: usize = 24;
-/// What recovery is given of a damaged record has to suffice for both headers.
+/// The part of a damaged record that recovery gets must include both headers.
 const _: () = assert!(ENDS_HEADER_BYTES <= alluvium_wal::DamagedPlace::HEAD_BYTES);
 
-/// A record of the WAL, decoded.
+/// A decoded record of the WAL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamRecord {
     /// A batch of a stream.
     Batch(StreamId, Batch),
-    /// Where streams ended.
+    /// The ends of streams.
     Ends(Ends),
 }
 
-/// Part of a list of where streams ended: of every stream with a batch whose record begins in
-/// `from..to`, and perhaps of others.
+/// A part of a list of stream ends: of every stream with a batch whose record begins in `from..to`,
+/// and possibly of others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ends {
     /// First log offset that the list covers.
     pub from: LogOffset,
-    /// Where that range ends.
+    /// The end of that range.
     pub to: LogOffset,
-    /// Which part of the list this is, from 0 on.
+    /// The number of this part of the list, from 0 on.
     pub part: u32,
-    /// How many parts the list has.
+    /// The number of parts of the list.
     pub parts: u32,
     /// Streams with their next offsets: at least the end of each batch in `from..to`.
     pub ends: Vec<End>,
 }
 
-/// Where a stream ended.
+/// The end of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
-    /// Which stream.
+    /// The stream.
     pub stream: StreamId,
     /// Its next offset.
     pub next: StreamOffset,
-    /// Up to here its offsets have been handed out. Less than `next` if a recovery has skipped the
-    /// others since it did not know whether they had been.
+    /// The offset below which its offsets are known to have been handed out. Less than `next` if a
+    /// recovery skipped the offsets in between because it did not know whether they had been used.
     pub known: StreamOffset,
 }
 
-/// What a damaged record was, by what is left of it.
+/// What a damaged record was, judging by what is left of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Was {
-    /// So many offsets of a stream, from there on.
+    /// A batch with this number of offsets of a stream, from this offset on.
     Batch(StreamId, StreamOffset, u32),
-    /// The range that its list covers ends there.
+    /// A list of ends for a range that ends here.
     Ends(LogOffset),
 }
 
@@ -112,7 +112,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
-/// Of a list of this kind.
+/// Returns the length of an entry in a list of this kind.
 fn entry_bytes(kind: u8) -> usize {
     if kind == KIND_BOUNDS { BOUNDS_ENTRY_BYTES } else { ENTRY_BYTES }
 }
@@ -127,7 +127,7 @@ fn seal(header: &mut [u8; HEADER_BYTES], kind: u8, count: u32, len: u32) {
     header[AT_CRC..].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// The header of the record that carries a batch of `stream` with a payload of `len` bytes.
+/// Encodes the header of the record for a batch of `stream` with a payload of `len` bytes.
 pub(crate) fn encode_header(
     stream: StreamId,
     base: StreamOffset,
@@ -143,8 +143,9 @@ pub(crate) fn encode_header(
     header
 }
 
-/// The records of a list of ends, none longer than `max_record_bytes`; at least one. Their kind is
-/// one that earlier builds know, unless there is something to say that they do not.
+/// Encodes the records of a list of ends, none longer than `max_record_bytes`; at least one. Uses
+/// the kind that earlier builds understand, unless the list has something that this kind cannot
+/// express.
 pub(crate) fn encode_ends(
     covered: std::ops::Range<LogOffset>,
     ends: &[End],
@@ -179,11 +180,11 @@ pub(crate) fn encode_ends(
     (0..).zip(&chunks).map(encode).collect()
 }
 
-/// What a WAL record says. The WAL has verified its checksum, so anything odd here was written so:
-/// by a newer version or by a defect. Either way it must not be skipped silently.
+/// Decodes a WAL record. The WAL has verified its checksum, so invalid contents were written so, by
+/// a newer version or a defect. Either way the record must not be skipped silently.
 ///
 /// The payload is copied: a recovered record may be a slice of a large read buffer, and the log
-/// cache charges for what it holds.
+/// cache accounts for the memory that it keeps alive.
 pub fn decode_record(payload: &Bytes) -> Result<StreamRecord, String> {
     let too_short =
         || format!("a record of {} bytes is shorter than a stream header", payload.len());
@@ -259,8 +260,8 @@ pub fn decode_record(payload: &Bytes) -> Result<StreamRecord, String> {
     }
 }
 
-/// What a damaged record was, if one of its headers is intact; `head` is how its payload begins.
-/// Records of version 1 have no checksum that tells.
+/// Returns what a damaged record was, if one of its headers is intact; `head` is the beginning of
+/// its payload. Records of version 1 have no checksum that could show this.
 pub(crate) fn remains(head: &[u8]) -> Option<Remains> {
     let header_at = |at: usize| {
         let header = head.get(at..at + HEADER_BYTES)?;
@@ -269,8 +270,8 @@ pub(crate) fn remains(head: &[u8]) -> Option<Remains> {
             && crc32c::crc32c(&header[..AT_CRC]) == u32_at(header, AT_CRC);
         intact.then_some(header)
     };
-    // A batch may contain anything behind its header, so the second place counts for an ends record
-    // only if the first is none.
+    // A batch may contain anything behind its header, so the second position is used only for an
+    // ends record, and only if the first header is invalid.
     let first = header_at(0);
     let is_ends = |header: &&[u8]| matches!(header[AT_KIND], KIND_ENDS | KIND_BOUNDS);
     let second = || header_at(HEADER_BYTES).filter(is_ends);
@@ -319,7 +320,7 @@ mod tests {
         assert_eq!(decoded, StreamRecord::Batch(StreamId(7), batch(1 << 40, 3, -1)));
     }
 
-    /// Bytes of format version 1. They must decode in every later version of this code.
+    /// Bytes of format version 1. Every later version of this code must decode them.
     #[test]
     fn version_1_still_decodes() {
         #[rustfmt::skip]
@@ -339,8 +340,8 @@ mod tests {
         End { stream: StreamId(stream), next, known: next }
     }
 
-    /// Bytes of format version 2, a batch and ends, without bounds and with them. They must decode
-    /// in every later version of this code.
+    /// Bytes of format version 2: a batch, and ends without bounds and with them. Every later
+    /// version of this code must decode them.
     #[test]
     fn version_2_still_decodes() {
         #[rustfmt::skip]
@@ -409,7 +410,7 @@ mod tests {
         let mut wrong = header(1, 0, 1, 0);
         wrong[AT_CRC] ^= 1;
         assert!(refused(&record(&wrong)).contains("checksum"));
-        // Version 1 knows no ends record.
+        // Version 1 has no ends records.
         let mut old = [0; 47];
         (old[AT_VERSION], old[AT_KIND]) = (VERSION_1, KIND_ENDS);
         assert!(refused(&Bytes::copy_from_slice(&old)).contains("kind 2"));
@@ -434,8 +435,8 @@ mod tests {
         assert_eq!(encode_ends(LogOffset(0)..LogOffset(0), &[], 1000).len(), 1);
     }
 
-    /// Whichever byte of the record is damaged: a batch is known unless it is one of its header,
-    /// and an ends record is always known.
+    /// Whichever byte of the record is damaged: a batch is identified unless the byte is in its
+    /// header, and an ends record always.
     #[test]
     fn what_is_left_of_a_damaged_record_tells_what_it_was() {
         let good = record(&header(7, 40, 3, 5));

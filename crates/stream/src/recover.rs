@@ -1,4 +1,4 @@
-//! Recovery: the catalog says what is uploaded, the WAL has the rest.
+//! Recovery: the catalog records what is uploaded, the WAL has the rest.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -25,41 +25,40 @@ use crate::store::{Ids, ObjectTable, StoreError, Used};
 use crate::tail::{self, BATCH_OVERHEAD_BYTES, Cached, StreamState, Tail};
 use crate::types::{Fold, ObjectId, StreamId, StreamOffset};
 
-/// What an operator does about a catalog and a WAL that contradict each other.
+/// Advice to an operator whose catalog and WAL contradict each other.
 const OTHER_CATALOG: &str = "Open the WAL with the catalog that it was in use with last";
 
 /// What recovery found.
 #[derive(Clone, Debug)]
 pub struct Recovery {
-    /// What the WAL says; its damage in particular.
+    /// The report of the WAL, its damage in particular.
     pub wal: RecoveryReport,
     /// Streams in the catalog.
     pub streams: usize,
-    /// Batches that were taken from the WAL into the log cache.
+    /// Batches taken from the WAL into the log cache.
     pub batches: u64,
-    /// Their payload.
+    /// Their payload in bytes.
     pub payload_bytes: u64,
     /// Batches in the WAL that are uploaded already: the last run ended between commit and trim.
     pub skipped_uploaded: u64,
     /// Batches in the WAL whose stream was deleted.
     pub skipped_deleted: u64,
-    /// Offsets without records: the WAL's damage, as the streams see it, sorted by stream and
-    /// offset. Readers skip them. Not logged here, since only the owner of the streams has names
-    /// for them.
+    /// Offsets without records because of damage to the WAL, sorted by stream and offset. Readers
+    /// skip them. Not logged here, because only the owner of the streams has names for them.
     pub gaps: Vec<Gap>,
-    /// Set if the log ends before what was uploaded of it: its end is damaged, or the device holds
-    /// an old copy. What lay in the range is uploaded; what lay behind it is lost.
+    /// Set if the log ends before its uploaded end: its end is damaged, or the device holds an old
+    /// copy. What was in this range is uploaded; what was behind it is lost.
     pub missing_end: Option<Range<LogOffset>>,
-    /// From the first look at the catalog to the end.
+    /// From the first read of the catalog to the end.
     pub elapsed: Duration,
 }
 
-/// Offsets of a stream that have no records, because of damage to the WAL.
+/// Offsets of a stream that have no records because of damage to the WAL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gap {
-    /// Which stream.
+    /// The stream.
     pub stream: StreamId,
-    /// Which offsets.
+    /// The offsets.
     pub offsets: Range<StreamOffset>,
     /// What is known of them.
     pub cause: GapCause,
@@ -70,7 +69,7 @@ pub struct Gap {
 pub enum GapCause {
     /// Their records were in the WAL and are lost.
     Lost,
-    /// Some of them may have been in the WAL. It is not known which, if any, so all of them are
+    /// Some of them may have been in the WAL. It is unknown which, if any, so all of them are
     /// skipped: they are an upper bound of what is lost.
     Skipped,
 }
@@ -82,7 +81,7 @@ impl Gap {
 }
 
 impl Recovery {
-    /// What is missing, in numbers.
+    /// Returns the amount of missing data.
     pub(crate) fn lost(&self) -> Lost {
         let damaged = self.wal.damage.iter().map(|damage| &damage.range).chain(&self.missing_end);
         let mut lost = Lost {
@@ -151,15 +150,15 @@ pub(crate) struct Recovered {
     pub(crate) objects: ObjectTable,
     pub(crate) ids: Ids,
     pub(crate) ends: Ends,
-    /// The catalog's, with the last commit of the opening.
+    /// The catalog's version after the last commit of the opening.
     pub(crate) version: u64,
-    /// This life's, and before it those that the catalog remembers.
+    /// The runs that the catalog keeps, with this one as the last.
     pub(crate) lives: Vec<Life>,
 }
 
-/// Blocking. On an error the WAL is unchanged, unless only the last step has failed, by which the
-/// catalog takes note of it. A catalog that was not refused is bound to the WAL, and of a later
-/// version. Argument: `docs/format/catalog.md`.
+/// Recovers a store. Blocking. After an error the WAL is unchanged, unless only the last step has
+/// failed, which records the result in the catalog. A catalog that was not refused is bound to the
+/// WAL and has a later version. Rationale: `docs/format/catalog.md`.
 pub(crate) fn recover(
     device: SharedDevice,
     wal_options: &alluvium_wal::Options,
@@ -196,7 +195,8 @@ pub(crate) fn recover(
     let mut visit = |record: Record| replay.visit(&record).map_err(Into::into);
     // In this order: the mark is never ahead of the true catalog.
     let id = Uuid::new_v4();
-    // Above all versions of a server that was taken over, however many it has committed since.
+    // Above all versions of a server that was taken over, regardless of how many commits it has
+    // made since.
     let epoch = header.epoch.saturating_add(1);
     let begin = Change::BeginLife { id, version: u64::from(epoch) << 32 };
     let begin: Vec<_> = bind.into_iter().chain([begin]).collect();
@@ -205,11 +205,11 @@ pub(crate) fn recover(
     let wal_options = alluvium_wal::Options { mark: Some(mark), ..wal_options.clone() };
     let opened = Wal::open(device, &wal_options, progress, &mut visit);
     let (wal, report) = opened.map_err(|error| match error {
-        // Since the header was looked at, somebody else was here.
+        // Another process has opened the WAL since the header was read.
         OpenError::MarkNotAhead { found, .. } => old_catalog(found, header.trim),
         error => open_error(error),
     })?;
-    // So too if that was somebody who sets no mark.
+    // The same if that process sets no mark.
     if uploaded < report.start {
         return Err(old_catalog(mark, report.start));
     }
@@ -219,7 +219,7 @@ pub(crate) fn recover(
     replay.skip_lost(&report, uploaded, bound.unwrap_or(LargestCount::UNKNOWN));
     replay.mend(fold, report.start).map_err(StoreError::Failed)?;
     let mut done = vec![Change::WalMarked(mark)];
-    // What is skipped must be in the log before a lower bound is known, with which the next
+    // What is skipped must be in the log before a lower bound is recorded, with which the next
     // recovery would skip less.
     let is_noted =
         replay.gaps.is_empty() || replay.note_ends(&wal, &report, wal_options.max_record_bytes)?;
@@ -232,11 +232,12 @@ pub(crate) fn recover(
     }
     let missing_end = (report.end < uploaded).then_some(report.end..uploaded);
     if is_noted && missing_end.is_some() {
-        // What was skipped is in the log: the next start does not miss the end again.
+        // What was skipped is in the log, so the next start does not report the missing end again.
         done.push(Change::LogUploaded(report.end));
     }
     let version = match catalog.commit(&done) {
-        // What is not noted is true with the next start, or when there is space.
+        // What is not recorded now is found again by the next start, or is recorded when there is
+        // space.
         Err(CatalogError::Full(_)) => {
             largest_count = kept_count.unwrap_or(LargestCount::UNKNOWN);
             catalog.commit(&[Change::WalMarked(mark)])?
@@ -254,8 +255,8 @@ pub(crate) fn recover(
         wal_options.max_record_bytes,
         largest_count,
     );
-    // The number tells the epoch: what an owner of the past does not know, because it came after
-    // it, has numbers that it never comes to.
+    // The number includes the epoch, so a former owner never reaches the numbers of objects that
+    // were written after its time.
     let next_object = next_object.max(u64::from(report.epoch) << 32);
     replay.objects.committed = next_object;
     let ids = Ids {
@@ -305,7 +306,7 @@ pub(crate) fn recover(
     })
 }
 
-/// Sorts the WAL's records into the catalog's streams.
+/// Assigns the WAL's records to the streams of the catalog.
 struct Replay {
     next_stream_id: u64,
     streams: HashMap<StreamId, (u8, Tail)>,
@@ -317,9 +318,9 @@ struct Replay {
     skipped_uploaded: u64,
     skipped_deleted: u64,
     gaps: Vec<Gap>,
-    /// Where the last batch begins in the log.
+    /// Log offset at which the last batch begins.
     last_batch: LogOffset,
-    /// The greatest number of offsets of a batch.
+    /// The greatest number of offsets in a batch.
     largest_count: u32,
     evidence: Evidence,
 }
@@ -370,10 +371,10 @@ impl Replay {
         })
     }
 
-    /// After the last record: have each stream go on behind all that it can have had. A stream that
-    /// was trimmed further than the log goes has lost what was trimmed, before it was folded into
-    /// the checkpoint; what the log's damage held may have been a stream's end. These offsets are
-    /// not handed out again.
+    /// Makes each stream continue behind everything that it can have had; called after the last
+    /// record. If a stream was trimmed to a point beyond its last batch in the log, the trimmed
+    /// batches were lost before they were folded into the checkpoint; and damage in the log may
+    /// have held a stream's end. The offsets in question are not handed out again.
     fn skip_lost(&mut self, report: &RecoveryReport, uploaded: LogOffset, largest: LargestCount) {
         let streams = &self.streams;
         let next_stream_id = self.next_stream_id;
@@ -406,7 +407,7 @@ impl Replay {
         self.gaps.sort_by_key(|gap| (gap.stream, gap.offsets.start));
     }
 
-    /// After all gaps are known.
+    /// Fills gaps with batches of the owner; called when all gaps are known.
     fn mend(&mut self, fold: &dyn Fold, log_start: LogOffset) -> Result<(), String> {
         let costs = mend::mend(fold, &mut self.streams, &self.meta, &self.gaps, log_start)?;
         for cost_bytes in costs {
@@ -415,16 +416,16 @@ impl Replay {
         Ok(())
     }
 
-    /// Write where all streams end into the log, durably. False if there is no room: then the next
-    /// upload tells the catalog, before the log is trimmed, and until then the damage is where it
-    /// is.
+    /// Writes the ends of all streams to the log, durably. Returns false if there is no space: then
+    /// the next upload records them in the catalog before the log is trimmed, and until then the
+    /// damage stays where it is.
     fn note_ends(
         &self,
         wal: &Wal,
         report: &RecoveryReport,
         max_record_bytes: u32,
     ) -> Result<bool, StoreError> {
-        // Of each stream that ends with skipped offsets, where these begin.
+        // For each stream that ends with skipped offsets, where these begin.
         let mut known: HashMap<StreamId, StreamOffset> = HashMap::new();
         for Gap { stream, offsets, .. } in
             self.gaps.iter().rev().filter(|gap| gap.cause == GapCause::Skipped)
@@ -454,11 +455,11 @@ impl Replay {
         )
     }
 
-    /// Ends records are kept as evidence. Each batch is one case:
+    /// Processes a record. Ends records are kept as evidence. Each batch is one of these cases:
     ///
-    /// | the record's stream and offsets | is |
+    /// | the record's stream and offsets | meaning |
     /// |---|---|
-    /// | an id that was never handed out | refused: the catalog is not this WAL's, or older than it |
+    /// | an id that was never handed out | refused: the catalog is not this WAL's, or is older than it |
     /// | not in the catalog | of a deleted stream: skipped |
     /// | end <= uploaded end | uploaded: skipped |
     /// | base = next | taken |
@@ -510,7 +511,7 @@ impl Replay {
             count: batch.count,
             max_timestamp_ms: batch.max_timestamp_ms,
             log_end: record.end,
-            // The WAL's read buffer must not stay alive for it.
+            // Copied, so that it does not keep the WAL's read buffer alive.
             payload: Bytes::copy_from_slice(&batch.payload),
             crc32c: crc32c::crc32c(&batch.payload),
         });

@@ -1,5 +1,5 @@
-//! What every [`Catalog`] must do. An implementation's tests call [`run`]; each check names the
-//! rule that it breaks.
+//! The conformance suite of [`Catalog`]. An implementation's tests call [`run`]; each check names
+//! the rule that was broken.
 
 use alluvium_wal::LogOffset;
 use bytes::Bytes;
@@ -10,7 +10,10 @@ use super::{
 };
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 
-/// Run the suite; `new` makes an empty catalog. Panics at the first rule that is broken.
+/// Runs the suite; `new` creates an empty catalog.
+///
+/// # Panics
+/// At the first rule that is broken.
 pub fn run(new: &dyn Fn() -> Box<dyn Catalog>) {
     assert_eq!(new().load().expect("load"), Snapshot::default(), "a new catalog is empty");
     everything_comes_back(&*new());
@@ -29,8 +32,8 @@ pub fn run(new: &dyn Fn() -> Box<dyn Catalog>) {
     metadata_is_kept(&*new());
 }
 
-/// A catalog with something of everything: streams 0 and 1, of epochs 0 and 3, object 0 in use,
-/// object 1 without a range.
+/// Fills a catalog with something of everything: streams 0 and 1 with epochs 0 and 3, object 0 in
+/// use, object 1 without a range.
 pub fn fill(catalog: &dyn Catalog) {
     catalog
         .commit(&[
@@ -95,7 +98,7 @@ fn delete(id: u64, epoch: u64) -> Change {
     Change::DeleteStream { id: StreamId(id), epoch: StreamEpoch(epoch) }
 }
 
-/// By a writer with epoch 0.
+/// A trim by a writer with epoch 0.
 fn trim(id: u64, to: u64) -> Change {
     Change::TrimStream { id: StreamId(id), epoch: StreamEpoch(0), to: StreamOffset(to) }
 }
@@ -174,7 +177,7 @@ fn neighbours_are_replaced(catalog: &dyn Catalog) {
     assert_eq!(ranges(), [range(4, 40, 50)]);
 }
 
-/// Two writers have been given ids, and the later one is done first.
+/// Two writers were given ids, and the one with the later id finishes first.
 fn objects_are_added_in_any_order(catalog: &dyn Catalog) {
     fill(catalog);
     for (id, next) in [(5, 6), (2, 6), (4, 6), (6, 7)] {
@@ -295,8 +298,8 @@ fn trimming_drops_ranges(catalog: &dyn Catalog) {
     assert_eq!(starts(35), [0; 0], "a start may pass the uploaded end");
     assert_eq!(starts(31), [0; 0], "and stays where it is");
 
-    // What an upload says of the start may be older than the last trim; what is trimmed already is
-    // not added.
+    // An upload's start may be older than the last trim; a range that is already trimmed is not
+    // added.
     let upload = |end, range| catalog.commit(&[uploaded(0, end, Some(range))]).expect("upload");
     upload(35, range(3, 30, 35));
     upload(45, range(2, 35, 45));
@@ -368,7 +371,7 @@ fn the_last_lives_are_remembered(catalog: &dyn Catalog) {
         let version = before + ahead;
         let mut begin = Vec::new();
         for id in ids.map(|id| Uuid::from_u128(id as u128)) {
-            // Most of them with one commit, since that takes its time.
+            // Most of them in one commit, to save time.
             let after_version = if begin.is_empty() { before } else { before.max(version - 1) };
             all.push(Life { after_version, id });
             begin.push(Change::BeginLife { id, version });

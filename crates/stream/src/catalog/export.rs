@@ -1,4 +1,4 @@
-//! A catalog as JSON, and back. Format: `docs/format/catalog.md`, "Exports".
+//! Export of a catalog as JSON, and import. Format: `docs/format/catalog.md`, "Exports".
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -26,8 +26,8 @@ struct Export {
     crc32c: u32,
 }
 
-/// Written without white space, this is what the checksum is of. So the order of the fields is part
-/// of the format.
+/// The checksum covers this structure, serialized without white space. So the order of the fields
+/// is part of the format.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Content {
@@ -55,8 +55,7 @@ struct LifeEntry {
 struct StreamEntry {
     id: u64,
     kind: u8,
-    /// Not written if it is 0, so that what was exported before there were epochs is in its
-    /// canonical form.
+    /// Omitted if 0, so that exports from before there were epochs are canonical.
     #[serde(default, skip_serializing_if = "is_zero")]
     epoch: u64,
     start: u64,
@@ -87,7 +86,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// Bytes, as two lower-case hexadecimal digits each.
+/// Bytes, written as two lower-case hexadecimal digits each.
 #[derive(Clone, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 struct Hex(Vec<u8>);
@@ -198,7 +197,7 @@ impl Content {
     }
 }
 
-/// The CRC32C of what has passed on its way to a writer.
+/// A writer that computes the CRC32C of what is written through it.
 struct Summed<W> {
     to: W,
     crc32c: u32,
@@ -216,10 +215,10 @@ impl<W: Write> Write for Summed<W> {
     }
 }
 
-/// Write all that a catalog holds as JSON, and return the checksum that stands in it.
+/// Writes the contents of a catalog as JSON and returns the checksum in it.
 ///
 /// # Errors
-/// The writer's.
+/// An error of the writer.
 pub fn export(snapshot: &Snapshot, to: &mut dyn Write) -> io::Result<u32> {
     write!(to, "{{\"format_version\":{FORMAT_VERSION},\"content\":")?;
     let mut content = Summed { to: &mut *to, crc32c: 0 };
@@ -230,11 +229,11 @@ pub fn export(snapshot: &Snapshot, to: &mut dyn Write) -> io::Result<u32> {
     Ok(crc32c)
 }
 
-/// What [`export`] has written, if it is whole and a catalog could hold it.
+/// Reads what [`export`] wrote, and checks that it is complete and valid contents of a catalog.
 ///
 /// # Errors
-/// It is something else, was changed, is of another version, or breaks a rule of catalogs; or the
-/// reader's.
+/// The input is not an export, was changed, has another version, or breaks a rule of catalogs; or
+/// an error of the reader.
 pub fn read_export(from: &mut dyn Read) -> Result<Snapshot, CatalogError> {
     let Export { format_version, content, crc32c } = serde_json::from_reader(from)
         .map_err(|error| CatalogError::Failed(format!("not an export of a catalog: {error}")))?;
@@ -244,8 +243,8 @@ pub fn read_export(from: &mut dyn Read) -> Result<Snapshot, CatalogError> {
         )));
     }
     let snapshot = content.into_snapshot();
-    // Of what was understood: entries that are there twice, or in another order, are not in it as
-    // they were.
+    // Computed over what was understood, which duplicate or reordered entries do not survive
+    // unchanged.
     let mut canonical = Summed { to: io::sink(), crc32c: 0 };
     serde_json::to_writer(&mut canonical, &Content::of(&snapshot))
         .map_err(|error| CatalogError::Failed(error.to_string()))?;
@@ -259,7 +258,7 @@ pub fn read_export(from: &mut dyn Read) -> Result<Snapshot, CatalogError> {
     Ok(snapshot)
 }
 
-/// The rules of `docs/format/catalog.md` that can be seen in a catalog at rest.
+/// Checks the rules of `docs/format/catalog.md` that are visible in a catalog at rest.
 fn check(snapshot: &Snapshot) -> Result<(), String> {
     for (id, StreamRow { start, uploaded_end, ranges, .. }) in &snapshot.streams {
         if id.0 >= snapshot.next_stream_id {
@@ -312,11 +311,11 @@ fn check(snapshot: &Snapshot) -> Result<(), String> {
     }
 }
 
-/// Put `snapshot` into a catalog that holds nothing yet. After an error the catalog may hold a
-/// part, and serves for nothing. A catalog from before there were versions gets the first one.
+/// Puts `snapshot` into an empty catalog. After an error the catalog may hold a part of it and must
+/// not be used. A catalog from before there were versions gets version 1.
 ///
 /// # Errors
-/// The catalog is not empty, or refuses or fails; or it does not hold `snapshot` afterwards.
+/// The catalog is not empty, refuses or fails; or it does not hold `snapshot` afterwards.
 pub fn import(catalog: &dyn Catalog, snapshot: &Snapshot) -> Result<(), CatalogError> {
     if catalog.load()? != Snapshot::default() {
         return Err(CatalogError::Refused("there is something in the catalog".into()));
@@ -329,7 +328,7 @@ pub fn import(catalog: &dyn Catalog, snapshot: &Snapshot) -> Result<(), CatalogE
     Ok(())
 }
 
-/// What makes `snapshot` of a catalog that holds nothing.
+/// Returns the changes that turn an empty catalog into `snapshot`.
 fn changes(snapshot: &Snapshot) -> Vec<Change> {
     let Snapshot {
         wal_id,
@@ -349,8 +348,8 @@ fn changes(snapshot: &Snapshot) -> Vec<Change> {
         Change::WalMarked(*wal_mark),
     ];
     changes.extend(wal_id.map(Change::BindWal));
-    // A life begins behind the version that was raised before it, and raises it to that before the
-    // next life.
+    // A run begins after the version that was raised before it, and raises the version to that
+    // before the next run.
     let raised = |after: u64| after.saturating_add(1);
     let first = lives.first().map_or(*version, |first| raised(first.after_version));
     changes.push(Change::BeginLife { id: Uuid::nil(), version: first });
@@ -362,8 +361,8 @@ fn changes(snapshot: &Snapshot) -> Vec<Change> {
         value: value.clone(),
     };
     changes.extend(meta.iter().map(put));
-    // The next object's number follows from the greatest that there was, which may have been
-    // forgotten.
+    // The next object's number follows from the greatest number so far, whose object may have been
+    // removed.
     if let Some(last) = next_object_id.checked_sub(1).map(ObjectId)
         && !objects.contains_key(&last)
     {
@@ -403,11 +402,11 @@ fn nothing(id: ObjectId) -> ObjectInfo {
     }
 }
 
-/// Make an embedded catalog at `path` that holds `snapshot`: all of it is there afterwards, or
-/// nothing. The caller sees to it that nobody else makes one there at the same time. Blocking.
+/// Creates an embedded catalog at `path` that holds `snapshot`: completely, or not at all. The
+/// caller ensures that no other process creates one there at the same time. Blocking.
 ///
 /// # Errors
-/// There is one; or it cannot be made.
+/// A catalog exists at `path`, or it cannot be created.
 pub fn import_file(path: &Path, snapshot: &Snapshot) -> Result<(), CatalogError> {
     let failed = |what: &str, error: io::Error| {
         CatalogError::Failed(format!("{}: {what}: {error}", path.display()))
@@ -416,8 +415,7 @@ pub fn import_file(path: &Path, snapshot: &Snapshot) -> Result<(), CatalogError>
     if exists {
         return Err(CatalogError::Refused(format!("{}: there is a catalog", path.display())));
     }
-    // In the same directory, so that it can be renamed. One that was left there by a crash is of no
-    // use.
+    // In the same directory, so that it can be renamed. One left there by a crash is useless.
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(".import");
     let unfinished = PathBuf::from(unfinished);
@@ -429,7 +427,7 @@ pub fn import_file(path: &Path, snapshot: &Snapshot) -> Result<(), CatalogError>
     }
     let catalog = RedbCatalog::open(&unfinished)?;
     import(&catalog, snapshot)?;
-    // It is closed before it gets its name, so that it is not found to be in need of repair.
+    // Closed before it gets its name, so that it does not need repair when it is opened.
     drop(catalog);
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     File::open(&unfinished)
@@ -444,7 +442,7 @@ mod tests {
     use super::super::{MemoryCatalog, conformance};
     use super::*;
 
-    /// With something of everything, and with an object that is forgotten and was the last.
+    /// A catalog with something of everything, in which the last object was removed.
     fn filled() -> Snapshot {
         let catalog = MemoryCatalog::default();
         conformance::fill(&catalog);
@@ -512,7 +510,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "and nothing else");
     }
 
-    /// The oldest that is remembered did not begin with the catalog.
+    /// The oldest run that is kept did not begin with the catalog.
     #[test]
     fn all_lives_that_a_catalog_remembers_come_back() {
         let catalog = MemoryCatalog::default();
@@ -528,7 +526,8 @@ mod tests {
         assert_eq!(imported.load().unwrap(), snapshot);
     }
 
-    /// One of before there were lives, or that says so. It is not counted up to.
+    /// A catalog of before there were runs, or one with a great version: the import does not count
+    /// up to it.
     #[test]
     fn a_great_version_is_no_work() {
         let version = u64::MAX - 1;
@@ -545,7 +544,7 @@ mod tests {
         }
     }
 
-    /// What was exported before there were epochs has none, and is whole.
+    /// An export of before there were epochs has none, and is complete.
     #[test]
     fn an_export_without_epochs_is_one_of_epoch_0() {
         let mut snapshot = filled();
@@ -559,7 +558,7 @@ mod tests {
         assert_eq!(read(&text), Ok(snapshot));
     }
 
-    /// White space, and what the escape of a character looks like, is not of the content.
+    /// White space and the form of an escaped character do not matter.
     #[test]
     fn every_flipped_bit_is_refused_or_of_no_importance() {
         let snapshot = filled();

@@ -1,4 +1,4 @@
-//! A catalog that forgets: for tests, and the plain-words reference of what the changes mean.
+//! A catalog in memory, for tests; also the simplest statement of what the changes mean.
 
 use parking_lot::Mutex;
 
@@ -6,13 +6,14 @@ use super::{
     Catalog, CatalogError, Change, LIVES_KEPT, Life, Snapshot, StreamRow, Uploaded, refusal,
 };
 
-/// Holds everything in memory. A "restart" in a test opens another store on the same value.
+/// A catalog that holds everything in memory. A "restart" in a test opens another store on the same
+/// value.
 #[derive(Debug, Default)]
 pub struct MemoryCatalog {
     state: Mutex<Snapshot>,
 }
 
-/// A catalog that holds what another one held: a copy that is put back.
+/// Creates a catalog with the contents of another one: a restored copy.
 impl From<Snapshot> for MemoryCatalog {
     fn from(snapshot: Snapshot) -> Self {
         Self { state: Mutex::new(snapshot) }

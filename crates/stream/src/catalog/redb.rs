@@ -53,13 +53,13 @@ const KEY_WAL: &str = "wal_id";
 const KEY_LIVES: &str = "lives";
 const KEY_ROWS: &str = "rows";
 
-/// The catalog is small and read once, so a small page cache does; redb's default of 1 GiB would be
-/// most of an idle server's memory.
+/// The catalog is small and read once, so a small page cache suffices; redb's default of 1 GiB
+/// would be most of an idle server's memory.
 const PAGE_CACHE_BYTES: usize = 8 << 20;
 
-/// The embedded catalog, on `redb`: one file, one process at a time.
+/// The embedded catalog, on `redb`: one file, used by one process at a time.
 pub struct RedbCatalog {
-    /// Nothing in it after it could not be opened again.
+    /// `None` after it could not be reopened.
     database: RwLock<Closing>,
     path: PathBuf,
     watched: Watched,
@@ -69,8 +69,8 @@ pub struct RedbCatalog {
     shortage: Mutex<Option<String>>,
 }
 
-/// A database that is closed without a panic, which damage makes of it even where all rows are
-/// whole: what it keeps for writing may be damaged, and is read then.
+/// A database whose closing does not panic. redb panics if what it keeps for writing is damaged,
+/// which it reads when it closes, even where all rows are intact.
 struct Closing(Option<Database>);
 
 impl Drop for Closing {
@@ -89,17 +89,17 @@ impl std::fmt::Debug for RedbCatalog {
 }
 
 impl RedbCatalog {
-    /// Open the catalog in the file at `path`, or create it there. Blocking.
+    /// Opens the catalog in the file at `path`, or creates it there. Blocking.
     ///
-    /// Fails if another process has it open, if the file is something else, or if a newer version
-    /// wrote it.
+    /// # Errors
+    /// Another process has it open, the file is something else, or a newer version wrote it.
     pub fn open(path: &Path) -> Result<Self, CatalogError> {
-        // It holds what is kept of passwords: nobody else on the machine may read it.
+        // It holds password verifiers: other users of the machine must not be able to read it.
         let mut private = File::options();
         let private = private.write(true).create_new(true).mode(0o600).open(path);
         let private = match private {
-            // One of before may be open to others. It may be somebody else's, too, who has let this
-            // process in.
+            // An existing file may be readable by others. It may also belong to another user, who
+            // gave this process access.
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
                 if let Err(error) = std::fs::set_permissions(path, Permissions::from_mode(0o600)) {
                     let path = path.display();
@@ -115,7 +115,7 @@ impl RedbCatalog {
             move |builder: &mut Builder| builder.create_with_backend(Disk::open(path, watched)?)
         };
         let catalog = Self::with_database(path, watched.clone(), disk(watched))?;
-        // A new file is only there for good when its directory says so.
+        // A new file is durable only when its directory is synced.
         if let Some(directory) = path.parent() {
             let directory =
                 if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
@@ -146,10 +146,10 @@ impl RedbCatalog {
         })
     }
 
-    /// Keep a reserve of disk space next to the file. Changes that free space, and those of
-    /// uploads, succeed from it when the disk is full; other changes are refused
-    /// ([`CatalogError::Full`]) unless it is there in full. It is taken here if there is space for
-    /// it, else before the next of those other changes.
+    /// Keeps a reserve of disk space next to the file. When the disk is full, changes that free
+    /// space and those of uploads can still use it; other changes are refused
+    /// ([`CatalogError::Full`]) unless the reserve is complete. It is allocated here if there is
+    /// space, otherwise before the next of those other changes.
     #[must_use]
     pub fn with_reserve(self) -> Self {
         self.with_reserve_of(RESERVE_BYTES)
@@ -172,9 +172,9 @@ impl RedbCatalog {
         })
     }
 
-    /// Open the file again, after a transaction that was refused for want of space: redb accepts
-    /// nothing any more. What it holds then is what it held before the transaction, of which
-    /// `version` is the version.
+    /// Reopens the file after a transaction was refused for lack of space, since redb accepts
+    /// nothing any more. The contents are then those before the transaction, which had version
+    /// `version`.
     fn reopen(&self, version: u64) -> Result<(), CatalogError> {
         {
             let mut database = self.database.write();
@@ -202,7 +202,7 @@ impl RedbCatalog {
         }
     }
 
-    /// Create the tables of a new catalog, or check that this version understands an old one.
+    /// Creates the tables of a new catalog, or checks that this build understands an existing one.
     fn initialise(&self) -> Result<(), CatalogError> {
         let transaction = self.begin()?;
         let is_new = transaction.list_tables().map_err(|e| self.error(e))?.next().is_none();
@@ -216,7 +216,7 @@ impl RedbCatalog {
             Some(other) => Err(self.named(Failure::Value(format!(
                 "format version {other} is not known, only {FORMAT_VERSION}"
             )))),
-            // Anything written to it could make the damage worse.
+            // Writing to it could make the damage worse.
             None if !is_new => {
                 Err(self.named(Failure::Value("its format version is not there".into())))
             }
@@ -241,8 +241,8 @@ impl RedbCatalog {
         failed(&self.path, &error.into())
     }
 
-    /// The WAL that this catalog belongs to, by that row alone: not verified, as [`Catalog::load`]
-    /// does it with all rows. Blocking.
+    /// Returns the WAL that this catalog belongs to. Reads only that row and, unlike
+    /// [`Catalog::load`], does not verify the checksum of all rows. Blocking.
     ///
     /// # Errors
     /// It cannot be read.
@@ -255,8 +255,9 @@ impl RedbCatalog {
         unless_damaged(&self.path, || read().map_err(|failure| self.named(failure)))
     }
 
-    /// The names of the objects that it knows, those included that are about to be deleted. Not
-    /// verified as [`Catalog::load`] does it, which reads all of the catalog. Blocking.
+    /// Returns the names of the objects that it records, including those about to be deleted.
+    /// Unlike [`Catalog::load`], which reads the whole catalog, it does not verify the checksum of
+    /// all rows. Blocking.
     ///
     /// # Errors
     /// They cannot be read.
@@ -292,7 +293,7 @@ impl RedbCatalog {
             snapshot.lives = decode_lives(lives.value())?;
         }
         let Snapshot { streams, objects, meta, .. } = &mut snapshot;
-        // Each row is read once, so the checksum is known when all of it is decoded.
+        // Each row is read once, so the checksum is complete when everything is decoded.
         each(&transaction.open_table(STREAMS)?, &mut sum, |id, value| {
             streams.insert(StreamId(id), decode_stream(value)?);
             Ok(())
@@ -385,7 +386,7 @@ fn open_database(
     })
 }
 
-/// Damage makes redb panic as often as not.
+/// Runs `read` and turns a panic of redb, which damage often causes, into an error.
 fn unless_damaged<T>(
     path: &Path,
     read: impl FnOnce() -> Result<T, CatalogError>,
@@ -396,7 +397,7 @@ fn unless_damaged<T>(
 fn failed(path: &Path, error: &redb::Error) -> CatalogError {
     use std::io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     let is_damaged = match error {
-        // A file that was cut, and pages at impossible places.
+        // A truncated file, and pages at impossible positions.
         redb::Error::Io(error) => {
             matches!(error.kind(), InvalidData | InvalidInput | UnexpectedEof)
         }
@@ -416,7 +417,7 @@ fn failed(path: &Path, error: &redb::Error) -> CatalogError {
     }
 }
 
-/// An error about a damaged catalog, with what an operator does about it.
+/// Returns an error about a damaged catalog, with advice to the operator.
 fn damaged(path: &Path, what: &dyn std::fmt::Display) -> CatalogError {
     CatalogError::Failed(format!("{}: {what}. {RESTORE}", path.display()))
 }
@@ -460,16 +461,16 @@ struct Tables<'t> {
     objects: Table<'t, u64, &'static [u8]>,
     meta: Table<'t, &'static str, &'static [u8]>,
     checksum: Table<'t, &'static str, u64>,
-    /// Of all rows but this one.
+    /// Sum over all rows but this one.
     sum: u64,
 }
 
-// redb has checksums over its pages, and does not verify them when it reads. So the catalog has one
-// of its own, over what it holds: the sum of all rows' checksums, which a change of a few rows
-// changes by a little.
+// redb has checksums of its pages, but does not verify them on reads. So the catalog has its own
+// over its contents: the sum of all rows' checksums, which is cheap to update when a few rows
+// change.
 
-/// A row's part in the sum: the CRC32C of its table's name, the length of its key, its key and its
-/// value.
+/// Returns a row's part in the sum: the CRC32C of its table's name, the length of its key, its key
+/// and its value.
 fn row_sum<K: Value, V: Value>(table: &str, key: &K::SelfType<'_>, value: &V::SelfType<'_>) -> u64 {
     let (key, value) = (K::as_bytes(key), V::as_bytes(value));
     let (key, value): (&[u8], &[u8]) = (key.as_ref(), value.as_ref());
@@ -484,7 +485,7 @@ fn sum_of<K: Key, V: Value>(table: &ReadOnlyTable<K, V>) -> Result<u64, Failure>
     Ok(sum)
 }
 
-/// Visit all rows, and add them to the sum.
+/// Visits all rows and adds them to the sum.
 fn each<K: Key, V: Value>(
     table: &ReadOnlyTable<K, V>,
     sum: &mut u64,
@@ -513,7 +514,7 @@ fn put<'k, 'v, K: Key, V: Value>(
     Ok(())
 }
 
-/// Nothing happens if it is not there.
+/// Removes a row; does nothing if there is none.
 fn remove<'k, K: Key, V: Value>(
     sum: &mut u64,
     table: &mut Table<'_, K, V>,
@@ -543,7 +544,7 @@ impl<'t> Tables<'t> {
         })
     }
 
-    /// After the last change.
+    /// Stores the checksum, after the last change.
     fn close(mut self) -> Result<(), Failure> {
         self.checksum.insert(KEY_ROWS, self.sum)?;
         Ok(())
@@ -690,7 +691,7 @@ impl<'t> Tables<'t> {
         put(&mut self.sum, &mut self.ranges, &(id.0, new.start.0), &row.as_slice())
     }
 
-    /// Drop the ranges of `id` that end at or before `to`. They lie first, in order.
+    /// Drops the ranges of `id` that end at or before `to`. They come first in order.
     fn drop_ranges(&mut self, id: StreamId, to: StreamOffset) -> Result<(), Failure> {
         let mut gone = Vec::new();
         for row in self.ranges.range((id.0, 0)..(id.0, to.0))? {
@@ -718,7 +719,7 @@ impl<'t> Tables<'t> {
         }
     }
 
-    /// For a change by the writer with this epoch.
+    /// Returns the row of a stream that the writer with this epoch wants to change.
     fn writers_stream(&self, id: StreamId, epoch: StreamEpoch) -> Result<StreamRow, Failure> {
         let row = self.stream(id)?;
         refusal::of_epoch(id, epoch, row.epoch).map_err(Failure::Refused)?;

@@ -1,5 +1,4 @@
-//! What lies in objects of a stream, read and written anew by the stream's owner:
-//! `docs/log-compaction.md`.
+//! Rewriting of a stream's batches in objects by the stream's owner: `docs/log-compaction.md`.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -13,49 +12,49 @@ use crate::stream::Stream;
 use crate::tail::{Range, StreamState};
 use crate::types::{Batch, StreamId, StreamOffset};
 
-/// Payload of a step if there is no bound on the size of objects.
+/// Payload of a step if the size of objects is not bounded.
 const STEP_BYTES: u64 = 256 << 20;
 
-/// Writes batches anew. Runs on a thread that may block.
+/// Rewrites batches. Runs on a thread that may block.
 ///
-/// What comes out covers what has gone in: its batches follow each other without a gap, from the
-/// first offset of the first batch to the end of the last one. They may be fewer or more than those
-/// that have gone in, and a batch may be empty.
+/// The output covers the input: its batches follow each other without a gap, from the first offset
+/// of the first batch to the end of the last one. There may be fewer or more batches than in the
+/// input, and a batch may be empty.
 pub trait Rewrite: Send + Sized + 'static {
-    /// The next batches, in offset order. What is done goes to `out`; some of it may be kept until
-    /// later.
+    /// Takes the next batches, in offset order. Completed ones are added to `out`; others may be
+    /// kept until later.
     fn batches(&mut self, batches: Vec<Batch>, out: &mut Vec<Batch>);
 
-    /// There is no more for now: give out what was kept, up to `end`.
+    /// Ends the input for now: adds what was kept to `out`, up to `end`.
     fn end(&mut self, end: StreamOffset, out: &mut Vec<Batch>);
 }
 
-/// A part of a stream that lies in one object.
+/// A part of a stream in one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredPart {
     /// The offset of its first batch.
     pub start: StreamOffset,
-    /// The offset behind its last one.
+    /// The offset behind its last batch.
     pub end: StreamOffset,
-    /// Payload of its batches.
+    /// Bytes of payload of its batches.
     pub payload_bytes: u64,
-    /// Greatest timestamp of its batches, or when it was written if none has one.
+    /// Greatest timestamp of its batches, or its time of creation if none has one.
     pub newest_ms: i64,
 }
 
-/// What a step of [`Store::rewrite`] has done.
+/// The result of a step of [`Store::rewrite`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rewritten {
-    /// The stream is rewritten up to here.
+    /// The offset up to which the stream is rewritten.
     pub end: StreamOffset,
-    /// Payload that was read.
+    /// Bytes of payload that were read.
     pub read_bytes: u64,
-    /// Payload that is there instead.
+    /// Bytes of payload that replace them.
     pub written_bytes: u64,
 }
 
 impl Stream {
-    /// The parts in objects that end behind `from`, in order.
+    /// Returns the parts in objects that end behind `from`, in order.
     pub fn stored_parts(&self, from: StreamOffset) -> Vec<StoredPart> {
         let mut parts: Vec<StoredPart> = Vec::new();
         loop {
@@ -77,8 +76,8 @@ impl Stream {
 }
 
 impl Store {
-    /// Run something that may wait, on the threads of [`crate::Options::background_threads`], until
-    /// it is done or this is dropped.
+    /// Runs work that may wait on the threads of [`crate::Options::background_threads`], until it
+    /// is done or this future is dropped.
     ///
     /// # Errors
     /// The store's runtime is shutting down.
@@ -89,12 +88,13 @@ impl Store {
         self.shared.objects.background().run(work).await
     }
 
-    /// Show `state` the batches in objects from `from` to `to`, in order and once, past the caches
-    /// and as slowly as compaction reads. Ends early when `visit`, which runs on a thread that may
-    /// block, says false. A batch that contains `from` is shown whole.
+    /// Passes `state` and each batch in objects from `from` to `to` to `visit`, in order and once.
+    /// Bypasses the caches and reads as slowly as object compaction. Ends early when `visit`, which
+    /// runs on a thread that may block, returns false. A batch that contains `from` is passed as a
+    /// whole.
     ///
     /// # Errors
-    /// The stream is gone, or an object cannot be read.
+    /// The stream was deleted, or an object cannot be read.
     pub async fn scan<S: Send + 'static>(
         &self,
         stream: &Stream,
@@ -137,18 +137,18 @@ impl Store {
         Ok(state)
     }
 
-    /// Let `rewriter` write anew what is in objects from `from` on: whole parts, from the one that
-    /// contains `from` (or follows it), not beyond the one that contains the last offset before
-    /// `to`, and no more than is to be in one object. Call it again with what is left until
-    /// [`Rewritten::end`] is `to` or more: each step is committed by itself, and has nothing to do
-    /// with the one before.
+    /// Rewrites what is in objects from `from` on with `rewriter`: whole parts, from the one that
+    /// contains `from` (or follows it) up to the one that contains the last offset before `to`, and
+    /// at most the payload of one object. Call it again with the rest until [`Rewritten::end`] is
+    /// `to` or more: each step is committed by itself and independent of the previous one.
     ///
-    /// If this is dropped, or fails, either nothing has changed or the step is done. What a dropped
-    /// one has written is deleted by a later run of the store.
+    /// If this future is dropped, or fails, either nothing has changed or the step is done. Objects
+    /// written by a dropped step are deleted by a later run of the store.
     ///
     /// # Errors
-    /// The stream is gone, an object cannot be read or written, another server owns the objects,
-    /// or what the rewriter has given does not cover what it got ([`StoreError::InvalidChange`]).
+    /// The stream was deleted, an object cannot be read or written, another server owns the
+    /// objects, or the output of the rewriter does not cover its input
+    /// ([`StoreError::InvalidChange`]).
     pub async fn rewrite<R: Rewrite>(
         &self,
         stream: &Stream,
@@ -156,8 +156,8 @@ impl Store {
         to: StreamOffset,
         rewriter: R,
     ) -> Result<(R, Rewritten), StoreError> {
-        // Compaction and this one never have the same ranges: each looks for its own when it has
-        // its turn.
+        // Object compaction and this never work on the same ranges: each selects its ranges with
+        // this lock held.
         let _turn = self.shared.compaction.turn.lock().await;
         let Some(run) = next_run(&self.shared, &stream.state, from, to)? else {
             return Ok((rewriter, Rewritten { end: to, read_bytes: 0, written_bytes: 0 }));
@@ -178,7 +178,7 @@ impl Store {
     }
 }
 
-/// The ranges that a step begins with at `from`.
+/// Returns the ranges of a step that begins at `from`.
 fn next_run(
     shared: &Shared,
     stream: &Arc<StreamState>,
@@ -203,7 +203,7 @@ fn next_run(
     Ok(Some(run.split_off(most_bytes)))
 }
 
-/// Rewrite all of a run into one object, and commit that; its payload.
+/// Rewrites a run into one object and commits it; returns its payload.
 async fn step<R: Rewrite>(
     shared: &Arc<Shared>,
     run: Run,
@@ -239,17 +239,17 @@ async fn step<R: Rewrite>(
     Ok((rewriter.expect("nothing has failed"), written_bytes))
 }
 
-/// A step under way.
+/// A step in progress.
 struct Writing<'a> {
     stream: StreamId,
     output: Output<'a>,
     new: Option<ObjectRange>,
-    /// The next batch has to begin here; none before the first one.
+    /// Where the next batch must begin; `None` before the first one.
     next: Option<StreamOffset>,
 }
 
 impl Writing<'_> {
-    /// All of `run`, or nothing if the stream was trimmed past it.
+    /// Writes all of `run`, or nothing if the stream was trimmed past it.
     async fn write<R: Rewrite>(
         &mut self,
         run: &Run,
@@ -309,7 +309,7 @@ impl Writing<'_> {
     }
 }
 
-/// Off the threads that must not wait.
+/// Runs `work` on a thread that may block.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, StoreError> {

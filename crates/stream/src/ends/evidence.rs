@@ -1,4 +1,4 @@
-//! What a recovered log says about the batches that are missing in it.
+//! Evidence in a recovered log of the batches that are missing in it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,45 +9,45 @@ use alluvium_wal::{LogOffset, RecoveryReport};
 use crate::record::{End, Ends, HEADER_BYTES, MIN_RECORD_BYTES, WAL_HEADER_BYTES, Was, remains};
 use crate::types::{StreamId, StreamOffset};
 
-/// More offsets than any number of clients claims in the time between two ends records. It keeps
-/// the sum far from the end of the offsets.
+/// More offsets than any number of clients uses in the time between two ends records. It keeps the
+/// sum far from the greatest offset.
 const MOST_SKIPPED: u64 = 1 << 48;
 
-/// Collected from the intact records.
+/// What the intact records show.
 #[derive(Default)]
 pub(crate) struct Evidence {
-    /// The greatest end that was listed of each stream.
+    /// The greatest end listed for each stream.
     next: HashMap<StreamId, StreamOffset>,
-    /// Offsets that an earlier recovery has skipped since they may have been handed out.
+    /// Offsets that an earlier recovery skipped because they may have been handed out.
     skipped: HashMap<StreamId, Vec<Range<StreamOffset>>>,
-    /// Ranges of the log of which all batches are listed.
+    /// Ranges of the log in which all batches are listed.
     covered: Vec<Range<LogOffset>>,
-    /// The list whose parts come in: the range that it covers, and how many have come, without a
-    /// break.
+    /// The incomplete list at this point of the log: the range that it covers, and the number of
+    /// its parts so far, without a break.
     coming: Option<(Range<LogOffset>, u32)>,
 }
 
-/// What the log's damage may have cost.
+/// What damage to the log may have cost.
 pub(crate) struct Loss {
-    /// Streams whose batches certainly came this far.
+    /// For each stream, the offset that its batches are certain to have reached.
     pub(crate) next: HashMap<StreamId, StreamOffset>,
-    /// Parts of the log of which nothing tells what they held, in order: where each begins, and how
+    /// Parts of the log whose former contents are unknown, in order: where each begins, and how
     /// many records it and those behind it may have held.
     unknown: Vec<(LogOffset, u64)>,
     skipped: HashMap<StreamId, Vec<Range<StreamOffset>>>,
 }
 
-/// Where a stream goes on.
+/// Where a stream continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GoesOn {
-    /// All before it was handed out.
+    /// The offset below which all offsets were handed out.
     pub(crate) known: StreamOffset,
-    /// Nothing from here on was. The offsets before it may have been.
+    /// The offset from which on none was handed out. Those between `known` and here may have been.
     pub(crate) next: StreamOffset,
 }
 
 impl Evidence {
-    /// An intact ends record. Records come in log order.
+    /// Adds an intact ends record. Records come in log order.
     pub(crate) fn add(&mut self, ends: Ends) {
         for End { stream, next, known } in ends.ends {
             let greatest = self.next.entry(stream).or_default();
@@ -61,7 +61,7 @@ impl Evidence {
             Some((of, parts)) if of == range => parts,
             _ => 0,
         };
-        // The list counts as a whole: a part that is missing may have listed any stream.
+        // The list counts only as a whole: a missing part may have listed any stream.
         if ends.part != before {
             return;
         }
@@ -71,18 +71,18 @@ impl Evidence {
         }
     }
 
-    /// The greatest log offset that a list covers up to.
+    /// Returns the greatest log offset that a list covers up to.
     pub(crate) fn covered_to(&self) -> LogOffset {
         self.covered.iter().map(|range| range.end).max().unwrap_or_default()
     }
 
-    /// Judge the damage. What the log held before `uploaded` is not missed.
+    /// Assesses the damage. The contents of the log before `uploaded` are not missed.
     ///
-    /// What is left of a damaged record may be what stood there one lap before, if the write over
-    /// it got lost. Then it is trimmed, and so its list covers nothing behind the log's start, or
-    /// its batch is uploaded, or of a stream that was deleted. `is_young` says whether a batch is
-    /// none of that; of a deleted stream it may be if that is certain: the log's own record header
-    /// is intact, and on the same page.
+    /// The remains of a damaged record may be from one lap earlier, if the write over them was
+    /// lost. Such a record is trimmed: its list covers nothing behind the log's start, or its batch
+    /// is uploaded or belongs to a deleted stream. `is_young` returns whether a batch is none of
+    /// these. A batch of an unknown stream counts only if the remains are certain: the log's own
+    /// record header is intact and on the same page.
     pub(crate) fn judge(
         mut self,
         report: &RecoveryReport,
@@ -122,13 +122,13 @@ impl Evidence {
             .map(|range| (range.start, (range.end.0 - range.start.0).div_ceil(MIN_RECORD_BYTES)));
         let mut unknown: Vec<_> = unknown.collect();
         if report.end < uploaded {
-            // The log's end is gone, and nothing tells how much of it.
+            // The log's end is missing, and it is unknown how much of it.
             unknown.push((uploaded, report.ring_bytes / MIN_RECORD_BYTES));
         }
         Loss { next: self.next, unknown: from_the_end(unknown), skipped: self.skipped }
     }
 
-    /// The parts of `range` that no list covers.
+    /// Returns the parts of `range` that no list covers.
     fn uncovered(&self, mut range: Range<LogOffset>) -> Vec<Range<LogOffset>> {
         let mut parts = Vec::new();
         for covered in &self.covered {
@@ -148,8 +148,9 @@ impl Evidence {
 }
 
 impl Loss {
-    /// Where a stream goes on that ends at `next`, and whose last batch in the log ends at
-    /// `log_end`: behind all that it can have had. No batch has more than `largest_count` offsets.
+    /// Returns where a stream continues that ends at `next` and whose last batch in the log ends at
+    /// `log_end`: behind everything that it can have had. No batch has more than `largest_count`
+    /// offsets.
     pub(crate) fn goes_on(
         &self,
         stream: StreamId,
@@ -158,15 +159,15 @@ impl Loss {
         largest_count: u32,
     ) -> GoesOn {
         let known = self.next.get(&stream).map_or(next, |known| next.max(*known));
-        // What lies before an intact batch of the stream is told by its base.
+        // The base of an intact batch of the stream shows what lay before it.
         let first = self.unknown.partition_point(|(at, _)| *at < log_end);
         let records = self.unknown.get(first).map_or(0, |(_, records)| *records);
         let offsets = records.saturating_mul(largest_count.into()).min(MOST_SKIPPED);
         GoesOn { known, next: StreamOffset(known.0.saturating_add(offsets)) }
     }
 
-    /// The parts of a gap, in order, and whether each is a bound of an earlier recovery: its
-    /// offsets may have been handed out, while those of the others were.
+    /// Returns the parts of a gap, in order, each with whether it was skipped by an earlier
+    /// recovery: its offsets may have been handed out, while those of the others were.
     pub(crate) fn parts(
         &self,
         stream: StreamId,
@@ -196,7 +197,7 @@ impl Loss {
     }
 }
 
-/// Sum up the numbers from each place on.
+/// Replaces each number by the sum of the numbers from its position on.
 fn from_the_end(mut unknown: Vec<(LogOffset, u64)>) -> Vec<(LogOffset, u64)> {
     let mut sum = 0u64;
     for (_, records) in unknown.iter_mut().rev() {
@@ -206,8 +207,8 @@ fn from_the_end(mut unknown: Vec<(LogOffset, u64)>) -> Vec<(LogOffset, u64)> {
     unknown
 }
 
-/// Whether the headers of a record that starts there, the log's own and that of the stream, lie on
-/// one page, which one write has put there.
+/// Whether the headers of a record that starts there, the log's own and the stream's, lie on one
+/// page, which a single write puts there.
 fn has_header_on_page(at: LogOffset) -> bool {
     let page_bytes = PAGE_BYTES as u64;
     at.0 % page_bytes + WAL_HEADER_BYTES + HEADER_BYTES as u64 <= page_bytes

@@ -1,4 +1,4 @@
-//! Counts what is asked of the object store, and for what.
+//! Counts requests to the object store by class and kind.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
 
-/// Requests of one kind to the object store, for one cause, since the start. One that the client of
-/// the store repeats by itself counts once.
+/// Requests of one kind and class to the object store since the start. A request that the store's
+/// client retries by itself counts once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requests {
     /// `upload`, `read`, `compaction` or `clean-up`.
@@ -22,23 +22,23 @@ pub struct Requests {
     /// `put`, `part`, `multipart` (begin, end or abort of an object in parts), `get`, `list`
     /// (however many pages) or `delete`.
     pub kind: &'static str,
-    /// How many.
+    /// Number of requests.
     pub count: u64,
-    /// Bytes of objects that were sent, or that answers brought.
+    /// Bytes of objects sent or received.
     pub bytes: u64,
 }
 
-/// What requests are made for, the most urgent first. Who reads at a stream's tail needs none.
+/// What requests are made for, the most urgent first. Reads at a stream's tail need no request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Cause {
-    /// While it waits the log fills up, and in the end writers wait.
+    /// While an upload waits, the log fills up; when it is full, writers wait.
     Upload,
-    /// A reader waits.
+    /// A reader waits for it.
     Read,
-    /// Nobody waits.
+    /// Nothing waits for it.
     Compaction,
-    /// Deletions, listings, and whose the objects are; next to no bytes, so it never waits for the
-    /// bandwidth.
+    /// Deletions, listings and ownership checks; it transfers hardly any bytes, so it never waits
+    /// for bandwidth.
     CleanUp,
 }
 
@@ -78,7 +78,7 @@ impl Counters {
     }
 }
 
-/// An object store, once for each cause.
+/// An object store, wrapped once for each class.
 pub(crate) struct CountedStores([Counted; CAUSES.len()]);
 
 impl CountedStores {
@@ -90,7 +90,7 @@ impl CountedStores {
         &self.0[cause as usize]
     }
 
-    /// What there was of each kind, for each cause.
+    /// Returns the number of requests of each kind and class.
     pub(crate) fn requests(&self) -> Vec<Requests> {
         let mut requests = Vec::new();
         for (store, (_, cause)) in self.0.iter().zip(CAUSES) {

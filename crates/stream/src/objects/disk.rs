@@ -1,8 +1,8 @@
-//! The disk cache: what was read from objects, in a journal cache on a local disk. Behind the block
-//! cache, before the object store; outlives the process. `docs/disk-cache.md`.
+//! The disk cache: blocks and indexes read from objects, in a journal cache on a local disk. It is
+//! between the block cache and the object store and outlives the process. See `docs/disk-cache.md`.
 //!
-//! Nobody depends on it. What it gives is verified like what the object store gives; whatever
-//! fails, or takes too long, is as if it were not there; and a reader never waits for a write.
+//! Nothing depends on it. What it returns is verified like data from the object store; anything
+//! that fails or takes too long is treated as a miss; and a reader never waits for a write.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -24,51 +24,51 @@ use crate::background::make_way;
 use crate::object::Damage;
 use crate::options::DiskCacheOptions;
 
-/// Reads of the disk at a time.
+/// Concurrent reads of the disk.
 const READS_AT_A_TIME: usize = 4;
-/// A disk that takes longer is no help: the object store has an answer long before, as a rule.
-/// (Threads that make way for others wait for the log's writes, if that is on the same disk.)
+/// A slower disk is no help: the object store usually responds much sooner. (Threads of low
+/// priority wait for the log's writes if the log is on the same disk.)
 const READ_WITHIN: Duration = Duration::from_secs(5);
-/// So many failures with nothing between them that succeeds are not by chance.
+/// This number of failures without a success in between is not by chance.
 const MOST_FAILURES: u32 = 8;
-/// Bound on what waits to be put there: twice what one GET brings.
+/// Bound on what waits to be written: twice what one GET returns.
 const QUEUE_BYTES: u64 = 16 << 20;
-/// How long a store that closes waits for it. A disk that takes longer does not answer.
+/// How long closing the store waits for the disk cache. A slower disk does not respond at all.
 const CLOSE_WITHIN: Duration = Duration::from_secs(10);
-/// Tells its directory from that of another cache, which must not be emptied.
+/// Distinguishes its directory from that of another cache, which must not be emptied.
 const CONTENTS: Contents = Contents(*b"blk1");
 const MIB: u64 = 1 << 20;
 
-/// The disk cache, since the start. All 0 without one.
+/// Statistics of the disk cache since the start. All 0 without one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskCacheStats {
-    /// It was opened, and readers look into it.
+    /// It is open, and reads use it.
     pub is_open: bool,
-    /// It could not be opened, or was given up after errors, or takes nothing any more: until the
-    /// store is opened again.
+    /// It could not be opened, was given up after errors, or accepts no more writes. This stays so
+    /// until the store is opened again.
     pub has_failed: bool,
-    /// Blocks and indexes that are in it.
+    /// Blocks and indexes in it.
     pub entries: usize,
-    /// Room on disk that it takes, in bytes.
+    /// Disk space that it uses, in bytes.
     pub disk_bytes: u64,
-    /// Memory that it takes, in bytes, its index included.
+    /// Memory that it uses, in bytes, index included.
     pub memory_bytes: u64,
     /// Blocks and indexes that were found.
     pub hits: u64,
-    /// Their size.
+    /// Their size in bytes.
     pub hit_bytes: u64,
-    /// Blocks and indexes that were not.
+    /// Blocks and indexes that were not found.
     pub misses: u64,
-    /// Blocks and indexes that were put into it.
+    /// Blocks and indexes that were written to it.
     pub writes: u64,
-    /// Their size.
+    /// Their size in bytes.
     pub written_bytes: u64,
-    /// Blocks and indexes that were not put into it: its disk did not keep up, they are too large,
+    /// Blocks and indexes that were not written to it: its disk was too slow, they are too large,
     /// or a write failed.
     pub dropped_writes: u64,
-    /// Blocks and indexes that went to make room.
+    /// Blocks and indexes that were evicted.
     pub evicted: u64,
-    /// Blocks and indexes that were found damaged.
+    /// Blocks and indexes that were damaged.
     pub damaged: u64,
     /// Reads and writes that failed or took too long.
     pub errors: u64,
@@ -76,20 +76,20 @@ pub struct DiskCacheStats {
 
 pub(super) struct DiskCache {
     shared: Arc<Shared>,
-    /// Threads that may wait for the disk. `None`: there could be none, or not any more.
+    /// Threads that may wait for the disk. `None`: they could not be started, or have ended.
     reads: Option<Runtime>,
-    /// Tells that the thread has ended which opens, writes to and closes the cache.
+    /// Completes when the thread that opens, writes and closes the cache has ended.
     ended: Mutex<Option<oneshot::Receiver<()>>>,
 }
 
 struct Shared {
     directory: PathBuf,
-    /// From when it was opened until it is closed. Who must not wait does not wait for this lock
-    /// either: it is held while the disk is read.
+    /// Set while it is open. Code that must not block does not wait for this lock either: it is
+    /// held while the disk is read.
     cache: RwLock<Option<Cache>>,
-    /// `None`: nothing is taken any more, and the thread ends.
+    /// `None`: nothing is accepted any more, and the thread ends.
     writes: Mutex<Option<Sender<Write>>>,
-    /// Of what is in there.
+    /// Bytes in that queue.
     queued_bytes: AtomicU64,
     /// Nothing is read or written any more.
     is_off: AtomicBool,
@@ -117,15 +117,15 @@ struct Write {
     bytes: Bytes,
 }
 
-/// What stands for a piece of an object: its position, and the object's name, which is never used
-/// for other bytes.
+/// Returns the key of a piece of an object: its position, and the object's name, which is never
+/// used for other bytes.
 fn key(name: &str, position: u64) -> Vec<u8> {
     [position.to_le_bytes().as_slice(), name.as_bytes()].concat()
 }
 
 impl DiskCache {
-    /// Open it in the background. Until that is done nothing is found, and if it fails, nothing
-    /// ever is.
+    /// Starts opening the cache in the background. Nothing is found until that is done, or ever if
+    /// it fails.
     pub(super) fn start(options: &DiskCacheOptions) -> Self {
         let options = options.clone();
         Self::start_with(options.directory.clone(), move || open(&options))
@@ -158,7 +158,8 @@ impl DiskCache {
         let (ending, ended) = oneshot::channel();
         let keeper = shared.clone();
         let started = thread::Builder::new().name(name.into()).spawn(move || {
-            // And with it the cache's own threads: who starts a thread hands its priorities on.
+            // This also applies to the cache's own threads: a new thread inherits the priorities of
+            // its creator.
             make_way();
             keeper.run(open, &writes);
             drop(ending);
@@ -169,13 +170,13 @@ impl DiskCache {
         Self { shared, reads, ended: Mutex::new(Some(ended)) }
     }
 
-    /// Whether it may have what begins there. Does not wait.
+    /// Whether it may have the piece at this position. Does not wait.
     pub(super) fn may_have(&self, name: &str, position: u64) -> bool {
         self.shared.may_have(&key(name, position))
     }
 
-    /// What it has of the pieces of an object that begin at `positions`, in their order. The caller
-    /// verifies it.
+    /// Returns the pieces of an object at `positions`, in their order, as far as it has them. The
+    /// caller verifies them.
     pub(super) async fn get(&self, name: &str, positions: &[u64]) -> Vec<Option<Bytes>> {
         let keys: Vec<_> = positions.iter().map(|position| key(name, *position)).collect();
         let found = match self.shared.may_have_any(&keys) {
@@ -197,14 +198,14 @@ impl DiskCache {
         found
     }
 
-    /// On a thread that may wait.
+    /// Reads on a thread that may block.
     async fn read(&self, keys: Vec<Vec<u8>>) -> Vec<Option<Bytes>> {
         let count = keys.len();
         let Some(reads) = &self.reads else { return vec![None; count] };
         let shared = self.shared.clone();
         let (tell, told) = oneshot::channel();
         drop(reads.spawn_blocking(move || {
-            // Whoever has gone, or waited enough, wants no more of it.
+            // The caller may have stopped waiting.
             let read = |key: &Vec<u8>| if tell.is_closed() { None } else { shared.read(key) };
             let found: Vec<_> = keys.iter().map(read).collect();
             let _ = tell.send(found);
@@ -220,14 +221,14 @@ impl DiskCache {
         }
     }
 
-    /// Keep what was read from an object and verified, if there is room in the queue. Does not
-    /// wait.
+    /// Stores a piece that was read from an object and verified, if there is space in the queue.
+    /// Does not wait.
     pub(super) fn put(&self, name: &str, position: u64, bytes: &Bytes) {
         let shared = &*self.shared;
         let writes = shared.writes.lock();
         let Some(sender) = &*writes else { return };
         let len_bytes = bytes.len() as u64;
-        // Nobody else adds to it.
+        // No other thread adds to it.
         let is_full = shared.queued_bytes.load(Ordering::Relaxed) + len_bytes > QUEUE_BYTES;
         if is_full || shared.is_read_only.load(Ordering::Relaxed) {
             shared.numbers.dropped_writes.fetch_add(1, Ordering::Relaxed);
@@ -237,15 +238,15 @@ impl DiskCache {
         let _ = sender.send(Write { key: key(name, position), bytes: bytes.clone() });
     }
 
-    /// What it gave is not what it should be. It is read from the object store, and takes its place
-    /// then.
+    /// Records that a piece did not match its checksum. It is read from the object store, which
+    /// replaces it.
     pub(super) fn damaged(&self, name: &str, damage: &Damage) {
         self.shared.numbers.damaged.fetch_add(1, Ordering::Relaxed);
         tracing::debug!("disk cache {}: {name} is {damage}", self.shared.directory.display());
     }
 
-    /// Write what the journals have, and close them: whoever opens the directory next finds nobody
-    /// there. A disk that does not answer is waited for 10 s.
+    /// Writes what the journals have, and closes them, so that the directory can be opened again.
+    /// Waits at most 10 s for a disk that does not respond.
     pub(super) async fn close(&self) {
         self.shared.end();
         let ended = self.ended.lock().take();
@@ -288,7 +289,7 @@ impl DiskCache {
 impl Drop for DiskCache {
     fn drop(&mut self) {
         self.shared.end();
-        // The last one to go may be a task, which must not wait.
+        // The last owner may be a task, which must not block.
         if let Some(reads) = self.reads.take() {
             reads.shutdown_background();
         }
@@ -313,17 +314,18 @@ impl Shared {
         !matches!(cache.try_get(key), Ok(Lookup::Absent))
     }
 
-    /// Waits for the disk.
+    /// Reads a value. Waits for the disk.
     fn read(&self, key: &[u8]) -> Option<Bytes> {
         if self.is_off() {
             return None;
         }
         match self.cache.read().as_ref()?.get(key) {
             Ok(value) => {
-                // That there is none tells nothing of the disk.
+                // A miss shows nothing about the disk.
                 let value = value?;
                 self.failures_in_a_row.store(0, Ordering::Relaxed);
-                // A copy: the value keeps the memory of a whole journal, or of more than it has.
+                // Copied: the value would keep the memory of a whole journal alive, or more than
+                // its own.
                 Some(Bytes::copy_from_slice(&value))
             }
             Err(error) => {
@@ -333,7 +335,7 @@ impl Shared {
         }
     }
 
-    /// The thread of the cache, from its opening to its close.
+    /// Runs the cache's thread, from opening to closing the cache.
     fn run(&self, open: impl FnOnce() -> Result<Cache, String>, writes: &Receiver<Write>) {
         let began = Instant::now();
         match open() {
@@ -360,14 +362,14 @@ impl Shared {
             self.write(&write);
             self.queued_bytes.fetch_sub(write.bytes.len() as u64, Ordering::Relaxed);
         }
-        // Waits for those who read.
+        // Waits for reads in progress.
         let cache = self.cache.write().take();
         if let Some(Err(error)) = cache.map(Cache::close) {
             tracing::warn!("disk cache: closing it: {error}");
         }
     }
 
-    /// Waits for the disk, where it is slower than what comes.
+    /// Writes a piece. Waits for the disk if that is slower than the pieces arrive.
     fn write(&self, Write { key, bytes }: &Write) {
         let cache = self.cache.read();
         let Some(cache) = cache.as_ref().filter(|_| !self.is_off()) else { return };
@@ -381,7 +383,7 @@ impl Shared {
             return;
         }
         if cache.failure().is_none() {
-            // Room may come back.
+            // Space may become free again.
             self.count_error(&error);
         } else if !self.is_read_only.swap(true, Ordering::Relaxed) {
             self.numbers.errors.fetch_add(1, Ordering::Relaxed);
@@ -395,11 +397,11 @@ impl Shared {
 
     fn count_error(&self, error: &Error) {
         match error {
-            // It is written anew, and only its own bytes are wrong.
+            // The piece is written again; only its own bytes are wrong.
             Error::Corrupt { .. } => {
                 self.numbers.damaged.fetch_add(1, Ordering::Relaxed);
             }
-            // Others have the disk's room. What is there can be read.
+            // The disk is filled by other files. What is cached can still be read.
             Error::DiskFull { .. } => {
                 self.numbers.errors.fetch_add(1, Ordering::Relaxed);
             }
@@ -407,7 +409,7 @@ impl Shared {
         }
     }
 
-    /// It did not do what it was asked for.
+    /// Counts a failed operation.
     fn failed(&self, error: &dyn fmt::Display) {
         self.numbers.errors.fetch_add(1, Ordering::Relaxed);
         tracing::debug!("disk cache {}: {error}", self.directory.display());
@@ -417,7 +419,7 @@ impl Shared {
         }
     }
 
-    /// Do without it from now on.
+    /// Stops using the cache.
     fn give_up(&self, why: &str) {
         if self.end() {
             self.has_failed.store(true, Ordering::Relaxed);
@@ -428,7 +430,7 @@ impl Shared {
         }
     }
 
-    /// Nothing is read or written from now on; whether that is new.
+    /// Ends all reads and writes; returns whether they had not ended before.
     fn end(&self) -> bool {
         let is_new = !self.is_off.swap(true, Ordering::Relaxed);
         drop(self.writes.lock().take());
@@ -436,15 +438,15 @@ impl Shared {
     }
 }
 
-/// The cache of these options: what cannot be used as it is begins anew, and what cannot be
-/// opened is told.
+/// Opens the cache of these options. A cache that is unusable is emptied; an error is returned if
+/// it cannot be opened.
 fn open(options: &DiskCacheOptions) -> Result<Cache, String> {
     open_with(options, getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX))
 }
 
-/// The same in a process that may have so many open files.
+/// Opens the cache in a process with this limit of open files.
 fn open_with(options: &DiskCacheOptions, files: u64) -> Result<Cache, String> {
-    // Or connections would find none left.
+    // Otherwise there would be none left for connections.
     let most_journals = files / 2;
     let journals = options.journals();
     if journals > most_journals {
@@ -473,13 +475,13 @@ fn open_with(options: &DiskCacheOptions, files: u64) -> Result<Cache, String> {
     without_damaged(Cache::open(directory, journal_options(options)).map_err(in_words)?)
 }
 
-/// How many journals there may be of an open cache, whose journals keep the size that they once
-/// got: a power of two.
+/// Returns the number of journals that an open cache may have. Its journals keep the size that they
+/// once got: a power of two.
 fn journals_of(cache: &Cache, options: &DiskCacheOptions) -> u64 {
     options.max_disk_bytes / cache.max_record_bytes().next_power_of_two() as u64
 }
 
-/// Nobody wants to look at what can be had again.
+/// Removes damaged journals, since their contents can be read again from the object store.
 fn without_damaged(cache: Cache) -> Result<Cache, String> {
     cache.remove_damaged().map_err(|error| error.to_string())?;
     Ok(cache)
@@ -492,7 +494,7 @@ fn journal_options(options: &DiskCacheOptions) -> alluvium_journal::Options {
         journal_bytes: options.journal_bytes(),
         durability: Durability::None,
         when_full: WhenFull::Evict,
-        // Producers have compressed what is worth it.
+        // Producers have compressed what is worth compressing.
         compression: Compression::None,
         contents: CONTENTS,
         create: true,

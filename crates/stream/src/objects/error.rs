@@ -1,4 +1,4 @@
-//! What a request to the object store can fail with.
+//! Errors of requests to the object store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use object_store::Error;
 
 use crate::object::Damage;
 
-/// The longest text of an answer that is passed on, in characters.
+/// The longest text of a response that is passed on, in characters.
 const TEXT_LIMIT: usize = 300;
 
-/// Codes of answers to a request that is not worth a repetition, beside 401 and 403. Some of them
-/// come with status 400 or 301.
+/// Error codes of responses that are not worth a retry, in addition to status 401 and 403. Some of
+/// them come with status 400 or 301.
 const PERMANENT: [&str; 7] = [
     "NoSuchBucket",
     "InvalidBucketName",
@@ -22,39 +22,39 @@ const PERMANENT: [&str; 7] = [
     "PermanentRedirect",
 ];
 
-/// An object could not be written, read or deleted.
+/// Why an object could not be written, read or deleted.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ObjectError {
-    /// The object store refused or could not be reached.
+    /// The object store refused the request or could not be reached.
     #[error("object {name}: {reason}")]
     Store {
         /// Its path in the object store.
         name: String,
-        /// In words. The answer itself is not kept: an S3 server repeats in it what was signed,
-        /// session tokens included.
+        /// A description. The response itself is not kept: an S3 server repeats in it what was
+        /// signed, including session tokens.
         reason: String,
-        /// What it means.
+        /// The kind of error.
         kind: ErrorKind,
     },
-    /// It is not what was written.
+    /// The object is not what was written.
     #[error("object {name}: {source}")]
     Damaged {
         /// Its path in the object store.
         name: String,
-        /// Where and what.
+        /// What is damaged, and where.
         source: Arc<Damage>,
     },
 }
 
-/// What an object store's error means.
+/// The kind of an error of the object store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// There is no such object.
     NotFound,
-    /// The bucket does not exist, or the credentials do not suffice: repeating it is of no use
-    /// until somebody changes that.
+    /// The bucket does not exist, or the credentials do not suffice: a retry is useless until that
+    /// is changed.
     Refused,
-    /// Another try may succeed.
+    /// A retry may succeed.
     Failed,
 }
 
@@ -66,8 +66,8 @@ impl ObjectError {
             return Self::damaged(name, Damage { position: 0, reason });
         }
         let (mut reason, code) = in_words(&text);
-        // A client that got no answer says why only in the causes of its error: no certificate, no
-        // connection.
+        // If there was no response, the reason (a certificate, a connection) is only in the sources
+        // of the error.
         let mut told = text.clone();
         let mut cause = std::error::Error::source(error);
         while let Some(error) = cause {
@@ -78,8 +78,7 @@ impl ObjectError {
             }
             cause = error.source();
         }
-        // Not every request's error has the variant that its status means, and the status is in the
-        // text alone.
+        // Not every request returns the variant for its status, and the status is only in the text.
         let denied = ["status code: 401", "status code: 403"].iter().any(|it| text.contains(it));
         let kind = match (error, &code) {
             (_, Some(code)) if PERMANENT.contains(&code.as_str()) => ErrorKind::Refused,
@@ -101,7 +100,7 @@ impl ObjectError {
         Self::Store { name: name.into(), reason, kind: ErrorKind::Failed }
     }
 
-    /// A read has ended without a result, which only a panic explains.
+    /// Returns the error of a read that ended without a result, which only a panic explains.
     pub(crate) fn defect(name: &str) -> Self {
         Self::failed(name, "a read has ended without a result".into())
     }
@@ -118,19 +117,18 @@ impl ObjectError {
         matches!(self, Self::Store { kind: ErrorKind::Failed, .. })
     }
 
-    /// Whether a repetition is worth nothing until somebody has changed the bucket or the
-    /// credentials.
+    /// Whether a retry is useless until the bucket or the credentials are changed.
     pub fn is_permanent(&self) -> bool {
         matches!(self, Self::Store { kind: ErrorKind::Refused, .. })
     }
 
-    /// Whether the records in the object are lost: it is damaged, or not there. No repetition
-    /// brings them back.
+    /// Whether the records in the object are lost: it is damaged or missing. No retry brings them
+    /// back.
     pub fn is_loss(&self) -> bool {
         matches!(self, Self::Damaged { .. }) || self.is_not_found()
     }
 
-    /// The error without the object's name.
+    /// Returns the error without the object's name.
     pub fn reason(&self) -> String {
         match self {
             Self::Store { reason, .. } => reason.clone(),
@@ -139,17 +137,17 @@ impl ObjectError {
     }
 }
 
-/// Whether a range was asked for that lies beyond the end of an object. Objects are written once
-/// and in full, and ranges come from the catalog or the object's own index, so such an object was
-/// cut. `object_store` has no variant for it: local stores say it in words, others answer with
-/// status 416.
+/// Whether the requested range lies beyond the end of an object. Objects are written once and in
+/// full, and ranges come from the catalog or the object's own index, so such an object was
+/// truncated. `object_store` has no variant for this: local stores only have a text, others respond
+/// with status 416.
 fn is_beyond_the_end(error: &Error, text: &str) -> bool {
     let is_generic = matches!(error, Error::Generic { .. });
     is_generic
         && (text.contains("Requested range was invalid") || text.contains("status code: 416"))
 }
 
-/// What an error says, and its code. Of an answer in XML, code and message are all that is passed
+/// Returns the text of an error and its code. Of a response in XML only code and message are passed
 /// on.
 fn in_words(text: &str) -> (String, Option<String>) {
     let Some(at) = text.find('<') else { return (shortened(text), None) };
@@ -207,7 +205,8 @@ mod tests {
     #[error("{0}")]
     struct Cause(String, #[source] Option<Box<Cause>>);
 
-    /// Of a cause and what has caused it, the first text alone is in the text of the error.
+    /// Returns an error with a chain of sources, of which only the first text is in the text of the
+    /// error.
     fn caused(texts: [&str; 3]) -> ObjectError {
         let cause = texts
             .iter()

@@ -1,4 +1,4 @@
-//! Single flight: what several want at the same time is fetched once.
+//! Shared reads ("single flight"): what several readers want at the same time is fetched once.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -12,10 +12,10 @@ use tokio::task::AbortHandle;
 
 use crate::background::Background;
 
-/// Fetches under way, by what they bring; one may bring several things.
+/// Fetches in flight, by the keys that they fetch; one may fetch several.
 ///
-/// A fetch is a task that lives as long as anybody has its [`Flight`]: who joins and goes again
-/// leaves it to the others, and the last one to go ends it.
+/// A fetch is a task that runs as long as there is a [`Flight`] of it: a reader that leaves does
+/// not affect the others, and the task is cancelled when the last one leaves.
 pub(super) struct Flights<K, T> {
     under_way: Arc<Mutex<UnderWay<K, T>>>,
     background: Arc<Background>,
@@ -28,12 +28,12 @@ pub(super) struct UnderWay<K, T> {
 
 struct Known<T> {
     number: u64,
-    /// To join: dead once nobody is aboard.
+    /// For joining; dead once there is no flight of it.
     task: Weak<Task>,
     landed: watch::Receiver<Option<T>>,
 }
 
-/// Ends the task with its last owner.
+/// Cancels the task when it is dropped.
 struct Task(AbortHandle);
 
 impl Drop for Task {
@@ -42,7 +42,7 @@ impl Drop for Task {
     }
 }
 
-/// A place aboard.
+/// A reader's share of a fetch in flight.
 #[derive(Clone)]
 pub(crate) struct Flight<T> {
     task: Arc<Task>,
@@ -50,37 +50,37 @@ pub(crate) struct Flight<T> {
 }
 
 impl<T: Clone> Flight<T> {
-    /// What it has brought; `None` if its task has panicked or the runtime ends.
+    /// Waits for the result; `None` if the task has panicked or the runtime ends.
     pub(super) async fn landed(&mut self) -> Option<T> {
         self.landed.wait_for(Option::is_some).await.ok().and_then(|landed| landed.clone())
     }
 
-    /// Keep it going without an interest in the result.
+    /// Returns a handle that keeps the fetch running, without interest in the result.
     pub(crate) fn ticket(&self) -> Ticket {
         Ticket { _task: self.task.clone() }
     }
 }
 
-/// Keeps a [`Flight`] going, and nothing of what it has brought in memory.
+/// Keeps a [`Flight`] running, without keeping its result in memory.
 pub(crate) struct Ticket {
     _task: Arc<Task>,
 }
 
 impl<K: Copy + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> Flights<K, T> {
-    /// They fly in the background.
+    /// Creates an empty set; fetches run in the background.
     pub(super) fn new(background: Arc<Background>) -> Self {
         let under_way = UnderWay { by_key: HashMap::new(), next_number: 0 };
         Self { under_way: Arc::new(Mutex::new(under_way)), background }
     }
 
-    /// While it is locked no flight starts, and none is forgotten: what is neither here nor in the
-    /// cache is nowhere.
+    /// Locks the set. While it is locked, no fetch starts or completes: a key that is neither here
+    /// nor in the cache is nowhere.
     pub(super) fn lock(&self) -> MutexGuard<'_, UnderWay<K, T>> {
         self.under_way.lock()
     }
 
-    /// Start a flight that brings `keys`. Once `fetch` is done it is forgotten, so whatever is to
-    /// be found later has to be in a cache by then.
+    /// Starts a fetch of `keys`. It is removed when `fetch` is done, so by then `fetch` must have
+    /// put into a cache whatever is to be found later.
     pub(super) fn start(
         &self,
         under_way: &mut UnderWay<K, T>,
@@ -114,24 +114,24 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> Fli
 }
 
 impl<K: Copy + Eq + Hash, T: Clone> UnderWay<K, T> {
-    /// The flight that brings `key`, if there is one.
+    /// Joins the fetch of `key`, if there is one.
     pub(super) fn join(&self, key: &K) -> Option<Flight<T>> {
         let known = self.by_key.get(key)?;
         Some(Flight { task: known.task.upgrade()?, landed: known.landed.clone() })
     }
 
-    /// Whether there is a flight that brings `key`.
+    /// Whether there is a fetch of `key`.
     pub(super) fn has(&self, key: &K) -> bool {
         self.by_key.get(key).is_some_and(|known| known.task.strong_count() > 0)
     }
 }
 
-/// Forgets a flight when it has landed or was ended.
+/// Removes a fetch when it has completed or was cancelled.
 struct Forget<K: Copy + Eq + Hash, T> {
     under_way: Arc<Mutex<UnderWay<K, T>>>,
     keys: Vec<K>,
     number: u64,
-    /// [`Flights::start`] has done its work.
+    /// Set when [`Flights::start`] is done.
     started: Arc<AtomicBool>,
     starter: thread::ThreadId,
 }
@@ -139,13 +139,13 @@ struct Forget<K: Copy + Eq + Hash, T> {
 impl<K: Copy + Eq + Hash, T> Drop for Forget<K, T> {
     fn drop(&mut self) {
         // A runtime that shuts down drops a task within the call that spawns it, where this thread
-        // holds the lock. There is nothing to forget then.
+        // holds the lock. There is nothing to remove then.
         if !self.started.load(Ordering::Acquire) && thread::current().id() == self.starter {
             return;
         }
         let mut under_way = self.under_way.lock();
         for key in &self.keys {
-            // Another one may have started after this one was given up.
+            // Another fetch may have started after this one was cancelled.
             if under_way.by_key.get(key).is_some_and(|known| known.number == self.number) {
                 under_way.by_key.remove(key);
             }

@@ -1,4 +1,4 @@
-//! One ranged GET.
+//! A single ranged GET.
 
 use std::fs::File;
 use std::io;
@@ -13,16 +13,17 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use super::{ObjectError, Request, within};
 use crate::object::Damage;
 
-/// So much of a file is read at once: the kernel asks the disk for all of it, and what the log
-/// writes meanwhile stands behind it.
+/// Bytes of a file that are read at once: the kernel requests all of it from the disk, and the
+/// log's writes queue behind it.
 const READ_BYTES: usize = 256 << 10;
-/// A piece of a file that is as large is read to where it stays, with the rest of its first and of
-/// its last page; a smaller one is copied out of what was read.
+/// A piece of a file of at least this size is read into its final memory, together with the rest of
+/// its first and last page; a smaller one is copied out of what was read.
 const OWN_PAGES_BYTES: usize = 128 << 10;
 
-/// Neighbouring pieces of an object from `from` on, of these lengths; short ones where the object
-/// ends. Each is in memory of its own, and once: a piece that is kept must keep nothing else, but
-/// for the rest of three pages beside a large one, and a bound on bytes should be one on memory.
+/// Reads neighbouring pieces of an object from `from` on, of these lengths; shorter ones where the
+/// object ends. Each is in its own memory and copied once: keeping a piece must not keep anything
+/// else, except for the rest of three pages with a large one, so that bounds on bytes are bounds on
+/// memory.
 pub(super) async fn get(
     store: &dyn ObjectStore,
     name: &str,
@@ -30,15 +31,16 @@ pub(super) async fn get(
     lens: Vec<usize>,
 ) -> Result<Vec<Bytes>, ObjectError> {
     match try_get(store, name, from, lens.clone()).await {
-        // A connection that has died unnoticed is the likeliest reason, and the next one a new one.
+        // A connection that died unnoticed is the most likely reason, and the retry uses a new one.
         Err(error) if error.may_pass() => try_get(store, name, from, lens).await,
         answer => answer,
     }
 }
 
-/// What did not match its checksum was read once more, before it counts as damaged, which keeps
-/// readers out, and compaction until the next start: it may have been damaged on its way, and plain
-/// HTTP knows no better checksum than TCP's. What has come of that.
+/// Returns the result of a second read after the first one did not match its checksum. The data may
+/// have been damaged in transit, since plain HTTP has no better checksum than TCP's. Only after a
+/// second mismatch does an object count as damaged, which fails reads, and excludes it from object
+/// compaction until the next start.
 pub(super) fn read_again<T>(
     name: &str,
     damage: &Damage,
@@ -75,7 +77,7 @@ async fn try_get(
     within(Request::Get, name, request).await
 }
 
-/// Distribute a stream over the pieces.
+/// Distributes a stream over the pieces.
 async fn fill(
     mut chunks: BoxStream<'static, object_store::Result<Bytes>>,
     lens: Vec<usize>,
@@ -99,16 +101,16 @@ async fn fill(
     Ok(pieces)
 }
 
-/// Past the page cache, where the file system lets us: what was written past it is not there, and
-/// to read it into it first costs five times the processor time (`docs/benchmarks.md`, "Reading
-/// objects from files").
+/// Reads pieces of a file, bypassing the page cache where the file system allows it: objects are
+/// written past it, and reading them into it first costs five times the processor time
+/// (`docs/benchmarks.md`, "Reading objects from files").
 fn read_pieces(file: &File, from: u64, lens: &[usize]) -> io::Result<Vec<Bytes>> {
     let flags = fcntl_getfl(file)?;
     let is_direct = fcntl_setfl(file, flags | OFlags::DIRECT).is_ok();
     let read = || read_all(|pages, at, most| pages.read_more(file, at, most), from, lens);
     match read() {
-        // Of larger units than ours, it may be; or what came was short, and the rest begins within
-        // a page.
+        // The file system may need larger units, or a read was short and the rest begins within a
+        // page.
         Err(error) if is_direct && error.kind() == io::ErrorKind::InvalidInput => {
             fcntl_setfl(file, flags)?;
             read()
@@ -117,7 +119,7 @@ fn read_pieces(file: &File, from: u64, lens: &[usize]) -> io::Result<Vec<Bytes>>
     }
 }
 
-/// Read whole pages by `read_more`, which has the signature of [`FileBytes::read_more`].
+/// Reads whole pages with `read_more`, which has the signature of [`FileBytes::read_more`].
 fn read_all(
     read_more: impl Fn(&mut FileBytes, u64, usize) -> io::Result<usize>,
     from: u64,
@@ -146,7 +148,7 @@ fn read_large(
     while pages.len() < end {
         let wanted = (end - pages.len()).next_multiple_of(PAGE_BYTES).min(READ_BYTES);
         let at = first_page + pages.len() as u64;
-        // What is short is not the end yet: a signal may have come, or a network have a say.
+        // A short read is not necessarily the end: a signal or a network may be the reason.
         if read_more(&mut pages, at, wanted)? == 0 {
             break;
         }
@@ -155,7 +157,7 @@ fn read_large(
     Ok(Bytes::from(pages).slice(before.min(end)..end))
 }
 
-/// One step after the other, and copy the pieces out of them.
+/// Reads step by step, and copies the pieces out of the steps.
 fn read_small(
     read_more: impl Fn(&mut FileBytes, u64, usize) -> io::Result<usize>,
     from: u64,
@@ -165,7 +167,7 @@ fn read_small(
     let (mut at, mut before) = page(from);
     let mut left = before + lens.iter().sum::<usize>();
     let mut step = FileBytes::with_capacity(left.min(READ_BYTES));
-    // How much of the step was copied, or is not wanted.
+    // How much of the step was copied or is not wanted.
     let mut used = 0;
     let mut is_end = false;
     for len in lens {
@@ -192,7 +194,7 @@ fn read_small(
     Ok(())
 }
 
-/// Where the page begins that has this position, and how much lies before it there.
+/// Returns the start of the page with this position, and the number of bytes before it in the page.
 fn page(position: u64) -> (u64, usize) {
     let before = position % PAGE_BYTES as u64;
     (position - before, usize::try_from(before).expect("less than a page"))
@@ -202,7 +204,7 @@ fn page(position: u64) -> (u64, usize) {
 mod tests {
     use super::*;
 
-    /// Whether it is read past the page cache now.
+    /// Whether reads bypass the page cache now.
     fn is_direct(file: &File) -> bool {
         fcntl_getfl(file).unwrap().contains(OFlags::DIRECT)
     }
@@ -232,9 +234,9 @@ mod tests {
                 let there: Vec<Bytes> = there.collect();
                 let file = File::open(&path).unwrap();
                 assert!(read_pieces(&file, from as u64, &lens).unwrap() == there);
-                // Behind its end a file may refuse to be read directly.
+                // Behind its end a file may refuse direct reads.
                 assert!(at > len_bytes || is_direct(&file) == has_direct);
-                // Where the page cache has to serve.
+                // With the page cache.
                 let file = File::open(&path).unwrap();
                 let read = |pages: &mut FileBytes, at, most| pages.read_more(&file, at, most);
                 assert!(read_all(read, from as u64, &lens).unwrap() == there);

@@ -26,25 +26,25 @@ use super::{OBJECTS_DIRECTORY, OWNER_OBJECT};
 
 mod root;
 
-/// Longer than the writing of any object takes.
+/// Longer than writing any object takes.
 const UNFINISHED_AGE: Duration = Duration::from_secs(24 * 60 * 60);
-/// Written at a time.
+/// Bytes written at a time.
 const WRITE_BYTES: usize = 1 << 20;
-/// Given back to the file system at a time, when an object is deleted.
+/// Bytes released to the file system at a time when an object is deleted.
 const FREED_BYTES: u64 = 4 << 20;
-/// The least that any disk writes as a whole.
+/// The smallest unit that any disk writes atomically.
 const SECTOR_BYTES: usize = 512;
-/// Stands behind `#` in the names of files that are being deleted. Those of files that are being
+/// Follows `#` in the names of files that are being deleted. The numbers of files that are being
 /// written count from 1.
 const DELETED: u64 = u64::MAX;
 
-/// A local directory as an object store, created if it is not there. Its writes are on stable
-/// storage when they complete; `LocalFileSystem` does not do that by default, and the WAL is
-/// trimmed on the strength of it.
+/// Opens a local directory as an object store, and creates it if it does not exist. Its writes are
+/// on stable storage when they complete: `LocalFileSystem` does not ensure that by default, and the
+/// WAL is trimmed because of it.
 ///
 /// `LocalFileSystem` writes to a file next to the object, and neither lists nor opens such files.
-/// What a process that was killed has left of them is removed here: what it was writing when it is
-/// a day old, what it was deleting at once.
+/// Those left by a killed process are removed here: unfinished ones when they are a day old, hidden
+/// ones of a deletion at once.
 pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>> {
     let failed = |what: &str, error: io::Error| object_store::Error::Generic {
         store: "LocalFileSystem",
@@ -59,17 +59,18 @@ pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>> {
     Ok(Arc::new(Directory { files: Arc::new(files), root: Arc::new(root) }))
 }
 
-/// Writes objects in parts by itself: each part is on stable storage before the next one is
-/// written. `LocalFileSystem` would sync all of a file at its end, and what the kernel writes then,
-/// at the full speed of the disk, stands before the writes of a log on the same disk: with objects
-/// of 128 MiB, for 40 to 90 ms. And past the page cache, where the file system lets us: its pages
-/// cost more processor time than the writing, and push out what others have there, while the newest
-/// data are in the log cache anyhow.
+/// An object store in a directory that writes multipart objects and deletes objects in steps.
 ///
-/// Deletes objects in steps for the same reason: see [`free`]. An object is hidden before the first
-/// step, so that nobody meets one that is cut.
+/// Each part is on stable storage before the next one is written. `LocalFileSystem` would sync the
+/// whole file at its end; the kernel then writes at the full speed of the disk, and the writes of a
+/// log on the same disk wait: with objects of 128 MiB, for 40 to 90 ms. Writes bypass the page
+/// cache where the file system allows it: its pages cost more processor time than the writing and
+/// evict those of others, while the newest data is in the log cache anyway.
 ///
-/// Every request fails while another directory is in the place of this one; see [`Root`].
+/// Objects are deleted in steps for the same reason: see [`free`]. An object is hidden before the
+/// first step, so that a truncated one is never found.
+///
+/// Every request fails while another directory is in place of this one; see [`Root`].
 #[derive(Debug)]
 struct Directory {
     files: Arc<LocalFileSystem>,
@@ -102,7 +103,7 @@ impl ObjectStore for Directory {
             Err(error) if is_owner && is_no_space(&error) => {
                 let path = self.files.path_to_filesystem(to)?;
                 let overwritten = blocking(move || overwrite(&path, &Bytes::from(data))).await;
-                // If there is nothing to overwrite, say what was wrong at first.
+                // If there is nothing to overwrite, return the original error.
                 overwritten.map_err(|_| error)?;
                 Ok(PutResult { e_tag: None, version: None, extensions: Extensions::default() })
             }
@@ -141,10 +142,10 @@ impl ObjectStore for Directory {
             async move {
                 check(root).await?;
                 let path = files.path_to_filesystem(&name)?;
-                // Goes on when nobody waits for it any more: what is hidden nobody else finds
-                // before the next start.
+                // Continues if the caller is dropped: a hidden object is not found again before the
+                // next start.
                 if !tokio::spawn(remove(path)).await?? {
-                    // It says why, or does without.
+                    // It returns the error, or succeeds without hiding.
                     files.delete(&name).await?;
                 }
                 Ok(name)
@@ -176,7 +177,7 @@ impl ObjectStore for Directory {
     }
 }
 
-/// Whether the disk is full, or this user may have no more of it.
+/// Whether the disk is full or the quota of this user is used up.
 fn is_no_space(error: &object_store::Error) -> bool {
     use io::ErrorKind::{QuotaExceeded, StorageFull};
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
@@ -189,10 +190,10 @@ fn is_no_space(error: &object_store::Error) -> bool {
     false
 }
 
-/// Overwrite the owner object where it is, within the block that it has: deleting objects has to
-/// succeed on a disk that is full, and is preceded by a claim (`docs/format/catalog.md`, "Who owns
-/// the objects"). Both texts lie in one sector, which a disk writes as a whole, so a crash leaves
-/// the one or the other. White space takes the place of what a longer one has left.
+/// Overwrites the owner object in place, within its block: deleting objects must succeed on a full
+/// disk, and is preceded by a claim (`docs/format/catalog.md`, "Who owns the objects"). Both texts
+/// lie in one sector, which a disk writes atomically, so a crash leaves one or the other. White
+/// space replaces the rest of a longer text.
 fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
     let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
     let file = File::options().write(true).custom_flags(flags).open(path)?;
@@ -201,8 +202,8 @@ fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
         return Err(io::ErrorKind::StorageFull.into());
     }
     let present = present as usize;
-    // A crash between a new length and the text would leave a text that is cut. An object of an
-    // earlier build has no padding.
+    // A crash between a new length and the text would leave a truncated text. Objects of earlier
+    // builds have no padding.
     let text = text.trim_ascii_end();
     if present < text.len() {
         file.write_all_at(&vec![b' '; text.len() - present], present as u64)?;
@@ -214,11 +215,12 @@ fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Take an object's name away, for one that `LocalFileSystem` does not know. The new one, if that
-/// could be done; a directory is no object.
+/// Renames an object to a name that `LocalFileSystem` ignores. Returns the new name if that
+/// succeeded; a directory is not an object.
 ///
-/// Neither name is synced: after a power cut the object may have its old name, and be whole or cut.
-/// Who deletes it has noted before that it is not needed, and deletes it again.
+/// Neither name is synced: after a power cut the object may have its old name, and be whole or
+/// truncated. Before it deletes an object, the caller has recorded that the object is not needed,
+/// and deletes it again.
 async fn hide(path: PathBuf) -> Result<Option<PathBuf>> {
     let hide = move || {
         let mut hidden = path.clone().into_os_string();
@@ -230,13 +232,13 @@ async fn hide(path: PathBuf) -> Result<Option<PathBuf>> {
     blocking(hide).await
 }
 
-/// Hide an object, then remove it; whether it could be hidden. What a crash leaves of it is found
-/// by its name at the next start.
+/// Hides an object and then removes it; returns whether it could be hidden. Remains after a crash
+/// are found by their name at the next start.
 async fn remove(path: PathBuf) -> Result<bool> {
     let Some(hidden) = hide(path).await? else { return Ok(false) };
     free(hidden.clone()).await?;
     let remove = move || match std::fs::remove_file(hidden) {
-        // Another process has opened the directory meanwhile, and has done it.
+        // Another process has opened the directory meanwhile and removed it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         removed => removed,
     };
@@ -244,12 +246,13 @@ async fn remove(path: PathBuf) -> Result<bool> {
     Ok(true)
 }
 
-/// Give back what a file holds, from its end, resting after each step for as long as it took. A
-/// file system that is mounted with `discard` tells the disk what is free, and a disk that discards
-/// 128 MiB at once does nothing else meanwhile: the flushes of a log on it take 30 ms and more, and
-/// 4 ms beside steps of 4 MiB.
+/// Releases a file's space from its end, with a pause after each step that is as long as the step.
+/// A file system mounted with `discard` informs the disk about free space, and a disk that discards
+/// 128 MiB at once does nothing else meanwhile: flushes of a log on it take 30 ms and more, but 4
+/// ms with steps of 4 MiB.
 ///
-/// A file that has another name, a backup's say, is only unlinked, as is what cannot be cut.
+/// A file with another hard link, such as a backup's, is only unlinked, and so is one that cannot
+/// be truncated.
 async fn free(path: PathBuf) -> Result<()> {
     let open = move || {
         let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
@@ -274,16 +277,16 @@ async fn free(path: PathBuf) -> Result<()> {
 /// An object that is being written.
 #[derive(Debug)]
 struct Parts {
-    /// One part at a time. Those that wait hold no thread: there are few that may block, and who
-    /// reads needs them.
+    /// Parts are written one at a time. Those that wait occupy no thread: there are only a few that
+    /// may block, and readers need them.
     unfinished: Arc<Mutex<Unfinished>>,
-    /// Where the next part goes.
+    /// Position of the next part.
     next: u64,
 }
 
 impl Parts {
-    /// Once those before it are done. Dropped, what has begun goes on, and is waited for by who
-    /// comes next.
+    /// Runs `work` after the parts before it. If the future is dropped, work that has begun
+    /// continues, and the next call waits for it.
     fn with<W: FnOnce(&mut Unfinished) -> io::Result<()> + Send + 'static>(
         &self,
         work: W,
@@ -315,13 +318,13 @@ impl MultipartUpload for Parts {
     }
 }
 
-/// A file next to the object that it is to become, named as `LocalFileSystem` names them.
+/// A file next to the object that it will become, named as `LocalFileSystem` names them.
 #[derive(Debug)]
 struct Unfinished {
     file: File,
     /// The same file, for whole pages.
     direct: Option<File>,
-    /// What is written at a time.
+    /// Bytes to be written.
     buffer: AlignedBuf,
     path: PathBuf,
     becomes: PathBuf,
@@ -350,7 +353,7 @@ impl Unfinished {
         unreachable!("a directory holds fewer files")
     }
 
-    /// Write a part to stable storage.
+    /// Writes a part to stable storage.
     fn write(&mut self, mut at: u64, data: &PutPayload) -> io::Result<()> {
         let mut filled = 0;
         for mut piece in data.iter().map(|piece| &piece[..]) {
@@ -370,15 +373,15 @@ impl Unfinished {
         self.file.sync_data()
     }
 
-    /// Write the first bytes of the buffer: what is not whole pages, at the end of an object,
-    /// through the page cache.
+    /// Writes the first bytes of the buffer; a partial page at the end of an object goes through
+    /// the page cache.
     fn write_buffer(&mut self, at: u64, len: usize) -> io::Result<()> {
         let pages = if at.is_multiple_of(PAGE_BYTES as u64) { len - len % PAGE_BYTES } else { 0 };
         let mut written = 0;
         if let Some(direct) = self.direct.as_ref().filter(|_| pages > 0) {
             match direct.write_all_at(&self.buffer[..pages], at) {
                 Ok(()) => written = pages,
-                // Of larger units than ours, it may be.
+                // The file system may need larger units.
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => self.direct = None,
                 Err(error) => return Err(error),
             }
@@ -403,12 +406,13 @@ impl Unfinished {
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // What stays is found at some later start.
+        // A later start removes what remains.
         let _ = self.remove();
     }
 }
 
-/// Not every file system can; then everything goes through the page cache.
+/// Opens a file for direct writes. Not every file system supports it; then everything goes through
+/// the page cache.
 fn open_direct(path: &Path) -> Option<File> {
     let flags = rustix::fs::OFlags::DIRECT.bits().cast_signed();
     File::options().write(true).custom_flags(flags).open(path).ok()
@@ -423,11 +427,11 @@ async fn blocking<T: Send + 'static>(
     })
 }
 
-/// Create the directory and its parents, each on stable storage.
+/// Creates the directory and its parents, each on stable storage.
 fn create_durably(directory: &Path) -> io::Result<()> {
     match std::fs::create_dir(directory) {
         Ok(()) => {}
-        // Who has created it may have been killed before the sync.
+        // Its creator may have been killed before the sync.
         Err(_) if directory.is_dir() => {}
         Err(error) => {
             let parent = directory.parent().filter(|parent| !parent.exists());
@@ -439,8 +443,8 @@ fn create_durably(directory: &Path) -> io::Result<()> {
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// What processes that were killed have left under hidden names. The last steps of their deletions
-/// are one here: nobody waits for a log yet.
+/// Removes files with hidden names that killed processes left behind. Their deletions take a single
+/// step here: no log is waiting yet.
 fn remove_left_behind(directory: &Path) -> io::Result<()> {
     let all = directory.join(OBJECTS_DIRECTORY);
     if !all.exists() {
@@ -459,7 +463,7 @@ fn remove_left_behind(directory: &Path) -> io::Result<()> {
             match removed {
                 Ok(true) => tracing::info!("removed {}, which was left", file.path().display()),
                 Ok(false) => {}
-                // A process that is running was at it.
+                // A running process was removing it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }

@@ -38,13 +38,12 @@ pub use survey::{Orphan, Survey, Wrong, survey};
 pub use whole::{StoredObject, list_objects, object_size};
 pub(crate) use write::Writer;
 
-/// The objects of all stores lie under it, each store's in a directory of its own.
+/// Parent directory of the objects of all stores; each store has its own directory in it.
 pub(crate) const OBJECTS_DIRECTORY: &str = "streams";
-/// Who owns the objects of a WAL, next to them.
+/// Name of the object that records the owner of a WAL's objects, next to them.
 pub(crate) const OWNER_OBJECT: &str = "owner";
 
-/// The way to the object store on behalf of one cause: requests are counted there, and bytes wait
-/// for their turn.
+/// Access to the object store for one request class: it counts requests and limits the bandwidth.
 #[derive(Clone, Copy)]
 pub(crate) struct Way<'a> {
     pub(crate) store: &'a dyn ObjectStore,
@@ -53,47 +52,48 @@ pub(crate) struct Way<'a> {
 }
 
 impl Way<'_> {
-    /// Wait until so many bytes may be on their way.
+    /// Waits until this number of bytes may be transferred.
     async fn acquire(&self, bytes: u64) {
         self.bandwidth.acquire(self.cause, bytes).await;
     }
 }
 
-/// What is asked of the object store; how long an answer may take depends on it.
+/// The kinds of requests to the object store, which have different deadlines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// Up to 8 MiB, and somebody is waiting for them.
+    /// Reads up to 8 MiB that are being waited for.
     Get,
-    /// A small object.
+    /// Writes a small object.
     Put,
-    /// The begin of a large object.
+    /// Begins a large object.
     Begin,
-    /// A part of a large object. The client of a remote store repeats it in that time.
+    /// Writes a part of a large object. The client of a remote store retries within the deadline.
     Part,
-    /// The end of a large object.
+    /// Completes a large object.
     Complete,
-    /// The parts of a large object are not needed.
+    /// Discards the parts of a large object.
     Abort,
-    /// The next page of a listing.
+    /// Returns the next page of a listing.
     List,
-    /// One object.
+    /// Deletes one object.
     Delete,
 }
 
 impl Request {
-    /// A request that has no answer after so long has failed, whatever becomes of it.
+    /// Returns the time after which a request without a response has failed, whatever happens to it
+    /// later.
     fn deadline(self) -> Duration {
         Duration::from_secs(match self {
             Self::Get => 15,
             Self::Begin | Self::Abort | Self::List | Self::Delete => 30,
             Self::Put | Self::Part => 60,
-            // Flushing a large object to a slow disk.
+            // Includes flushing a large object to a slow disk.
             Self::Complete => 300,
         })
     }
 }
 
-/// The answer to a request about `name`, or an error if it does not come.
+/// Waits for the response to a request about `name`; fails after its deadline.
 pub(crate) async fn within<T>(
     request: Request,
     name: &str,
@@ -106,11 +106,11 @@ pub(crate) async fn within<T>(
     }
 }
 
-/// Ask an object store whether it can be used: for what it holds, of the store with this WAL if
-/// there is one, up to the first name that `is_known`. Whether there is one.
+/// Checks whether an object store is usable, by listing the objects of the store with this WAL, or
+/// of all stores, up to the first name that `is_known`. Returns whether there is one.
 ///
 /// # Errors
-/// What any other request would meet now; see [`ObjectError::is_permanent`].
+/// The error that any other request would get now; see [`ObjectError::is_permanent`].
 pub async fn try_objects(
     store: &dyn ObjectStore,
     wal_id: Option<Uuid>,

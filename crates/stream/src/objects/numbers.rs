@@ -1,32 +1,32 @@
-//! What is counted of reads from objects.
+//! Counters of reads from objects.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::types::Batch;
 
-/// Reads from objects, since the start.
+/// Statistics of reads from objects since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadStats {
-    /// Ranged GETs begun, of blocks and of indexes.
+    /// Ranged GETs started, for blocks and indexes.
     pub gets: u64,
-    /// Bytes that they asked for.
+    /// Bytes requested by them.
     pub get_bytes: u64,
-    /// Indexes and blocks that could not be read: no answer, not there, or damaged.
+    /// Indexes and blocks that could not be read: no response, missing, or damaged.
     pub failures: u64,
-    /// Payload of the batches that readers were given from objects, from memory or not.
+    /// Bytes of payload returned to readers from objects, from memory or not.
     pub returned_bytes: u64,
-    /// Blocks that were wanted, and in memory.
+    /// Requested blocks that were in memory.
     pub hits: u64,
-    /// Blocks that were wanted, and waited for.
+    /// Requested blocks that were waited for.
     pub misses: u64,
-    /// Bytes of blocks that were read ahead, and then wanted.
+    /// Bytes of blocks that were read ahead and then requested.
     pub ahead_used_bytes: u64,
-    /// Bytes of blocks that were read ahead, and left the memory before anybody wanted them.
+    /// Bytes of blocks that were read ahead and evicted without having been requested.
     pub ahead_wasted_bytes: u64,
-    /// Bytes of blocks that are being read ahead, or were and nobody has wanted yet.
+    /// Bytes of blocks that are being read ahead, or were and have not been requested yet.
     pub ahead_unread_bytes: u64,
-    /// Reads that wait for the object store now.
+    /// Reads that are waiting for the object store now.
     pub waiting: u64,
 }
 
@@ -72,7 +72,7 @@ impl ReadNumbers {
         self.ahead_unread_bytes.load(Ordering::Relaxed)
     }
 
-    /// A read waits until this is dropped.
+    /// Counts a waiting read until the result is dropped.
     pub(super) fn waiting(&self) -> Waiting<'_> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         Waiting(self)
@@ -103,7 +103,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// A block that is read ahead: counts as unread until somebody wants it, or it is dropped.
+/// A block that is read ahead. It counts as unread until it is requested or dropped.
 pub(super) struct Ahead {
     numbers: Arc<ReadNumbers>,
     len_bytes: u64,
@@ -130,7 +130,7 @@ impl Ahead {
         self
     }
 
-    /// Somebody wants it. Whether nobody did before.
+    /// Records that the block was requested; returns whether this is the first request.
     pub(super) fn wanted(&self) -> bool {
         let is_first = self.unread.swap(false, Ordering::Relaxed);
         if is_first {

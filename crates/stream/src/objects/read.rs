@@ -1,5 +1,5 @@
-//! Reading: verified blocks and indexes, a cache of them in memory and one on disk, and a bound on
-//! what is on its way. How late readers keep out of the way of everybody else:
+//! Reading objects: verified blocks and indexes, a cache of them in memory and one on disk, and a
+//! bound on the bytes in flight. How cold reads avoid disturbing other traffic:
 //! `docs/cold-reads.md`.
 
 mod load;
@@ -32,11 +32,11 @@ use staged::Staged;
 
 /// One GET fetches neighbouring blocks up to this size.
 pub(crate) const READ_BYTES: u64 = 8 << 20;
-/// The share of the cache for what was read more than once. The rest is for what is new, which has
-/// to stay until it is read by who follows a first reader. (The policy's own default leaves 3 % for
-/// that.)
+/// The share of the cache for blocks that were read more than once. The rest is for new blocks,
+/// which must stay until the readers that follow a first reader have read them. (The policy's own
+/// default leaves 3 % for that.)
 const HOT_SHARE: f64 = 0.5;
-/// One permit of the bound on what is on its way.
+/// Bytes per permit of the bound on bytes in flight.
 const ROOM_UNIT_BYTES: u64 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,11 +52,11 @@ enum Cached {
     Block(Arc<Decoded>),
 }
 
-/// The batches of a block, verified.
+/// The verified batches of a block.
 pub(crate) struct Decoded {
     pub(crate) batches: Vec<Batch>,
     len_bytes: u32,
-    /// If nobody has asked for it before it was fetched.
+    /// Set if it was read ahead, before any request.
     ahead: Option<Ahead>,
 }
 
@@ -74,19 +74,19 @@ impl Weighter<Key, Cached> for ByBytes {
     }
 }
 
-/// What a GET has brought, as long as somebody is about to take it.
+/// The result of a GET, until all of its readers have taken it.
 struct Landed {
     parts: Vec<(Key, Result<Cached, ObjectError>)>,
-    /// Of the bound on what is on its way.
+    /// Permits of the bound on bytes in flight.
     _room: OwnedSemaphorePermit,
 }
 
 type Landing = Result<Arc<Landed>, ObjectError>;
 
-/// What reading ahead has been granted before it begins.
+/// What read-ahead was granted before it begins.
 struct Spare {
     room: OwnedSemaphorePermit,
-    /// Of the bandwidth. 0 for what seems to be on disk.
+    /// Bytes of bandwidth granted; 0 for blocks that seem to be on disk.
     granted_bytes: u64,
     ahead: Vec<Ahead>,
 }
@@ -101,41 +101,44 @@ struct Core {
     stores: CountedStores,
     cache: Cache<Key, Cached, ByBytes>,
     cache_bytes: u64,
-    /// A part of the memory that the cache would have without it: so much as may be read ahead.
+    /// Blocks that were read ahead. Their memory is taken from the cache's: the amount that may be
+    /// read ahead.
     staged: Staged,
     disk: Option<DiskCache>,
     flights: Flights<Key, Landing>,
     background: Arc<Background>,
-    /// For what is on its way, in units of [`ROOM_UNIT_BYTES`]. First come, first served.
+    /// Permits for bytes in flight, in units of [`ROOM_UNIT_BYTES`]. First come, first served.
     room: Arc<Semaphore>,
     room_units: u32,
-    /// Bound on what was read ahead and is on its way or unread.
+    /// Bound on blocks read ahead that are in flight or unread.
     ahead_bytes: u64,
     bandwidth: Bandwidth,
     numbers: Arc<ReadNumbers>,
     losses: Arc<Losses>,
 }
 
-/// Completes when a reader has waited enough. After that it is not polled again.
+/// Completes when a reader stops waiting. It is not polled again after that.
 pub(crate) type Enough<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send + 'a)>;
 
 /// What was read of an object.
 #[derive(Default)]
 pub(crate) struct Part {
     pub(crate) batches: Vec<Batch>,
-    /// The reader had waited enough before this had come. It goes on as long as it is kept.
+    /// The fetch that the reader stopped waiting for. It runs as long as this is kept.
     pub(crate) late: Option<Ticket>,
 }
 
-/// Something to wait for was there in time, or it was not.
+/// The result of waiting with a deadline.
 enum Timely<T> {
     Here(T),
     Late(Ticket),
 }
 
 impl Objects {
+    /// Creates the reader.
+    ///
     /// # Errors
-    /// There can be no threads for late reads.
+    /// The threads for cold reads cannot be started.
     pub(crate) fn new(
         store: &Arc<dyn ObjectStore>,
         options: &Options,
@@ -146,8 +149,8 @@ impl Objects {
         let cache_bytes = options.block_cache_bytes - ahead_bytes;
         let expected_items =
             usize::try_from(cache_bytes >> 18).unwrap_or(usize::MAX).clamp(16, 1 << 20);
-        // One shard: a block may be as large as the share of a shard, and nobody holds the lock for
-        // long.
+        // One shard: a block may be as large as the share of a shard, and the lock is held only
+        // briefly.
         let cache_options = OptionsBuilder::new()
             .shards(1)
             .estimated_items_capacity(expected_items)
@@ -180,12 +183,12 @@ impl Objects {
         Ok(Self { core: Arc::new(core) })
     }
 
-    /// Whoever moves many bytes to or from the object store goes this way.
+    /// Returns the access to the object store for transfers of many bytes.
     pub(crate) fn way(&self, cause: Cause) -> Way<'_> {
         Way { store: self.store(cause), bandwidth: &self.core.bandwidth, cause }
     }
 
-    /// For requests that are made for this.
+    /// Returns the object store for requests of this class.
     pub(crate) fn store(&self, cause: Cause) -> &dyn ObjectStore {
         self.core.stores.get(cause)
     }
@@ -194,7 +197,7 @@ impl Objects {
         self.core.stores.requests()
     }
 
-    /// Where late reads run, and what else may wait.
+    /// Returns where cold reads and other background work run.
     pub(crate) fn background(&self) -> &Background {
         &self.core.background
     }
@@ -211,14 +214,14 @@ impl Objects {
         self.core.disk.as_ref().map(DiskCache::stats).unwrap_or_default()
     }
 
-    /// Close the disk cache. Reads go on without it.
+    /// Closes the disk cache. Reads continue without it.
     pub(crate) async fn close(&self) {
         if let Some(disk) = &self.core.disk {
             disk.close().await;
         }
     }
 
-    /// Delete an object; one that is not there counts as deleted.
+    /// Deletes an object; a missing one counts as deleted.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), ObjectError> {
         let path = name.into();
         let deleted = self.store(Cause::CleanUp).delete(&path);
@@ -228,7 +231,7 @@ impl Objects {
         }
     }
 
-    /// The blocks that hold `stream`, in offset order.
+    /// Returns the blocks of `stream`, in offset order.
     pub(crate) async fn blocks(
         &self,
         object: &Arc<ObjectInfo>,
@@ -273,7 +276,7 @@ impl Objects {
                 },
                 Ok(Timely::Late(ticket)) => return Ok(Timely::Late(ticket)),
                 Err(error) if last_try => return Err(error),
-                // It may have been in trouble for longer than this reader is here.
+                // The failed fetch may have begun long before this reader came.
                 Err(_) => last_try = true,
             }
         }
@@ -286,7 +289,7 @@ impl Objects {
         }
     }
 
-    /// The batches of one block.
+    /// Returns the batches of one block.
     pub(crate) async fn block(
         &self,
         object: &Arc<ObjectInfo>,
@@ -298,7 +301,8 @@ impl Objects {
         }
     }
 
-    /// The first of `blocks`, and those after it that the same GET brought or the cache had.
+    /// Returns the first of `blocks`, and those after it that the same GET fetched or the cache
+    /// had.
     async fn read(
         &self,
         object: &Arc<ObjectInfo>,
@@ -341,8 +345,8 @@ impl Objects {
                                 core.wanted(key, &decoded);
                                 run.push(decoded);
                             }
-                            // What lies before the damage can be read; who goes on from there meets
-                            // it first.
+                            // The blocks before the damage can be read; a reader that continues
+                            // from there gets the error first.
                             Err(error) if run.is_empty() => return Err(error),
                             _ => break,
                         }
@@ -351,14 +355,14 @@ impl Objects {
                 }
                 Ok(Timely::Late(ticket)) => return Ok(Timely::Late(ticket)),
                 Err(error) if last_try => return Err(error),
-                // It may have been for something else that somebody else wants, or for nobody.
+                // The failed fetch may have been for other blocks, or have had no reader at first.
                 Err(_) => last_try = true,
             }
         }
     }
 
-    /// Wait for a flight, until it is enough: unless it brings something that the cache cannot
-    /// keep until somebody comes back for it.
+    /// Waits for a fetch until the reader's deadline. The deadline is ignored for data that the
+    /// cache cannot keep until the reader comes back for it.
     async fn wait(
         &self,
         name: &str,
@@ -379,9 +383,9 @@ impl Objects {
         landed.unwrap_or_else(|| Err(ObjectError::defect(name))).map(Timely::Here)
     }
 
-    /// Batches of `stream` that end after `from`, as far as the budget goes, until the reader has
-    /// waited enough, or to what cannot be read; an error only if that comes first. They keep at
-    /// most twice the memory of their payload.
+    /// Returns batches of `stream` that end after `from`, up to the budget, the reader's deadline,
+    /// or data that cannot be read; fails only if the latter comes first. They keep at most twice
+    /// the memory of their payload alive.
     pub(crate) async fn fetch(
         &self,
         object: &Arc<ObjectInfo>,
@@ -398,8 +402,8 @@ impl Objects {
         let blocks = blocks.after(from);
         let mut next = 0;
         while next < blocks.len() && !budget.is_spent() {
-            // A block is not fetched for what is left of the budget if hardly one of its batches
-            // would fit.
+            // A block is not fetched for the rest of the budget if hardly one of its batches would
+            // fit.
             let a_batch_bytes = (blocks[next].len_bytes / blocks[next].entries) as usize;
             if budget.left_bytes() < a_batch_bytes
                 && self.core.cached_block(object.id, &blocks[next]).is_none()
@@ -407,7 +411,7 @@ impl Objects {
             {
                 break;
             }
-            // Read no further than the budget reaches: a block's bytes are nearly all payload.
+            // Do not read beyond the budget: a block's bytes are nearly all payload.
             let mut ahead = 0;
             let wanted = blocks[next..].iter().take_while(|block| {
                 let wanted = ahead == 0 || ahead < budget.left_bytes();
@@ -434,7 +438,8 @@ impl Objects {
         Ok(part)
     }
 
-    /// The object of this range is whole, and has none of it: it is not what the catalog says.
+    /// Returns the error for an intact object that has nothing of this range and so contradicts the
+    /// catalog.
     pub(crate) fn missing(&self, range: &Range) -> ObjectError {
         let (position, (start, end)) = (range.object.index_position, (range.start, range.end));
         let reason =
@@ -442,7 +447,7 @@ impl Objects {
         self.core.damaged(&range.object, Damage { position, reason })
     }
 
-    /// What [`Self::fetch`] would give, as far as it is in the cache.
+    /// Returns what [`Self::fetch`] would, as far as it is in the cache.
     pub(crate) fn fetch_cached(
         &self,
         object: &ObjectInfo,
@@ -466,14 +471,14 @@ impl Objects {
         part.batches
     }
 
-    /// Whether reading ahead makes sense: what it brings must find a place.
+    /// Whether read-ahead is possible: there must be memory for its blocks.
     pub(crate) fn reads_ahead(&self) -> bool {
         self.core.ahead_bytes > 0
     }
 
-    /// Fetch those of `blocks` that are neither here nor on their way, as far as it costs nobody
-    /// anything: with spare room and spare bandwidth. Returns how many of the blocks are taken care
-    /// of, and what is on its way: as long as the futures are kept.
+    /// Fetches those of `blocks` that are neither cached nor in flight, as far as spare memory and
+    /// bandwidth allow. Returns the number of blocks that are taken care of, and the fetches, which
+    /// run as long as the futures are kept.
     pub(crate) fn fetch_ahead(
         &self,
         object: &Arc<ObjectInfo>,
@@ -506,7 +511,7 @@ impl Objects {
 }
 
 impl Core {
-    /// Keep a block that was fetched.
+    /// Caches a block that was fetched.
     fn keep(&self, key: Key, decoded: &Arc<Decoded>) {
         match decoded.ahead {
             None => self.cache.insert(key, Cached::Block(decoded.clone())),
@@ -514,8 +519,8 @@ impl Core {
         }
     }
 
-    /// Somebody wants a block. One that was read ahead is in the cache from then on, as if it had
-    /// been fetched now.
+    /// Records a request for a block. One that was read ahead moves to the cache, as if it was
+    /// fetched now.
     fn wanted(&self, key: Key, decoded: &Arc<Decoded>) {
         if decoded.ahead.as_ref().is_some_and(Ahead::wanted) {
             self.cache.insert(key, Cached::Block(decoded.clone()));
@@ -535,9 +540,9 @@ impl Core {
         self.disk.as_ref().is_some_and(|disk| disk.may_have(&object.name, block.position))
     }
 
-    /// How many blocks from the first on one GET is to bring, or the disk: a stream's blocks are
-    /// neighbours in the object. Not both, so that nobody waits for the object store who wants what
-    /// is on disk.
+    /// Returns how many blocks, from the first on, one GET or the disk is to read: a stream's
+    /// blocks are neighbours in the object. The two are not mixed, so that a reader of blocks on
+    /// disk does not wait for the object store.
     fn run(
         &self,
         under_way: &UnderWay<Key, Landing>,
@@ -558,8 +563,8 @@ impl Core {
         blocks.iter().take_while(|block| is_missing(block) && fits(block)).count()
     }
 
-    /// A flight for the first of `blocks`, which is missing, and for those after it that one GET
-    /// can bring.
+    /// Starts a fetch for the first of `blocks`, which is missing, and for those after it that fit
+    /// into the same GET.
     fn start(
         self: &Arc<Self>,
         under_way: &mut UnderWay<Key, Landing>,
@@ -578,8 +583,8 @@ impl Core {
         room.expect("the semaphore is never closed")
     }
 
-    /// What it takes to read a run of blocks ahead, if nobody else needs it: a half is left to
-    /// those who wait for what they read.
+    /// Reserves what it takes to read a run of blocks ahead, if it is not needed otherwise: half of
+    /// it is left for reads that are being waited for.
     fn spare(&self, object: &ObjectInfo, run: &[Block]) -> Option<Spare> {
         let len_bytes = span_bytes(run);
         let missing_bytes =
@@ -613,14 +618,14 @@ impl Landed {
     }
 }
 
-/// Blocks that were read, and what keeps their room.
+/// Blocks that were read, and what holds their permits.
 struct Run {
     blocks: Vec<Arc<Decoded>>,
     _landed: Option<Arc<Landed>>,
 }
 
 impl Part {
-    /// Take what is visible and fits.
+    /// Takes batches that are visible and fit into the budget.
     fn take(&mut self, block: &Decoded, from: StreamOffset, budget: &mut Budget) {
         let visible = block.batches.iter().filter(|batch| batch.end() > from);
         let fitting = visible.take_while(|batch| budget.take(batch.payload.len()));
@@ -638,7 +643,7 @@ fn keys(object: ObjectId, blocks: &[Block]) -> Vec<Key> {
     blocks.iter().map(|block| Key::Block(object, block.position)).collect()
 }
 
-/// From the beginning of the first block to the end of the last one.
+/// Returns the length from the beginning of the first block to the end of the last one.
 fn span_bytes(blocks: &[Block]) -> u64 {
     blocks[blocks.len() - 1].position_end() - blocks[0].position
 }
@@ -649,7 +654,8 @@ fn units(bytes: u64) -> u32 {
 
 /// The blocks of one stream in one object.
 pub(crate) struct StreamBlocks {
-    /// The object's, if at least half of it is of the stream, or else that part of it.
+    /// The object's index if at least half of it is of the stream, otherwise the stream's part of
+    /// it.
     index: Arc<Vec<Block>>,
     blocks: ops::Range<usize>,
 }
@@ -658,22 +664,22 @@ impl StreamBlocks {
     fn new(index: Arc<Vec<Block>>, stream: StreamId) -> Self {
         let first = index.partition_point(|block| block.stream < stream);
         let end = index.partition_point(|block| block.stream <= stream);
-        // A reader that waits must not keep what others have in the object: it is in no bound once
-        // the cache has dropped it.
+        // A waiting reader must not keep other streams' parts of the index alive: they count in no
+        // bound once the cache has evicted the index.
         if 2 * (end - first) < index.len() {
             return Self { index: Arc::new(index[first..end].to_vec()), blocks: 0..end - first };
         }
         Self { index, blocks: first..end }
     }
 
-    /// Those that end after `from`.
+    /// Returns the blocks that end after `from`.
     pub(crate) fn after(&self, from: StreamOffset) -> &[Block] {
         let blocks = &self.index[self.blocks.clone()];
         &blocks[blocks.partition_point(|block| block.end <= from)..]
     }
 }
 
-/// The payload that a fetch may still return: the first batch always fits.
+/// The payload that a fetch may still return; the first batch always fits.
 pub(crate) struct Budget {
     left_bytes: usize,
     first: bool,
@@ -684,7 +690,7 @@ impl Budget {
         Self { left_bytes: max_bytes, first: true }
     }
 
-    /// Whether a batch of this size may be returned.
+    /// Takes the size of a batch from the budget; returns false if it does not fit.
     pub(crate) fn take(&mut self, len_bytes: usize) -> bool {
         if !self.first && (self.left_bytes == 0 || len_bytes > self.left_bytes) {
             self.left_bytes = 0;
@@ -695,7 +701,7 @@ impl Budget {
         true
     }
 
-    /// Spend what is left, unless nothing was taken yet. Whether that was done.
+    /// Spends the rest, unless nothing was taken yet. Returns whether it did.
     pub(crate) fn close(&mut self) -> bool {
         if !self.first {
             self.left_bytes = 0;

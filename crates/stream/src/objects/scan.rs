@@ -1,4 +1,4 @@
-//! Reading chosen blocks of an object once, in order, past the cache: for compaction.
+//! Reads chosen blocks of an object once, in order, without the cache: for object compaction.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use crate::catalog::ObjectInfo;
 use crate::object::{self, Block, Damage};
 use crate::types::Batch;
 
-/// One GET fetches neighbouring blocks up to this size: what a scan holds in memory, beside the
-/// index. Compaction has eight of them at a time, and nobody waits for it: twice the size would
+/// One GET fetches neighbouring blocks up to this size, which a scan holds in memory in addition to
+/// the index. Object compaction has eight scans at a time and is not urgent: twice the size would
 /// save half of its GETs, which cost less than its parts, and take 16 MiB more.
 const SPAN_BYTES: u64 = 2 << 20;
 
-/// The index of `object`, verified.
+/// Returns the verified index of `object`.
 pub(crate) async fn index(way: Way<'_>, object: &ObjectInfo) -> Result<Vec<Block>, ObjectError> {
     match read_index(way, object).await? {
         Ok(blocks) => Ok(blocks),
@@ -37,23 +37,23 @@ async fn read_index(
     Ok(object::decode_index(object.index_position, &bytes, object.index_crc32c))
 }
 
-/// Goes through blocks of one object.
+/// A scan over blocks of one object.
 pub(crate) struct Scan<'a> {
     way: Way<'a>,
     object: Arc<ObjectInfo>,
-    /// Not read yet.
+    /// Blocks to be read.
     blocks: VecDeque<Block>,
-    /// Read, and not handed out yet.
+    /// Blocks that were read and not returned yet.
     span: VecDeque<(Block, Bytes)>,
 }
 
 impl<'a> Scan<'a> {
-    /// `blocks` are of `object`, in order.
+    /// Creates a scan of `blocks`, which are of `object` and in order.
     pub(crate) fn new(way: Way<'a>, object: Arc<ObjectInfo>, blocks: VecDeque<Block>) -> Self {
         Self { way, object, blocks, span: VecDeque::new() }
     }
 
-    /// The next block's batches, verified; `None` after the last.
+    /// Returns the next block's verified batches; `None` after the last one.
     pub(crate) async fn next(&mut self) -> Result<Option<Vec<Batch>>, ObjectError> {
         if self.span.is_empty() {
             self.read().await?;
@@ -70,12 +70,12 @@ impl<'a> Scan<'a> {
         Ok(Some(batches))
     }
 
-    /// The next block to be handed out.
+    /// Returns the next block without reading it.
     pub(crate) fn peek(&self) -> Option<&Block> {
         self.span.front().map(|(block, _)| block).or_else(|| self.blocks.front())
     }
 
-    /// Whether the next block has to be fetched.
+    /// Whether the next block must be fetched first.
     pub(crate) fn is_dry(&self) -> bool {
         self.span.is_empty() && !self.blocks.is_empty()
     }
@@ -97,7 +97,8 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// As many pieces as `lens`. What is missing at the end is found by the blocks' checks.
+    /// Reads as many pieces as `lens` has. If the object ends too early, the checks of the blocks
+    /// find it.
     async fn get(&self, from: u64, lens: Vec<usize>) -> Result<Vec<Bytes>, ObjectError> {
         self.way.acquire(lens.iter().map(|len| *len as u64).sum()).await;
         get(self.way.store, &self.object.name, from, lens).await

@@ -1,4 +1,4 @@
-//! Holding what an object store has against a catalog: for tools, while no server runs.
+//! Comparison of an object store with a catalog: for tools, while no server runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
@@ -11,18 +11,18 @@ use crate::catalog::{ObjectInfo, Snapshot};
 use crate::types::ObjectId;
 use crate::upload::{object_id, object_prefix};
 
-/// Where an object store and a catalog differ.
+/// Differences between an object store and a catalog.
 #[derive(Debug, Default)]
 pub struct Survey {
-    /// Objects that are there as the catalog says.
+    /// Number of objects that match the catalog.
     pub right: usize,
-    /// Objects that the catalog does not know, by name.
+    /// Objects that the catalog does not record, by name.
     pub orphans: Vec<Orphan>,
-    /// Objects that the catalog names and that are not there, or not with that size.
+    /// Objects in the catalog that are missing or have another size.
     pub wrong: Vec<Wrong>,
 }
 
-/// An object that the catalog does not know.
+/// An object that the catalog does not record.
 #[derive(Debug)]
 pub struct Orphan {
     /// Its path in the object store.
@@ -31,24 +31,24 @@ pub struct Orphan {
     pub size_bytes: u64,
     /// When it was written, by the object store's clock.
     pub written: SystemTime,
-    /// Whether its number was given out before the catalog's last commit of an object. If not, a
-    /// later catalog than this one may know it.
+    /// Whether its number was assigned before the catalog's last commit of an object. If not, a
+    /// later catalog than this one may record it.
     pub is_past: bool,
 }
 
-/// An object that is not as the catalog says.
+/// An object that differs from its entry in the catalog.
 #[derive(Debug)]
 pub struct Wrong {
-    /// What the catalog says.
+    /// Its entry in the catalog.
     pub object: ObjectInfo,
-    /// Its length, if it is there.
+    /// Its length, if it exists.
     pub found_bytes: Option<u64>,
     /// Whether a stream has records in it. If not, it is about to be deleted, or was.
     pub is_needed: bool,
 }
 
-/// List the objects of the store whose catalog holds `snapshot`. A catalog that belongs to no WAL
-/// yet has none.
+/// Compares the objects of a store with the `snapshot` of its catalog. A catalog that is not bound
+/// to a WAL has no objects.
 ///
 /// # Errors
 /// The object store cannot be listed.

@@ -1,4 +1,4 @@
-//! Reading an object without its catalog, piece by piece: for tools.
+//! Reads an object without its catalog, piece by piece: for tools.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,15 +16,15 @@ use crate::object::{self, Block, Damage, FOOTER_BYTES, HEADER_BYTES};
 /// One GET fetches neighbouring blocks up to this size.
 const SPAN_BYTES: u64 = 4 << 20;
 
-/// An object in an object store, of which header, footer and index were read and verified.
+/// An object in an object store whose header, footer and index were read and verified.
 pub struct StoredObject {
     store: Arc<dyn ObjectStore>,
     location: Path,
     /// Its length.
     pub size_bytes: u64,
-    /// Random, also in the object's name.
+    /// A random number that is also in the object's name.
     pub nonce: Uuid,
-    /// Where its index starts.
+    /// Position of its index.
     pub index_position: u64,
     /// Length of its index.
     pub index_bytes: u64,
@@ -41,8 +41,8 @@ impl fmt::Debug for StoredObject {
 }
 
 impl StoredObject {
-    /// Read header, footer and index of the object at `location`. If its name states a nonce, it
-    /// has to be the object's.
+    /// Reads header, footer and index of the object at `location`. If its name states a nonce, it
+    /// must be the object's.
     ///
     /// # Errors
     /// It cannot be read, or one of these parts is damaged.
@@ -75,9 +75,9 @@ impl StoredObject {
         })
     }
 
-    /// Read all blocks and check every entry, in at most 4 MiB of memory, or that of a larger
-    /// block. `progress` is told how many bytes of the object were read. What is damaged; what is
-    /// around it was read all the same.
+    /// Reads all blocks and checks every entry, in at most 4 MiB of memory, or that of a larger
+    /// block. `progress` gets the number of bytes of the object read so far. Returns all damage;
+    /// intact blocks around it are read, too.
     ///
     /// # Errors
     /// It cannot be read.
@@ -104,7 +104,7 @@ impl StoredObject {
     }
 }
 
-/// Exactly these bytes.
+/// Reads exactly these bytes.
 async fn get(
     store: &dyn ObjectStore,
     location: &Path,
@@ -122,7 +122,7 @@ async fn get(
     Ok(bytes)
 }
 
-/// The nonce that a name states, if it is the name of an object: `docs/format/object.md`, 2.
+/// Returns the nonce in a name, if it is the name of an object: `docs/format/object.md`, 2.
 fn nonce_in(name: &str) -> Option<Uuid> {
     let (number, nonce) = name.rsplit('/').next()?.split_once('-')?;
     let hexadecimal = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -132,7 +132,7 @@ fn nonce_in(name: &str) -> Option<Uuid> {
     Uuid::try_parse(nonce).ok()
 }
 
-/// What lies under `prefix`, or anywhere, and has the name of an object; in the order of the names.
+/// Lists what lies under `prefix`, or anywhere, and has the name of an object; sorted by name.
 ///
 /// # Errors
 /// It cannot be listed.
@@ -152,10 +152,10 @@ pub async fn list_objects(
     Ok(objects)
 }
 
-/// The length of an object, if there is one at `location`, whatever its name.
+/// Returns the length of an object, if there is one at `location`, whatever its name.
 ///
 /// # Errors
-/// The object store does not say.
+/// The object store does not respond or refuses.
 pub async fn object_size(
     store: &dyn ObjectStore,
     location: &Path,
@@ -194,7 +194,7 @@ mod tests {
         object
     }
 
-    /// Every place that is said to be damaged.
+    /// Returns every position that is reported as damaged.
     async fn damage(name: &str, bytes: Vec<u8>) -> Vec<u64> {
         let store = Arc::new(InMemory::new());
         let location = Path::from(name);
@@ -210,7 +210,7 @@ mod tests {
         }
     }
 
-    /// As `object.rs` tests it with all bytes at hand.
+    /// Like the test in `object.rs`, which has all bytes in memory.
     #[tokio::test]
     async fn every_flipped_byte_and_every_truncation_is_noticed() {
         let bytes = object(6, 3);

@@ -1,4 +1,4 @@
-//! Writing, in bounded memory.
+//! Writes objects in bounded memory.
 
 use std::collections::VecDeque;
 use std::panic::resume_unwind;
@@ -9,25 +9,25 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::{Cause, ObjectError, Request, Way, within};
 
-/// Objects up to this size are one PUT; larger ones are written in parts of exactly this size, but
-/// for the last. At least 5 MiB, S3's minimum.
+/// Objects up to this size are one PUT; larger ones are written in parts of exactly this size,
+/// except the last. At least 5 MiB, S3's minimum.
 const PART_BYTES: usize = 8 << 20;
-/// So many parts make an object at most, says S3.
+/// S3's limit on the number of parts of an object.
 const PARTS_MAX: u64 = 10_000;
-/// Parts in flight: with the one being filled, the memory that an upload takes.
+/// Parts in flight: with the one being filled, they are the memory of an upload.
 const PARTS_IN_FLIGHT: usize = 4;
-/// The same of compaction, which nobody waits for, and which has two such objects at a time, and
-/// its sources in memory besides.
+/// Parts in flight for object compaction, which is not urgent, writes two such objects at a time,
+/// and also has its sources in memory.
 const COMPACTED_PARTS_IN_FLIGHT: usize = 2;
 
 /// Writes one object: a small one with a single PUT, a large one in parts, so that memory stays
-/// bounded. Parts are on their way also while nobody writes. One that fails is repeated by the
-/// store's client; when that gives up, the object has failed.
+/// bounded. Parts are also sent while the caller does not write. The store's client retries a
+/// failed part; when it gives up, the object has failed.
 pub(crate) struct Writer<'a> {
     way: Way<'a>,
     name: &'a str,
     part_bytes: usize,
-    /// What is in no part yet.
+    /// Bytes that are in no part yet.
     pieces: VecDeque<Bytes>,
     pieces_bytes: usize,
     large: Option<Large>,
@@ -36,12 +36,13 @@ pub(crate) struct Writer<'a> {
 /// An object that is written in parts.
 struct Large {
     upload: Box<dyn MultipartUpload>,
-    /// On their way. Dropped, they stop.
+    /// Parts in flight. Dropping this cancels them.
     parts: JoinSet<Result<(), ObjectError>>,
 }
 
 impl<'a> Writer<'a> {
-    /// For about so much payload. Parts are so large that S3 takes as many as it takes.
+    /// Creates a writer for about this much payload. The size of parts is such that S3 accepts
+    /// their number.
     pub(crate) fn new(way: Way<'a>, name: &'a str, payload_bytes: u64) -> Self {
         let (pieces, pieces_bytes) = (VecDeque::new(), 0);
         let part_bytes = part_bytes(payload_bytes);
@@ -53,7 +54,7 @@ impl<'a> Writer<'a> {
         self.way.acquire(bytes as u64).await;
         self.pieces_bytes += bytes;
         self.pieces.extend(block);
-        // What fits into one part exactly may be all there is, and then a PUT does.
+        // If the data fills one part exactly, it may be all there is, and a single PUT suffices.
         while self.pieces_bytes > self.part_bytes {
             let payload = self.take(self.part_bytes);
             self.send(payload).await?;
@@ -61,7 +62,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// The next `len` bytes, without copying them.
+    /// Removes and returns the next `len` bytes without copying them.
     fn take(&mut self, len: usize) -> PutPayload {
         let mut taken = Vec::new();
         let mut missing = len;
@@ -77,7 +78,7 @@ impl<'a> Writer<'a> {
         PutPayload::from_iter(taken)
     }
 
-    /// Put a part on its way, once there is room for it.
+    /// Starts sending a part, once fewer than the maximum are in flight.
     async fn send(&mut self, payload: PutPayload) -> Result<(), ObjectError> {
         let large = match &mut self.large {
             Some(large) => large,
@@ -96,9 +97,9 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// The object is complete and durable when this succeeds. After an error, here or in
-    /// [`Self::write`], there may be an object or parts of one, and [`Self::abort`] should be
-    /// tried.
+    /// Completes the object; it is durable when this succeeds. After an error, here or in
+    /// [`Self::write`], there may be an object or parts of one; the caller should try
+    /// [`Self::abort`].
     pub(crate) async fn finish(&mut self) -> Result<(), ObjectError> {
         let rest = self.take(self.pieces_bytes);
         if self.large.is_none() {
@@ -118,16 +119,16 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Give up: remove what was written, as far as the object store lets us. Parts that stay are
-    /// paid for until the bucket's life-cycle rule removes them.
+    /// Removes what was written, as far as the object store allows it. Remaining parts cost money
+    /// until the bucket's lifecycle rule removes them.
     pub(crate) async fn abort(self) -> Result<(), ObjectError> {
         let mut result = Ok(());
         if let Some(Large { mut upload, mut parts }) = self.large {
-            // A part that arrives behind the abort would stay.
+            // A part that arrives after the abort would remain.
             parts.shutdown().await;
             result = within(Request::Abort, self.name, upload.abort()).await;
         }
-        // A request whose answer did not come may have made the object all the same.
+        // A request without a response may have created the object even so.
         match within(Request::Delete, self.name, self.way.store.delete(&self.name.into())).await {
             Err(error) if !error.is_not_found() => Err(error),
             _ => match result {
@@ -138,8 +139,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The size of the parts of an object with so much payload, which may be as much again with what is
-/// written around it.
+/// Returns the size of the parts of an object with this much payload; overhead may double it.
 fn part_bytes(payload_bytes: u64) -> usize {
     let least = payload_bytes.saturating_mul(2).div_ceil(PARTS_MAX);
     usize::try_from(least).unwrap_or(usize::MAX).max(PART_BYTES)
@@ -152,7 +152,7 @@ fn parts_in_flight(cause: Cause) -> usize {
     }
 }
 
-/// What has become of a part.
+/// Returns the result of a part.
 fn arrived(
     name: &str,
     part: Option<Result<Result<(), ObjectError>, JoinError>>,
@@ -161,7 +161,7 @@ fn arrived(
         None => Ok(()),
         Some(Ok(result)) => result,
         Some(Err(Ok(panic))) => resume_unwind(panic),
-        // The runtime is at its end.
+        // The runtime is shutting down.
         Some(Err(Err(cancelled))) => Err(ObjectError::failed(name, cancelled.to_string())),
     }
 }
@@ -185,15 +185,15 @@ mod tests {
     use super::*;
     use crate::bandwidth::Bandwidth;
 
-    /// What has become of multipart uploads, and what is to become of them.
+    /// The results of multipart uploads, and the faults to inject.
     #[derive(Debug, Default)]
     struct Log {
         parts: Mutex<Vec<usize>>,
         in_flight: AtomicU32,
         most_in_flight: AtomicU32,
-        /// This part fails.
+        /// The number of the part that fails.
         failing: Option<usize>,
-        /// The end of an upload is not answered.
+        /// Whether the completion of an upload gets no response.
         silent: bool,
         aborted: AtomicBool,
     }
@@ -303,7 +303,7 @@ mod tests {
         }
     }
 
-    /// Write `len` bytes in pieces of 1,000,000, which no part is a multiple of.
+    /// Writes `len` bytes in pieces of 1,000,000, which no part is a multiple of.
     async fn write(writer: &mut Writer<'_>, len: usize) -> std::result::Result<(), ObjectError> {
         let bytes = pattern(len);
         for at in (0..len).step_by(1_000_000) {
