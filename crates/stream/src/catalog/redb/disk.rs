@@ -1,10 +1,10 @@
 //! The catalog's file, on a disk that may be full.
 //!
 //! redb accepts nothing after an I/O error until its file is opened again. An error of a full disk,
-//! unlike others, leaves no doubt about what has happened, if the order of writes is right: a
-//! transaction takes effect when the header is written, in place, at the beginning of the file.
-//! [`Disk`] holds the header back until redb asks for a sync, and so writes it after all pages.
-//! Pages of a transaction are never pages of an earlier one. Hence, if a page finds no space, the
+//! unlike others, leaves no doubt about the state, if the order of writes is right: a transaction
+//! takes effect when the header is written, in place, at the beginning of the file. [`Disk`] holds
+//! the header back until redb asks for a sync, and so writes it after all pages. Pages of a
+//! transaction are never pages of an earlier one. Hence, if there is no space for a page, the
 //! header on disk is still that of the last transaction, and opening the file again gives exactly
 //! that one.
 //!
@@ -22,10 +22,10 @@ use redb::backends::FileBackend;
 use redb::{BackendError, StorageBackend};
 use rustix::fs::FallocateFlags;
 
-/// What a reserve takes.
+/// Size of the reserve.
 pub(super) const RESERVE_BYTES: u64 = 8 << 20;
 
-/// No space, or no more of it for this user.
+/// Whether the disk is full or the quota of this user is used up.
 pub(super) fn is_no_space(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
@@ -34,37 +34,37 @@ pub(super) fn is_no_space(error: &io::Error) -> bool {
 /// What has happened to a [`Disk`] since the transaction began.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// The header as redb wants it, not in the file yet.
+    /// The header that redb has written, not in the file yet.
     header: Option<Vec<u8>>,
-    /// A page, or the length of the file, found no space.
+    /// There was no space for a page or for the new length of the file.
     no_space: bool,
-    /// A header is, or may be, in the file.
+    /// A header is in the file, or may be.
     is_published: bool,
 }
 
-/// Shared by a [`Disk`] and whoever has given it to redb.
+/// Shared by a [`Disk`] and the code that has passed it to redb.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Watched {
     outcome: Arc<Mutex<Outcome>>,
-    /// How many bytes of pages there is space for.
+    /// Bytes of pages that there is space for.
     #[cfg(test)]
     left_bytes: Option<Arc<std::sync::atomic::AtomicU64>>,
 }
 
 impl Watched {
-    /// There is space for so many more bytes of pages.
+    /// Simulates a disk with space for this many more bytes of pages.
     #[cfg(test)]
     pub(super) fn with_space(left_bytes: Arc<std::sync::atomic::AtomicU64>) -> Self {
         Self { left_bytes: Some(left_bytes), ..Self::default() }
     }
 
-    /// A transaction begins.
+    /// Resets the outcome when a transaction begins.
     pub(super) fn begin(&self) {
         let mut outcome = self.outcome.lock();
         (outcome.no_space, outcome.is_published) = (false, false);
     }
 
-    /// Whether the transaction has failed for want of space, and has not happened.
+    /// Whether the transaction failed for lack of space and had no effect.
     pub(super) fn is_refused(&self) -> bool {
         let outcome = self.outcome.lock();
         outcome.no_space && !outcome.is_published
@@ -87,7 +87,8 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// The file at `path`, created if it is missing. The one that had `watched` before is closed.
+    /// Opens the file at `path`, and creates it if it is missing. The `Disk` that had `watched`
+    /// before must be closed.
     pub(super) fn open(path: &Path, watched: Watched) -> Result<Self, redb::DatabaseError> {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
         let file = FileBackend::new(file.map_err(redb::StorageError::from)?)?;
@@ -183,13 +184,13 @@ impl StorageBackend for Disk {
     }
 }
 
-/// A file next to the catalog that takes space, to be given up for a transaction that must not
-/// fail.
+/// A file next to the catalog that occupies space, which is given up for a transaction that must
+/// not fail.
 #[derive(Debug)]
 pub(super) struct Reserve {
     path: PathBuf,
     bytes: u64,
-    /// Known to be there in full.
+    /// Whether the file is known to have its full size.
     is_whole: AtomicBool,
 }
 
@@ -204,8 +205,8 @@ impl Reserve {
         self.bytes
     }
 
-    /// Take the space, if that is not done yet. A file system that cannot set space aside has no
-    /// reserve.
+    /// Allocates the space, if that is not done yet. On a file system that cannot allocate space in
+    /// advance there is no reserve.
     pub(super) fn fill(&self) -> io::Result<()> {
         if self.is_whole.load(Ordering::Relaxed) {
             return Ok(());
@@ -225,7 +226,7 @@ impl Reserve {
         Ok(())
     }
 
-    /// Give space up, but for `kept_bytes`; false if there is none to give.
+    /// Releases the space, except for `kept_bytes`; returns false if there is none to release.
     pub(super) fn release(&self, kept_bytes: u64) -> io::Result<bool> {
         self.is_whole.store(false, Ordering::Relaxed);
         match File::options().write(true).open(&self.path) {

@@ -19,7 +19,7 @@ fn u64_to(value: &mut [u8], at: usize, number: u64) {
     value[at..at + 8].copy_from_slice(&number.to_le_bytes());
 }
 
-/// All of it but what is in other tables.
+/// Encodes a stream row, except for what is in other tables.
 pub(super) fn encode_stream(row: &StreamRow) -> [u8; STREAM_BYTES] {
     let mut value = [0; STREAM_BYTES];
     value[0] = STREAM_VERSION;
@@ -108,7 +108,7 @@ fn u64_at(value: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(value[at..at + 8].try_into().expect("8 bytes"))
 }
 
-/// An object row is JSON: there are few, and a tool can read them.
+/// Encodes an object row as JSON: there are few, and tools can read them.
 pub(super) fn encode_object(object: &ObjectInfo) -> Result<Vec<u8>, Failure> {
     serde_json::to_vec(object).map_err(|e| Failure::Value(format!("object {}: {e}", object.id)))
 }
@@ -121,7 +121,7 @@ pub(super) fn decode_object(value: &[u8]) -> Result<ObjectInfo, Failure> {
 mod tests {
     use super::*;
 
-    /// Values as they were written once. They must decode in every later version of this code.
+    /// Values as earlier versions wrote them. Every later version of this code must decode them.
     #[test]
     fn values_of_all_versions_decode() {
         let mut stream = StreamRow {

@@ -1,4 +1,4 @@
-//! What a catalog commits on a disk that is full: the order of who gets the last of the space.
+//! What a catalog commits on a full disk: which changes get the last of the space. See
 //! docs/format/catalog.md, "A full disk".
 
 use std::os::unix::fs::MetadataExt as _;
@@ -9,10 +9,10 @@ use super::disk::Reserve;
 use super::{CatalogError, Change, Failure, META, RedbCatalog, unless_damaged};
 use crate::store::OWN_META_PREFIX;
 
-/// A disk with less than this is full: a change may take so much.
+/// A disk with less free space than this counts as full: a change may take as much.
 const FULL_BYTES: u64 = 1 << 20;
 
-/// A value may become so much longer without asking for space: a counter gets another digit.
+/// A value may grow by this much without asking for space: a counter gets another digit.
 const PUT_MORE_BYTES: usize = 64;
 
 /// How much of the reserve a change may take when the disk is full.
@@ -20,15 +20,15 @@ const PUT_MORE_BYTES: usize = 64;
 pub(super) enum Claim {
     /// None: it adds rows, or makes one longer, and drops none.
     None,
-    /// Most of it: uploads and compactions let the WAL be trimmed, and must not take what deletions
-    /// need.
+    /// Most of it: uploads and object compactions let the WAL be trimmed, and must not take what
+    /// deletions need.
     Part,
     /// All of it: it frees space, or belongs to a start.
     All,
 }
 
 impl RedbCatalog {
-    /// Commit, from the reserve if the disk is full and the changes may have it.
+    /// Commits changes, from the reserve if the disk is full and the changes may use it.
     pub(super) fn commit_in_space(&self, changes: &[Change]) -> Result<u64, CatalogError> {
         let Some(reserve) = &self.reserve else { return self.try_commit(changes) };
         let kept_bytes = match self.claim(changes)? {
@@ -60,13 +60,13 @@ impl RedbCatalog {
         committed
     }
 
-    /// By what the file system says, which need not know of a quota.
+    /// Whether the file system reports a full disk; it may not know about a quota.
     fn is_disk_full(&self) -> bool {
         let found = rustix::fs::statvfs(&self.path);
         found.is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < FULL_BYTES)
     }
 
-    /// What the changes may take of a disk that is full.
+    /// Returns how much of the reserve the changes may take.
     pub(super) fn claim(&self, changes: &[Change]) -> Result<Claim, CatalogError> {
         let mut claim = Claim::All;
         for change in changes {
@@ -89,7 +89,7 @@ impl RedbCatalog {
                     }
                 }
                 Change::WalMarked(_) => {}
-                // With these, or for these, all of them are to succeed.
+                // All changes in a list with one of these must succeed.
                 Change::AddObject(_)
                 | Change::Uploaded(_)
                 | Change::LogUploaded(_)
@@ -100,7 +100,7 @@ impl RedbCatalog {
         Ok(claim)
     }
 
-    /// Space that the file takes, and that no page is in: it serves as a reserve, too.
+    /// Returns the space in the file that no page uses: it serves as a reserve, too.
     fn slack_bytes(&self) -> Result<u64, CatalogError> {
         let transaction = self.begin()?;
         let stats = transaction.stats().map_err(|e| self.error(e))?;

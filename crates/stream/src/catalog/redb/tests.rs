@@ -29,7 +29,7 @@ fn nobody_else_on_the_machine_may_read_it() {
     for _ in 0..2 {
         drop(RedbCatalog::open(&path).unwrap());
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-        // As one of before was.
+        // Like a file of an earlier build.
         std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
     }
 }
@@ -50,7 +50,7 @@ fn it_survives_reopening_and_is_open_once() {
     assert_eq!(RedbCatalog::open(&path).unwrap().load().unwrap(), before);
 }
 
-/// A disk that is full, or broken, for a moment.
+/// A disk that is full, or fails, for a moment.
 #[derive(Debug)]
 struct Failing {
     inner: InMemoryBackend,
@@ -78,7 +78,7 @@ impl StorageBackend for Failing {
     }
 }
 
-/// Why the store does not try a commit again: a database that has seen one error gives nothing but
+/// The reason why the store does not retry a commit: a database that has had one error returns only
 /// errors.
 #[test]
 fn after_an_error_it_takes_nothing_until_it_is_opened_again() {
@@ -102,8 +102,8 @@ fn says_what_to_do(error: &CatalogError) -> bool {
     error.to_string().contains("Restore it from a copy")
 }
 
-/// redb has checksums, but reads without them; what it gives must be right or an error all the
-/// same.
+/// redb has checksums, but does not verify them on reads; every read must still give the right
+/// result or an error.
 #[test]
 fn flipped_bits_are_noticed() {
     let directory = tempfile::tempdir().unwrap();
@@ -116,7 +116,7 @@ fn flipped_bits_are_noticed() {
     let stream = encode_stream(&before.streams[&StreamId(0)]);
     let found = image.windows(stream.len()).enumerate().filter(|(_, found)| *found == stream);
     let rows = found.flat_map(|(at, _)| at..at + stream.len());
-    // Every 40th byte of what there is, and all of a stream's row wherever redb has written it.
+    // Every 40th byte of what is used, and all of a stream's row wherever redb has written it.
     let used = (0..image.len()).filter(|at| image[*at] != 0).step_by(40);
     let mut noticed = 0;
     for at in used.chain(rows) {
@@ -136,7 +136,8 @@ fn flipped_bits_are_noticed() {
         if let Err(error) = &loaded {
             assert!(says_what_to_do(error), "byte {at}: {error}");
         }
-        // Else it is of a page that is not in use any more, or of what redb can do without.
+        // Otherwise it is in a page that is not in use any more, or in something that redb can do
+        // without.
         noticed += u32::from(loaded.is_err());
         assert_eq!(loaded.as_ref().unwrap_or(&before), &before, "byte {at}");
     }
@@ -161,7 +162,7 @@ fn another_version_and_another_file_are_refused() {
     assert!(RedbCatalog::open(&other).unwrap_err().to_string().contains("notes.txt"));
 }
 
-/// Each refusal of rows that contradict each other says what to do, and changes nothing.
+/// Each refusal of rows that contradict each other gives advice and changes nothing.
 #[test]
 fn a_catalog_with_rows_missing_or_wrong_is_refused_with_advice() {
     type Spoil = fn(&WriteTransaction);
@@ -226,7 +227,7 @@ fn a_catalog_with_rows_missing_or_wrong_is_refused_with_advice() {
     }
 }
 
-/// Wherever the file ends, it is whole or refused with what to do.
+/// Wherever the file ends, it is complete or refused with advice.
 #[test]
 fn a_catalog_that_was_cut_is_refused_with_advice() {
     let directory = tempfile::tempdir().unwrap();
@@ -254,7 +255,7 @@ fn a_rows_part_in_the_sum_is_what_is_written() {
     assert_eq!(sum, u64::from(crc32c::crc32c(&row.concat())));
 }
 
-/// As a catalog is found that an older program has written.
+/// A catalog as an older program has written it.
 #[test]
 fn a_catalog_from_before_there_were_epochs_opens() {
     let directory = tempfile::tempdir().unwrap();
@@ -285,7 +286,8 @@ fn a_catalog_from_before_there_were_epochs_opens() {
     assert_eq!(found.streams[&id].ranges, expected.streams[&id].ranges);
 }
 
-/// A catalog on a disk with space for so many more bytes of pages, which the returned counter has.
+/// Creates a catalog on a disk with space for this many more bytes of pages; the returned counter
+/// has the rest.
 fn on_a_small_disk(path: &Path, left_bytes: u64) -> (RedbCatalog, Arc<AtomicU64>) {
     let left = Arc::new(AtomicU64::new(left_bytes));
     let watched = Watched::with_space(left.clone());
@@ -299,8 +301,8 @@ fn put_meta(number: usize, bytes: usize) -> Change {
     Change::PutMeta { key: format!("key/{number}"), value: vec![b'x'; bytes] }
 }
 
-/// Wherever the space ends: the change is refused, the catalog is as it was, and takes the next
-/// one.
+/// Wherever the space ends, the change is refused, and the catalog is unchanged and accepts the
+/// next one.
 #[test]
 fn a_full_disk_refuses_a_change_and_nothing_else() {
     let directory = tempfile::tempdir().unwrap();
@@ -331,7 +333,7 @@ fn a_full_disk_refuses_a_change_and_nothing_else() {
     assert_eq!(RedbCatalog::open(&path).unwrap().load().unwrap(), before);
 }
 
-/// Without it an upgraded server would not start, and larger batches would not be appended.
+/// Otherwise an upgraded server would not start, and larger batches could not be appended.
 #[test]
 fn what_the_store_notes_of_itself_may_take_the_whole_reserve() {
     let directory = tempfile::tempdir().unwrap();
@@ -342,7 +344,8 @@ fn what_the_store_notes_of_itself_may_take_the_whole_reserve() {
     assert!(matches!(catalog.claim(&[own, put_meta(1, 5)]), Ok(Claim::None)));
 }
 
-/// There is nothing to lose yet: the next start makes one where the first has found no space.
+/// There is nothing to lose yet: if the first start finds no space, the next one creates the
+/// catalog.
 #[test]
 fn a_catalog_that_found_no_space_is_made_later() {
     let directory = tempfile::tempdir().unwrap();
@@ -359,7 +362,7 @@ fn a_catalog_that_found_no_space_is_made_later() {
     super::super::conformance::fill(&RedbCatalog::open(&path).unwrap());
 }
 
-/// With the real file system's answers, where this process may mount one.
+/// With the errors of a real file system, where this process may mount one.
 #[test]
 fn deletions_succeed_from_the_reserve_when_the_disk_is_full() {
     let directory = tempfile::tempdir().unwrap();
@@ -377,7 +380,7 @@ fn deletions_succeed_from_the_reserve_when_the_disk_is_full() {
         }
     };
     assert!(matches!(full, CatalogError::Full(_)), "{full}");
-    // Nothing at all is left beside the reserve.
+    // No space is left except for the reserve.
     let rest = directory.path().join("rest");
     std::fs::write(&rest, vec![1; 32 << 20]).unwrap_err();
     let before = catalog.load().unwrap();
@@ -385,9 +388,9 @@ fn deletions_succeed_from_the_reserve_when_the_disk_is_full() {
     assert!(matches!(refused, CatalogError::Full(_)), "{refused}");
     assert_eq!(catalog.load().unwrap(), before);
     assert!(catalog.shortage().is_some());
-    // As long, or shorter: no space is asked for.
+    // A value of the same length, or a shorter one, asks for no space.
     catalog.commit(&[put_meta(0, 60_000)]).unwrap();
-    // Uploads use a part of the reserve, and leave the rest to deletions.
+    // Uploads use a part of the reserve and leave the rest to deletions.
     let upload = |number: u64| {
         let name = "x".repeat(60_000);
         let (id, index_bytes, index_position) = (ObjectId(1_000 + number), 56, 900);
@@ -429,7 +432,7 @@ fn deletions_succeed_from_the_reserve_when_the_disk_is_full() {
     drop(disk);
 }
 
-/// A file system of its own, until it is dropped.
+/// A mounted file system, until it is dropped.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {

@@ -1,5 +1,5 @@
-//! The disk cache alone: what it keeps, what it does not take, and that whatever happens to its
-//! disk is told and costs no more than what it held.
+//! The disk cache alone: what it keeps, what it rejects, and that any fault of its disk is reported
+//! and costs no more than what was cached.
 
 use std::fs;
 
@@ -40,13 +40,13 @@ async fn opened(cache: DiskCache) -> DiskCache {
     cache
 }
 
-/// The bytes of a piece, which say where they belong.
+/// Returns the bytes of a piece, which contain its position.
 fn piece(position: u64) -> Bytes {
     let bytes = position.to_le_bytes().into_iter().cycle().take(PIECE_BYTES);
     bytes.collect::<Vec<_>>().into()
 }
 
-/// Put pieces, one after the other, each when the one before it has come through.
+/// Puts pieces, each when the one before it is written.
 async fn put_all(cache: &DiskCache, positions: std::ops::Range<u64>) {
     for position in positions {
         cache.put("object", position, &piece(position));
@@ -55,7 +55,7 @@ async fn put_all(cache: &DiskCache, positions: std::ops::Range<u64>) {
     }
 }
 
-/// How many of the pieces are found, and right.
+/// Returns how many of the pieces are found, and checks their bytes.
 async fn count_found(cache: &DiskCache, positions: std::ops::Range<u64>) -> usize {
     let mut count = 0;
     for position in positions {
@@ -82,7 +82,7 @@ async fn what_was_put_is_found_by_name_and_position_also_by_the_next_process() {
     assert_eq!(stats.hit_bytes, 2 * PIECE_BYTES as u64);
     assert!(stats.disk_bytes >= stats.written_bytes && stats.memory_bytes >= 2 << 20);
     cache.close().await;
-    // Whoever comes later gets nothing, and does not wait.
+    // Later calls do nothing and do not wait.
     cache.put("object", 3, &piece(3));
     assert_eq!(cache.get("object", &[3]).await, [None]);
     let stats = cache.stats();
@@ -93,7 +93,7 @@ async fn what_was_put_is_found_by_name_and_position_also_by_the_next_process() {
     cache.close().await;
 }
 
-/// A disk that is slower than what comes: it is dropped, and nobody waits.
+/// If the disk is slower than pieces arrive, pieces are dropped, and no caller waits.
 #[tokio::test]
 async fn what_waits_to_be_written_has_a_bound() {
     let disk = SimulatedDirectory::default();
@@ -137,7 +137,7 @@ async fn a_full_disk_is_one_that_holds_less() {
     assert!(found > 30, "{found} pieces of 64 KiB");
     cache.close().await;
 
-    // Not even a journal: it is done without.
+    // There is not even space for a journal: the cache is given up.
     let disk = SimulatedDirectory::default();
     disk.limit(64 << 10);
     let cache = started(&disk);
@@ -154,7 +154,7 @@ async fn after_a_failed_write_it_is_only_read() {
     put_all(&cache, 0..40).await;
     disk.fail_writes();
     let mut position = 40;
-    // A MiB at a time comes to the disk.
+    // Data goes to the disk a MiB at a time.
     eventually("a write has failed", || {
         cache.put("object", position, &piece(position));
         position += 1;
@@ -177,7 +177,7 @@ async fn after_a_failed_write_it_is_only_read() {
 async fn it_is_given_up_when_nothing_can_be_read() {
     let disk = SimulatedDirectory::default();
     let cache = opened(started(&disk)).await;
-    // Of eight journals four are in memory, and the oldest is not.
+    // Of eight journals four are in memory; the oldest is not.
     put_all(&cache, 0..128).await;
     eventually("the oldest is on disk", || {
         let guard = cache.shared.cache.read();
@@ -189,7 +189,7 @@ async fn it_is_given_up_when_nothing_can_be_read() {
     for failures in 1..=u64::from(MOST_FAILURES) {
         let stats = cache.stats();
         assert!(stats.is_open && !stats.has_failed, "{stats:?}");
-        // That the other one is not there is no success.
+        // A miss of the other piece does not count as a success.
         assert_eq!(cache.get("object", &[0, 1000]).await, [None, None]);
         assert_eq!(cache.stats().errors, failures);
     }
@@ -257,7 +257,7 @@ async fn what_can_not_be_used_begins_anew_where_it_is_alone() {
     assert_eq!(count_found(&cache, 0..10).await, 10);
     cache.close().await;
 
-    // Journals that are too large for what it may have now.
+    // Journals that are too large for the current limits.
     let larger = DiskCacheOptions { max_disk_bytes: 256 << 20, memory_bytes: 32 << 20, ..options };
     fs::remove_file(&identity).unwrap();
     opened(DiskCache::start(&larger)).await.close().await;
@@ -266,7 +266,7 @@ async fn what_can_not_be_used_begins_anew_where_it_is_alone() {
     put_all(&cache, 0..10).await;
     cache.close().await;
 
-    // Somebody else's file: nothing is removed, and it is done without.
+    // With a file of another program: nothing is removed, and the cache is given up.
     let other = directory.path().join("thesis");
     fs::write(&other, "the only copy").unwrap();
     spoil(0);
@@ -276,12 +276,12 @@ async fn what_can_not_be_used_begins_anew_where_it_is_alone() {
     assert!(other.exists() && identity.exists());
 }
 
-/// A directory in which somebody else keeps something, which may be all there is of it.
+/// A directory with another cache, whose contents may exist only there.
 #[tokio::test]
 async fn a_cache_for_something_else_is_left_as_it_is() {
     let directory = tempfile::tempdir().unwrap();
     let options = options(directory.path().into());
-    // Larger than what the disk cache would make, and so one that it could not use either.
+    // Larger than the disk cache would create it, and so also unusable for it.
     let of_another = alluvium_journal::Options {
         journal_bytes: 16 << 20,
         memory_bytes: 64 << 20,
@@ -299,8 +299,8 @@ async fn a_cache_for_something_else_is_left_as_it_is() {
     assert_eq!(another.get(b"thesis").unwrap().as_deref(), Some(b"the only copy".as_slice()));
 }
 
-/// Journals have the size that they got when the cache was made. Once it may be larger, there are
-/// more of them than the options tell.
+/// Journals keep the size that they got when the cache was created. If the cache may be larger
+/// later, there are more of them than the options suggest.
 #[test]
 fn journals_that_would_take_all_open_files_begin_anew() {
     let directory = tempfile::tempdir().unwrap();
@@ -308,7 +308,7 @@ fn journals_that_would_take_all_open_files_begin_anew() {
     let cache = open_with(&options, 1000).unwrap();
     cache.put(b"key", b"value").unwrap();
     cache.close().unwrap();
-    // 16 journals, or 256 of the size that there is.
+    // 16 journals, or 256 of the existing size.
     let larger = DiskCacheOptions { max_disk_bytes: 256 << 20, memory_bytes: 64 << 20, ..options };
     let cache = open_with(&larger, 512).unwrap();
     assert!(cache.contains(b"key").unwrap());

@@ -1,7 +1,6 @@
-//! Whether the directory of a local object store is still the one that was opened. While its file
-//! system is not mounted, another directory is in its place: the mount point itself. What would be
-//! written there would be missing when the file system is back, and what is read there looks like
-//! an object that is gone.
+//! Detects that the directory of a local object store is no longer the one that was opened. While
+//! its file system is not mounted, the mount point is in its place. Objects written there would be
+//! missing when the file system is mounted again, and a read there looks like a deleted object.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -11,8 +10,8 @@ use std::path::{Path, PathBuf};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-/// The file in the directory by which it is recognised; docs/format/object.md, section 6.
-/// `LocalFileSystem` neither lists nor opens a file with such a name.
+/// The file that identifies the directory; docs/format/object.md, section 6. `LocalFileSystem`
+/// neither lists nor opens a file with such a name.
 pub(super) const MARK: &str = "alluvium-objects#0";
 /// An id as text, a space, its checksum, and the end of the line.
 const MARK_BYTES: usize = 36 + 1 + 8 + 1;
@@ -21,14 +20,14 @@ const MARK_BYTES: usize = 36 + 1 + 8 + 1;
 #[derive(Debug)]
 pub(super) struct Root {
     path: PathBuf,
-    /// What its mark says; none if it could not be marked.
+    /// The id in its mark; `None` if it could not be marked.
     id: Option<Uuid>,
-    /// Where it was seen last.
+    /// Its identity when it was last checked.
     place: Mutex<Place>,
 }
 
-/// A directory as the kernel tells it from others. A file system may have another device number
-/// when it is mounted again.
+/// A directory's identity to the kernel. A file system may have another device number when it is
+/// mounted again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     device: u64,
@@ -43,8 +42,9 @@ impl Place {
 }
 
 impl Root {
-    /// Of a directory that is there. It is marked if it is not yet; where that fails, on a full
-    /// disk for instance, it is only recognised while its device number stays.
+    /// Opens an existing directory, and marks it if it is not marked yet. If that fails, for
+    /// example on a full disk, the directory is recognized only as long as its device number stays
+    /// the same.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let place = Mutex::new(Place::of(path)?);
         let id = match read_mark(path).and_then(|id| id.map_or_else(|| mark(path), Ok)) {
@@ -57,10 +57,10 @@ impl Root {
         Ok(Self { path: path.to_owned(), id, place })
     }
 
-    /// Blocking.
+    /// Checks that it is still the same directory. Blocking.
     ///
     /// # Errors
-    /// Another directory is in its place, or none.
+    /// Another directory, or none, is in its place.
     pub(super) fn check(&self) -> io::Result<()> {
         let found = Place::of(&self.path).ok();
         let mut place = self.place.lock();
@@ -96,11 +96,11 @@ fn read_mark(directory: &Path) -> io::Result<Option<Uuid>> {
     }
 }
 
-/// Mark a directory durably, and return the mark that it has then: another process may mark it at
-/// the same time. What a crash leaves is a file with a name that is not listed.
+/// Marks a directory durably, and returns its mark then: another process may mark it at the same
+/// time. A crash may leave a file with a name that is not listed.
 fn mark(directory: &Path) -> io::Result<Uuid> {
     let id = Uuid::new_v4();
-    // The number is not 0: the version of the id is in it.
+    // The number is not 0, since it contains the version of the id.
     let unfinished = directory.join(format!("alluvium-objects#{}", id.as_u64_pair().0));
     let written = File::create_new(&unfinished).and_then(|mut file| {
         file.write_all(encode(id).as_bytes())?;
@@ -147,7 +147,7 @@ mod tests {
     fn a_directory_that_can_not_be_marked_is_recognised_while_it_stays() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("objects");
-        // A directory under the name of the mark can be neither read nor replaced.
+        // A directory with the name of the mark can be neither read nor replaced.
         fs::create_dir_all(path.join(MARK)).unwrap();
         let root = Root::open(&path).unwrap();
         assert_eq!(root.id, None);

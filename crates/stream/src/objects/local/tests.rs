@@ -3,8 +3,7 @@ use object_store::ObjectStoreExt;
 
 use super::*;
 
-/// Whole pages and what is not, in parts that begin at a page and that do not, of pieces of any
-/// length.
+/// Whole and partial pages, in parts that begin at a page or not, of pieces of any length.
 #[tokio::test]
 async fn parts_become_an_object() {
     let directory = tempfile::tempdir().unwrap();
@@ -40,7 +39,7 @@ async fn what_is_deleted_is_gone_whatever_its_length() {
     }
 }
 
-/// Whoever looks meanwhile, and however it ends.
+/// During a deletion, and however it ends.
 #[tokio::test]
 async fn what_is_being_deleted_is_neither_found_nor_listed() {
     let directory = tempfile::tempdir().unwrap();
@@ -54,7 +53,7 @@ async fn what_is_being_deleted_is_neither_found_nor_listed() {
         let (store, name) = (store.clone(), ObjectPath::from(format!("{prefix}/a")));
         async move { store.delete(&name).await }
     });
-    // The deletion goes on only while this waits: it cannot be further than its first step.
+    // The deletion continues only while this task waits: it cannot be further than its first step.
     while path.exists() {
         tokio::task::yield_now().await;
     }
@@ -64,7 +63,7 @@ async fn what_is_being_deleted_is_neither_found_nor_listed() {
     let listed: Vec<_> = store.list(None).try_collect().await.unwrap();
     assert!(listed.is_empty(), "{listed:?}");
 
-    // Nobody waits for it any more.
+    // Its caller is gone.
     deletion.abort();
     let gone = async {
         while hidden.exists() {
@@ -73,7 +72,7 @@ async fn what_is_being_deleted_is_neither_found_nor_listed() {
     };
     tokio::time::timeout(Duration::from_secs(60), gone).await.unwrap();
 
-    // Cut short, it is done when the directory is opened.
+    // If it was interrupted, opening the directory completes it.
     File::create(&hidden).unwrap().set_len(2 * FREED_BYTES).unwrap();
     drop(local_objects(directory.path()).unwrap());
     assert!(!hidden.exists());
@@ -88,7 +87,7 @@ async fn a_directory_is_not_deleted_for_an_object() {
     assert!(directory.path().join("a").is_dir());
 }
 
-/// What one rests from is not one large step.
+/// The last step is not a large one.
 #[tokio::test]
 async fn a_file_is_freed_but_for_the_last_step() {
     let directory = tempfile::tempdir().unwrap();
@@ -100,7 +99,7 @@ async fn a_file_is_freed_but_for_the_last_step() {
         free(path.clone()).await.unwrap();
         assert_eq!(path.metadata().unwrap().len(), left, "{len} bytes");
     }
-    // What has another name, and what is a name only, is left as it is.
+    // A file with another hard link and a symbolic link are left as they are.
     File::create(&path).unwrap().set_len(3 * FREED_BYTES).unwrap();
     let other = directory.path().join("backup");
     std::fs::hard_link(&path, &other).unwrap();
@@ -114,7 +113,7 @@ async fn a_file_is_freed_but_for_the_last_step() {
     free(path).await.unwrap();
 }
 
-/// Late readers have four threads for files, and share them with what compaction writes.
+/// Cold reads have four threads for files, and share them with the writes of object compaction.
 #[test]
 fn parts_that_wait_for_one_another_hold_no_thread() {
     let directory = tempfile::tempdir().unwrap();
@@ -145,8 +144,8 @@ fn parts_that_wait_for_one_another_hold_no_thread() {
 #[test]
 fn the_page_cache_serves_where_direct_writes_are_refused() {
     let directory = tempfile::tempdir().unwrap();
-    // Nothing but a number can be written to it: to the writer as a file system that wants larger
-    // units.
+    // Only a number can be written to it: to the writer it looks like a file system that needs
+    // larger units.
     let refusing = || File::options().write(true).open("/proc/self/oom_score_adj").unwrap();
     for direct in [None, Some(refusing())] {
         let mut unfinished = Unfinished::begin(directory.path().join("a")).unwrap();
@@ -159,7 +158,7 @@ fn the_page_cache_serves_where_direct_writes_are_refused() {
     }
 }
 
-/// As while its file system is not mounted: the mount point is an empty directory.
+/// As if its file system was not mounted: the mount point is an empty directory.
 #[tokio::test]
 async fn nothing_is_read_or_written_in_another_directory_in_its_place() {
     let parent = tempfile::tempdir().unwrap();
@@ -200,8 +199,8 @@ async fn nothing_is_read_or_written_in_another_directory_in_its_place() {
     std::fs::rename(&away, &path).unwrap();
     works().await;
 
-    // Mounted again under another device number, it is known by its mark. (Another directory stands
-    // for that.)
+    // When it is mounted again under another device number, it is recognized by its mark. (Another
+    // directory simulates that.)
     std::fs::create_dir_all(copy.join("streams")).unwrap();
     for name in [root::MARK, "streams/a"] {
         std::fs::copy(path.join(name), copy.join(name)).unwrap();
@@ -210,7 +209,7 @@ async fn nothing_is_read_or_written_in_another_directory_in_its_place() {
     std::fs::rename(&copy, &path).unwrap();
     works().await;
 
-    // Another store's directory is none of ours.
+    // Another store's directory is not accepted.
     std::fs::rename(&path, &copy).unwrap();
     drop(local_objects(&path).unwrap());
     store.get(&"streams/c".into()).await.map(drop).unwrap_err();
@@ -218,7 +217,7 @@ async fn nothing_is_read_or_written_in_another_directory_in_its_place() {
     assert!(!path.join("streams").exists());
 }
 
-/// What a claim does before objects are deleted.
+/// As a claim before objects are deleted does.
 #[tokio::test]
 async fn the_owner_object_is_written_on_a_full_disk() {
     let directory = tempfile::tempdir().unwrap();

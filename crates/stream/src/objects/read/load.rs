@@ -1,5 +1,5 @@
-//! What flights do: bring an index or blocks from the disk cache or the object store, verified,
-//! into the block cache.
+//! The tasks of shared reads: they load an index or blocks from the disk cache or the object store,
+//! verify them and put them into the block cache.
 
 use std::ops;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::objects::numbers::Ahead;
 use crate::objects::{Cause, ObjectError};
 use crate::types::Batch;
 
-/// What is larger is decoded on a thread that may block. A MiB takes less than a task may run
-/// without a wait.
+/// Larger data is decoded on a thread that may block. A MiB takes less time than a task may run
+/// without yielding.
 const DECODE_INLINE_BYTES: usize = 2 << 20;
 
 impl Core {
-    /// The index of an object, from the disk or else from the object store.
+    /// Loads the index of an object, from the disk cache or else from the object store.
     pub(super) async fn load_index(self: Arc<Self>, object: Arc<ObjectInfo>) -> Landing {
         let _room = self.room(object.index_bytes).await;
         let key = Key::Index(object.id);
@@ -61,8 +61,8 @@ impl Core {
         Ok(self.get(object, object.index_position, vec![len_bytes]).await?.remove(0))
     }
 
-    /// Neighbouring blocks, from the disk or else from the object store. Reading ahead comes with
-    /// what it was granted.
+    /// Loads neighbouring blocks, from the disk cache or else from the object store. `spare` is
+    /// what read-ahead was granted.
     pub(super) async fn load(
         self: Arc<Self>,
         object: Arc<ObjectInfo>,
@@ -83,7 +83,7 @@ impl Core {
         if !missing.is_empty() {
             match self.get_blocks(&object, &blocks[missing.clone()], granted_bytes).await {
                 Ok(bytes) => fetched = bytes.into_iter(),
-                // What is on disk can be read all the same.
+                // Blocks in the disk cache can be read even so.
                 Err(error) if missing.len() < blocks.len() => failure = Some(error),
                 Err(error) => return Err(error),
             }
@@ -108,13 +108,13 @@ impl Core {
                 Cached::Block(decoded)
             });
             parts.push((key, decoded));
-            // Decoding is work without a wait; let others have the thread.
+            // Decoding never waits; let other tasks use the thread.
             tokio::task::yield_now().await;
         }
         Ok(Arc::new(Landed { parts, _room }))
     }
 
-    /// The batches of those of the blocks that are on disk, verified.
+    /// Returns the verified batches of those blocks that are in the disk cache.
     async fn blocks_on_disk(
         &self,
         object: &ObjectInfo,
@@ -136,8 +136,8 @@ impl Core {
         on_disk
     }
 
-    /// The bytes of neighbouring blocks from the object store, so many of them with bandwidth that
-    /// was granted.
+    /// Reads the bytes of neighbouring blocks from the object store; `granted_bytes` of bandwidth
+    /// are acquired already.
     async fn get_blocks(
         &self,
         object: &ObjectInfo,
@@ -152,7 +152,7 @@ impl Core {
         self.get(object, blocks[0].position, lens).await
     }
 
-    /// A block's batches from its bytes, or else from what is read once more.
+    /// Decodes a block's batches from its bytes or, if these are damaged, from a second read.
     async fn decoded(
         &self,
         object: &ObjectInfo,
@@ -173,7 +173,7 @@ impl Core {
         Ok(batches)
     }
 
-    /// What was read from an object, and verified.
+    /// Puts verified bytes of an object into the disk cache.
     fn keep_on_disk(&self, object: &ObjectInfo, position: u64, bytes: &Bytes) {
         if let Some(disk) = self.disk.as_ref().filter(|_| !bytes.is_empty()) {
             disk.put(&object.name, position, bytes);
@@ -196,13 +196,13 @@ impl Core {
     }
 }
 
-/// The shortest range with all of `items` that are so.
+/// Returns the shortest range that contains all of `items` for which `is_so` returns true.
 fn from_first_to_last<T>(items: &[T], is_so: impl Fn(&T) -> bool) -> ops::Range<usize> {
     let first = items.iter().position(&is_so).unwrap_or(items.len());
     first..items.iter().rposition(&is_so).map_or(first, |last| last + 1)
 }
 
-/// The index of an object from its bytes, which come back.
+/// Decodes the index of an object from its bytes, and returns these too.
 async fn decode_index(
     object: &Arc<ObjectInfo>,
     bytes: Bytes,
@@ -215,13 +215,13 @@ async fn decode_index(
     .await
 }
 
-/// The batches of a block from its bytes, which come back.
+/// Decodes the batches of a block from its bytes, and returns these too.
 async fn decode_block(block: &Block, bytes: Bytes) -> Result<(Vec<Batch>, Bytes), Damage> {
     let (len_bytes, block) = (block.len_bytes as usize, block.clone());
     decode(len_bytes, move || Ok((object::decode_block(&block, &bytes)?, bytes))).await
 }
 
-/// Verify and decode so many bytes.
+/// Verifies and decodes this number of bytes.
 async fn decode<T: Send + 'static>(
     len_bytes: usize,
     decode: impl FnOnce() -> Result<T, Damage> + Send + 'static,

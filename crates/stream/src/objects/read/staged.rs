@@ -1,9 +1,9 @@
-//! Blocks that were read ahead, until somebody wants them.
+//! The read-ahead buffer: blocks that were read ahead, until they are requested.
 //!
-//! They are not in the cache: of many readers each comes back late, when a policy would have
-//! dropped what nobody has asked for, or would have dropped something else in its place that is
-//! asked for again and again. Their bytes, with those that are on their way, are bounded by who
-//! reads ahead.
+//! They are not in the cache. With many readers each takes long to come back, so a cache policy
+//! would already have evicted blocks that were never requested, or would have evicted other blocks
+//! that are requested again and again. Their bytes, together with those in flight, are bounded by
+//! the code that reads ahead.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::{Decoded, Key};
 
-/// What nobody has come for within this time makes room for others.
+/// Blocks that were not requested within this time may be dropped for others.
 const KEPT: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
@@ -63,7 +63,7 @@ impl Staged {
         let _removed = self.table.lock().remove(key);
     }
 
-    /// Drop so many bytes of those that nobody has come for in time, if there are any.
+    /// Drops this many bytes of blocks that were not requested in time, as far as there are any.
     pub(super) fn make_room(&self, wanted_bytes: u64) {
         let now = Instant::now();
         let mut table = self.table.lock();

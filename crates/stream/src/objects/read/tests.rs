@@ -1,4 +1,4 @@
-//! The cache's policy, and what reads and uploads have of the way to the object store.
+//! The cache's policy, and how reads and uploads share the bandwidth to the object store.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,14 +15,14 @@ fn store() -> Arc<dyn ObjectStore> {
     Arc::new(InMemory::new())
 }
 
-/// A quarter of what there is for both is for what is read ahead.
+/// A quarter of the memory for both is for blocks that are read ahead.
 fn objects(cache_bytes: u64) -> Objects {
     let block_cache_bytes = (cache_bytes * 4).div_ceil(3);
     let options = Options { block_cache_bytes, ..Options::default() };
     Objects::new(&store(), &options, Arc::default()).unwrap()
 }
 
-/// As large as a full block is.
+/// A block of full size.
 fn decoded() -> Cached {
     Cached::Block(Arc::new(Decoded { batches: Vec::new(), len_bytes: 1 << 20, ahead: None }))
 }
@@ -31,7 +31,8 @@ fn block(position: u64) -> Key {
     Key::Block(ObjectId(0), position)
 }
 
-/// Read as readers do: from the cache, or else fetched and put there. Whether it was there.
+/// Reads like a reader: from the cache, or fetches and caches the block. Returns whether it was
+/// cached.
 fn read(objects: &Objects, key: Key) -> bool {
     let hit = objects.core.cache.get(&key).is_some();
     if !hit {
@@ -40,7 +41,7 @@ fn read(objects: &Objects, key: Key) -> bool {
     hit
 }
 
-/// Have a block read ahead.
+/// Reads a block ahead.
 fn read_ahead(objects: &Objects, key: Key) -> Arc<Decoded> {
     let ahead = Ahead::begin(&objects.core.numbers, std::iter::once(1 << 20)).pop();
     let ahead = ahead.map(Ahead::fetched);
@@ -49,7 +50,7 @@ fn read_ahead(objects: &Objects, key: Key) -> Arc<Decoded> {
     decoded
 }
 
-/// What is read again and again stays while something long is read once.
+/// Blocks that are read again and again stay cached while much data is read once.
 #[tokio::test]
 async fn a_scan_does_not_flush_the_cache() {
     let objects = objects(64 << 20);
@@ -58,7 +59,8 @@ async fn a_scan_does_not_flush_the_cache() {
         hot();
     }
     assert_eq!(hot(), 24);
-    // A scan of sixteen times the cache, between two rounds of hot reads each time a half of it.
+    // A scan of sixteen times the cache; between two rounds of hot reads it reads a half of the
+    // cache.
     let mut hits = 0;
     for round in 0..32 {
         for position in 0..32 {
@@ -67,13 +69,13 @@ async fn a_scan_does_not_flush_the_cache() {
         hits += hot();
     }
     assert!(hits > 32 * 24 * 95 / 100, "{hits} of {}", 32 * 24);
-    // And one that comes at once.
+    // A scan without interruptions.
     for position in 0..1024 {
         read(&objects, block(100_000 + position));
     }
     let hits = hot();
     assert!(hits >= 22, "{hits} of 24 after a scan of 1024");
-    // And some that are read ahead, so many blocks before the reader comes.
+    // Scans with read-ahead, by this number of blocks.
     for before in [0, 1, 16] {
         let mut ahead = VecDeque::new();
         for position in 0..1024 {
@@ -89,8 +91,8 @@ async fn a_scan_does_not_flush_the_cache() {
     }
 }
 
-/// Of many readers one comes back late: what was read ahead for it is there, whatever has come
-/// meanwhile. From its first use on it is as what was fetched.
+/// With many readers one takes long to come back: what was read ahead for it is still there,
+/// whatever was read meanwhile. After its first use it is treated like a block that was fetched.
 #[tokio::test]
 async fn what_was_read_ahead_stays_until_it_is_wanted() {
     let objects = objects(64 << 20);
@@ -112,7 +114,7 @@ async fn what_was_read_ahead_stays_until_it_is_wanted() {
     assert_eq!((0..16).filter(|at| is_here(*at)).count(), 16);
     assert_eq!(objects.core.staged.bytes(), 16 << 20);
     kept.iter().for_each(|(key, decoded)| objects.core.wanted(*key, decoded));
-    // Not by `cached_block`, which is a use.
+    // Not by `cached_block`, which counts as a use.
     let cached = || kept.iter().filter(|(key, _)| objects.core.cache.peek(key).is_some()).count();
     assert_eq!((objects.core.staged.bytes(), cached()), (0, 16));
     for position in 0..64 {
@@ -121,8 +123,8 @@ async fn what_was_read_ahead_stays_until_it_is_wanted() {
     assert_eq!(cached(), 0);
 }
 
-/// Two readers one after the other, as far apart as a third of the cache, which others have filled:
-/// the second one finds what the first one fetched.
+/// Two readers, a third of the cache apart, with the cache full of other blocks: the second one
+/// finds what the first one fetched.
 #[tokio::test]
 async fn what_was_read_once_is_there_for_who_follows() {
     let objects = objects(64 << 20);
@@ -150,7 +152,7 @@ async fn a_block_as_large_as_half_of_the_cache_is_kept() {
     assert!(objects.core.cache.peek(&block(99)).is_some());
 }
 
-/// Write an object of so many batches, each a block of a MiB.
+/// Writes an object of this number of batches, each a block of a MiB.
 async fn written(objects: &Objects, stream: StreamId, batches: u64) -> Arc<ObjectInfo> {
     let attempt = Attempt { id: ObjectId(1), nonce: Uuid::from_u128(1), name: "o".into() };
     let mut output = Output::new(objects.way(Cause::Upload), &attempt, 0);
@@ -165,7 +167,7 @@ async fn written(objects: &Objects, stream: StreamId, batches: u64) -> Arc<Objec
     Arc::new(output.finish().await.unwrap())
 }
 
-/// Both ways count, but for what is in the cache.
+/// Both directions count, except for what is cached.
 #[tokio::test(start_paused = true)]
 async fn writing_and_reading_keep_to_the_rate() {
     let options = Options { object_store_bytes_per_s: 1 << 20, ..Options::default() };
@@ -173,7 +175,7 @@ async fn writing_and_reading_keep_to_the_rate() {
     let begun = Instant::now();
     let stream = StreamId(7);
     let object = written(&objects, stream, 4).await;
-    // A burst comes for nothing, and the last block's bytes are owed when it starts.
+    // A burst is free, and the last block's bytes are still a debt when it starts.
     assert_eq!(begun.elapsed().as_millis() / 100, 37);
     for _ in 0..2 {
         for from in [0, 2] {
@@ -183,15 +185,15 @@ async fn writing_and_reading_keep_to_the_rate() {
             assert_eq!(part.batches.len(), 2);
         }
     }
-    // The 2 MiB of the last read are owed.
+    // The 2 MiB of the last read are a debt.
     assert_eq!(begun.elapsed().as_millis() / 100, 57);
     let stats = objects.read_stats();
-    // For the 48 bytes that are left of the first budget a third block is looked at if it is there,
-    // and not fetched if it is not.
+    // For the 48 bytes left of the first budget a third block is used if it is cached, and not
+    // fetched otherwise.
     assert_eq!((stats.gets, stats.hits, stats.misses), (3, 5, 4));
 }
 
-/// What is read ahead is left to others when they could need it.
+/// Read-ahead leaves memory and bandwidth to others that could need it.
 #[tokio::test(start_paused = true)]
 async fn reading_ahead_takes_what_is_spare_only() {
     let options =
@@ -222,15 +224,15 @@ async fn reading_ahead_takes_what_is_spare_only() {
     objects.block(&object, &blocks[0]).await.unwrap();
     let stats = objects.read_stats();
     assert_eq!((stats.ahead_used_bytes, stats.ahead_unread_bytes), (1 << 20, 1 << 20));
-    // What nobody comes for makes room for others in the end.
+    // Blocks that are never requested are dropped for others in the end.
     assert_eq!(objects.fetch_ahead(&object, &blocks[4..8]).0, 0);
     tokio::time::advance(Duration::from_secs(5)).await;
     let (done, _under_way) = objects.fetch_ahead(&object, &blocks[4..8]);
     assert_eq!((done, objects.read_stats().ahead_wasted_bytes), (4, 1 << 20));
 }
 
-/// Who joins a flight that fails tries once more, with the others: else the last of many would wait
-/// for as many deadlines, one after the other.
+/// A reader that joins a fetch which fails retries once, together with the others: otherwise the
+/// last of many would wait for as many deadlines, one after the other.
 #[tokio::test]
 async fn many_readers_of_an_index_that_can_not_be_read_try_twice_together() {
     let objects = objects(1 << 20);
