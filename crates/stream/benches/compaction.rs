@@ -1,9 +1,9 @@
-//! What compaction costs those who append: `cargo bench -p alluvium-stream --bench compaction --
+//! What object compaction costs producers: `cargo bench -p alluvium-stream --bench compaction --
 //! --dir DIRECTORY`.
 //!
-//! A store is filled with a backlog of small objects. In each round two copies of it are opened,
-//! one with compaction and one without, in turns which first, and appended to at a steady rate,
-//! with an upload each second. Latency counts from when a batch was due until it is durable.
+//! A store is filled with a backlog of small objects. Each round opens two copies of it, one with
+//! compaction and one without, in alternating order, and appends to them at a steady rate, with an
+//! upload each second. Latency counts from when a batch was due until it is durable.
 #![allow(missing_docs)]
 
 use std::path::{Path, PathBuf};
@@ -25,9 +25,9 @@ const BATCH_BYTES: usize = 4 << 10;
 const OBJECT_BYTES: u64 = 1 << 20;
 const WAL_BYTES: u64 = 160 << 20;
 const MIB: u64 = 1 << 20;
-/// So often it is looked whether compaction has asked the object store for anything.
+/// Interval of checks whether compaction has made requests to the object store.
 const LOOK: Duration = Duration::from_millis(100);
-/// At first of each measurement, and not counted.
+/// The first part of each measurement, which is not counted.
 const WARMUP: Duration = Duration::from_millis(500);
 
 struct Arguments {
@@ -49,7 +49,7 @@ impl Arguments {
             bytes_per_s: 8 * MIB,
             durability: Durability::Auto,
         };
-        // Cargo adds the first.
+        // Cargo adds this argument.
         let mut words = std::env::args().skip(1).filter(|word| word != "--bench");
         while let Some(option) = words.next() {
             let value = words.next().ok_or_else(|| format!("{option} needs a value"))?;
@@ -77,13 +77,13 @@ impl Arguments {
 
 type Column = (&'static str, fn(&Measured) -> f64);
 
-/// What was measured in half a round.
+/// The results of half a round.
 struct Measured {
     p50_ms: f64,
     p99_ms: f64,
     max_ms: f64,
     cpu_ms_per_mib: f64,
-    /// Share of the looks at which compaction had asked for something since the last one.
+    /// Share of checks at which compaction had made requests since the previous one.
     busy: f64,
     compacted_bytes: u64,
 }
@@ -153,7 +153,7 @@ impl Measured {
     }
 }
 
-/// The store that all others are copies of.
+/// Creates the store that all others are copies of.
 fn make(directory: &Path, arguments: &Arguments) {
     let device = device(directory, arguments.durability, Some(WAL_BYTES));
     Wal::format(&device, &FormatOptions::default()).expect("a new log");
@@ -165,7 +165,7 @@ fn make(directory: &Path, arguments: &Arguments) {
     });
 }
 
-/// With a copy of its own, and a runtime of its own.
+/// Measures with its own copy and its own runtime.
 fn half_a_round(arguments: &Arguments, filled: &Path, is_on: bool) -> Measured {
     let copy = tempfile::tempdir_in(&arguments.directory).expect("a directory in --dir");
     copy_store(filled, copy.path()).expect("there is room for a copy");
@@ -182,8 +182,8 @@ fn runtime() -> Runtime {
     runtime.expect("a runtime")
 }
 
-/// Objects are linked: nobody writes to one that is there. Nothing is left to be written when it is
-/// measured.
+/// Copies a store. Objects are linked, since existing ones are never written to. Everything is
+/// synced before the measurement.
 fn copy_store(from: &Path, to: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;
@@ -229,7 +229,7 @@ async fn open(directory: &Path, device: SharedDevice, with_compaction: bool) -> 
     opened.expect("they belong together").store
 }
 
-/// Many small objects that all streams share.
+/// Creates many small objects that all streams share.
 async fn fill(store: &Store, bytes: u64) {
     let first = store.new_stream_ids(STREAMS).await.expect("ids");
     let create = first.iter().map(|id| Change::CreateStream { id: *id, kind: KIND_LOG });
@@ -243,7 +243,7 @@ async fn fill(store: &Store, bytes: u64) {
     }
 }
 
-/// Batches for all streams in turns.
+/// A source of batches for all streams in turn.
 struct Source {
     streams: Vec<(StreamWriter, u64)>,
     turn: usize,
@@ -285,13 +285,13 @@ impl Source {
     }
 }
 
-/// What compaction has asked of the object store.
+/// Returns the number of compaction's requests to the object store.
 fn asked(stats: &Stats) -> u64 {
     let of_compaction = stats.requests.iter().filter(|asked| asked.cause == "compaction");
     of_compaction.map(|asked| asked.count).sum()
 }
 
-/// Append from this thread, which sleeps more exactly than a runtime does.
+/// Appends from this thread, whose sleep is more precise than a runtime's.
 fn measure(runtime: &Runtime, store: &Store, arguments: &Arguments) -> Measured {
     let mut source = runtime.block_on(Source::new(store));
     let interval =
@@ -312,7 +312,7 @@ fn measure(runtime: &Runtime, store: &Store, arguments: &Arguments) -> Measured 
             let done = done.clone();
             tokio::spawn(async move {
                 append.await.expect("it is durable");
-                let _ = done.send(due.elapsed()); // received to the end
+                let _ = done.send(due.elapsed()); // received until the end
             });
         }
         if due >= next_look {
@@ -355,10 +355,10 @@ fn median(all: Vec<f64>) -> f64 {
     (all[(all.len() - 1) / 2] + all[all.len() / 2]) / 2.0
 }
 
-/// The CPU time of this process, user and system, in seconds.
+/// Returns the CPU time of this process, user and system, in seconds.
 fn cpu_s() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux has it");
-    // The name, in parentheses, may have blanks in it. Two fields of ticks, of which Linux shows
+    // The name, in parentheses, may contain blanks. Two fields count ticks, of which Linux shows
     // 100 per second.
     let fields = stat.rsplit_once(')').expect("the name ends").1.split_whitespace();
     fields.skip(11).take(2).map(|ticks| ticks.parse::<f64>().expect("a number")).sum::<f64>()

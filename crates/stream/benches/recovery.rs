@@ -1,6 +1,5 @@
-//! How long a server with many streams and many objects takes until it can serve, and the memory it
-//! takes: `cargo bench -p alluvium-stream --bench recovery`. Figures and what they mean:
-//! `docs/benchmarks.md`.
+//! Time until a server with many streams and many objects can serve, and its memory: `cargo bench
+//! -p alluvium-stream --bench recovery`. Results: `docs/benchmarks.md`.
 #![allow(missing_docs)]
 
 use std::path::Path;
@@ -20,12 +19,12 @@ use uuid::Uuid;
 
 const STREAMS: u64 = 10_000;
 const OBJECTS: u64 = 100_000;
-/// Each object has a range of so many streams, which take turns.
+/// Number of streams with a range in an object; streams take turns.
 const RANGES_PER_OBJECT: u64 = 10;
 const RECORDS_PER_RANGE: u64 = 1000;
 const CHECKPOINT_BYTES: usize = 200;
 const WAL_BYTES: u64 = 64 << 20;
-/// Objects that are committed together while the catalog is made.
+/// Number of objects committed together while the catalog is created.
 const GROUP: u64 = 1000;
 
 fn main() {
@@ -142,17 +141,17 @@ fn wal(path: &Path) -> SharedDevice {
     device
 }
 
-/// The CPU time of this process, user and system, in seconds.
+/// Returns the CPU time of this process, user and system, in seconds.
 fn cpu() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux has it");
-    // The name, in parentheses, may have blanks in it. Two fields of ticks, of which Linux shows
+    // The name, in parentheses, may contain blanks. Two fields count ticks, of which Linux shows
     // 100 per second.
     let fields = stat.rsplit_once(')').expect("the name ends").1.split_whitespace();
     fields.skip(11).take(2).map(|ticks| ticks.parse::<f64>().expect("a number")).sum::<f64>()
         / 100.0
 }
 
-/// A line of what the kernel says of this process, in MiB.
+/// Returns a line of this process's status from the kernel, in MiB.
 fn memory(what: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux has it");
     let line = status.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':'));

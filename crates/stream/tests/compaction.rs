@@ -1,4 +1,5 @@
-//! Compaction: what lies in many objects comes together in few, and nobody notices.
+//! Object compaction: what is spread over many objects is merged into few, and readers notice
+//! nothing.
 
 mod common;
 
@@ -32,7 +33,7 @@ fn on(world: &mut World) {
     world.options.compaction_bytes = 64 << 10;
 }
 
-/// So many batches for each stream, which go on behind the last, and an upload of them.
+/// Appends `count` batches to each stream, after the last one, and uploads them.
 async fn upload(
     life: &Life,
     streams: &mut [(StreamWriter, Vec<Batch>)],
@@ -50,7 +51,7 @@ async fn upload(
     life.store.flush().await.unwrap();
 }
 
-/// So many uploads, each of a batch of each stream.
+/// Makes `count` uploads, each of a batch of each stream.
 async fn uploads(
     life: &Life,
     all: &mut [(StreamWriter, Vec<Batch>)],
@@ -62,7 +63,7 @@ async fn uploads(
     }
 }
 
-/// The end of a test: nothing has been lost.
+/// Ends a test: nothing was lost.
 async fn close(life: Life, all: Vec<(StreamWriter, Vec<Batch>)>) {
     check(&all).await;
     drop(all);
@@ -77,7 +78,7 @@ async fn streams(life: &Life, count: usize) -> Vec<(StreamWriter, Vec<Batch>)> {
     streams
 }
 
-/// The next run of the server, its streams with what they must hold.
+/// Restarts the server; returns its streams with their expected contents.
 async fn restarted(
     life: Life,
     world: &World,
@@ -90,7 +91,8 @@ async fn restarted(
     (life, streams)
 }
 
-/// Started again; compaction waits at its first read for as long as what is returned last is kept.
+/// Restarts the server; compaction waits at its first read for as long as the last returned value
+/// is kept.
 async fn restarted_to_wait(
     life: Life,
     world: &World,
@@ -105,8 +107,8 @@ async fn restarted_to_wait(
     (life, known, reading.into_inner().expect("nobody reads yet"))
 }
 
-/// A server that is closed, has uploaded eight objects of so many streams, and compacts them when
-/// it is started again; the streams with what they must hold.
+/// Returns a closed server that has uploaded eight objects of `count` streams and compacts them
+/// after the next start, and the streams with their expected contents.
 async fn eight_objects(count: usize) -> (World, Vec<(StreamId, Vec<Batch>)>) {
     let mut world = world();
     off(&mut world);
@@ -130,7 +132,7 @@ async fn opened(
     streams
 }
 
-/// All that the streams hold behind their starts is read, whatever the size of the fetches.
+/// Checks that everything in the streams behind their starts can be read with fetches of any size.
 async fn check(streams: &[(StreamWriter, Vec<Batch>)]) {
     for (stream, held) in streams {
         let start = stream.start_offset();
@@ -144,7 +146,7 @@ async fn check(streams: &[(StreamWriter, Vec<Batch>)]) {
     }
 }
 
-/// Nothing is left to do, and what was compacted is gone from the object store.
+/// Waits until nothing is left to do, and what was compacted is gone from the object store.
 async fn settled(life: &Life, world: &World) {
     let begun = std::time::Instant::now();
     let mut before = u64::MAX;
@@ -152,7 +154,7 @@ async fn settled(life: &Life, world: &World) {
     while quiet < 20 {
         tokio::time::sleep(Duration::from_millis(2)).await;
         let stats = life.store.stats();
-        // Nor is an object being written.
+        // No object is being written either.
         let is_tidy = stats.retired_objects == 0 && names(world).await.len() == stats.objects;
         assert!(begun.elapsed() < HANG, "{:?} {stats:?}", names(world).await);
         quiet = match stats.compactions == before && is_tidy {
@@ -178,7 +180,7 @@ async fn shared_objects_come_together_and_large_streams_leave_them() {
     on(&mut world);
     let (life, all) = restarted(life, &world, all).await;
     settled(&life, &world).await;
-    // Of each eight shared ones, one; and the large stream's own.
+    // One for every eight shared ones, and the large stream's own.
     let stats = life.store.stats();
     assert!(stats.objects <= 4, "{} objects", stats.objects);
     assert!(stats.compactions >= 3 && stats.compacted_bytes > 0);
@@ -192,8 +194,8 @@ async fn shared_objects_come_together_and_large_streams_leave_them() {
     life.close().await;
 }
 
-/// Switched off, it does nothing at all: not at the start, not after an upload, and not for what is
-/// waste.
+/// When it is switched off, it does nothing: not at the start, not after an upload, and not for
+/// wasted space.
 #[tokio::test]
 async fn switched_off_it_asks_nothing_of_the_object_store() {
     let mut world = world();
@@ -213,8 +215,8 @@ async fn switched_off_it_asks_nothing_of_the_object_store() {
     close(life, all).await;
 }
 
-/// However many uploads: at most seven objects of a generation are left, and each byte was written
-/// a few times.
+/// However many uploads there are, at most seven objects of a generation are left, and each byte
+/// was written only a few times.
 #[tokio::test]
 async fn objects_do_not_pile_up_and_are_not_written_over_and_over() {
     let world = world();
@@ -246,7 +248,7 @@ async fn a_single_stream_in_objects_of_its_own_is_brought_together_too() {
 }
 
 /// Five streams with enough for objects of their own, in the same eight shared objects: each of
-/// these indexes is read for the first only.
+/// these indexes is read only for the first stream.
 #[tokio::test]
 async fn an_index_is_read_once_for_all_streams() {
     let mut world = world();
@@ -265,7 +267,7 @@ async fn an_index_is_read_once_for_all_streams() {
     close(life, all).await;
 }
 
-/// No object of a stream grows past the bound, and what is large enough stays as it is.
+/// No object of a stream grows past the bound, and objects that are large enough stay as they are.
 #[tokio::test]
 async fn objects_have_a_bound() {
     let world = world();
@@ -308,7 +310,7 @@ async fn what_was_trimmed_or_deleted_inside_of_an_object_gives_its_space_back() 
     close(life, all).await;
 }
 
-/// A reader that is in the middle of an object keeps it.
+/// A reader in the middle of an object keeps it.
 #[tokio::test]
 async fn no_object_is_deleted_under_a_reader() {
     let mut world = world();
@@ -324,7 +326,7 @@ async fn no_object_is_deleted_under_a_reader() {
         async move { stream.fetch(StreamOffset(0), 1).await }
     });
     eventually("it reads", || life.objects.reads.load(Ordering::SeqCst) == 1).await;
-    // The ranges are replaced as compaction would, which has to read, too.
+    // The ranges are dropped as compaction would, which cannot run here since it has to read, too.
     let first = names(&world).await[0].clone();
     stream.trim(held[1].end()).await.unwrap();
     all[0].0.trim(all[0].1[1].end()).await.unwrap();
@@ -395,7 +397,7 @@ async fn the_store_is_degraded_while_compaction_fails() {
     close(life, all).await;
 }
 
-/// It is not copied, and what is whole beside it can still be read.
+/// It is not copied, and intact data next to it can still be read.
 #[tokio::test]
 async fn what_is_damaged_stays_where_it_is() {
     let mut world = world();
@@ -418,8 +420,8 @@ async fn what_is_damaged_stays_where_it_is() {
     life.close().await;
 }
 
-/// On its way: it is read once more before it counts as damaged, which it would do until the next
-/// start.
+/// Damaged in transit: it is read again before it counts as damaged, which would exclude it until
+/// the next start.
 #[tokio::test]
 async fn what_comes_damaged_is_compacted_all_the_same() {
     // Each of its reads, of eight indexes and eight objects' blocks.
@@ -435,7 +437,7 @@ async fn what_comes_damaged_is_compacted_all_the_same() {
     }
 }
 
-/// Uploads wait for a claim that has begun, so it is made on no thread that makes way for others.
+/// Uploads wait for a claim that has begun, so it does not run on a thread of low priority.
 #[tokio::test]
 async fn the_objects_are_not_claimed_on_the_threads_that_make_way() {
     let mut world = world();
@@ -454,8 +456,8 @@ async fn the_objects_are_not_claimed_on_the_threads_that_make_way() {
     close(life, all).await;
 }
 
-/// What it has come of stays as it is until the next start, what was written for it goes, and the
-/// others are compacted.
+/// Its sources stay as they are until the next start, what was written for it is removed, and the
+/// other objects are compacted.
 #[tokio::test]
 async fn a_catalog_that_refuses_one_compaction_does_not_end_the_others() {
     let mut world = world();
@@ -527,7 +529,7 @@ async fn a_crash_at_any_moment_loses_and_doubles_nothing() {
     assert!(compactions > 100, "{compactions}");
 }
 
-/// An object that was lost, which no repetition brings back: the others go on.
+/// An object that is lost, which no retry brings back: the others are compacted.
 #[tokio::test]
 async fn an_object_that_is_gone_keeps_nothing_else_waiting() {
     let mut world = world();
@@ -551,8 +553,8 @@ async fn an_object_that_is_gone_keeps_nothing_else_waiting() {
     life.close().await;
 }
 
-/// A stream's pieces on both sides of something else stay two ranges, and these do not become
-/// objects of their own for that.
+/// A stream's pieces on both sides of a range that stays remain two ranges, and do not get objects
+/// of their own.
 #[tokio::test]
 async fn pieces_that_are_no_neighbours_share_objects_too() {
     let mut world = world();
@@ -562,8 +564,8 @@ async fn pieces_that_are_no_neighbours_share_objects_too() {
     for round in 0..8 {
         upload(&life, &mut all, 1, 50).await;
         if round == 3 {
-            // Large enough to stay as it is, in the middle of all: an upload of one stream, for
-            // each.
+            // Large enough to stay as it is, in the middle of the others: an upload of one stream,
+            // for each.
             for at in 0..all.len() {
                 upload(&life, &mut all[at..=at], 1, 40_000).await;
             }
@@ -576,7 +578,7 @@ async fn pieces_that_are_no_neighbours_share_objects_too() {
     close(life, all).await;
 }
 
-/// Their age is that of their object, and stays it.
+/// The age of records is that of their object, and compaction keeps it.
 #[tokio::test]
 async fn an_object_is_as_old_as_its_youngest_source() {
     let mut world = world();

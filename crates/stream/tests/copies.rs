@@ -1,5 +1,5 @@
-//! Old copies and stale owners: a catalog, a WAL or a server of the past destroys nothing that was
-//! acknowledged since.
+//! Old copies and stale owners: an old copy of a catalog or a WAL, or a server that was taken over,
+//! does not destroy anything that was acknowledged later.
 
 mod common;
 
@@ -32,7 +32,7 @@ fn listings_are_old_and_fail(objects: &Objects) {
     objects.lists_fail.store(true, Ordering::SeqCst);
 }
 
-/// Another server with the catalog of this one as it is now, on `disk`.
+/// Returns another server with a copy of this one's current catalog, on `disk`.
 fn copy_of(world: &World, disk: SimDisk) -> World {
     World {
         disk,
@@ -43,12 +43,12 @@ fn copy_of(world: &World, disk: SimDisk) -> World {
     }
 }
 
-/// The disk as it is now, once more.
+/// Returns a copy of the disk as it is now.
 fn cloned(disk: &SimDisk) -> SimDisk {
     SimDisk::from_image(&disk.image(), SimOptions::default())
 }
 
-/// Append batches `from..to` of one offset each, and upload each of them into an object of its own.
+/// Appends batches `from..to` of one offset each, and uploads each of them as an object of its own.
 async fn upload_each(life: &Life, stream: &StreamWriter, from: u64, to: u64) -> Vec<Batch> {
     let mut batches = Vec::new();
     for base in from..to {
@@ -86,7 +86,7 @@ async fn refused(world: &World) -> StoreError {
     error
 }
 
-/// A is idle while B takes the WAL over with a copy of A's data, and uploads. Then A goes on, and
+/// A is idle while B takes over the WAL with a copy of A's data, and uploads. Then A continues, and
 /// looks for orphans.
 #[tokio::test]
 async fn a_stale_owner_deletes_nothing_of_its_successor() {
@@ -110,8 +110,7 @@ async fn a_stale_owner_deletes_nothing_of_its_successor() {
     assert_eq!(names(&world).await, before);
     assert_eq!(read_from(&theirs, 0, 1500).await, batches);
 
-    // What B has uploaded is no orphan for A: whatever else A believes, it does not come to these
-    // numbers.
+    // B's objects are not orphans to A: whatever else A knows, it never reaches their numbers.
     assert_eq!(a.store.stats().orphans, 0);
     drop((stream, theirs));
     a.crash(&mut world);
@@ -126,7 +125,7 @@ async fn who_was_taken_over_changes_its_catalog_no_more() {
     let other = copy_of(&world, world.disk.clone());
     let b = other.start().await;
 
-    // It finds out by the upload's trim, or by the look before it deletes.
+    // It finds out by the upload's trim, or by the check before it deletes.
     drop(append(&a.store, &stream, &batch(stream.id(), 2, 1, 1000)).await.await);
     a.store.flush().await.unwrap_err();
     let version = world.catalog.load().unwrap().version;
@@ -165,7 +164,7 @@ async fn the_catalog_of_who_was_taken_over_is_an_old_one_whatever_it_has_seen() 
     assert!(matches!(refused(&world).await, StoreError::OldCatalog { .. }));
 }
 
-/// Nothing was appended or trimmed in the WAL since the copy was made, only objects have gone: a
+/// Nothing was appended or trimmed in the WAL since the copy was made, only objects were deleted: a
 /// fresh copy is as good as the catalog, an old one is not.
 #[tokio::test]
 async fn an_old_catalog_is_refused_also_if_only_objects_have_changed() {
@@ -196,8 +195,8 @@ async fn an_old_catalog_is_refused_also_if_only_objects_have_changed() {
     life.close().await;
 }
 
-/// Each commit whose consequences cannot be taken back is followed by a mark before these:
-/// whenever a copy was made, it is refused, or it still reads all that there is.
+/// Each commit with irreversible effects is followed by a mark before these: whenever a copy was
+/// made, it is refused or it can still read everything.
 #[tokio::test]
 async fn a_copy_of_any_moment_is_refused_or_complete() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -263,13 +262,13 @@ async fn an_old_copy_of_the_wal_is_refused() {
     let life = world.start().await;
     let stream = life.open(id).await;
     assert_eq!(read_from(&stream, 0, 1500).await, batches);
-    // Nothing is uploaded or trimmed behind this copy, but the log is closed: that is enough.
+    // Nothing is uploaded or trimmed after this copy, but the log is closed, which is enough.
     let mut copies = vec![cloned(&world.disk)];
     append(&life.store, &stream, &batch(id, 3, 1, 1000)).await.await.unwrap();
     copies.push(cloned(&world.disk));
     drop(stream);
     life.close().await;
-    // So it is that the log is opened.
+    // So is opening the log.
     copies.push(cloned(&world.disk));
     let closed = world.disk.clone();
     for copy in copies.drain(..2) {
@@ -282,7 +281,7 @@ async fn an_old_copy_of_the_wal_is_refused() {
     assert!(matches!(refused(&world).await, StoreError::OldWal { .. }));
 }
 
-/// The copy is of the same life, from before its last upload, and the server was killed.
+/// The copy is from the same run, before its last upload, and the server was killed.
 #[tokio::test]
 async fn a_copy_of_the_wal_from_before_an_upload_is_refused() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -302,7 +301,7 @@ async fn a_copy_of_the_wal_from_before_an_upload_is_refused() {
     assert!(matches!(refused(&world).await, StoreError::OldWal { .. }));
 }
 
-/// A catalog that does something else with a commit.
+/// A catalog with a hook before each commit.
 struct Hooked {
     inner: Arc<MemoryCatalog>,
     commits: AtomicUsize,
@@ -343,7 +342,7 @@ async fn open_with(
     Ok(opened.recovery)
 }
 
-/// An upgrade notes something new in the catalog. Where its disk is full that comes later.
+/// An upgrade records something new in the catalog; on a full disk it does so later.
 #[tokio::test]
 async fn a_catalog_whose_disk_is_full_is_opened() {
     let world = World::new(WAL_BYTES, 1);
@@ -359,8 +358,8 @@ async fn a_catalog_whose_disk_is_full_is_opened() {
     assert_eq!(largest_count().as_deref(), Some(&b"16384"[..]));
 }
 
-/// Whatever an attempt leaves behind, the catalog, the header, or both, the next one is not
-/// refused.
+/// Whatever an interrupted attempt has changed, the catalog, the header, or both, the next one is
+/// not refused.
 #[tokio::test]
 async fn attempts_that_were_cut_short_refuse_nobody() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -374,7 +373,7 @@ async fn attempts_that_were_cut_short_refuse_nobody() {
     let version = |world: &World| world.catalog.load().unwrap().version;
     let fail = || Err(CatalogError::Failed("injected".into()));
     for _ in 0..3 {
-        // Before anything.
+        // Before any change.
         let (had, marked) = (version(&world), mark(&world));
         open_with(&world, move |_| fail()).await.expect_err("it fails");
         assert_eq!((version(&world), mark(&world)), (had, marked));
@@ -384,7 +383,7 @@ async fn attempts_that_were_cut_short_refuse_nobody() {
         world.disk = world.disk.power_cut();
         world.disk.set_faults(Faults::default());
         assert!(version(&world) > had && mark(&world) == marked);
-        // Between the header, and the catalog's note of it.
+        // Between the header and its record in the catalog.
         let second = move |commit| if commit == 1 { fail() } else { Ok(()) };
         open_with(&world, second).await.expect_err("it fails");
         assert!(mark(&world) == version(&world));
@@ -397,8 +396,8 @@ async fn attempts_that_were_cut_short_refuse_nobody() {
     life.close().await;
 }
 
-/// Somebody else was there after the catalog was compared with the WAL, and before the WAL was
-/// opened.
+/// Another process opened the WAL after the catalog was compared with it, and before this one
+/// opened it.
 #[tokio::test]
 async fn an_opening_in_between_is_noticed() {
     for marks in [true, false] {
@@ -413,7 +412,7 @@ async fn an_opening_in_between_is_noticed() {
 
         let (device, mut options) = (world.disk.device(), world.wal_options.clone());
         if marks {
-            // With a copy of the catalog, and just as far.
+            // With a copy of the catalog of the same version.
             options.mark = Some(world.catalog.load().unwrap().version + 1);
         }
         let rival = move |commit| {
@@ -457,14 +456,14 @@ async fn a_catalog_and_a_wal_without_a_mark_are_opened() {
 enum Cloned {
     /// While it was down; then both were started.
     Down,
-    /// While it ran, and it has uploaded nothing since.
+    /// While it ran; it has uploaded nothing since.
     Idle,
-    /// While it ran, and it went on.
+    /// While it ran; it has continued.
     Busy,
 }
 
-/// No header tells the one of the other; the object store does. What the one that is not the owner
-/// takes stays in its WAL.
+/// No header shows one clone to the other; the object store does. What the clone that is not the
+/// owner accepts stays in its WAL.
 #[tokio::test]
 async fn of_two_clones_one_owns_the_objects() {
     for case in [Cloned::Down, Cloned::Idle, Cloned::Busy] {
@@ -529,8 +528,8 @@ async fn of_two_clones_one_owns_the_objects() {
     }
 }
 
-/// A backup of both, catalog and WAL, was put back. They fit together; what came since is in the
-/// object store, and stays there.
+/// A backup of catalog and WAL was restored. They fit together; what came later is in the object
+/// store and stays there.
 #[tokio::test]
 async fn a_backup_that_was_put_back_deletes_nothing_that_is_newer() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -544,8 +543,7 @@ async fn a_backup_that_was_put_back_deletes_nothing_that_is_newer() {
     let before = names(&world).await;
     assert_eq!(before.len(), 4);
 
-    // However often it is started: that raises its version and its epoch, and makes it know nothing
-    // more.
+    // However often it is started: a start raises its version and its epoch, but adds no knowledge.
     let mut backup = backup;
     for _ in 0..8 {
         let life = backup.start_with(make_listings_old).await;
@@ -555,7 +553,7 @@ async fn a_backup_that_was_put_back_deletes_nothing_that_is_newer() {
         life.crash(&mut backup);
     }
 
-    // Who knows that nobody else will come says so.
+    // An operator who knows that the other server is gone for good deletes the owner object.
     backup.objects.delete(&owner_of(&backup)).await.unwrap();
     let life = backup.start_with(make_listings_old).await;
     eventually("they are deleted", || life.store.stats().orphans_deleted == 2).await;
@@ -580,13 +578,13 @@ async fn the_owner_object_says_who() {
     drop(stream);
     life.crash(&mut world);
 
-    // It is no orphan, however old it is.
+    // It is not an orphan, however old it is.
     let life = world.start_with(make_listings_old).await;
     claimed_by(&world, 2).await;
     assert_ne!(claim(&world).await.unwrap()["life"], first["life"]);
     assert_eq!((life.store.stats().orphans, life.store.stats().orphans_deleted), (0, 0));
 
-    // Without a word that can be understood nothing is deleted.
+    // Without a readable owner object nothing is deleted.
     for nonsense in ["", "{}", &"x".repeat(5000)] {
         let stream = life.open(StreamId(0)).await;
         let failures = life.store.stats().clean_up_failures;
@@ -603,7 +601,7 @@ async fn the_owner_object_says_who() {
     life.close().await;
 }
 
-/// The mark comes first: a crash may come in between.
+/// The mark comes first, since a crash may come in between.
 #[tokio::test]
 async fn no_object_goes_before_the_mark_is_there() {
     let mut world = World::new(WAL_BYTES, 1);

@@ -18,7 +18,7 @@ use futures::FutureExt;
 
 const WAL_BYTES: u64 = 1 << 20;
 
-/// Ten batches in each of three streams, one of them a state stream.
+/// Appends ten batches to each of three streams, one of them a state stream.
 async fn fill(life: &Life) -> Vec<(StreamId, Vec<Batch>)> {
     let mut all = Vec::new();
     for kind in [KIND_LOG, KIND_LOG, KIND_STATE] {
@@ -45,7 +45,7 @@ async fn check(life: &Life, all: &[(StreamId, Vec<Batch>)]) {
     }
 }
 
-/// Restart; everything is there once. Then upload for good, and restart again.
+/// Restarts and checks that everything is there once; then uploads everything and restarts again.
 async fn check_after_restarts(world: &mut World, all: &[(StreamId, Vec<Batch>)], skipped: u64) {
     let life = world.start().await;
     assert_eq!(life.recovery.skipped_uploaded, skipped);
@@ -67,7 +67,7 @@ async fn check_after_restarts(world: &mut World, all: &[(StreamId, Vec<Batch>)],
     life.close().await;
 }
 
-/// How a life may end before its time.
+/// The ways in which a run may end prematurely.
 const ENDS: [fn(Life, &mut World); 2] = [Life::crash, Life::power_cut];
 
 #[tokio::test]
@@ -81,7 +81,7 @@ async fn an_end_before_the_cut() {
     }
 }
 
-/// An object store that is down harms neither appends nor reads of what is cached.
+/// An object store that is down affects neither appends nor reads of what is cached.
 #[tokio::test]
 async fn an_end_while_the_object_can_not_be_written() {
     for end in ENDS {
@@ -221,7 +221,7 @@ async fn damage_in_the_wal_is_a_gap_that_is_reported_and_skipped() {
     drop(stream);
     life.close().await;
 
-    // The same from objects; the fold that insists on contiguity is not for this.
+    // The same data from objects; a fold that requires contiguity cannot be used for this.
     let life = world.try_start(Arc::new(())).await.unwrap();
     life.store.flush().await.unwrap();
     drop(life.store);
@@ -285,8 +285,8 @@ async fn an_upload_that_finds_nothing_to_upload_leaves_a_catalog_that_is_not_old
     life.close().await;
 }
 
-/// So old that the catalog has not heard of a later mark; or its end is damaged. What streams skip
-/// for it they skip once.
+/// The copy is so old that the catalog has not recorded a later mark, or the log's end is damaged.
+/// Streams skip offsets for this only once.
 #[tokio::test]
 async fn a_log_that_ends_too_early_is_reported() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -318,7 +318,7 @@ async fn a_log_that_ends_too_early_is_reported() {
         let found = (life.recovery.gaps.clone(), next.collect());
         assert!(found.0.iter().all(|gap| gap.cause == GapCause::Skipped), "{found:?}");
         assert_eq!(*first.get_or_insert(found.clone()), found, "start {start}");
-        // Nobody knows what is missing, so each stream skips more than the ring has room for.
+        // It is unknown what is missing, so each stream skips more than the ring can hold.
         for (id, batches) in &all {
             let stream = life.store.stream(*id).unwrap();
             assert!(stream.next_offset() > StreamOffset(11), "stream {id}");
@@ -330,7 +330,7 @@ async fn a_log_that_ends_too_early_is_reported() {
         }
         life.crash(&mut world);
     }
-    // The catalog of before the next upload is an old one when the log is trimmed.
+    // When the log is trimmed, the catalog from before the upload is an old one.
     let before = world.catalog.load().unwrap();
     let life = world.try_start(Arc::new(())).await.unwrap();
     let stream = life.open(all[0].0).await;
@@ -376,7 +376,7 @@ async fn what_was_recovered_may_exceed_the_bound_of_the_cache() {
     life.close().await;
 }
 
-/// What the model knows of a stream.
+/// The model of a stream.
 struct Model {
     id: StreamId,
     kind: u8,
@@ -385,8 +385,8 @@ struct Model {
     acknowledged: Vec<Batch>,
 }
 
-/// Random appends, fetches, trims, uploads, failures, deletions, crashes and power cuts, against
-/// lists in memory.
+/// Random appends, fetches, trims, uploads, failures, deletions, crashes and power cuts, compared
+/// with lists in memory.
 async fn run_model(seed: u64) {
     let mut random = Random::new(seed);
     let mut world = World::new(512 << 10, seed);
@@ -485,7 +485,7 @@ async fn run_model(seed: u64) {
     life.close().await;
 }
 
-/// The next life, which has to find everything.
+/// Starts the next run, which must find everything.
 async fn go_on(world: &World, models: &mut [Model], random: &mut Random) -> Life {
     let life = world.start().await;
     assert_eq!((&life.recovery.gaps, &life.recovery.missing_end), (&vec![], &None));
@@ -524,7 +524,7 @@ impl Model {
             self.id
         );
         if self.kind == KIND_STATE {
-            return; // uploads move its start while we look
+            return; // uploads move its start meanwhile
         }
         assert_eq!(stream.start_offset().0, self.start, "stream {}", self.id);
         let from = self.start + random.below(end - self.start + 1);

@@ -1,5 +1,5 @@
-//! The disk cache behind a store: what is on disk is not asked of the object store, also after a
-//! restart, and whatever becomes of the directory, readers get what was written.
+//! The disk cache behind a store: what is on disk is not requested from the object store, also
+//! after a restart, and whatever happens to the directory, readers get what was written.
 //! `docs/disk-cache.md`.
 
 mod common;
@@ -20,8 +20,8 @@ fn directory() -> TempDir {
     tempfile::tempdir().unwrap()
 }
 
-/// With a disk cache in `directory`, and next to no block cache, so that what is read twice is
-/// looked for there.
+/// A world with a disk cache in `directory`, and hardly any block cache, so that second reads go to
+/// the disk cache.
 fn world(seed: u64, directory: &Path) -> World {
     let mut world = World::new(64 << 20, seed);
     world.options.upload_bytes = 16 << 20;
@@ -34,7 +34,7 @@ fn world(seed: u64, directory: &Path) -> World {
     world
 }
 
-/// A stream in two objects, and nothing of it in memory or on disk.
+/// Writes a stream in two objects; nothing of it is in memory or on disk.
 async fn written(world: &World, batches: u64, batch_bytes: usize) -> (StreamId, Vec<Batch>) {
     let life = world.start().await;
     let stream = life.create_log().await;
@@ -60,7 +60,7 @@ fn reads(life: &Life) -> u64 {
     life.objects.reads.load(Ordering::SeqCst)
 }
 
-/// A run of the server whose disk cache is open.
+/// Starts a server and waits until its disk cache is open.
 async fn start(world: &World) -> Life {
     opened(world.start().await).await
 }
@@ -75,7 +75,7 @@ async fn read(life: &Life, id: StreamId) -> Vec<Batch> {
     read_from(&life.store.stream(id).unwrap(), 0, 3 * MIB).await
 }
 
-/// When all is on disk that was fetched.
+/// Waits until everything that was fetched is on disk.
 async fn settle(life: &Life) {
     let is_settled = |stats: DiskCacheStats| stats.writes + stats.dropped_writes >= stats.misses;
     eventually("what was fetched is on disk", || is_settled(stats(life))).await;
@@ -95,7 +95,7 @@ async fn what_was_read_before_a_restart_is_not_fetched_again() {
     assert!(fetched >= 4, "two indexes, and the blocks of two objects");
     let first = stats(&life);
     assert!(first.written_bytes > 8_000_000, "{first:?}");
-    // The block cache holds a part of it only.
+    // The block cache holds only a part of it.
     assert!(read(&life, id).await == batches);
     assert_eq!(reads(&life), fetched);
     assert!(stats(&life).hits > 0);
@@ -134,7 +134,7 @@ async fn a_lost_directory_is_a_slower_start() {
     for is_in_use in [false, true, false] {
         let life = start(&world).await;
         if is_in_use {
-            // Files are made in it meanwhile.
+            // Files are created in it meanwhile.
             while directory.path().exists() {
                 let _ = fs::remove_dir_all(directory.path());
             }
@@ -147,7 +147,7 @@ async fn a_lost_directory_is_a_slower_start() {
     }
 }
 
-/// Change bytes anywhere in the files of a directory, or cut one off.
+/// Changes bytes anywhere in the files of a directory, or truncates one.
 fn damage(directory: &Path, random: &mut Random) {
     let mut files: Vec<_> =
         fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -193,7 +193,7 @@ async fn a_damaged_directory_changes_nothing_that_is_read_and_heals() {
     assert!(fetched > 10, "nothing was hit");
 }
 
-/// Who reads at the same time, in another order each, more than the disk may hold.
+/// Concurrent readers, each in another order, read more than the disk may hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_readers_of_more_than_fits_get_what_was_written() {
     let directory = directory();

@@ -1,4 +1,4 @@
-//! What fails stops the store, changes nothing afterwards, and leaves nobody waiting.
+//! A failure stops the store, changes nothing afterwards, and wakes every waiter.
 
 mod common;
 
@@ -14,14 +14,14 @@ use tokio::sync::Notify;
 
 const WAL_BYTES: u64 = 1 << 20;
 
-/// A stream with a batch that is not uploaded.
+/// Creates a stream with a batch that is not uploaded.
 async fn create_with_a_batch(life: &Life) -> StreamId {
     let stream = life.create_log().await;
     append(&life.store, &stream, &batch(stream.id(), 0, 1, 100)).await.await.unwrap();
     stream.id()
 }
 
-/// The device fails, and the store knows it.
+/// Makes the device fail, so that the store has failed.
 async fn fail_the_log(world: &World, life: &Life, id: StreamId) {
     world.disk.set_faults(Faults { write_error: 1.0, ..Default::default() });
     let stream = life.open(id).await;
@@ -31,7 +31,7 @@ async fn fail_the_log(world: &World, life: &Life, id: StreamId) {
     assert!(matches!(cause, StoreError::Wal(_)), "{cause}");
 }
 
-/// Nobody waits, and nothing changes any more.
+/// Checks that waiters are woken and that nothing can be changed any more.
 async fn assert_stopped(life: &Life, world: &World, id: StreamId, why: &str) {
     let cause = tokio::time::timeout(HANG, life.store.failed()).await.expect("it is told");
     assert!(cause.to_string().contains(why), "{cause}");
@@ -114,7 +114,7 @@ async fn ids_that_may_have_been_handed_out_are_not_handed_out_again() {
     life.close().await;
 }
 
-/// Appends something, and has its upload fail at `mode`.
+/// Appends something and makes its upload fail at `mode`.
 async fn fail_an_upload(life: &Life, mode: CatalogMode) -> StreamId {
     let id = create_with_a_batch(life).await;
     life.catalog.set(mode);
@@ -156,7 +156,7 @@ async fn a_panic_in_the_catalog_stops_the_store() {
         let store = life.store.clone();
         async move { store.commit(vec![change]).await }
     });
-    caller.abort(); // nobody may be there to see it
+    caller.abort(); // the caller may be gone
     let _ = caller.await;
     let refused = life.store.new_stream_ids(1).await.unwrap_err();
     life.catalog.set(CatalogMode::Works);
@@ -220,8 +220,8 @@ async fn who_still_waits_when_the_last_store_is_dropped_is_woken() {
     drop(life.stepper);
 }
 
-/// The object store is away and the log has failed: nothing that could be written would be
-/// committed, so it is not tried for ever.
+/// The object store is down and the log has failed: an object that could be written would not be
+/// committed, so attempts end.
 #[tokio::test]
 async fn uploads_are_not_repeated_under_a_log_that_has_failed() {
     let world = World::new(WAL_BYTES, 1);
@@ -236,7 +236,7 @@ async fn uploads_are_not_repeated_under_a_log_that_has_failed() {
     eventually("it is tried again and again", || failures() > 3).await;
     fail_the_log(&world, &life, id).await;
     flush.await.unwrap().unwrap_err();
-    // The next try would come within 4 ms.
+    // The next attempt would come within 4 ms.
     let mut seen = (failures(), 0);
     eventually("it is tried no more", || {
         seen = if seen.0 == failures() { (seen.0, seen.1 + 1) } else { (failures(), 0) };
@@ -245,7 +245,7 @@ async fn uploads_are_not_repeated_under_a_log_that_has_failed() {
     .await;
 }
 
-/// Who is told that uploads fail is told whether waiting helps.
+/// The error of a failing upload shows whether waiting helps.
 #[tokio::test]
 async fn an_object_store_that_refuses_is_told_apart_from_one_that_is_away() {
     let world = World::new(WAL_BYTES, 1);
@@ -261,14 +261,14 @@ async fn an_object_store_that_refuses_is_told_apart_from_one_that_is_away() {
     eventually("it is away", || told().contains("injected 503") && !refused()).await;
     life.objects.refuses.store(true, Ordering::SeqCst);
     eventually("it refuses", || told().contains("injected 403") && refused()).await;
-    // It is tried all the same: credentials are changed elsewhere.
+    // It is still retried: credentials may be changed elsewhere.
     life.objects.down.store(false, Ordering::SeqCst);
     flush.await.unwrap().unwrap();
     assert_eq!(life.store.stats().upload_failing, None);
     life.close().await;
 }
 
-/// Changes are refused, what is in the background waits, and both go on when there is space.
+/// Changes are refused, background work waits, and both continue when there is space.
 #[tokio::test]
 async fn a_full_disk_of_the_catalog_stops_nothing() {
     let world = World::new(WAL_BYTES, 1);

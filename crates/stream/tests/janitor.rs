@@ -1,4 +1,4 @@
-//! What nobody needs is deleted from the object store, and nothing else.
+//! Objects without references are deleted from the object store, and no others.
 
 mod common;
 
@@ -36,7 +36,7 @@ async fn an_object_goes_when_nobody_has_a_part_of_it() {
     assert_eq!((life.store.stats().objects, stream.size_bytes()), (2, 10_000));
     assert_eq!(read_from(&stream, 40, 1 << 20).await, batches[20..]);
 
-    // What cannot be deleted is tried again, also after the next start.
+    // Failed deletions are retried, also after the next start.
     life.objects.deletes_fail.store(true, Ordering::SeqCst);
     life.store.commit(vec![delete(other.id()), delete(stream.id())]).await.unwrap();
     eventually("it tries again", || life.store.stats().clean_up_failures >= 5).await;
@@ -58,7 +58,7 @@ async fn an_object_goes_when_nobody_has_a_part_of_it() {
     life.close().await;
 }
 
-/// Something that an upload has left behind.
+/// Puts an object that an interrupted upload has left behind.
 async fn put_orphan(world: &World) {
     let wal_id = world.catalog.load().unwrap().wal_id.unwrap();
     let name = format!("streams/{wal_id}/0000000000000009-orphan");
@@ -151,7 +151,7 @@ async fn orphans_stay_when_records_are_lost() {
     let at = image.windows(16).position(|window| window == &lost[5000..5016]).expect("it is there");
     world.disk.poke(at as u64, &[image[at] ^ 1]);
     for deleted in [true, false] {
-        // Damage in the middle is a gap; what is lost of a stream that was deleted since is none.
+        // Damage in the middle is a gap; what a stream lost that was deleted since is not.
         let life = world.start_with(make_listings_old).await;
         eventually("it has looked", || life.store.stats().orphans == 1).await;
         assert_eq!(life.recovery.gaps.is_empty(), !deleted);
@@ -206,7 +206,7 @@ async fn old_orphans_of_this_store_are_deleted_and_nothing_else() {
     let others =
         create(&directory.path().join("streams/another-store/0000000000000001-x"), days(9));
     let foreign = create(&directory.path().join("notes.txt"), days(9));
-    // The second epoch opens the store below: this one cannot be known to it.
+    // The store below is opened with the second epoch, so it cannot know this object.
     let later = create(&ours.join("0000000300000000-later"), days(9));
     let without_number = create(&ours.join("notes"), days(9));
     make_old(&committed, days(9));
@@ -219,7 +219,7 @@ async fn old_orphans_of_this_store_are_deleted_and_nothing_else() {
     }
 }
 
-/// `LocalFileSystem` writes under such names, and never shows them.
+/// `LocalFileSystem` writes under such names, and never lists them.
 #[test]
 fn what_was_never_finished_is_removed_when_a_local_directory_is_opened() {
     let root = tempfile::tempdir().unwrap();
@@ -238,7 +238,7 @@ fn what_was_never_finished_is_removed_when_a_local_directory_is_opened() {
     let removed = [
         create("0000000000000009-a#1", 25),
         create("0000000000000009-b#12", 99),
-        // The cutting has made it young.
+        // The truncation has updated its time.
         create(&deleted, 0),
     ];
     let kept = [

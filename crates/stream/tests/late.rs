@@ -1,4 +1,5 @@
-//! Late readers: what they get, what they cost, and that they disturb nobody. `docs/cold-reads.md`.
+//! Cold reads: their results, their cost, and that they do not disturb other traffic. See
+//! `docs/cold-reads.md`.
 
 mod common;
 
@@ -13,7 +14,8 @@ use futures::future::join_all;
 
 const MIB: usize = 1 << 20;
 
-/// Streams in several objects, each with blocks of about a MiB, and nothing of them in memory.
+/// Creates streams in several objects, each with blocks of about a MiB, with nothing of them in
+/// memory.
 async fn late(
     world: &World,
     streams: usize,
@@ -70,7 +72,7 @@ async fn readers_at_the_same_place_share_what_they_fetch() {
         .collect();
     eventually("all wait", || life.store.stats().reads.waiting == 20).await;
     assert_eq!(reads(&life), 1, "the index");
-    // Whoever came first goes: the others get it all the same.
+    // The first reader leaves; the others still get the data.
     readers[0].abort();
     drop(reading);
     for reader in readers.into_iter().skip(1) {
@@ -129,7 +131,7 @@ async fn who_goes_away_leaves_nothing_running() {
     life.close().await;
 }
 
-/// What the cache cannot keep would be fetched in vain for ever.
+/// Blocks that the cache cannot keep would be fetched in vain forever.
 #[tokio::test]
 async fn who_reads_without_a_cache_gets_on() {
     let mut world = large_world(4);
@@ -162,7 +164,7 @@ async fn a_reader_that_goes_on_finds_the_next_blocks_and_objects_fetched() {
             fetched = stream.fetch(next, MIB).await.unwrap();
         }
         read.extend(fetched.batches);
-        // It is busy with what it has.
+        // The reader is busy with what it has.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
@@ -194,14 +196,14 @@ async fn for_a_reader_that_jumps_about_nothing_is_fetched_on_suspicion() {
     life.close().await;
 }
 
-/// The bound is on bytes, whoever they are for.
+/// The bound is on bytes of all readers.
 #[tokio::test]
 async fn five_hundred_readers_keep_within_the_bound() {
     let mut world = large_world(6);
     world.options.late_read_bytes = 8 << 20;
     let (life, all) = late(&world, 8, 1, 4).await;
     let streams: Vec<_> = all.iter().map(|batches| stream_of(&life, batches)).collect();
-    *life.objects.chance.lock() = Some(Random::new(6)); // answers take a while
+    *life.objects.chance.lock() = Some(Random::new(6)); // responses take a while
     let reading = life.objects.reading.lock().await;
     let mut readers = Vec::new();
     for reader in 0..500 {
@@ -296,7 +298,7 @@ async fn whatever_happens_what_is_read_is_what_was_written() {
                 }
             }));
         }
-        // Objects go while they are read.
+        // Objects are deleted while they are read.
         for at in [2, 6, 9, 12] {
             for _ in 0..200 {
                 tokio::task::yield_now().await;

@@ -1,5 +1,4 @@
-//! Damage to the WAL at the end of streams: no offset is handed out twice, and what is lost is
-//! told.
+//! Damage to the WAL at the end of streams: no offset is handed out twice, and losses are reported.
 
 mod common;
 
@@ -21,10 +20,10 @@ const WAL_BYTES: u64 = 1 << 20;
 const DATA_START: u64 = 64 << 10;
 const WAL_HEADER_BYTES: u64 = 32;
 const STREAM_HEADER_BYTES: u64 = 40;
-/// What a batch of the tests has.
+/// Payload of the tests' batches.
 const PAYLOAD_BYTES: usize = 300;
 
-/// A fold that takes gaps.
+/// A fold that accepts gaps.
 struct Nothing;
 
 impl Fold for Nothing {
@@ -41,7 +40,7 @@ impl Fold for Nothing {
     }
 }
 
-/// What of a record is damaged.
+/// The part of a record that is damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Payload,
@@ -53,7 +52,7 @@ enum Part {
 impl Part {
     const ALL: [Self; 4] = [Self::Payload, Self::StreamHeader, Self::WalHeader, Self::Everything];
 
-    /// In the record `range` of the log, which lies in the first lap.
+    /// Damages a part of the record `range` of the log, which lies in the first lap.
     fn damage(self, disk: &SimDisk, range: &std::ops::Range<u64>) {
         let start = DATA_START + range.start;
         let flip = |at: u64| disk.poke(at, &[disk.peek(at, 1)[0] ^ 0x10]);
@@ -71,7 +70,7 @@ impl Part {
     }
 }
 
-/// A record: where it lies in the log, and the batch in it, or `None` for ends.
+/// A record: its range in the log, and the batch in it, or `None` for ends.
 type Found = (std::ops::Range<u64>, Option<(StreamId, u64)>);
 
 fn records(disk: &SimDisk) -> Vec<Found> {
@@ -111,8 +110,7 @@ fn world(ends_interval: Duration) -> World {
 const HOUR: Duration = Duration::from_secs(3600);
 const SOON: Duration = Duration::from_millis(5);
 
-/// Batches of two offsets each, in turn, so many for each of the streams; the last one is one of
-/// the last stream.
+/// Appends batches of two offsets each to the streams in turn; the last one is for the last stream.
 async fn fill(life: &Life, streams: &[StreamId], bases: std::ops::Range<u64>) {
     for base in bases {
         for id in streams {
@@ -139,7 +137,7 @@ fn ends_of(life: &Life, streams: &[StreamId]) -> Vec<(u64, u64)> {
     ends.collect()
 }
 
-/// Where the batches begin that a reader gets.
+/// Returns the bases of the batches that a reader gets.
 async fn bases(life: &Life, id: StreamId) -> Vec<u64> {
     let stream = life.store.stream(id).unwrap();
     let (mut next, mut bases) = (stream.start_offset(), Vec::new());
@@ -151,8 +149,8 @@ async fn bases(life: &Life, id: StreamId) -> Vec<u64> {
     }
 }
 
-/// The server is closed, or idle and then killed; one record of the log, each in turn, is damaged
-/// in each way. Exactly its offsets are lost, and they stay lost whatever happens then.
+/// The server is closed, or idle and then killed; each record of the log is damaged in turn, in
+/// each way. Exactly its offsets are lost, and they stay lost whatever happens then.
 #[tokio::test]
 async fn an_offset_is_never_handed_out_twice() {
     for is_closed in [true, false] {
@@ -174,13 +172,13 @@ async fn an_offset_is_never_handed_out_twice() {
         let all = records(&world.disk);
         assert!(all.iter().any(|(_, what)| what.is_none()), "an ends record");
         for (at, (range, what)) in all.into_iter().enumerate() {
-            // Of those at the ends of streams each part, of the others one.
+            // Each part of those at the ends of streams, one part of the others.
             let is_end = what.is_none_or(|(_, base)| base == 4);
             let parts = Part::ALL.into_iter().enumerate();
             for (_, part) in parts.filter(|(number, _)| is_end || at % 4 == *number) {
                 let told = format!("{part:?} of {what:?} at {range:?}, closed: {is_closed}");
                 world.disk = SimDisk::from_image(&image, world.disk_options());
-                // The objects of the case before are owned by its successor of this server.
+                // The objects of the previous case are owned by a successor of this server.
                 world.objects = Arc::default();
                 world.catalog = Arc::new(catalog.load().unwrap().into());
                 part.damage(&world.disk, &range);
@@ -204,7 +202,7 @@ async fn an_offset_is_never_handed_out_twice() {
     }
 }
 
-/// Streams go on at `next` and keep that, after a crash and when the damage is trimmed.
+/// Checks that streams continue at `next`, also after a crash and when the damage is trimmed.
 async fn goes_on(life: Life, world: &mut World, streams: &[StreamId], next: &[u64], told: &str) {
     let gaps = life.recovery.gaps.clone();
     // A consumer that waits at the end.
@@ -234,7 +232,7 @@ async fn goes_on(life: Life, world: &mut World, streams: &[StreamId], next: &[u6
         let stream = life.open(*id).await;
         let more = batch(*id, *next, 1, 10);
         append(&life.store, &stream, &more).await.await.unwrap();
-        // Who was in the middle of the gap gets what is behind it.
+        // A reader in the middle of the gap gets what is behind it.
         let before = StreamOffset(next - 1);
         let fetched = stream.fetch(before, 1000).await.unwrap();
         assert_eq!(fetched.batches.last(), Some(&more), "{told}");
@@ -242,9 +240,9 @@ async fn goes_on(life: Life, world: &mut World, streams: &[StreamId], next: &[u6
     life.crash(world);
 }
 
-/// What was appended since the last ends record, and then damaged: if anything is left of the
-/// record, it is told exactly; else every stream that may have been meant skips more than it can
-/// have had, and the others do not.
+/// Records appended since the last ends record are damaged. If a header is left, exactly its
+/// offsets are lost; otherwise each stream that may be affected skips more than it can have had,
+/// and the others skip nothing.
 #[tokio::test]
 async fn what_no_ends_record_covers_is_skipped_by_a_bound() {
     for part in Part::ALL {
@@ -282,7 +280,7 @@ async fn what_no_ends_record_covers_is_skipped_by_a_bound() {
     }
 }
 
-/// The bound holds for batches of any size: a larger one is appended when the catalog knows.
+/// The bound holds for batches of any size: a larger one is appended when the catalog records it.
 #[tokio::test]
 async fn a_batch_larger_than_all_before_is_appended_when_the_catalog_knows() {
     let mut world = world(HOUR);
@@ -293,7 +291,7 @@ async fn a_batch_larger_than_all_before_is_appended_when_the_catalog_knows() {
     append(&life.store, &stream, &large).await.await.unwrap();
     let key = || life.store.meta_value("stream/largest-count");
     assert_eq!(key().as_deref(), Some(&b"131072"[..]));
-    // Known from now on.
+    // Recorded from now on.
     let large = batch(stream.id(), 100_000, 131_072, 10);
     stream.append(new_batch(&large)).unwrap().await.unwrap();
     let (id, end) = (stream.id(), large.end().0);
@@ -309,7 +307,7 @@ async fn a_batch_larger_than_all_before_is_appended_when_the_catalog_knows() {
     life.crash(&mut world);
 }
 
-/// A trim may go into lost offsets at the end, and nothing behind them.
+/// A trim may go into lost offsets at the end, with nothing behind them.
 #[tokio::test]
 async fn a_stream_can_be_trimmed_into_a_gap_at_its_end() {
     let mut world = world(HOUR);
@@ -334,7 +332,7 @@ async fn a_stream_can_be_trimmed_into_a_gap_at_its_end() {
     life.close().await;
 }
 
-/// What folds are asked for: the offsets, and how many batches there are of them.
+/// The arguments of calls of a fold: the offsets, and the number of batches in them.
 #[derive(Default)]
 struct Asked(Mutex<Vec<(std::ops::Range<u64>, usize)>>);
 
@@ -353,8 +351,8 @@ impl Fold for Asked {
     }
 }
 
-/// An upload makes lost offsets at the end a part of the checkpoint, and not before their owner has
-/// looked at them.
+/// An upload folds lost offsets at the end into the checkpoint, but not before the owner has
+/// handled them.
 #[tokio::test]
 async fn a_gap_at_the_end_is_folded_when_its_owner_knows_it() {
     let mut world = world(HOUR);
@@ -382,7 +380,7 @@ async fn a_gap_at_the_end_is_folded_when_its_owner_knows_it() {
     life.close().await;
 }
 
-/// A list for many streams goes into several records.
+/// A list for many streams is split into several records.
 #[tokio::test]
 async fn ends_of_many_streams_are_split() {
     let mut world = world(HOUR);
@@ -419,7 +417,7 @@ async fn an_idle_log_stays_as_it_is() {
     life.close().await;
 }
 
-/// A log may be full for long, and then nothing is appended.
+/// A log may be full for a long time, in which nothing is appended.
 #[tokio::test]
 async fn the_header_tells_the_end_of_a_full_log() {
     let mut world = world(SOON);
@@ -427,7 +425,7 @@ async fn the_header_tells_the_end_of_a_full_log() {
     let stream = life.create_log().await;
     life.objects.down.store(true, Ordering::SeqCst);
     let mut next = 0;
-    // In the end there is no room for a list of ends either, which is larger.
+    // In the end there is no space for a list of ends either, which is larger.
     for len_bytes in [10_000, 500, 1] {
         loop {
             match stream.append(new_batch(&batch(stream.id(), next, 1, len_bytes))) {
@@ -448,12 +446,12 @@ async fn the_header_tells_the_end_of_a_full_log() {
 /// A stream as its clients know it.
 #[derive(Default)]
 struct Known {
-    /// Up to here its offsets were acknowledged, or were lost and skipped.
+    /// The offset below which its offsets were acknowledged, or were lost and skipped.
     end: u64,
     batches: Vec<Batch>,
 }
 
-/// One seed: lives that end in any way, and damage to any records in between.
+/// Runs one seed: runs of the server that end in any way, with damage to any records in between.
 async fn damaged_lives(seed: u64) -> (u64, u64) {
     let mut random = Random::new(seed);
     let mut world = world([HOUR, Duration::from_millis(1)][random.below(2) as usize]);
@@ -483,7 +481,7 @@ async fn damaged_lives(seed: u64) -> (u64, u64) {
                 acknowledged.eq(read.iter().filter(|batch| batch.end().0 <= known.end)),
                 "seed {seed}: {id}"
             );
-            // Of what was not acknowledged anything may be there.
+            // Any batch that was not acknowledged may be there.
             assert!(read.iter().all(|batch| known.batches.contains(batch)), "seed {seed}: {id}");
             (known.batches, known.end) = (read, next);
         }
@@ -540,7 +538,7 @@ async fn read_all(life: &Life, id: StreamId) -> Vec<Batch> {
     }
 }
 
-/// Damage a few records, unless that would look like a torn write, of which nobody can know.
+/// Damages a few records, unless that would look like a torn write, which cannot be recognized.
 fn damage(world: &mut World, random: &mut Random) -> bool {
     let mut places = Vec::new();
     let scan = |disk: &SimDisk, places: &mut Vec<std::ops::Range<u64>>| {
@@ -569,7 +567,7 @@ fn damage(world: &mut World, random: &mut Random) -> bool {
 }
 
 impl Part {
-    /// As [`Part::damage`], of a record of any length.
+    /// Damages a record like [`Part::damage`], but of any length.
     fn damage_anywhere(self, disk: &SimDisk, range: &std::ops::Range<u64>, random: &mut Random) {
         let payload = range.start + WAL_HEADER_BYTES + STREAM_HEADER_BYTES;
         if self != Self::Payload || payload >= range.end {
@@ -580,8 +578,8 @@ impl Part {
     }
 }
 
-/// Whatever is damaged: no offset that was acknowledged is handed out again, what is read was
-/// appended, and what is missing is told. `cargo xtask model` goes further.
+/// Whatever is damaged: no acknowledged offset is handed out again, what is read was appended, and
+/// what is missing is reported. `cargo xtask model` goes further.
 #[test]
 fn no_seed_hands_an_offset_out_twice() {
     let number = |name: &str, default: u64| {

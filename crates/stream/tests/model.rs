@@ -1,14 +1,14 @@
-//! Streams against plain lists, by seed: appends, fetches, searches, trims, deletions, uploads,
-//! compaction, an object store that comes and goes, crashes and power cuts. `cargo xtask model`
-//! goes further.
+//! Streams compared with plain lists, by seed: appends, fetches, searches, trims, deletions,
+//! uploads, compaction, an object store that fails at times, crashes and power cuts. `cargo xtask
+//! model` goes further.
 //!
-//! Of each stream the list knows what was appended and how much of it was acknowledged. After a
-//! crash a stream holds a beginning of the list that has at least that much; from then on that is
-//! the list.
+//! For each stream the list has what was appended and how much of it was acknowledged. After a
+//! crash a stream holds a prefix of the list that has at least that much; from then on that prefix
+//! is the list.
 //!
 //! Each stream has one writer, until a newer one opens it while the older one still appends: what
-//! is accepted of that is in the list, and from then on all that the older one tries is refused, in
-//! this life or a later one.
+//! is accepted of that is in the list, and everything that the older one tries later is refused, in
+//! this run or a later one.
 
 mod common;
 
@@ -29,11 +29,11 @@ const WAL_BYTES: u64 = 1 << 20;
 #[derive(Default)]
 struct List {
     batches: Vec<Batch>,
-    /// Of them, so many were acknowledged.
+    /// The number of them that were acknowledged.
     acknowledged: usize,
     start: StreamOffset,
     epoch: u64,
-    /// An opening of which nobody knows whether it has happened.
+    /// The epoch of an opening whose outcome is unknown.
     opening: Option<u64>,
 }
 
@@ -42,13 +42,13 @@ impl List {
         self.batches.last().map_or(0, |last| last.end().0)
     }
 
-    /// What a reader may see from `from` on, if it is durable.
+    /// Returns what a reader may see from `from` on, if it is durable.
     fn from(&self, from: StreamOffset) -> &[Batch] {
         &self.batches[self.batches.partition_point(|batch| batch.end() <= from)..]
     }
 }
 
-/// Of a life.
+/// The writers of one run.
 type Writers = BTreeMap<StreamId, StreamWriter>;
 
 struct Run {
@@ -100,8 +100,8 @@ impl Run {
         life.close().await;
     }
 
-    /// After a start: at least what was acknowledged is there, and what there is is what was
-    /// appended.
+    /// Checks after a start that at least what was acknowledged is there, and that everything there
+    /// was appended.
     async fn found(&mut self, life: &Life) {
         let mut ids = life.store.stream_ids();
         ids.sort_unstable();
@@ -172,7 +172,7 @@ impl Run {
                 }
                 _ => tokio::time::sleep(Duration::from_micros(self.random.below(500))).await,
             }
-            // Those that are there by now: what was told must stay.
+            // Those that are complete: what was acknowledged must stay.
             for (of, append, count) in &mut pending {
                 if append.now_or_never().is_some_and(|done| done.is_ok()) {
                     let list = self.lists.get_mut(of).unwrap();
@@ -193,7 +193,7 @@ impl Run {
             match stream.append(new_batch(&batch)) {
                 Ok(append) => break append,
                 Err(AppendError::Full) => {
-                    // It would be for ever.
+                    // Otherwise it would wait forever.
                     life.objects.down.store(false, Ordering::SeqCst);
                     tokio::time::timeout(HANG, life.store.room()).await.expect("a lost wakeup");
                 }
@@ -204,8 +204,8 @@ impl Run {
         (stream.id(), append, list.batches.len())
     }
 
-    /// A newer writer opens the stream while the older one appends as fast as it can, and
-    /// afterwards tries everything.
+    /// A newer writer opens the stream while the older one appends as fast as it can, and then
+    /// tries every operation.
     async fn take_over(&mut self, life: &Life, id: StreamId, writers: &mut Writers) {
         let list = self.lists.get_mut(&id).unwrap();
         let epoch = StreamEpoch(list.epoch + 1 + self.random.below(3));
@@ -218,7 +218,7 @@ impl Run {
             let next = batch(id, list.next().max(list.start.0), 1, 100);
             match older.append(new_batch(&next)) {
                 Ok(_) => list.batches.push(next),
-                // Never for ever: the opening needs no room.
+                // Never forever: opening needs no space.
                 Err(AppendError::Full) => {}
                 Err(AppendError::Fenced { newest, .. }) => break newest,
                 Err(error) => panic!("append: {error}"),
@@ -239,7 +239,7 @@ impl Run {
         writers.insert(id, newer);
     }
 
-    /// Somebody opens a stream, and the end may come at any moment of that.
+    /// Begins to open a stream; the run may end at any moment of that.
     async fn begin_to_open(&mut self, life: &Life) {
         let Some((id, list)) = self.lists.iter_mut().next() else { return };
         let (id, epoch) = (*id, list.epoch + 1);

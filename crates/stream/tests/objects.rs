@@ -1,4 +1,4 @@
-//! Objects: what is read from them, damage, search by time.
+//! Objects: reads, damage, search by time.
 
 mod common;
 
@@ -15,7 +15,7 @@ use object_store::ObjectStoreExt;
 
 const WAL_BYTES: u64 = 1 << 20;
 
-/// A restart empties the log cache of what is uploaded.
+/// Restarts the server, which removes what is uploaded from the log cache.
 async fn restart(life: Life, world: &World) -> Life {
     life.close().await;
     world.start().await
@@ -50,7 +50,7 @@ async fn young_data_comes_from_memory_and_old_data_from_objects() {
     assert_eq!(read_from(&stream, 33, 2500).await, batches[16..]);
     assert_eq!(life.objects.reads.load(Ordering::SeqCst), reads, "again from the block cache");
 
-    // Part from objects, part from the log cache.
+    // Partly from objects, partly from the log cache.
     let more: Vec<Batch> = (30..35).map(|i| batch(id, i * 2, 2, 1000)).collect();
     for batch in &more {
         append(&life.store, &stream, batch).await.await.unwrap();
@@ -123,7 +123,7 @@ async fn a_damaged_object_is_an_error_that_names_it() {
         life.close().await;
     }
 
-    // Cut off; gone; and healed.
+    // Truncated; missing; and restored.
     world.objects.put(&name.as_str().into(), good.slice(..100).into()).await.unwrap();
     let life = world.start().await;
     let stream = life.open(id).await;
@@ -136,8 +136,8 @@ async fn a_damaged_object_is_an_error_that_names_it() {
     life.close().await;
 }
 
-/// What is durable when the question is asked is found, wherever it is by the time that one comes
-/// to it.
+/// What is durable when a search begins is found, wherever it is by the time that the search gets
+/// there.
 #[tokio::test]
 async fn times_are_found_while_an_upload_moves_batches() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -146,7 +146,7 @@ async fn times_are_found_while_an_upload_moves_batches() {
     let life = world.start().await;
     let stream = life.create_log().await;
     let id = stream.id();
-    // The first object's range promises a time that a trim has cut off: so it has to be read.
+    // The first object's range has a timestamp whose batch was trimmed, so the object must be read.
     let first = Batch { max_timestamp_ms: 1000, ..batch(id, 0, 1, 1000) };
     append(&life.store, &stream, &first).await.await.unwrap();
     for i in 1..20 {
@@ -171,7 +171,7 @@ async fn times_are_found_while_an_upload_moves_batches() {
     };
     let asked = [(ask(Some(150)), 15), (ask(None), 19)];
     eventually("both wait for the object", || life.store.stats().reads.waiting == 2).await;
-    // The rest is uploaded, and evicted by what is appended to another stream.
+    // The rest is uploaded, and evicted by appends to another stream.
     life.store.flush().await.unwrap();
     for i in 0..600 {
         append(&life.store, &other, &batch(other.id(), i, 1, 1000)).await.await.unwrap();
@@ -204,7 +204,7 @@ async fn a_stream_that_is_deleted_while_it_is_searched_keeps_its_objects_so_long
     life.close().await;
 }
 
-/// The batches of [`three_objects`], of which nothing is in memory.
+/// Creates the batches of [`three_objects`], with nothing of them in memory.
 async fn three_late_objects(world: &World) -> (Life, StreamWriter, Vec<Batch>) {
     let life = world.start().await;
     let (stream, batches) = three_objects(&life).await;
@@ -215,7 +215,7 @@ async fn three_late_objects(world: &World) -> (Life, StreamWriter, Vec<Batch>) {
     (life, stream, batches)
 }
 
-/// A stream with batches of a block each, in one object, which nothing of is in memory.
+/// Creates a stream with batches of a block each, in one object, with nothing of it in memory.
 async fn large_batches(world: &World, count: u64) -> (Life, StreamWriter, Vec<Batch>) {
     let life = world.start().await;
     let stream = life.create_log().await;
@@ -238,7 +238,7 @@ async fn what_lies_before_damage_is_read() {
         world.options.upload_bytes = 16 << 20;
         world.options.block_cache_bytes = block_cache_bytes;
         let (life, stream, batches) = large_batches(&world, 14).await;
-        // One read brings eight blocks.
+        // One read returns eight blocks.
         life.objects.unreadable_at.store(12_500_000, Ordering::SeqCst);
         let mut next = 0;
         let mut errors = 0;
@@ -273,14 +273,14 @@ fn batches_stream(life: &Life) -> alluvium_stream::StreamId {
     life.store.stream_ids()[0]
 }
 
-/// Plain HTTP has no better checksum than TCP's. What was damaged on its way is whole in the object
-/// store.
+/// Plain HTTP has no better checksum than TCP's. What was damaged in transit is intact in the
+/// object store.
 #[tokio::test]
 async fn what_comes_damaged_is_read_once_more() {
     let world = World::new(WAL_BYTES, 1);
     let (life, stream, batches) = three_late_objects(&world).await;
     let id = stream.id();
-    // The index comes damaged, or the block, or both.
+    // The index is damaged, or the block, or both.
     for (flips, from) in [(0b01, 40), (0b10, 20), (0b101, 0)] {
         life.objects.flip_reads.store(flips, Ordering::SeqCst);
         let fetched = stream.fetch(StreamOffset(from), 1 << 20).await.unwrap();
@@ -304,7 +304,7 @@ async fn whole(world: &World, name: &str) -> Vec<u8> {
     world.objects.get(&name.into()).await.unwrap().bytes().await.unwrap().to_vec()
 }
 
-/// A catalog that is wrong, by whatever means, must not make records vanish without a word.
+/// A wrong catalog, whatever the reason, must not make records vanish silently.
 #[tokio::test]
 async fn an_object_that_has_nothing_of_a_range_is_an_error_and_not_silence() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -335,7 +335,7 @@ async fn an_object_that_is_gone_is_an_error_and_not_silence() {
     assert_eq!(stream.fetch(StreamOffset(0), 1_500_000).await.unwrap().batches, batches[..1]);
     let name = names(&world).await.remove(0);
     world.objects.delete(&name.into()).await.unwrap();
-    // The index and some blocks are in memory: what there is comes first, and then the error.
+    // The index and some blocks are in memory: these are returned first, and then the error.
     let mut next = 0;
     let error = loop {
         match stream.fetch(StreamOffset(next), 1_900_000).await {
@@ -377,7 +377,7 @@ async fn what_is_read_keeps_no_more_memory_than_twice_what_it_shows() {
     life.close().await;
 }
 
-/// Whatever the order of the timestamps: the greatest one of each block says which is to be read.
+/// Whatever the order of the timestamps, each block's greatest one shows which block to read.
 #[tokio::test]
 async fn a_search_by_time_costs_an_index_and_one_block() {
     let mut world = World::new(32 << 20, 1);
@@ -450,7 +450,7 @@ async fn what_goes_while_it_is_uploaded_leaves_nothing() {
     let starts = [streams[1].start_offset(), streams[2].start_offset()];
     assert_eq!(starts, [StreamOffset(10), StreamOffset(10)]);
     while !names(&world).await.is_empty() {
-        tokio::time::sleep(Duration::from_millis(1)).await; // useless by now
+        tokio::time::sleep(Duration::from_millis(1)).await; // it is not needed any more
     }
     assert_eq!(life.store.stats().objects, 0);
     drop(streams);
@@ -465,7 +465,7 @@ async fn batches_are_found_by_time() {
     let life = world.start().await;
     let stream = life.create(KIND_LOG).await;
     let id = stream.id();
-    // Not in order, as clients' clocks are; with equals, and with none (-1).
+    // Not in order, as with clients' clocks; with equal ones, and with none (-1).
     let times = [50, 20, 70, -1, 70, 10, 90, 30, 90, 40];
     let batches: Vec<Batch> = (0u64..)
         .zip(times)
@@ -535,14 +535,14 @@ async fn large_objects_are_written_in_parts() {
     life.close().await;
 }
 
-/// Number and bytes of the requests to the object store.
+/// Returns the number and bytes of requests to the object store.
 fn requests(life: &Life, cause: &str, kind: &str) -> (u64, u64) {
     let requests = life.store.stats().requests;
     let found = requests.iter().find(|found| (found.cause, found.kind) == (cause, kind));
     found.map_or((0, 0), |found| (found.count, found.bytes))
 }
 
-/// One upload, one commit, several objects: each large stream's own, and one for the rest.
+/// One upload, one commit, several objects: one for each large stream, and one for the rest.
 #[tokio::test]
 async fn a_large_stream_has_an_object_of_its_own() {
     let mut world = World::new(128 << 20, 1);
@@ -551,7 +551,7 @@ async fn a_large_stream_has_an_object_of_its_own() {
     world.wal_options.max_record_bytes = 2 << 20;
     let life = world.start().await;
     let mut streams = Vec::new();
-    // 8 MiB and a little, twice, and three streams with less.
+    // Slightly more than 8 MiB, twice, and three streams with less.
     for count in [9, 1, 8, 7, 1] {
         let stream = life.create_log().await;
         let batches: Vec<Batch> = (0..count).map(|i| batch(stream.id(), i, 1, 1 << 20)).collect();
@@ -565,13 +565,13 @@ async fn a_large_stream_has_an_object_of_its_own() {
     assert_eq!((stats.uploads, stats.objects), (1, 3));
     assert_eq!(names(&world).await.len(), 3);
     assert!(stats.uploaded_bytes == stats.object_bytes && stats.object_bytes > 26 << 20);
-    // All three have a little more than fits into one part.
+    // All three are slightly larger than one part.
     assert_eq!(requests(&life, "upload", "multipart"), (6, 0));
     assert_eq!(requests(&life, "upload", "part"), (6, stats.uploaded_bytes));
     assert_eq!(requests(&life, "upload", "put"), (0, 0));
     assert_eq!(requests(&life, "clean-up", "delete"), (0, 0));
 
-    // With its stream goes its object, and no other.
+    // Deleting the stream deletes its object, and no other.
     let delete = |at: usize| life.store.commit(vec![delete(streams[at].0.id())]);
     delete(0).await.unwrap();
     eventually("its object is deleted", || life.store.stats().retired_objects == 0).await;
@@ -592,7 +592,7 @@ async fn a_large_stream_has_an_object_of_its_own() {
     life.close().await;
 }
 
-/// A connection that has died unnoticed costs a reader seconds, and no error.
+/// A connection that died unnoticed delays a reader by seconds, without an error.
 #[tokio::test]
 async fn a_read_that_is_not_answered_is_repeated_once() {
     let world = World::new(WAL_BYTES, 1);

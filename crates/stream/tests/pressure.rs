@@ -1,5 +1,5 @@
-//! Small WALs and caches, many writers, object stores that are away: pushed back, never lost, never
-//! stuck.
+//! Small WALs and caches, many writers, object stores that are down: appends are refused, but
+//! nothing is lost and nothing hangs.
 
 mod common;
 
@@ -20,8 +20,8 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::task::{JoinHandle, JoinSet};
 
-/// One writer: `rounds` batches, some in flight at a time, each checked to be readable once it is
-/// acknowledged.
+/// Runs one writer of these batches, with some in flight at a time; checks that each is readable
+/// once it is acknowledged.
 async fn write(store: Store, id: StreamId, batches: Vec<Batch>, in_flight: usize) {
     let stream = store.open_stream(id, StreamEpoch(0)).await.unwrap();
     let mut pending = std::collections::VecDeque::new();
@@ -38,7 +38,7 @@ async fn write(store: Store, id: StreamId, batches: Vec<Batch>, in_flight: usize
     }
 }
 
-/// The batches of a writer: sizes vary with the seed.
+/// Returns the batches of a writer; sizes vary with the seed.
 fn batches_of(id: StreamId, rounds: u64, longest: u64) -> Vec<Batch> {
     let mut random = Random::new(id.0);
     let len = |random: &mut Random| usize::try_from(random.below(longest)).unwrap();
@@ -57,7 +57,7 @@ async fn many_writers_share_a_small_wal_for_ever() {
         let batches = batches_of(stream.id(), 300, 4000);
         all.push((stream, batches));
     }
-    // The object store is away until writers are turned away; then it returns for good.
+    // The object store is down until writers are refused; then it stays up.
     life.objects.down.store(true, Ordering::SeqCst);
     for (i, (stream, batches)) in all.iter().enumerate() {
         writers.spawn(write(life.store.clone(), stream.id(), batches.clone(), 1 + i));
@@ -74,7 +74,7 @@ async fn many_writers_share_a_small_wal_for_ever() {
         let start = stream.start_offset().0;
         let expected: Vec<_> =
             batches.iter().filter(|batch| batch.base.0 >= start).cloned().collect();
-        // A state stream's start moves while we look; what it keeps was checked above.
+        // A state stream's start moves meanwhile; its checkpoint was checked above.
         if start == 0 {
             assert_eq!(read_from(stream, 0, 100_000).await, expected);
         }
@@ -83,7 +83,7 @@ async fn many_writers_share_a_small_wal_for_ever() {
     life.close().await;
 }
 
-/// Readers beside writers, trims, uploads, evictions and a block cache that is too small.
+/// Readers in parallel with writers, trims, uploads, evictions and a block cache that is too small.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn readers_find_what_was_acknowledged_whatever_goes_on() {
     const COUNT: u64 = 2;
@@ -136,7 +136,7 @@ async fn readers_find_what_was_acknowledged_whatever_goes_on() {
                     if known >= BATCHES * COUNT && read >= 20 {
                         return;
                     }
-                    // What is in memory is read without a wait, and others want to run.
+                    // Reads from memory never wait, and other tasks must run.
                     tokio::task::yield_now().await;
                     if known <= start {
                         continue;
@@ -169,8 +169,8 @@ async fn readers_find_what_was_acknowledged_whatever_goes_on() {
     life.close().await;
 }
 
-/// The uploader takes cuts without pause while appends run: no batch may fall between the log and
-/// the tails.
+/// The uploader takes cuts without a pause while appends run: no batch may be missed between the
+/// log and the tails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_append_slips_through_a_cut() {
     let mut world = World::new(1 << 20, 1);
@@ -222,7 +222,7 @@ async fn an_object_store_that_is_away_pushes_back_and_loses_nothing() {
     let batches = batches_of(stream.id(), 1500, 2000);
     let mut next = batches.iter();
     let mut taken = 0;
-    // Until it is full for good: then the writer waits for room, and there is none.
+    // Until it is full permanently: then the writer waits for space that never comes.
     let refused = loop {
         let batch = next.next().expect("the WAL is smaller than what there is to write");
         match stream.append(new_batch(batch)) {
@@ -262,7 +262,7 @@ async fn an_object_store_that_is_away_pushes_back_and_loses_nothing() {
     life.close().await;
 }
 
-/// No answer is a failure too, only later.
+/// A missing response is also a failure, only later.
 #[tokio::test]
 async fn an_object_store_that_does_not_answer_is_tried_again() {
     let world = World::new(1 << 20, 1);
@@ -289,7 +289,7 @@ async fn an_object_store_that_does_not_answer_is_tried_again() {
     life.close().await;
 }
 
-/// Take all that is in the object store, and leave `others` there.
+/// Replaces the contents of the object store by `others`; returns the former contents.
 async fn exchange(world: &World, others: Vec<(Path, Bytes)>) -> Vec<(Path, Bytes)> {
     let mut taken = Vec::new();
     let names: Vec<_> =
@@ -304,7 +304,8 @@ async fn exchange(world: &World, others: Vec<(Path, Bytes)>) -> Vec<(Path, Bytes
     taken
 }
 
-/// An upload, once it has found another object store than before. It goes on when that one is back.
+/// Starts an upload and waits until it has found another object store than before. It continues
+/// when the original one is back.
 async fn refused(life: &Life) -> JoinHandle<Result<(), StoreError>> {
     let store = life.store.clone();
     let flush = tokio::spawn(async move { store.flush().await });
@@ -324,8 +325,8 @@ async fn all_is_uploaded(life: Life, mut world: World, id: StreamId, batches: &[
     life.close().await;
 }
 
-/// A directory that is not mounted any more can be written to all the same. What was written there
-/// is not committed, and written again when it is mounted.
+/// A directory whose file system is not mounted can still be written to. What was written there is
+/// not committed, and is written again when the file system is mounted.
 #[tokio::test]
 async fn an_object_store_that_is_another_one_for_a_while_gets_nothing_for_good() {
     let world = World::new(1 << 20, 1);
@@ -343,8 +344,8 @@ async fn an_object_store_that_is_another_one_for_a_while_gets_nothing_for_good()
     all_is_uploaded(life, world, id, &batches).await;
 }
 
-/// Nor when it is not mounted from the start, and something of an earlier life is there: an object,
-/// or its claim.
+/// The same if it is not mounted from the start, and has something of an earlier run: an object, or
+/// its claim.
 #[tokio::test]
 async fn a_life_that_begins_with_another_object_store_gives_it_nothing_for_good() {
     let mut world = World::new(1 << 20, 1);
@@ -380,8 +381,8 @@ async fn a_life_that_begins_with_another_object_store_gives_it_nothing_for_good(
     all_is_uploaded(life, world, id, &batches).await;
 }
 
-/// A claim that was made before the object store was mounted over it, when this one is unmounted
-/// again.
+/// A claim made before the file system was mounted over it, which is found again when that is
+/// unmounted.
 #[tokio::test]
 async fn an_older_claim_of_this_life_is_not_taken_for_its_last() {
     let world = World::new(1 << 20, 1);
@@ -403,7 +404,7 @@ async fn an_older_claim_of_this_life_is_not_taken_for_its_last() {
     all_is_uploaded(life, world, id, &batches).await;
 }
 
-/// People delete it, to end a conflict.
+/// An operator deletes it to end a conflict.
 #[tokio::test]
 async fn an_owner_object_that_is_deleted_is_written_again() {
     let world = World::new(1 << 20, 1);
@@ -455,8 +456,8 @@ async fn an_upload_happens_when_enough_has_been_appended() {
     life.close().await;
 }
 
-/// The threshold of before would not fit into the ring, and each upload would wait for a writer
-/// that is turned away.
+/// The old threshold would not fit into the ring, and each upload would only begin with a refused
+/// writer.
 #[tokio::test]
 async fn a_wal_that_was_made_smaller_is_uploaded_sooner() {
     const SMALLER_BYTES: u64 = 256 << 10;
@@ -480,8 +481,8 @@ async fn a_wal_that_was_made_smaller_is_uploaded_sooner() {
     life.close().await;
 }
 
-/// Everything real: a file on disk, redb, a local directory; 64 MiB through a WAL of 4 MiB, with a
-/// restart in the middle.
+/// With real components: a file on disk, redb, a local directory; 64 MiB through a WAL of 4 MiB,
+/// with a restart in the middle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_runs_for_ever_through_a_small_wal() {
     const WAL_BYTES: u64 = 4 << 20;
@@ -550,7 +551,7 @@ async fn it_runs_for_ever_through_a_small_wal() {
     store.close().await.unwrap();
 }
 
-/// Time stands still, so nothing that is written at a pace gets on, until somebody waits for it.
+/// Time stands still, so a paced upload makes no progress until it becomes urgent.
 #[tokio::test]
 async fn an_upload_has_a_pace_until_somebody_waits_for_its_end() {
     let mut world = World::new(128 << 20, 1);
@@ -563,8 +564,7 @@ async fn an_upload_has_a_pace_until_somebody_waits_for_its_end() {
         append(&life.store, &stream, &batch(stream.id(), i, 1, 1 << 20)).await.await.unwrap();
     }
     tokio::time::pause();
-    // A clock that is paused jumps when nobody has anything to do, but not while a blocking task
-    // runs.
+    // A paused clock advances when all tasks are idle, but not while a blocking task runs.
     let (end, ended) = std::sync::mpsc::channel();
     let holding = tokio::task::spawn_blocking(move || ended.recv_timeout(HANG).is_ok());
     tokio::time::advance(world.options.upload_interval).await;

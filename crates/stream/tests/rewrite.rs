@@ -1,4 +1,4 @@
-//! Streams that their owner writes anew: other batches over the same offsets.
+//! Streams that their owner rewrites: other batches over the same offsets.
 
 mod common;
 
@@ -11,11 +11,11 @@ use common::*;
 
 const WAL_BYTES: u64 = 1 << 20;
 
-/// Makes one batch of so many, with all their payloads.
+/// Joins this number of batches into one, with all their payloads.
 struct Join {
     count: usize,
     kept: Vec<Batch>,
-    /// Forgets the last batch of all: a defect.
+    /// Omits the last batch of all: a defect.
     forgets: bool,
 }
 
@@ -54,7 +54,7 @@ impl Rewrite for Join {
     }
 }
 
-/// Rewrite all of a stream; the steps that it took.
+/// Rewrites all of a stream; returns the number of steps.
 async fn rewrite(
     store: &Store,
     stream: &Stream,
@@ -69,7 +69,7 @@ async fn rewrite(
     Ok(steps)
 }
 
-/// The batches follow each other, and together they have these bytes.
+/// Checks that the batches follow each other and together have these bytes.
 fn assert_same(read: &[Batch], wanted: &[Batch]) {
     for (one, next) in read.iter().zip(&read[1..]) {
         assert_eq!(one.end(), next.base, "they follow each other");
@@ -120,7 +120,7 @@ async fn what_was_written_anew_is_read_from_then_on() {
     life.close().await;
 }
 
-/// What the log cache has has other ends.
+/// The batches in the log cache have other boundaries.
 #[tokio::test(flavor = "multi_thread")]
 async fn batches_from_before_are_read_behind_those_written_anew() {
     let world = World::new(WAL_BYTES, 2);
@@ -190,7 +190,7 @@ async fn what_was_trimmed_is_left_out() {
     life.close().await;
 }
 
-/// Compaction brings pieces together, streams are written anew, objects come in: all at once.
+/// Compaction, rewriting of streams and uploads, all at the same time.
 #[tokio::test(flavor = "multi_thread")]
 async fn compaction_and_rewriting_do_not_get_in_each_others_way() {
     let mut world = World::new(WAL_BYTES, 5);
@@ -213,7 +213,7 @@ async fn compaction_and_rewriting_do_not_get_in_each_others_way() {
                 }
                 let done = rewrite(&store, &stream, stream.durable_end().0, Join::new(count));
                 steps.fetch_add(done.await.unwrap(), Ordering::Relaxed);
-                // So that pieces come together for compaction.
+                // So that pieces accumulate for compaction.
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         });

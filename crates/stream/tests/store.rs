@@ -97,7 +97,7 @@ async fn a_batch_is_visible_when_it_is_durable_and_not_before() {
     );
     assert!(notify.notified().now_or_never().is_none(), "not woken");
 
-    // One who comes later is woken too.
+    // A later subscriber is woken too.
     let late_notify = Arc::new(Notify::new());
     let _late = stream.watch(&late_notify);
     life.stepper.hold(false);
@@ -114,7 +114,7 @@ async fn a_batch_is_visible_when_it_is_durable_and_not_before() {
     life.close().await;
 }
 
-/// Execute the queued request that lies first on the disk.
+/// Executes the queued request with the lowest position on the disk.
 fn step_first(world: &World) {
     let queued = world.disk.queued();
     let first = (0..queued.len()).min_by_key(|at| queued[*at].1).expect("something is queued");
@@ -130,8 +130,8 @@ async fn watchers_are_woken_for_each_group_that_becomes_durable() {
     let notify = Arc::new(Notify::new());
     let mut watch = None;
     let mut pending = Vec::new();
-    // More than a block each, so each is a write of its own. The subscription comes after the first
-    // append.
+    // Each is larger than a block, so each is a write of its own. The subscription comes after the
+    // first append.
     for i in 0..3 {
         let batch = batch(stream.id(), i, 1, 20_000);
         pending.push(append(&life.store, &stream, &batch).await);
@@ -172,7 +172,7 @@ async fn one_notify_watches_many_streams_through_many_wakes() {
     life.close().await;
 }
 
-/// Wakers are foreign code, which may look at the stream.
+/// Wakers are foreign code, which may access the stream.
 #[test]
 fn no_lock_is_held_over_a_waker() {
     struct Looks(Stream);
@@ -226,7 +226,7 @@ async fn trimmed_records_are_gone_also_after_a_restart() {
         append(&life.store, &stream, batch).await.await.unwrap();
     }
     stream.trim(StreamOffset(7)).await.unwrap();
-    stream.trim(StreamOffset(3)).await.unwrap(); // behind the start: nothing to do
+    stream.trim(StreamOffset(3)).await.unwrap(); // before the start: nothing to do
     assert_eq!((stream.start_offset(), stream.size_bytes()), (StreamOffset(7), 700));
     assert!(matches!(
         stream.fetch(StreamOffset(6), 1).await,
@@ -413,7 +413,7 @@ async fn commits_are_checked_and_atomic() {
     assert_eq!(meta(&life, "topic/"), ["topic/b=2"]);
     assert_eq!(life.store.stream_ids().len(), 2);
 
-    // Who does not wait for the answer leaves nothing half-done.
+    // Dropping the future leaves nothing half-done.
     let id = life.store.new_stream_ids(1).await.unwrap()[0];
     let commit =
         life.store.commit(vec![Change::CreateStream { id, kind: 0 }, put("topic/d", b"4")]);

@@ -1,5 +1,4 @@
-//! A stream has one writer: who comes later ends who was there before, and that outlasts the
-//! process.
+//! A stream has one writer: a later one fences earlier ones, also after a restart.
 
 mod common;
 
@@ -23,7 +22,7 @@ async fn open(life: &Life, id: StreamId, epoch: u64) -> Result<StreamWriter, Sto
     life.store.open_stream(id, StreamEpoch(epoch)).await
 }
 
-/// So many batches of one offset each, acknowledged.
+/// Appends this number of batches of one offset each, and waits until they are acknowledged.
 async fn write(life: &Life, writer: &StreamWriter, count: u64) -> Vec<Batch> {
     let mut batches = Vec::new();
     for _ in 0..count {
@@ -33,7 +32,7 @@ async fn write(life: &Life, writer: &StreamWriter, count: u64) -> Vec<Batch> {
     batches
 }
 
-/// Both epochs are named.
+/// Checks that both epochs are named.
 fn assert_fenced<T>(refused: Result<T, StoreError>, epoch: u64, newest: u64) {
     let refused = refused.err().expect("it is older");
     let text = refused.to_string();
@@ -132,8 +131,8 @@ async fn the_same_epoch_again_costs_no_commit() {
     life.close().await;
 }
 
-/// What was accepted may be acknowledged at any time, so it is waited for; what comes later is
-/// refused, although its writer does not know yet of the newer one.
+/// An accepted batch may be acknowledged at any time, so opening waits for it; later ones are
+/// refused, although their writer does not know about the newer one yet.
 #[tokio::test]
 async fn appends_in_flight_are_durable_before_the_new_writer_begins() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -191,7 +190,8 @@ async fn closing_waits_until_all_is_durable() {
     life.close().await;
 }
 
-/// There will be no room for long, in the log or in its cache; it is told all the same.
+/// There will be no space for a long time, in the log or in its cache; the writer still learns that
+/// it is fenced.
 #[tokio::test]
 async fn a_writer_that_waits_for_room_is_told() {
     for cache_bytes in [4 * WAL_BYTES, 128 << 10] {
@@ -231,7 +231,7 @@ async fn a_writer_that_waits_for_room_is_told() {
     }
 }
 
-/// How a life may end before its time.
+/// The ways in which a run may end prematurely.
 const ENDS: [fn(Life, &mut World); 2] = [Life::crash, Life::power_cut];
 
 #[tokio::test]
@@ -286,7 +286,8 @@ async fn an_end_before_or_after_the_commit_leaves_one_writer() {
     }
 }
 
-/// The epoch was committed, and what the older one had in flight is lost: it was not acknowledged.
+/// The epoch was committed, and what the older writer had in flight is lost: it was not
+/// acknowledged.
 #[tokio::test]
 async fn a_log_that_fails_meanwhile_fails_the_opening() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -329,7 +330,7 @@ async fn who_does_not_wait_for_the_answer_has_opened_all_the_same() {
     life.close().await;
 }
 
-/// Many come at once, in any order, and each writes until it is refused.
+/// Many writers come at once, in any order, and each writes until it is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn batches_lie_in_the_order_of_their_writers() {
     const WRITERS: u64 = 12;

@@ -1,7 +1,7 @@
-//! A store in a world that can end: a simulated disk, and an object store and a catalog that fail
-//! on demand and die with the "process".
+//! A test environment for a store: a simulated disk, and an object store and a catalog that fail on
+//! demand and die with the "process".
 
-#![allow(dead_code, unreachable_pub)] // each test file uses its part
+#![allow(dead_code, unreachable_pub)] // each test file uses a part of it
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -33,7 +33,7 @@ use parking_lot::Mutex;
 /// Long enough for a loaded machine; reached only by a test that hangs.
 pub const HANG: Duration = Duration::from_secs(60);
 
-/// What outlives a process: disk, objects, catalog. And how the next process is to be started.
+/// What outlives a process (disk, objects, catalog), and the options of the next process.
 pub struct World {
     pub disk: SimDisk,
     pub objects: Arc<InMemory>,
@@ -42,16 +42,16 @@ pub struct World {
     pub wal_options: alluvium_wal::Options,
 }
 
-/// A small WAL with thresholds to match.
+/// Returns options for a small WAL, with matching thresholds.
 pub fn small_options(wal_capacity_bytes: u64) -> (Options, alluvium_wal::Options) {
     let options = Options {
         cache_bytes: wal_capacity_bytes,
         upload_bytes: wal_capacity_bytes / 8,
         upload_interval: Duration::from_secs(3600),
-        // Nothing is appended but by the tests.
+        // Only the tests append.
         ends_interval: Duration::from_secs(365 * 24 * 60 * 60),
         block_cache_bytes: 1 << 20,
-        // Objects stay as they were written, but where a test says otherwise.
+        // Objects stay as they were written, unless a test enables compaction.
         compaction_bytes: 0,
         retry_initial: Duration::from_millis(1),
         retry_max: Duration::from_millis(4),
@@ -78,7 +78,7 @@ impl World {
         Self { disk, objects: Arc::default(), catalog: Arc::default(), options, wal_options }
     }
 
-    /// For a disk made of an image of this one.
+    /// Returns the options for a disk made from an image of this one.
     pub fn disk_options(&self) -> SimOptions {
         SimOptions { seed: 1, ..SimOptions::default() }
     }
@@ -87,7 +87,7 @@ impl World {
         self.try_start(Arc::new(Hash)).await.unwrap()
     }
 
-    /// Start with an object store that `prepare` has prepared.
+    /// Starts a server with an object store that `prepare` has prepared.
     pub async fn start_with(&self, prepare: impl Fn(&Objects)) -> Life {
         self.start_as(Arc::new(Hash), prepare).await.unwrap()
     }
@@ -104,8 +104,8 @@ impl World {
         let objects = Arc::new(Objects::new(self.objects.clone()));
         prepare(&objects);
         let catalog = Arc::new(FailingCatalog::new(self.catalog.clone()));
-        // Opening is blocking work of the WAL on a disk that answers at once; from then on a thread
-        // is the disk.
+        // Opening is blocking work of the WAL on a disk that responds at once; from then on a
+        // thread drives the disk.
         let stepper = Stepper::start(self.disk.clone());
         let opened = Store::open(
             self.disk.device(),
@@ -131,19 +131,18 @@ pub struct Life {
 }
 
 impl Life {
-    /// Stop as one should.
+    /// Stops the server in an orderly way.
     pub async fn close(self) {
         self.store.close().await.unwrap();
         drop(self.stepper);
     }
 
-    /// Stop as a killed process does: at this moment nothing of it reaches catalog, objects or disk
-    /// any more.
+    /// Kills the process: from this moment on nothing reaches catalog, objects or disk any more.
     pub fn crash(self, world: &mut World) {
         self.end(world, SimDisk::process_crash);
     }
 
-    /// The same, and the disk loses what was not flushed.
+    /// Cuts the power: the process is killed and the disk loses what was not flushed.
     pub fn power_cut(self, world: &mut World) {
         self.end(world, SimDisk::power_cut);
     }
@@ -161,7 +160,7 @@ impl Life {
         self.open(id).await
     }
 
-    /// Write on, with the epoch that the stream has.
+    /// Opens a stream for writing with its current epoch.
     pub async fn open(&self, id: StreamId) -> StreamWriter {
         let epoch = self.store.stream(id).unwrap().newest_epoch();
         self.store.open_stream(id, epoch).await.unwrap()
@@ -172,7 +171,7 @@ impl Life {
     }
 }
 
-/// Three objects of ten batches each.
+/// Appends and uploads three objects of ten batches each.
 pub async fn three_objects(life: &Life) -> (StreamWriter, Vec<Batch>) {
     let stream = life.create_log().await;
     let batches: Vec<Batch> = (0..30).map(|i| batch(stream.id(), i * 2, 2, 1000)).collect();
@@ -186,12 +185,12 @@ pub async fn three_objects(life: &Life) -> (StreamWriter, Vec<Batch>) {
     (stream, batches)
 }
 
-/// The deletion of a stream that nobody has opened with a greater epoch than 0.
+/// Returns the deletion of a stream that was never opened with an epoch greater than 0.
 pub fn delete(id: StreamId) -> Change {
     Change::DeleteStream { id, epoch: StreamEpoch(0) }
 }
 
-/// The names in the object store, sorted; without that of the object that says who owns them.
+/// Returns the names in the object store, sorted, without the owner object.
 pub async fn names(world: &World) -> Vec<String> {
     let mut names: Vec<_> = world
         .objects
@@ -206,13 +205,13 @@ pub async fn names(world: &World) -> Vec<String> {
     names
 }
 
-/// Whether it says who owns the objects. Requests for it are not counted, and fail only with all
-/// others.
+/// Whether this is the owner object. Requests for it are not counted, and fail only when all
+/// requests fail.
 pub fn is_owner(location: &Path) -> bool {
     location.filename() == Some("owner")
 }
 
-/// Bytes that say where they belong.
+/// Returns pseudo-random bytes that depend on the stream and the offset.
 pub fn payload(stream: StreamId, base: u64, len_bytes: usize) -> Bytes {
     let mut random = Random::new(stream.0 << 40 ^ base);
     let mut bytes = Vec::with_capacity(len_bytes + 8);
@@ -223,7 +222,7 @@ pub fn payload(stream: StreamId, base: u64, len_bytes: usize) -> Bytes {
     bytes.into()
 }
 
-/// The batch that a stream of this test has at `base`.
+/// Returns the batch that a stream of this test has at `base`.
 pub fn batch(stream: StreamId, base: u64, count: u32, len_bytes: usize) -> Batch {
     Batch {
         base: StreamOffset(base),
@@ -238,7 +237,7 @@ pub fn new_batch(batch: &Batch) -> NewBatch {
     NewBatch { base, count, max_timestamp_ms, payload }
 }
 
-/// Append at the end, waiting for room as often as it takes; returns the acknowledgement.
+/// Appends at the end, waiting for space as often as necessary; returns the acknowledgement.
 pub async fn append(
     store: &Store,
     stream: &StreamWriter,
@@ -255,7 +254,7 @@ pub async fn append(
     }
 }
 
-/// All batches from `from` on, by fetches of about `max_bytes`.
+/// Reads all batches from `from` on, by fetches of about `max_bytes`.
 pub async fn read_from(stream: &Stream, from: u64, max_bytes: usize) -> Vec<Batch> {
     let mut read: Vec<Batch> = Vec::new();
     let mut next = StreamOffset(from);
@@ -279,7 +278,8 @@ pub async fn read_from(stream: &Stream, from: u64, max_bytes: usize) -> Vec<Batc
     }
 }
 
-/// The checkpoint is a chain over all batches: where it ends, and a checksum of everything before.
+/// A fold whose checkpoint is a chain over all batches: the end offset, and a checksum of
+/// everything before it.
 pub struct Hash;
 
 impl Fold for Hash {
@@ -313,7 +313,7 @@ impl Fold for Hash {
     }
 }
 
-/// The owner's state: the checkpoint with all batches after it.
+/// Returns the owner's state: the checkpoint folded with all batches after it.
 pub fn state_of(stream: &Stream) -> Option<Vec<u8>> {
     let replay = stream.replay();
     match replay.batches.is_empty() {
@@ -329,7 +329,7 @@ pub fn state_of(stream: &Stream) -> Option<Vec<u8>> {
     }
 }
 
-/// What [`state_of`] has to be when the stream has had these batches.
+/// Returns the expected value of [`state_of`] for a stream with these batches.
 pub fn expected_state(stream: StreamId, batches: &[Batch]) -> Option<Vec<u8>> {
     if batches.is_empty() {
         None
@@ -344,13 +344,13 @@ pub enum CatalogMode {
     Works,
     /// Commits of uploads fail and change nothing.
     FailsUploads,
-    /// Commits of uploads happen, and yet an error is returned.
+    /// Commits of uploads take effect, but return an error.
     LosesAnswersOfUploads,
-    /// All commits happen, and yet an error is returned.
+    /// All commits take effect, but return an error.
     LosesAnswers,
-    /// The next commit of a compaction is refused, and changes nothing.
+    /// The next commit of a compaction is refused and changes nothing.
     RefusesACompaction,
-    /// The disk is full: all commits are refused, and change nothing.
+    /// The disk is full: all commits are refused and change nothing.
     Full,
     Panics,
     /// Everything fails.
@@ -359,7 +359,7 @@ pub enum CatalogMode {
 
 pub struct FailingCatalog {
     inner: Arc<MemoryCatalog>,
-    /// Held over a commit, so that death is before or after it.
+    /// Held during a commit, so that the process dies before or after it.
     pub mode: Mutex<CatalogMode>,
     pub failed: AtomicU64,
 }
@@ -412,42 +412,41 @@ impl Catalog for FailingCatalog {
     }
 }
 
-/// Passes on to an object store in memory, or fails.
+/// An object store in memory that can be made to fail.
 #[derive(Debug)]
 pub struct Objects {
     inner: Arc<InMemory>,
     dead: AtomicBool,
     /// All requests fail.
     pub down: AtomicBool,
-    /// And fail for good.
+    /// Failures are permanent.
     pub refuses: AtomicBool,
     pub deletes_fail: AtomicBool,
     pub lists_fail: AtomicBool,
-    /// Listings say that objects are older than they are, by so many seconds.
+    /// Listings report objects as older than they are, by this number of seconds.
     pub clock_behind_s: AtomicU64,
     pub writes_panic: AtomicBool,
-    /// While it is held writes happen, and are not answered.
+    /// While this is held, writes take effect but get no response.
     pub answers: tokio::sync::Mutex<()>,
-    /// While it is held reads wait.
+    /// While this is held, reads wait.
     pub reading: Arc<tokio::sync::Mutex<()>>,
     /// Reads of this position fail.
     pub unreadable_at: AtomicU64,
-    /// Which of the next reads come with a bit flipped on their way, the next one by the lowest
-    /// bit.
+    /// Which of the next reads return data with a flipped bit; the lowest bit is for the next read.
     pub flip_reads: AtomicU64,
-    /// The next so many writes fail: even ones without effect, odd ones after the object was
+    /// The number of next writes that fail: even ones without effect, odd ones after the object was
     /// written.
     pub fail_writes: AtomicU64,
     pub failed: AtomicU64,
     pub reads: AtomicU64,
-    /// On which threads the owner was read, and on which all else.
+    /// The threads on which the owner object was read, and those on which anything else was.
     pub owner_read_on: Mutex<BTreeSet<String>>,
     pub read_on: Mutex<BTreeSet<String>>,
-    /// So many of a thousand reads fail, and each takes a while, by this source of chance.
+    /// The number of reads in a thousand that fail; each read also takes a while. Both are random.
     pub reads_fail_permille: AtomicU64,
     pub chance: Mutex<Option<Random>>,
-    /// What reads have asked for whose answers nobody has taken or given up yet; and the most that
-    /// it ever was.
+    /// Bytes requested by reads whose responses have not been taken or dropped yet, and the maximum
+    /// so far.
     pub open_bytes: Arc<AtomicU64>,
     pub most_open_bytes: AtomicU64,
 }
@@ -646,7 +645,8 @@ impl ObjectStore for Objects {
     }
 }
 
-/// Wait until `done` says so; for what happens in the background and has no event for a test.
+/// Waits until `done` returns true, for background work without an event that a test could wait
+/// for.
 pub async fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let begun = std::time::Instant::now();
     while !done() {
