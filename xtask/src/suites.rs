@@ -131,7 +131,7 @@ pub(crate) fn model(root: &Path, options: &ModelOptions) -> Result<Report, Error
         (
             "damaged logs",
             options.seeds,
-            ["alluvium-stream", "--test=lost", "no_seed_hands_an_offset_out_twice"],
+            ["alluvium-stream", "--test=lost", "no_seed_hands_out_an_offset_twice"],
         ),
         (
             "compacted topics",

@@ -105,6 +105,6 @@ fn late_readers_who_come_back_after_a_restart_find_it_on_disk() {
     assert_eq!(ok(&["topic", "list", "--bootstrap", &other.kafka]), "there are no topics\n");
     let (status, log) = other.stop(Signal::TERM);
     assert_eq!(status.code(), Some(0), "{log}");
-    contains(&log, &["ERROR", "disk cache", "in use by another process", "goes on without it"]);
+    contains(&log, &["ERROR", "disk cache", "in use by another process", "does without it"]);
     assert_eq!((consumed(&server), metric(&server, "disk_cache_failed")), (bytes, 0));
 }

@@ -199,7 +199,7 @@ fn a_server_starts_on_a_catalog_that_was_exported_and_imported() {
     let printed = ok(&["catalog", "export", directory[0], directory[1]]);
     assert_eq!(printed, fs::read_to_string(&export).unwrap());
     let import = ["catalog", "import", directory[0], directory[1], "--input", text(&export)];
-    contains(&refused(1, &import), &["there is a catalog"]);
+    contains(&refused(1, &import), &["a catalog exists already"]);
     let again = ["catalog", "export", directory[0], directory[1], "--output", text(&export)];
     contains(&refused(1, &again), &["export.json", "exists"]);
 

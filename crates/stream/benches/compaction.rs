@@ -66,7 +66,8 @@ impl Arguments {
                 "--durability" => all.durability = value.parse()?,
                 _ => {
                     return Err(format!(
-                        "{option}: there are --dir, --rounds, --seconds, --backlog-mib, --rate-mib and --durability"
+                        "{option}: there are --dir, --rounds, --seconds, --backlog-mib, \
+                         --rate-mib and --durability"
                     ));
                 }
             }
@@ -92,7 +93,8 @@ fn main() -> Result<(), String> {
     let arguments = Arguments::parse()?;
     let Arguments { directory, rounds, measured, backlog_bytes, bytes_per_s, .. } = &arguments;
     println!(
-        "{rounds} rounds in {}: {} MiB in objects of {} MiB, then {} MiB/s for {measured:?}, {STREAMS} streams, batches of {BATCH_BYTES} bytes",
+        "{rounds} rounds in {}: {} MiB in objects of {} MiB, then {} MiB/s for {measured:?}, \
+         {STREAMS} streams, batches of {BATCH_BYTES} bytes",
         directory.display(),
         backlog_bytes / MIB,
         OBJECT_BYTES / MIB,
@@ -168,7 +170,7 @@ fn make(directory: &Path, arguments: &Arguments) {
 /// Measures with its own copy and its own runtime.
 fn half_a_round(arguments: &Arguments, filled: &Path, is_on: bool) -> Measured {
     let copy = tempfile::tempdir_in(&arguments.directory).expect("a directory in --dir");
-    copy_store(filled, copy.path()).expect("there is room for a copy");
+    copy_store(filled, copy.path()).expect("there is space for a copy");
     let runtime = runtime();
     let device = device(copy.path(), arguments.durability, None);
     let store = runtime.block_on(open(copy.path(), device, is_on));
@@ -226,7 +228,7 @@ async fn open(directory: &Path, device: SharedDevice, with_compaction: bool) -> 
     let catalog = Arc::new(RedbCatalog::open(&directory.join("catalog")).expect("a catalog"));
     let wal = alluvium_wal::Options::default();
     let opened = Store::open(device, wal, objects, catalog, Arc::new(()), options, None).await;
-    opened.expect("they belong together").store
+    opened.expect("the catalog and the WAL match").store
 }
 
 /// Creates many small objects that all streams share.

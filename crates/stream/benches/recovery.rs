@@ -127,7 +127,7 @@ fn measure(directory: &Path) {
         Options::for_wal(WAL_BYTES),
         None,
     ));
-    let Opened { store, recovery } = opened.expect("they belong together");
+    let Opened { store, recovery } = opened.expect("the catalog and the WAL match");
     assert_eq!(recovery.streams as u64, STREAMS);
     step("Store::open");
     println!("at most {} MiB resident", memory("VmHWM"));

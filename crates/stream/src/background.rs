@@ -31,11 +31,16 @@ impl Background {
         let runtime = Builder::new_multi_thread()
             .worker_threads(threads)
             .max_blocking_threads(FILES_AT_A_TIME)
-            .thread_name("alluvium-late")
+            .thread_name("alluvium-cold")
             .on_thread_start(make_way)
             .enable_all()
             .build()
-            .map_err(|error| StoreError::Failed(format!("threads for late reads: {error}")))?;
+            .map_err(|error| {
+                StoreError::Failed(format!(
+                    "cannot start threads for cold reads: \
+                                                         {error}"
+                ))
+            })?;
         Ok(Self { handle: runtime.handle().clone(), own: Some(runtime), ahead })
     }
 
@@ -85,7 +90,7 @@ async fn run_on<T: Send + 'static>(
 pub(crate) fn make_way() {
     // It works without a low priority, too.
     if let Err(error) = alluvium_device::make_way() {
-        tracing::debug!("a thread cannot get a low priority: {error}");
+        tracing::debug!("cannot lower the priority of a thread: {error}");
     }
 }
 

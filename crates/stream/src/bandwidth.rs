@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_urgent_goes_first_and_the_rate_holds() {
+    async fn urgent_transfers_go_first_and_the_rate_holds() {
         use Cause::{Compaction, Read, Upload};
         // The bucket's 256 KiB pay for a quarter of the first transfer; each MiB takes a second.
         let order = [Compaction, Read, Compaction, Upload, Read, Upload];
@@ -184,14 +184,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_a_bound_nobody_waits() {
+    async fn without_a_bound_no_transfer_waits() {
         let started = starts(0, &[(Cause::Compaction, 1 << 60), (Cause::Upload, 1 << 60)]).await;
         assert_eq!(started, [(0, 0), (1, 0)]);
         assert!(Bandwidth::new(0).try_acquire_spare(1 << 60));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_gives_up_makes_way() {
+    async fn a_cancelled_wait_frees_its_queue_position() {
         let bandwidth = Arc::new(Bandwidth::new(MIB));
         bandwidth.acquire(Cause::Upload, MIB).await;
         let wait = |cause| {
@@ -203,11 +203,11 @@ mod tests {
         first.abort();
         let begun = Instant::now();
         second.await.unwrap();
-        assert_eq!(begun.elapsed().as_millis(), 750, "what the first one would have used is free");
+        assert_eq!(begun.elapsed().as_millis(), 750, "the first one's share is available");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_what_is_spare_goes_without_waiting() {
+    async fn spare_bandwidth_is_granted_without_waiting_and_no_more() {
         let bandwidth = Arc::new(Bandwidth::new(4 * MIB));
         assert!(bandwidth.try_acquire_spare(MIB / 2 - 1));
         assert!(!bandwidth.try_acquire_spare(1), "half of the bucket stays");
@@ -218,12 +218,12 @@ mod tests {
             async move { bandwidth.acquire(Cause::Compaction, 1).await }
         });
         tokio::task::yield_now().await;
-        assert!(!bandwidth.try_acquire_spare(0), "somebody waits");
+        assert!(!bandwidth.try_acquire_spare(0), "a transfer is queued");
         waiting.await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_is_made_up_for_by_one_burst_only() {
+    async fn a_pause_is_made_up_for_by_one_burst_only() {
         let bandwidth = Bandwidth::new(MIB);
         tokio::time::advance(Duration::from_secs(3600)).await;
         let begun = Instant::now();

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_listed_once_and_not_after_its_end() {
+    fn a_stream_is_listed_once_and_not_after_its_deletion() {
         let cache = LogCache::new(1 << 20);
         let kept = stream(0);
         let deleted = stream(1);
@@ -208,14 +208,14 @@ mod tests {
         let (released, _) = deleted.tail.lock().delete();
         cache.release(released);
         cache.withdraw(&deleted);
-        assert_eq!(Arc::strong_count(&deleted), 1, "nobody else has it");
+        assert_eq!(Arc::strong_count(&deleted), 1, "there is no other reference");
         assert!(cache.reserve(1 << 20));
         assert_eq!((cached_from(&kept), cache.evictable.lock().len()), (None, 0));
         assert_eq!(cache.used_bytes(), 1 << 20);
     }
 
     #[test]
-    fn the_oldest_go_first_whichever_stream_they_are_of() {
+    fn the_oldest_batches_of_all_streams_are_evicted_first() {
         let cache = LogCache::new(400 * COST_BYTES);
         let streams: Vec<_> = (0..4).map(stream).collect();
         // 100 batches each, 16 KiB of log apart; the last two streams come after the first two.
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pinned_stays_and_is_not_listed() {
+    fn pinned_batches_stay_and_are_not_listed() {
         let cache = LogCache::new(4 * COST_BYTES);
         let stream = stream(0);
         (0..2).for_each(|i| append(&cache, &stream, i));
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn room_that_somebody_else_has_made_is_used() {
+    fn space_freed_by_another_caller_is_used() {
         let cache = LogCache::new(4 * COST_BYTES);
         let stream = stream(0);
         (0..4).for_each(|i| append(&cache, &stream, i));

@@ -229,8 +229,8 @@ pub struct StreamRow {
 }
 
 /// Advice to an operator with a damaged catalog.
-pub(crate) const RESTORE: &str = "Restore it from a copy, or from an export by `alluvium catalog \
-                                  import`, of this log's last state";
+pub(crate) const RESTORE: &str = "Restore it from a copy of this log's last state, or import an \
+                                  export of it with `alluvium catalog import`";
 
 /// Why a catalog operation failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -328,7 +328,7 @@ mod refusal {
         };
         if old.is_empty() || !old.iter().eq(found.iter().take(old.len()).map(|range| &range.start))
         {
-            return refused("they are not there, or not neighbours");
+            return refused("they do not exist or are not neighbours");
         }
         let after = found.get(old.len());
         if new.start >= new.end
@@ -336,7 +336,7 @@ mod refusal {
             || found[old.len() - 1].end < new.end
             || after.is_some_and(|after| after.start < new.end)
         {
-            return refused("it is empty, or reaches beyond them");
+            return refused("it is empty or reaches beyond them");
         }
         Ok(())
     }

@@ -217,7 +217,7 @@ impl Shared {
             let (id, epoch, to) = match change {
                 Change::CreateStream { id, .. } => {
                     if !self.ids.fresh_streams.lock().contains(id) || !touched.insert(*id) {
-                        return invalid(format!("stream id {id} is not a fresh one"));
+                        return invalid(format!("stream id {id} is not new"));
                     }
                     continue;
                 }

@@ -251,14 +251,22 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         let error = match failure {
             // The store has halted, or its WAL has stopped: the objects stay as they are and are
             // still read.
-            Failure::Store(error) => return tracing::error!("compaction ends: {error}"),
+            Failure::Store(error) => {
+                return tracing::error!(
+                    "object compaction has stopped: \
+                                                             {error}"
+                );
+            }
             Failure::NotOwner => {
                 tokio::time::sleep(RETRY_MAX).await;
                 continue;
             }
             Failure::Full(error) => StoreError::from(error),
             Failure::Refused { error, sources } => {
-                tracing::error!("a defect: compaction leaves {sources:?} as they are: {error}");
+                tracing::error!(
+                    "a defect: the catalog refuses an object compaction, objects \
+                                 {sources:?} stay as they are: {error}"
+                );
                 sources.into_iter().for_each(|id| left_out.refused(id));
                 StoreError::from(error)
             }
@@ -726,7 +734,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn an_unreadable_object_is_tried_again_soon_and_ever_later_and_a_damaged_one_is_not() {
+    async fn an_unreadable_object_is_retried_with_growing_delays_and_a_damaged_one_is_not() {
         let (unreadable, damaged, gone) = (ObjectId(1), ObjectId(2), ObjectId(3));
         let mut left_out = LeftOut::default();
         left_out.damaged(damaged);
@@ -744,12 +752,12 @@ mod tests {
         assert!(left_out.contains(damaged));
         left_out.for_now(gone);
         tokio::time::advance(LEFT_OUT).await;
-        assert!(!left_out.expire(is_live), "of what is no longer in use nothing is remembered");
+        assert!(!left_out.expire(is_live), "objects that are no longer in use are dropped");
         assert_eq!(left_out.0.len(), 2);
     }
 
     #[test]
-    fn nothing_is_remembered_for_a_task_that_does_not_run() {
+    fn nothing_is_recorded_for_a_disabled_task() {
         for (compaction_bytes, remembered) in [(0, 0), (64 << 10, 2)] {
             let options = Options { compaction_bytes, ..Options::default() };
             let compaction = Compaction::new(&options);

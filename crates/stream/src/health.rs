@@ -202,10 +202,10 @@ mod tests {
         assert!(found[3].detail.ends_with("object a"), "{found:?}");
         assert!(found[4].detail.ends_with("object b"), "{found:?}");
         assert!(found[0].detail.contains("4096 bytes"), "{found:?}");
-        let expected = "offsets found missing by the last start: lost, with the records that had been \
-                        acknowledged: 7 in 2 ranges; skipped, since it is not known whether they had \
-                        been used: 1000 in 10 ranges, which is an upper bound of what is lost; lost: \
-                        this and that, and others, which the log of that start names";
+        let expected = "offsets found missing by the last start: lost, with the records that had \
+                        been acknowledged: 7 in 2 ranges; skipped, since it is not known whether \
+                        they had been used: 1000 in 10 ranges, which is an upper bound of what is \
+                        lost; lost: this and that, and others, which the log of that start names";
         assert_eq!(found[1].detail, expected);
         assert!(found[2].detail.contains("for 90 s, 5 in a row"), "{found:?}");
         assert!(found[2].detail.ends_with("the first line the second"), "{found:?}");

@@ -161,7 +161,8 @@ async fn clean_orphans(
     shared.numbers.orphans.store(orphans.len(), Ordering::Relaxed);
     if !delete && !orphans.is_empty() {
         tracing::warn!(
-            "{} objects that the catalog does not know are kept, because records are lost that they may hold",
+            "{} objects that the catalog does not record are kept, because they may hold lost \
+             records",
             orphans.len()
         );
     }

@@ -155,7 +155,8 @@ impl Shared {
                     Ok(None) => ObjectError::failed(
                         &name,
                         format!(
-                            "it is not there, and neither is {owner}: is this the right object store, and mounted?"
+                            "it is missing, and so is {owner}: check that this is the right \
+                             object store and that it is mounted"
                         ),
                     ),
                     Err(error) => error,
@@ -191,7 +192,7 @@ impl Shared {
         };
         let is_described = known < DESCRIBED;
         let text = if is_described {
-            format!("{error}; it has {}", self.content(id))
+            format!("{error}; it contains {}", self.content(id))
         } else {
             error.to_string()
         };
@@ -203,7 +204,7 @@ impl Shared {
             tracing::error!("records cannot be read: {text}");
         } else {
             tracing::error!(
-                "records cannot be read: {text}; `alluvium object verify` lists what it has"
+                "records cannot be read: {text}; `alluvium object verify` lists its contents"
             );
         }
         self.losses.found.lock().insert(id, Loss { is_missing, text });
@@ -230,7 +231,7 @@ impl Shared {
         });
         let mut text = named.collect::<Vec<_>>().join(", ");
         if parts.len() > LISTED {
-            text = format!("{text}, and those of {} others", parts.len() - LISTED);
+            text = format!("{text}, and {} more", parts.len() - LISTED);
         }
         text
     }

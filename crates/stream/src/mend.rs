@@ -67,7 +67,7 @@ pub(crate) fn mend(
         costs.push(tail::cost_bytes(payload.len()));
         let cached = Cached { base, count, max_timestamp_ms, log_end: log_start, payload, crc32c };
         if !tail.is_some_and(|(_, tail)| tail.fill(cached)) {
-            return Err(format!("stream {id}: offset {base} is in no gap"));
+            return Err(format!("stream {id}: offset {base} is not in a gap"));
         }
     }
     Ok(costs)
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_owner_puts_into_gaps_is_durable_with_what_is_before_it() {
+    fn batches_in_gaps_become_durable_with_the_batch_before_them() {
         let before = [(12, 1_200), (13, 1_300)];
         assert_eq!(mended(&[]).unwrap(), before);
         let all = [(10, 7), (11, 7), (12, 1_200), (13, 1_300), (14, 1_300), (15, 1_300)];
@@ -152,10 +152,10 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_put_where_there_is_no_gap() {
+    fn a_batch_outside_of_a_gap_is_refused() {
         for wrong in [(1, 9), (1, 12), (1, 16), (2, 10)] {
             assert!(mended(&[wrong]).is_err(), "{wrong:?}");
         }
-        assert!(mended(&[(1, 10), (1, 10)]).is_err(), "it is taken already");
+        assert!(mended(&[(1, 10), (1, 10)]).is_err(), "the offset is taken");
     }
 }

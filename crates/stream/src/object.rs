@@ -129,7 +129,7 @@ impl Encoder {
         payload_crc32c: Option<u32>,
     ) -> Option<PutPayload> {
         let payload_bytes = u32::try_from(batch.payload.len())
-            .expect("a batch is bounded by the WAL's record limit, or by who rewrites it");
+            .expect("the WAL's record limit or the rewriter bounds a batch");
         let len_bytes = ENTRY_BYTES + batch.payload.len();
         let fits = self.open.as_ref().is_some_and(|open| {
             let with_it = open.len_bytes as usize + self.copied.len() + len_bytes;
@@ -326,7 +326,7 @@ pub(crate) fn decode_block(block: &Block, bytes: &Bytes) -> Result<Vec<Batch>, D
     while at < bytes.len() {
         let position = block.position + at as u64;
         let Some(entry) = bytes.get(at..at + ENTRY_BYTES) else {
-            return damage(position, "an entry is cut off");
+            return damage(position, "an entry is truncated");
         };
         let (base, count) = (u64_at(entry, 0), u32_at(entry, 8));
         let payload_at = at + ENTRY_BYTES;
@@ -355,7 +355,7 @@ pub(crate) fn decode_block(block: &Block, bytes: &Bytes) -> Result<Vec<Batch>, D
         && batches.last().is_some_and(|last| last.end() == block.end)
         && batches.iter().map(|batch| batch.max_timestamp_ms).max() == Some(block.max_timestamp_ms);
     if !as_indexed {
-        return damage(block.position, "the entries are not what the index says");
+        return damage(block.position, "the entries do not match the index");
     }
     Ok(batches)
 }
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_in_comes_out() {
+    fn encoded_batches_decode_unchanged() {
         let (bytes, summary) = encode(&small());
         let object = Whole::open(bytes.clone()).unwrap();
         assert_eq!(object.nonce, Uuid::from_u128(0x1234_5678));
@@ -513,11 +513,7 @@ mod tests {
         );
         assert_eq!(summary.index_bytes, 3 * INDEX_ENTRY_BYTES as u64);
         assert_eq!(decode(bytes).unwrap(), small());
-        assert_eq!(
-            decode(encode(&Vec::new()).0).unwrap(),
-            Vec::new(),
-            "an empty object is an object"
-        );
+        assert_eq!(decode(encode(&Vec::new()).0).unwrap(), Vec::new(), "an empty object is valid");
     }
 
     #[test]
@@ -544,13 +540,13 @@ mod tests {
         let (block, ..) = encoder.finish();
         let pieces: Vec<Bytes> = block.unwrap().into_iter().collect();
         assert!(pieces.iter().any(|piece| piece.as_ptr() == large.payload.as_ptr()));
-        assert_eq!(pieces.len(), 3, "what is copied is together");
+        assert_eq!(pieces.len(), 3, "copied payloads share a piece");
     }
 
     /// Every bit of a small object flipped, one at a time, and every truncation gives an error:
     /// never other content, never a panic.
     #[test]
-    fn every_flipped_bit_and_every_truncation_is_noticed() {
+    fn every_flipped_bit_and_every_truncation_is_detected() {
         let (bytes, _) = encode(&small());
         for at in 0..bytes.len() {
             for bit in 0..8 {
@@ -572,7 +568,7 @@ mod tests {
         /// Damage with matching checksums, as a defect of a writer would leave it, never causes a
         /// panic.
         #[test]
-        fn nonsense_with_good_checksums_does_not_panic(
+        fn invalid_contents_with_valid_checksums_do_not_panic(
             index_patches in proptest::collection::vec((0usize..168, proptest::num::u8::ANY), 0..6),
             data_patches in proptest::collection::vec((0usize..134, proptest::num::u8::ANY), 0..6),
         ) {
@@ -622,6 +618,6 @@ mod tests {
         )];
         let bytes = Bytes::from_static(include_bytes!("../tests/data/object-v1.bin"));
         assert_eq!(decode(bytes.clone()).unwrap(), content);
-        assert_eq!(encode(&content).0, bytes, "and is still written so");
+        assert_eq!(encode(&content).0, bytes, "and the encoding is unchanged");
     }
 }

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_that_nothing_separates_are_taken() {
+    fn the_oldest_neighbours_are_selected() {
         let mut table = ObjectTable::default();
         // Not in the order of their numbers, and one in between that holds a single stream.
         for (id, created_at_ms) in [(1, 50), (2, 10), (3, 20), (4, 30), (5, 40), (6, 60), (7, 70)] {
@@ -227,14 +227,19 @@ mod tests {
         }
         insert(&mut table, &range(8, 0, 1, 20), 2);
         assert_eq!(found(&table, &[]), Some((vec![2, 4, 5], 1)));
-        assert_eq!(found(&table, &[7]), Some((vec![2, 4, 5], 1)), "what is left out lies behind");
+        assert_eq!(
+            found(&table, &[7]),
+            Some((vec![2, 4, 5], 1)),
+            "the object that is left out \
+                                                                   comes later"
+        );
         assert_eq!(found(&table, &[4]), Some((vec![5, 1, 6], 1)));
         assert_eq!(found(&table, &[1, 2]), None);
         assert_eq!(found(&table, &[5, 6]), None);
     }
 
     #[test]
-    fn what_is_released_is_waste_and_then_retired() {
+    fn released_ranges_make_an_object_wasteful_and_then_retired() {
         let mut table = ObjectTable::default();
         let (first, second) = (range(1, 10, 4, 40), range(2, 20, 0, 40));
         insert(&mut table, &first, 4);
@@ -251,7 +256,7 @@ mod tests {
 
     /// Objects come and go; the result is always the same as from sorting all of them.
     #[test]
-    fn what_is_listed_is_what_sorting_gives() {
+    fn the_selection_is_the_same_as_by_sorting_all_objects() {
         let mut times_found = [0; 2];
         for seed in 0..200 {
             let mut random = Random::new(seed);

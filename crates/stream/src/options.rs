@@ -61,7 +61,8 @@ impl DiskCacheOptions {
         }
         if self.journals() > MAX_JOURNALS {
             return reject(format!(
-                "memory_bytes = {memory_bytes} is less than a 16,384th of max_disk_bytes = {max_disk_bytes}"
+                "memory_bytes = {memory_bytes} is less than a 16,384th of max_disk_bytes = \
+                 {max_disk_bytes}"
             ));
         }
         Ok(())
@@ -174,7 +175,8 @@ impl Options {
         }
         if upload_bytes > wal_capacity_bytes / 4 {
             return reject(format!(
-                "upload_bytes = {upload_bytes} is more than a quarter of the WAL's {wal_capacity_bytes} bytes"
+                "upload_bytes = {upload_bytes} is more than a quarter of the WAL's \
+                 {wal_capacity_bytes} bytes"
             ));
         }
         if upload_bytes > cache_bytes / 2 {

@@ -34,7 +34,7 @@ impl Attempt {
 /// Abandons the object of this name; `removed` is the result of removing it.
 pub(crate) fn give_up(shared: &Shared, name: &str, removed: Result<(), ObjectError>) {
     if let Err(left) = removed {
-        tracing::debug!("could not clean up after an attempt that was given up: {left}");
+        tracing::debug!("could not remove an abandoned object: {left}");
     }
     shared.object_table.lock().uploading.remove(name);
 }

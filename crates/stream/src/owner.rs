@@ -63,7 +63,7 @@ impl Owner {
     }
 
     fn life(&self) -> Uuid {
-        self.lives.last().expect("this one").id
+        self.lives.last().expect("the current run is in the list").id
     }
 
     fn claim(&self, version: u64) -> Claim {
@@ -154,7 +154,7 @@ async fn look(
         Ok(Ok(())) => Ok(claimed),
         Ok(Err(error)) if shared.wal.stopped().is_some() => Err(error),
         Ok(Err(error)) => {
-            tracing::warn!("whether the WAL was taken over cannot be read: {error}");
+            tracing::warn!("cannot check whether the WAL was taken over: {error}");
             Ok(claimed.map(|_| false))
         }
         Err(_) => Ok(Ok(false)), // the runtime ends
@@ -181,13 +181,15 @@ async fn claim_objects(shared: &Shared, needed: u64) -> Result<bool, ObjectError
     }
     shared.numbers.owner_conflicts.fetch_add(1, Ordering::Relaxed);
     let Some(Claim { epoch, life: theirs, node_id, version, .. }) = found else {
-        tracing::warn!("{name} was written, and is not there");
+        tracing::warn!("owner object {name} is missing after a successful PUT");
         return Ok(false);
     };
     tracing::warn!(
-        "no object is deleted, and the WAL is not trimmed: {name} is that of another server, node {node_id}, life {theirs}, epoch {epoch} of the WAL, version {version} of \
-         the catalog; this is node {}, life {}, epoch {}. Either it has taken the WAL over, or one of the two runs from a copy. If the other one is gone for good, \
-         delete that object",
+        "no object is deleted and the WAL is not trimmed: {name} is that of another server (node \
+         {node_id}, incarnation {theirs}, epoch {epoch} of the WAL, version {version} of the \
+         catalog); this is node {}, incarnation {}, epoch {}. Either that server has taken over \
+         the WAL, or one of the two runs from a copy. If the other one is gone for good, delete \
+         that object",
         owner.node_id,
         owner.life(),
         owner.epoch,
@@ -227,8 +229,9 @@ async fn check_is_same(shared: &Shared, name: &str) -> Result<(), ObjectError> {
         return Ok(());
     }
     let reason = format!(
-        "none of the objects that the catalog knows is there, {} for one: this is another object store than before, or it is not mounted. If they are lost for good, \
-         put anything there under that name",
+        "none of the objects in the catalog exists, for example {}: this is another object store \
+         than before, or it is not mounted. If they are lost for good, create any object with \
+         that name",
         object.name
     );
     Err(ObjectError::failed(name, reason))
@@ -274,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn who_owns_the_objects() {
+    fn claims_of_other_runs_are_judged_by_version() {
         let lives = [(1, 10), (2, 19), (3, 49)];
         let lives =
             lives.map(|(id, after_version)| Life { after_version, id: Uuid::from_u128(id) });
@@ -287,15 +290,15 @@ mod tests {
         };
         let of = |life, version| Some(Claim { life: Uuid::from_u128(life), ..me.claim(version) });
         for (found, standing, why) in [
-            (None, Standing::Free, "nobody was here"),
-            (of(3, 60), Standing::Owner, "mine"),
-            (of(3, 61), Standing::Owner, "mine, and further"),
-            (of(3, 59), Standing::Free, "mine, and behind"),
-            (of(2, 49), Standing::Free, "the one before me"),
-            (of(2, 50), Standing::Anothers, "the one before me, which has gone on"),
-            (of(1, 19), Standing::Free, "one before that"),
-            (of(1, 20), Standing::Anothers, "one before that, which has gone on"),
-            (of(4, 1), Standing::Anothers, "one that I do not know"),
+            (None, Standing::Free, "no claim"),
+            (of(3, 60), Standing::Owner, "of this run"),
+            (of(3, 61), Standing::Owner, "of this run, with a later version"),
+            (of(3, 59), Standing::Free, "of this run, with an earlier version"),
+            (of(2, 49), Standing::Free, "of the previous run"),
+            (of(2, 50), Standing::Anothers, "of the previous run, which has continued"),
+            (of(1, 19), Standing::Free, "of an earlier run"),
+            (of(1, 20), Standing::Anothers, "of an earlier run, which has continued"),
+            (of(4, 1), Standing::Anothers, "of an unknown run"),
         ] {
             let found: Option<Claim> = found;
             assert_eq!(me.judge(found.as_ref(), 60), standing, "{why}");

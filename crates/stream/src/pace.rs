@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_cut_goes_out_in_three_quarters_of_the_time_that_it_took_to_come_in() {
+    async fn a_cut_is_uploaded_in_three_quarters_of_the_time_of_its_appends() {
         let wanted = Notify::new();
         let mut pace = Pace::new(600 * MIB, Duration::from_secs(60), &wanted);
         let took = taken(&mut pace, 600, || false).await;
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_small_is_not_stretched() {
+    async fn a_small_upload_is_not_stretched() {
         let wanted = Notify::new();
         let mut pace = Pace::new(5 * MIB, Duration::from_secs(60), &wanted);
         assert_eq!(taken(&mut pace, 5, || false).await, Duration::from_secs(1));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn time_that_was_lost_is_made_up_for() {
+    async fn lost_time_is_made_up_for() {
         let wanted = Notify::new();
         let mut pace = Pace::new(600 * MIB, Duration::from_secs(60), &wanted);
         taken(&mut pace, 1, || false).await;
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_hurry_ends_it_at_once_and_for_good() {
+    async fn hurrying_removes_the_limit_at_once_and_permanently() {
         let wanted = Notify::new();
         let hurry = Cell::new(false);
         let mut pace = Pace::new(600 * MIB, Duration::from_secs(600), &wanted);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_hurry_that_nobody_tells_is_seen_soon() {
+    async fn a_hurry_without_a_notification_is_noticed_soon() {
         let wanted = Notify::new();
         let began = Instant::now();
         let mut pace = Pace::new(600 * MIB, Duration::from_secs(600), &wanted);

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_comes_back_as_it_was_written() {
+    fn a_record_decodes_as_it_was_encoded() {
         let decoded = decode_record(&record(&header(7, 1 << 40, 3, -1))).unwrap();
         assert_eq!(decoded, StreamRecord::Batch(StreamId(7), batch(1 << 40, 3, -1)));
     }
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unknown_and_the_impossible_are_refused() {
+    fn unknown_and_impossible_records_are_refused() {
         let with = |at: usize, value: u8| {
             let mut header = header(1, 0, 1, 0);
             header[at] = value;
@@ -438,7 +438,7 @@ mod tests {
     /// Whichever byte of the record is damaged: a batch is identified unless the byte is in its
     /// header, and an ends record always.
     #[test]
-    fn what_is_left_of_a_damaged_record_tells_what_it_was() {
+    fn the_remains_of_a_damaged_record_identify_it() {
         let good = record(&header(7, 40, 3, 5));
         for at in 0..good.len() {
             let mut damaged = good.to_vec();

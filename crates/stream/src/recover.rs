@@ -26,7 +26,7 @@ use crate::tail::{self, BATCH_OVERHEAD_BYTES, Cached, StreamState, Tail};
 use crate::types::{Fold, ObjectId, StreamId, StreamOffset};
 
 /// Advice to an operator whose catalog and WAL contradict each other.
-const OTHER_CATALOG: &str = "Open the WAL with the catalog that it was in use with last";
+const OTHER_CATALOG: &str = "Open the WAL with the catalog that it was last in use with";
 
 /// What recovery found.
 #[derive(Clone, Debug)]
@@ -116,8 +116,9 @@ impl fmt::Display for Recovery {
         } = self;
         write!(
             f,
-            "{streams} streams; {batches} batches ({payload_bytes} bytes) to upload, {skipped_uploaded} uploaded before, \
-             {skipped_deleted} of deleted streams; {:.3} s; WAL: {wal}",
+            "{streams} streams; {batches} batches ({payload_bytes} bytes) to upload, \
+             {skipped_uploaded} uploaded before, {skipped_deleted} of deleted streams; {:.3} s; \
+             WAL: {wal}",
             elapsed.as_secs_f64()
         )?;
         let count = |cause| gaps.iter().filter(|gap| gap.cause == cause).count();
@@ -270,8 +271,8 @@ pub(crate) fn recover(
     }
     if let Some(missing) = &missing_end {
         tracing::error!(
-            "the log ends at {}, but was durable up to {} once: its end is damaged, or the device holds an old copy. What was \
-             appended behind that is lost",
+            "the log ends at {}, but was once durable up to {}: its end is damaged, or the device \
+             holds an old copy. Everything appended behind that is lost",
             missing.start,
             missing.end
         );
@@ -337,8 +338,8 @@ impl Replay {
             for range in ranges {
                 let Some(object) = infos.get(&range.object) else {
                     let reason = format!(
-                        "stream {id} has a range in object {}, which the catalog does not know: \
-                         it is damaged. {RESTORE}",
+                        "stream {id} has a range in object {}, which is not in the catalog: the \
+                         catalog is damaged. {RESTORE}",
                         range.object
                     );
                     return Err(StoreError::Failed(reason));
@@ -449,8 +450,8 @@ impl Replay {
 
     fn unknown_stream(&self, id: StreamId) -> String {
         format!(
-            "a record of stream {id}, but the catalog has handed out no id from {} on: it is not the catalog of this WAL, or an old \
-             copy of it. {OTHER_CATALOG}",
+            "a record of stream {id}, but the catalog has handed out only ids below {}: it is not \
+             the catalog of this WAL, or an old copy of it. {OTHER_CATALOG}",
             self.next_stream_id
         )
     }
@@ -459,7 +460,7 @@ impl Replay {
     ///
     /// | the record's stream and offsets | meaning |
     /// |---|---|
-    /// | an id that was never handed out | refused: the catalog is not this WAL's, or is older than it |
+    /// | an id that was never handed out | refused: not this WAL's catalog, or an old copy of it |
     /// | not in the catalog | of a deleted stream: skipped |
     /// | end <= uploaded end | uploaded: skipped |
     /// | base = next | taken |
@@ -492,8 +493,8 @@ impl Replay {
         }
         if batch.base < tail.next {
             return Err(format!(
-                "stream {id}: batch {}..{} overlaps what is before {}: the catalog is not of this WAL's \
-                 last state. {OTHER_CATALOG}",
+                "stream {id}: batch {}..{} begins before the next offset {}: the catalog is not \
+                 from this WAL's last state. {OTHER_CATALOG}",
                 batch.base,
                 batch.end(),
                 tail.next
@@ -564,7 +565,7 @@ mod tests {
 
         for (refused, why) in [
             (record(0, 20, 1), "a duplicate"),
-            (record(0, 13, 1), "in a gap, late"),
+            (record(0, 13, 1), "in a gap, out of order"),
             (record(1, 4, 3), "across the uploaded end"),
             (record(3, 0, 1), "an id never handed out"),
         ] {

@@ -318,7 +318,7 @@ mod tests {
     /// Each query gets as far as reading an object, which is then deleted, with its batches in
     /// another one or nowhere.
     #[tokio::test]
-    async fn who_comes_too_late_for_an_object_looks_again() {
+    async fn a_read_of_a_deleted_object_is_retried_at_the_new_one() {
         for question in 0..3 {
             for replaced in [true, false] {
                 let (world, ranges) = world(10).await;
@@ -349,7 +349,7 @@ mod tests {
                     }
                     false => assert!(
                         matches!(&found, Err(FetchError::Failed(_))),
-                        "gone for good is an error: {found:?}"
+                        "an object that stays missing is an error: {found:?}"
                     ),
                 }
                 world.store.close().await.unwrap();

@@ -52,7 +52,8 @@ pub enum StoreError {
     InvalidChange(String),
     /// A newer writer has opened the stream. Nothing has changed.
     #[error(
-        "stream {stream} was opened with epoch {newest}: a writer with epoch {epoch} changes nothing any more"
+        "stream {stream} was opened with epoch {newest}: a writer with epoch {epoch} can no \
+         longer change it"
     )]
     Fenced {
         /// The stream.
@@ -65,8 +66,8 @@ pub enum StoreError {
     /// The catalog and the WAL do not belong together. Continuing would drop records or assign them
     /// to the wrong streams.
     #[error(
-        "the catalog belongs to the WAL {catalog}, the device holds the WAL {wal}. Open the WAL with \
-         the catalog that it was in use with last"
+        "the catalog belongs to the WAL {catalog}, but the device holds the WAL {wal}. Open the \
+         WAL with the catalog that it was last in use with"
     )]
     WrongWal {
         /// The WAL that the catalog is bound to.
@@ -77,8 +78,9 @@ pub enum StoreError {
     /// The catalog was in use with this WAL before, and a newer catalog has been since. Continuing
     /// would lose records permanently.
     #[error(
-        "the catalog is new or an old copy: it is of version {version} and has what the WAL held before {uploaded}, and the WAL was in use with version \
-         {mark} and trimmed up to {trimmed}. The rest is in objects that a newer catalog knows: open the WAL with that one"
+        "the catalog is new or an old copy: it has version {version} and what the WAL held before \
+         {uploaded}, but the WAL was in use with version {mark} and is trimmed up to {trimmed}. \
+         The rest is in objects that only a newer catalog records: open the WAL with that catalog"
     )]
     OldCatalog {
         /// The version of this catalog.
@@ -93,8 +95,10 @@ pub enum StoreError {
     /// The WAL was in use with this catalog after this copy of the WAL was made. Everything
     /// appended since would be lost permanently.
     #[error(
-        "the device holds an old copy of the WAL: it is of the time of version {mark} of the catalog, which has seen the WAL with version {seen}. \
-         Open the catalog with the device that was in use last, or both as they were at one moment"
+        "the device holds an old copy of the WAL: it was last in use with version {mark} of the \
+         catalog, but the catalog has been in use with the WAL at version {seen}. Open the \
+         catalog with the device that it was last in use with, or restore copies of both from the \
+         same moment"
     )]
     OldWal {
         /// The mark in the header of this copy.
@@ -475,7 +479,7 @@ impl Store {
                 shared.fail(stopped.err().map_or(StoreError::Closed, StoreError::Wal));
             }
         }
-        shared.failure().expect("it was set, here or by who told")
+        shared.failure().expect("it was set before the notification")
     }
 
     /// Returns the largest payload that a batch may have.
@@ -763,13 +767,13 @@ pub(crate) mod tests {
 
     /// The next opener of the device must not find this one still using it.
     #[tokio::test]
-    async fn closing_waits_for_a_look_at_the_wal() {
+    async fn closing_waits_for_an_ownership_check() {
         let (store, _disk) = small_store().await;
         let shared = store.shared.clone();
         let looking = shared.owner.begin_look().await;
         let mut closing = pin!(store.close());
         let early = tokio::time::timeout(Duration::from_millis(20), &mut closing).await;
-        assert!(early.is_err() && shared.wal.stopped().is_none(), "it has waited");
+        assert!(early.is_err() && shared.wal.stopped().is_none(), "it waits");
         drop(looking);
         closing.await.unwrap();
     }

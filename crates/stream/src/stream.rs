@@ -436,7 +436,7 @@ mod tests {
 
     /// A read from an object written before a rewrite, followed by batches written by it.
     #[test]
-    fn a_read_ends_where_what_follows_begins_before_its_end() {
+    fn a_read_ends_before_a_batch_that_overlaps_it() {
         let batch = |base, count| Batch {
             base: StreamOffset(base),
             count,

@@ -604,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn the_durable_end_is_not_below_a_start_that_damage_has_overtaken() {
+    fn the_durable_end_is_not_below_the_start_after_damage() {
         let mut tail = Tail::restored(StreamOffset(10), StreamOffset(0), None, [].into());
         push(&mut tail, 0);
         tail.recovered(tail.start); // as recovery does
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_is_where_the_offset_is() {
+    fn a_source_is_the_location_of_the_offset() {
         let mut tail = Tail::restored(
             StreamOffset(0),
             StreamOffset(10),
@@ -696,7 +696,7 @@ mod tests {
     }
 
     #[test]
-    fn spare_room_is_given_back() {
+    fn spare_capacity_is_released() {
         let within =
             |tail: &Tail| tail.batches.capacity() <= 2 * tail.batches.len() + SPARE_ENTRIES;
         let mut tail = Tail::default();
@@ -728,7 +728,7 @@ mod tests {
 
     /// Lost offsets are uploaded with the batches before them, or alone, and never return.
     #[test]
-    fn a_gap_at_the_end_is_uploaded_and_does_not_take_the_durable_end_back() {
+    fn a_gap_at_the_end_is_uploaded_and_does_not_lower_the_durable_end() {
         let ends = |tail: &Tail, cut| {
             tail.pinned_end(LogOffset(cut)).map(|(uploaded, written)| (uploaded.0, written.0))
         };

@@ -7,9 +7,9 @@
 //!
 //! | crash after | at the next start |
 //! |---|---|
-//! | the cut, or in the middle of the object | the WAL has everything; the partial object is an orphan |
+//! | the cut, or during the object | the WAL has everything; a partial object is an orphan |
 //! | the object, before the commit | the WAL has everything; the object is an orphan |
-//! | the commit, before the trim | the catalog marks what is in the WAL as uploaded: it is skipped |
+//! | the commit, before the trim | the catalog marks the WAL's batches as uploaded: skipped |
 //!
 //! An upload writes one object, and one more for each stream with much data. One commit covers all
 //! of them, so a crash leaves any of them as orphans, or none. An upload writes at a [`Pace`] until
@@ -132,7 +132,7 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
         if objects.is_empty() || own(shared, 0).await? || are_there(shared, &objects).await? {
             break (objects, ranges);
         }
-        tracing::warn!("upload: what was written is not there any more; it is written again");
+        tracing::warn!("upload: written objects have disappeared; they are written again");
         let mut table = shared.object_table.lock();
         for object in &objects {
             table.uploading.remove(&object.name);
@@ -212,7 +212,7 @@ async fn are_there(shared: &Shared, objects: &[Arc<ObjectInfo>]) -> Result<bool,
             match object_size(store, &object.name.as_str().into()).await {
                 Ok(Some(bytes)) if bytes == object.size_bytes => break,
                 Ok(_) => return Ok(false),
-                Err(error) => backoff.failed(&in_words("cannot look at", &error)).await?,
+                Err(error) => backoff.failed(&in_words("cannot check", &error)).await?,
             }
         }
     }
@@ -227,7 +227,7 @@ async fn own(shared: &Arc<Shared>, version: u64) -> Result<bool, StoreError> {
         let what = match owner::claim(shared, version).await? {
             Ok(true) => return Ok(backoff.failures == 0),
             Ok(false) => "another server owns the objects".into(),
-            Err(error) => in_words("cannot tell who owns the objects", &error),
+            Err(error) => in_words("cannot check who owns the objects", &error),
         };
         backoff.failed(&what).await?;
     }
@@ -285,7 +285,7 @@ async fn fold(shared: &Arc<Shared>, parts: &[Part]) -> Result<Vec<Folded>, Store
     let fold = move || parts.iter().map(|part| fold_part(&*owner, part)).collect();
     tokio::task::spawn_blocking(fold)
         .await
-        .map_err(|error| StoreError::Failed(format!("folding a checkpoint: {error}")))
+        .map_err(|error| StoreError::Failed(format!("cannot fold a checkpoint: {error}")))
 }
 
 fn fold_part(fold: &dyn Fold, part: &Part) -> Folded {
@@ -395,7 +395,7 @@ pub(crate) fn unix_ms() -> i64 {
 
 fn in_words(what: &str, error: &ObjectError) -> String {
     let hint = match error.is_permanent() {
-        true => "; no try will succeed until bucket or credentials are changed",
+        true => "; retries fail until the bucket or the credentials are changed",
         false => "",
     };
     format!("{what}: {error}{hint}")
@@ -420,7 +420,8 @@ impl<'a> Backoff<'a> {
         let wait = backoff(options.retry_initial, options.retry_max, self.failures);
         self.failures += 1;
         tracing::warn!(
-            "upload: {what}; attempt {failures} failed, the next one in {wait:?}; the WAL keeps the data"
+            "upload: {what}; attempt {failures} failed, next attempt in {wait:?}; the WAL keeps \
+             the data"
         );
         tokio::select! {
             () = tokio::time::sleep(wait) => Ok(()),

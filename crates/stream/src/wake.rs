@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn an_event_between_the_failure_and_the_wait_is_seen() {
         let gate = RoomGate::new();
-        assert!(gate.wait().now_or_never().is_some(), "nobody was turned away");
+        assert!(gate.wait().now_or_never().is_some(), "no writer was refused");
         let seen = gate.generation();
         gate.full(seen);
         assert!(gate.wait().now_or_never().is_none());
@@ -206,6 +206,6 @@ mod tests {
         gate.full(gate.generation());
         gate.open_for_ever();
         gate.full(gate.generation());
-        assert!(gate.wait().now_or_never().is_some(), "after a failure nobody waits");
+        assert!(gate.wait().now_or_never().is_some(), "after a failure no writer waits");
     }
 }

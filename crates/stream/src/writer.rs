@@ -41,7 +41,8 @@ pub enum AppendError {
     },
     /// A newer writer has opened the stream, so this one cannot append any more.
     #[error(
-        "the stream was opened with epoch {newest}: a writer with epoch {epoch} appends nothing any more"
+        "the stream was opened with epoch {newest}: a writer with epoch {epoch} can no longer \
+         append"
     )]
     Fenced {
         /// The epoch of this writer.

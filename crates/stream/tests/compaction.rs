@@ -104,7 +104,7 @@ async fn restarted_to_wait(
     let reading = Mutex::new(None);
     let hold = |objects: &Objects| *reading.lock() = objects.reading.clone().try_lock_owned().ok();
     let life = world.start_with(hold).await;
-    (life, known, reading.into_inner().expect("nobody reads yet"))
+    (life, known, reading.into_inner().expect("nothing reads yet"))
 }
 
 /// Returns a closed server that has uploaded eight objects of `count` streams and compacts them
@@ -166,7 +166,7 @@ async fn settled(life: &Life, world: &World) {
 }
 
 #[tokio::test]
-async fn shared_objects_come_together_and_large_streams_leave_them() {
+async fn shared_objects_are_merged_and_large_streams_leave_them() {
     let mut world = world();
     off(&mut world);
     let life = world.start().await;
@@ -197,7 +197,7 @@ async fn shared_objects_come_together_and_large_streams_leave_them() {
 /// When it is switched off, it does nothing: not at the start, not after an upload, and not for
 /// wasted space.
 #[tokio::test]
-async fn switched_off_it_asks_nothing_of_the_object_store() {
+async fn switched_off_it_makes_no_requests() {
     let mut world = world();
     off(&mut world);
     let life = world.start().await;
@@ -218,7 +218,7 @@ async fn switched_off_it_asks_nothing_of_the_object_store() {
 /// However many uploads there are, at most seven objects of a generation are left, and each byte
 /// was written only a few times.
 #[tokio::test]
-async fn objects_do_not_pile_up_and_are_not_written_over_and_over() {
+async fn objects_do_not_accumulate_and_are_rewritten_only_a_few_times() {
     let world = world();
     let life = world.start().await;
     let mut all = streams(&life, 4).await;
@@ -236,7 +236,7 @@ async fn objects_do_not_pile_up_and_are_not_written_over_and_over() {
 }
 
 #[tokio::test]
-async fn a_single_stream_in_objects_of_its_own_is_brought_together_too() {
+async fn objects_of_a_single_stream_are_merged_too() {
     let world = world();
     let life = world.start().await;
     let mut all = streams(&life, 1).await;
@@ -269,7 +269,7 @@ async fn an_index_is_read_once_for_all_streams() {
 
 /// No object of a stream grows past the bound, and objects that are large enough stay as they are.
 #[tokio::test]
-async fn objects_have_a_bound() {
+async fn merged_objects_are_bounded() {
     let world = world();
     let life = world.start().await;
     let mut all = streams(&life, 1).await;
@@ -289,7 +289,7 @@ async fn objects_have_a_bound() {
 }
 
 #[tokio::test]
-async fn what_was_trimmed_or_deleted_inside_of_an_object_gives_its_space_back() {
+async fn space_of_trimmed_and_deleted_ranges_is_reclaimed() {
     let world = world();
     let life = world.start().await;
     let mut all = streams(&life, 4).await;
@@ -312,7 +312,7 @@ async fn what_was_trimmed_or_deleted_inside_of_an_object_gives_its_space_back() 
 
 /// A reader in the middle of an object keeps it.
 #[tokio::test]
-async fn no_object_is_deleted_under_a_reader() {
+async fn no_object_is_deleted_while_it_is_read() {
     let mut world = world();
     off(&mut world);
     let life = world.start().await;
@@ -366,7 +366,7 @@ async fn trims_and_deletions_in_the_middle_are_respected() {
 }
 
 #[tokio::test]
-async fn an_object_store_that_fails_delays_it_and_leaves_nothing_behind() {
+async fn a_failing_object_store_delays_it_and_leaves_nothing_behind() {
     let (world, known) = eight_objects(3).await;
     let life = world.start_with(|objects| objects.fail_writes.store(5, Ordering::SeqCst)).await;
     eventually("it succeeds", || life.store.stats().compactions == 1).await;
@@ -399,7 +399,7 @@ async fn the_store_is_degraded_while_compaction_fails() {
 
 /// It is not copied, and intact data next to it can still be read.
 #[tokio::test]
-async fn what_is_damaged_stays_where_it_is() {
+async fn damaged_objects_are_not_compacted() {
     let mut world = world();
     off(&mut world);
     let life = world.start().await;
@@ -423,7 +423,7 @@ async fn what_is_damaged_stays_where_it_is() {
 /// Damaged in transit: it is read again before it counts as damaged, which would exclude it until
 /// the next start.
 #[tokio::test]
-async fn what_comes_damaged_is_compacted_all_the_same() {
+async fn blocks_damaged_in_transit_are_read_again_and_compacted() {
     // Each of its reads, of eight indexes and eight objects' blocks.
     for read in 0..16 {
         let (world, known) = eight_objects(2).await;
@@ -439,7 +439,7 @@ async fn what_comes_damaged_is_compacted_all_the_same() {
 
 /// Uploads wait for a claim that has begun, so it does not run on a thread of low priority.
 #[tokio::test]
-async fn the_objects_are_not_claimed_on_the_threads_that_make_way() {
+async fn objects_are_not_claimed_on_threads_of_low_priority() {
     let mut world = world();
     world.options.background_threads = 1;
     off(&mut world);
@@ -449,7 +449,7 @@ async fn the_objects_are_not_claimed_on_the_threads_that_make_way() {
     on(&mut world);
     let (life, all) = restarted(life, &world, all).await;
     eventually("it is compacted", || life.store.stats().compactions == 1).await;
-    let makes_way = |on: &Mutex<BTreeSet<String>>| on.lock().contains("alluvium-late");
+    let makes_way = |on: &Mutex<BTreeSet<String>>| on.lock().contains("alluvium-cold");
     assert!(makes_way(&life.objects.read_on), "{:?}", life.objects.read_on);
     assert!(!life.objects.owner_read_on.lock().is_empty());
     assert!(!makes_way(&life.objects.owner_read_on));
@@ -459,7 +459,7 @@ async fn the_objects_are_not_claimed_on_the_threads_that_make_way() {
 /// Its sources stay as they are until the next start, what was written for it is removed, and the
 /// other objects are compacted.
 #[tokio::test]
-async fn a_catalog_that_refuses_one_compaction_does_not_end_the_others() {
+async fn a_refused_compaction_does_not_stop_the_others() {
     let mut world = world();
     off(&mut world);
     let life = world.start().await;
@@ -487,7 +487,7 @@ async fn a_catalog_that_refuses_one_compaction_does_not_end_the_others() {
 
 /// The process dies at any moment, the catalog before or after a commit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crash_at_any_moment_loses_and_doubles_nothing() {
+async fn a_crash_at_any_moment_loses_and_duplicates_nothing() {
     let mut compactions = 0;
     for seed in 0..40 {
         let mut random = Random::new(seed);
@@ -531,7 +531,7 @@ async fn a_crash_at_any_moment_loses_and_doubles_nothing() {
 
 /// An object that is lost, which no retry brings back: the others are compacted.
 #[tokio::test]
-async fn an_object_that_is_gone_keeps_nothing_else_waiting() {
+async fn a_missing_object_does_not_delay_the_others() {
     let mut world = world();
     off(&mut world);
     let life = world.start().await;
@@ -556,7 +556,7 @@ async fn an_object_that_is_gone_keeps_nothing_else_waiting() {
 /// A stream's pieces on both sides of a range that stays remain two ranges, and do not get objects
 /// of their own.
 #[tokio::test]
-async fn pieces_that_are_no_neighbours_share_objects_too() {
+async fn pieces_that_are_not_neighbours_share_objects_too() {
     let mut world = world();
     off(&mut world);
     let life = world.start().await;
@@ -580,7 +580,7 @@ async fn pieces_that_are_no_neighbours_share_objects_too() {
 
 /// The age of records is that of their object, and compaction keeps it.
 #[tokio::test]
-async fn an_object_is_as_old_as_its_youngest_source() {
+async fn a_merged_object_has_the_newest_time_of_its_sources() {
     let mut world = world();
     off(&mut world);
     let life = world.start().await;

@@ -72,7 +72,7 @@ async fn claim(world: &World) -> Option<serde_json::Value> {
 async fn claimed_by(world: &World, epoch: u64) {
     let begun = std::time::Instant::now();
     while claim(world).await.is_none_or(|claim| claim["epoch"] != epoch) {
-        assert!(begun.elapsed() < HANG, "nobody of epoch {epoch} has claimed the objects");
+        assert!(begun.elapsed() < HANG, "no server of epoch {epoch} has claimed the objects");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
@@ -117,7 +117,7 @@ async fn a_stale_owner_deletes_nothing_of_its_successor() {
 }
 
 #[tokio::test]
-async fn who_was_taken_over_changes_its_catalog_no_more() {
+async fn a_server_that_was_taken_over_cannot_change_its_catalog() {
     let mut world = World::new(WAL_BYTES, 1);
     let a = world.start().await;
     let stream = a.create_log().await;
@@ -144,7 +144,7 @@ async fn who_was_taken_over_changes_its_catalog_no_more() {
 
 /// It has found out too late: its catalog has seen more commits than its successor's.
 #[tokio::test]
-async fn the_catalog_of_who_was_taken_over_is_an_old_one_whatever_it_has_seen() {
+async fn the_catalog_of_a_server_that_was_taken_over_is_refused() {
     let mut world = World::new(WAL_BYTES, 1);
     let a = world.start().await;
     let (stream, _) = three_objects(&a).await;
@@ -167,7 +167,7 @@ async fn the_catalog_of_who_was_taken_over_is_an_old_one_whatever_it_has_seen() 
 /// Nothing was appended or trimmed in the WAL since the copy was made, only objects were deleted: a
 /// fresh copy is as good as the catalog, an old one is not.
 #[tokio::test]
-async fn an_old_catalog_is_refused_also_if_only_objects_have_changed() {
+async fn an_old_catalog_is_refused_even_if_only_objects_have_changed() {
     let mut world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let (stream, batches) = three_objects(&life).await;
@@ -198,7 +198,7 @@ async fn an_old_catalog_is_refused_also_if_only_objects_have_changed() {
 /// Each commit with irreversible effects is followed by a mark before these: whenever a copy was
 /// made, it is refused or it can still read everything.
 #[tokio::test]
-async fn a_copy_of_any_moment_is_refused_or_complete() {
+async fn a_copy_from_any_moment_is_refused_or_complete() {
     let mut world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let mut copies = vec![world.catalog.load().unwrap()];
@@ -294,7 +294,7 @@ async fn a_copy_of_the_wal_from_before_an_upload_is_refused() {
     append(&life.store, &stream, &batch(id, 1, 1, 1000)).await.await.unwrap();
     let seen = || world.catalog.load().unwrap().wal_mark;
     let mark = Wal::inspect(&world.disk.device()).unwrap().header.mark;
-    eventually("the catalog knows the mark", || seen() == mark).await;
+    eventually("the catalog records the mark", || seen() == mark).await;
     drop(stream);
     life.crash(&mut world);
     world.disk = copy;
@@ -361,7 +361,7 @@ async fn a_catalog_whose_disk_is_full_is_opened() {
 /// Whatever an interrupted attempt has changed, the catalog, the header, or both, the next one is
 /// not refused.
 #[tokio::test]
-async fn attempts_that_were_cut_short_refuse_nobody() {
+async fn interrupted_openings_do_not_prevent_the_next_one() {
     let mut world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
@@ -399,7 +399,7 @@ async fn attempts_that_were_cut_short_refuse_nobody() {
 /// Another process opened the WAL after the catalog was compared with it, and before this one
 /// opened it.
 #[tokio::test]
-async fn an_opening_in_between_is_noticed() {
+async fn an_opening_in_between_is_detected() {
     for marks in [true, false] {
         let mut world = World::new(WAL_BYTES, 1);
         let life = world.start().await;
@@ -465,7 +465,7 @@ enum Cloned {
 /// No header shows one clone to the other; the object store does. What the clone that is not the
 /// owner accepts stays in its WAL.
 #[tokio::test]
-async fn of_two_clones_one_owns_the_objects() {
+async fn one_of_two_clones_owns_the_objects() {
     for case in [Cloned::Down, Cloned::Idle, Cloned::Busy] {
         let world = World::new(WAL_BYTES, 1);
         let life = world.start().await;
@@ -531,7 +531,7 @@ async fn of_two_clones_one_owns_the_objects() {
 /// A backup of catalog and WAL was restored. They fit together; what came later is in the object
 /// store and stays there.
 #[tokio::test]
-async fn a_backup_that_was_put_back_deletes_nothing_that_is_newer() {
+async fn a_restored_backup_deletes_no_newer_objects() {
     let mut world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
@@ -547,7 +547,7 @@ async fn a_backup_that_was_put_back_deletes_nothing_that_is_newer() {
     let mut backup = backup;
     for _ in 0..8 {
         let life = backup.start_with(make_listings_old).await;
-        eventually("it holds back", || life.store.stats().owner_conflicts > 0).await;
+        eventually("it deletes nothing", || life.store.stats().owner_conflicts > 0).await;
         assert_eq!((names(&world).await, life.store.stats().orphans_deleted), (before.clone(), 0));
         assert_eq!(life.store.stats().orphans, 2);
         life.crash(&mut backup);
@@ -561,7 +561,7 @@ async fn a_backup_that_was_put_back_deletes_nothing_that_is_newer() {
 }
 
 #[tokio::test]
-async fn the_owner_object_says_who() {
+async fn the_owner_object_records_the_owner() {
     let mut world = World::new(WAL_BYTES, 1);
     world.wal_options.node_id = 7;
     let life = world.start().await;
@@ -603,7 +603,7 @@ async fn the_owner_object_says_who() {
 
 /// The mark comes first, since a crash may come in between.
 #[tokio::test]
-async fn no_object_goes_before_the_mark_is_there() {
+async fn no_object_is_deleted_before_the_mark_is_durable() {
     let mut world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let (stream, _) = three_objects(&life).await;

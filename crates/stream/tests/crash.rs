@@ -71,7 +71,7 @@ async fn check_after_restarts(world: &mut World, all: &[(StreamId, Vec<Batch>)],
 const ENDS: [fn(Life, &mut World); 2] = [Life::crash, Life::power_cut];
 
 #[tokio::test]
-async fn an_end_before_the_cut() {
+async fn a_crash_before_the_cut_loses_nothing() {
     for end in ENDS {
         let mut world = World::new(WAL_BYTES, 1);
         let life = world.start().await;
@@ -83,7 +83,7 @@ async fn an_end_before_the_cut() {
 
 /// An object store that is down affects neither appends nor reads of what is cached.
 #[tokio::test]
-async fn an_end_while_the_object_can_not_be_written() {
+async fn a_crash_while_the_object_cannot_be_written_loses_nothing() {
     for end in ENDS {
         let mut world = World::new(WAL_BYTES, 1);
         let life = world.start().await;
@@ -134,7 +134,7 @@ async fn the_age_of_the_log_counts_from_the_cut_that_it_is_trimmed_to() {
 }
 
 #[tokio::test]
-async fn an_end_after_the_object_was_written_and_before_the_commit() {
+async fn a_crash_between_the_object_and_the_commit_loses_nothing() {
     for end in ENDS {
         let mut world = World::new(WAL_BYTES, 1);
         let life = world.start().await;
@@ -145,12 +145,12 @@ async fn an_end_after_the_object_was_written_and_before_the_commit() {
         check(&life, &all).await;
         end(life, &mut world);
         check_after_restarts(&mut world, &all, 0).await;
-        assert_eq!(count_objects(&world).await, 2, "the orphan is young, and stays for now");
+        assert_eq!(count_objects(&world).await, 2, "the orphan is too new to be deleted");
     }
 }
 
 #[tokio::test]
-async fn an_end_after_the_commit_and_before_the_trim() {
+async fn a_crash_between_the_commit_and_the_trim_loses_nothing() {
     for end in ENDS {
         let mut world = World::new(WAL_BYTES, 1);
         let life = world.start().await;
@@ -165,7 +165,7 @@ async fn an_end_after_the_commit_and_before_the_trim() {
 }
 
 #[tokio::test]
-async fn writes_that_fail_or_only_seem_to_are_repeated_under_new_names() {
+async fn failed_writes_are_retried_under_new_names() {
     let mut world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let all = fill(&life).await;
@@ -268,7 +268,7 @@ async fn an_old_catalog_is_refused_once_the_log_was_trimmed_past_it() {
 }
 
 #[tokio::test]
-async fn an_upload_that_finds_nothing_to_upload_leaves_a_catalog_that_is_not_old() {
+async fn an_empty_upload_does_not_make_the_catalog_old() {
     let mut world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let all = fill(&life).await;
@@ -351,7 +351,7 @@ async fn a_log_that_ends_too_early_is_reported() {
 }
 
 #[tokio::test]
-async fn what_was_recovered_may_exceed_the_bound_of_the_cache() {
+async fn recovered_batches_may_exceed_the_bound_of_the_cache() {
     let mut world = World::new(WAL_BYTES, 1);
     world.options.upload_bytes = WAL_BYTES / 4;
     let life = world.start().await;

@@ -83,7 +83,7 @@ async fn settle(life: &Life) {
 }
 
 #[tokio::test]
-async fn what_was_read_before_a_restart_is_not_fetched_again() {
+async fn blocks_read_before_a_restart_are_not_fetched_again() {
     let directory = directory();
     let world = world(1, directory.path());
     let (id, batches) = written(&world, 20, 400_000).await;
@@ -111,7 +111,7 @@ async fn what_was_read_before_a_restart_is_not_fetched_again() {
 }
 
 #[tokio::test]
-async fn what_is_on_disk_is_read_while_the_object_store_is_away() {
+async fn blocks_on_disk_are_read_while_the_object_store_is_down() {
     let directory = directory();
     let world = world(2, directory.path());
     let (id, batches) = written(&world, 20, 400_000).await;
@@ -127,7 +127,7 @@ async fn what_is_on_disk_is_read_while_the_object_store_is_away() {
 }
 
 #[tokio::test]
-async fn a_lost_directory_is_a_slower_start() {
+async fn a_lost_directory_only_slows_reads_down() {
     let directory = directory();
     let world = world(3, directory.path());
     let (id, batches) = written(&world, 20, 400_000).await;
@@ -172,7 +172,7 @@ fn damage(directory: &Path, random: &mut Random) {
 }
 
 #[tokio::test]
-async fn a_damaged_directory_changes_nothing_that_is_read_and_heals() {
+async fn a_damaged_directory_does_not_affect_reads_and_is_repaired() {
     let directory = directory();
     let world = world(4, directory.path());
     let (id, batches) = written(&world, 60, 20_000).await;
@@ -186,7 +186,7 @@ async fn a_damaged_directory_changes_nothing_that_is_read_and_heals() {
 
         let life = start(&world).await;
         assert!(read(&life, id).await == batches, "seed {seed}");
-        assert_eq!(reads(&life), 0, "seed {seed}: what was damaged was put there anew");
+        assert_eq!(reads(&life), 0, "seed {seed}: what was damaged was cached again");
         life.close().await;
         damage(directory.path(), &mut Random::new(seed));
     }
@@ -195,7 +195,7 @@ async fn a_damaged_directory_changes_nothing_that_is_read_and_heals() {
 
 /// Concurrent readers, each in another order, read more than the disk may hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_readers_of_more_than_fits_get_what_was_written() {
+async fn concurrent_readers_of_more_than_the_cache_holds_get_what_was_written() {
     let directory = directory();
     let mut world = world(5, directory.path());
     let (id, batches) = written(&world, 60, 400_000).await;
@@ -219,7 +219,7 @@ async fn many_readers_of_more_than_fits_get_what_was_written() {
     for reader in join_all(readers).await {
         reader.unwrap();
     }
-    eventually("the oldest has gone", || stats(&life).evicted > 0).await;
+    eventually("the oldest was evicted", || stats(&life).evicted > 0).await;
     let stats = stats(&life);
     assert!(stats.is_open && stats.hits > 0 && stats.damaged == 0, "{stats:?}");
     life.close().await;

@@ -27,16 +27,19 @@ async fn fail_the_log(world: &World, life: &Life, id: StreamId) {
     let stream = life.open(id).await;
     let next = stream.next_offset().0;
     append(&life.store, &stream, &batch(id, next, 1, 1)).await.await.unwrap_err();
-    let cause = tokio::time::timeout(HANG, life.store.failed()).await.expect("it is told");
+    let cause = tokio::time::timeout(HANG, life.store.failed()).await.expect("it is reported");
     assert!(matches!(cause, StoreError::Wal(_)), "{cause}");
 }
 
 /// Checks that waiters are woken and that nothing can be changed any more.
 async fn assert_stopped(life: &Life, world: &World, id: StreamId, why: &str) {
-    let cause = tokio::time::timeout(HANG, life.store.failed()).await.expect("it is told");
+    let cause = tokio::time::timeout(HANG, life.store.failed()).await.expect("it is reported");
     assert!(cause.to_string().contains(why), "{cause}");
-    tokio::time::timeout(HANG, life.store.room()).await.expect("nobody waits for room");
-    let flushed = tokio::time::timeout(HANG, life.store.flush()).await.expect("or for an upload");
+    tokio::time::timeout(HANG, life.store.room()).await.expect("waiters for space are woken");
+    let flushed = tokio::time::timeout(HANG, life.store.flush()).await.expect(
+        "and so are waiters \
+                                                                               for an upload",
+    );
     assert!(flushed.unwrap_err().to_string().contains(why));
     let stream = life.open(id).await;
     let refused = stream.append(new_batch(&batch(id, stream.next_offset().0, 1, 1)));
@@ -59,7 +62,7 @@ async fn assert_unchangeable(
 }
 
 #[tokio::test]
-async fn nothing_is_committed_after_close_though_the_log_failed_before() {
+async fn nothing_is_committed_after_close_even_if_the_log_failed_before() {
     let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let id = life.create_log().await.id();
@@ -71,7 +74,7 @@ async fn nothing_is_committed_after_close_though_the_log_failed_before() {
 }
 
 #[tokio::test]
-async fn a_commit_of_unknown_outcome_stops_the_store_though_the_log_failed_before() {
+async fn a_commit_of_unknown_outcome_stops_the_store_even_if_the_log_failed_before() {
     let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let ids = [life.create_log().await.id(), life.create_log().await.id()];
@@ -94,7 +97,7 @@ async fn a_change_of_unknown_outcome_stops_the_store_until_it_is_opened_again() 
     assert_stopped(&life, &world, ids[1], "injected").await;
     life.crash(&mut world);
     let life = world.start().await;
-    assert!(life.store.stream(ids[0]).is_none(), "it had happened");
+    assert!(life.store.stream(ids[0]).is_none(), "it took effect");
     assert!(life.store.stream(ids[1]).is_some());
     life.close().await;
 }
@@ -124,7 +127,7 @@ async fn fail_an_upload(life: &Life, mode: CatalogMode) -> StreamId {
 }
 
 #[tokio::test]
-async fn an_upload_that_can_not_be_committed_stops_the_store() {
+async fn an_upload_that_cannot_be_committed_stops_the_store() {
     let mut world = World::new(WAL_BYTES, 1);
     for mode in [CatalogMode::FailsUploads, CatalogMode::LosesAnswersOfUploads] {
         let life = world.start().await;
@@ -203,7 +206,7 @@ async fn a_panic_in_an_upload_stops_the_store() {
 }
 
 #[tokio::test]
-async fn who_still_waits_when_the_last_store_is_dropped_is_woken() {
+async fn waiters_are_woken_when_the_last_store_is_dropped() {
     let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
@@ -211,7 +214,7 @@ async fn who_still_waits_when_the_last_store_is_dropped_is_woken() {
     let notify = Arc::new(Notify::new());
     let _watch = stream.watch(&notify);
     drop(life.store);
-    tokio::time::timeout(HANG, notify.notified()).await.expect("it is told");
+    tokio::time::timeout(HANG, notify.notified()).await.expect("it is reported");
     let refused = stream.append(new_batch(&batch(id, 0, 1, 1)));
     assert!(matches!(refused, Err(AppendError::Failed(StoreError::Closed))), "{:?}", refused.err());
     assert_eq!(stream.durable_end(), StreamOffset(0));
@@ -223,7 +226,7 @@ async fn who_still_waits_when_the_last_store_is_dropped_is_woken() {
 /// The object store is down and the log has failed: an object that could be written would not be
 /// committed, so attempts end.
 #[tokio::test]
-async fn uploads_are_not_repeated_under_a_log_that_has_failed() {
+async fn uploads_are_not_retried_after_the_log_has_failed() {
     let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let id = create_with_a_batch(&life).await;
@@ -233,12 +236,12 @@ async fn uploads_are_not_repeated_under_a_log_that_has_failed() {
         async move { store.flush().await }
     });
     let failures = || life.store.stats().upload_failures;
-    eventually("it is tried again and again", || failures() > 3).await;
+    eventually("it is retried repeatedly", || failures() > 3).await;
     fail_the_log(&world, &life, id).await;
     flush.await.unwrap().unwrap_err();
     // The next attempt would come within 4 ms.
     let mut seen = (failures(), 0);
-    eventually("it is tried no more", || {
+    eventually("retries end", || {
         seen = if seen.0 == failures() { (seen.0, seen.1 + 1) } else { (failures(), 0) };
         seen.1 >= 50
     })
@@ -247,7 +250,7 @@ async fn uploads_are_not_repeated_under_a_log_that_has_failed() {
 
 /// The error of a failing upload shows whether waiting helps.
 #[tokio::test]
-async fn an_object_store_that_refuses_is_told_apart_from_one_that_is_away() {
+async fn a_refusing_object_store_is_distinguished_from_one_that_is_down() {
     let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     create_with_a_batch(&life).await;
@@ -257,8 +260,9 @@ async fn an_object_store_that_refuses_is_told_apart_from_one_that_is_away() {
         async move { store.flush().await }
     });
     let told = || life.store.stats().upload_failing.map_or(String::new(), |failing| failing.error);
-    let refused = || told().contains("no try will succeed until bucket or credentials are changed");
-    eventually("it is away", || told().contains("injected 503") && !refused()).await;
+    let refused =
+        || told().contains("retries fail until the bucket or the credentials are changed");
+    eventually("it is down", || told().contains("injected 503") && !refused()).await;
     life.objects.refuses.store(true, Ordering::SeqCst);
     eventually("it refuses", || told().contains("injected 403") && refused()).await;
     // It is still retried: credentials may be changed elsewhere.
@@ -270,7 +274,7 @@ async fn an_object_store_that_refuses_is_told_apart_from_one_that_is_away() {
 
 /// Changes are refused, background work waits, and both continue when there is space.
 #[tokio::test]
-async fn a_full_disk_of_the_catalog_stops_nothing() {
+async fn a_full_disk_of_the_catalog_does_not_stop_the_store() {
     let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let (kept, doomed) = (create_with_a_batch(&life).await, create_with_a_batch(&life).await);
@@ -296,7 +300,7 @@ async fn a_full_disk_of_the_catalog_stops_nothing() {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(HANG, fails).await.expect("the upload is tried again");
+    tokio::time::timeout(HANG, fails).await.expect("the upload is retried");
     assert!(life.store.failure().is_none() && is_full());
     assert_eq!(world.catalog.load().unwrap(), before);
 

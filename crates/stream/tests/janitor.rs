@@ -16,7 +16,7 @@ use object_store::ObjectStoreExt;
 const WAL_BYTES: u64 = 1 << 20;
 
 #[tokio::test]
-async fn an_object_goes_when_nobody_has_a_part_of_it() {
+async fn an_object_is_deleted_when_no_stream_has_a_part_of_it() {
     let mut world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let other = life.create_log().await;
@@ -70,7 +70,7 @@ fn make_listings_old(objects: &Objects) {
 }
 
 #[tokio::test]
-async fn an_orphan_that_can_not_be_listed_or_deleted_is_tried_again() {
+async fn failed_listings_and_deletions_of_orphans_are_retried() {
     let world = World::new(WAL_BYTES, 1);
     world.start().await.close().await;
     put_orphan(&world).await;
@@ -82,7 +82,7 @@ async fn an_orphan_that_can_not_be_listed_or_deleted_is_tried_again() {
         })
         .await;
     eventually("it lists again", || life.store.stats().clean_up_failures >= 3).await;
-    assert_eq!(life.store.stats().orphans, 0, "nobody knows");
+    assert_eq!(life.store.stats().orphans, 0, "it is unknown");
     life.objects.lists_fail.store(false, Ordering::SeqCst);
     eventually("it is found", || life.store.stats().orphans == 1).await;
     let failures = life.store.stats().clean_up_failures;
@@ -99,7 +99,7 @@ async fn an_orphan_that_can_not_be_listed_or_deleted_is_tried_again() {
 
 /// The object store's clock is behind ours by more than the least age of an orphan.
 #[tokio::test]
-async fn an_object_that_waits_for_its_commit_is_no_orphan() {
+async fn an_object_that_waits_for_its_commit_is_not_an_orphan() {
     let world = World::new(WAL_BYTES, 1);
     let life = world
         .start_with(|objects| {
@@ -119,7 +119,7 @@ async fn an_object_that_waits_for_its_commit_is_no_orphan() {
     }
     put_orphan(&world).await;
     life.objects.lists_fail.store(false, Ordering::SeqCst);
-    eventually("it has looked", || life.store.stats().orphans_deleted == 1).await;
+    eventually("it has scanned", || life.store.stats().orphans_deleted == 1).await;
     drop(answer);
     flush.await.unwrap().unwrap();
     let id = stream.id();
@@ -153,7 +153,7 @@ async fn orphans_stay_when_records_are_lost() {
     for deleted in [true, false] {
         // Damage in the middle is a gap; what a stream lost that was deleted since is not.
         let life = world.start_with(make_listings_old).await;
-        eventually("it has looked", || life.store.stats().orphans == 1).await;
+        eventually("it has scanned", || life.store.stats().orphans == 1).await;
         assert_eq!(life.recovery.gaps.is_empty(), !deleted);
         if deleted {
             life.store.commit(vec![delete(id)]).await.unwrap();
@@ -221,7 +221,7 @@ async fn old_orphans_of_this_store_are_deleted_and_nothing_else() {
 
 /// `LocalFileSystem` writes under such names, and never lists them.
 #[test]
-fn what_was_never_finished_is_removed_when_a_local_directory_is_opened() {
+fn unfinished_files_are_removed_when_a_local_directory_is_opened() {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("new").join("objects");
     let open = || drop(alluvium_stream::local_objects(&directory).unwrap());

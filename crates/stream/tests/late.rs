@@ -60,7 +60,7 @@ fn large_world(seed: u64) -> World {
 }
 
 #[tokio::test]
-async fn readers_at_the_same_place_share_what_they_fetch() {
+async fn readers_at_the_same_position_share_fetches() {
     let (life, all) = late(&large_world(1), 1, 1, 6).await;
     let stream = stream_of(&life, &all[0]);
     let reading = life.objects.reading.lock().await;
@@ -84,7 +84,7 @@ async fn readers_at_the_same_place_share_what_they_fetch() {
 }
 
 #[tokio::test]
-async fn who_has_waited_enough_finds_it_the_next_time() {
+async fn a_fetch_past_its_deadline_finds_the_data_the_next_time() {
     let (life, all) = late(&large_world(2), 1, 1, 6).await;
     let stream = stream_of(&life, &all[0]);
     let reading = life.objects.reading.lock().await;
@@ -94,7 +94,7 @@ async fn who_has_waited_enough_finds_it_the_next_time() {
         assert!(fetched.durable_end == all[0][5].end());
     }
     assert!(stream.fetch_now(StreamOffset(0), MIB).unwrap().late);
-    eventually("it goes on", || reads(&life) == 1).await;
+    eventually("it continues", || reads(&life) == 1).await;
     drop(reading);
     eventually("the index is there", || life.store.stats().block_cache_used_bytes > 0).await;
     let reading = life.objects.reading.lock().await;
@@ -113,7 +113,7 @@ async fn who_has_waited_enough_finds_it_the_next_time() {
 }
 
 #[tokio::test]
-async fn who_goes_away_leaves_nothing_running() {
+async fn a_dropped_fetch_cancels_its_requests() {
     let (life, all) = late(&large_world(3), 1, 1, 6).await;
     let stream = stream_of(&life, &all[0]);
     let reading = life.objects.reading.lock().await;
@@ -123,7 +123,7 @@ async fn who_goes_away_leaves_nothing_running() {
     });
     eventually("it reads", || life.objects.open_bytes.load(Ordering::SeqCst) > 0).await;
     reader.abort();
-    eventually("it is given up", || life.objects.open_bytes.load(Ordering::SeqCst) == 0).await;
+    eventually("it is cancelled", || life.objects.open_bytes.load(Ordering::SeqCst) == 0).await;
     assert_eq!(life.store.stats().reads.waiting, 0);
     drop(reading);
     assert_eq!(read_from(&stream, 0, 2 * MIB).await, all[0]);
@@ -133,7 +133,7 @@ async fn who_goes_away_leaves_nothing_running() {
 
 /// Blocks that the cache cannot keep would be fetched in vain forever.
 #[tokio::test]
-async fn who_reads_without_a_cache_gets_on() {
+async fn a_reader_without_a_cache_makes_progress() {
     let mut world = large_world(4);
     world.options.block_cache_bytes = 0;
     let (life, all) = late(&world, 1, 2, 5).await;
@@ -151,7 +151,7 @@ async fn who_reads_without_a_cache_gets_on() {
 }
 
 #[tokio::test]
-async fn a_reader_that_goes_on_finds_the_next_blocks_and_objects_fetched() {
+async fn a_sequential_reader_finds_the_next_blocks_and_objects_fetched() {
     let (life, all) = late(&large_world(5), 1, 4, 8).await;
     let stream = stream_of(&life, &all[0]);
     let mut read: Vec<Batch> = Vec::new();
@@ -183,7 +183,7 @@ async fn a_reader_that_goes_on_finds_the_next_blocks_and_objects_fetched() {
 }
 
 #[tokio::test]
-async fn for_a_reader_that_jumps_about_nothing_is_fetched_on_suspicion() {
+async fn nothing_is_read_ahead_for_a_random_reader() {
     let (life, all) = late(&large_world(5), 1, 4, 8).await;
     let stream = stream_of(&life, &all[0]);
     for at in [20, 3, 28, 11, 15, 7] {
@@ -198,7 +198,7 @@ async fn for_a_reader_that_jumps_about_nothing_is_fetched_on_suspicion() {
 
 /// The bound is on bytes of all readers.
 #[tokio::test]
-async fn five_hundred_readers_keep_within_the_bound() {
+async fn five_hundred_readers_stay_within_the_bound() {
     let mut world = large_world(6);
     world.options.late_read_bytes = 8 << 20;
     let (life, all) = late(&world, 8, 1, 4).await;
@@ -234,7 +234,7 @@ async fn five_hundred_readers_keep_within_the_bound() {
 /// Many readers of several kinds, a slow and failing object store, readers that give up, and trims:
 /// whatever is read is what was written.
 #[tokio::test]
-async fn whatever_happens_what_is_read_is_what_was_written() {
+async fn reads_return_what_was_written_whatever_happens() {
     for seed in 0..6 {
         let mut world = large_world(seed);
         // From a cache for hardly anything to one for everything.

@@ -164,7 +164,7 @@ async fn an_offset_is_never_handed_out_twice() {
         } else {
             let header = || life.store.wal_header();
             let appended = || life.store.stats().wal.appended;
-            eventually("the header tells the end", || header().durable == appended()).await;
+            eventually("the header has the end", || header().durable == appended()).await;
             life.crash(&mut world);
         }
         let image = world.disk.image();
@@ -216,7 +216,7 @@ async fn goes_on(life: Life, world: &mut World, streams: &[StreamId], next: &[u6
     assert_eq!(ends_of(&life, streams), expected, "after a crash: {told}");
     assert_eq!(
         life.recovery.gaps, gaps,
-        "it is known still what is lost and what was skipped: {told}"
+        "it is still known what is lost and what was skipped: {told}"
     );
     let read = bases(&life, streams[1]).await;
     life.store.flush().await.unwrap();
@@ -244,7 +244,7 @@ async fn goes_on(life: Life, world: &mut World, streams: &[StreamId], next: &[u6
 /// offsets are lost; otherwise each stream that may be affected skips more than it can have had,
 /// and the others skip nothing.
 #[tokio::test]
-async fn what_no_ends_record_covers_is_skipped_by_a_bound() {
+async fn uncovered_damage_skips_a_bounded_number_of_offsets() {
     for part in Part::ALL {
         let mut world = world(HOUR);
         let life = world.try_start(Arc::new(Nothing)).await.unwrap();
@@ -282,7 +282,7 @@ async fn what_no_ends_record_covers_is_skipped_by_a_bound() {
 
 /// The bound holds for batches of any size: a larger one is appended when the catalog records it.
 #[tokio::test]
-async fn a_batch_larger_than_all_before_is_appended_when_the_catalog_knows() {
+async fn a_batch_larger_than_all_before_is_appended_once_the_catalog_records_its_size() {
     let mut world = world(HOUR);
     let life = world.try_start(Arc::new(Nothing)).await.unwrap();
     let stream = life.create_log().await;
@@ -354,7 +354,7 @@ impl Fold for Asked {
 /// An upload folds lost offsets at the end into the checkpoint, but not before the owner has
 /// handled them.
 #[tokio::test]
-async fn a_gap_at_the_end_is_folded_when_its_owner_knows_it() {
+async fn a_gap_at_the_end_is_folded_once_its_owner_has_handled_it() {
     let mut world = world(HOUR);
     let life = world.try_start(Arc::new(Nothing)).await.unwrap();
     let streams = create(&life, 1).await;
@@ -403,14 +403,14 @@ async fn ends_of_many_streams_are_split() {
 
 /// Nothing is written while nothing is appended.
 #[tokio::test]
-async fn an_idle_log_stays_as_it_is() {
+async fn an_idle_log_does_not_change() {
     let world = world(SOON);
     let life = world.try_start(Arc::new(Nothing)).await.unwrap();
     let streams = create(&life, 2).await;
     fill(&life, &streams, 0..3).await;
     let wal = || life.store.stats().wal;
     let header = || life.store.wal_header();
-    eventually("the header tells the end", || header().durable == wal().appended).await;
+    eventually("the header has the end", || header().durable == wal().appended).await;
     let before = (wal().appended, wal().header_writes);
     tokio::time::sleep(20 * SOON).await;
     assert_eq!((wal().appended, wal().header_writes), before);
@@ -419,7 +419,7 @@ async fn an_idle_log_stays_as_it_is() {
 
 /// A log may be full for a long time, in which nothing is appended.
 #[tokio::test]
-async fn the_header_tells_the_end_of_a_full_log() {
+async fn the_header_has_the_end_of_a_full_log() {
     let mut world = world(SOON);
     let life = world.start().await;
     let stream = life.create_log().await;
@@ -438,7 +438,7 @@ async fn the_header_tells_the_end_of_a_full_log() {
     }
     let header = || life.store.wal_header();
     let appended = || life.store.stats().wal.appended;
-    eventually("the header tells the end", || header().durable == appended()).await;
+    eventually("the header has the end", || header().durable == appended()).await;
     drop(stream);
     life.crash(&mut world);
 }
@@ -465,7 +465,7 @@ async fn damaged_lives(seed: u64) -> (u64, u64) {
             let (next, durable) = (stream.next_offset().0, stream.durable_end().0);
             assert!(
                 next >= known.end,
-                "seed {seed}: {id} goes on at {next}, it was at {}",
+                "seed {seed}: {id} continues at {next}, it was at {}",
                 known.end
             );
             assert_eq!(next, durable, "seed {seed}");
@@ -581,7 +581,7 @@ impl Part {
 /// Whatever is damaged: no acknowledged offset is handed out again, what is read was appended, and
 /// what is missing is reported. `cargo xtask model` goes further.
 #[test]
-fn no_seed_hands_an_offset_out_twice() {
+fn no_seed_hands_out_an_offset_twice() {
     let number = |name: &str, default: u64| {
         std::env::var(name).map_or(default, |value| value.parse().expect(name))
     };

@@ -22,7 +22,7 @@ async fn restart(life: Life, world: &World) -> Life {
 }
 
 #[tokio::test]
-async fn young_data_comes_from_memory_and_old_data_from_objects() {
+async fn cached_data_is_read_from_memory_and_older_data_from_objects() {
     let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let (stream, batches) = three_objects(&life).await;
@@ -63,7 +63,7 @@ async fn young_data_comes_from_memory_and_old_data_from_objects() {
 }
 
 #[tokio::test]
-async fn objects_explain_themselves_without_the_catalog() {
+async fn objects_can_be_read_without_the_catalog() {
     let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let other = life.create_log().await;
@@ -186,7 +186,7 @@ async fn times_are_found_while_an_upload_moves_batches() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_deleted_while_it_is_searched_keeps_its_objects_so_long() {
+async fn a_search_keeps_the_objects_of_a_deleted_stream_until_it_ends() {
     let world = World::new(WAL_BYTES, 1);
     let (life, stream, batches) = three_late_objects(&world).await;
     let id = stream.id();
@@ -232,7 +232,7 @@ async fn large_batches(world: &World, count: u64) -> (Life, StreamWriter, Vec<Ba
 }
 
 #[tokio::test]
-async fn what_lies_before_damage_is_read() {
+async fn batches_before_damage_are_read() {
     for block_cache_bytes in [0, 64 << 20] {
         let mut world = World::new(64 << 20, 1);
         world.options.upload_bytes = 16 << 20;
@@ -244,7 +244,7 @@ async fn what_lies_before_damage_is_read() {
         let mut errors = 0;
         while errors < 3 {
             match stream.fetch(StreamOffset(next), 50 << 20).await {
-                Ok(fetched) => next = fetched.batches.last().expect("never nothing").end().0,
+                Ok(fetched) => next = fetched.batches.last().expect("something").end().0,
                 Err(FetchError::Failed(_)) => errors += 1,
                 Err(other) => panic!("{other}"),
             }
@@ -276,7 +276,7 @@ fn batches_stream(life: &Life) -> alluvium_stream::StreamId {
 /// Plain HTTP has no better checksum than TCP's. What was damaged in transit is intact in the
 /// object store.
 #[tokio::test]
-async fn what_comes_damaged_is_read_once_more() {
+async fn blocks_damaged_in_transit_are_read_again() {
     let world = World::new(WAL_BYTES, 1);
     let (life, stream, batches) = three_late_objects(&world).await;
     let id = stream.id();
@@ -306,7 +306,7 @@ async fn whole(world: &World, name: &str) -> Vec<u8> {
 
 /// A wrong catalog, whatever the reason, must not make records vanish silently.
 #[tokio::test]
-async fn an_object_that_has_nothing_of_a_range_is_an_error_and_not_silence() {
+async fn an_object_without_a_range_of_the_catalog_is_an_error() {
     let mut world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let (stream, batches) = three_objects(&life).await;
@@ -328,7 +328,7 @@ async fn an_object_that_has_nothing_of_a_range_is_an_error_and_not_silence() {
 }
 
 #[tokio::test]
-async fn an_object_that_is_gone_is_an_error_and_not_silence() {
+async fn a_missing_object_is_an_error() {
     let mut world = World::new(64 << 20, 1);
     world.options.block_cache_bytes = 64 << 20;
     let (life, stream, batches) = large_batches(&world, 4).await;
@@ -339,7 +339,7 @@ async fn an_object_that_is_gone_is_an_error_and_not_silence() {
     let mut next = 0;
     let error = loop {
         match stream.fetch(StreamOffset(next), 1_900_000).await {
-            Ok(fetched) => next = fetched.batches.last().expect("never nothing").end().0,
+            Ok(fetched) => next = fetched.batches.last().expect("something").end().0,
             Err(error) => break error,
         }
     };
@@ -350,7 +350,7 @@ async fn an_object_that_is_gone_is_an_error_and_not_silence() {
 
 /// Blocks are a MiB, and a reader may want a few bytes of each.
 #[tokio::test]
-async fn what_is_read_keeps_no_more_memory_than_twice_what_it_shows() {
+async fn batches_keep_at_most_twice_their_payload_in_memory() {
     let world = World::new(8 << 20, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
@@ -423,7 +423,7 @@ async fn a_search_by_time_costs_an_index_and_one_block() {
 }
 
 #[tokio::test]
-async fn what_goes_while_it_is_uploaded_leaves_nothing() {
+async fn streams_deleted_during_their_upload_leave_nothing() {
     let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let mut streams = Vec::new();
@@ -594,7 +594,7 @@ async fn a_large_stream_has_an_object_of_its_own() {
 
 /// A connection that died unnoticed delays a reader by seconds, without an error.
 #[tokio::test]
-async fn a_read_that_is_not_answered_is_repeated_once() {
+async fn a_read_without_a_response_is_retried_once() {
     let world = World::new(WAL_BYTES, 1);
     let (life, stream, batches) = three_late_objects(&world).await;
     let answer = life.objects.reading.lock().await;

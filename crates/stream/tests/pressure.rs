@@ -46,7 +46,7 @@ fn batches_of(id: StreamId, rounds: u64, longest: u64) -> Vec<Batch> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_writers_share_a_small_wal_for_ever() {
+async fn many_writers_share_a_small_wal_without_end() {
     let mut world = World::new(1 << 20, 1);
     world.options.upload_interval = Duration::from_millis(20);
     let life = world.start().await;
@@ -62,11 +62,11 @@ async fn many_writers_share_a_small_wal_for_ever() {
     for (i, (stream, batches)) in all.iter().enumerate() {
         writers.spawn(write(life.store.clone(), stream.id(), batches.clone(), 1 + i));
     }
-    eventually("all writers are turned away", || life.store.stats().pushbacks >= 16).await;
+    eventually("all writers are refused", || life.store.stats().pushbacks >= 16).await;
     life.objects.down.store(false, Ordering::SeqCst);
     tokio::time::timeout(HANG, writers.join_all()).await.expect("a writer is stuck");
     let stats = life.store.stats();
-    assert!(stats.uploads > 5 && stats.pushbacks > 0, "the test did not press: {stats:?}");
+    assert!(stats.uploads > 5 && stats.pushbacks > 0, "the test caused no backpressure: {stats:?}");
     assert!(stats.wal.payload_bytes > 7 << 20, "several laps");
     assert!(stats.cache_used_bytes <= stats.cache_bound_bytes);
     for (stream, batches) in &all {
@@ -85,7 +85,7 @@ async fn many_writers_share_a_small_wal_for_ever() {
 
 /// Readers in parallel with writers, trims, uploads, evictions and a block cache that is too small.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn readers_find_what_was_acknowledged_whatever_goes_on() {
+async fn readers_find_acknowledged_batches_whatever_happens() {
     const COUNT: u64 = 2;
     const BATCHES: u64 = 2000;
     fn nth(id: StreamId, base: u64) -> Batch {
@@ -160,7 +160,7 @@ async fn readers_find_what_was_acknowledged_whatever_goes_on() {
         }
     }
     while let Some(ended) =
-        tokio::time::timeout(HANG, tasks.join_next()).await.expect("somebody is stuck")
+        tokio::time::timeout(HANG, tasks.join_next()).await.expect("a task is stuck")
     {
         ended.unwrap();
     }
@@ -172,7 +172,7 @@ async fn readers_find_what_was_acknowledged_whatever_goes_on() {
 /// The uploader takes cuts without a pause while appends run: no batch may be missed between the
 /// log and the tails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn no_append_slips_through_a_cut() {
+async fn no_append_is_missed_by_a_cut() {
     let mut world = World::new(1 << 20, 1);
     let life = world.start().await;
     let flusher = tokio::spawn({
@@ -214,7 +214,7 @@ async fn no_append_slips_through_a_cut() {
 }
 
 #[tokio::test]
-async fn an_object_store_that_is_away_pushes_back_and_loses_nothing() {
+async fn an_object_store_that_is_down_causes_backpressure_and_no_loss() {
     let world = World::new(1 << 20, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
@@ -243,14 +243,14 @@ async fn an_object_store_that_is_away_pushes_back_and_loses_nothing() {
             }
         }
     });
-    assert!(woken.await.is_err(), "there is no room while the object store is away");
+    assert!(woken.await.is_err(), "there is no space while the object store is down");
     assert!(life.store.failure().is_none(), "the store has not failed");
     let stats = life.store.stats();
     assert!(
         stats.cache_used_bytes <= stats.cache_bound_bytes
             && stats.wal.used_bytes <= stats.wal.ring_bytes
     );
-    assert_eq!(read_from(&stream, 0, 1 << 20).await, batches[..taken], "reads go on");
+    assert_eq!(read_from(&stream, 0, 1 << 20).await, batches[..taken], "reads continue");
 
     life.objects.down.store(false, Ordering::SeqCst);
     for batch in &batches[taken..] {
@@ -264,7 +264,7 @@ async fn an_object_store_that_is_away_pushes_back_and_loses_nothing() {
 
 /// A missing response is also a failure, only later.
 #[tokio::test]
-async fn an_object_store_that_does_not_answer_is_tried_again() {
+async fn requests_without_a_response_are_retried() {
     let world = World::new(1 << 20, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
@@ -282,7 +282,7 @@ async fn an_object_store_that_does_not_answer_is_tried_again() {
     tokio::time::resume();
     eventually("the failure is known", || life.store.stats().upload_failing.is_some()).await;
     let error = life.store.stats().upload_failing.unwrap().error;
-    assert!(error.contains("no answer"), "{error}");
+    assert!(error.contains("no response"), "{error}");
     drop(answer);
     flush.await.unwrap().unwrap();
     drop(stream);
@@ -328,7 +328,7 @@ async fn all_is_uploaded(life: Life, mut world: World, id: StreamId, batches: &[
 /// A directory whose file system is not mounted can still be written to. What was written there is
 /// not committed, and is written again when the file system is mounted.
 #[tokio::test]
-async fn an_object_store_that_is_another_one_for_a_while_gets_nothing_for_good() {
+async fn nothing_is_committed_to_a_replaced_object_store() {
     let world = World::new(1 << 20, 1);
     let life = world.start().await;
     let (stream, mut batches) = three_objects(&life).await;
@@ -347,7 +347,7 @@ async fn an_object_store_that_is_another_one_for_a_while_gets_nothing_for_good()
 /// The same if it is not mounted from the start, and has something of an earlier run: an object, or
 /// its claim.
 #[tokio::test]
-async fn a_life_that_begins_with_another_object_store_gives_it_nothing_for_good() {
+async fn nothing_is_committed_if_the_object_store_is_replaced_before_a_start() {
     let mut world = World::new(1 << 20, 1);
     let life = world.start().await;
     let (stream, mut batches) = three_objects(&life).await;
@@ -384,7 +384,7 @@ async fn a_life_that_begins_with_another_object_store_gives_it_nothing_for_good(
 /// A claim made before the file system was mounted over it, which is found again when that is
 /// unmounted.
 #[tokio::test]
-async fn an_older_claim_of_this_life_is_not_taken_for_its_last() {
+async fn an_older_claim_of_this_run_is_not_treated_as_its_last() {
     let world = World::new(1 << 20, 1);
     let life = world.start().await;
     let claimed = || async { world.objects.list(None).try_collect::<Vec<_>>().await.unwrap() };
@@ -406,7 +406,7 @@ async fn an_older_claim_of_this_life_is_not_taken_for_its_last() {
 
 /// An operator deletes it to end a conflict.
 #[tokio::test]
-async fn an_owner_object_that_is_deleted_is_written_again() {
+async fn a_deleted_owner_object_is_written_again() {
     let world = World::new(1 << 20, 1);
     let life = world.start().await;
     let (stream, _) = three_objects(&life).await;
@@ -484,7 +484,7 @@ async fn a_wal_that_was_made_smaller_is_uploaded_sooner() {
 /// With real components: a file on disk, redb, a local directory; 64 MiB through a WAL of 4 MiB,
 /// with a restart in the middle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_runs_for_ever_through_a_small_wal() {
+async fn a_small_wal_carries_many_times_its_size() {
     const WAL_BYTES: u64 = 4 << 20;
     const TOTAL_BYTES: u64 = 64 << 20;
     let directory = tempfile::tempdir().unwrap();
@@ -553,7 +553,7 @@ async fn it_runs_for_ever_through_a_small_wal() {
 
 /// Time stands still, so a paced upload makes no progress until it becomes urgent.
 #[tokio::test]
-async fn an_upload_has_a_pace_until_somebody_waits_for_its_end() {
+async fn an_upload_is_paced_until_a_caller_waits_for_it() {
     let mut world = World::new(128 << 20, 1);
     world.options.cache_bytes = 128 << 20;
     world.options.upload_bytes = 32 << 20;
@@ -576,7 +576,7 @@ async fn an_upload_has_a_pace_until_somebody_waits_for_its_end() {
     life.store.flush().await.unwrap();
     assert_eq!(life.store.stats().uploads, 1);
     let _ = end.send(());
-    assert!(holding.await.unwrap(), "the flush has waited for time to pass");
+    assert!(holding.await.unwrap(), "the flush does not wait for time to pass");
     tokio::time::resume();
     drop(stream);
     life.close().await;

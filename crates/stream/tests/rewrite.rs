@@ -91,7 +91,7 @@ async fn seen(store: &Store, stream: &Stream, from: u64, to: u64) -> Vec<Batch> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_written_anew_is_read_from_then_on() {
+async fn rewritten_batches_are_read_afterwards() {
     let mut world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let (stream, batches) = three_objects(&life).await;
@@ -104,7 +104,7 @@ async fn what_was_written_anew_is_read_from_then_on() {
     // The last part stays as it is.
     assert_eq!(rewrite(&life.store, &stream, 39, Join::new(4)).await.unwrap(), 1);
     let anew = seen(&life.store, &stream, 0, 60).await;
-    assert_eq!(read_from(&stream, 0, 1 << 20).await, anew, "the log cache has forgotten them");
+    assert_eq!(read_from(&stream, 0, 1 << 20).await, anew, "the log cache has dropped them");
     assert_eq!(anew.len(), 5 + 10);
     assert_same(&anew, &batches);
     assert_eq!(life.store.stats().objects, 2);
@@ -122,7 +122,7 @@ async fn what_was_written_anew_is_read_from_then_on() {
 
 /// The batches in the log cache have other boundaries.
 #[tokio::test(flavor = "multi_thread")]
-async fn batches_from_before_are_read_behind_those_written_anew() {
+async fn cached_batches_are_read_behind_rewritten_ones() {
     let world = World::new(WAL_BYTES, 2);
     let life = world.start().await;
     let (stream, mut batches) = three_objects(&life).await;
@@ -155,7 +155,7 @@ async fn batches_from_before_are_read_behind_those_written_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_does_not_cover_its_sources_is_refused() {
+async fn an_output_that_does_not_cover_its_input_is_refused() {
     let world = World::new(WAL_BYTES, 3);
     let life = world.start().await;
     let (stream, batches) = three_objects(&life).await;
@@ -172,7 +172,7 @@ async fn what_does_not_cover_its_sources_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_trimmed_is_left_out() {
+async fn trimmed_batches_are_left_out() {
     let world = World::new(WAL_BYTES, 4);
     let life = world.start().await;
     let (stream, batches) = three_objects(&life).await;
@@ -192,7 +192,7 @@ async fn what_was_trimmed_is_left_out() {
 
 /// Compaction, rewriting of streams and uploads, all at the same time.
 #[tokio::test(flavor = "multi_thread")]
-async fn compaction_and_rewriting_do_not_get_in_each_others_way() {
+async fn compaction_and_rewriting_do_not_interfere() {
     let mut world = World::new(WAL_BYTES, 5);
     world.options.compaction_bytes = 64 << 10;
     let life = world.start().await;

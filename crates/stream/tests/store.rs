@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 const WAL_BYTES: u64 = 1 << 20;
 
 #[tokio::test]
-async fn what_is_appended_is_fetched() {
+async fn appended_batches_are_fetched() {
     let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
@@ -166,7 +166,7 @@ async fn one_notify_watches_many_streams_through_many_wakes() {
         let before = stream.durable_end();
         drop(append(&life.store, stream, &batch(stream.id(), before.0, 1, 50)).await);
         while stream.durable_end() == before {
-            tokio::time::timeout(HANG, notify.notified()).await.expect("a wakeup was lost");
+            tokio::time::timeout(HANG, notify.notified()).await.expect("a wake-up was lost");
         }
     }
     life.close().await;
@@ -216,7 +216,7 @@ fn no_lock_is_held_over_a_waker() {
 }
 
 #[tokio::test]
-async fn trimmed_records_are_gone_also_after_a_restart() {
+async fn trimmed_records_stay_removed_after_a_restart() {
     let mut world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
@@ -297,7 +297,7 @@ async fn trimmed_offsets_are_not_handed_out_again_even_if_the_log_is_lost() {
 }
 
 #[tokio::test]
-async fn a_state_stream_is_kept_as_its_checkpoint() {
+async fn only_the_checkpoint_of_a_state_stream_is_kept() {
     let mut world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let stream = life.create(KIND_STATE).await;
@@ -334,7 +334,7 @@ async fn a_deleted_stream_is_gone_and_its_id_is_not_reused() {
     let notify = Arc::new(Notify::new());
     let _watch = stream.watch(&notify);
     life.store.commit(vec![delete(id)]).await.unwrap();
-    assert!(notify.notified().now_or_never().is_some(), "watchers learn of it");
+    assert!(notify.notified().now_or_never().is_some(), "watchers are woken");
     assert!(life.store.stream(id).is_none());
     let again = life.store.commit(vec![Change::CreateStream { id, kind: 0 }]).await;
     assert!(matches!(again, Err(StoreError::InvalidChange(_))), "its batches are in the log");
@@ -394,7 +394,7 @@ async fn commits_are_checked_and_atomic() {
     let create = Change::CreateStream { id: ids[1], kind: 0 };
     let twice = vec![create.clone(), create.clone()];
     assert!(life.store.commit(twice).await.unwrap_err().to_string().contains("fresh"));
-    life.store.commit(vec![create]).await.expect("a refusal does not use an id up");
+    life.store.commit(vec![create]).await.expect("a refusal does not use up an id");
     let twice = vec![delete(ids[0]), delete(ids[0])];
     assert!(life.store.commit(twice).await.unwrap_err().to_string().contains("twice"));
     let meta = |life: &Life, prefix: &str| {
@@ -474,7 +474,7 @@ async fn after_close_and_after_a_failure_nothing_hangs() {
     let faults = alluvium_device::sim::Faults { write_error: 1.0, ..Default::default() };
     world.disk.set_faults(faults);
     let error = append(&life.store, &stream, &batch(id, 1, 1, 1)).await.await.unwrap_err();
-    tokio::time::timeout(HANG, notify.notified()).await.expect("watchers learn of a failure");
+    tokio::time::timeout(HANG, notify.notified()).await.expect("watchers are woken by a failure");
     eventually("the failure is known", || life.store.failure().is_some()).await;
     assert_eq!(life.store.failure_unless_closed(), life.store.failure());
     assert!(error.to_string().contains("simulated disk"), "names the device: {error}");

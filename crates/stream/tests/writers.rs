@@ -54,7 +54,7 @@ fn assert_appends_nothing(writer: &StreamWriter, newest: u64) {
 }
 
 #[tokio::test]
-async fn a_newer_writer_ends_the_older_one() {
+async fn a_newer_writer_fences_the_older_one() {
     let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     for kind in [KIND_LOG, KIND_STATE] {
@@ -159,7 +159,7 @@ async fn appends_in_flight_are_durable_before_the_new_writer_begins() {
     let newer = tokio::time::timeout(HANG, opening).await.expect("it hangs").unwrap();
     assert_eq!((newer.next_offset(), newer.durable_end()), (StreamOffset(3), StreamOffset(3)));
     for done in pending {
-        done.await.expect("it was accepted in its time");
+        done.await.expect("it was accepted before");
     }
     again.await.expect("it had begun before");
     assert_eq!(read_from(&newer, 0, 1 << 20).await, batches);
@@ -193,7 +193,7 @@ async fn closing_waits_until_all_is_durable() {
 /// There will be no space for a long time, in the log or in its cache; the writer still learns that
 /// it is fenced.
 #[tokio::test]
-async fn a_writer_that_waits_for_room_is_told() {
+async fn a_writer_that_waits_for_space_learns_that_it_is_fenced() {
     for cache_bytes in [4 * WAL_BYTES, 128 << 10] {
         let mut world = World::new(WAL_BYTES, 1);
         (world.options.cache_bytes, world.options.upload_bytes) = (cache_bytes, 16 << 10);
@@ -220,10 +220,13 @@ async fn a_writer_that_waits_for_room_is_told() {
             }
         });
         let newer = open(&life, id, 1).await.unwrap();
-        let told = tokio::time::timeout(HANG, waiting).await.expect("it waits for ever").unwrap();
+        let told = tokio::time::timeout(HANG, waiting).await.expect("it waits forever").unwrap();
         assert!(matches!(told, Err(AppendError::Fenced { .. })), "{:?}", told.err());
         let refused = newer.append(next()).err();
-        assert!(matches!(refused, Some(AppendError::Full)), "the new one has no room: {refused:?}");
+        assert!(
+            matches!(refused, Some(AppendError::Full)),
+            "the new one has no space: {refused:?}"
+        );
         life.objects.down.store(false, Ordering::SeqCst);
         write(&life, &newer, 1).await;
         drop((newer, older));
@@ -235,7 +238,7 @@ async fn a_writer_that_waits_for_room_is_told() {
 const ENDS: [fn(Life, &mut World); 2] = [Life::crash, Life::power_cut];
 
 #[tokio::test]
-async fn an_end_right_after_the_opening_forgets_nothing() {
+async fn a_crash_right_after_the_opening_keeps_the_epoch() {
     for end in ENDS {
         let mut world = World::new(WAL_BYTES, 1);
         let life = world.start().await;
@@ -257,7 +260,7 @@ async fn an_end_right_after_the_opening_forgets_nothing() {
 }
 
 #[tokio::test]
-async fn an_end_before_or_after_the_commit_leaves_one_writer() {
+async fn a_crash_before_or_after_the_commit_leaves_one_writer() {
     for end in ENDS {
         for (mode, newest) in [(CatalogMode::Dead, 4), (CatalogMode::LosesAnswers, 5)] {
             let mut world = World::new(WAL_BYTES, 1);
@@ -266,7 +269,7 @@ async fn an_end_before_or_after_the_commit_leaves_one_writer() {
             let older = open(&life, id, 4).await.unwrap();
             let batches = write(&life, &older, 3).await;
             life.catalog.set(mode);
-            let failed = open(&life, id, 5).await.err().expect("nobody knows whether it happened");
+            let failed = open(&life, id, 5).await.err().expect("the outcome is unknown");
             assert!(matches!(failed, StoreError::Catalog(_)), "{failed}");
             let refused = older.append(new_batch(&batch(id, 3, 1, 100))).err();
             assert!(matches!(refused, Some(AppendError::Failed(_))), "{refused:?}");
@@ -289,7 +292,7 @@ async fn an_end_before_or_after_the_commit_leaves_one_writer() {
 /// The epoch was committed, and what the older writer had in flight is lost: it was not
 /// acknowledged.
 #[tokio::test]
-async fn a_log_that_fails_meanwhile_fails_the_opening() {
+async fn a_log_failure_during_the_opening_fails_it() {
     let mut world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let older = life.create_log().await;
@@ -317,7 +320,7 @@ async fn a_log_that_fails_meanwhile_fails_the_opening() {
 }
 
 #[tokio::test]
-async fn who_does_not_wait_for_the_answer_has_opened_all_the_same() {
+async fn a_dropped_opening_completes() {
     let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let older = life.create_log().await;
@@ -332,7 +335,7 @@ async fn who_does_not_wait_for_the_answer_has_opened_all_the_same() {
 
 /// Many writers come at once, in any order, and each writes until it is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn batches_lie_in_the_order_of_their_writers() {
+async fn batches_are_in_the_order_of_their_writers() {
     const WRITERS: u64 = 12;
     for round in 0..20u64 {
         let mut world = World::new(WAL_BYTES, round);

@@ -177,7 +177,7 @@ pub(super) fn judge(facts: &Facts<'_>) -> Vec<Finding> {
 /// cannot be told from one whose file system is not mounted, so clients repeat their reads until it
 /// is back (docs/storage-faults.md).
 fn is_store_away(health: &str) -> bool {
-    let away = ["is not the directory that was opened", "is this the right object store"];
+    let away = ["is not the directory that was opened", "this is the right object store"];
     health.lines().any(|line| {
         line.starts_with("cold_reads_failing: ") && away.iter().any(|text| line.contains(text))
     })

@@ -153,7 +153,7 @@ impl Test<'_> {
         let import = ["import", "--data-dir", data, "--input", text(&export)];
         self.ends(&mut self.catalog(&to), 0, &[&objects, "CRC32C"])?;
         let exported = self.ends(&mut self.catalog(&from), 0, &[])?;
-        self.ends(&mut self.catalog(&import), 1, &["there is a catalog"])?;
+        self.ends(&mut self.catalog(&import), 1, &["a catalog exists already"])?;
         fs::rename(Path::new(data).join("catalog.redb"), self.directory.join("tools/old"))?;
         self.ends(&mut self.catalog(&from), 1, &["there is no catalog"])?;
         self.ends(&mut self.catalog(&import), 0, &[&objects])?;

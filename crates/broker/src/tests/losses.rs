@@ -110,7 +110,7 @@ async fn a_missing_object_ends_a_read_until_it_is_back() {
     let [_, (Reason::ColdReadsFailing, detail)] = &degraded(&server)[..] else {
         panic!("{:?}", degraded(&server));
     };
-    assert!(detail.contains("is this the right object store"), "{detail}");
+    assert!(detail.contains("this is the right object store"), "{detail}");
 
     std::fs::write(store.join("owner"), owner).unwrap();
     std::fs::rename(&away, &file).unwrap();

@@ -25,10 +25,10 @@ pub fn run(new: &dyn Fn() -> Box<dyn Catalog>) {
     deleting_drops_everything(&*new());
     neighbours_are_replaced(&*new());
     an_upload_replaces_the_checkpoint(&*new());
-    the_uploaded_log_is_what_was_said_last(&*new());
+    the_uploaded_log_is_the_last_one_committed(&*new());
     the_mark_of_the_wal_only_grows(&*new());
     each_commit_raises_the_version(&*new());
-    the_last_lives_are_remembered(&*new());
+    the_last_runs_are_kept(&*new());
     metadata_is_kept(&*new());
 }
 
@@ -121,7 +121,7 @@ fn everything_comes_back(catalog: &dyn Catalog) {
     assert_eq!((other.kind, stream.epoch, other.epoch), (1, StreamEpoch(0), StreamEpoch(3)));
     assert_eq!(found.streams[&StreamId(1)].ranges, []);
     let objects: Vec<_> = found.objects.into_values().collect();
-    assert_eq!(objects, [object(0), object(1)], "an object without a range is remembered");
+    assert_eq!(objects, [object(0), object(1)], "an object without a range is kept");
     assert_eq!(found.meta["topic/a"], [1, 2]);
 
     catalog.commit(&[Change::ForgetObject(ObjectId(1))]).expect("forget");
@@ -140,7 +140,7 @@ fn neighbours_are_replaced(catalog: &dyn Catalog) {
             .commit(&[Change::AddObject(object(object_id)), uploaded(0, end, Some(range))])
             .expect("upload");
     }
-    catalog.commit(&[Change::AddObject(object(9))]).expect("it can be of use to one list only");
+    catalog.commit(&[Change::AddObject(object(9))]).expect("an object is added once");
     let replaced = |old: &[u64], new: ObjectRange| {
         let old = old.iter().copied().map(StreamOffset).collect();
         Change::Replaced(Replaced { stream: StreamId(0), old, new })
@@ -150,7 +150,7 @@ fn neighbours_are_replaced(catalog: &dyn Catalog) {
     for (change, why) in [
         (replaced(&[], range(9, 10, 20)), "nothing is replaced"),
         (replaced(&[11], range(9, 11, 20)), "no range starts there"),
-        (replaced(&[10, 35], range(9, 10, 40)), "they are no neighbours"),
+        (replaced(&[10, 35], range(9, 10, 40)), "they are not neighbours"),
         (replaced(&[20, 10], range(9, 10, 30)), "they are not in order"),
         (replaced(&[35, 40], range(9, 35, 50)), "there are no more"),
         (replaced(&[10, 20], range(9, 10, 31)), "it reaches beyond them"),
@@ -171,8 +171,13 @@ fn neighbours_are_replaced(catalog: &dyn Catalog) {
     catalog.commit(&[replaced(&[0, 12, 35], range(3, 0, 40))]).expect("all of them");
     assert_eq!(ranges(), [range(3, 0, 40)]);
     let objects: Vec<_> = catalog.load().expect("load").objects.into_keys().collect();
-    assert_eq!(objects, [0, 1, 2, 3, 4, 9].map(ObjectId), "what is not needed is not forgotten");
-    catalog.commit(&[uploaded(0, 50, Some(range(4, 40, 50)))]).expect("uploads go on behind it");
+    assert_eq!(
+        objects,
+        [0, 1, 2, 3, 4, 9].map(ObjectId),
+        "unneeded objects stay until they are \
+                                                           forgotten"
+    );
+    catalog.commit(&[uploaded(0, 50, Some(range(4, 40, 50)))]).expect("uploads continue behind it");
     catalog.commit(&[trim(0, 40)]).expect("trim");
     assert_eq!(ranges(), [range(4, 40, 50)]);
 }
@@ -263,13 +268,13 @@ fn only_the_newest_writer_changes_a_stream(catalog: &dyn Catalog) {
     }
     catalog.commit(&[delete(1, 4)]).expect_err("it was never opened with epoch 4");
     catalog.commit(&[uploaded(0, 20, None)]).expect("an upload has no epoch");
-    catalog.commit(&[trim(u64::MAX)]).expect("its writer may");
+    catalog.commit(&[trim(u64::MAX)]).expect("the stream's writer can");
     let expected = (StreamEpoch(u64::MAX), to, StreamOffset(20));
     let found = row();
     assert_eq!((found.epoch, found.start, found.uploaded_end), expected, "the epoch stays");
     catalog.commit(&[open(1, 4), delete(1, 3)]).expect_err("the second change sees the first");
     catalog.commit(&[open(1, 4), delete(1, 4)]).expect("the second change sees the first");
-    catalog.commit(&[open(1, 9)]).expect_err("there is no stream 1 any more");
+    catalog.commit(&[open(1, 9)]).expect_err("stream 1 was deleted");
 }
 
 fn trimming_drops_ranges(catalog: &dyn Catalog) {
@@ -335,7 +340,7 @@ fn an_upload_replaces_the_checkpoint(catalog: &dyn Catalog) {
     );
 }
 
-fn the_uploaded_log_is_what_was_said_last(catalog: &dyn Catalog) {
+fn the_uploaded_log_is_the_last_one_committed(catalog: &dyn Catalog) {
     for to in [10, 9, 10, u64::MAX, 0] {
         catalog.commit(&[Change::LogUploaded(LogOffset(to))]).expect("never refused");
         assert_eq!(catalog.load().expect("load").uploaded_log, LogOffset(to));
@@ -357,13 +362,17 @@ fn each_commit_raises_the_version(catalog: &dyn Catalog) {
     ];
     for (before, list) in (0..).zip(lists) {
         assert_eq!(catalog.load().expect("load").version, before);
-        assert_eq!(catalog.commit(&list).expect("commit"), before + 1, "the one of this commit");
+        assert_eq!(
+            catalog.commit(&list).expect("commit"),
+            before + 1,
+            "the version of this commit"
+        );
     }
     catalog.commit(&[delete(0, 0)]).expect_err("there is no stream 0");
-    assert_eq!(catalog.load().expect("load").version, 3, "a refused list is none");
+    assert_eq!(catalog.load().expect("load").version, 3, "a refused list raises no version");
 }
 
-fn the_last_lives_are_remembered(catalog: &dyn Catalog) {
+fn the_last_runs_are_kept(catalog: &dyn Catalog) {
     let count = LIVES_KEPT + 2;
     let mut all = Vec::new();
     for (ids, ahead) in [(0..2, 1000), (2..count - 1, 1), (count - 1..count, 0)] {

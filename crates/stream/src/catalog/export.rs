@@ -81,7 +81,7 @@ struct MetaEntry {
     value: Hex,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde calls it with")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
 }
@@ -239,7 +239,7 @@ pub fn read_export(from: &mut dyn Read) -> Result<Snapshot, CatalogError> {
         .map_err(|error| CatalogError::Failed(format!("not an export of a catalog: {error}")))?;
     if format_version != FORMAT_VERSION {
         return Err(CatalogError::Failed(format!(
-            "an export of format version {format_version}, known is only {FORMAT_VERSION}"
+            "the export has format version {format_version}, only {FORMAT_VERSION} is supported"
         )));
     }
     let snapshot = content.into_snapshot();
@@ -250,11 +250,12 @@ pub fn read_export(from: &mut dyn Read) -> Result<Snapshot, CatalogError> {
         .map_err(|error| CatalogError::Failed(error.to_string()))?;
     if canonical.crc32c != crc32c {
         return Err(CatalogError::Failed(format!(
-            "the export does not match its checksum: {crc32c} is stated, {} is right",
+            "the export does not match its checksum: it states {crc32c}, its contents have {}",
             canonical.crc32c
         )));
     }
-    check(&snapshot).map_err(|why| CatalogError::Refused(format!("the export is wrong: {why}")))?;
+    check(&snapshot)
+        .map_err(|why| CatalogError::Refused(format!("the export is invalid: {why}")))?;
     Ok(snapshot)
 }
 
@@ -273,16 +274,16 @@ fn check(snapshot: &Snapshot) -> Result<(), String> {
                 return wrong("is empty");
             }
             if range.start < before {
-                return wrong("does not follow the one before");
+                return wrong("does not follow the previous one");
             }
             if range.end <= *start {
                 return wrong("ends before the stream's start");
             }
             if range.end > *uploaded_end {
-                return wrong("ends behind what was uploaded");
+                return wrong("ends behind the uploaded end");
             }
             if !snapshot.objects.contains_key(&range.object) {
-                return wrong("is in an object that is not there");
+                return wrong("is in an object that does not exist");
             }
             before = range.end;
         }
@@ -290,17 +291,17 @@ fn check(snapshot: &Snapshot) -> Result<(), String> {
     if !snapshot.lives.is_sorted_by_key(|life| life.after_version)
         || snapshot.lives.last().is_some_and(|life| life.after_version >= snapshot.version)
     {
-        return Err("a life that begins after a later one, or after the catalog".into());
+        return Err("a run that begins after a later one or after the catalog's version".into());
     }
     if snapshot.lives.len() > LIVES_KEPT || snapshot.lives.iter().any(|life| life.id.is_nil()) {
-        return Err("more lives than a catalog remembers, or one without an id".into());
+        return Err("more runs than a catalog keeps, or one without an id".into());
     }
     for (id, ObjectInfo { size_bytes, index_position, index_bytes, .. }) in &snapshot.objects {
         let end = index_position.checked_add(*index_bytes);
         if end.and_then(|end| end.checked_add(FOOTER_BYTES as u64)) != Some(*size_bytes)
             || *index_position < HEADER_BYTES as u64
         {
-            return Err(format!("the parts of object {id} do not make its size"));
+            return Err(format!("the parts of object {id} do not add up to its size"));
         }
     }
     match snapshot.objects.last_key_value() {
@@ -318,12 +319,12 @@ fn check(snapshot: &Snapshot) -> Result<(), String> {
 /// The catalog is not empty, refuses or fails; or it does not hold `snapshot` afterwards.
 pub fn import(catalog: &dyn Catalog, snapshot: &Snapshot) -> Result<(), CatalogError> {
     if catalog.load()? != Snapshot::default() {
-        return Err(CatalogError::Refused("there is something in the catalog".into()));
+        return Err(CatalogError::Refused("the catalog is not empty".into()));
     }
     catalog.commit(&changes(snapshot))?;
     let expected = Snapshot { version: snapshot.version.max(1), ..snapshot.clone() };
     if catalog.load()? != expected {
-        return Err(CatalogError::Failed("what was written does not come back".into()));
+        return Err(CatalogError::Failed("the catalog does not hold what was written".into()));
     }
     Ok(())
 }
@@ -411,9 +412,10 @@ pub fn import_file(path: &Path, snapshot: &Snapshot) -> Result<(), CatalogError>
     let failed = |what: &str, error: io::Error| {
         CatalogError::Failed(format!("{}: {what}: {error}", path.display()))
     };
-    let exists = path.try_exists().map_err(|error| failed("cannot be looked at", error))?;
+    let exists =
+        path.try_exists().map_err(|error| failed("cannot check whether it exists", error))?;
     if exists {
-        return Err(CatalogError::Refused(format!("{}: there is a catalog", path.display())));
+        return Err(CatalogError::Refused(format!("{}: a catalog exists already", path.display())));
     }
     // In the same directory, so that it can be renamed. One left there by a crash is useless.
     let mut unfinished = path.as_os_str().to_owned();
@@ -421,7 +423,7 @@ pub fn import_file(path: &Path, snapshot: &Snapshot) -> Result<(), CatalogError>
     let unfinished = PathBuf::from(unfinished);
     match std::fs::remove_file(&unfinished) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(failed("what an earlier import has left cannot be removed", error));
+            return Err(failed("cannot remove the remains of an earlier import", error));
         }
         _ => {}
     }
@@ -434,7 +436,7 @@ pub fn import_file(path: &Path, snapshot: &Snapshot) -> Result<(), CatalogError>
         .and_then(|file| file.sync_all())
         .and_then(|()| std::fs::rename(&unfinished, path))
         .and_then(|()| File::open(directory.unwrap_or(Path::new(".")))?.sync_all())
-        .map_err(|error| failed("cannot be put in its place", error))
+        .map_err(|error| failed("cannot rename the new catalog", error))
 }
 
 #[cfg(test)]
@@ -494,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_out_comes_back() {
+    fn an_export_is_imported_unchanged() {
         let directory = tempfile::tempdir().unwrap();
         for (name, snapshot) in [("empty", Snapshot::default()), ("filled", filled())] {
             let found = read(&exported(&snapshot)).unwrap();
@@ -512,7 +514,7 @@ mod tests {
 
     /// The oldest run that is kept did not begin with the catalog.
     #[test]
-    fn all_lives_that_a_catalog_remembers_come_back() {
+    fn all_runs_that_a_catalog_keeps_are_imported() {
         let catalog = MemoryCatalog::default();
         for life in 0..LIVES_KEPT as u64 + 2 {
             let change =
@@ -529,7 +531,7 @@ mod tests {
     /// A catalog of before there were runs, or one with a great version: the import does not count
     /// up to it.
     #[test]
-    fn a_great_version_is_no_work() {
+    fn a_great_version_costs_an_import_nothing() {
         let version = u64::MAX - 1;
         let first = Life { after_version: version - 7, id: Uuid::from_u128(1) };
         for lives in [vec![], vec![first], vec![Life { after_version: 0, ..first }]] {
@@ -549,7 +551,12 @@ mod tests {
     fn an_export_without_epochs_is_one_of_epoch_0() {
         let mut snapshot = filled();
         let text = String::from_utf8(exported(&snapshot)).unwrap();
-        assert_eq!(text.matches("\"epoch\":").count(), 1, "of stream 1: that of stream 0 is 0");
+        assert_eq!(
+            text.matches("\"epoch\":").count(),
+            1,
+            "only for stream 1, since stream 0 has \
+                                                           epoch 0"
+        );
         for row in snapshot.streams.values_mut() {
             row.epoch = StreamEpoch(0);
         }
@@ -560,7 +567,7 @@ mod tests {
 
     /// White space and the form of an escaped character do not matter.
     #[test]
-    fn every_flipped_bit_is_refused_or_of_no_importance() {
+    fn every_flipped_bit_is_refused_or_has_no_effect() {
         let snapshot = filled();
         let text = exported(&snapshot);
         for at in 0..text.len() {
@@ -579,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_catalog_can_hold_is_refused() {
+    fn an_export_with_impossible_contents_is_refused() {
         type Break = fn(&mut Snapshot);
         let id = StreamId(0);
         let cases: [(&str, Break); 13] = [
@@ -589,13 +596,13 @@ mod tests {
             ("does not follow", |s| ranges(s).swap(0, 1)),
             ("does not follow", |s| ranges(s)[1].start = StreamOffset(9)),
             ("before the stream's start", |s| row(s).start = StreamOffset(10)),
-            ("behind what was uploaded", |s| row(s).uploaded_end = StreamOffset(29)),
-            ("a life", |s| s.version = 7),
-            ("not there", |s| drop(s.objects.remove(&ObjectId(1)))),
-            ("do not make its size", |s| object(s).index_bytes = 1 << 40),
-            ("do not make its size", |s| object(s).index_position = u64::MAX),
+            ("behind the uploaded end", |s| row(s).uploaded_end = StreamOffset(29)),
+            ("a run", |s| s.version = 7),
+            ("does not exist", |s| drop(s.objects.remove(&ObjectId(1)))),
+            ("do not add up to its size", |s| object(s).index_bytes = 1 << 40),
+            ("do not add up to its size", |s| object(s).index_position = u64::MAX),
             ("without an id", |s| s.lives[1].id = Uuid::nil()),
-            ("more lives", |s| s.lives = vec![s.lives[0]; LIVES_KEPT + 1]),
+            ("more runs", |s| s.lives = vec![s.lives[0]; LIVES_KEPT + 1]),
         ];
         fn row(snapshot: &mut Snapshot) -> &mut StreamRow {
             snapshot.streams.get_mut(&StreamId(0)).unwrap()
@@ -633,7 +640,7 @@ mod tests {
         std::fs::write(directory.path().join("catalog.import"), "of a crash").unwrap();
         import_file(&path, &filled()).unwrap();
         let error = import_file(&path, &Snapshot::default()).unwrap_err().to_string();
-        assert!(error.contains("there is a catalog"), "{error}");
+        assert!(error.contains("a catalog exists already"), "{error}");
         let catalog = RedbCatalog::open(&path).unwrap();
         assert!(import(&catalog, &Snapshot::default()).is_err());
         assert_eq!(catalog.load().unwrap(), filled());

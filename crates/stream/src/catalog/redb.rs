@@ -77,7 +77,9 @@ impl Drop for Closing {
     fn drop(&mut self) {
         let database = self.0.take();
         if let Err(text) = panics::contained(|| drop(database)) {
-            tracing::error!("the catalog is damaged, as was found when it was closed: {text}");
+            tracing::error!(
+                "the catalog is damaged, which was detected when it was closed: {text}"
+            );
         }
     }
 }
@@ -103,7 +105,10 @@ impl RedbCatalog {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
                 if let Err(error) = std::fs::set_permissions(path, Permissions::from_mode(0o600)) {
                     let path = path.display();
-                    tracing::warn!("{path}: others on the machine may be able to read it: {error}");
+                    tracing::warn!(
+                        "{path}: other users of the machine may be able to read it: \
+                                    {error}"
+                    );
                 }
                 Ok(())
             }
@@ -168,7 +173,7 @@ impl RedbCatalog {
 
     fn database(&self) -> Result<MappedRwLockReadGuard<'_, Database>, CatalogError> {
         RwLockReadGuard::try_map(self.database.read(), |closing| closing.0.as_ref()).map_err(|_| {
-            CatalogError::Failed(format!("{}: could not be opened again", self.path.display()))
+            CatalogError::Failed(format!("{}: could not be reopened", self.path.display()))
         })
     }
 
@@ -218,7 +223,7 @@ impl RedbCatalog {
             )))),
             // Writing to it could make the damage worse.
             None if !is_new => {
-                Err(self.named(Failure::Value("its format version is not there".into())))
+                Err(self.named(Failure::Value("its format version is missing".into())))
             }
             None => {
                 let changed = Tables::open(&transaction).and_then(|mut tables| {
@@ -300,14 +305,14 @@ impl RedbCatalog {
         })?;
         each(&transaction.open_table(CHECKPOINTS)?, &mut sum, |id, value| {
             let stream = streams.get_mut(&StreamId(id)).ok_or_else(|| {
-                Failure::Value(format!("a checkpoint of stream {id}, which is not there"))
+                Failure::Value(format!("a checkpoint of stream {id}, which does not exist"))
             })?;
             stream.checkpoint = Some(Bytes::copy_from_slice(value));
             Ok(())
         })?;
         each(&transaction.open_table(RANGES)?, &mut sum, |(id, start), value| {
             let stream = streams.get_mut(&StreamId(id)).ok_or_else(|| {
-                Failure::Value(format!("a range of stream {id}, which is not there"))
+                Failure::Value(format!("a range of stream {id}, which does not exist"))
             })?;
             stream.ranges.push(decode_range(StreamOffset(start), value)?);
             Ok(())
@@ -442,7 +447,8 @@ impl RedbCatalog {
             Failure::Value(what) => damaged(
                 &self.path,
                 &format!(
-                    "damaged or of a newer version: {what}. If a newer alluvium wrote it, use that one"
+                    "damaged or of a newer version: {what}. If a newer alluvium wrote it, use \
+                     that one"
                 ),
             ),
             Failure::Refused(refusal) => refusal,

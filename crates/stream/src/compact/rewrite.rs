@@ -301,7 +301,7 @@ impl Writing<'_> {
     fn check_next(&self, found: StreamOffset) -> Result<(), StoreError> {
         match self.next {
             Some(next) if next != found => Err(StoreError::InvalidChange(format!(
-                "a defect: of stream {}, written anew, offset {next} is followed by {found}",
+                "a defect: in the rewritten stream {}, offset {next} is followed by {found}",
                 self.stream
             ))),
             _ => Ok(()),

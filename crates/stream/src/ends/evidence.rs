@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_covers_its_range_when_all_of_its_parts_are_there() {
+    fn a_list_covers_its_range_only_if_all_of_its_parts_are_intact() {
         let mut evidence = Evidence::default();
         for ends in [
             part(0, 10, 0, 2),
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_skipped_is_bounded_by_the_bytes_and_the_largest_batch() {
+    fn skipped_offsets_are_bounded_by_the_bytes_and_the_largest_batch() {
         let next = HashMap::from([(StreamId(1), StreamOffset(50))]);
         let unknown = from_the_end(vec![(LogOffset(100), 2), (LogOffset(400), 3)]);
         let loss = Loss { next, unknown, skipped: HashMap::new() };
@@ -264,7 +264,7 @@ mod tests {
         };
         assert_eq!(goes_on(1, 20, 0), (50, 100), "from the listed end on");
         assert_eq!(goes_on(1, 70, 100), (70, 120));
-        let told = "a batch behind the first damage tells what that cost";
+        let told = "a batch behind the first damage shows what was lost there";
         assert_eq!(goes_on(2, 20, 300), (20, 50), "{told}");
         assert_eq!(goes_on(2, 20, 401), (20, 20));
         let unknown = from_the_end(vec![(LogOffset(0), u64::MAX), (LogOffset(9), 1)]);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_skipped_before_is_told_from_what_is_lost() {
+    fn offsets_skipped_before_are_distinguished_from_lost_ones() {
         let offsets = |start, end| StreamOffset(start)..StreamOffset(end);
         let skipped = vec![offsets(50, 60), offsets(20, 30), offsets(25, 35)];
         let loss = Loss {

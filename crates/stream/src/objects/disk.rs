@@ -153,7 +153,7 @@ impl DiskCache {
             .thread_name(name)
             .on_thread_start(make_way)
             .build()
-            .inspect_err(|error| shared.give_up(&format!("there are no threads for it: {error}")))
+            .inspect_err(|error| shared.give_up(&format!("cannot start its threads: {error}")))
             .ok();
         let (ending, ended) = oneshot::channel();
         let keeper = shared.clone();
@@ -165,7 +165,7 @@ impl DiskCache {
             drop(ending);
         });
         if let Err(error) = started {
-            shared.give_up(&format!("there is no thread for it: {error}"));
+            shared.give_up(&format!("cannot start its thread: {error}"));
         }
         Self { shared, reads, ended: Mutex::new(Some(ended)) }
     }
@@ -215,7 +215,7 @@ impl DiskCache {
             // It is being closed.
             Ok(Err(_)) => vec![None; count],
             Err(_) => {
-                self.shared.failed(&format!("no answer within {READ_WITHIN:?}"));
+                self.shared.failed(&format!("no response within {READ_WITHIN:?}"));
                 vec![None; count]
             }
         }
@@ -254,7 +254,8 @@ impl DiskCache {
             && timeout(CLOSE_WITHIN, ended).await.is_err()
         {
             tracing::warn!(
-                "disk cache {}: it is not closed after {CLOSE_WITHIN:?}, and left as it is",
+                "disk cache {}: it is not closed after {CLOSE_WITHIN:?}; the store no longer \
+                 waits for it",
                 self.shared.directory.display()
             );
         }
@@ -350,7 +351,8 @@ impl Shared {
                 );
                 if found.damaged_bytes > 0 {
                     tracing::warn!(
-                        "disk cache {directory}: {} bytes were damaged; what was in them is read from the object store again",
+                        "disk cache {directory}: {} bytes were damaged; their contents are read \
+                         from the object store again",
                         found.damaged_bytes
                     );
                 }
@@ -365,7 +367,7 @@ impl Shared {
         // Waits for reads in progress.
         let cache = self.cache.write().take();
         if let Some(Err(error)) = cache.map(Cache::close) {
-            tracing::warn!("disk cache: closing it: {error}");
+            tracing::warn!("disk cache: cannot close it cleanly: {error}");
         }
     }
 
@@ -389,7 +391,8 @@ impl Shared {
             self.numbers.errors.fetch_add(1, Ordering::Relaxed);
             self.has_failed.store(true, Ordering::Relaxed);
             tracing::error!(
-                "disk cache {}: {error}. Nothing is added to it until the server is started again; what is in it is still read",
+                "disk cache {}: {error}. Nothing is added to it until the server is restarted; \
+                 its contents are still used",
                 self.directory.display()
             );
         }
@@ -424,7 +427,7 @@ impl Shared {
         if self.end() {
             self.has_failed.store(true, Ordering::Relaxed);
             tracing::error!(
-                "disk cache {}: {why}. The server goes on without it until it is started again",
+                "disk cache {}: {why}. The server does without it until it is restarted",
                 self.directory.display()
             );
         }
@@ -451,7 +454,8 @@ fn open_with(options: &DiskCacheOptions, files: u64) -> Result<Cache, String> {
     let journals = options.journals();
     if journals > most_journals {
         return Err(format!(
-            "it needs {journals} open files, and the process may have {files}: raise that (ulimit -n, LimitNOFILE), or give the disk cache more memory"
+            "it needs {journals} open files, but the process may have only {files}: raise the \
+             limit (ulimit -n, LimitNOFILE) or give the disk cache more memory"
         ));
     }
     let directory = &options.directory;
@@ -463,14 +467,15 @@ fn open_with(options: &DiskCacheOptions, files: u64) -> Result<Cache, String> {
                 return without_damaged(cache);
             }
             format!(
-                "{}: its journals are from a time when it was smaller; there would be {journals}, each an open file, and the process may have {files}",
+                "{}: its journals were created for a smaller cache; there would be {journals}, \
+                 each an open file, but the process may have only {files}",
                 directory.display()
             )
         }
         Err(error @ Error::NoCache { .. }) => error.to_string(),
         Err(error) => return Err(error.to_string()),
     };
-    tracing::warn!("disk cache: {unusable}. It begins anew, with nothing in it");
+    tracing::warn!("disk cache: {unusable}. It is emptied");
     alluvium_journal::clear(directory, CONTENTS).map_err(in_words)?;
     without_damaged(Cache::open(directory, journal_options(options)).map_err(in_words)?)
 }

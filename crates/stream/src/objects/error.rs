@@ -62,7 +62,7 @@ impl ObjectError {
     pub(crate) fn store(name: &str, error: &Error) -> Self {
         let text = error.to_string();
         if is_beyond_the_end(error, &text) {
-            let reason = format!("it is shorter than what was written: {}", in_words(&text).0);
+            let reason = format!("it is shorter than when it was written: {}", in_words(&text).0);
             return Self::damaged(name, Damage { position: 0, reason });
         }
         let (mut reason, code) = in_words(&text);
@@ -93,7 +93,7 @@ impl ObjectError {
     }
 
     pub(crate) fn no_answer(name: &str, deadline: Duration) -> Self {
-        Self::failed(name, format!("no answer for {deadline:?}"))
+        Self::failed(name, format!("no response for {deadline:?}"))
     }
 
     pub(crate) fn failed(name: &str, reason: String) -> Self {
@@ -174,7 +174,8 @@ mod tests {
 
     fn error(status: &str, body: &str, make: impl FnOnce(String) -> Error) -> ObjectError {
         let text = format!(
-            "Error performing PUT https://host/bucket/a in 1ms - Server returned non-2xx status code: {status}: {body}"
+            "Error performing PUT https://host/bucket/a in 1ms - Server returned non-2xx status \
+             code: {status}: {body}"
         );
         ObjectError::store("a", &make(text))
     }
@@ -188,9 +189,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_signed_is_not_passed_on() {
-        let body = "<?xml version=\"1.0\"?><Error><Code>SignatureDoesNotMatch</Code><Message>It does not \
-                    match.</Message><CanonicalRequest>PUT x-amz-security-token:SECRET</CanonicalRequest></Error>";
+    fn signed_content_is_not_passed_on() {
+        let body = "<?xml version=\"1.0\"?><Error><Code>SignatureDoesNotMatch</Code><Message>It \
+                    does not match.</Message><CanonicalRequest>PUT \
+                    x-amz-security-token:SECRET</CanonicalRequest></Error>";
         let error = error("403 Forbidden", body, generic);
         let shown = format!("{error} {error:?} {}", error.reason());
         assert!(!shown.contains("SECRET"), "{shown}");
@@ -212,12 +214,12 @@ mod tests {
             .iter()
             .rev()
             .fold(None, |cause, text| Some(Box::new(Cause((*text).to_owned(), cause))));
-        let source = cause.expect("there are some");
+        let source = cause.expect("there are sources");
         ObjectError::store("a", &Error::Generic { store: "S3", source })
     }
 
     #[test]
-    fn why_there_is_no_answer_is_told() {
+    fn the_reason_for_a_missing_response_is_reported() {
         let error = caused(["error sending request", "client error", "UnknownIssuer"]);
         assert!(
             error.reason().ends_with("error sending request: client error: UnknownIssuer"),
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_object_that_was_cut_is_damaged() {
+    async fn a_truncated_object_is_damaged() {
         use object_store::ObjectStoreExt as _;
         let directory = tempfile::tempdir().unwrap();
         let store = crate::objects::local_objects(directory.path()).unwrap();
@@ -248,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_that_is_missing_is_not_an_object_that_is() {
+    fn a_missing_bucket_is_not_a_missing_object() {
         let missing = |code| {
             error("404 Not Found", &format!("<Error><Code>{code}</Code></Error>"), not_found)
         };
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_pass_is_not_permanent() {
+    fn temporary_errors_are_not_permanent() {
         for (status, body) in [
             ("503 Service Unavailable", "<Error><Code>SlowDown</Code></Error>"),
             ("500 Internal Server Error", "no XML at all"),
@@ -268,13 +270,13 @@ mod tests {
             assert!(!error(status, body, generic).is_permanent(), "{status}");
         }
         let late = ObjectError::no_answer("a", Duration::from_secs(15));
-        assert!(!late.is_permanent() && late.to_string().contains("no answer for 15s"), "{late}");
+        assert!(!late.is_permanent() && late.to_string().contains("no response for 15s"), "{late}");
         let region = "<Error><Code>AuthorizationHeaderMalformed</Code></Error>";
         assert!(error("400 Bad Request", region, generic).is_permanent());
     }
 
     #[test]
-    fn a_page_of_text_is_cut() {
+    fn long_texts_are_shortened() {
         let error = error("502 Bad Gateway", &"é".repeat(5000), generic);
         assert!(error.reason().chars().count() <= TEXT_LIMIT + 3, "{error}");
     }

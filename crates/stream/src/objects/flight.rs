@@ -169,18 +169,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_aboard_get_what_one_has_fetched() {
+    async fn all_readers_get_the_result_of_one_fetch() {
         let flights = Test::new(Arc::new(Background::start(0).unwrap()));
         let (mut first, land) = start(&flights, &[1, 2]);
         let mut second = flights.lock().join(&2).unwrap();
         assert!(flights.lock().join(&3).is_none());
         land.send(7).unwrap();
         assert_eq!((first.landed().await, second.landed().await), (Some(7), Some(7)));
-        assert!(flights.lock().by_key.is_empty(), "forgotten before anybody is told");
+        assert!(flights.lock().by_key.is_empty(), "removed before the result is sent");
     }
 
     #[tokio::test]
-    async fn it_ends_with_the_last_and_not_with_the_first() {
+    async fn a_fetch_is_cancelled_with_its_last_reader() {
         let flights = Test::new(Arc::new(Background::start(0).unwrap()));
         let (first, mut land) = start(&flights, &[1]);
         let mut second = flights.lock().join(&1).unwrap();
@@ -190,20 +190,20 @@ mod tests {
         let ticket = second.ticket();
         drop(second);
         tokio::task::yield_now().await;
-        assert!(!land.is_closed(), "a ticket keeps it going");
+        assert!(!land.is_closed(), "a ticket keeps it running");
         second = flights.lock().join(&1).unwrap();
         drop(ticket);
         drop(second);
-        assert!(flights.lock().join(&1).is_none(), "from here on another one may start");
+        assert!(flights.lock().join(&1).is_none(), "another one may start now");
         let (mut other, land_other) = start(&flights, &[1]);
         land.closed().await;
-        assert!(flights.lock().has(&1), "the end of the one does not forget the other");
+        assert!(flights.lock().has(&1), "the end of one does not remove the other");
         land_other.send(8).unwrap();
         assert_eq!(other.landed().await, Some(8));
     }
 
     #[tokio::test]
-    async fn a_panic_is_no_hang() {
+    async fn a_panic_wakes_the_readers() {
         let flights = Test::new(Arc::new(Background::start(0).unwrap()));
         let defect = async { panic!("a defect") };
         let mut flight = flights.start(&mut flights.lock(), vec![1], defect);

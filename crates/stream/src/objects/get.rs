@@ -47,7 +47,7 @@ pub(super) fn read_again<T>(
     again: Result<T, Damage>,
 ) -> Result<T, ObjectError> {
     if again.is_ok() {
-        tracing::warn!("object {name} came {damage}; read once more, it is whole");
+        tracing::warn!("object {name} was {damage}, but a second read is intact");
     }
     again.map_err(|damage| ObjectError::damaged(name, damage))
 }
@@ -211,7 +211,7 @@ mod tests {
 
     /// Pieces that begin and end anywhere, also behind the end of the file.
     #[test]
-    fn pieces_are_what_the_file_has_there() {
+    fn pieces_have_the_bytes_of_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("object");
         std::fs::write(&path, []).unwrap();
@@ -273,7 +273,7 @@ mod tests {
         let file = File::open("/proc/self/limits").unwrap();
         let whole = std::fs::read("/proc/self/limits").unwrap();
         let read = read_pieces(&file, 3, &[5]).unwrap();
-        assert!(!is_direct(&file), "a file that refuses is meant");
+        assert!(!is_direct(&file), "the test needs a file that refuses direct reads");
         assert_eq!(read, [&whole[3..8]]);
     }
 }

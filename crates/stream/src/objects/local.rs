@@ -51,9 +51,9 @@ pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>> {
         source: format!("cannot {what} {}: {error}", directory.display()).into(),
     };
     create_durably(directory).map_err(|error| failed("create", error))?;
-    let root = Root::open(directory).map_err(|error| failed("look at", error))?;
+    let root = Root::open(directory).map_err(|error| failed("open", error))?;
     if let Err(error) = remove_left_behind(directory) {
-        tracing::warn!("cannot remove what was left under {}: {error}", directory.display());
+        tracing::warn!("cannot remove leftover files under {}: {error}", directory.display());
     }
     let files = LocalFileSystem::new_with_prefix(directory)?.with_fsync(true);
     Ok(Arc::new(Directory { files: Arc::new(files), root: Arc::new(root) }))
@@ -461,7 +461,7 @@ fn remove_left_behind(directory: &Path) -> io::Result<()> {
                 if is { std::fs::remove_file(file.path()).map(|()| true) } else { Ok(false) }
             });
             match removed {
-                Ok(true) => tracing::info!("removed {}, which was left", file.path().display()),
+                Ok(true) => tracing::info!("removed the leftover file {}", file.path().display()),
                 Ok(false) => {}
                 // A running process was removing it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}

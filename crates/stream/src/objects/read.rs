@@ -157,7 +157,7 @@ impl Objects {
             .weight_capacity(cache_bytes)
             .hot_allocation(HOT_SHARE)
             .build()
-            .expect("all that has no default is set");
+            .expect("every option without a default is set");
         let cache = Cache::with_options(
             cache_options,
             ByBytes,
@@ -239,7 +239,7 @@ impl Objects {
     ) -> Result<StreamBlocks, ObjectError> {
         match self.blocks_until(object, stream, &mut None).await? {
             Timely::Here(blocks) => Ok(blocks),
-            Timely::Late(_) => unreachable!("who waits to the end is never late"),
+            Timely::Late(_) => unreachable!("a read without a deadline is never deferred"),
         }
     }
 
@@ -297,7 +297,7 @@ impl Objects {
     ) -> Result<Arc<Decoded>, ObjectError> {
         match self.read(object, std::slice::from_ref(block), &mut None).await? {
             Timely::Here(mut run) => Ok(run.blocks.remove(0)),
-            Timely::Late(_) => unreachable!("who waits to the end is never late"),
+            Timely::Late(_) => unreachable!("a read without a deadline is never deferred"),
         }
     }
 

@@ -116,7 +116,8 @@ async fn get(
     let name = location.as_ref();
     let bytes = within(Request::Get, name, store.get_range(location, range.clone())).await?;
     if bytes.len() as u64 != range.end - range.start {
-        let reason = format!("{} bytes came of {}..{}", bytes.len(), range.start, range.end);
+        let reason =
+            format!("{} bytes were returned for {}..{}", bytes.len(), range.start, range.end);
         return Err(ObjectError::failed(name, reason));
     }
     Ok(bytes)
@@ -212,7 +213,7 @@ mod tests {
 
     /// Like the test in `object.rs`, which has all bytes in memory.
     #[tokio::test]
-    async fn every_flipped_byte_and_every_truncation_is_noticed() {
+    async fn every_flipped_byte_and_every_truncation_is_detected() {
         let bytes = object(6, 3);
         assert_eq!(damage(NAME, bytes.clone()).await, NOWHERE);
         for at in 0..bytes.len() {

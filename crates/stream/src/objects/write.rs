@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_fits_into_as_many_parts_as_there_may_be() {
+    fn an_object_fits_into_the_allowed_number_of_parts() {
         for payload_bytes in [0, 1 << 30, 32 << 30] {
             assert_eq!(part_bytes(payload_bytes), PART_BYTES);
         }
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_object_has_parts_of_one_size_and_few_at_a_time() {
+    async fn an_object_has_parts_of_one_size_and_few_in_flight() {
         let unlimited = Bandwidth::new(0);
         for (len, parts) in [
             (0, vec![]),
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn parts_are_on_their_way_while_nobody_writes() {
+    async fn parts_are_sent_while_the_caller_does_not_write() {
         let unlimited = Bandwidth::new(0);
         let store = Store(InMemory::new(), Arc::default());
         let mut writer = writer(&store, &unlimited);
@@ -353,11 +353,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_attempt_that_fails_leaves_nothing_that_is_paid_for() {
+    async fn a_failed_attempt_leaves_no_object_and_no_parts() {
         let unlimited = Bandwidth::new(0);
         let failing = Log { failing: Some(2), ..Log::default() };
         let silent = Log { silent: true, ..Log::default() };
-        for (log, reason) in [(failing, "no"), (silent, "no answer for 300s")] {
+        for (log, reason) in [(failing, "no"), (silent, "no response for 300s")] {
             let store = Store(InMemory::new(), Arc::new(log));
             let mut writer = writer(&store, &unlimited);
             let error = write(&mut writer, 6 * PART_BYTES).await.unwrap_err();

@@ -164,7 +164,7 @@ mod tests {
     /// Streams grow, are trimmed, and have ranges replaced by one. Now and then the changed ranges
     /// are scanned, after which a scan of all ranges must find nothing.
     #[test]
-    fn a_look_at_what_has_changed_finds_what_a_look_at_everything_does() {
+    fn scanning_changed_ranges_finds_the_same_as_scanning_all() {
         let (mut found, mut further, mut checks) = (0, 0, 0);
         for seed in 0..400 {
             let mut random = Random::new(seed);
@@ -228,7 +228,7 @@ mod tests {
                 checks += 1;
             }
         }
-        println!("{found} found, {further} looks that went on, {checks} checks");
+        println!("{found} found, {further} scans continued, {checks} checks");
         assert!(found > 1000 && further > 100 && checks > 1000);
     }
 }

@@ -247,7 +247,7 @@ pub async fn append(
         match stream.append(new_batch(batch)) {
             Ok(append) => return append,
             Err(AppendError::Full) => {
-                tokio::time::timeout(HANG, store.room()).await.expect("a wakeup was lost");
+                tokio::time::timeout(HANG, store.room()).await.expect("a wake-up was lost");
             }
             Err(error) => panic!("append: {error}"),
         }

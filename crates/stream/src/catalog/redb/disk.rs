@@ -216,7 +216,8 @@ impl Reserve {
             Ok(()) => {}
             Err(rustix::io::Errno::OPNOTSUPP) => {
                 tracing::warn!(
-                    "{}: the file system cannot set space aside, so a full disk may delay deletions",
+                    "{}: the file system cannot allocate space in advance, so a full disk may \
+                     delay deletions",
                     self.path.display()
                 );
             }

@@ -88,10 +88,10 @@ pub(super) fn encode_lives(lives: &[Life]) -> Vec<u8> {
 }
 
 pub(super) fn decode_lives(value: &[u8]) -> Result<Vec<Life>, Failure> {
-    let damaged = || Failure::Value(format!("a row of lives of {} bytes", value.len()));
+    let damaged = || Failure::Value(format!("a `lives` row of {} bytes", value.len()));
     let (&version, rows) = value.split_first().ok_or_else(damaged)?;
     if version != VALUE_VERSION {
-        return Err(Failure::Value(format!("a row of lives of version {version}")));
+        return Err(Failure::Value(format!("a `lives` row of version {version}")));
     }
     let (lives, rest) = rows.as_chunks::<LIFE_BYTES>();
     if !rest.is_empty() {

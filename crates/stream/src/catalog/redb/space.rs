@@ -119,8 +119,7 @@ impl RedbCatalog {
 
 pub(super) fn no_reserve(reserve: &Reserve, error: &std::io::Error) -> String {
     format!(
-        "there is no space for the {} MiB that are kept for deletions: {error}. Free space on that \
-         disk",
+        "no space for the reserve of {} MiB for deletions: {error}. Free space on that disk",
         reserve.bytes() >> 20
     )
 }

@@ -23,7 +23,7 @@ fn conforms() {
 }
 
 #[test]
-fn nobody_else_on_the_machine_may_read_it() {
+fn other_users_of_the_machine_cannot_read_it() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("catalog");
     for _ in 0..2 {
@@ -81,7 +81,7 @@ impl StorageBackend for Failing {
 /// The reason why the store does not retry a commit: a database that has had one error returns only
 /// errors.
 #[test]
-fn after_an_error_it_takes_nothing_until_it_is_opened_again() {
+fn after_an_error_it_accepts_nothing_until_it_is_reopened() {
     let fails = Arc::new(AtomicBool::new(false));
     let inner = InMemoryBackend::new();
     let backend = Failing { inner, fails: fails.clone() };
@@ -105,7 +105,7 @@ fn says_what_to_do(error: &CatalogError) -> bool {
 /// redb has checksums, but does not verify them on reads; every read must still give the right
 /// result or an error.
 #[test]
-fn flipped_bits_are_noticed() {
+fn flipped_bits_are_detected() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("catalog");
     let catalog = RedbCatalog::open(&path).unwrap();
@@ -131,7 +131,7 @@ fn flipped_bits_are_noticed() {
             });
             loaded = Some(opened.and_then(|catalog| catalog.load()));
         }));
-        assert!(opened.is_ok(), "a panic gets out, byte {at}");
+        assert!(opened.is_ok(), "a panic is not contained, byte {at}");
         let loaded = loaded.unwrap();
         if let Err(error) = &loaded {
             assert!(says_what_to_do(error), "byte {at}: {error}");
@@ -229,7 +229,7 @@ fn a_catalog_with_rows_missing_or_wrong_is_refused_with_advice() {
 
 /// Wherever the file ends, it is complete or refused with advice.
 #[test]
-fn a_catalog_that_was_cut_is_refused_with_advice() {
+fn a_truncated_catalog_is_refused_with_advice() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("catalog");
     let catalog = RedbCatalog::open(&path).unwrap();
@@ -248,7 +248,7 @@ fn a_catalog_that_was_cut_is_refused_with_advice() {
 }
 
 #[test]
-fn a_rows_part_in_the_sum_is_what_is_written() {
+fn a_rows_part_in_the_sum_covers_what_is_written() {
     let row =
         [b"streams".as_slice(), &[8, 0, 0, 0, 0, 0, 0, 0], &[5, 0, 0, 0, 0, 0, 0, 0], b"value"];
     let sum = row_sum::<u64, &[u8]>("streams", &5, &b"value".as_slice());
@@ -282,7 +282,7 @@ fn a_catalog_from_before_there_were_epochs_opens() {
     drop(catalog);
     let found = RedbCatalog::open(&path).unwrap().load().unwrap();
     let epochs: Vec<_> = found.streams.values().map(|row| row.epoch.0).collect();
-    assert_eq!(epochs, [9, 0], "one row is new, the other one is as it was");
+    assert_eq!(epochs, [9, 0], "one row is rewritten, the other one is unchanged");
     assert_eq!(found.streams[&id].ranges, expected.streams[&id].ranges);
 }
 
@@ -335,7 +335,7 @@ fn a_full_disk_refuses_a_change_and_nothing_else() {
 
 /// Otherwise an upgraded server would not start, and larger batches could not be appended.
 #[test]
-fn what_the_store_notes_of_itself_may_take_the_whole_reserve() {
+fn the_stores_own_metadata_may_use_the_whole_reserve() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = RedbCatalog::open(&directory.path().join("catalog")).unwrap();
     let key = format!("{OWN_META_PREFIX}largest-count");
@@ -347,7 +347,7 @@ fn what_the_store_notes_of_itself_may_take_the_whole_reserve() {
 /// There is nothing to lose yet: if the first start finds no space, the next one creates the
 /// catalog.
 #[test]
-fn a_catalog_that_found_no_space_is_made_later() {
+fn a_catalog_that_found_no_space_is_created_later() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("catalog");
     for left_bytes in [0, 4096, 3 * 4096, 10 * 4096] {
@@ -414,7 +414,7 @@ fn deletions_succeed_from_the_reserve_when_the_disk_is_full() {
         }
     };
     assert!(matches!(full, CatalogError::Full(_)), "{full}");
-    assert!(uploads > 0, "uploads have a part of the reserve");
+    assert!(uploads > 0, "uploads may use a part of the reserve");
     let before = catalog.load().unwrap();
     for number in 0..kept {
         catalog.commit(&[Change::DeleteMeta(format!("key/{number}"))]).unwrap();

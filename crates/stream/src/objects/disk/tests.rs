@@ -67,7 +67,7 @@ async fn count_found(cache: &DiskCache, positions: std::ops::Range<u64>) -> usiz
 }
 
 #[tokio::test]
-async fn what_was_put_is_found_by_name_and_position_also_by_the_next_process() {
+async fn a_piece_is_found_by_name_and_position_also_by_the_next_process() {
     let disk = SimulatedDirectory::default();
     let cache = opened(started(&disk)).await;
     put_all(&cache, 0..40).await;
@@ -95,7 +95,7 @@ async fn what_was_put_is_found_by_name_and_position_also_by_the_next_process() {
 
 /// If the disk is slower than pieces arrive, pieces are dropped, and no caller waits.
 #[tokio::test]
-async fn what_waits_to_be_written_has_a_bound() {
+async fn the_write_queue_is_bounded() {
     let disk = SimulatedDirectory::default();
     let (let_open, may_open) = mpsc::channel::<()>();
     let open = {
@@ -124,7 +124,7 @@ async fn what_waits_to_be_written_has_a_bound() {
 }
 
 #[tokio::test]
-async fn a_full_disk_is_one_that_holds_less() {
+async fn a_full_disk_limits_the_cache() {
     let disk = SimulatedDirectory::default();
     // Of the 64 MiB that it may use.
     disk.limit(10 << 20);
@@ -141,14 +141,14 @@ async fn a_full_disk_is_one_that_holds_less() {
     let disk = SimulatedDirectory::default();
     disk.limit(64 << 10);
     let cache = started(&disk);
-    eventually("it is told", || cache.stats().has_failed).await;
+    eventually("it is reported", || cache.stats().has_failed).await;
     cache.put("object", 0, &piece(0));
     assert_eq!(count_found(&cache, 0..1).await, 0);
     cache.close().await;
 }
 
 #[tokio::test]
-async fn after_a_failed_write_it_is_only_read() {
+async fn after_a_failed_write_the_cache_is_read_only() {
     let disk = SimulatedDirectory::default();
     let cache = opened(started(&disk)).await;
     put_all(&cache, 0..40).await;
@@ -174,7 +174,7 @@ async fn after_a_failed_write_it_is_only_read() {
 }
 
 #[tokio::test]
-async fn it_is_given_up_when_nothing_can_be_read() {
+async fn the_cache_is_given_up_when_nothing_can_be_read() {
     let disk = SimulatedDirectory::default();
     let cache = opened(started(&disk)).await;
     // Of eight journals four are in memory; the oldest is not.
@@ -206,7 +206,7 @@ async fn failures_count_in_a_row_and_damage_does_not() {
     let corrupt = Error::Corrupt { path: "1.journal".into(), journal: JournalNumber(1), offset: 0 };
     for _ in 0..10 {
         for _ in 1..MOST_FAILURES {
-            cache.shared.failed(&"no answer");
+            cache.shared.failed(&"no response");
             cache.shared.count_error(&corrupt);
         }
         put_all(&cache, 0..1).await;
@@ -220,7 +220,7 @@ async fn failures_count_in_a_row_and_damage_does_not() {
 }
 
 #[tokio::test]
-async fn of_two_in_one_directory_one_goes_without() {
+async fn a_directory_is_used_by_one_cache_only() {
     let directory = tempfile::tempdir().unwrap();
     let options = options(directory.path().join("made"));
     let cache = opened(DiskCache::start(&options)).await;
@@ -238,7 +238,7 @@ async fn of_two_in_one_directory_one_goes_without() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_used_begins_anew_where_it_is_alone() {
+async fn an_unusable_cache_is_emptied_unless_other_files_are_there() {
     let directory = tempfile::tempdir().unwrap();
     let options = options(directory.path().into());
     let cache = opened(DiskCache::start(&options)).await;
@@ -271,14 +271,14 @@ async fn what_can_not_be_used_begins_anew_where_it_is_alone() {
     fs::write(&other, "the only copy").unwrap();
     spoil(0);
     let cache = DiskCache::start(&options);
-    eventually("it is told", || cache.stats().has_failed).await;
+    eventually("it is reported", || cache.stats().has_failed).await;
     cache.close().await;
     assert!(other.exists() && identity.exists());
 }
 
 /// A directory with another cache, whose contents may exist only there.
 #[tokio::test]
-async fn a_cache_for_something_else_is_left_as_it_is() {
+async fn a_cache_of_another_kind_is_left_as_it_is() {
     let directory = tempfile::tempdir().unwrap();
     let options = options(directory.path().into());
     // Larger than the disk cache would create it, and so also unusable for it.
@@ -293,7 +293,7 @@ async fn a_cache_for_something_else_is_left_as_it_is() {
     let told = open_with(&options, 1000).unwrap_err();
     assert!(told.contains("Choose a directory of its own"), "{told}");
     let cache = DiskCache::start(&options);
-    eventually("it is told", || cache.stats().has_failed).await;
+    eventually("it is reported", || cache.stats().has_failed).await;
     cache.close().await;
     let another = Cache::open(directory.path(), of_another).unwrap();
     assert_eq!(another.get(b"thesis").unwrap().as_deref(), Some(b"the only copy".as_slice()));
@@ -302,7 +302,7 @@ async fn a_cache_for_something_else_is_left_as_it_is() {
 /// Journals keep the size that they got when the cache was created. If the cache may be larger
 /// later, there are more of them than the options suggest.
 #[test]
-fn journals_that_would_take_all_open_files_begin_anew() {
+fn a_cache_whose_journals_need_too_many_files_is_emptied() {
     let directory = tempfile::tempdir().unwrap();
     let options = options(directory.path().into());
     let cache = open_with(&options, 1000).unwrap();

@@ -74,8 +74,8 @@ impl Root {
             _ => {}
         }
         Err(io::Error::other(format!(
-            "{} is not the directory that was opened: its file system is not mounted, or it was replaced. Nothing is read or \
-             written there until it is back",
+            "{} is not the directory that was opened: its file system is not mounted, or it was \
+             replaced. Nothing is read or written there until it is back",
             self.path.display()
         )))
     }
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_is_read_back_and_each_flipped_bit_is_noticed() {
+    fn a_mark_is_read_back_and_each_flipped_bit_is_detected() {
         let id = Uuid::from_u128(0x1234_5678_9abc_def0_1234_5678_9abc_def0);
         let bytes = encode(id).into_bytes();
         assert_eq!(decode(&bytes), Some(id));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_can_not_be_marked_is_recognised_while_it_stays() {
+    fn a_directory_that_cannot_be_marked_is_recognized_until_it_is_replaced() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("objects");
         // A directory with the name of the mark can be neither read nor replaced.
@@ -167,6 +167,6 @@ mod tests {
         fs::write(&mark, "nonsense").unwrap();
         let second = Root::open(directory.path()).unwrap().id;
         assert!(second.is_some() && second != first);
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "nothing is left beside it");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no other file is left");
     }
 }

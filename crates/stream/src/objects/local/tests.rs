@@ -26,7 +26,7 @@ async fn parts_become_an_object() {
 }
 
 #[tokio::test]
-async fn what_is_deleted_is_gone_whatever_its_length() {
+async fn objects_of_any_length_are_deleted() {
     let directory = tempfile::tempdir().unwrap();
     let store = local_objects(directory.path()).unwrap();
     for len in [0, 1, FREED_BYTES, FREED_BYTES + 1, 3 * FREED_BYTES + 17] {
@@ -41,7 +41,7 @@ async fn what_is_deleted_is_gone_whatever_its_length() {
 
 /// During a deletion, and however it ends.
 #[tokio::test]
-async fn what_is_being_deleted_is_neither_found_nor_listed() {
+async fn an_object_being_deleted_is_neither_found_nor_listed() {
     let directory = tempfile::tempdir().unwrap();
     let store = local_objects(directory.path()).unwrap();
     let prefix = format!("{OBJECTS_DIRECTORY}/store");
@@ -89,7 +89,7 @@ async fn a_directory_is_not_deleted_for_an_object() {
 
 /// The last step is not a large one.
 #[tokio::test]
-async fn a_file_is_freed_but_for_the_last_step() {
+async fn a_file_is_freed_except_for_the_last_step() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a");
     for (len, left) in
@@ -115,7 +115,7 @@ async fn a_file_is_freed_but_for_the_last_step() {
 
 /// Cold reads have four threads for files, and share them with the writes of object compaction.
 #[test]
-fn parts_that_wait_for_one_another_hold_no_thread() {
+fn waiting_parts_occupy_no_thread() {
     let directory = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .max_blocking_threads(1)
@@ -160,7 +160,7 @@ fn the_page_cache_serves_where_direct_writes_are_refused() {
 
 /// As if its file system was not mounted: the mount point is an empty directory.
 #[tokio::test]
-async fn nothing_is_read_or_written_in_another_directory_in_its_place() {
+async fn nothing_is_read_or_written_in_a_replaced_directory() {
     let parent = tempfile::tempdir().unwrap();
     let [path, away, copy] = ["objects", "away", "copy"].map(|name| parent.path().join(name));
     let store = local_objects(&path).unwrap();
@@ -186,7 +186,7 @@ async fn nothing_is_read_or_written_in_another_directory_in_its_place() {
         unavailable(store.list(None).try_collect::<Vec<_>>().await.unwrap_err());
         unavailable(store.list_with_delimiter(None).await.unwrap_err());
     }
-    assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0, "nothing was made there");
+    assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0, "nothing was created there");
 
     let works = async || {
         let got = store.get(&"streams/a".into()).await.unwrap();

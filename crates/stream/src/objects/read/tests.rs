@@ -94,7 +94,7 @@ async fn a_scan_does_not_flush_the_cache() {
 /// With many readers one takes long to come back: what was read ahead for it is still there,
 /// whatever was read meanwhile. After its first use it is treated like a block that was fetched.
 #[tokio::test]
-async fn what_was_read_ahead_stays_until_it_is_wanted() {
+async fn blocks_read_ahead_stay_until_they_are_requested() {
     let objects = objects(64 << 20);
     let described = |position| Block {
         stream: StreamId(1),
@@ -126,7 +126,7 @@ async fn what_was_read_ahead_stays_until_it_is_wanted() {
 /// Two readers, a third of the cache apart, with the cache full of other blocks: the second one
 /// finds what the first one fetched.
 #[tokio::test]
-async fn what_was_read_once_is_there_for_who_follows() {
+async fn blocks_read_once_stay_for_the_next_reader() {
     let objects = objects(64 << 20);
     for _ in 0..3 {
         for position in 0..64 {
@@ -195,7 +195,7 @@ async fn writing_and_reading_keep_to_the_rate() {
 
 /// Read-ahead leaves memory and bandwidth to others that could need it.
 #[tokio::test(start_paused = true)]
-async fn reading_ahead_takes_what_is_spare_only() {
+async fn read_ahead_uses_only_spare_memory_and_bandwidth() {
     let options =
         Options { late_read_bytes: 16 << 20, block_cache_bytes: 16 << 20, ..Options::default() };
     let objects = Objects::new(&store(), &options, Arc::default()).unwrap();
@@ -206,7 +206,7 @@ async fn reading_ahead_takes_what_is_spare_only() {
 
     let all = objects.core.room(13 << 20).await;
     let (done, under_way) = objects.fetch_ahead(&object, &blocks[..4]);
-    assert_eq!((done, under_way.len()), (0, 0), "others have the room");
+    assert_eq!((done, under_way.len()), (0, 0), "others have the permits");
     drop(all);
 
     let (done, under_way) = objects.fetch_ahead(&object, &blocks[..4]);
@@ -220,7 +220,7 @@ async fn reading_ahead_takes_what_is_spare_only() {
     let (_, under_way) = objects.fetch_ahead(&object, &blocks[..2]);
     futures::future::join_all(under_way).await;
     let (done, under_way) = objects.fetch_ahead(&object, &blocks[..2]);
-    assert_eq!((done, under_way.len()), (2, 0), "they are here");
+    assert_eq!((done, under_way.len()), (2, 0), "they are cached");
     objects.block(&object, &blocks[0]).await.unwrap();
     let stats = objects.read_stats();
     assert_eq!((stats.ahead_used_bytes, stats.ahead_unread_bytes), (1 << 20, 1 << 20));
@@ -234,7 +234,7 @@ async fn reading_ahead_takes_what_is_spare_only() {
 /// A reader that joins a fetch which fails retries once, together with the others: otherwise the
 /// last of many would wait for as many deadlines, one after the other.
 #[tokio::test]
-async fn many_readers_of_an_index_that_can_not_be_read_try_twice_together() {
+async fn many_readers_of_an_unreadable_index_retry_once_together() {
     let objects = objects(1 << 20);
     let object = written(&objects, StreamId(7), 1).await;
     objects.delete(&object.name).await.unwrap();
@@ -252,7 +252,7 @@ async fn many_readers_of_an_index_that_can_not_be_read_try_twice_together() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_read_is_counted() {
+async fn failed_reads_are_counted() {
     let objects = objects(1 << 20);
     let object = written(&objects, StreamId(7), 1).await;
     let store = objects.store(Cause::Upload);
@@ -265,14 +265,14 @@ async fn what_can_not_be_read_is_counted() {
         let budget = &mut Budget::new(1);
         let from = StreamOffset(0);
         let part = objects.fetch(&object, StreamId(7), from, budget, &mut None).await;
-        assert_eq!(part.is_ok(), at == 0, "no reader looks at the header");
+        assert_eq!(part.is_ok(), at == 0, "readers do not read the header");
         assert_eq!(objects.read_stats().failures, failures);
     }
 }
 
 /// There may be a hundred thousand streams in an object, and a thousand readers at as many objects.
 #[test]
-fn a_reader_keeps_of_an_index_what_is_its_streams() {
+fn a_reader_keeps_only_its_streams_part_of_an_index() {
     let block = |stream, position| Block {
         stream: StreamId(stream),
         start: StreamOffset(position),
@@ -295,5 +295,5 @@ fn a_reader_keeps_of_an_index_what_is_its_streams() {
     assert!(Arc::strong_count(&index) == 1 && blocks.index.len() == 2);
     let alone = Arc::new(vec![block(7, 0), block(7, 1)]);
     let blocks = StreamBlocks::new(alone.clone(), StreamId(7));
-    assert!(Arc::ptr_eq(&blocks.index, &alone), "nothing is copied where it is all the stream's");
+    assert!(Arc::ptr_eq(&blocks.index, &alone), "nothing is copied if all of it is the stream's");
 }
