@@ -1,9 +1,8 @@
-//! Which batches a topic takes, and as what: checked, with a header that is true, compressed as the
-//! topic wants it.
+//! Validates produced batches against the topic's settings and normalizes header and compression.
 //!
-//! The records of every batch are checked, as by Kafka's `LogValidator`: those of a compressed
-//! batch are decompressed for that. What the header says of them is an index that readers,
-//! retention and searches by time rely on, so it is never taken from the producer
+//! The records of every batch are checked, as Kafka's `LogValidator` does; a compressed batch is
+//! decompressed for this. The header's summary of the records is an index that readers, retention
+//! and searches by time rely on, so it is never taken from the producer
 //! (`docs/decisions/0016-compressed-batches-are-checked.md`).
 
 use bytes::Bytes;
@@ -15,18 +14,18 @@ use crate::partition::unix_time_ms;
 use crate::records::{self, NO_TIMESTAMP, Summary};
 use crate::server::Server;
 
-/// Records of one batch that are named when it is refused.
+/// The number of offending records that a rejection of one batch lists.
 const NAMED_RECORDS: usize = 100;
 
-/// Let a batch that a producer has sent in, or refuse it.
+/// Validates a batch that a producer has sent.
 ///
 /// # Returns
-/// It as it is to be appended, and its header. As nearly always nothing has to be changed, they are
-/// the very bytes that came.
+/// The batch as it is to be appended, and its header. In nearly all cases nothing has to change,
+/// and the bytes are those that were received.
 ///
 /// # Errors
-/// As [`batch::check_produced`], [`records::check_plain`]; and [`ApiError::RejectedRecords`] for
-/// the records that break the rules.
+/// Those of [`batch::check_produced`] and [`records::check_plain`]; [`ApiError::RejectedRecords`]
+/// if records violate the topic's settings.
 pub(crate) async fn admit(
     server: &Server,
     rules: AppendRules,
@@ -58,7 +57,7 @@ pub(crate) async fn admit(
         Some((codec, level)) if header.codec() != Some(codec) => {
             let max_bytes = rules.max_batch_bytes as usize;
             let compress = move || records::recompress(&batch, codec, level, max_bytes);
-            // Without the room that it had to grow: the log cache keeps what is let in.
+            // Without the spare capacity left from growing: the log cache keeps this memory.
             Bytes::from(server.look_into(compress).await?.into_boxed_slice())
         }
         _ => batch,
@@ -68,7 +67,7 @@ pub(crate) async fn admit(
     Ok((header, batch))
 }
 
-/// Whether a topic takes a record of this time.
+/// Whether the topic accepts a record with this timestamp.
 fn is_in_time(rules: AppendRules, now_ms: i64, timestamp_ms: i64) -> bool {
     rules.log_append_time
         || timestamp_ms == NO_TIMESTAMP
@@ -84,7 +83,7 @@ impl Summary {
     }
 }
 
-/// Which records of a batch break the rules, and how, in Kafka's words.
+/// Lists the records of a batch that violate the topic's settings, with Kafka's error texts.
 fn rejection(batch: &[u8], rules: AppendRules, now_ms: i64) -> Result<ApiError, ApiError> {
     let mut rejected = Vec::new();
     let mut first_is_time = None;

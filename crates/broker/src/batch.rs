@@ -1,14 +1,13 @@
-//! The record batch of Kafka's message format 2: its header, and what is checked of a batch that a
-//! producer sends.
+//! The record batch of Kafka's message format 2: its header, and the checks of a producer's batch.
 //!
-//! The records behind the header stay opaque bytes, compressed or not.
+//! The records after the header stay opaque bytes, compressed or not.
 
 use bytes::{Bytes, BytesMut};
 
 use crate::errors::ApiError;
 
-// Layout, big-endian. The CRC covers everything from the attributes to the end, so that base offset
-// and leader epoch can be set without computing it again.
+// Layout, big-endian. The CRC covers everything from the attributes to the end, so base offset and
+// leader epoch can be set without recomputing it.
 const BASE_OFFSET: usize = 0;
 const LENGTH: usize = BASE_OFFSET + 8;
 const LEADER_EPOCH: usize = LENGTH + 4;
@@ -22,11 +21,11 @@ const PRODUCER_ID: usize = MAX_TIMESTAMP + 8;
 const PRODUCER_EPOCH: usize = PRODUCER_ID + 8;
 const BASE_SEQUENCE: usize = PRODUCER_EPOCH + 2;
 const RECORD_COUNT: usize = BASE_SEQUENCE + 4;
-/// Length of a batch header; the records follow.
+/// The length of a batch header; the records follow it.
 pub(crate) const HEADER_BYTES: usize = RECORD_COUNT + 4;
 const _: () = assert!(HEADER_BYTES == 61);
 
-/// The length field counts what follows it.
+/// The bytes that the length field does not count: itself and the base offset.
 const UNCOUNTED_BYTES: usize = LEADER_EPOCH;
 
 const CODEC_MASK: i16 = 0b111;
@@ -34,7 +33,7 @@ const LOG_APPEND_TIME: i16 = 1 << 3;
 const TRANSACTIONAL: i16 = 1 << 4;
 const CONTROL: i16 = 1 << 5;
 
-/// How a batch's records are compressed.
+/// The compression codec of a batch's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Codec {
     None,
@@ -48,7 +47,7 @@ pub(crate) enum Codec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BatchHeader {
     pub(crate) base_offset: i64,
-    /// Bytes of the whole batch, from its base offset on.
+    /// The length of the whole batch in bytes, including base offset and length field.
     pub(crate) len_bytes: usize,
     pub(crate) magic: i8,
     pub(crate) crc: u32,
@@ -63,8 +62,8 @@ pub(crate) struct BatchHeader {
 }
 
 impl BatchHeader {
-    /// Read the header at the start of `bytes`. `None` when there are too few bytes for one, or the
-    /// length field is smaller than a header.
+    /// Parses the header at the start of `bytes`. `None` if there are too few bytes for a header,
+    /// or if the length field is smaller than a header.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         fn at<const N: usize>(header: &[u8; HEADER_BYTES], from: usize) -> [u8; N] {
             std::array::from_fn(|i| header[from + i])
@@ -91,7 +90,7 @@ impl BatchHeader {
         })
     }
 
-    /// `None` for a codec that Kafka does not define.
+    /// The compression codec; `None` for one that Kafka does not define.
     pub(crate) fn codec(&self) -> Option<Codec> {
         match self.attributes & CODEC_MASK {
             0 => Some(Codec::None),
@@ -103,42 +102,42 @@ impl BatchHeader {
         }
     }
 
-    /// All records carry the time at which the server appended them: the header's greatest
-    /// timestamp.
+    /// Whether all records carry the time at which the server appended them, which is the header's
+    /// greatest timestamp.
     pub(crate) fn is_log_append_time(&self) -> bool {
         self.attributes & LOG_APPEND_TIME != 0
     }
 
-    /// The batch carries a producer id and sequence numbers.
+    /// Whether the batch carries a producer ID and sequence numbers.
     pub(crate) fn is_idempotent(&self) -> bool {
         self.producer_id >= 0
     }
 
-    /// The batch is part of its producer's transaction.
+    /// Whether the batch is part of its producer's transaction.
     pub(crate) fn is_transactional(&self) -> bool {
         self.attributes & TRANSACTIONAL != 0
     }
 
-    /// The batch is the server's own: it ends a transaction.
+    /// Whether the batch is a control batch: written by the server to end a transaction.
     pub(crate) fn is_control(&self) -> bool {
         self.attributes & CONTROL != 0
     }
 
-    /// Offsets that the batch takes.
+    /// The number of offsets that the batch covers.
     pub(crate) fn offsets(&self) -> u32 {
         self.last_offset_delta.unsigned_abs() + 1
     }
 }
 
-/// Check the record set that a producer sent for one partition: exactly one intact batch, written
-/// by a client. Kafka's rules, from `ProduceRequest.validateRecords`,
+/// Checks the record set that a producer sent for one partition: exactly one intact batch that a
+/// client may write. The rules are those of Kafka's `ProduceRequest.validateRecords`,
 /// `UnifiedLog.analyzeAndValidateRecords` and `LogValidator.validateBatch`.
 ///
-/// The records behind the header are not examined here; see [`crate::admission`].
+/// The records after the header are not examined here; see [`crate::admission`].
 ///
 /// # Errors
-/// As those name them: a damaged batch is corrupt, a batch that a client may not send is an invalid
-/// record. So is one that is cut off, in which Kafka 4.4 finds no batch.
+/// The errors of these methods: a damaged batch is corrupt, a batch that a client may not send is
+/// an invalid record. A truncated batch is an invalid record too; Kafka 4.4 finds no batch in it.
 pub(crate) fn check_produced(
     records: &[u8],
     version: i16,
@@ -148,7 +147,8 @@ pub(crate) fn check_produced(
     if records.is_empty() {
         return invalid("a produce request must hold one record batch for each partition".into());
     }
-    // Older formats have their magic at the same place and are shorter than a header of format 2.
+    // Older formats have their magic byte at the same position and are shorter than a header of
+    // format 2.
     if let Some(&magic) = records.get(MAGIC)
         && magic != 2
     {
@@ -238,25 +238,26 @@ pub(crate) fn check_produced(
     Ok(header)
 }
 
-/// A batch that is to be changed: as it is, if nobody else has its bytes, or else a copy.
+/// Makes a batch mutable: in place if there is no other reference to its bytes, else as a copy.
 pub(crate) fn into_mut(batch: Bytes) -> BytesMut {
     batch.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]))
 }
 
-/// Give a batch its place in the log. Both fields lie before what the CRC covers.
+/// Sets a batch's base offset and leader epoch. Both fields lie before the part that the CRC
+/// covers.
 pub(crate) fn place(batch: &mut [u8], base_offset: u64, leader_epoch: i32) {
     batch[BASE_OFFSET..BASE_OFFSET + 8].copy_from_slice(&base_offset.to_be_bytes());
     batch[LEADER_EPOCH..LEADER_EPOCH + 4].copy_from_slice(&leader_epoch.to_be_bytes());
 }
 
-/// Mark a batch as appended at `now_ms`, for all its records, and compute its CRC again.
+/// Sets the time of append of all records of a batch to `now_ms`, and recomputes the CRC.
 pub(crate) fn set_log_append_time(batch: &mut [u8], now_ms: i64) {
     batch[ATTRIBUTES + 1] |= LOG_APPEND_TIME as u8;
     set_max_timestamp(batch, now_ms);
 }
 
-/// Say which codec compresses what is behind the header, and set the length to what there is.
-/// Computes the CRC again.
+/// Sets the codec of the bytes after the header, sets the length field to the length of the slice,
+/// and recomputes the CRC.
 pub(crate) fn set_codec(batch: &mut [u8], codec: Codec) {
     let bits = match codec {
         Codec::None => 0,
@@ -271,7 +272,7 @@ pub(crate) fn set_codec(batch: &mut [u8], codec: Codec) {
     set_crc(batch);
 }
 
-/// Set the greatest timestamp, and compute the CRC again.
+/// Sets the greatest timestamp, and recomputes the CRC.
 pub(crate) fn set_max_timestamp(batch: &mut [u8], max_timestamp_ms: i64) {
     batch[MAX_TIMESTAMP..MAX_TIMESTAMP + 8].copy_from_slice(&max_timestamp_ms.to_be_bytes());
     set_crc(batch);
@@ -282,13 +283,13 @@ fn set_crc(batch: &mut [u8]) {
     batch[CRC..CRC + 4].copy_from_slice(&crc.to_be_bytes());
 }
 
-/// The header of a batch that the server has put together. It has no producer, and no leader's
-/// epoch but the one there is.
+/// The header of a batch that the server assembles. It has no producer, and the only leader epoch
+/// that there is.
 pub(crate) struct Assembled {
     pub(crate) base_offset: u64,
     pub(crate) last_offset_delta: i32,
     pub(crate) codec: Codec,
-    /// All records carry the greatest timestamp.
+    /// Whether all records carry the greatest timestamp.
     pub(crate) is_log_append_time: bool,
     pub(crate) base_timestamp_ms: i64,
     pub(crate) max_timestamp_ms: i64,
@@ -296,7 +297,7 @@ pub(crate) struct Assembled {
 }
 
 impl Assembled {
-    /// The batch, of which `records` are compressed as the header says.
+    /// Builds the batch; `records` are compressed with the header's codec.
     pub(crate) fn batch(&self, records: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; HEADER_BYTES];
         bytes.extend_from_slice(records);
@@ -318,11 +319,11 @@ impl Assembled {
     }
 }
 
-/// The greatest number of offsets that one batch covers.
+/// The greatest number of offsets that one batch can cover.
 pub(crate) const MOST_OFFSETS: u64 = 1 << 31;
 
-/// A batch without records that covers `count` offsets, at least one and at most
-/// [`MOST_OFFSETS`]. Kafka's log compaction leaves such batches; clients continue at their end.
+/// Builds a batch without records that covers `count` offsets, from 1 to [`MOST_OFFSETS`]. Kafka's
+/// log compaction leaves such batches; clients continue at their end.
 pub(crate) fn without_records(base_offset: u64, count: u64) -> Vec<u8> {
     let header = Assembled {
         base_offset,
@@ -338,17 +339,17 @@ pub(crate) fn without_records(base_offset: u64, count: u64) -> Vec<u8> {
     bytes
 }
 
-/// What a control batch tells about its producer's transaction.
+/// The outcome of a transaction that a control batch records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Abort,
     Commit,
 }
 
-/// The one record of a control batch. Key: version and type, value: version and the coordinator's
-/// epoch (`ControlRecordType` and `EndTransactionMarker` of Kafka).
+/// The only record of a control batch. Key: version and type; value: version and coordinator epoch
+/// (Kafka's `ControlRecordType` and `EndTransactionMarker`).
 const MARKER_RECORD: [u8; 17] = [
-    32, // Length of what follows, as a zigzag varint; so are the others.
+    32, // Length of what follows, as a zigzag varint, like the other lengths.
     0,  // Attributes.
     0,  // Timestamp delta.
     0,  // Offset delta.
@@ -358,7 +359,7 @@ const MARKER_RECORD: [u8; 17] = [
 ];
 const MARKER_TYPE: usize = HEADER_BYTES + 8;
 
-/// The control batch that ends a transaction, at offset 0.
+/// Builds the control batch that ends a transaction, at offset 0.
 pub(crate) fn marker(
     producer_id: i64,
     producer_epoch: i16,
@@ -381,20 +382,20 @@ pub(crate) fn marker(
     bytes
 }
 
-/// Why recovery has written a marker, in place of one that is lost.
+/// Why recovery wrote a marker in place of a lost one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mended {
-    /// As was decided.
+    /// The outcome that the coordinator had decided.
     Decided,
-    /// It is not known how the transaction was decided; it is aborted.
+    /// The coordinator's decision is unknown; the transaction is aborted.
     Unknown,
 }
 
-/// A marker says so where Kafka has the epoch of its coordinator, in which no client looks: below
-/// all epochs.
+/// The position of the coordinator epoch, which no client examines. Values below all epochs mark a
+/// marker that recovery wrote.
 const COORDINATOR_EPOCH: usize = HEADER_BYTES + 12;
 
-/// Say that a marker was written by recovery.
+/// Marks a marker as written by recovery.
 pub(crate) fn set_mended(marker: &mut [u8], mended: Mended) {
     let epoch: i32 = match mended {
         Mended::Decided => -1,
@@ -404,7 +405,7 @@ pub(crate) fn set_mended(marker: &mut [u8], mended: Mended) {
     set_crc(marker);
 }
 
-/// Whether recovery has written a marker, and why.
+/// Why recovery wrote this marker; `None` if recovery did not write it.
 pub(crate) fn mended(marker: &[u8]) -> Option<Mended> {
     let epoch = marker.get(COORDINATOR_EPOCH..COORDINATOR_EPOCH + 4)?;
     match i32::from_be_bytes(epoch.try_into().ok()?) {
@@ -414,7 +415,7 @@ pub(crate) fn mended(marker: &[u8]) -> Option<Mended> {
     }
 }
 
-/// What a control batch of [`marker`] says; `None` of other control batches.
+/// The outcome in a control batch built by [`marker`]; `None` for other control batches.
 pub(crate) fn outcome(batch: &[u8]) -> Option<Outcome> {
     match batch.get(HEADER_BYTES + 5..=MARKER_TYPE)? {
         [0, 0, 0, 0] => Some(Outcome::Abort),
@@ -431,8 +432,8 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A batch as a producer encodes it: `(producer id, epoch, base sequence)`, and the timestamps
-    /// of its records.
+    /// Encodes a batch as a producer does: `(producer ID, epoch, base sequence)`, and the
+    /// timestamps of its records.
     pub(crate) fn encode(
         compression: Compression,
         producer: (i64, i16, i32),
@@ -471,12 +472,12 @@ pub(crate) mod tests {
         encode(Compression::None, (-1, -1, -1), timestamps_ms)
     }
 
-    /// The batch as part of its producer's transaction.
+    /// Marks the batch as part of its producer's transaction.
     pub(crate) fn transactional(batch: &Bytes) -> Bytes {
         edited(batch, |b| b[ATTRIBUTES + 1] |= TRANSACTIONAL as u8).into()
     }
 
-    /// Change a field and make the CRC fit again.
+    /// Changes a field and recomputes the CRC.
     fn edited(batch: &Bytes, edit: impl FnOnce(&mut [u8])) -> Vec<u8> {
         let mut bytes = batch.to_vec();
         edit(&mut bytes);

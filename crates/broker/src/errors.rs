@@ -1,4 +1,4 @@
-//! What can go wrong with a request, and the one place where that becomes a Kafka error code.
+//! The errors of requests, and their mapping to Kafka's error codes.
 
 use alluvium_stream::{AppendError, CatalogError, FetchError, StoreError, StreamOffset};
 use kafka_protocol::error::ResponseError;
@@ -6,8 +6,8 @@ use kafka_protocol::protocol::StrBytes;
 
 use crate::security::ResourceType;
 
-/// Why a request, or its part for one topic or partition, is refused. The text is for people and
-/// goes into the response's error message where the protocol has one.
+/// Why a request, or its part for one topic or partition, fails. The text is for people; it goes
+/// into the response's error message where the protocol has one.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApiError {
     #[error("the topic or partition does not exist")]
@@ -47,9 +47,9 @@ pub(crate) enum ApiError {
         if *times { "invalid timestamp" } else { "records without a key in a compacted topic" }
     )]
     RejectedRecords {
-        /// For the times that they carry; else for their keys.
+        /// Whether the timestamps are invalid; else keys are missing.
         times: bool,
-        /// Some of them: number within the batch, and reason.
+        /// Some of the rejected records: index in the batch, and reason.
         records: Vec<(i32, String)>,
     },
     #[error("a batch of {len_bytes} bytes exceeds the limit of {max_bytes}")]
@@ -100,7 +100,7 @@ pub(crate) enum ApiError {
     Unauthorized(ResourceType),
     #[error("No Authorizer is configured.")]
     NoAuthorizer,
-    /// No repetition brings the records back.
+    /// Records are lost: a retry cannot succeed.
     #[error("the records are lost: {0}")]
     Lost(String),
     #[error("storage: {0}")]
@@ -110,7 +110,7 @@ pub(crate) enum ApiError {
 }
 
 impl ApiError {
-    /// The error as Kafka names it.
+    /// Kafka's error for this one.
     pub(crate) fn kind(&self) -> ResponseError {
         use ResponseError as E;
         match self {
@@ -160,8 +160,8 @@ impl ApiError {
                 ResourceType::Cluster | ResourceType::User => E::ClusterAuthorizationFailed,
             },
             Self::NoAuthorizer => E::SecurityDisabled,
-            // The one code of a Fetch that ends the read in the clients: they repeat
-            // KAFKA_STORAGE_ERROR silently and for ever.
+            // The only code of a Fetch at which clients stop reading: they retry
+            // KAFKA_STORAGE_ERROR silently and forever.
             Self::Lost(_) => E::CorruptMessage,
             Self::Storage(_) => E::KafkaStorageError,
             Self::Internal(_) => E::UnknownServerError,
@@ -182,10 +182,10 @@ impl ApiError {
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         match error {
-            // The one who writes to the stream now leads the partition.
+            // The writer that fenced this one now leads the partition.
             StoreError::Fenced { .. } => Self::NotLeader(error.to_string()),
             StoreError::Object(lost) if lost.is_loss() => Self::Lost(lost.to_string()),
-            // Not an error that clients repeat until their time is over, and then do not tell.
+            // Not a code that clients retry until their timeout without reporting the reason.
             StoreError::Catalog(CatalogError::Full(_)) => Self::PolicyViolation(error.to_string()),
             error => Self::Storage(error.to_string()),
         }
@@ -195,8 +195,8 @@ impl From<StoreError> for ApiError {
 impl From<AppendError> for ApiError {
     fn from(error: AppendError) -> Self {
         match error {
-            // Whoever appends waits for room instead; what reaches the client is that the wait was
-            // too long.
+            // Appends wait for free space, so this reaches the client only after the wait has timed
+            // out.
             AppendError::Full => Self::TimedOut,
             AppendError::TooLarge { len_bytes, max_bytes } => {
                 Self::BatchTooLarge { len_bytes, max_bytes }

@@ -1,5 +1,4 @@
-//! One partition: a stream whose batches are Kafka record batches, and the producers that write to
-//! it.
+//! A partition: a stream whose batches are Kafka record batches, and the state of its producers.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -23,57 +22,57 @@ use crate::producer_state::{
     Aborted, ActiveProducer, BadCheckpoint, Counted, ProducerStates, Totals, Verdict,
 };
 
-/// One server leads all partitions, for ever: there is one leader epoch.
+/// The only leader epoch: one server leads all partitions permanently.
 pub(crate) const LEADER_EPOCH: i32 = 0;
 
-/// A partition's leader is the writer of its stream.
+/// The epoch of a partition's stream writer, which is the partition's leader.
 pub(crate) const WRITER_EPOCH: StreamEpoch = StreamEpoch(LEADER_EPOCH.unsigned_abs() as u64);
 
-/// One partition of a topic.
+/// A partition of a topic.
 pub(crate) struct Partition {
     pub(crate) stream: StreamWriter,
-    /// Held from the check of a batch's sequence until the batch is in line, so that offsets and
-    /// sequences have one order.
+    /// Locked from the check of a batch's sequence until the batch is appended, so that offsets and
+    /// sequences have the same order.
     producers: Mutex<Counted>,
-    /// Whether any transaction is open, or has ended by a marker that may not be durable: changed
-    /// under the producers' lock, before the batch that makes it true is in line. So readers
-    /// without transactions need not take that lock.
+    /// Whether a transaction is open, or was ended by a marker that may not be durable. Changed
+    /// under the producers' lock, before the batch that makes it true is appended. Readers of a
+    /// partition without transactions therefore do not take that lock.
     unstable: AtomicBool,
-    /// Aborted transactions were forgotten that have ended before it, none that have ended behind
-    /// it: changed under the producers' lock.
+    /// All aborted transactions that were dropped from memory ended below this offset. Changed
+    /// under the producers' lock.
     forgotten_end: AtomicU64,
-    /// Batches since the last look that would have begun a transaction too many.
+    /// Batches refused since the last sweep because of the limit on transactions.
     refused_transactions: AtomicU64,
     totals: Arc<Totals>,
-    /// Whether recovery has found that records are lost.
+    /// Whether recovery found that records are lost.
     has_lost: bool,
-    /// Markers that recovery has written in place of lost ones.
+    /// The markers that recovery wrote in place of lost ones.
     mended: Vec<(Mended, Outcome)>,
     started: Instant,
-    /// The wall clock then.
+    /// The wall clock at `started`.
     started_ms: i64,
 }
 
-/// What a reader has to know from before it reads.
+/// The state that a reader captures before it reads.
 #[derive(Clone, Copy)]
 pub(crate) struct Before {
-    /// Kafka's last stable offset. What lies below it stays what it is.
+    /// Kafka's last stable offset. Everything below it is immutable.
     pub(crate) stable_end: StreamOffset,
-    /// Aborted transactions were forgotten up to here.
+    /// Aborted transactions that ended below this offset may have been dropped from memory.
     forgotten_end: u64,
 }
 
-/// Why a batch was not put in line.
+/// Why a batch was not appended.
 pub(crate) enum NotAdmitted {
-    /// There is no room, see [`Store::room`].
+    /// No free space, see [`Store::room`].
     Full,
     Refused(ApiError),
 }
 
-/// A batch in line, or found to be there already: what is known before it is durable.
+/// A batch that is appended, or found to be a duplicate: what is known before it is durable.
 pub(crate) struct Appended {
     pub(crate) base_offset: StreamOffset,
-    /// The time that all its records carry; -1 when each carries its producer's.
+    /// The time of append that all records carry; -1 if each carries its producer's timestamp.
     pub(crate) log_append_time_ms: i64,
     wait: Wait,
 }
@@ -83,12 +82,13 @@ enum Wait {
         append: Append,
         records: u32,
     },
-    /// A repetition: the batch that was appended first must be durable up to here.
+    /// A duplicate: the stream must be durable up to here, the end of the batch that was appended
+    /// first.
     Until(StreamOffset),
 }
 
 impl Appended {
-    /// The records that were put in line; `None` for a repetition.
+    /// The number of records that were appended; `None` for a duplicate.
     pub(crate) fn new_records(&self) -> Option<u32> {
         match self.wait {
             Wait::ForAppend { records, .. } => Some(records),
@@ -107,11 +107,11 @@ impl From<AppendError> for NotAdmitted {
 }
 
 impl Partition {
-    /// Rebuild the producers' state from the stream's checkpoint and the batches after it.
-    /// Everything before `clean_end` was compacted by key. What is remembered counts in `totals`.
+    /// Rebuilds the producers' state from the stream's checkpoint and the batches after it.
+    /// Everything before `clean_end` was log-compacted. The state counts in `totals`.
     ///
     /// # Errors
-    /// A checkpoint that cannot be read.
+    /// The checkpoint cannot be read.
     pub(crate) fn open(
         stream: StreamWriter,
         clean_end: StreamOffset,
@@ -143,7 +143,7 @@ impl Partition {
         })
     }
 
-    /// A clock that does not go back, in milliseconds since the Unix epoch.
+    /// A monotonic clock, in milliseconds since the Unix epoch.
     fn now_ms(&self) -> i64 {
         let elapsed_ms = i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX);
         self.started_ms.saturating_add(elapsed_ms)
@@ -159,10 +159,10 @@ impl Partition {
         kafka_offset(self.stream.durable_end())
     }
 
-    /// Kafka's last stable offset: below it, and only there, each record's transaction is known to
-    /// be committed or aborted (`docs/transactions.md`).
+    /// Kafka's last stable offset: the offset below which each record's transaction is known to be
+    /// committed or aborted (`docs/transactions.md`).
     pub(crate) fn stable_end(&self) -> StreamOffset {
-        // Before the flag: a transactional batch that is durable by now has set it.
+        // Read before the flag: a transactional batch that is durable by now has set the flag.
         let durable_end = self.stream.durable_end();
         if !self.unstable.load(Ordering::SeqCst) {
             return durable_end;
@@ -175,15 +175,15 @@ impl Partition {
         stable_end.max(self.stream.start_offset())
     }
 
-    /// What a reader of committed records notes before it reads.
+    /// The state that a reader of committed records captures before it reads.
     pub(crate) fn before_reading(&self) -> Before {
         let forgotten_end = self.forgotten_end.load(Ordering::SeqCst);
         Before { stable_end: self.stable_end(), forgotten_end }
     }
 
     /// The aborted transactions with records among `batches`, which were read from `from` on, after
-    /// `before` was noted. `None` if some were forgotten since that may be among them: what is read
-    /// now has nothing of those any more.
+    /// `before` was captured. `None` if transactions that may be among them were dropped since: a
+    /// new read finds no records of these.
     pub(crate) fn aborted_among(
         &self,
         from: StreamOffset,
@@ -199,28 +199,28 @@ impl Partition {
         are_known.then(|| producers.aborted_among(from, batches))
     }
 
-    /// The aborted transactions that begin before `to`, as far as there may be anything of them.
+    /// The aborted transactions that begin before `to`, as far as records of them may exist.
     pub(crate) fn aborted_before(&self, to: StreamOffset) -> Vec<Aborted> {
         self.producers.lock().aborted_in(0, to.0)
     }
 
-    /// Everything before `end` was compacted: what is read from now on has nothing of transactions
-    /// that were aborted before it. They are forgotten (`docs/log-compaction.md`).
+    /// Records that everything before `end` is log-compacted. Later reads find no records of
+    /// transactions that were aborted before it, so these are dropped (`docs/log-compaction.md`).
     pub(crate) fn compacted(&self, end: StreamOffset) {
         self.forget_aborted(&mut self.producers.lock(), end);
         self.stream.settle(end);
     }
 
-    /// Records have gone, and with them what is remembered of aborted transactions.
+    /// Drops the aborted transactions whose records are deleted.
     pub(crate) fn trimmed(&self) {
         self.forget_aborted(&mut self.producers.lock(), self.stream.start_offset());
     }
 
-    /// Forget what nobody needs any more: of a quiet partition nothing else does.
+    /// Drops state that is not needed any more. In an idle partition nothing else does.
     ///
     /// # Returns
-    /// Batches since the last time that were refused since too many aborted transactions are
-    /// remembered.
+    /// The number of batches refused since the last call because too many aborted transactions are
+    /// tracked.
     pub(crate) fn sweep(&self) -> u64 {
         self.trimmed();
         let now_ms = self.now_ms();
@@ -234,47 +234,47 @@ impl Partition {
         }
     }
 
-    /// Aborted transactions that are remembered.
+    /// The number of aborted transactions that are tracked.
     #[cfg(test)]
     pub(crate) fn aborted_transactions(&self) -> usize {
         self.aborted_before(StreamOffset(u64::MAX)).len()
     }
 
-    /// Transactions of which it is remembered that their markers may not be durable.
+    /// The number of tracked transactions whose markers may not be durable.
     #[cfg(test)]
     pub(crate) fn ending_transactions(&self) -> usize {
         self.producers.lock().ending()
     }
 
-    /// Whether recovery has found that records are lost.
+    /// Whether recovery found that records are lost.
     pub(crate) fn has_lost(&self) -> bool {
         self.has_lost
     }
 
-    /// Markers that recovery has written in place of lost ones, which are not uploaded yet.
+    /// The markers that recovery wrote in place of lost ones and that are not uploaded yet.
     pub(crate) fn mended(&self) -> &[(Mended, Outcome)] {
         &self.mended
     }
 
-    /// Where the records of the producer's open transaction lie, all of them.
+    /// The offset range that contains all records of the producer's open transaction.
     pub(crate) fn transaction_span(&self, producer_id: i64) -> Option<Range<u64>> {
         let producers = self.producers.lock();
         let first = producers.open_transaction(producer_id)?;
         Some(first..self.stream.next_offset().0)
     }
 
-    /// The open transactions: producer id, epoch, and first offset.
+    /// The open transactions: producer ID, epoch and first offset.
     pub(crate) fn open_transactions(&self) -> Vec<(i64, i16, u64)> {
         let producers = self.producers.lock();
         producers.open_transactions().map(|(id, epoch, first, _)| (id, epoch, first)).collect()
     }
 
-    /// The epoch in which it knows this producer.
+    /// The producer's last epoch in this partition; `None` if the producer is unknown.
     pub(crate) fn producer_epoch(&self, producer_id: i64) -> Option<i16> {
         self.producers.lock().epoch(producer_id)
     }
 
-    /// The epochs in which it knows those of these producers that it knows.
+    /// The last epochs of those of these producers that are known.
     pub(crate) fn producer_epochs(&self, of: &HashSet<i64>) -> Vec<(i64, i16)> {
         let producers = self.producers.lock();
         let epoch = |id: &i64| Some((*id, producers.epoch(*id)?));
@@ -286,15 +286,15 @@ impl Partition {
         self.producers.lock().active()
     }
 
-    /// Whether it remembers this producer.
+    /// Whether this producer is known.
     pub(crate) fn knows_producer(&self, producer_id: i64) -> bool {
         self.producers.lock().epoch(producer_id).is_some()
     }
 
-    /// Put the marker in line that ends a producer's transaction.
+    /// Appends the marker that ends a producer's transaction.
     ///
     /// # Errors
-    /// No room, failed storage, a deleted partition; nothing has changed.
+    /// No free space, failed storage, a deleted partition; nothing has changed.
     pub(crate) fn append_marker(
         &self,
         producer_id: i64,
@@ -304,11 +304,11 @@ impl Partition {
         self.append_marker_to(&mut self.producers.lock(), producer_id, epoch, outcome)
     }
 
-    /// The same for a marker that is not the coordinator's.
+    /// Appends a marker that does not come from this server's coordinator.
     ///
     /// # Errors
-    /// Besides these, INVALID_PRODUCER_EPOCH: the producer has come with a newer epoch since;
-    /// INVALID_REQUEST: there can be no such producer.
+    /// Those of [`Self::append_marker`]; INVALID_PRODUCER_EPOCH if the producer has a newer epoch;
+    /// INVALID_REQUEST if there cannot be such a producer.
     pub(crate) fn append_foreign_marker(
         &self,
         producer_id: i64,
@@ -355,11 +355,11 @@ impl Partition {
         Ok(append)
     }
 
-    /// Whether there is room to remember one more transaction, should it be aborted.
+    /// Checks that one more transaction can be tracked in case it is aborted.
     ///
     /// # Errors
-    /// TRANSACTION_ABORTABLE. There is none before old records go, which takes longer than any
-    /// client tries again, or for ever if nothing lets them go.
+    /// TRANSACTION_ABORTABLE. Space is freed only when old records are deleted or compacted, which
+    /// takes longer than any client retries, or never happens.
     fn check_room(&self, producers: &mut Counted) -> Result<(), ApiError> {
         if producers.has_room_for_transaction() {
             return Ok(());
@@ -376,7 +376,7 @@ impl Partition {
         })
     }
 
-    /// Check a client's idea of the leader epoch; -1 asks for no check.
+    /// Checks the leader epoch that a client sent; -1 requests no check.
     pub(crate) fn check_leader_epoch(&self, epoch: i32) -> Result<(), ApiError> {
         match epoch {
             -1 | LEADER_EPOCH => Ok(()),
@@ -385,19 +385,20 @@ impl Partition {
         }
     }
 
-    /// Put a batch in line that [`batch::check_produced`] has let pass; `header` is its header.
-    /// Waits while there is no room, until `deadline`; once in line, the batch will become durable
-    /// whether or not anybody waits for it.
+    /// Appends a batch that passed [`batch::check_produced`]; `header` is its header. Waits for
+    /// free space until `deadline`. An appended batch becomes durable whether or not a caller waits
+    /// for it.
     ///
-    /// In line are the very bytes of `records` if nobody else has them, or else a copy. The log
-    /// cache keeps their memory and counts their length, so the caller sees to it that there is
-    /// nothing else in it.
+    /// The memory of `records` itself is appended if there is no other reference to it, else a
+    /// copy. The log cache keeps this memory and counts the batch's length, so the caller ensures
+    /// that it holds nothing else.
     ///
-    /// Each attempt asks `admit` first and holds what it gives until the batch is in line.
+    /// Each attempt calls `admit` first and holds its result until the batch is appended.
     ///
     /// # Errors
-    /// What `admit` or [`ProducerStates::check`] refuses, TRANSACTION_ABORTABLE for a transaction
-    /// too many, [`ApiError::TimedOut`] without room, failed storage.
+    /// The errors of `admit` and [`ProducerStates::check`], TRANSACTION_ABORTABLE if too many
+    /// transactions are tracked, [`ApiError::TimedOut`] if there is no free space in time, failed
+    /// storage.
     pub(crate) async fn append<G>(
         &self,
         store: &Store,
@@ -427,7 +428,7 @@ impl Partition {
         }
     }
 
-    /// One attempt. An error leaves everything unchanged, but for the batch's offset.
+    /// Makes one attempt to append. An error leaves everything unchanged except the batch's offset.
     fn try_append(
         &self,
         header: &BatchHeader,
@@ -465,7 +466,7 @@ impl Partition {
             payload: payload.clone(),
         });
         let append = appended.inspect_err(|_| {
-            // For the next attempt. Who has refused it has not kept it, so this copies nothing.
+            // For the next attempt. The refused append kept no reference, so this does not copy.
             *batch = batch::into_mut(payload);
             if was_stable {
                 self.unstable.store(false, Ordering::SeqCst);
@@ -480,9 +481,8 @@ impl Partition {
         })
     }
 
-    /// Wait until a batch is durable, with everything before it, however long that takes: it is in
-    /// line, so a client that was told of a timeout and sent it once more would have it in the log
-    /// twice.
+    /// Waits until a batch and everything before it is durable, however long that takes: it is
+    /// appended, so a client that got a timeout and retried would have it in the log twice.
     ///
     /// # Errors
     /// Failed storage.
@@ -509,12 +509,12 @@ impl Partition {
     }
 }
 
-/// An offset on the wire. A partition of 2^63 records does not exist.
+/// An offset as sent on the wire. No partition reaches 2^63 records.
 pub(crate) fn kafka_offset(offset: StreamOffset) -> i64 {
     i64::try_from(offset.0).expect("offsets are below 2^63")
 }
 
-/// The wall clock, as record timestamps use it.
+/// The wall clock in the unit of record timestamps.
 pub(crate) fn unix_time_ms() -> i64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since_epoch.as_millis()).unwrap_or(i64::MAX)

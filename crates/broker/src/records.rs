@@ -1,9 +1,9 @@
-//! The records inside a batch: the only place that looks behind a batch's header.
+//! The records inside a batch: the only module that reads past a batch's header.
 //!
-//! Batches come from clients, so nothing in them is believed: records are streamed through a
-//! decompressor that is cut off, never collected.
+//! Batches come from clients, so no field in them is trusted: records are streamed through a
+//! decompressor with a limit, never collected.
 //!
-//! A producer's records are all checked: by [`check_plain`] when they are not compressed, else by
+//! All records of a producer are checked: uncompressed ones by [`check_plain`], others by
 //! [`small_summary`] or [`summary`].
 
 use std::cell::RefCell;
@@ -16,37 +16,37 @@ use decompress::{Scratch, SnappyBlocks, decompress};
 
 mod decompress;
 
-/// From here on zstd looks for repetitions in more than a batch usually has: at level 22 with
-/// tables of 700 MiB. Those for a window of 2 MiB have 20 MiB.
+/// The last level at which zstd's window is no larger than a usual batch. Level 22 uses tables of
+/// 700 MiB; with a window of 2 MiB they have 20 MiB.
 const ZSTD_LAST_SMALL_LEVEL: i32 = 9;
 const ZSTD_WINDOW_LOG: u32 = 21;
 
-/// Records of a batch that are decompressed on a thread that serves: in less than a millisecond, by
-/// the slowest codec.
+/// The decompressed size up to which a batch is decompressed on a serving thread: it takes less
+/// than a millisecond with the slowest codec.
 const SMALL_BYTES: usize = 256 << 10;
 
-/// Records of a batch that are decompressed into memory to be checked; more are streamed, which
-/// takes up to twice as long.
+/// The decompressed size up to which a batch is decompressed into memory to be checked. Larger ones
+/// are streamed, which takes up to twice as long.
 const AT_ONCE_BYTES: usize = 8 << 20;
 
-/// What a record without a timestamp has.
+/// The timestamp of a record without one.
 pub(crate) const NO_TIMESTAMP: i64 = -1;
 
-/// A record's place.
+/// A record's offset and timestamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) offset: u64,
     pub(crate) timestamp_ms: i64,
 }
 
-/// What the rules of topics are about.
+/// The properties of a batch's records that topic settings restrict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Summary {
     /// The greatest timestamp; [`NO_TIMESTAMP`] if no record has one.
     pub(crate) max_timestamp_ms: i64,
-    /// The smallest of those that have one; `None` if none has.
+    /// The smallest timestamp of the records that have one; `None` if none has.
     pub(crate) min_timestamp_ms: Option<i64>,
-    /// A record has no key.
+    /// Whether any record has no key.
     pub(crate) lacks_keys: bool,
 }
 
@@ -64,11 +64,11 @@ impl Summary {
     }
 }
 
-/// The first record of `batch` from offset `from` on whose timestamp is at least `timestamp_ms`.
-/// `None` if there is none although the header's greatest timestamp promised one.
+/// Finds the first record of `batch` at or after offset `from` whose timestamp is at least
+/// `timestamp_ms`. `None` if there is none, although the header's greatest timestamp announced one.
 ///
 /// # Errors
-/// [`ApiError::CorruptBatch`] when the records cannot be read.
+/// [`ApiError::CorruptBatch`] if the records cannot be read.
 pub(crate) fn first_at_or_after(
     batch: &[u8],
     from: u64,
@@ -96,16 +96,16 @@ pub(crate) fn first_at_or_after(
     Ok(None)
 }
 
-/// Check the records of a batch that is not compressed, of which the part behind the header is
-/// `body`: exactly as many as the header says, each of them filled exactly by its fields, with the
-/// offset deltas 0, 1, 2 and so on. What they say, whatever the header does. One pass, without
-/// allocating.
+/// Checks the uncompressed records in `body`, the part of a batch after its header: their number
+/// must be the header's, each must be filled exactly by its fields, and the offset deltas must be
+/// 0, 1, 2 and so on. The summary comes from the records, not from the header. It takes one pass
+/// and does not allocate.
 ///
-/// Kafka checks the same but for the deltas, which it lets pass: a reader would find other offsets
-/// than the log has given.
+/// Kafka makes the same checks except that of the deltas. With other deltas a reader would find
+/// other offsets than those that the log assigned.
 ///
 /// # Errors
-/// [`ApiError::InvalidRecord`] with the first thing that is wrong, as Kafka.
+/// [`ApiError::InvalidRecord`] with the first violation, as Kafka.
 pub(crate) fn check_plain(header: &BatchHeader, mut body: &[u8]) -> Result<Summary, ApiError> {
     let count = header.record_count;
     let mut summary = Summary::EMPTY;
@@ -131,8 +131,8 @@ fn bad_record(index: i32, count: i32, error: &io::Error) -> ApiError {
     ApiError::InvalidRecord(format!("record {index} of a batch of {count}: {reason}"))
 }
 
-/// Check the record at the start of `body`, and take it off; its timestamp delta, and whether it
-/// has a key.
+/// Checks the record at the start of `body` and removes it. Returns its timestamp delta, and
+/// whether it has a key.
 fn check_record(body: &mut &[u8], offset_delta: i32) -> io::Result<(i64, bool)> {
     let mut fields = take_field(body)?.ok_or_else(null)?;
     let _attributes = read_byte(&mut fields)?;
@@ -147,7 +147,7 @@ fn check_record(body: &mut &[u8], offset_delta: i32) -> io::Result<(i64, bool)> 
     Ok((timestamp_delta_ms, key.is_some()))
 }
 
-/// Check that a record ends with these headers.
+/// Checks that the rest of a record is a valid list of headers.
 fn check_headers(mut fields: &[u8]) -> io::Result<()> {
     let (headers, _) = read_varint(&mut fields, INT_BYTES)?;
     if headers < 0 {
@@ -163,7 +163,7 @@ fn check_headers(mut fields: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Take a field with its length before it off `input`. A length of -1 is null.
+/// Takes a length-prefixed field from `input`. A length of -1 is null.
 fn take_field<'a>(input: &mut &'a [u8]) -> io::Result<Option<&'a [u8]>> {
     let (len_bytes, _) = read_varint(input, INT_BYTES)?;
     if len_bytes == -1 {
@@ -175,17 +175,17 @@ fn take_field<'a>(input: &mut &'a [u8]) -> io::Result<Option<&'a [u8]>> {
     Ok(Some(field))
 }
 
-/// A field that must be there is not.
+/// The error for a null in a field that must not be null.
 fn null() -> io::Error {
     bad("a field of negative length")
 }
 
-/// Check the records of a compressed `batch` as [`check_plain`] does, if they have at most
-/// [`SMALL_BYTES`]: so few are decompressed on the calling thread, in memory that it keeps for
-/// that. `None` if there are more, or if they cannot be decompressed; then [`summary`] tells.
+/// Checks the records of a compressed `batch` as [`check_plain`] does if they have at most
+/// [`SMALL_BYTES`]: these are decompressed on the calling thread, in scratch memory of that thread.
+/// `None` if there are more, or if they cannot be decompressed; then [`summary`] gives the reason.
 ///
 /// # Errors
-/// [`ApiError::InvalidRecord`] with the first thing that is wrong.
+/// [`ApiError::InvalidRecord`] with the first violation.
 pub(crate) fn small_summary(batch: &[u8]) -> Result<Option<Summary>, ApiError> {
     let header = BatchHeader::parse(batch).ok_or_else(|| invalid(&bad("no header")))?;
     SCRATCH.with_borrow_mut(|scratch| {
@@ -194,11 +194,11 @@ pub(crate) fn small_summary(batch: &[u8]) -> Result<Option<Summary>, ApiError> {
     })
 }
 
-/// What the records of `batch` say, whatever its header does. All of them are checked, as by
+/// Summarizes the records of `batch`, independently of its header. All of them are checked as by
 /// [`check_plain`].
 ///
 /// # Errors
-/// [`ApiError::InvalidRecord`] with the first thing that is wrong.
+/// [`ApiError::InvalidRecord`] with the first violation.
 pub(crate) fn summary(batch: &[u8]) -> Result<Summary, ApiError> {
     let header = BatchHeader::parse(batch).ok_or_else(|| invalid(&bad("no header")))?;
     let mut scratch = Scratch::default();
@@ -211,11 +211,11 @@ pub(crate) fn summary(batch: &[u8]) -> Result<Summary, ApiError> {
     Ok(summary)
 }
 
-/// Look at each record of `batch`: its number, its timestamp, and whether it has a key. All of them
-/// are checked meanwhile, as by [`check_plain`].
+/// Calls `look` with the index and timestamp of each record of `batch`, and whether it has a key.
+/// All records are checked as by [`check_plain`].
 ///
 /// # Errors
-/// [`ApiError::InvalidRecord`] with the first thing that is wrong.
+/// [`ApiError::InvalidRecord`] with the first violation.
 pub(crate) fn for_each(batch: &[u8], mut look: impl FnMut(i32, i64, bool)) -> Result<(), ApiError> {
     let header = BatchHeader::parse(batch).ok_or_else(|| invalid(&bad("no header")))?;
     let count = header.record_count;
@@ -232,7 +232,7 @@ pub(crate) fn for_each(batch: &[u8], mut look: impl FnMut(i32, i64, bool)) -> Re
     Ok(())
 }
 
-/// As [`check_record`], of the next record of a stream.
+/// Checks the next record of a stream, as [`check_record`].
 fn check_next(records: &mut impl BufRead, offset_delta: i32) -> io::Result<(i64, bool)> {
     let (len_bytes, _) = read_varint(records, INT_BYTES)?;
     let len_bytes = u64::try_from(len_bytes).map_err(|_| null())?;
@@ -261,7 +261,7 @@ fn check_next(records: &mut impl BufRead, offset_delta: i32) -> io::Result<(i64,
     Ok((timestamp_delta_ms, has_key))
 }
 
-/// As [`take_field`], of a stream; whether it is not null.
+/// Skips a length-prefixed field of a stream, as [`take_field`]. Returns whether it is not null.
 fn skip_field(fields: &mut impl BufRead) -> io::Result<bool> {
     let (len_bytes, _) = read_varint(fields, INT_BYTES)?;
     if len_bytes == -1 {
@@ -279,11 +279,11 @@ fn invalid(error: &io::Error) -> ApiError {
     ApiError::InvalidRecord(format!("the batch's records: {error}"))
 }
 
-/// A batch with the same records, compressed by another codec, `level` being how hard it tries.
+/// Recompresses a batch with another codec at `level`; the records stay the same.
 ///
 /// # Errors
-/// [`ApiError::InvalidRecord`] when the records cannot be read, [`ApiError::BatchTooLarge`] when
-/// the result would have more than `max_bytes`.
+/// [`ApiError::InvalidRecord`] if the records cannot be read, [`ApiError::BatchTooLarge`] if the
+/// result exceeds `max_bytes`.
 pub(crate) fn recompress(
     batch: &[u8],
     codec: Codec,
@@ -338,8 +338,8 @@ fn compress(
             }
         }
         Codec::Lz4 => {
-            // As Kafka's clients write it, of which the one in Java reads no linked blocks. 9 is
-            // the level that stands for the fast way.
+            // As Kafka's clients write it: the Java client cannot read linked blocks. Level 9
+            // selects the fast compressor.
             let mut encoder = lz4::EncoderBuilder::new()
                 .block_size(lz4::BlockSize::Max64KB)
                 .block_mode(lz4::BlockMode::Independent)
@@ -365,7 +365,7 @@ fn compress(
     Ok(())
 }
 
-/// Bytes of which there can be so many.
+/// A byte buffer with a limit.
 struct Bounded {
     bytes: Vec<u8>,
     max_bytes: usize,
@@ -392,28 +392,28 @@ pub(crate) struct Record<'a> {
     pub(crate) timestamp_ms: i64,
     pub(crate) attributes: u8,
     pub(crate) key: Option<&'a [u8]>,
-    /// It has no value: it says that there is no record with its key any more.
+    /// Whether the record has no value, which deletes its key.
     pub(crate) is_tombstone: bool,
-    /// Its bytes from the key's length on.
+    /// The record's bytes from the length of the key on.
     pub(crate) rest: &'a [u8],
 }
 
-/// At most so many bytes of records of one batch are [unpacked](Unpacked), or of a block of Snappy,
-/// which cannot be streamed.
+/// The greatest number of bytes of a batch's records that are [unpacked](Unpacked), or of a Snappy
+/// block, which cannot be streamed.
 const MAX_UNPACKED_BYTES: u64 = 64 << 20;
 
-/// The records of a batch, decompressed.
+/// The decompressed records of a batch.
 pub(crate) struct Unpacked {
     header: BatchHeader,
     bytes: Vec<u8>,
 }
 
 impl Unpacked {
-    /// Decompress the records of `batch`, and check that each can be read: as [`check_plain`], but
-    /// that offsets may be left out.
+    /// Decompresses the records of `batch` and checks that each can be read: as [`check_plain`],
+    /// except that offsets may be missing.
     ///
     /// # Errors
-    /// The records cannot be read, or have more than 64 MiB.
+    /// The records cannot be read, or exceed 64 MiB.
     pub(crate) fn new(batch: &[u8]) -> io::Result<Self> {
         let header = BatchHeader::parse(batch).ok_or_else(|| bad("no header"))?;
         let mut bytes = Vec::new();
@@ -443,7 +443,7 @@ impl Unpacked {
         &self.header
     }
 
-    /// Bytes of all records.
+    /// The bytes of all records.
     pub(crate) fn len_bytes(&self) -> usize {
         self.bytes.len()
     }
@@ -455,7 +455,7 @@ impl Unpacked {
     }
 }
 
-/// Take the record at the start of `input` off.
+/// Takes the record at the start of `input`.
 fn take_record<'a>(input: &mut &'a [u8], header: &BatchHeader) -> io::Result<Record<'a>> {
     let mut fields = take_field(input)?.ok_or_else(null)?;
     let attributes = read_byte(&mut fields)?;
@@ -476,7 +476,7 @@ fn take_record<'a>(input: &mut &'a [u8], header: &BatchHeader) -> io::Result<Rec
     })
 }
 
-/// Put a record behind others of a batch.
+/// Appends a record to those of a batch.
 pub(crate) fn put_record(
     out: &mut Vec<u8>,
     record: &Record<'_>,
@@ -495,7 +495,7 @@ pub(crate) fn put_record(
     out.extend_from_slice(record.rest);
 }
 
-/// A zigzag varint at the start of `out`; its length.
+/// Writes a zigzag varint at the start of `out` and returns its length.
 fn put_varint(out: &mut [u8], value: i64) -> usize {
     let mut left = (value << 1 ^ value >> 63).cast_unsigned();
     let mut len = 0;
@@ -508,11 +508,10 @@ fn put_varint(out: &mut [u8], value: i64) -> usize {
     len + 1
 }
 
-/// Compress the records of a batch as well as the codec does when nobody says how hard it shall
-/// try.
+/// Compresses the records of a batch at the codec's default level.
 ///
 /// # Errors
-/// The codec fails, which it has no reason to.
+/// The codec fails, for which it has no reason.
 pub(crate) fn compress_all(codec: Codec, mut records: &[u8]) -> io::Result<Vec<u8>> {
     let level = match codec {
         Codec::Gzip => -1,
@@ -524,7 +523,7 @@ pub(crate) fn compress_all(codec: Codec, mut records: &[u8]) -> io::Result<Vec<u
     Ok(out.bytes)
 }
 
-/// The records of a batch, of which the part behind the header is `body`.
+/// A reader of the decompressed records in `body`, the part of a batch after its header.
 fn records<'a>(
     header: &BatchHeader,
     body: &'a [u8],
@@ -538,7 +537,7 @@ struct RecordHead {
     offset_delta: u64,
 }
 
-/// Read a record's first fields and skip the rest of it.
+/// Reads a record's first fields and skips its rest.
 fn read_record_head(input: &mut impl BufRead) -> io::Result<RecordHead> {
     let len_bytes = read_varint(input, INT_BYTES)?.0;
     let len_bytes = u64::try_from(len_bytes).map_err(|_| bad("a record of negative length"))?;
@@ -562,17 +561,18 @@ fn read_byte(input: &mut impl BufRead) -> io::Result<u8> {
     Ok(byte[0])
 }
 
-/// What a varint of 32 bits takes at most: readers refuse a longer one, also one that is padded.
+/// The greatest length of a 32-bit varint: readers refuse longer ones, padded ones included.
 const INT_BYTES: u64 = 32_u64.div_ceil(7);
-/// What a varint of 64 bits takes at most.
+/// The greatest length of a 64-bit varint.
 const LONG_BYTES: u64 = 64_u64.div_ceil(7);
 
-/// A zigzag varint of 32 or 64 bits, by its greatest length, and the bytes that it took.
+/// Reads a zigzag varint of 32 or 64 bits, depending on `max_bytes`. Returns its value and its
+/// length.
 fn read_varint(input: &mut impl BufRead, max_bytes: u64) -> io::Result<(i64, u64)> {
     let mut value = 0u64;
     for at in 0..max_bytes {
         let byte = read_byte(input)?;
-        // The last byte has room for the bits that are left only: 4 of 32, 1 of 64.
+        // The last byte holds only the remaining bits: 4 of 32, 1 of 64.
         if at == max_bytes - 1 && byte >> (if max_bytes == INT_BYTES { 4 } else { 1 }) != 0 {
             break;
         }
@@ -585,7 +585,7 @@ fn read_varint(input: &mut impl BufRead, max_bytes: u64) -> io::Result<(i64, u64
 }
 
 thread_local!(
-    /// For [`small_summary`].
+    /// The scratch memory of [`small_summary`].
     static SCRATCH: RefCell<Scratch> = RefCell::default()
 );
 
@@ -618,7 +618,7 @@ mod tests {
 
     #[test]
     fn the_exact_record_is_found_under_every_compression() {
-        // Many records, so that snappy needs several blocks.
+        // Enough records that Snappy needs several blocks.
         let mut timestamps_ms: Vec<i64> = (0..3_000).map(|i| 1_000 + i * 2).collect();
         timestamps_ms[1_500] = 50_000;
         for codec in CODECS {
@@ -640,7 +640,7 @@ mod tests {
         }
     }
 
-    /// A frame of zstd (RFC 8878, 3.1.1) with one block that is not compressed.
+    /// A zstd frame (RFC 8878, 3.1.1) with one uncompressed block.
     fn zstd_frame(window_descriptor: u8, content: &[u8]) -> Vec<u8> {
         let block_header = (content.len() as u32) << 3 | 1;
         let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0, window_descriptor];
@@ -655,7 +655,7 @@ mod tests {
         let records = &plain[HEADER_BYTES..];
         let compressed = stored(Compression::Zstd, &[1, 2, 3]);
         let with_body = |body: &[u8]| [&compressed[..HEADER_BYTES], body].concat();
-        // The exponent counts from 2^10, in the upper five bits; the lower three are eighths.
+        // The upper five bits are the exponent, counted from 2^10; the lower three are eighths.
         let window = |log: u8, eighths: u8| (log - 10) << 3 | eighths;
         let frame = |descriptor| with_body(&zstd_frame(descriptor, records));
         for descriptor in [window(10, 0), window(21, 7), window(27, 0)] {
@@ -667,7 +667,7 @@ mod tests {
             assert!(small_summary(&frame(descriptor)).unwrap().is_none(), "{descriptor}");
             summary(&frame(descriptor)).unwrap_err();
         }
-        // In a later frame.
+        // Windows of later frames are checked too.
         let first = zstd_frame(window(20, 0), &records[..5]);
         let second = |log| zstd_frame(window(log, 0), &records[5..]);
         summary(&with_body(&[first.clone(), second(27)].concat())).unwrap();
@@ -691,7 +691,7 @@ mod tests {
         for codec in CODECS {
             let batch = stored(codec, &(0..50).collect::<Vec<_>>());
             for len in 0..batch.len() {
-                // Either the record is found before the cut, or the cut is reported; never a panic.
+                // Either the record is found before the cut, or the cut is reported; no panic.
                 let _ = first_at_or_after(&batch[..len], 0, i64::MAX)
                     .map(|found| assert_eq!(found, None));
             }
@@ -713,7 +713,7 @@ mod tests {
         );
     }
 
-    /// It is decompressed at one time, into memory that no limit of a stream bounds.
+    /// A block is decompressed as a whole, so no limit of a stream bounds its memory.
     #[test]
     fn a_block_of_snappy_has_a_bound() {
         let block = |len: usize| snap::raw::Encoder::new().compress_vec(&vec![0; len]).unwrap();
@@ -723,7 +723,7 @@ mod tests {
             let error = read(&block(most + 1), most).unwrap_err();
             assert!(error.to_string().contains("too large"), "{error}");
         }
-        // Scratch memory does not take a block that is larger than what is wanted.
+        // Scratch memory does not accept a block larger than the limit of the caller.
         let mut batch = stored(Compression::Snappy, &[1]);
         batch.truncate(HEADER_BYTES);
         let (header, body) = (BatchHeader::parse(&batch).unwrap(), block(4 << 20));
@@ -787,7 +787,7 @@ mod tests {
         check_plain(&header, &batch[HEADER_BYTES..]).map(|summary| summary.max_timestamp_ms)
     }
 
-    /// `fields` in a batch that says to hold so many records.
+    /// A batch with `fields` as its records and `record_count` in its header.
     fn batch_of(record_count: i32, fields: &[u8]) -> Vec<u8> {
         let mut batch = stored(Compression::None, &[1_000]);
         batch.truncate(HEADER_BYTES);
@@ -800,8 +800,8 @@ mod tests {
     fn records_that_are_not_compressed_are_checked_field_by_field() {
         assert_eq!(check(&stored(Compression::None, &[1_000, 3_000, 2_000])).unwrap(), 3_000);
         assert_eq!(check(&stored(Compression::None, &[-1, -1])).unwrap(), -1);
-        // Varints are zigzag: 1 is -1, 2 is 1. Length, attributes, timestamp, offset, key, value,
-        // headers.
+        // Varints are zigzag: 1 is -1, 2 is 1. The fields are length, attributes, timestamp,
+        // offset, key, value, headers.
         let smallest = [12, 0, 0, 0, 1, 1, 0];
         assert_eq!(check(&batch_of(1, &smallest)).unwrap(), 1_000);
         let with_header = [18, 0, 2, 0, 2, b'k', 0, 2, 0, 1];
@@ -850,7 +850,7 @@ mod tests {
             let _ = check(&batch_of(record_count, &fields));
         }
 
-        /// Whatever passes can be read by a client, which finds the offsets that the log has given.
+        /// A client can read every batch that passes, and finds the offsets that the log assigned.
         #[test]
         fn damaged_records_that_pass_can_be_read(
             timestamps_ms in proptest::collection::vec(0i64..1_000_000, 1..6),
@@ -859,7 +859,7 @@ mod tests {
             let mut batch = stored(Compression::None, &timestamps_ms);
             for (at, byte) in edits {
                 let at = HEADER_BYTES + at.index(batch.len() - HEADER_BYTES);
-                // Text stays text, since a client may refuse a header's name that is none.
+                // Text stays text, since a client may refuse a header name that is not.
                 batch[at] = if batch[at].is_ascii_lowercase() { b'a' + byte % 26 } else { byte };
             }
             let Ok(max_timestamp_ms) = check(&batch) else { return Ok(()) };

@@ -1,19 +1,19 @@
-//! Decompressing the records of a batch. A batch comes from a client, so every length has a bound.
+//! Decompression of a batch's records. A batch comes from a client, so every length is bounded.
 
 use std::io::{self, BufRead, BufReader, Read};
 
 use super::{MAX_UNPACKED_BYTES, bad};
 use crate::batch::{BatchHeader, Codec};
 
-/// At most so many bytes of one batch are decompressed.
+/// The greatest number of bytes to which one batch is decompressed.
 const MAX_DECOMPRESSED_BYTES: u64 = 256 << 20;
 
 /// The default of the zstd library for streaming decoders (`ZSTD_WINDOWLOG_LIMIT_DEFAULT`), which
-/// brokers and clients of Kafka keep.
+/// Kafka's brokers and clients use.
 const MAX_ZSTD_WINDOW_BYTES: u64 = 1 << 27;
 
-/// Memory to decompress batches in, and what zstd needs to do so: setting that up takes longer than
-/// a small batch.
+/// Reused memory for decompressed batches and zstd's decoder state: setting these up takes longer
+/// than decompressing a small batch.
 #[derive(Default)]
 pub(super) struct Scratch {
     pub(super) bytes: Vec<u8>,
@@ -21,8 +21,8 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Decompress the records of a batch, of which the part behind the header is `body`. Whether
-    /// that has succeeded, with at most `max_bytes`.
+    /// Decompresses the records in `body`, the part of a batch after its header. Returns whether
+    /// that succeeded within `max_bytes`.
     pub(super) fn decompress(
         &mut self,
         header: &BatchHeader,
@@ -56,16 +56,16 @@ impl Scratch {
     }
 }
 
-/// Refuse frames whose window is larger than what a streaming decoder accepts, here and in clients:
-/// decompressing into a buffer needs no window, and does not look at it.
+/// Refuses zstd frames whose window is larger than a streaming decoder accepts, here and in
+/// clients. Decompression into a buffer needs no window and does not check it.
 ///
-/// The layout of a frame's header is that of RFC 8878, section 3.1.1.1.
+/// The layout of the frame header is in RFC 8878, section 3.1.1.1.
 fn check_zstd_windows(mut body: &[u8]) -> io::Result<()> {
     const MAGIC: [u8; 4] = 0xfd2f_b528_u32.to_le_bytes();
     while !body.is_empty() {
         if let Some((magic, [descriptor, window, ..])) = body.split_first_chunk::<4>()
             && *magic == MAGIC
-            // Without a single segment: else the window is the content.
+            // In a single segment, the window is the content.
             && descriptor & 0x20 == 0
         {
             let base = 1u64 << (10 + (window >> 3));
@@ -96,20 +96,21 @@ pub(super) fn decompress<'a>(
     Ok(BufReader::new(reader.take(MAX_DECOMPRESSED_BYTES)))
 }
 
-/// Snappy as Kafka's clients write it: framed as by `snappy-java`, or one bare block.
+/// A reader of Snappy data as Kafka's clients write it: framed as by `snappy-java`, or one bare
+/// block.
 pub(super) struct SnappyBlocks<'a> {
     framed: bool,
     rest: &'a [u8],
-    /// A block is decompressed as a whole, so a larger one is refused.
+    /// The limit of a block, which is decompressed as a whole.
     max_block_bytes: usize,
     block: io::Cursor<Vec<u8>>,
 }
 
 impl<'a> SnappyBlocks<'a> {
-    /// Magic, then version and compatible version, four bytes each.
+    /// The magic bytes; version and compatible version follow, four bytes each.
     pub(super) const MAGIC: &'static [u8; 8] = b"\x82SNAPPY\0";
     pub(super) const FRAME_HEADER_BYTES: usize = 16;
-    /// What a block holds, as written here.
+    /// The uncompressed bytes of each block that this server writes.
     pub(super) const BLOCK_BYTES: usize = 32 << 10;
 
     pub(super) fn new(body: &'a [u8], max_block_bytes: usize) -> Self {
@@ -131,8 +132,8 @@ impl<'a> SnappyBlocks<'a> {
         } else {
             std::mem::take(&mut self.rest)
         };
-        // Three bytes of a block give at most 64 bytes of output, so a greater length is a lie that
-        // would allocate.
+        // Three bytes of a block yield at most 64 bytes of output. A greater length is invalid and
+        // must not be allocated.
         let len_bytes = snap::raw::decompress_len(compressed)?;
         if len_bytes / 22 > compressed.len() + 3 {
             return Err(bad("a snappy block claims an impossible length"));
