@@ -1,4 +1,4 @@
-//! What the operator decides.
+//! The configuration of the server.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -11,82 +11,82 @@ const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 
 /// Configuration of a [`crate::Broker`]. [`BrokerConfig::validate`] rejects values out of bounds;
-/// nothing is rewritten silently.
+/// values are never adjusted silently.
 #[derive(Clone, Debug)]
 pub struct BrokerConfig {
-    /// The ports that clients come in by, 1 to 32. Default: one in plain text at 127.0.0.1:9092.
+    /// The listeners, 1 to 32. Default: one in plain text at 127.0.0.1:9092.
     pub listeners: Vec<ListenerConfig>,
-    /// What holds for all of them.
+    /// The security settings of all listeners.
     pub security: SecurityConfig,
-    /// This server's id in the cluster (`node.id`). Default 1, minimum 0.
+    /// This server's ID in the cluster (`node.id`). Default 1, minimum 0.
     pub node_id: i32,
-    /// Where this server stands, for clients that ask (`broker.rack`). Default none; 1 to 249
-    /// bytes.
+    /// The rack reported to clients (`broker.rack`). Default none; 1 to 249 bytes.
     pub rack: Option<String>,
-    /// The cluster's id. Default: the stored one; a new random one on the very first start. If set,
+    /// The cluster's ID. Default: the stored one, or a new random one on the first start. If set,
     /// it must equal the stored one. 1 to 249 characters.
     pub cluster_id: Option<String>,
-    /// Create a topic when a client asks for metadata of one that does not exist, and allows it
+    /// Whether a metadata request for a missing topic creates it if the client allows that
     /// (`auto.create.topics.enable`). Default true.
     pub auto_create_topics: bool,
-    /// Partitions of a topic that is created without saying how many (`num.partitions`). Default 1,
-    /// 1 to `max_partitions`.
+    /// Partitions of a topic that is created without a number (`num.partitions`). Default 1, 1 to
+    /// `max_partitions`.
     pub default_partitions: u32,
-    /// Upper bound on all partitions of all topics together. Default 10,000, 1 to 1,000,000.
+    /// Limit on the partitions of all topics together. Default 10,000, 1 to 1,000,000.
     pub max_partitions: u32,
     /// Largest record batch (`message.max.bytes`); a topic may set its own `max.message.bytes`.
     /// Default 1,048,588; 61 bytes (an empty batch) to 64 MiB.
     pub max_message_bytes: u32,
     /// Largest request (`socket.request.max.bytes`). Default 100 MiB, 1 KiB to 1 GiB.
     pub max_request_bytes: u32,
-    /// Bound on the bytes of all requests that are being read or handled, up to 64 KiB of each not
-    /// counted (each connection has at most one), and one more of `max_request_bytes`. As much
-    /// again is for what requests with many elements are decoded into, and as much for large
-    /// answers but those of fetches. Default 256 MiB; `max_request_bytes` to 1 TiB.
+    /// Limit on the bytes of all requests that are being read or handled. Up to 64 KiB of each do
+    /// not count (each connection has at most one request), and one further request of
+    /// `max_request_bytes` is allowed. The same limit applies to the decoded form of requests with
+    /// many elements, and to large responses other than fetch responses. Default 256 MiB;
+    /// `max_request_bytes` to 1 TiB.
     pub queued_request_bytes: u64,
-    /// Largest fetch response, whatever the client asks for (`fetch.max.bytes`); a single batch may
+    /// Largest fetch response, whatever the client requests (`fetch.max.bytes`); a single batch may
     /// exceed it. Default 55 MiB, 1 KiB to 1 GiB.
     pub max_fetch_bytes: u32,
-    /// Bound on the bytes of all fetch responses that are being read or sent, up to 128 KiB of each
-    /// not counted when it is reached. Default 512 MiB; `max_fetch_bytes` to 1 TiB.
+    /// Limit on the bytes of all fetch responses that are being read or sent. Up to 128 KiB of each
+    /// do not count when it is reached. Default 512 MiB; `max_fetch_bytes` to 1 TiB.
     pub queued_fetch_bytes: u64,
-    /// Bound on open connections (`max.connections`); one more is closed at once. Each takes some
-    /// 15 KiB while idle, and some 0.5 MiB at most beside what has bounds of its own. Default
-    /// 10,000, 1 to 100,000.
+    /// Limit on open connections (`max.connections`); further ones are closed at once. A connection
+    /// takes about 15 KiB while idle, and at most about 0.5 MiB beside what has limits of its own.
+    /// Default 10,000, 1 to 100,000.
     pub max_connections: u32,
-    /// The same for those from one address (`max.connections.per.ip`). Default 2,147,483,647, which
-    /// is none; 1 to that.
+    /// Limit on open connections per address (`max.connections.per.ip`). Default 2,147,483,647,
+    /// which means no limit; 1 to that.
     pub max_connections_of_address: u32,
-    /// Addresses for which another number holds (`max.connections.per.ip.overrides`); with 0 none
-    /// are taken. Default none; at most 10,000.
+    /// Addresses with another limit (`max.connections.per.ip.overrides`); 0 refuses all
+    /// connections. Default none; at most 10,000.
     pub max_connections_overrides: BTreeMap<IpAddr, u32>,
-    /// A connection without a request for so long is closed (`connections.max.idle.ms`), and so is
-    /// one that is not read from for so long because its answers are not known yet. Default 10
+    /// A connection without a request for this long is closed (`connections.max.idle.ms`), and so
+    /// is one that is not read for this long because its responses are incomplete. Default 10
     /// minutes, 1 second to 30 days.
     pub idle_timeout: Duration,
-    /// A request must have arrived completely within this time from its first byte, but for the
-    /// time that it waits for memory, of which each wait may take as long; and a response must make
-    /// progress within it. While others wait for memory that requests or answers take: 64 KiB/s
-    /// over a tenth of it, or for an answer all of it in this time if that is more. Else the
-    /// connection is closed. Default 30 seconds, 100 ms to 1 hour.
+    /// A request must arrive completely within this time from its first byte, not counting waits
+    /// for memory, each of which may take as long; a response must make progress within it. While
+    /// others wait for the memory of requests or responses, a transfer must reach 64 KiB/s over a
+    /// tenth of this time, and a response must complete at a rate that transfers all of it in this
+    /// time if that is more. Otherwise the connection is closed. Default 30 seconds, 100 ms to 1
+    /// hour.
     pub transfer_timeout: Duration,
     /// How long [`crate::Broker::shutdown`] waits for requests in flight. Default 10 seconds, at
     /// most 1 hour.
     pub shutdown_grace: Duration,
-    /// How often records are looked for that `retention.ms` or `retention.bytes` let go
+    /// Interval of the checks for records that `retention.ms` or `retention.bytes` release
     /// (`log.retention.check.interval.ms`). Default 5 minutes, 1 ms to 30 days.
     pub retention_check_interval: Duration,
-    /// How often partitions are looked for that are to be compacted by key
-    /// (`log.cleaner.backoff.ms`). Default 15 seconds, 1 ms to 30 days.
+    /// Interval of the checks for partitions to log-compact (`log.cleaner.backoff.ms`). Default 15
+    /// seconds, 1 ms to 30 days.
     pub log_compaction_check_interval: Duration,
-    /// Longest timeout that a producer may give its transactions (`transaction.max.timeout.ms`).
+    /// Longest timeout that a producer may set for its transactions (`transaction.max.timeout.ms`).
     /// Default 15 minutes, 1 second to 24 hours.
     pub transaction_max_timeout: Duration,
-    /// A transactional id is forgotten so long after its last transaction
-    /// (`transactional.id.expiration.ms`), which is looked at once an hour. Default 7 days, 1 ms to
-    /// 24 days.
+    /// Time after its last transaction at which a transactional ID expires
+    /// (`transactional.id.expiration.ms`), checked hourly. Default 7 days, 1 ms to 24 days.
     pub transactional_id_expiration: Duration,
-    /// Bounds and times of consumer groups.
+    /// Limits and timeouts of consumer groups.
     pub groups: GroupConfig,
 }
 
@@ -125,7 +125,7 @@ impl Default for BrokerConfig {
 }
 
 impl BrokerConfig {
-    /// Check every field against its bounds.
+    /// Checks every field against its bounds.
     ///
     /// # Errors
     /// The first field that is out of bounds, with its value and the bounds.

@@ -1,13 +1,15 @@
-//! One client connection: frames in, handled one after the other; responses out, in the same order.
+//! A client connection. Requests are handled one after the other, and responses are sent in the
+//! same order.
 //!
-//! A request is handled (its effects take place) before the next one is. Only the wait for
-//! durability of a produce request happens later, beside the handling of the requests behind it:
-//! its response holds its place in the queue of responses. It is given up some time after the
-//! client has closed its side, also where there is no place for more responses and nothing is read;
-//! what is in line becomes durable all the same. A handler is not cancelled when the client has
-//! gone, only when a stopping server has waited for its whole grace period: but for those that may
-//! wait long and do no harm half done ([`api::may_be_given_up`]), so that nobody reads objects for
-//! a client that is not there, and its connection is free for others.
+//! A request takes effect before the next one is handled. Only the wait for durability of a produce
+//! request runs concurrently with later requests: its response keeps its position in the response
+//! queue. This wait ends some time after the client has closed its side, even if the response queue
+//! is full and nothing is read; appended batches become durable all the same.
+//!
+//! A client's disconnect does not cancel a handler, nor does a stopping server before its whole
+//! grace period is over. The exceptions are long-polling requests that are safe to cancel
+//! ([`api::may_be_given_up`]): objects are not read for a client that is gone, and its connection
+//! becomes free.
 
 mod frame;
 mod sides;
@@ -36,13 +38,13 @@ use crate::wire::response::{EncodeError, Response};
 pub(crate) use frame::{Frame, read_frame};
 use sides::Incoming;
 
-/// Responses of one connection that wait to be written, or to be known: their number, and their
-/// bytes. A response that is larger than the bound waits alone.
+/// The limits on a connection's responses that are waiting to be completed or written: their number
+/// and their bytes. A response larger than the limit waits alone.
 const MAX_UNWRITTEN: usize = 64;
 const MAX_UNWRITTEN_BYTES: u64 = 256 << 10;
 
-/// While others wait for the memory that answers, or requests, take, a client has to take its own,
-/// or send it, at this rate at least, over a tenth of the time that it has for a transfer.
+/// While other connections wait for response or request memory, a client must receive or send its
+/// own at this rate at least, measured over a tenth of the transfer timeout.
 const LEAST_BYTES_PER_SECOND: f64 = 65_536.0;
 
 const READ_BUFFER_BYTES: usize = 2 << 10;
@@ -79,7 +81,7 @@ pub(crate) enum End {
 }
 
 impl End {
-    /// For the metric of connections that the server closed; `None` for ordinary ends.
+    /// The label for the metric of connections that the server closed; `None` for ordinary ends.
     fn reason(&self) -> Option<&'static str> {
         match self {
             Self::Closed | Self::Stopping | Self::GivenUp | Self::Io(_) => None,
@@ -98,14 +100,14 @@ impl End {
     }
 }
 
-/// A response in its place.
+/// A response in the connection's queue.
 struct Outgoing {
     api: &'static Api,
     received: Instant,
     content: Content,
-    /// Of the connection's bound on bytes.
+    /// A share of the connection's limit on bytes.
     _unwritten: OwnedSemaphorePermit,
-    /// Of the server's.
+    /// A share of the server's budget.
     _budget: Option<OwnedSemaphorePermit>,
 }
 
@@ -114,7 +116,7 @@ enum Content {
     Later(BoxFuture<'static, Result<Response, EncodeError>>),
 }
 
-/// Serve a connection until either side ends it.
+/// Serves a connection until either side ends it.
 pub(crate) async fn serve(
     server: Arc<Server>,
     listener: Arc<Listener>,
@@ -148,7 +150,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Handle requests and write responses, until one of the two ends; why.
+/// Handles requests and writes responses until either of them ends, and returns the reason.
 async fn talk(
     server: &Arc<Server>,
     peer: Arc<Peer>,
@@ -172,7 +174,8 @@ async fn talk(
         }
     };
     let (read_end, write_end) = tokio::join!(read, write_all(server, writer, queue, given_up));
-    // At the end of the server all locks are forgotten: nobody has failed with a record.
+    // Not at the server's end: then all locks are dropped, and that must not count as a failed
+    // delivery.
     if !server.is_stopping() {
         server.groups.shares().disconnected(peer.connection()).await;
     }
@@ -191,7 +194,7 @@ async fn read_all(
         let frame = tokio::select! {
             frame = read_frame(server, peer, &mut reader) => frame,
             () = &mut stopping => return End::Stopping,
-            // The writer has given up.
+            // The writer has ended.
             () = outgoing.closed() => return End::Closed,
         };
         let frame = match frame {
@@ -239,7 +242,7 @@ async fn read_all(
     }
 }
 
-/// Read nothing for so long, unless the connection ends first.
+/// Pauses reading for `throttle`, or until the writer ends.
 async fn mute(server: &Server, throttle: Duration, outgoing: &mpsc::Sender<Outgoing>) {
     if throttle.is_zero() {
         return;
@@ -251,10 +254,10 @@ async fn mute(server: &Server, throttle: Duration, outgoing: &mpsc::Sender<Outgo
     }
 }
 
-/// Resolves some time after the client has closed its side, or the server has begun to stop; it is
-/// for who reads nothing meanwhile, and would see neither. The end of a client that has sent more
-/// than the system takes for it is behind that, and never seen: after the time in which it might as
-/// well have sent nothing it is not waited for.
+/// Resolves some time after the client has closed its side or the server has begun to stop. It is
+/// used while the connection is not read and these would go unnoticed. The end of a client that has
+/// sent more than the socket buffer holds is not visible; this resolves after the idle timeout as
+/// if the client were silent.
 async fn waited_for_long(server: &Server, incoming: &impl Incoming) -> End {
     let patience = server.config.transfer_timeout;
     let closed = async {
@@ -274,8 +277,8 @@ async fn waited_for_long(server: &Server, incoming: &impl Incoming) -> End {
     End::GivenUp
 }
 
-/// Resolves when the client has gone. One that has sent more requests is taken to be there until
-/// they have been read.
+/// Resolves when the client has disconnected. A client that has sent more requests counts as
+/// connected until they are read.
 async fn gone(reader: &mut BufReader<impl AsyncRead + Unpin>, outgoing: &mpsc::Sender<Outgoing>) {
     let closed = async {
         match reader.fill_buf().await {
@@ -289,8 +292,8 @@ async fn gone(reader: &mut BufReader<impl AsyncRead + Unpin>, outgoing: &mpsc::S
     }
 }
 
-/// Write the responses. One that is not known yet is not waited for any more once `given_up` is
-/// ready: its client has most likely gone.
+/// Writes the responses. Once `given_up` resolves, incomplete responses are dropped: the client has
+/// most likely gone.
 async fn write_all(
     server: &Server,
     mut writer: impl AsyncWrite + Unpin,
@@ -323,14 +326,15 @@ async fn write_all(
     Ok(closed.await.map_err(|_| End::SlowResponse)??)
 }
 
-/// At how many bytes a second an answer has to be taken while others wait. A large one must not
-/// live much longer than one of which nothing is taken.
+/// The rate in bytes per second at which a response must be received while others wait. Without a
+/// higher rate for large responses, they could live much longer than the timeout of one that is not
+/// received at all.
 fn least_rate(len_bytes: usize, patience: Duration) -> f64 {
     LEAST_BYTES_PER_SECOND.max(len_bytes as f64 / patience.as_secs_f64())
 }
 
-/// Resolves when so few bytes have `moved` in a span of time that others have to wait for the
-/// memory that these keep.
+/// Resolves when `moved` grows slower than `least_rate` over a span while others wait for the
+/// memory.
 async fn is_too_slow(
     span: Duration,
     least_rate: f64,
@@ -349,7 +353,7 @@ async fn is_too_slow(
     }
 }
 
-/// Write the pieces of a response without copying them together.
+/// Writes the pieces of a response without copying them together.
 async fn write_one(
     server: &Server,
     writer: &mut (impl AsyncWrite + Unpin),
@@ -381,7 +385,7 @@ async fn write_one(
             pieces = &pieces[1..];
         }
     }
-    // What TLS has encrypted and not sent yet.
+    // Sends the bytes that TLS has encrypted and buffered.
     let flushed = timeout(server.config.transfer_timeout, writer.flush());
     Ok(flushed.await.map_err(|_| End::SlowResponse)??)
 }

@@ -1,4 +1,4 @@
-//! How many connections are open, altogether and by address.
+//! The limits on open connections, in total and per address.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 
-/// The places that connections take.
+/// The open connections and their limits.
 pub(crate) struct Connections {
     limits: RwLock<Limits>,
     open: Mutex<Open>,
 }
 
-/// How many there may be.
+/// The greatest numbers of connections.
 pub(crate) struct Limits {
     pub(crate) max: u32,
     pub(crate) max_of_address: u32,
-    /// Addresses that may have another number of them.
+    /// Addresses with a limit of their own.
     pub(crate) overrides: BTreeMap<IpAddr, u32>,
 }
 
@@ -26,7 +26,7 @@ struct Open {
     by_address: HashMap<IpAddr, u32>,
 }
 
-/// Why there is no place for one more.
+/// The limit that refuses a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Full {
     #[error("too many connections are open")]
@@ -36,7 +36,7 @@ pub(crate) enum Full {
 }
 
 impl Full {
-    /// For the metric of connections that the server closed.
+    /// The label for the metric of connections that the server closed.
     pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::All => "too_many",
@@ -50,17 +50,17 @@ impl Connections {
         Arc::new(Self { limits: RwLock::new(limits), open: Mutex::default() })
     }
 
-    /// Other limits hold from now on, for those that come. `limits` is asked for them in the order
-    /// of the changes.
+    /// Sets the limits for new connections. `limits` is evaluated under the lock, so that the
+    /// latest change wins.
     pub(crate) fn refresh(&self, limits: impl FnOnce() -> Limits) {
         let mut current = self.limits.write();
         *current = limits();
     }
 
-    /// Take a place for a connection from this address.
+    /// Counts a connection from this address.
     ///
     /// # Errors
-    /// There is none.
+    /// A limit is reached.
     pub(crate) fn take(self: &Arc<Self>, ip: IpAddr) -> Result<Place, Full> {
         let ip = ip.to_canonical();
         let (max, max_of_address) = {
@@ -82,7 +82,7 @@ impl Connections {
     }
 }
 
-/// The place of a connection; free again when this is dropped.
+/// A counted connection; dropping it ends the count.
 pub(crate) struct Place {
     connections: Arc<Connections>,
     ip: IpAddr,
@@ -109,7 +109,7 @@ mod tests {
         let overrides = [(ip("10.0.0.2"), 3), (ip("10.0.0.3"), 0)].into();
         let connections = Connections::new(Limits { max: 4, max_of_address: 2, overrides });
         let first = connections.take(ip("10.0.0.1")).unwrap();
-        // The same address, by an IPv6 socket.
+        // The same address over an IPv6 socket.
         let second = connections.take(ip("::ffff:10.0.0.1")).unwrap();
         assert_eq!(connections.take(ip("10.0.0.1")).err(), Some(Full::OfAddress));
         assert_eq!(connections.take(ip("10.0.0.3")).err(), Some(Full::OfAddress));

@@ -1,9 +1,9 @@
-//! The order of the elements of a Java `HashMap`.
+//! The iteration order of a Java `HashMap`.
 //!
-//! Kafka answers some requests in the order of such a map. It is a function of the keys and of how
-//! many there are, so clients' tests compare lists with what they have seen once.
+//! Kafka answers some requests in the order of such a map. The order depends on the keys and their
+//! number only, so clients' tests compare lists with recorded ones.
 
-/// The table that a map has from its first element on unless it is told otherwise.
+/// A map's default capacity.
 pub(crate) const MIN_CAPACITY: usize = 16;
 
 /// `String.hashCode`.
@@ -11,11 +11,11 @@ pub(crate) fn hash(text: &str) -> u32 {
     text.encode_utf16().fold(0_u32, |hash, unit| hash.wrapping_mul(31).wrapping_add(unit.into()))
 }
 
-/// Sort as a map has its elements, by their `hashCode`. Those that share a bucket, which a map has
-/// in the order in which they came, stay in the present order.
+/// Sorts elements as a map iterates over them, by their `hashCode`. Elements that share a bucket,
+/// which a map keeps in order of insertion, keep their present order.
 pub(crate) fn sort<T>(elements: &mut [T], min_capacity: usize, hash: impl Fn(&T) -> u32) {
     let mut buckets = min_capacity;
-    // A table is doubled when more than three quarters of it are taken.
+    // A table is doubled when more than three quarters of it are occupied.
     while elements.len() > buckets / 4 * 3 + buckets % 4 * 3 / 4 {
         buckets *= 2;
     }
@@ -29,7 +29,7 @@ pub(crate) fn sort<T>(elements: &mut [T], min_capacity: usize, hash: impl Fn(&T)
 mod tests {
     use super::*;
 
-    /// As Java 17 prints the keys of maps.
+    /// The expected orders are those that Java 17 prints.
     #[test]
     fn the_order_is_that_of_java() {
         assert_eq!(hash("controller_mutation_rate"), 0xd35d_6953);

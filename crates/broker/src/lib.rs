@@ -1,9 +1,9 @@
 //! A Kafka server over streams.
 //!
-//! A topic's partition is one stream of the store; a record batch is one batch of the stream, kept
-//! as the bytes that the producer sent. See `ARCHITECTURE.md` for the paths.
+//! A topic's partition is one stream of the store; a record batch is one batch of the stream,
+//! stored as the bytes that the producer sent. See `ARCHITECTURE.md` for the paths.
 //!
-//! The store is opened by the caller with [`BrokerFold`], and handed to [`Broker::start`].
+//! The caller opens the store with [`BrokerFold`] and passes it to [`Broker::start`].
 #![forbid(unsafe_code)]
 
 mod admission;
@@ -92,40 +92,40 @@ pub enum StartError {
     /// The listener could not be opened.
     #[error("cannot listen on {addr}: {cause}")]
     Listen {
-        /// The address wanted.
+        /// The configured address.
         addr: SocketAddr,
-        /// The operating system's reason.
+        /// The operating system's error.
         cause: std::io::Error,
     },
     /// The certificates of a listener cannot be used.
     #[error("listener {listener}: {cause}")]
     Tls {
-        /// Its name.
+        /// The listener's name.
         listener: String,
         /// What is wrong with which file.
         cause: String,
     },
-    /// What the catalog or a checkpoint says of topics cannot be used.
+    /// The metadata of topics, in the catalog or a checkpoint, is invalid.
     #[error("the stored metadata is damaged: {0}")]
     Metadata(String),
     /// The store belongs to another cluster.
     #[error("the store belongs to the cluster {stored}, the configuration says {configured}")]
     OtherCluster {
-        /// The cluster id in the store.
+        /// The cluster ID in the store.
         stored: String,
-        /// The cluster id in the configuration.
+        /// The cluster ID in the configuration.
         configured: String,
     },
     /// The group coordinator could not start.
     #[error("consumer groups: {0}")]
     Groups(#[from] groups::GroupsError),
-    /// The coordinator of transactions could not start.
+    /// The transaction coordinator could not start.
     #[error("transactions: {0}")]
     Transactions(#[from] TransactionsError),
-    /// Users could not be loaded.
+    /// The users could not be loaded.
     #[error("users: {0}")]
     Users(#[from] UserError),
-    /// ACLs could not be loaded.
+    /// The ACLs could not be loaded.
     #[error("ACLs: {0}")]
     Acls(#[from] AclError),
     /// The store failed.
@@ -133,8 +133,9 @@ pub enum StartError {
     Store(#[from] StoreError),
 }
 
-/// What the store has to be opened with: derives the checkpoints of partitions (producer sequences)
-/// and of the state streams: committed offsets, members of groups, transactions, share partitions.
+/// The fold that the store must be opened with. It derives the checkpoints of partitions (producer
+/// state) and of the state streams: committed offsets, group members, transactions, share
+/// partitions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BrokerFold;
 
@@ -173,20 +174,19 @@ impl Fold for BrokerFold {
     }
 }
 
-/// A running server. Dropping it without [`Broker::shutdown`] leaves it running until the runtime
-/// ends.
+/// A running server. If it is dropped without [`Broker::shutdown`], it runs until the runtime ends.
 pub struct Broker {
     server: Arc<Server>,
     accepting: Vec<JoinHandle<()>>,
 }
 
 impl Broker {
-    /// Rebuild the state from `store`, open the listener and serve. `store` must have been opened
-    /// with [`BrokerFold`]. Metrics are registered in `registry` under names that begin with
+    /// Rebuilds the state from `store`, opens the listeners and serves. `store` must have been
+    /// opened with [`BrokerFold`]. Metrics are registered in `registry` with names that begin with
     /// `alluvium_kafka_`.
     ///
     /// # Errors
-    /// An invalid configuration, damaged metadata, an address that is in use, failed storage.
+    /// An invalid configuration, damaged metadata, an address in use, failed storage.
     pub async fn start(
         config: BrokerConfig,
         store: Store,
@@ -279,18 +279,18 @@ impl Broker {
         Ok(Broker { server, accepting })
     }
 
-    /// The listeners in the order of the configuration, and the addresses that they are bound to
+    /// The listeners in the order of the configuration, with the addresses that they are bound to
     /// (useful with port 0).
     pub fn listeners(&self) -> impl Iterator<Item = (&ListenerConfig, SocketAddr)> {
         self.server.listeners.iter().map(|listener| (&listener.config, listener.local_addr))
     }
 
-    /// To change users while it runs.
+    /// A handle that changes users while the server runs.
     pub fn users(&self) -> UserAdmin {
         UserAdmin(self.server.clone())
     }
 
-    /// A client of this listener that has no connection, for the fuzz target `requests`.
+    /// A client of this listener without a connection, for the fuzz target `requests`.
     #[doc(hidden)]
     pub fn bare_client(&self, listener: usize, ip: IpAddr) -> BareClient {
         let listener = self.server.listeners[listener].clone();
@@ -298,25 +298,25 @@ impl Broker {
         BareClient { server: self.server.clone(), peer: Arc::new(peer) }
     }
 
-    /// API key, first and last version of all that is served.
+    /// API key, first and last version of each supported API.
     #[doc(hidden)]
     pub fn apis() -> Vec<(i16, i16, i16)> {
         api::APIS.iter().map(|api| (api.key as i16, api.min, api.max)).collect()
     }
 
-    /// Whether the header of such a request has tagged fields.
+    /// Whether the request header of this API version has tagged fields.
     #[doc(hidden)]
     pub fn is_flexible(key: i16, version: i16) -> bool {
         let api = api::APIS.iter().find(|api| api.key as i16 == key);
         api.is_some_and(|api| api.key.request_header_version(version) >= 2)
     }
 
-    /// Stop accepting, answer what is in flight (at most for the configured grace period), close
-    /// all connections. The store stays open: closing it is the caller's, afterwards.
+    /// Stops accepting, answers requests in flight (at most for the configured grace period), and
+    /// closes all connections. The store stays open; the caller closes it afterwards.
     pub async fn shutdown(self) {
         self.server.stop.send_replace(true);
-        // Members that wait for a rebalance are told to look for another coordinator, so that their
-        // connections can end.
+        // Members that wait for a rebalance get an error that makes them look up the coordinator
+        // again, so that their connections can end.
         self.server.groups.shutdown().await;
         for accepting in self.accepting {
             if let Err(error) = accepting.await {
@@ -326,7 +326,7 @@ impl Broker {
     }
 }
 
-/// What is at the other end of a connection, without the connection.
+/// The server's side of a client without a connection.
 #[doc(hidden)]
 pub struct BareClient {
     server: Arc<Server>,
@@ -334,15 +334,16 @@ pub struct BareClient {
 }
 
 impl BareClient {
-    /// Whether what it sends next is a message of SASL without a request around it.
+    /// Whether the client's next message is a SASL message without a request around it.
     #[doc(hidden)]
     pub fn sends_bare_message(&self) -> bool {
         self.peer.sends_bare_message()
     }
 
-    /// Read and handle the bytes of one request, without its length, as if they had come in over a
-    /// connection, up to its encoded response; false if the connection would be closed now. What
-    /// takes longer than `patience` is dropped, as with a client that has gone.
+    /// Decodes and handles the bytes of one request (without its length) as if a connection had
+    /// received them, up to the encoded response. Returns false if the connection would be closed
+    /// now. Handling that takes longer than `patience` is dropped, as for a client that has
+    /// disconnected.
     #[doc(hidden)]
     pub async fn send(&self, request: Bytes, patience: Duration) -> bool {
         let handled = async {
@@ -369,23 +370,23 @@ impl BareClient {
 pub struct UserAdmin(Arc<Server>);
 
 impl UserAdmin {
-    /// Add a user, or give one another password, for PLAIN and SCRAM.
+    /// Adds a user, or changes its password, for PLAIN and SCRAM.
     ///
     /// # Errors
-    /// A name or a password that cannot be used; a store that failed.
+    /// A name or password that cannot be used; a failed store.
     pub async fn set_password(&self, user: &str, password: &str) -> Result<(), UserError> {
         self.0.authentication.users.set_password(user, password).await
     }
 
-    /// Delete a user's passwords; false if there is no such user. Connections that are open stay.
+    /// Deletes a user's passwords and returns whether the user existed. Open connections stay open.
     ///
     /// # Errors
-    /// A store that failed.
+    /// A failed store.
     pub async fn delete(&self, user: &str) -> Result<bool, UserError> {
         self.0.authentication.users.delete(user).await
     }
 
-    /// The users, each with the mechanisms of SCRAM that it has a password for.
+    /// The users, each with the SCRAM mechanisms that it has credentials for.
     pub fn list(&self) -> Vec<(String, Vec<&'static str>)> {
         let mut users: Vec<(String, Vec<&'static str>)> = Vec::new();
         for (user, hash, _) in self.0.authentication.users.all() {
@@ -398,17 +399,18 @@ impl UserAdmin {
     }
 }
 
-/// Finish what the last run has begun: a topic and its groups' offsets are not deleted in one step.
+/// Completes deletions that the last run began: a topic and its groups' offsets are not deleted in
+/// one step.
 async fn forget_deleted_topics(groups: &Groups, topics: &Topics) {
     groups.shares().forget_missing_topics(|id| topics.by_id(id).is_ok());
     let exists = |name: &str| topics.by_name(name).is_ok();
     if let Err(error) = groups.forget_missing_topics(&groups.topics_with_offsets(), exists).await {
-        // They take room only: they are forgotten before there is another topic of the name.
+        // They only occupy space: they are dropped before another topic of the name is created.
         tracing::warn!(%error, "committed offsets of topics that do not exist could not be dropped");
     }
 }
 
-/// The stored cluster id; on the first start `configured`, or a new one, is stored.
+/// The stored cluster ID. On the first start, stores `configured` or a new one.
 async fn cluster_id(store: &Store, configured: Option<&str>) -> Result<String, StartError> {
     if let Some(value) = store.meta_value(CLUSTER_ID_KEY) {
         let stored = String::from_utf8(value)

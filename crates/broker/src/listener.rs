@@ -14,15 +14,15 @@ use crate::quotas::{Bound, Who};
 use crate::security::Listener;
 use crate::server::Server;
 
-/// After an accept that failed, typically for want of file descriptors: the kernel offers no event
-/// for when there are some again.
+/// The pause after a failed accept, typically for lack of file descriptors: the kernel does not
+/// signal when some become free.
 const RETRY_ACCEPT: Duration = Duration::from_millis(100);
 
-/// Connections of a listener that are held open only to be closed later. Of more than these each is
-/// closed at once.
+/// The greatest number of a listener's refused connections that are held open before they are
+/// closed. Further ones are closed at once.
 const MAX_HELD_BACK: usize = 256;
 
-/// Accept and serve connections until the server stops; then wait for the connections to end, at
+/// Accepts and serves connections until the server stops. Then waits for the connections to end, at
 /// most for the configured grace period.
 pub(crate) async fn run(server: Arc<Server>, listener: Arc<Listener>, socket: TcpListener) {
     let mut connections = JoinSet::new();
@@ -86,8 +86,8 @@ pub(crate) async fn run(server: Arc<Server>, listener: Arc<Listener>, socket: Tc
     tracing::debug!(connections = open, "all connections are closed");
 }
 
-/// Close a connection, and not before its client could open one: else it would try at once, and
-/// again.
+/// Closes a refused connection only when its client could open one again: if it were closed at
+/// once, the client would retry at once.
 async fn hold_back(
     server: Arc<Server>,
     _socket: TcpStream,
@@ -100,7 +100,7 @@ async fn hold_back(
     }
 }
 
-/// A connection, as long as it is open.
+/// Counts a connection for as long as it is open.
 struct Counted<'a> {
     server: &'a Server,
     _place: Place,

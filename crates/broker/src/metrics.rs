@@ -1,4 +1,4 @@
-//! What the server counts.
+//! The metrics of the Kafka server.
 
 use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::time::Duration;
@@ -76,7 +76,7 @@ pub(crate) struct Metrics {
     pub(crate) log_compaction_failing: Gauge<i64, AtomicI64>,
     /// Seconds since the Unix epoch; 0 if there was none.
     pub(crate) log_compaction_last_success: Gauge<f64, AtomicU64>,
-    /// The same.
+    /// Seconds since the Unix epoch; 0 if there is none.
     pub(crate) log_compaction_next_retry: Gauge<f64, AtomicU64>,
 }
 
@@ -236,8 +236,9 @@ impl Metrics {
         self.ended.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
-    /// `outcome`: committed or aborted, as was decided; unknown, and so aborted; interrupted, a
-    /// part of it is lost, and so aborted.
+    /// Counts a transaction that recovery ended after a loss. `outcome`: committed or aborted, as
+    /// the coordinator decided; unknown: no decision found, so aborted; interrupted: a part of it
+    /// is lost, so aborted.
     pub(crate) fn ended_after_loss(&self, outcome: &'static str) {
         self.ended_after_loss.get_or_create(&OutcomeLabel { outcome }).inc();
     }
@@ -262,7 +263,7 @@ impl Metrics {
     }
 }
 
-/// What share groups count by themselves.
+/// Registers the metrics that share groups maintain.
 pub(crate) fn register_shares(registry: &mut Registry, shares: &Shares) {
     let registry = registry.sub_registry_with_prefix("alluvium_kafka");
     registry.register("share_sessions", "Open share sessions", shares.sessions.open.clone());
@@ -273,7 +274,7 @@ pub(crate) fn register_shares(registry: &mut Registry, shares: &Shares) {
     );
 }
 
-/// What partitions remember of producers.
+/// Registers the metrics of the partitions' producer state.
 pub(crate) fn register_producers(registry: &mut Registry, totals: &Totals) {
     let registry = registry.sub_registry_with_prefix("alluvium_kafka");
     registry.register(

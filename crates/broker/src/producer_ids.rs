@@ -1,4 +1,4 @@
-//! Producer ids: handed out once, never again, not even after a crash.
+//! Producer IDs: each is assigned once, and never again, even after a crash.
 
 use std::ops::Range;
 
@@ -7,16 +7,16 @@ use tokio::sync::Mutex;
 
 use crate::errors::ApiError;
 
-/// The first id that no block holds; a decimal number.
+/// The catalog key of the first ID that no block contains, as a decimal number.
 const META_KEY: &str = "producer-ids/next";
 
-/// Ids that one commit of the catalog reserves. A restart loses the rest of a block.
+/// The number of IDs that one commit of the catalog reserves. A restart loses the rest of a block.
 const BLOCK: i64 = 1_000;
 
-/// Hands out producer ids.
+/// Assigns producer IDs.
 pub(crate) struct ProducerIds {
     store: Store,
-    /// Reserved, not handed out yet.
+    /// IDs that are reserved and not assigned yet.
     reserved: Mutex<Range<i64>>,
 }
 
@@ -25,7 +25,7 @@ impl ProducerIds {
         Self { store, reserved: Mutex::new(0..0) }
     }
 
-    /// A new id. It is reserved durably before it is returned.
+    /// Allocates a new ID. It is reserved durably before it is returned.
     ///
     /// # Errors
     /// Failed storage, or metadata that is not a number.

@@ -1,9 +1,10 @@
-//! Quotas: how much clients may produce, fetch, have done and change, by user and client id, and
-//! how often they may connect, by address. Kept in the catalog under `quota/`.
+//! Quotas: limits on what clients produce, fetch, spend in handler threads and change, by user and
+//! client ID, and on the rate of new connections, by address. They are stored in the catalog under
+//! `quota/`.
 //!
-//! Each quota is a bucket that holds what may be taken in ten seconds, as in Kafka, where rates are
-//! measured over that long. Whoever takes more is in debt, and is told for how long: its connection
-//! is not read from until then.
+//! Each quota is a token bucket that holds ten seconds of its rate; Kafka measures rates over the
+//! same time. A client that takes more is in debt and is throttled: the response states for how
+//! long, and the connection is not read until then.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -17,36 +18,36 @@ use crate::errors::ApiError;
 
 const META_PREFIX: &str = "quota/";
 
-/// What a bucket holds, in seconds of its rate.
+/// The capacity of a bucket, in seconds of its rate.
 const BURST_SECONDS: f64 = 10.0;
 
-/// Buckets that are kept for one bound; clients choose their names. Beyond, those of one rate share
-/// a bucket, and so do those with long names.
+/// The greatest number of buckets for one kind of quota; clients choose the names. Beyond it, all
+/// clients with the same rate share a bucket, as do clients with long names.
 const MAX_BUCKETS: usize = 10_000;
 
-/// A full table is looked through so often for buckets that are not needed.
+/// The interval at which a full table is swept for unneeded buckets.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The longest name of a user or client that has a quota or a bucket of its own, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 255;
 
-/// Entities that can have quotas.
+/// The greatest number of entities with quotas.
 const MAX_ENTITIES: usize = 10_000;
 
-/// The longest that a connection is muted for: a quota that is raised later is felt by then.
+/// The longest throttle for quotas in bytes: a quota that is raised takes effect by then.
 const MAX_THROTTLE: Duration = Duration::from_secs(60);
 
-/// The same where the debt is not in bytes, as in Kafka. What is left of it is felt at the next
+/// The longest throttle for other quotas, as in Kafka. The rest of the debt throttles the next
 /// request.
 const MAX_SHORT_THROTTLE: Duration = Duration::from_secs(1);
 
-/// One part of what a quota is for.
+/// One part of the entity that a quota applies to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Part {
-    /// It does not matter.
+    /// Any value.
     Any,
-    /// Those that have no quota of their own.
+    /// Every name without a quota of its own.
     Default,
     Name(String),
 }
@@ -57,12 +58,12 @@ impl Part {
     }
 }
 
-/// What a quota is for: users and clients, or addresses.
+/// The entity that a quota applies to: users and clients, or addresses.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Entity {
     pub(crate) user: Part,
     pub(crate) client: Part,
-    /// Never together with one of the others.
+    /// Never combined with the other two.
     #[serde(default = "any", skip_serializing_if = "Part::is_any")]
     pub(crate) ip: Part,
 }
@@ -71,29 +72,29 @@ fn any() -> Part {
     Part::Any
 }
 
-/// What is bounded, and in what.
+/// The quantity that a quota limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Bound {
-    /// Bytes a second.
+    /// Produced bytes per second.
     Produced,
-    /// Bytes a second.
+    /// Fetched bytes per second.
     Fetched,
-    /// Time of threads that handle requests: percents of one thread.
+    /// Time of request handler threads, in percent of one thread.
     Handling,
-    /// Partitions that are created and deleted, a second (KIP-599).
+    /// Partitions created and deleted per second (KIP-599).
     Changes,
-    /// Connections that an address opens, a second (KIP-612).
+    /// Connections per second that an address opens (KIP-612).
     Connections,
 }
 
 impl Bound {
-    /// Those of users and clients.
+    /// The quotas of users and clients.
     pub(crate) const OF_CLIENTS: [Self; 4] =
         [Self::Produced, Self::Fetched, Self::Handling, Self::Changes];
-    /// Those of addresses.
+    /// The quotas of addresses.
     pub(crate) const OF_ADDRESSES: [Self; 1] = [Self::Connections];
 
-    /// Its name in Kafka.
+    /// The quota's name in Kafka.
     pub(crate) fn key(self) -> &'static str {
         match self {
             Self::Produced => "producer_byte_rate",
@@ -104,7 +105,7 @@ impl Bound {
         }
     }
 
-    /// The greatest value; `None` where it may also be a fraction.
+    /// The greatest value; `None` where fractions are allowed.
     pub(crate) fn max_whole(self) -> Option<f64> {
         match self {
             Self::Produced | Self::Fetched => Some(i64::MAX as f64),
@@ -125,14 +126,14 @@ impl Bound {
     }
 }
 
-/// Who takes something that is bounded.
+/// The client or address that a quota is charged to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Who<'a> {
     Client { user: &'a str, client: &'a str },
     Address(IpAddr),
 }
 
-/// The quotas of an entity by Kafka's names, each in what [`Bound`] says.
+/// The quotas of an entity by Kafka's names, in the units of [`Bound`].
 pub(crate) type Limits = BTreeMap<String, f64>;
 
 /// A change of one quota; `None` removes it.
@@ -140,9 +141,9 @@ pub(crate) type Op = (String, Option<f64>);
 
 #[derive(Debug)]
 struct Bucket {
-    /// What comes in, each second.
+    /// Tokens added per second.
     rate: f64,
-    /// What may be taken; negative for a debt.
+    /// The available tokens; negative for a debt.
     left: f64,
     at: Instant,
 }
@@ -152,18 +153,18 @@ impl Bucket {
         Self { rate, left: rate * BURST_SECONDS, at: now }
     }
 
-    /// What may be taken now.
+    /// The tokens available at `now`.
     fn left_at(&self, now: Instant) -> f64 {
         let since = now.saturating_duration_since(self.at).as_secs_f64();
         (self.left + since * self.rate).min(self.rate * BURST_SECONDS)
     }
 
-    /// Whether it is as good as a new one.
+    /// Whether the bucket equals a new one.
     fn is_full(&self, now: Instant) -> bool {
         self.left_at(now) >= self.rate * BURST_SECONDS
     }
 
-    /// Take so much, and how long it is until the debt is paid.
+    /// Takes `amount` tokens and returns the time until the debt is paid.
     fn take(&mut self, amount: f64, now: Instant) -> Duration {
         self.left = self.left_at(now) - amount;
         self.at = self.at.max(now);
@@ -174,15 +175,15 @@ impl Bucket {
     }
 }
 
-/// Whose bucket it is, user and client or address: empty for what does not matter.
+/// The owner of a bucket: user and client, or address; empty for a part that does not matter.
 type BucketKey = (String, String);
 
-/// The buckets of one bound: what fills those of another takes no room from them.
+/// The buckets of one kind of quota. The kinds have separate limits on buckets.
 #[derive(Default)]
 struct Buckets {
     own: HashMap<BucketKey, Bucket>,
-    /// Of those for whom there is no room, by the bits of their rate: there are not more rates than
-    /// quotas.
+    /// The buckets shared by clients that get none of their own, by the bits of their rate. There
+    /// are at most as many rates as quotas.
     shared: HashMap<u64, Bucket>,
     swept_at: Option<Instant>,
 }
@@ -201,13 +202,13 @@ impl Buckets {
             self.shared.entry(rate.to_bits()).or_insert_with(full)
         };
         if bucket.rate != rate {
-            // What it owed was owed to another rate.
+            // The debt belonged to the previous rate.
             *bucket = full();
         }
         bucket
     }
 
-    /// Make room, if that was not tried just before.
+    /// Frees buckets, unless that was tried less than [`SWEEP_INTERVAL`] ago.
     fn sweep(&mut self, now: Instant) {
         if self.swept_at.is_none_or(|at| now.saturating_duration_since(at) >= SWEEP_INTERVAL) {
             self.swept_at = Some(now);
@@ -215,7 +216,7 @@ impl Buckets {
         }
     }
 
-    /// Drop what is full, as a new one would be.
+    /// Drops full buckets, which equal new ones.
     fn drop_full(&mut self, now: Instant) {
         self.own.retain(|_, bucket| !bucket.is_full(now));
         self.shared.retain(|_, bucket| !bucket.is_full(now));
@@ -239,17 +240,17 @@ impl State {
 /// All quotas.
 pub(crate) struct Quotas {
     store: Store,
-    /// The bits of what is bounded for anybody: for the rest nobody pays.
+    /// The bits of the quotas that any entity has. The others cost nothing.
     in_use: AtomicU8,
     state: Mutex<State>,
     changing: tokio::sync::Mutex<()>,
 }
 
 impl Quotas {
-    /// Read the quotas from the catalog.
+    /// Loads the quotas from the catalog.
     ///
     /// # Errors
-    /// The key of the first entry that does not make sense, and why.
+    /// The key of the first invalid entry, and the reason.
     pub(crate) fn open(store: Store) -> Result<Self, String> {
         let mut limits = BTreeMap::new();
         for (key, value) in store.meta(META_PREFIX) {
@@ -266,14 +267,14 @@ impl Quotas {
         })
     }
 
-    /// Who has which quotas, in order.
+    /// All entities and their quotas, in order.
     pub(crate) fn all(&self) -> Vec<(Entity, Limits)> {
         let state = self.state.lock();
         state.limits.iter().map(|(entity, limits)| (entity.clone(), limits.clone())).collect()
     }
 
-    /// Change the quotas of an entity; values have been checked. With `validate_only` only check
-    /// whether that would succeed.
+    /// Changes the quotas of an entity; the values are already checked. With `validate_only`, only
+    /// checks whether that would succeed.
     ///
     /// # Errors
     /// Too many entities; failed storage.
@@ -317,28 +318,28 @@ impl Quotas {
         } else {
             state.limits.insert(entity, limits);
         }
-        // Who owes something owes it still, unless it has another rate now. Of rates that nobody
-        // has any more nothing is to be left for ever.
+        // Debts remain unless the rate has changed. Buckets of rates that no entity has any more
+        // must not stay forever.
         state.buckets.values_mut().for_each(|buckets| buckets.drop_full(Instant::now()));
         self.in_use.store(in_use(&state.limits), Ordering::Release);
         Ok(())
     }
 
-    /// Whether there is any quota of this.
+    /// Whether any entity has this quota.
     pub(crate) fn bound(&self, bound: Bound) -> bool {
         self.in_use.load(Ordering::Acquire) & bound.bit() != 0
     }
 
-    /// Somebody has taken so much: for how long it is to be kept waiting. With 0, what is left of
-    /// that.
+    /// Charges `amount` and returns the throttle time. An amount of 0 returns the rest of the
+    /// current throttle.
     pub(crate) fn charge(&self, bound: Bound, who: Who<'_>, amount: f64, now: Instant) -> Duration {
         self.with_bucket(bound, who, now, |bucket| bucket.take(amount, now))
     }
 
-    /// Somebody wants to take so much, which may leave it in debt.
+    /// Charges `amount`, which may leave a debt, unless there is a debt already.
     ///
     /// # Errors
-    /// It is in debt already, and has to wait for so long.
+    /// There is a debt; the time until it is paid.
     pub(crate) fn try_charge(
         &self,
         bound: Bound,
@@ -356,7 +357,7 @@ impl Quotas {
         if wait.is_zero() { Ok(()) } else { Err(wait) }
     }
 
-    /// Take from the bucket of this client or address, if it has a quota.
+    /// Takes from the bucket of this client or address, if it has a quota.
     fn with_bucket(
         &self,
         bound: Bound,
@@ -370,13 +371,12 @@ impl Quotas {
         let mut state = self.state.lock();
         let Some(bucket) = state.bucket(bound, who, now) else { return Duration::ZERO };
         let wait = take(bucket).min(bound.max_throttle());
-        // What lies longer back is forgotten, as Kafka's samples are: else many connections, each
-        // of which waits for so long at most, would leave a debt behind for which everybody waits
-        // for hours.
+        // Older debt is dropped, as Kafka drops old samples: else many connections, each throttled
+        // for at most the maximum, would leave a debt for which all of them wait for hours.
         let remembered = match bound {
             Bound::Handling => BURST_SECONDS,
             Bound::Produced | Bound::Fetched => MAX_THROTTLE.as_secs_f64(),
-            // A bucket of tokens in Kafka, too.
+            // Kafka also uses a token bucket for these.
             Bound::Changes | Bound::Connections => return wait,
         };
         bucket.left = bucket.left.max(-bucket.rate * remembered);
@@ -384,15 +384,15 @@ impl Quotas {
     }
 }
 
-/// The bits of what these bound.
+/// The bits of the quotas in `limits`.
 fn in_use(limits: &BTreeMap<Entity, Limits>) -> u8 {
     let all = Bound::OF_CLIENTS.into_iter().chain(Bound::OF_ADDRESSES);
     let is_used = |bound: &Bound| limits.values().any(|limits| limits.contains_key(bound.key()));
     all.filter(is_used).fold(0, |bits, bound| bits | bound.bit())
 }
 
-/// The quota that holds for somebody, and its bucket. The most specific one holds, users before
-/// clients, as in Kafka.
+/// The rate that applies to a client or address, and its bucket. The most specific quota applies,
+/// users before clients, as in Kafka.
 fn limit(
     limits: &BTreeMap<Entity, Limits>,
     bound: Bound,
@@ -434,7 +434,7 @@ mod tests {
     #[test]
     fn the_most_specific_quota_holds() {
         let name = |name: &str| Part::Name(name.to_owned());
-        // In the order in which they hold.
+        // In the order of precedence.
         let entities = [
             (name("u"), name("c")),
             (name("u"), Part::Default),
@@ -478,7 +478,7 @@ mod tests {
         assert_eq!(in_use(&limits), Bound::Connections.bit());
     }
 
-    /// As it was written before addresses could have quotas.
+    /// The stored form from before addresses could have quotas.
     #[test]
     fn an_entity_without_an_address_reads_and_writes_as_ever() {
         let stored = r#"{"user":{"name":"u"},"client":"default"}"#;
@@ -499,7 +499,7 @@ mod tests {
         assert!(!bucket.is_full(after(14)));
         assert!(bucket.is_full(after(15)));
         assert_eq!(bucket.take(0.0, after(5)), Duration::ZERO);
-        // It never holds more than ten seconds.
+        // A bucket never holds more than ten seconds of its rate.
         assert_eq!(bucket.take(1_100.0, after(1_000)), Duration::from_secs(1));
         assert_eq!(bucket.take(f64::MAX, after(1_000)), MAX_THROTTLE);
     }
@@ -508,8 +508,8 @@ mod tests {
         (String::new(), format!("client {n}"))
     }
 
-    /// Quotas are changed one by one, and often by programs: what others owe they still owe, or
-    /// each change would give everybody ten seconds.
+    /// Programs often change quotas one by one. Debts of other clients must remain, or each change
+    /// would give every client ten free seconds.
     #[test]
     fn whose_rate_is_another_begins_anew_and_nobody_else() {
         let now = Instant::now();
@@ -519,24 +519,24 @@ mod tests {
         }
         assert_eq!(buckets.get(named(0), 200.0, now).left_at(now), 2_000.0);
         assert_eq!(buckets.get(named(1), 100.0, now).left_at(now), -500.0);
-        // A rate that comes back finds the debt to another one no more.
+        // A debt to another rate does not come back with the old rate.
         assert_eq!(buckets.get(named(0), 100.0, now).left_at(now), 1_000.0);
     }
 
-    /// Whoever chooses many names keeps nobody else from a bucket of its own.
+    /// A client that uses many names does not keep others from getting a bucket.
     #[test]
     fn a_full_table_makes_room_by_what_is_full_and_once_a_second() {
         let begun = Instant::now();
         let after = |millis| begun + Duration::from_millis(millis);
         let mut buckets = Buckets::default();
-        // Two seconds of the rate are missing to the first, a millisecond to the others.
+        // The first lacks two seconds of its rate, the others a millisecond.
         for n in 0..MAX_BUCKETS {
             let amount = if n == 0 { 200.0 } else { 0.1 };
             buckets.get(named(n), 100.0, begun).take(amount, begun);
         }
         buckets.get(named(MAX_BUCKETS), 100.0, begun).take(1.0, begun);
         assert_eq!((buckets.own.len(), buckets.shared.len()), (MAX_BUCKETS, 1));
-        // All but the first are full by now, but this was looked for just before.
+        // All but the first are full by now, but the last sweep is less than a second old.
         buckets.get(named(MAX_BUCKETS), 100.0, after(999)).take(1.0, after(999));
         assert_eq!((buckets.own.len(), buckets.swept_at), (MAX_BUCKETS, Some(begun)));
         buckets.get(named(MAX_BUCKETS), 100.0, after(1_000));

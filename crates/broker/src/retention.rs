@@ -1,5 +1,4 @@
-//! Retention: the oldest records of topics that have a bound go; and what partitions remember of
-//! producers that are not there any more.
+//! Retention: deletes the oldest records of topics with a limit, and expired producer state.
 
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use crate::partition::unix_time_ms;
 use crate::server::Server;
 use crate::topics::Topic;
 
-/// Look at all topics, again and again, until the server stops.
+/// Applies retention to all topics periodically until the server stops.
 pub(crate) async fn run(server: Arc<Server>) {
     loop {
         tokio::select! {
@@ -22,12 +21,12 @@ pub(crate) async fn run(server: Arc<Server>) {
     }
 }
 
-/// Look at all topics once.
+/// Applies retention to all topics once.
 pub(crate) async fn look(server: &Server) {
     for topic in server.topics.all() {
         match trim(server, &topic).await {
             Ok(()) => {}
-            // It was deleted meanwhile.
+            // The topic was deleted concurrently.
             Err(StoreError::InvalidChange(reason)) => {
                 tracing::debug!(topic = %topic.name, reason, "retention");
             }
@@ -38,7 +37,7 @@ pub(crate) async fn look(server: &Server) {
     }
 }
 
-/// Forget producers that have expired, and aborted transactions whose records have gone.
+/// Drops expired producers, and aborted transactions whose records are deleted.
 fn sweep(topic: &Topic) {
     let refused: Vec<u64> = topic.partitions.iter().map(|partition| partition.sweep()).collect();
     let batches: u64 = refused.iter().sum();
@@ -53,7 +52,7 @@ fn sweep(topic: &Topic) {
     }
 }
 
-/// Trim all partitions of a topic that have something to give, in one commit.
+/// Trims all partitions of a topic that exceed a limit, in one commit.
 async fn trim(server: &Server, topic: &Topic) -> Result<(), StoreError> {
     let RetentionRules { age_ms, keep_bytes } = topic.rules.retention;
     if age_ms.is_none() && keep_bytes.is_none() {
@@ -62,7 +61,8 @@ async fn trim(server: &Server, topic: &Topic) -> Result<(), StoreError> {
     let older_than_ms = age_ms.map(|age| unix_time_ms().saturating_sub(age));
     let mut changes = Vec::new();
     let mut offsets = 0;
-    // What another one writes to is not this server's to trim, and shall not keep the rest from it.
+    // A stream with another writer is not this server's to trim, and must not fail the commit of
+    // the rest.
     let streams = topic.partitions.iter().map(|partition| &partition.stream);
     for stream in streams.filter(|stream| stream.epoch() == stream.newest_epoch()) {
         let (start, to) =

@@ -1,4 +1,4 @@
-//! What all connections share.
+//! The state that all connections share.
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -21,26 +21,26 @@ use crate::sessions::Sessions;
 use crate::topics::{Topic, Topics};
 use crate::transactions::Transactions;
 
-/// Batches that are decompressed at the same time, off the threads that serve.
+/// The number of batches that are decompressed concurrently, off the serving threads.
 pub(crate) fn concurrent_decompressions() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get).div_ceil(2).clamp(2, 8)
 }
 
-/// Who this server is to clients.
+/// This server's identity to clients.
 pub(crate) struct Node {
     pub(crate) id: i32,
     pub(crate) cluster_id: StrBytes,
     pub(crate) rack: Option<StrBytes>,
 }
 
-/// What all connections share.
+/// The state that all connections share.
 pub(crate) struct Server {
     pub(crate) config: BrokerConfig,
     pub(crate) configs: Arc<Configs>,
     pub(crate) node: Node,
     pub(crate) listeners: Vec<Arc<Listener>>,
     pub(crate) authentication: Authentication,
-    /// `None`: everybody may do everything.
+    /// `None`: authorization is off, every operation is allowed.
     pub(crate) authorizer: Option<Arc<Authorizer>>,
     pub(crate) connections: Arc<Connections>,
     pub(crate) store: Store,
@@ -52,20 +52,20 @@ pub(crate) struct Server {
     pub(crate) quotas: Quotas,
     pub(crate) metrics: Metrics,
     pub(crate) request_memory: RequestMemory,
-    /// For what requests with many elements are decoded into, and for their responses.
+    /// The budget for decoded requests with many elements, and for their responses.
     pub(crate) decoded_budget: ByteBudget,
     pub(crate) large_answers: LargeAnswers,
-    /// For the bytes of fetch responses that were in memory.
+    /// The budget for fetch responses read from memory.
     pub(crate) fetch_budget: ByteBudget,
-    /// For those that were read from objects.
+    /// The budget for fetch responses read from objects.
     pub(crate) late_fetch_budget: ByteBudget,
     pub(crate) decompressions: Arc<Semaphore>,
     pub(crate) stop: watch::Sender<bool>,
 }
 
 impl Server {
-    /// Create a topic, see [`Topics::create`]. Offsets that groups have of an earlier topic of this
-    /// name, or would get, are forgotten first.
+    /// Creates a topic, see [`Topics::create`]. First drops group offsets of an earlier topic of
+    /// this name, including offsets staged in transactions.
     pub(crate) async fn create_topic(
         &self,
         name: &str,
@@ -75,7 +75,7 @@ impl Server {
     ) -> Result<Arc<Topic>, ApiError> {
         let failed = |error: &dyn std::fmt::Display| ApiError::Storage(error.to_string());
         let forget = async {
-            // In this order: a transaction that is being ended may still put its offsets in line.
+            // Transactions first: one that is ending may still append its offsets.
             Transactions::forget_offsets(self, name).await.map_err(|error| failed(&error))?;
             let exists = |name: &str| self.topics.by_name(name).is_ok();
             let forgotten = self.groups.forget_missing_topics(&[name.to_owned()], exists).await;
@@ -84,7 +84,7 @@ impl Server {
         self.topics.create(name, partitions, overrides, validate_only, forget).await
     }
 
-    /// Have one of Kafka's own topics, see [`crate::topics::is_internal`].
+    /// Creates an internal topic if it does not exist, see [`crate::topics::is_internal`].
     pub(crate) async fn ensure_internal(&self, name: &'static str) {
         if self.topics.by_name(name).is_ok() {
             return;
@@ -92,18 +92,18 @@ impl Server {
         let compacted = [("cleanup.policy".to_owned(), "compact".to_owned())].into();
         match self.create_topic(name, 1, compacted, false).await {
             Ok(_) | Err(ApiError::TopicExists(_)) => {}
-            // The coordinator does not need it.
+            // The coordinator does not need the topic.
             Err(error) => tracing::debug!(name, %error, "no internal topic"),
         }
     }
 
-    /// Look into a batch, off the threads that serve: it may have to be decompressed.
+    /// Runs work that may decompress a batch, off the serving threads.
     pub(crate) async fn look_into<T: Send + 'static>(
         &self,
         look: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let one_of_few = self.decompressions.clone().acquire_owned().await;
-        // Who waits for it may be gone before it has ended.
+        // The caller may be cancelled before the work ends.
         let looked = tokio::task::spawn_blocking(move || {
             let _one_of_few = one_of_few;
             look()
@@ -117,7 +117,7 @@ impl Server {
         *self.stop.borrow()
     }
 
-    /// Whether somebody has to wait until others have taken their answers.
+    /// Whether requests wait for memory that responses occupy.
     pub(crate) fn answers_are_waited_for(&self) -> bool {
         [&self.fetch_budget, &self.late_fetch_budget, &self.decoded_budget]
             .into_iter()
@@ -127,44 +127,44 @@ impl Server {
 
     /// Resolves when the server is shutting down.
     pub(crate) async fn stopping(&self) {
-        // An error would mean that the sender is gone, which this very object holds.
+        // An error would mean that the sender is dropped, but `self` holds it.
         let _ = self.stop.subscribe().wait_for(|stop| *stop).await;
     }
 }
 
-/// A bound in bytes on something that is queued; who wants more waits. First come, first served.
+/// A limit in bytes on something queued. Requests beyond it wait, first come, first served.
 pub(crate) struct ByteBudget {
-    /// One permit for each KiB.
+    /// One permit per KiB.
     free: Arc<Semaphore>,
     total_kib: u32,
 }
 
 impl ByteBudget {
-    /// A budget of `total_bytes`, at most 4 TiB.
+    /// Creates a budget of `total_bytes`, at most 4 TiB.
     pub(crate) fn new(total_bytes: u64) -> Self {
         let total_kib = u32::try_from(total_bytes.div_ceil(1024)).unwrap_or(u32::MAX);
         Self { free: Arc::new(Semaphore::new(total_kib as usize)), total_kib }
     }
 
-    /// Take a share, all of the budget if it is less than `bytes`. It is given back when the permit
-    /// is dropped.
+    /// Takes `bytes` from the budget, or all of it if it is smaller. Dropping the permit returns
+    /// them.
     pub(crate) async fn acquire(&self, bytes: usize) -> OwnedSemaphorePermit {
         let share = kib(bytes).min(self.total_kib);
         let permit = self.free.clone().acquire_many_owned(share).await;
         permit.expect("the semaphore is never closed")
     }
 
-    /// What nobody has taken.
+    /// The bytes that are not taken.
     pub(crate) fn free_bytes(&self) -> usize {
         self.free.available_permits() * 1024
     }
 
-    /// Whether nobody can have more of it. What is too little for who waits first is kept for it.
+    /// Whether nothing more can be taken. Bytes too few for the first waiter are reserved for it.
     fn is_used_up(&self) -> bool {
         self.free.available_permits() == 0
     }
 
-    /// Give back all of a share but `bytes`.
+    /// Returns all but `bytes` of a permit to the budget.
     pub(crate) fn shrink(
         mut permit: OwnedSemaphorePermit,
         bytes: usize,
@@ -174,22 +174,22 @@ impl ByteBudget {
     }
 }
 
-/// Memory for the bytes of requests, but for those up to the size that each connection may have.
+/// The memory for requests, beyond the size that each connection may use without it.
 ///
-/// A request takes its share as its bytes come, so nobody is kept out by what another says of its
-/// length. So it has a part already when it wants more, and requests that have used up all there is
-/// would wait for one another for ever, if there were not the **last place**: one request at a time
-/// grows without asking, at most to the largest size. It waits for no memory any more: it is read
-/// to its end, or its time is over. When it has been handled, or has come to a wait for others, it
-/// gives back the place, and what it has taken before. So whoever waits gets on, at the latest when
-/// those before it have had the place. Those who send nothing must not make that long: none waits,
-/// or keeps others waiting, beyond what [`BrokerConfig::transfer_timeout`] says.
+/// A request takes memory as its bytes arrive, so an announced length alone reserves nothing. It
+/// therefore holds some memory when it needs more, and requests that have together used up the
+/// budget would deadlock. The **last place** prevents this: one request at a time grows without
+/// taking memory, at most to the largest request size. It does not wait for memory any more, so it
+/// is read to its end or times out. When it is handled, or when its handling waits for other
+/// events, it returns the place and all memory that it took. So every waiter proceeds at the latest
+/// when those before it have had the place. Clients that send nothing cannot make this long: no
+/// request waits, or blocks others, beyond [`BrokerConfig::transfer_timeout`].
 pub(crate) struct RequestMemory {
     shared: ByteBudget,
     last_place: Arc<Semaphore>,
 }
 
-/// What a request has taken of [`RequestMemory`].
+/// A request's share of [`RequestMemory`].
 #[derive(Default)]
 pub(crate) struct RequestShare {
     taken: Option<OwnedSemaphorePermit>,
@@ -201,7 +201,7 @@ impl RequestMemory {
         Self { shared: ByteBudget::new(total_bytes), last_place: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Take so many bytes more.
+    /// Takes `bytes` more for a request.
     pub(crate) async fn grow(&self, share: &mut RequestShare, bytes: usize) {
         if share.last_place.is_some() {
             return;
@@ -218,18 +218,18 @@ impl RequestMemory {
         }
     }
 
-    /// Whether nobody can have more of it, but for the last place.
+    /// Whether nothing but the last place can be taken.
     pub(crate) fn is_used_up(&self) -> bool {
         self.shared.is_used_up()
     }
 
-    /// What nobody has taken, but for the last place.
+    /// The bytes that are not taken, without the last place.
     #[cfg(test)]
     pub(crate) fn free_bytes(&self) -> usize {
         self.shared.free_bytes()
     }
 
-    /// Whether nobody has taken the last place.
+    /// Whether the last place is free.
     #[cfg(test)]
     pub(crate) fn has_last_place(&self) -> bool {
         self.last_place.available_permits() > 0
@@ -288,7 +288,7 @@ mod tests {
             assert!(first.last_place.is_some());
             let mut waiting = pin!(memory.grow(second, 8 * 1024));
             assert!(futures::poll!(waiting.as_mut()).is_pending());
-            // Nobody overtakes: else small ones would keep it waiting for ever.
+            // The order is first come, first served: else small requests would starve it.
             let mut behind = pin!(memory.grow(third, 1024));
             assert!(futures::poll!(behind.as_mut()).is_pending());
             *first = RequestShare::default();

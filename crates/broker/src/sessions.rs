@@ -1,5 +1,5 @@
-//! Incremental fetch sessions (KIP-227): the server remembers which partitions a consumer fetches,
-//! so that later requests name only what changed, and answers hold only what is new.
+//! Incremental fetch sessions (KIP-227): the server keeps the partitions that a consumer fetches,
+//! so that later requests name only changes, and responses hold only what is new.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,23 +14,23 @@ use crate::errors::ApiError;
 use crate::topics::{MAX_NAME_BYTES, TopicRef, cut_name};
 use crate::wire::once;
 
-/// Sessions that are remembered (`max.incremental.fetch.session.cache.slots`).
+/// The greatest number of sessions (`max.incremental.fetch.session.cache.slots`).
 const MAX_SESSIONS: usize = 1_000;
 
-/// Partitions that all sessions together remember.
+/// The greatest number of partitions in all sessions together.
 const MAX_SESSION_PARTITIONS: usize = 500_000;
 
-/// A session that was not used for so long makes room for a new one
+/// A session that was not used for this long may be evicted for a new one
 /// (`min.incremental.fetch.session.eviction.ms`).
 const EVICTION_AGE: Duration = Duration::from_secs(120);
 
 const NO_SESSION: i32 = 0;
-/// Begins a session.
+/// The epoch that begins a session.
 const INITIAL_EPOCH: i32 = 0;
-/// Wants no session, and ends the one that it names.
+/// The epoch that requests no session and ends the one that the request names.
 const FINAL_EPOCH: i32 = -1;
 
-/// Which partition.
+/// The key of a partition in a session.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) topic: TopicRef,
@@ -38,7 +38,8 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// Names that no topic can have would make the bound on partitions none on memory.
+    /// Whether the name has a valid length. Keeping longer names would make the limit on partitions
+    /// useless as a limit on memory.
     fn may_be_remembered(&self) -> bool {
         match &self.topic {
             TopicRef::Name(name) => name.len() <= MAX_NAME_BYTES,
@@ -47,7 +48,7 @@ impl Key {
     }
 }
 
-/// What a consumer wants of a partition.
+/// A partition of a fetch request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Want {
     pub(crate) key: Key,
@@ -56,7 +57,7 @@ pub(crate) struct Want {
     pub(crate) leader_epoch: i32,
 }
 
-/// What a consumer is told about a partition besides records.
+/// The part of a partition's response other than records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Told {
     pub(crate) error_code: i16,
@@ -67,7 +68,7 @@ pub(crate) struct Told {
 
 struct Remembered {
     want: Want,
-    /// Its place in the order in which the session's partitions are served.
+    /// The partition's position in the order in which the session's partitions are served.
     turn: u64,
     told: Option<Told>,
 }
@@ -107,11 +108,11 @@ impl Session {
 /// A fetch request, resolved against its session.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Fetch {
-    /// What to read, in this order.
+    /// The partitions to read, in this order.
     pub(crate) wants: Vec<Want>,
-    /// The session's id for the response; 0 for none.
+    /// The session ID for the response; 0 for none.
     pub(crate) session_id: i32,
-    /// Answer with what has changed only.
+    /// Whether the response holds only changed partitions.
     pub(crate) incremental: bool,
 }
 
@@ -128,8 +129,8 @@ impl Cache {
         Some(session)
     }
 
-    /// Make room for a session of `partitions`, at the cost of sessions that were not used for
-    /// long.
+    /// Makes space for a session of `partitions` by evicting sessions that were not used recently.
+    /// Returns whether that succeeded.
     fn make_room(&mut self, partitions: usize, now: Instant) -> bool {
         while self.sessions.len() >= MAX_SESSIONS
             || self.partitions + partitions > MAX_SESSION_PARTITIONS
@@ -153,11 +154,11 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
-    /// Resolve a request: which partitions it means, in which session.
+    /// Resolves a request to its partitions and its session.
     ///
     /// # Errors
-    /// A session that does not exist (any more), or an epoch that is not its next one: the client
-    /// begins a new one.
+    /// The session does not exist, or the epoch is not its next one; the client then begins a new
+    /// session.
     pub(crate) fn begin(
         &self,
         request: &FetchRequest,
@@ -216,8 +217,7 @@ impl Sessions {
             {
                 session.set(want);
             } else {
-                // The client begins anew, without a session if there is no room for a new one
-                // either.
+                // The client begins a new session, or goes on without one if there is no space.
                 let id = request.session_id;
                 cache.partitions += session.partitions.len() - before;
                 cache.remove(id);
@@ -229,7 +229,7 @@ impl Sessions {
         }
         cache.partitions = cache.partitions + session.partitions.len() - before;
         if session.partitions.is_empty() {
-            // As in Kafka: it ends, and makes room for another one.
+            // As in Kafka, an empty session ends.
             cache.remove(request.session_id);
             return Ok(Fetch { wants: Vec::new(), session_id: NO_SESSION, incremental: false });
         }
@@ -238,14 +238,14 @@ impl Sessions {
         Ok(Fetch { wants: session.wants(), session_id: request.session_id, incremental: true })
     }
 
-    /// Forget a session.
+    /// Removes a session.
     pub(crate) fn forget(&self, session_id: i32) {
         self.cache.lock().remove(session_id);
     }
 
-    /// Remember what the client is told of each partition; which of them an incremental answer must
-    /// hold. A partition that gave records goes to the end of the session's order, so that none is
-    /// starved by a size limit.
+    /// Records the response of each partition, and returns for each whether an incremental response
+    /// must contain it. A partition with records moves to the end of the session's order, so that a
+    /// size limit starves none.
     pub(crate) fn finish<'a>(
         &self,
         session_id: i32,
@@ -258,7 +258,7 @@ impl Sessions {
             let next_turn = session.next_turn;
             let Some(remembered) = session.partitions.get_mut(key) else { return true };
             let changed = remembered.told != Some(told);
-            // After an error the partition is in the next answer too, whatever it says.
+            // After an error, the next response contains the partition in any case.
             remembered.told = (told.error_code == 0).then_some(told);
             if has_records {
                 let turn = std::mem::replace(&mut remembered.turn, next_turn);
@@ -272,7 +272,7 @@ impl Sessions {
     }
 }
 
-/// A positive id that no session has.
+/// A random positive ID that no session has.
 fn new_id(sessions: &HashMap<i32, Session>) -> i32 {
     loop {
         let id = (uuid::Uuid::new_v4().as_u128() as i32) & i32::MAX;
@@ -328,7 +328,7 @@ mod tests {
         fetch.wants.iter().map(|want| (want.key.partition, want.offset)).collect()
     }
 
-    /// A request that forgets these partitions.
+    /// A request that removes these partitions.
     fn forgetting(session_id: i32, epoch: i32, partitions: Vec<i32>) -> FetchRequest {
         let topic = ForgottenTopic::default()
             .with_topic(kafka_protocol::protocol::StrBytes::from_static_str("t").into())
@@ -356,7 +356,7 @@ mod tests {
         assert_eq!(offsets(&sessions.begin(&forget, 12, now).unwrap()), [(1, 7), (2, 8)]);
         assert_eq!(sessions.cache.lock().partitions, 2);
 
-        // A final fetch ends it.
+        // A final fetch ends the session.
         let last = sessions.begin(&request(id, -1, &[(0, 1)]), 12, now).unwrap();
         assert_eq!((last.session_id, last.incremental), (0, false));
         assert_eq!(sessions.cache.lock().partitions, 0);
@@ -435,7 +435,7 @@ mod tests {
         assert_eq!(sessions.cache.lock().sessions.len(), MAX_SESSIONS);
     }
 
-    /// Else the bound on partitions would be none on memory.
+    /// Else the limit on partitions would not limit memory.
     #[test]
     fn names_that_no_topic_can_have_are_not_remembered() {
         let sessions = Sessions::default();

@@ -1,8 +1,8 @@
-//! State streams: what a coordinator remembers, as records in a stream that is kept as its
-//! checkpoint alone.
+//! State streams: a coordinator's state, as records in a stream whose checkpoint is the whole
+//! state.
 //!
-//! Kafka keeps such state in compacted internal topics. A state stream is one whose compaction is
-//! the fold of its checkpoint.
+//! Kafka keeps such state in compacted internal topics. A state stream is compacted by the fold of
+//! its checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -10,15 +10,15 @@ use alluvium_stream::{
     AppendError, Change, Store, StoreError, StreamEpoch, StreamId, StreamWriter,
 };
 
-/// The committed offsets of groups.
+/// The kind of stream with the committed offsets of groups.
 pub(crate) const KIND_OFFSETS: u8 = alluvium_stream::KIND_STATE;
-/// Transactions.
+/// The kind of stream with transactions.
 pub(crate) const KIND_TRANSACTIONS: u8 = 2;
-/// Members of groups whose assignment the server computes.
+/// The kind of stream with members of groups whose assignment the server computes.
 pub(crate) const KIND_GROUP_MEMBERS: u8 = 3;
-/// What share groups have in flight.
+/// The kind of stream with the in-flight records of share groups.
 pub(crate) const KIND_SHARES: u8 = 4;
-/// Members of groups that assign by themselves.
+/// The kind of stream with members of groups that compute their own assignment.
 pub(crate) const KIND_CLASSIC_GROUPS: u8 = 5;
 
 /// Why a state stream could not be opened.
@@ -27,12 +27,12 @@ pub enum StateError {
     /// The store failed.
     #[error("{0}")]
     Store(#[from] StoreError),
-    /// The catalog's metadata names no stream.
+    /// The catalog's metadata does not contain a valid stream ID.
     #[error("the catalog says {value:?} for {key}, which is no stream id")]
     BadMetadata {
         /// The metadata key.
         key: &'static str,
-        /// Its value, unprintable bytes escaped.
+        /// The value, with unprintable bytes escaped.
         value: String,
     },
     /// The catalog names a stream that does not exist.
@@ -43,9 +43,9 @@ pub enum StateError {
 /// Why a record was not appended; nothing has changed.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// The store has no room now; see [`Store::room`].
+    /// The store has no free space now; see [`Store::room`].
     NoRoom,
-    /// The record is larger than the store takes.
+    /// The record is larger than the store accepts.
     TooLarge,
     /// Another server writes this state now.
     Fenced,
@@ -66,11 +66,11 @@ impl From<AppendError> for Refused {
     }
 }
 
-/// Find the stream that the catalog's metadata names under `key`, or create it, and become its
-/// writer. One server coordinates everything, for ever, so there is one epoch.
+/// Opens the stream that the catalog's metadata names under `key`, or creates it, and becomes its
+/// writer. One server coordinates everything permanently, so there is one epoch.
 ///
 /// # Errors
-/// Metadata that make no sense, a failed store.
+/// Invalid metadata, a failed store.
 pub(crate) async fn open(
     store: &Store,
     key: &'static str,
@@ -84,7 +84,7 @@ pub(crate) async fn open(
     Ok(store.open_stream(id, StreamEpoch(0)).await?)
 }
 
-/// The id of the stream that the catalog's metadata names under `key`, if there is one.
+/// The ID of the stream that the catalog's metadata names under `key`, if any.
 pub(crate) fn id_in(meta: &BTreeMap<String, Vec<u8>>, key: &'static str) -> Option<StreamId> {
     parse_stream_id(key, meta.get(key)?).ok()
 }

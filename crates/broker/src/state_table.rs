@@ -1,21 +1,21 @@
-//! What a state stream remembers: a table, the records that change it, and its checkpoint. The
-//! encoding that all of them share.
+//! The table of a state stream, the records that change it, and its checkpoint, with the encoding
+//! that all state streams share.
 //!
 //! Integers are little-endian. `str` is a u16 length in bytes and that much UTF-8; `bytes` is a u32
 //! length and that many bytes; a list is a u32 count and its elements. Nothing may follow the last
 //! field.
 //!
-//! **Record**: as its table says; it begins with a version. Records carry no checksum of their own:
-//! the write-ahead log's covers them, and they are kept nowhere else.
+//! **Record**: defined by the table; it begins with a version. Records carry no checksum of their
+//! own: they exist only in the write-ahead log, whose checksums cover them.
 //!
 //! **Checkpoint**: magic (4 bytes), `version: u8`, the table, `crc: u32` = CRC32C of all before it.
 //! Equal tables have equal bytes.
 //!
 //! **Quarantine**: magic (4 bytes), `version: u8 = 1`, list of blobs (bytes), `crc: u32`. The store
-//! drops batches once they are folded, and a fold cannot refuse; so if it meets something that it
-//! cannot read (which only a defect, or a newer version's records, can cause), it keeps its input
-//! unread: first the previous checkpoint, then each batch. [`decode`] of a quarantine fails with
-//! the reason, so the server does not start and nothing is lost.
+//! drops batches once they are folded, and a fold cannot fail. So a fold that meets input that it
+//! cannot read (caused only by a defect or by records of a newer version) stores its input unread:
+//! first the previous checkpoint, then each batch. [`decode`] of a quarantine fails with the
+//! reason, so the server does not start and nothing is lost.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -24,11 +24,11 @@ use alluvium_stream::{Batch, Replay, StreamOffset};
 const CRC_LEN: usize = 4;
 const QUARANTINE_VERSION: u8 = 1;
 
-/// The longest string that the format can hold; what comes from clients is checked against it at
-/// the door.
+/// The longest string that the format can hold. Strings from clients are checked against it when
+/// they are received.
 pub(crate) const MAX_STRING_BYTES: usize = u16::MAX as usize;
 
-/// Bytes that are no record or no checkpoint.
+/// Bytes that are not a valid record or checkpoint.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Corrupt(String);
@@ -43,33 +43,32 @@ impl Corrupt {
     }
 }
 
-/// What the records of a state stream make.
+/// The state that the records of a state stream describe.
 pub(crate) trait Table: Default {
-    /// For people.
+    /// The name of the content, for messages.
     const WHAT: &'static str;
     const CHECKPOINT: [u8; 4];
     const QUARANTINE: [u8; 4];
-    /// Of the checkpoint.
+    /// The version of the checkpoint format.
     const VERSION: u8;
-    /// The oldest one that can still be read.
+    /// The oldest version that can be read.
     const OLDEST_VERSION: u8 = Self::VERSION;
 
-    /// What it means that records are lost to damage, for people.
+    /// The consequence of records lost to damage, for messages.
     const AFTER_LOSS: &'static str;
 
-    /// Change the table as an encoded record says.
+    /// Applies an encoded record to the table.
     fn apply_encoded(&mut self, record: &[u8]) -> Result<(), Corrupt>;
-    /// Records are lost that would have followed here. What later records and requests cannot put
-    /// right by themselves must go, or be marked.
+    /// Handles the loss of records at this point: removes or marks the state that later records and
+    /// requests cannot correct.
     fn after_loss(&mut self) {}
-    /// Write the table, in an order that equal tables share.
+    /// Writes the table in a canonical order.
     fn write(&self, out: &mut Writer);
-    /// Read what [`Self::write`] has written, in this version, which is one of those that can be
-    /// read.
+    /// Reads the output of [`Self::write`] of `version`, one of the readable versions.
     fn read(reader: &mut Reader<'_>, version: u8) -> Result<Self, Corrupt>;
 }
 
-/// The checkpoint of a table.
+/// Encodes the checkpoint of a table.
 pub(crate) fn encode<T: Table>(table: &T) -> Vec<u8> {
     let mut out = Writer(T::CHECKPOINT.to_vec());
     out.u8(T::VERSION);
@@ -77,7 +76,7 @@ pub(crate) fn encode<T: Table>(table: &T) -> Vec<u8> {
     out.sealed()
 }
 
-/// Read a checkpoint.
+/// Decodes a checkpoint.
 pub(crate) fn decode<T: Table>(bytes: &[u8]) -> Result<T, Corrupt> {
     let body = unseal(bytes)?;
     let Some(body) = body.strip_prefix(&T::CHECKPOINT) else {
@@ -93,7 +92,7 @@ pub(crate) fn decode<T: Table>(bytes: &[u8]) -> Result<T, Corrupt> {
     Ok(table)
 }
 
-/// The table that a stream describes. Whatever is lost of it is reported.
+/// Rebuilds the table that a stream describes. Lost records are logged.
 pub(crate) fn load<T: Table>(replay: &Replay) -> Result<T, Corrupt> {
     let Replay { checkpoint, checkpoint_end, batches, end } = replay;
     let table: T = rebuild(checkpoint.as_deref(), *checkpoint_end..*end, batches)?;
@@ -109,8 +108,8 @@ pub(crate) fn load<T: Table>(replay: &Replay) -> Result<T, Corrupt> {
     Ok(table)
 }
 
-/// The table that a checkpoint, which describes the stream up to the start of `offsets`, and the
-/// batches of these offsets describe.
+/// Rebuilds a table from a checkpoint as of the start of `offsets` and the batches of these
+/// offsets.
 fn rebuild<T: Table>(
     checkpoint: Option<&[u8]>,
     offsets: Range<StreamOffset>,
@@ -133,8 +132,8 @@ fn rebuild<T: Table>(
     Ok(table)
 }
 
-/// The checkpoint at the end of `offsets`, see [`alluvium_stream::Fold`]. `None` as long as there
-/// is nothing to remember. Input that cannot be read goes into quarantine.
+/// Builds the checkpoint at the end of `offsets`, see [`alluvium_stream::Fold`]. `None` as long as
+/// the table is empty. Input that cannot be read goes into quarantine.
 pub(crate) fn fold<T: Table>(
     offsets: Range<StreamOffset>,
     previous: Option<&[u8]>,
@@ -166,7 +165,7 @@ pub(crate) fn quarantined<T: Table>(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     reader.list(Reader::bytes).ok()
 }
 
-/// The first blob that cannot be read, and why.
+/// The first blob that cannot be read, and the reason.
 fn why_quarantined<T: Table>(blobs: &[&[u8]]) -> Corrupt {
     let (checkpoint, records) =
         blobs.split_first().map_or((&[][..], &[][..]), |(first, rest)| (*first, rest));
@@ -179,7 +178,7 @@ fn why_quarantined<T: Table>(blobs: &[&[u8]]) -> Corrupt {
     Corrupt(format!("they were put into quarantine because of {cause}"))
 }
 
-/// Verify and cut off the checksum.
+/// Verifies and strips the checksum.
 fn unseal(bytes: &[u8]) -> Result<&[u8], Corrupt> {
     let at = bytes
         .len()
@@ -213,19 +212,19 @@ impl Writer {
     pub(crate) fn u64(&mut self, value: u64) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
-    /// Any bytes, with their number.
+    /// Writes bytes with their length.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.len(bytes.len());
         self.raw(bytes);
     }
-    /// Bytes whose number the reader knows.
+    /// Writes bytes whose length the reader knows.
     pub(crate) fn raw(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
     pub(crate) fn size_bytes(&self) -> usize {
         self.0.len()
     }
-    /// A string or none: 0, or 1 and the string.
+    /// Writes an optional string: 0, or 1 and the string.
     pub(crate) fn opt(&mut self, value: Option<&str>) {
         self.u8(value.is_some().into());
         if let Some(value) = value {
@@ -259,7 +258,7 @@ impl Writer {
     }
 }
 
-/// Reads them again. Every error is [`Corrupt`].
+/// Reads fields written by [`Writer`]. Every error is [`Corrupt`].
 pub(crate) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -310,7 +309,7 @@ impl<'a> Reader<'a> {
         let len = self.len()?;
         self.take(len)
     }
-    /// Reserves nothing ahead: a corrupt count fails at the first missing element.
+    /// Allocates nothing in advance: a corrupt count fails at the first missing element.
     pub(crate) fn list<T>(
         &mut self,
         mut read: impl FnMut(&mut Self) -> Result<T, Corrupt>,
@@ -325,7 +324,7 @@ impl<'a> Reader<'a> {
     pub(crate) fn version(&mut self, what: &str, known: u8) -> Result<(), Corrupt> {
         self.version_of(what, known..=known).map(drop)
     }
-    /// Which of the known ones it is.
+    /// Reads a version and checks that it is in `known`.
     fn version_of(&mut self, what: &str, known: RangeInclusive<u8>) -> Result<u8, Corrupt> {
         match self.u8()? {
             version if known.contains(&version) => Ok(version),

@@ -1,7 +1,7 @@
 //! The topics, their partitions and configurations: in the catalog as `topic/<name>`, in memory as
 //! a map.
 //!
-//! Layout of the catalog entry: `docs/format/broker-metadata.md`.
+//! The layout of the catalog entry is in `docs/format/broker-metadata.md`.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -21,23 +21,23 @@ use crate::producer_state::Totals;
 
 const META_PREFIX: &str = "topic/";
 
-/// Where Kafka keeps what this server keeps in streams of its own.
+/// Kafka's internal topics. This server keeps their content in state streams.
 pub(crate) const GROUP_TOPIC: &str = "__consumer_offsets";
 pub(crate) const TRANSACTION_TOPIC: &str = "__transaction_state";
 const SHARE_GROUP_TOPIC: &str = "__share_group_state";
-/// The log of Kafka's controllers, which is no topic.
+/// The log of Kafka's controllers, which is not a topic.
 pub(crate) const METADATA_TOPIC: &str = "__cluster_metadata";
 
-/// Whether a topic is Kafka's own. There is one of that name, as clients and tools count on it,
-/// once its coordinator is asked for; it is empty, and nobody can write to it.
+/// Whether a topic is one of Kafka's internal topics. It is created when its coordinator is first
+/// requested, since clients and tools expect it. It is empty and cannot be written to.
 pub(crate) fn is_internal(name: &str) -> bool {
     [GROUP_TOPIC, TRANSACTION_TOPIC, SHARE_GROUP_TOPIC].contains(&name)
 }
 
-/// For who would change what is in it.
+/// Refuses to change the content of an internal topic.
 ///
 /// # Errors
-/// INVALID_TOPIC_EXCEPTION: nothing is in Kafka's own topics here.
+/// INVALID_TOPIC_EXCEPTION: internal topics are empty here.
 pub(crate) fn check_not_internal(name: &str) -> Result<(), ApiError> {
     match is_internal(name) {
         true => Err(ApiError::InvalidTopicName(format!("{name} is the server's own"))),
@@ -45,17 +45,18 @@ pub(crate) fn check_not_internal(name: &str) -> Result<(), ApiError> {
     }
 }
 
-/// Deleted topics that are remembered, for transactions that have written to them.
+/// The greatest number of deleted topics that are tracked for transactions that have written to
+/// them.
 const MAX_DELETED: usize = 1_000;
 
-/// For so long a name that was deleted is not created again by a client that merely asks for it.
-/// sarama, the least patient of the clients, asks again for 750 ms.
+/// How long a deleted name is not auto-created again by a metadata request. sarama, the client with
+/// the shortest retry time, retries for 750 ms.
 pub(crate) const RECREATION_PAUSE: Duration = Duration::from_millis(500);
 
-/// The longest name that a topic can have.
+/// The longest topic name.
 pub(crate) const MAX_NAME_BYTES: usize = 249;
 
-/// A topic as it is at one moment; a change makes a new one.
+/// An immutable snapshot of a topic; a change creates a new one.
 pub(crate) struct Topic {
     pub(crate) name: Arc<str>,
     pub(crate) id: Uuid,
@@ -65,12 +66,12 @@ pub(crate) struct Topic {
 }
 
 impl Topic {
-    /// The partition of this number.
+    /// The partition with this index.
     pub(crate) fn partition(&self, index: i32) -> Option<&Arc<Partition>> {
         self.partitions.get(usize::try_from(index).ok()?)
     }
 
-    /// What puts the topic into the catalog, with `more` partitions than it has.
+    /// The catalog change that stores the topic with `more` partitions added.
     fn entry(&self, more: &[StreamId]) -> Result<Change, ApiError> {
         let present = self.partitions.iter().map(|partition| partition.stream.id());
         let stored = Stored {
@@ -84,14 +85,14 @@ impl Topic {
     }
 }
 
-/// How a request names a topic: older versions by name, newer ones by id.
+/// A topic in a request: by name in older versions, by ID in newer ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum TopicRef {
     Name(Arc<str>),
     Id(Uuid),
 }
 
-/// What the catalog holds of a topic.
+/// The catalog entry of a topic.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Stored {
     id: Uuid,
@@ -100,8 +101,8 @@ struct Stored {
     configs: Overrides,
 }
 
-/// The streams of all partitions, by the catalog's metadata: the topic's name and id, and the
-/// partition. An entry that cannot be read is left out.
+/// Lists the streams of all partitions in the catalog's metadata: the topic's name and ID, and the
+/// partition. An unreadable entry is left out.
 pub(crate) fn streams(
     meta: &BTreeMap<String, Vec<u8>>,
 ) -> impl Iterator<Item = (StreamId, (Arc<str>, Uuid, i32))> {
@@ -116,7 +117,7 @@ pub(crate) fn streams(
     })
 }
 
-/// The catalog's content does not make sense.
+/// An invalid catalog entry.
 #[derive(Debug, thiserror::Error)]
 #[error("topic {topic}: {reason}")]
 pub(crate) struct BadTopic {
@@ -128,13 +129,13 @@ pub(crate) struct BadTopic {
 struct Maps {
     by_name: BTreeMap<Arc<str>, Arc<Topic>>,
     by_id: HashMap<Uuid, Arc<Topic>>,
-    /// Names by what they look like in metrics.
+    /// Topic names by the name that they have in Kafka's metrics.
     by_metric_name: HashMap<String, Arc<str>>,
     partitions: usize,
-    /// Not to be found any more, while its deletion is not durable yet: after a crash it may be
-    /// there again.
+    /// A topic whose deletion is not durable yet. It cannot be found, but may exist again after a
+    /// crash.
     doomed: Option<Arc<Topic>>,
-    /// Grows with every change.
+    /// Incremented with every change.
     version: u64,
 }
 
@@ -163,7 +164,7 @@ impl Maps {
         self.doomed = Some(topic.clone());
     }
 
-    /// The deletion of a doomed topic is durable, or has failed.
+    /// Ends a deletion, which is durable or has failed.
     fn settle(&mut self, topic: &Arc<Topic>, is_deleted: bool) {
         self.doomed = None;
         if !is_deleted {
@@ -176,20 +177,20 @@ impl Maps {
 pub(crate) struct Topics {
     store: Store,
     max_partitions: usize,
-    /// What partitions remember of producers.
+    /// Totals of the partitions' producer state.
     pub(crate) totals: Arc<Totals>,
-    /// What the broker says for topics that do not say it, by the topics' names.
+    /// The broker's defaults for settings that a topic does not override, by topic setting names.
     defaults: RwLock<Overrides>,
     maps: RwLock<Maps>,
-    /// The last one that was asked for.
+    /// The last view that was requested.
     view: Mutex<Arc<TopicsView>>,
-    /// Held over a change's check and commit, so that changes have one order.
+    /// Held during the check and commit of a change, so that changes are serialized.
     changing: tokio::sync::Mutex<()>,
-    /// Topics that were deleted since the start, the last ones of them.
+    /// The last topics that were deleted since the start.
     deleted: Mutex<VecDeque<Deleted>>,
 }
 
-/// A topic that was deleted, or is being deleted as long as there is no time.
+/// A deleted topic, or one that is being deleted as long as it has no time.
 struct Deleted {
     name: Arc<str>,
     id: Uuid,
@@ -203,10 +204,10 @@ impl TopicsNow for Topics {
 }
 
 impl Topics {
-    /// Read the topics from the catalog, and rebuild the state of their partitions.
+    /// Loads the topics from the catalog and rebuilds the state of their partitions.
     ///
     /// # Errors
-    /// The first entry or checkpoint that does not make sense.
+    /// The first invalid entry or checkpoint.
     pub(crate) async fn open(
         store: Store,
         defaults: Overrides,
@@ -247,17 +248,17 @@ impl Topics {
         })
     }
 
-    /// The topic of this name.
+    /// The topic with this name.
     pub(crate) fn by_name(&self, name: &str) -> Result<Arc<Topic>, ApiError> {
         self.maps.read().by_name.get(name).cloned().ok_or(ApiError::UnknownTopicOrPartition)
     }
 
-    /// The topic with this id.
+    /// The topic with this ID.
     pub(crate) fn by_id(&self, id: Uuid) -> Result<Arc<Topic>, ApiError> {
         self.maps.read().by_id.get(&id).cloned().ok_or(ApiError::UnknownTopicId)
     }
 
-    /// The topic that a request means.
+    /// The topic that a request names.
     pub(crate) fn find(&self, topic: &TopicRef) -> Result<Arc<Topic>, ApiError> {
         match topic {
             TopicRef::Name(name) => self.by_name(name),
@@ -265,28 +266,28 @@ impl Topics {
         }
     }
 
-    /// The topic with this id, also if its deletion is not durable yet: for what is made durable
-    /// meanwhile, and has to fit a start after which the topic is there.
+    /// The topic with this ID, including one whose deletion is not durable yet. State that is
+    /// persisted meanwhile must be consistent with a restart after which the topic still exists.
     pub(crate) fn stored_by_id(&self, id: Uuid) -> Option<Arc<Topic>> {
         let maps = self.maps.read();
         let doomed = || maps.doomed.as_ref().filter(|topic| topic.id == id);
         maps.by_id.get(&id).or_else(doomed).cloned()
     }
 
-    /// The same by its name.
+    /// The topic with this name, including one whose deletion is not durable yet.
     pub(crate) fn stored_by_name(&self, name: &str) -> Option<Arc<Topic>> {
         let maps = self.maps.read();
         let doomed = || maps.doomed.as_ref().filter(|topic| *topic.name == *name);
         maps.by_name.get(name).or_else(doomed).cloned()
     }
 
-    /// The ids of topics of this name that were deleted lately.
+    /// The IDs of recently deleted topics of this name.
     pub(crate) fn deleted_ids(&self, name: &str) -> Vec<Uuid> {
         let deleted = self.deleted.lock();
         deleted.iter().filter(|topic| *topic.name == *name).map(|topic| topic.id).collect()
     }
 
-    /// Whether a topic of this name has been deleted within [`RECREATION_PAUSE`].
+    /// Whether a topic of this name was deleted within [`RECREATION_PAUSE`].
     pub(crate) fn is_just_deleted(&self, name: &str, now: Instant) -> bool {
         let just = |at: Instant| now.saturating_duration_since(at) < RECREATION_PAUSE;
         let deleted = self.deleted.lock();
@@ -294,12 +295,12 @@ impl Topics {
         of_name.any(|topic| topic.at.is_none_or(just))
     }
 
-    /// Whether there is such a partition.
+    /// Whether this partition exists.
     pub(crate) fn has_partition(&self, topic: &str, partition: i32) -> bool {
         self.by_name(topic).is_ok_and(|topic| topic.partition(partition).is_some())
     }
 
-    /// Topic and partition of a stream, in words.
+    /// The topic and partition of a stream, for messages.
     pub(crate) fn name_of(&self, stream: StreamId) -> Option<String> {
         self.maps.read().by_name.values().find_map(|topic| {
             let at = topic.partitions.iter().position(|one| one.stream.id() == stream)?;
@@ -307,12 +308,12 @@ impl Topics {
         })
     }
 
-    /// All topics, by name.
+    /// All topics in the order of their names.
     pub(crate) fn all(&self) -> Vec<Arc<Topic>> {
         self.maps.read().by_name.values().cloned().collect()
     }
 
-    /// All topics at this moment, for the group coordinator. Made anew only when topics have
+    /// The current topics for the group coordinator. The view is rebuilt only after topics have
     /// changed.
     pub(crate) fn view(&self) -> Arc<TopicsView> {
         let mut view = self.view.lock();
@@ -327,17 +328,17 @@ impl Topics {
         Arc::clone(&view)
     }
 
-    /// Partitions of all topics.
+    /// The number of partitions of all topics.
     pub(crate) fn partitions(&self) -> usize {
         self.maps.read().partitions
     }
 
-    /// Create a topic, atomically and durably. With `validate_only` only check whether that would
-    /// succeed. `forget` does away with what earlier topics of this name have left; meanwhile no
-    /// other one comes or goes.
+    /// Creates a topic, atomically and durably. With `validate_only`, only checks whether that
+    /// would succeed. `forget` removes leftovers of earlier topics of this name; meanwhile no topic
+    /// is created or deleted.
     ///
     /// # Errors
-    /// A bad name, one that exists or collides, bad numbers or settings; failed storage.
+    /// An invalid name, one that exists or collides, invalid numbers or settings; failed storage.
     pub(crate) async fn create(
         &self,
         name: &str,
@@ -348,7 +349,7 @@ impl Topics {
     ) -> Result<Arc<Topic>, ApiError> {
         let _changing = self.changing.lock().await;
         if name == METADATA_TOPIC {
-            // In Kafka's words.
+            // Kafka's message.
             return Err(ApiError::InvalidRequest(format!(
                 "Creation of internal topic {name} is prohibited."
             )));
@@ -376,7 +377,7 @@ impl Topics {
         Ok(topic)
     }
 
-    /// Give a topic more partitions, `total` in all.
+    /// Adds partitions to a topic, up to `total`.
     ///
     /// # Errors
     /// An unknown topic, a number that is not greater than the present one; failed storage.
@@ -410,11 +411,11 @@ impl Topics {
         Ok(())
     }
 
-    /// Change a topic's settings, in effect with the next batch. With `validate_only` only check
+    /// Changes a topic's settings, effective with the next batch. With `validate_only`, only checks
     /// whether that would succeed.
     ///
     /// # Errors
-    /// An unknown topic, unknown names, impossible values; failed storage.
+    /// An unknown topic, unknown names, invalid values; failed storage.
     pub(crate) async fn alter(
         &self,
         name: &str,
@@ -449,8 +450,7 @@ impl Topics {
         Ok(())
     }
 
-    /// What the broker says for topics that do not say it themselves has changed: ask `defaults`
-    /// for it.
+    /// Re-reads the broker's defaults from `defaults` after they have changed.
     pub(crate) async fn refresh_defaults(&self, defaults: impl FnOnce() -> Overrides) {
         let _changing = self.changing.lock().await;
         let defaults = defaults();
@@ -467,7 +467,7 @@ impl Topics {
         *self.defaults.write() = defaults;
     }
 
-    /// Delete a topic and its records.
+    /// Deletes a topic and its records.
     ///
     /// # Errors
     /// An unknown topic, failed storage.
@@ -488,8 +488,7 @@ impl Topics {
             }
             deleted.push_back(Deleted { name: topic.name.clone(), id: topic.id, at: None });
         }
-        // Before the streams go: who waits for their records is woken by that, and must find no
-        // topic then.
+        // Before the streams: their deletion wakes readers, which must not find the topic any more.
         self.maps.write().doom(&topic);
         let deleted = self.store.commit(changes).await;
         self.maps.write().settle(&topic, deleted.is_ok());
@@ -500,8 +499,8 @@ impl Topics {
         Ok(topic)
     }
 
-    /// Create `count` streams and store `topic` with them, in one commit; all its partitions, the
-    /// new ones last.
+    /// Creates `count` streams and stores `topic` with them, in one commit. Returns all its
+    /// partitions, the new ones last.
     async fn commit_with_new_streams(
         &self,
         topic: &Topic,
@@ -531,8 +530,8 @@ impl Topics {
         settings::warn_of_bound(&topic.name, own, self.store.max_batch_bytes());
     }
 
-    /// Names that differ in `.` and `_` only would have the same metric names: as in Kafka the
-    /// second one is refused.
+    /// Checks that a name is free. Names that differ only in `.` and `_` would have the same metric
+    /// names; as in Kafka, the second one is refused.
     fn check_free(&self, name: &str) -> Result<(), ApiError> {
         let maps = self.maps.read();
         if maps.by_name.contains_key(name) {
@@ -561,13 +560,13 @@ impl Topics {
     }
 }
 
-/// What a message calls a partition.
+/// The name of a partition in messages.
 fn partition_name(topic: &str, index: usize) -> String {
     format!("partition {index} of topic {topic}")
 }
 
-/// The name of each stream by the metadata in a catalog, for messages: the partition and topic that
-/// it holds, or the server's own state. Metadata that cannot be read is left out.
+/// Names each stream from the metadata of a catalog, for messages: the partition and topic that it
+/// holds, or the server's own state. Unreadable metadata is left out.
 pub fn stream_names<'a>(
     meta: impl Iterator<Item = (&'a str, &'a [u8])>,
 ) -> HashMap<StreamId, String> {
@@ -584,7 +583,7 @@ pub fn stream_names<'a>(
     names
 }
 
-/// The names of the streams with the server's own state.
+/// Names the streams with the server's own state.
 pub(crate) fn state_stream_names(meta: &[(String, Vec<u8>)]) -> HashMap<StreamId, String> {
     meta.iter().filter_map(|(key, value)| state_stream_name(key, value)).collect()
 }
@@ -604,16 +603,16 @@ fn metric_name(name: &str) -> String {
     name.replace('.', "_")
 }
 
-/// A name as far as it can be a topic's, and a little more if it cannot: what outlives a request
-/// must not take as much as the names in it.
+/// Cuts a name to one byte more than a topic name can have, so that state that outlives a request
+/// does not keep long invalid names.
 pub(crate) fn cut_name(name: &str) -> &str {
     &name[..name.ceil_char_boundary(MAX_NAME_BYTES + 1)]
 }
 
-/// Kafka's rules for topic names (`Topic.validate`).
+/// Checks Kafka's rules for topic names (`Topic.validate`).
 ///
 /// # Errors
-/// [`ApiError::InvalidTopicName`] with the rule that is broken.
+/// [`ApiError::InvalidTopicName`] with the violated rule.
 pub(crate) fn check_name(name: &str) -> Result<(), ApiError> {
     let invalid = |reason: String| Err(ApiError::InvalidTopicName(reason));
     if name.is_empty() {

@@ -1,9 +1,9 @@
-//! A request off its socket, and apart from it the batches that it brings.
+//! Reads a request from its socket, with its batches in separate buffers.
 //!
-//! The log cache keeps a batch for long, and nothing else of its request. So each is read into
-//! memory of its own, of exactly its length, and nobody has to copy it out of the request
-//! (`docs/copies.md`). Nothing is refused here but what comes too slowly: what is not as a Produce
-//! request has to be is left as it is, to whoever decodes it.
+//! The log cache keeps a batch for a long time, and nothing else of its request. Therefore each
+//! batch is read into a buffer of exactly its length, and need not be copied out of the request
+//! (`docs/copies.md`). This module refuses only requests that arrive too slowly: bytes that are not
+//! a valid Produce request are left unchanged for the decoder.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -18,50 +18,51 @@ use super::{End, LEAST_BYTES_PER_SECOND};
 use crate::security::Peer;
 use crate::server::{RequestMemory, RequestShare, Server};
 
-/// So much of a request is read without asking for memory: each connection has at most one, so the
-/// bound on connections bounds them, and small ones never wait behind large ones.
+/// The bytes of a request that are read without taking request memory. Each connection has at most
+/// one request, so the limit on connections limits them, and small requests never wait behind large
+/// ones.
 const SMALL_FRAME_BYTES: usize = 64 << 10;
 
-/// Memory for the rest is asked for as it comes: so much, or [`STEP_FACTOR`] times what has come if
-/// that is more. So a batch that grows is moved a few times only, and whoever holds much has sent a
-/// good part of it.
+/// Memory for the rest is taken as bytes arrive: this much at a time, or [`STEP_FACTOR`] times the
+/// bytes received so far if that is more. So a growing batch is moved only a few times, and a
+/// request that holds much memory has sent a good part of it.
 const STEP_BYTES: usize = 256 << 10;
 const STEP_FACTOR: usize = 3;
 
-/// Batches from this length on are read into memory of their own. What such memory takes besides is
-/// little then, however many batches a request has.
+/// The length from which a batch is read into its own buffer. The overhead of a buffer is then
+/// small, whatever the number of batches in a request.
 const APART_BYTES: usize = 1 << 10;
 
-/// What a request takes that brings no records, as a rule.
+/// The initial buffer for a request; most requests without records fit in it.
 const USUAL_BYTES: usize = 512;
 
-// Of Produce.
+// The Produce versions whose layout is known here.
 const VERSIONS: RangeInclusive<i16> = 3..=13;
 const FIRST_FLEXIBLE: i16 = 9;
 const FIRST_WITH_TOPIC_IDS: i16 = 13;
 
-/// A request as it came in, without its length.
+/// A request as received, without its length.
 pub(crate) struct Frame {
-    /// All of it but `batches`, each of which has left an empty field. What was empty before is
-    /// null.
+    /// The request without `batches`: each has left an empty field. A field that was empty before
+    /// is null.
     pub(crate) bytes: Bytes,
-    /// Batches of a Produce request, in their order, each in memory of its own.
+    /// The batches of a Produce request in their order, each in its own buffer.
     pub(crate) batches: Vec<Bytes>,
-    /// What it has taken of the memory for requests.
+    /// The request's share of the request memory.
     pub(crate) share: RequestShare,
 }
 
-/// Read one request. What it says about its length is believed only as far as bytes have come.
+/// Reads one request. Its announced length is trusted only as far as bytes have arrived.
 ///
 /// # Errors
-/// The connection is to be closed, for this reason.
+/// The reason for which the connection is to be closed.
 pub(crate) async fn read_frame(
     server: &Server,
     peer: &Peer,
     reader: &mut BufReader<impl AsyncRead + Unpin>,
 ) -> Result<Frame, End> {
     let config = &server.config;
-    // Who has not said who it is gets neither much time nor much room, and produces nothing.
+    // Unauthenticated clients get little time and memory, and cannot produce.
     let (patience, max_bytes, may_produce) = match peer.max_request_bytes() {
         None => (config.idle_timeout, config.max_request_bytes, true),
         Some(bytes) => (config.transfer_timeout, bytes.min(config.max_request_bytes), false),
@@ -81,20 +82,20 @@ pub(crate) async fn read_frame(
     incoming.read_frame(may_produce).await
 }
 
-/// A request of which the length is known, as far as it has come.
+/// A request of known length that is being received.
 struct Incoming<'a, R> {
     reader: &'a mut BufReader<R>,
     left_bytes: usize,
     came_bytes: usize,
-    /// Of what is left, as much as there is memory for.
+    /// The part of the remaining bytes that memory was taken for.
     room_bytes: usize,
     memory: &'a RequestMemory,
     share: RequestShare,
-    /// Whether it has any of the memory that all share.
+    /// Whether the request holds a share of the common memory.
     holds_memory: bool,
     transfer_timeout: Duration,
     deadline: Instant,
-    /// While it holds memory its pace is looked at from here on.
+    /// The start of the span over which the pace is measured while the request holds memory.
     span_began: Instant,
     span_came_bytes: usize,
 }
@@ -134,10 +135,10 @@ impl<'a, R: AsyncRead + Unpin> Incoming<'a, R> {
         Ok(Frame { bytes: bytes.into(), batches, share: incoming.share })
     }
 
-    /// Read so many bytes more, at most all that are left, to the end of `to`. It grows as there is
-    /// memory for it, at the end to exactly what is needed.
+    /// Reads `len_bytes` more bytes, at most the remaining ones, to the end of `to`. `to` grows as
+    /// memory becomes available, in the end to exactly the needed size.
     async fn read(&mut self, to: &mut Vec<u8>, len_bytes: usize) -> Result<(), End> {
-        // Most fields are here already: no timer for those.
+        // Most fields are buffered already and need no timer.
         let here = self.reader.buffer();
         if len_bytes <= here.len().min(self.room_bytes) {
             to.extend_from_slice(&here[..len_bytes]);
@@ -174,9 +175,9 @@ impl<'a, R: AsyncRead + Unpin> Incoming<'a, R> {
         self.came_bytes += read_bytes;
     }
 
-    /// While this waits the rest of the request stays with the client: that is how the bound pushes
-    /// back. The client is not to blame for that time; but others wait for what it has, so it is
-    /// not without an end.
+    /// Takes memory for more bytes. Meanwhile the rest of the request stays with the client, which
+    /// is the backpressure of this limit. The client is not charged for this time; the wait is
+    /// limited since others wait for the memory that the request holds.
     async fn make_room(&mut self) -> Result<(), End> {
         let more_bytes = self.left_bytes.min(STEP_BYTES.max(STEP_FACTOR * self.came_bytes));
         let asked_at = Instant::now();
@@ -193,7 +194,7 @@ impl<'a, R: AsyncRead + Unpin> Incoming<'a, R> {
         (self.span_began, self.span_came_bytes) = (Instant::now(), self.came_bytes);
     }
 
-    /// So long it may take until more comes.
+    /// The time at which the pace is checked next if no bytes arrive.
     fn next_check(&self) -> Instant {
         match self.holds_memory {
             true => self.deadline.min(self.span_began + self.transfer_timeout / 10),
@@ -201,8 +202,8 @@ impl<'a, R: AsyncRead + Unpin> Incoming<'a, R> {
         }
     }
 
-    /// Nothing has come until then: go on waiting, unless its time is over, or so little has come
-    /// in this span that others have to wait for the memory that it keeps.
+    /// Continues the wait for bytes, unless the request's time is over, or it has received so
+    /// little in this span that others wait for the memory that it holds.
     fn check_pace(&mut self) -> Result<(), End> {
         let now = Instant::now();
         let span = now.saturating_duration_since(self.span_began);
@@ -216,18 +217,18 @@ impl<'a, R: AsyncRead + Unpin> Incoming<'a, R> {
     }
 }
 
-/// A request that is taken apart.
+/// A Produce request whose batches are being separated.
 struct Parts<'a, R> {
     incoming: Incoming<'a, R>,
     bytes: Vec<u8>,
     batches: Vec<Bytes>,
-    /// Lengths are compact, and there are tagged fields.
+    /// Whether lengths are compact and tagged fields exist.
     is_flexible: bool,
 }
 
-/// Why a request is not taken apart any further.
+/// Why the separation of batches stops.
 enum Halt {
-    /// It is of another kind, or not as one of this kind has to be.
+    /// The request is not a Produce request, or is malformed.
     Other,
     End(End),
 }
@@ -238,7 +239,7 @@ impl From<End> for Halt {
     }
 }
 
-/// A length of fixed width. -1 is that of what is not there.
+/// Converts a length of fixed width; -1 is null.
 fn fixed_len(len: i32) -> Result<usize, Halt> {
     match len {
         -1 => Ok(0),
@@ -247,25 +248,25 @@ fn fixed_len(len: i32) -> Result<usize, Halt> {
 }
 
 impl<R: AsyncRead + Unpin> Parts<'_, R> {
-    /// Read a Produce request up to its last batch; of another one the beginning.
+    /// Reads a Produce request up to its last batch, or the beginning of any other request.
     async fn take_apart(&mut self) -> Result<(), Halt> {
         let [k0, k1, v0, v1, ..] = self.fixed::<8>().await?;
         let (key, version) = (i16::from_be_bytes([k0, k1]), i16::from_be_bytes([v0, v1]));
         if key != ApiKey::Produce as i16 || !VERSIONS.contains(&version) {
             return Err(Halt::Other);
         }
-        self.text().await?; // The client's id, of which the length is never compact.
+        self.text().await?; // The client ID, whose length is never compact.
         self.is_flexible = version >= FIRST_FLEXIBLE;
         self.tagged().await?;
-        self.text().await?; // The transactional id.
-        self.field(2 + 4).await?; // Acknowledgements, and the timeout.
+        self.text().await?; // The transactional ID.
+        self.field(2 + 4).await?; // Acknowledgements and timeout.
         for _ in 0..self.len().await? {
             match version {
                 FIRST_WITH_TOPIC_IDS.. => self.field(16).await?,
                 _ => self.text().await?,
             }
             for _ in 0..self.len().await? {
-                self.field(4).await?; // The partition's number.
+                self.field(4).await?; // The partition index.
                 self.batch().await?;
                 self.tagged().await?;
             }
@@ -289,7 +290,7 @@ impl<R: AsyncRead + Unpin> Parts<'_, R> {
             self.incoming.read(&mut batch, len_bytes).await?;
             self.batches.push(batch.into());
         }
-        // An empty field for the batch, and null where there is none.
+        // An empty field for the batch, and null if there is none.
         self.bytes.truncate(at);
         match self.is_flexible {
             true => self.bytes.push(is_there.into()),
@@ -318,10 +319,10 @@ impl<R: AsyncRead + Unpin> Parts<'_, R> {
         self.field(len_bytes).await
     }
 
-    /// The length of an array, or of bytes.
+    /// Reads the length of an array or of bytes.
     async fn len(&mut self) -> Result<usize, Halt> {
         match self.is_flexible {
-            // It is stored plus one, 0 means null.
+            // Stored plus one; 0 means null.
             true => Ok(self.unsigned_varint().await?.saturating_sub(1)),
             false => fixed_len(i32::from_be_bytes(self.fixed().await?)),
         }
@@ -344,7 +345,7 @@ impl<R: AsyncRead + Unpin> Parts<'_, R> {
         Ok(*self.bytes.last_chunk().expect("so many were read"))
     }
 
-    /// Gather so many bytes.
+    /// Reads `len_bytes` bytes into the buffer.
     async fn field(&mut self, len_bytes: usize) -> Result<(), Halt> {
         if len_bytes > self.incoming.left_bytes {
             return Err(Halt::Other);

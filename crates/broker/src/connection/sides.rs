@@ -1,4 +1,4 @@
-//! The two sides of a connection: what comes from the client, and what goes to it.
+//! The two halves of a connection: one for reading and one for writing.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -12,10 +12,9 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedReadHalf;
 use tokio_rustls::server::TlsStream;
 
-/// What comes from a client.
+/// The reading half.
 pub(super) trait Incoming: AsyncRead + Unpin {
-    /// Whether the client has closed its side, by now: also where something was not read yet that
-    /// it has sent before.
+    /// Whether the client has closed its side, even if bytes that it sent before are not read yet.
     fn has_ended(&self) -> bool;
 }
 
@@ -25,7 +24,7 @@ impl Incoming for OwnedReadHalf {
     }
 }
 
-/// The kernel tells that beside the bytes, which only reading brings.
+/// The kernel reports this separately from the bytes; a read would report it only after them.
 fn has_ended(socket: &TcpStream) -> bool {
     match socket.ready(Interest::READABLE).now_or_never() {
         None => false,
@@ -33,10 +32,10 @@ fn has_ended(socket: &TcpStream) -> bool {
     }
 }
 
-/// One side of an encrypted connection. Unlike tokio's own halves it comes to the socket below.
+/// One half of an encrypted connection. Unlike tokio's halves it gives access to the socket below.
 pub(super) struct Half(Arc<Mutex<TlsStream<TcpStream>>>);
 
-/// Both sides. They are polled by one task, so that neither waits for the other.
+/// Splits an encrypted connection. One task polls both halves, so neither waits for the other.
 pub(super) fn split(stream: TlsStream<TcpStream>) -> (Half, Half) {
     let stream = Arc::new(Mutex::new(stream));
     (Half(stream.clone()), Half(stream))

@@ -1,4 +1,4 @@
-//! Requests that are taken apart: what comes of them, the memory that they take, their pace.
+//! Tests of the separation of batches: results, memory and pace.
 
 use bytes::BytesMut;
 use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
@@ -10,7 +10,7 @@ use super::*;
 use crate::tests::examples;
 use crate::wire::shape;
 
-/// What the batches of these tests are filled with.
+/// The byte that the batches of these tests are filled with.
 const FILL: u8 = 0xab;
 
 async fn read(sent: &[u8], memory: &RequestMemory, buffer_bytes: usize) -> Frame {
@@ -57,7 +57,7 @@ fn fields(request: &mut ProduceRequest) -> impl Iterator<Item = &mut Option<Byte
     partitions.map(|partition| &mut partition.records)
 }
 
-/// What the handler finds, with each batch in its place.
+/// The request as the handler sees it, with each batch put back.
 fn joined(frame: Frame, version: i16) -> Option<ProduceRequest> {
     let mut request = decoded(frame.bytes, version)?;
     let mut apart = frame.batches.into_iter();
@@ -68,7 +68,7 @@ fn joined(frame: Frame, version: i16) -> Option<ProduceRequest> {
     Some(request)
 }
 
-/// The same, of a request that was not taken apart.
+/// The request decoded without separating its batches.
 fn whole(sent: &[u8], version: i16) -> Option<ProduceRequest> {
     let mut request = decoded(Bytes::copy_from_slice(sent), version)?;
     for field in fields(&mut request).filter(|field| matches!(field, Some(it) if it.is_empty())) {
@@ -102,7 +102,8 @@ async fn what_is_refused_as_a_whole_is_refused_apart_and_nothing_else() {
         [&[Some(APART_BYTES), Some(0)], &[Some(5), Some(APART_BYTES)]];
     for version in [3, 8, 9, 13] {
         let sent = request(version, &topics);
-        // Behind key and version; inside of batches nothing depends on what is there.
+        // Positions after key and version. The content of batches does not matter, so it is left
+        // out.
         let places = (4..sent.len()).filter(|at| sent[*at] != FILL || sent[*at - 1] != FILL);
         for at in places {
             let short = &sent[..at];
@@ -123,7 +124,7 @@ async fn what_is_refused_as_a_whole_is_refused_apart_and_nothing_else() {
 async fn other_requests_stay_as_they_are() {
     let memory = RequestMemory::new(1 << 30);
     let produce = request(9, &[&[Some(APART_BYTES)]]);
-    // Another API, versions that are not served, and less than a header.
+    // Another API, unsupported versions, and less than a header.
     for (at, byte) in [(1, 1), (0, 1), (3, 2), (3, 14), (2, 1)] {
         let mut sent = produce.clone();
         sent[at] = byte;
@@ -149,7 +150,7 @@ async fn a_batch_has_memory_of_exactly_its_length() {
             let own = batch.try_into_mut().expect("somebody else has its memory");
             assert_eq!((own.len(), own.capacity()), (len_bytes, len_bytes));
         }
-        // And as much was asked for, but for what each connection may have.
+        // The memory taken is that of the batches, except the bytes that each connection may use.
         let taken_bytes = all_bytes - memory.free_bytes();
         assert!(taken_bytes + SMALL_FRAME_BYTES >= sent.len(), "{taken_bytes} of {}", sent.len());
         drop(share);
@@ -157,7 +158,7 @@ async fn a_batch_has_memory_of_exactly_its_length() {
     }
 }
 
-/// Batches that come one by one do not make it fast.
+/// The arrival of further batches does not reset the pace.
 #[tokio::test]
 async fn while_others_wait_the_pace_is_that_of_the_whole_request() {
     let memory = RequestMemory::new(STEP_BYTES as u64);
