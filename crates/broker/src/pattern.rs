@@ -1,10 +1,10 @@
-//! Regular expressions that are matched with names, of topics and of transactions, in bounded time.
+//! Regular expressions that are matched with names of topics and transactions in bounded time.
 //!
 //! They come from clients, and are matched with all names while the group is locked. The crate
-//! `regex` is linear in the length of a name times the size of the expression: one of 100 bytes
-//! takes 16 s for 10,000 topics, if both are made for it. So its lazy automaton is used by itself,
-//! which gives up instead of falling back to a slower way when its states do not fit in memory.
-//! Those of expressions that people write do.
+//! `regex` is linear in the length of a name times the size of the expression: a malicious
+//! expression of 100 bytes takes 16 s for 10,000 malicious topic names. Therefore only its lazy
+//! automaton is used, which stops with an error instead of falling back to a slower engine when its
+//! states do not fit in memory. The states of ordinary expressions fit.
 
 use std::sync::Arc;
 
@@ -15,16 +15,17 @@ use regex_automata::{Anchored, Input};
 
 mod re2;
 
-/// Bound on the length of an expression. Its syntax tree is not bounded otherwise, and a class of
-/// five bytes can take some kilobytes there.
+/// The longest expression. Nothing else bounds its syntax tree, in which a class of five bytes can
+/// take some kilobytes.
 pub(crate) const MAX_BYTES: usize = 4096;
-/// Bound on what an expression compiles to.
+/// The limit on the compiled size of an expression.
 const MAX_COMPILED_BYTES: usize = 1 << 20;
-/// States that are remembered, and how often they may be forgotten, over all names.
+/// The limits on the automaton's cached states and on how often the cache may be cleared, over all
+/// names.
 const CACHE_BYTES: usize = 1 << 20;
 const MAX_CACHE_CLEARS: usize = 3;
 
-/// The states do not fit: it would take too long.
+/// The states do not fit in the cache, so matching would take too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it takes too long to match")]
 pub(crate) struct TooCostly;
@@ -36,10 +37,11 @@ pub(crate) struct Pattern {
 }
 
 impl Pattern {
-    /// Whole names are matched, as by RE2/J's `matches`, which Kafka uses.
+    /// Compiles an expression that matches whole names, as RE2/J's `matches` does, which Kafka
+    /// uses.
     ///
     /// # Errors
-    /// Why it is no regular expression, or too large a one.
+    /// Why it is not a regular expression, or that it is too large.
     pub(crate) fn new(regex: &str) -> Result<Self, String> {
         if regex.len() > MAX_BYTES {
             return Err(format!(
@@ -49,7 +51,7 @@ impl Pattern {
         }
         let translated = re2::translate(regex)?;
         let syntax = syntax::Config::new().utf8(false);
-        // By itself first: what is put around it must not complete it.
+        // Parsed alone first: the text put around it must not complete it.
         syntax::parse_with(&translated, &syntax).map_err(|error| reason(&error.to_string()))?;
         let config = DFA::config()
             .cache_capacity(CACHE_BYTES)
@@ -71,7 +73,7 @@ impl Pattern {
         Ok(Self { dfa, cache })
     }
 
-    /// The names that it matches.
+    /// The names that match.
     pub(crate) fn matching<'a>(
         &mut self,
         names: impl Iterator<Item = &'a Arc<str>>,
@@ -85,7 +87,7 @@ impl Pattern {
         Ok(matching)
     }
 
-    /// Whether it matches this name.
+    /// Whether this name matches.
     pub(crate) fn is_match(&mut self, name: &str) -> Result<bool, TooCostly> {
         let input = Input::new(name.as_bytes()).anchored(Anchored::Yes);
         let found = self.dfa.try_search_fwd(&mut self.cache, &input).map_err(|_| TooCostly)?;
@@ -93,8 +95,8 @@ impl Pattern {
     }
 }
 
-/// The parser's reason without its picture of the translated expression, which the client has not
-/// written.
+/// Extracts the parser's reason without its quote of the translated expression, which the client
+/// has not written.
 fn reason(error: &str) -> String {
     let last = error.lines().last().unwrap_or_default();
     last.trim_start_matches("error: ").to_owned()
@@ -133,7 +135,7 @@ mod tests {
         assert!(Pattern::new(&"a".repeat(MAX_BYTES + 1)).is_err());
     }
 
-    /// What RE2/J 1.8 of Kafka 4.4.0 makes of each, by `Pattern.matches`.
+    /// The expected results are those of RE2/J 1.8 in Kafka 4.4.0, by `Pattern.matches`.
     #[test]
     fn the_syntax_is_that_of_re2j() {
         let names =
@@ -165,8 +167,7 @@ mod tests {
 
     #[test]
     fn one_that_would_take_too_long_is_given_up() {
-        // Each state is a set of places at which there was an `a`, of which there are more than
-        // anybody can remember.
+        // Each state is a set of positions that had an `a`; there are too many such sets to cache.
         let mut seed = 1_u64;
         let mut letter = |_| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -181,7 +182,7 @@ mod tests {
         ] {
             assert_eq!(matching(costly, &names), Err(TooCostly), "{costly}");
         }
-        // What people write is not.
+        // Ordinary expressions are matched.
         let list: Vec<String> = (0..400).map(|n| format!("topic-{n}")).collect();
         let list = list.join("|");
         for usual in [".*", "a.*b.*a", r"orders-.*|\w+\.events(-v[0-9]+)?", &list] {

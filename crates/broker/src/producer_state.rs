@@ -1,10 +1,10 @@
-//! The sequences of idempotent producers in one partition, and their transactions: a pure function
-//! of the partition's batches.
+//! The sequences and transactions of a partition's idempotent producers: a pure function of the
+//! partition's batches.
 //!
-//! Each batch of an idempotent producer carries the producer's id, an epoch, and the sequence
-//! number of its first record. A batch that was sent twice is recognised among the producer's last
-//! five (a Java producer has at most five in flight), a missing one by a gap. A transaction begins
-//! with a batch that says so, and ends with a marker; see `docs/transactions.md`.
+//! Each batch of an idempotent producer carries the producer's ID, an epoch, and the sequence
+//! number of its first record. A duplicate is detected among the producer's last five batches (a
+//! Java producer has at most five in flight), a missing batch by a gap. A transaction begins with a
+//! batch that is marked as transactional, and ends with a marker; see `docs/transactions.md`.
 
 mod checkpoint;
 mod totals;
@@ -21,22 +21,22 @@ use crate::errors::ApiError;
 pub(crate) use checkpoint::{BadCheckpoint, fold};
 pub(crate) use totals::{Counted, Totals};
 
-/// Batches of a producer that a retry is recognised among, as in Kafka.
+/// The number of a producer's batches among which duplicates are detected, as in Kafka.
 const REMEMBERED_BATCHES: usize = 5;
 
-/// Producers that one partition remembers. One more drops the one whose last batch is the oldest in
-/// the log.
+/// The greatest number of producers in one partition. A further one evicts the one whose last batch
+/// is the oldest in the log.
 const MAX_PRODUCERS: usize = 5_000;
 
-/// A producer that has not appended for so long is forgotten (`producer.id.expiration.ms`).
+/// A producer expires when it has not appended for this long (`producer.id.expiration.ms`).
 pub(crate) const EXPIRATION: Duration = Duration::from_secs(86_400);
 const EXPIRATION_MS: i64 = EXPIRATION.as_millis() as i64;
 
-/// Room for so many is kept though it is empty.
+/// Tables up to this capacity are not shrunk.
 const SMALL_TABLE: usize = 64;
 
-/// After a start nobody is forgotten for so long: the server may have been down for a day, and who
-/// has got no answer tries again (`delivery.timeout.ms`, 2 minutes as it comes).
+/// The time after a start in which no producer expires: the server may have been down for a day,
+/// and a producer without a response retries (`delivery.timeout.ms`, 2 minutes by default).
 const GRACE_MS: i64 = 3_600_000;
 
 /// A batch that a producer has appended.
@@ -44,9 +44,9 @@ const GRACE_MS: i64 = 3_600_000;
 pub(crate) struct Seen {
     base_sequence: i32,
     last_sequence: i32,
-    /// Offset of its first record.
+    /// The offset of its first record.
     pub(crate) base_offset: u64,
-    /// Greatest timestamp of its records.
+    /// The greatest timestamp of its records.
     pub(crate) max_timestamp_ms: i64,
 }
 
@@ -58,58 +58,58 @@ impl Seen {
     }
 }
 
-/// What to do with a batch.
+/// The decision about a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It is the next one, or carries no sequence.
+    /// Append it: it is the next one, or carries no sequence.
     Append,
-    /// It is in the log already, here.
+    /// It was appended before, as this batch.
     Duplicate(Seen),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Producer {
     epoch: i16,
-    /// Of this epoch, oldest first. None yet if a marker has brought the epoch. With no more memory
-    /// than they take: most producers send one batch.
+    /// The last batches of this epoch, oldest first; empty if a marker introduced the epoch. Its
+    /// capacity equals its length: most producers send one batch.
     batches: Vec<Seen>,
-    /// The first offset of its open transaction.
+    /// The first offset of the open transaction.
     transaction: Option<u64>,
-    /// The first offset of its last batch or marker, and its time.
+    /// The first offset and the timestamp of the last batch or marker.
     last_offset: u64,
     last_timestamp_ms: i64,
-    /// When it last appended, by the server's clock, or a little later: milliseconds since the Unix
-    /// epoch. What records say of their time is the client's.
+    /// The time of the last append by the server's clock, or slightly later, in milliseconds since
+    /// the Unix epoch. Record timestamps come from the client and are not used.
     used_ms: i64,
 }
 
 impl Producer {
-    /// Whether it has been silent for so long that it may be forgotten.
+    /// Whether the producer has been idle long enough to expire.
     fn is_expired(&self, now_ms: i64) -> bool {
         self.transaction.is_none() && now_ms.saturating_sub(self.used_ms) >= EXPIRATION_MS
     }
 }
 
-/// A transaction that was aborted.
+/// An aborted transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Aborted {
     pub(crate) producer_id: i64,
     pub(crate) first_offset: u64,
     pub(crate) marker_offset: u64,
-    /// No transaction was open then that begins below this offset: so begin none of those that were
-    /// aborted later.
+    /// No transaction that was open when this one ended begins below this offset, hence none of
+    /// those aborted later.
     stable_end: u64,
 }
 
-/// A producer as DescribeProducers shows it.
+/// A producer as DescribeProducers reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ActiveProducer {
     pub(crate) id: i64,
     pub(crate) epoch: i16,
-    /// -1 if nothing came in this epoch.
+    /// -1 if nothing was appended in this epoch.
     pub(crate) last_sequence: i32,
     pub(crate) last_timestamp_ms: i64,
-    /// First offset of its open transaction.
+    /// The first offset of the open transaction.
     pub(crate) transaction: Option<i64>,
 }
 
@@ -117,24 +117,24 @@ pub(crate) struct ActiveProducer {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProducerStates {
     producers: HashMap<i64, Producer>,
-    /// Producers without an open transaction, by `last_offset` and id: the first one makes room.
+    /// Producers without an open transaction, by `last_offset` and ID: the first one is evicted
+    /// first.
     idle: BTreeSet<(u64, i64)>,
     /// The greatest `last_offset` that any producer has had.
     newest_offset: u64,
     /// Producers with an open transaction, by its first offset.
     open: BTreeMap<u64, i64>,
-    /// Transactions that have ended by a marker that may not be durable yet: first offset and
-    /// marker's offset, by the latter.
+    /// Transactions ended by a marker that may not be durable yet: first offset and marker offset,
+    /// ordered by the latter.
     ending: VecDeque<(u64, u64)>,
-    /// By the marker's offset.
+    /// Ordered by marker offset.
     aborted: VecDeque<Aborted>,
-    /// The end of the last offsets that were lost to damage. Batches of any producer may have been
-    /// among them, so the sequence of a producer that has appended nothing since is not known
-    /// exactly.
+    /// The end of the last range of lost offsets. It may have contained batches of any producer, so
+    /// the sequence of a producer that has appended nothing since is not exactly known.
     lost_end: u64,
 }
 
-/// Sequence numbers run from 0 to `i32::MAX` and then begin at 0 again:
+/// Advances a sequence number. These run from 0 to `i32::MAX` and then begin at 0 again:
 ///
 /// | base | records | last |
 /// |---|---|---|
@@ -153,17 +153,17 @@ fn distance(from: i32, to: i32) -> u32 {
 }
 
 impl ProducerStates {
-    /// Decide about a batch; changes nothing.
+    /// Decides whether a batch is to be appended; changes nothing.
     ///
-    /// A producer of which nothing is known may begin with any sequence number: its state may have
-    /// expired, or its records may have been deleted. So does Kafka
-    /// (`ProducerAppendInfo.checkSequence`; UNKNOWN_PRODUCER_ID is history), but for transactions
-    /// of version 2, whose first batch here has sequence 0: see `api/produce.rs`.
+    /// An unknown producer may begin with any sequence number: its state may have expired, or its
+    /// records may have been deleted. Kafka does the same (`ProducerAppendInfo.checkSequence`;
+    /// UNKNOWN_PRODUCER_ID is history), except in transactions of version 2, where the first batch
+    /// must have sequence 0; that is checked in `api/produce.rs`.
     ///
     /// # Errors
-    /// [`ApiError::InvalidProducerEpoch`] for an epoch that a newer one has replaced,
-    /// [`ApiError::OutOfOrderSequence`] for a gap, or for a repetition that is too old to be
-    /// recognised, INVALID_TXN_STATE for a batch beside its producer's open transaction.
+    /// [`ApiError::InvalidProducerEpoch`] for an epoch older than the current one,
+    /// [`ApiError::OutOfOrderSequence`] for a gap or for a duplicate too old to be detected,
+    /// INVALID_TXN_STATE for a non-transactional batch while its producer has a transaction open.
     pub(crate) fn check(&self, batch: &BatchHeader) -> Result<Verdict, ApiError> {
         if !batch.is_idempotent() {
             return Ok(Verdict::Append);
@@ -195,8 +195,8 @@ impl ProducerStates {
                 ),
             });
         }
-        // Batches behind the last known one may be lost, the first one of a newer epoch too.
-        // Its marker may be there all the same: that one says nothing of the sequence.
+        // Batches after the last known one may be lost, including the first one of a newer epoch. A
+        // marker may have survived them; it says nothing about the sequence.
         let known = producer.batches.last().map_or(producer.last_offset, |seen| seen.base_offset);
         let may_skip = known < self.lost_end;
         if batch.producer_epoch > producer.epoch {
@@ -215,13 +215,13 @@ impl ProducerStates {
         }
         let expected = producer.batches.last().map_or(0, |seen| advance(seen.last_sequence, 1));
         let skipped = distance(expected, batch.base_sequence);
-        // Sequences wrap: what is more than half of them ahead is behind.
+        // Sequences wrap: a distance of more than half the range means behind.
         let is_next = skipped == 0 || (may_skip && skipped < 1 << 30);
         if is_next { Ok(Verdict::Append) } else { out_of_order(expected) }
     }
 
-    /// Remember a batch that is in the log at `base_offset`. `now_ms` is a clock that does not go
-    /// back, in milliseconds since the Unix epoch.
+    /// Records a batch that was appended at `base_offset`. `now_ms` is a monotonic clock in
+    /// milliseconds since the Unix epoch.
     pub(crate) fn record(
         &mut self,
         batch: &BatchHeader,
@@ -256,8 +256,8 @@ impl ProducerStates {
         self.bound();
     }
 
-    /// Remember a marker that is in the log at `offset`: it ends the producer's transaction, and
-    /// may bring a newer epoch.
+    /// Records a marker that was appended at `offset`: it ends the producer's transaction and may
+    /// introduce a newer epoch.
     pub(crate) fn record_marker(
         &mut self,
         marker: &BatchHeader,
@@ -282,8 +282,8 @@ impl ProducerStates {
         self.bound();
     }
 
-    /// The producer of a batch or marker in the log, with that one's epoch. The caller puts it back
-    /// into `idle` if it has no transaction open.
+    /// Returns the producer of an appended batch or marker, in the epoch of that batch. The caller
+    /// puts it back into `idle` if it has no open transaction.
     fn enter(
         &mut self,
         batch: &BatchHeader,
@@ -310,16 +310,16 @@ impl ProducerStates {
         producer
     }
 
-    /// Forget a producer if there are too many, none that has a transaction open.
+    /// Evicts a producer without an open transaction if there are too many producers.
     fn bound(&mut self) {
         if self.producers.len() > MAX_PRODUCERS {
             self.forget_oldest(1);
         }
     }
 
-    /// Forget so many producers, those whose last batches are the oldest in the log, of those that
-    /// have no transaction open. Not the last one to append: its client may not have heard of it
-    /// yet, and tries again.
+    /// Evicts `count` producers without an open transaction, those whose last batches are the
+    /// oldest in the log. The last producer to append is not evicted: its client may not have
+    /// received the response yet, and would retry.
     fn forget_oldest(&mut self, count: usize) {
         for _ in 0..count {
             let Some(&(last_offset, id)) = self.idle.first() else { return };
@@ -333,8 +333,7 @@ impl ProducerStates {
         }
     }
 
-    /// Forget the producers that have not appended for [`EXPIRATION`], none that has a transaction
-    /// open.
+    /// Drops the producers that have not appended for [`EXPIRATION`] and have no open transaction.
     pub(crate) fn forget_expired(&mut self, now_ms: i64) {
         self.producers.retain(|id, producer| {
             let is_expired = producer.is_expired(now_ms);
@@ -348,8 +347,7 @@ impl ProducerStates {
         }
     }
 
-    /// The times at which producers were last there are those of a checkpoint; from now on they are
-    /// of a clock that is at `now_ms`.
+    /// Converts the last-append times of a checkpoint to a clock that is at `now_ms`.
     pub(crate) fn start_clock(&mut self, now_ms: i64) {
         let earliest_ms = now_ms.saturating_sub(EXPIRATION_MS - GRACE_MS);
         for producer in self.producers.values_mut() {
@@ -362,7 +360,7 @@ impl ProducerStates {
         batch.is_transactional() && self.open_transaction(batch.producer_id).is_none()
     }
 
-    /// Transactions that are aborted, or may yet be.
+    /// The number of transactions that are aborted or open.
     fn transactions(&self) -> usize {
         self.aborted.len() + self.open.len()
     }
@@ -375,8 +373,8 @@ impl ProducerStates {
         self.ending.iter().map(|(first, _)| *first).chain(open).min()
     }
 
-    /// Forget which transactions have ended by a marker below `durable_end`. Whoever writes markers
-    /// does so, since there may be no reader who would.
+    /// Drops transactions that ended by a marker below `durable_end`. Writers of markers call this
+    /// too, since there may be no reader that does.
     pub(crate) fn forget_ended(&mut self, durable_end: StreamOffset) {
         while self.ending.front().is_some_and(|(_, marker)| *marker < durable_end.0) {
             self.ending.pop_front();
@@ -390,9 +388,9 @@ impl ProducerStates {
 
     /// The aborted transactions with records among `batches`, which were read from `from` on.
     ///
-    /// Log compaction takes an aborted transaction's records away, and later its marker: a client
-    /// that is told of such a transaction would wait for the marker, and drop what the producer has
-    /// written since.
+    /// Log compaction removes an aborted transaction's records, and later its marker. A client that
+    /// got such a transaction in a response would wait for the marker, and drop what the producer
+    /// has written since.
     pub(crate) fn aborted_among(&self, from: StreamOffset, batches: &[Batch]) -> Vec<Aborted> {
         let to = batches.last().map_or(from, Batch::end);
         let mut aborted = self.aborted_in(from.0, to.0);
@@ -429,7 +427,7 @@ impl ProducerStates {
         found
     }
 
-    /// Forget the aborted transactions that have ended before `end`; whether there were any.
+    /// Drops the aborted transactions that ended before `end`; returns whether there were any.
     pub(crate) fn forget_aborted(&mut self, end: StreamOffset) -> bool {
         let gone = self.aborted.partition_point(|aborted| aborted.marker_offset < end.0);
         self.aborted.drain(..gone);
@@ -439,12 +437,12 @@ impl ProducerStates {
         gone > 0
     }
 
-    /// The epoch in which a producer is known.
+    /// The current epoch of a producer.
     pub(crate) fn epoch(&self, producer_id: i64) -> Option<i16> {
         self.producers.get(&producer_id).map(|producer| producer.epoch)
     }
 
-    /// All producers, by id.
+    /// All producers, ordered by ID.
     pub(crate) fn active(&self) -> Vec<ActiveProducer> {
         let mut active: Vec<_> = self
             .producers
@@ -461,11 +459,11 @@ impl ProducerStates {
         active
     }
 
-    /// Remember the batches of a stream from `from` to `to`, which are durable and not older than
-    /// `now_ms`. Nothing is checked: they are in the log. Offsets of no batch are lost.
+    /// Records the batches of a stream from `from` to `to`, which are durable and were appended by
+    /// `now_ms`. They are in the log, so nothing is checked. Offsets without a batch are lost.
     ///
     /// # Returns
-    /// The markers that recovery has written.
+    /// The markers that recovery wrote.
     pub(crate) fn replay(
         &mut self,
         from: StreamOffset,
@@ -502,7 +500,7 @@ impl ProducerStates {
         self.producers.get(&producer_id).and_then(|producer| producer.transaction)
     }
 
-    /// All open transactions: producer id, epoch, first offset, and the time of the last batch.
+    /// The open transactions: producer ID, epoch, first offset, and time of the last batch.
     pub(crate) fn open_transactions(&self) -> impl Iterator<Item = (i64, i16, u64, i64)> {
         self.open.iter().filter_map(|(first, id)| {
             let producer = self.producers.get(id)?;
@@ -510,7 +508,7 @@ impl ProducerStates {
         })
     }
 
-    /// When the last producer to append did so.
+    /// The time of the last append of any producer.
     fn latest_ms(&self) -> i64 {
         self.producers.values().map(|producer| producer.used_ms).max().unwrap_or(i64::MIN)
     }
@@ -518,7 +516,7 @@ impl ProducerStates {
 
 #[cfg(test)]
 thread_local!(
-    /// Producers examined while making room.
+    /// The number of producers examined by evictions.
     static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
 );
 

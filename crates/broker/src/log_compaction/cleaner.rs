@@ -1,4 +1,4 @@
-//! The second pass: which records stay, and the batches that they come to.
+//! The second pass of log compaction: selects the records to keep and assembles them into batches.
 
 use alluvium_stream::{Batch, Rewrite, StreamOffset};
 
@@ -7,19 +7,19 @@ use crate::batch::{self, Assembled, BatchHeader, Codec, Outcome};
 use crate::partition::LEADER_EPOCH;
 use crate::records::{self, Record};
 
-/// A batch of several records has about so many bytes at most, before compression.
+/// The approximate limit for a batch of several records, before compression.
 const BATCH_BYTES: usize = 256 << 10;
 
-/// When the records of a batch were made.
+/// The timestamps of a batch's records.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Times {
-    /// Each says it.
+    /// Each record has its own.
     OfRecords,
-    /// All at the time of their append.
+    /// All have the time of their append.
     OfAppend(i64),
 }
 
-/// Records that will be a batch.
+/// The records of the batch that is being assembled.
 struct Open {
     records: Vec<u8>,
     count: i32,
@@ -30,16 +30,18 @@ struct Open {
     last_offset: u64,
 }
 
-/// Writes a partition's batches without what nobody needs. What comes out covers the same offsets:
-/// a batch has also those of the records that were before and behind its own.
+/// Rewrites a partition's batches without obsolete records. The output covers the same offsets: a
+/// batch also covers the offsets of the removed records before and after its own.
 pub(super) struct Cleaner {
     keys: Keys,
     aborted: AbortedTransactions,
-    /// Batches from here on stay as they are.
+    /// Batches from this offset on stay unchanged.
     end: u64,
-    /// Tombstones and markers before it were compacted long enough ago.
+    /// Tombstones and markers before this offset were first compacted long enough ago to be
+    /// removed.
     tombstones_before: u64,
-    /// The first offset that no batch has that came out; none before the first batch of a step.
+    /// The first offset that the output does not cover yet; `None` before the first batch of a
+    /// step.
     covered: Option<u64>,
     open: Option<Open>,
 }
@@ -62,7 +64,7 @@ impl Cleaner {
         if header.is_control() {
             match batch::outcome(&batch.payload) {
                 Some(Outcome::Commit) => {}
-                // As long as a reader may have records of the transaction from before.
+                // It stays as long as a reader may still hold records of the transaction.
                 Some(Outcome::Abort) if base < self.tombstones_before => {}
                 _ => self.keep(batch, out),
             }
@@ -100,8 +102,8 @@ impl Cleaner {
         if let Some(open) = &self.open {
             let is_far = record.timestamp_ms.checked_sub(open.base_timestamp_ms).is_none();
             let is_other = open.times != times || open.codec != codec;
-            // A large record is a batch by itself: what its producer has compressed is a batch that
-            // small once more, and no larger one than before.
+            // A large record gets a batch of its own: a compressed batch of its producer then
+            // yields a batch about as small as before.
             let is_full = open.records.len().saturating_add(record.rest.len()) > BATCH_BYTES;
             if is_full || is_other || is_far {
                 self.cover(open.last_offset + 1, out);
@@ -129,7 +131,7 @@ impl Cleaner {
         open.last_offset = record.offset;
     }
 
-    /// Give out batches that cover everything before `to`.
+    /// Emits batches that cover everything before `to`.
     fn cover(&mut self, to: u64, out: &mut Vec<Batch>) {
         let mut base = self.covered.expect("a batch has come in");
         let mut open = self.open.take();
@@ -150,8 +152,8 @@ impl Cleaner {
         out.push(batch);
     }
 
-    /// The batch may have a record with any key: from here on a tombstone that goes could bring it
-    /// back.
+    /// An unread batch may hold a record with any key: removing a later tombstone could bring that
+    /// record back.
     fn keep_unread(&mut self, batch: Batch, out: &mut Vec<Batch>) {
         self.tombstones_before = self.tombstones_before.min(batch.base.0);
         self.keep(batch, out);
@@ -171,7 +173,7 @@ impl Rewrite for Cleaner {
     }
 }
 
-/// A batch with so many offsets, with these records.
+/// Assembles a batch of `count` offsets with these records.
 fn assemble(base: u64, count: u64, open: Open) -> Batch {
     let compressed = records::compress_all(open.codec, &open.records);
     let (codec, records) = match compressed {

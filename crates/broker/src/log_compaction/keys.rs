@@ -1,5 +1,5 @@
-//! Which record is the last one with its key: the first pass over the part of a partition that was
-//! not compacted yet.
+//! The first pass of log compaction: finds the last record of each key in the part of a partition
+//! that is not compacted yet.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
@@ -10,14 +10,13 @@ use crate::batch::BatchHeader;
 use crate::producer_state::Aborted;
 use crate::records::Unpacked;
 
-/// Keys of one pass: what a hash table of 2^20 places takes, 25 MiB.
+/// The greatest number of keys in one pass: a hash table of 2^20 slots, 25 MiB.
 pub(super) const MAX_KEYS: usize = (1 << 20) / 8 * 7;
-/// A batch with more records is not looked into, so that a pass has room for those of one batch at
-/// least.
+/// A batch with more records is not read, so that a pass can hold the keys of one batch at least.
 const MAX_RECORDS: i32 = 400_000;
 
-/// The records of a batch; `None` for one that stays as it is: its records cannot be read, or are
-/// too many.
+/// Decompresses the records of a batch. `None` for a batch that stays unchanged: its records cannot
+/// be read, or are too many.
 pub(super) fn unpack(batch: &Batch) -> Option<Unpacked> {
     let header = BatchHeader::parse(&batch.payload)?;
     if !(0..=MAX_RECORDS).contains(&header.record_count)
@@ -28,7 +27,7 @@ pub(super) fn unpack(batch: &Batch) -> Option<Unpacked> {
     Unpacked::new(&batch.payload).ok()
 }
 
-/// 128 bits that nobody can foresee.
+/// A key's hash: 128 bits that cannot be predicted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct KeyHash(u64, u64);
 
@@ -38,7 +37,7 @@ impl Hash for KeyHash {
     }
 }
 
-/// Takes a part of what is a hash already.
+/// A hasher that returns a part of a key, which is a hash already.
 #[derive(Default)]
 struct AsItIs(u64);
 
@@ -56,8 +55,8 @@ impl Hasher for AsItIs {
     }
 }
 
-/// The greatest offset of each key, by its hash. The seed is random, so two keys with one hash are
-/// not to be found by anybody.
+/// The greatest offset of each key, by its hash. The seed is random, so clients cannot construct
+/// two keys with the same hash.
 #[derive(Default)]
 pub(super) struct Keys {
     seed: RandomState,
@@ -76,7 +75,7 @@ impl Keys {
         KeyHash(half(0), half(1))
     }
 
-    /// Whether there is a record with this key behind `offset`.
+    /// Whether there is a record with this key after `offset`.
     pub(super) fn is_replaced(&self, key: &[u8], offset: u64) -> bool {
         self.latest.get(&self.hash(key)).is_some_and(|latest| *latest > offset)
     }
@@ -107,13 +106,13 @@ impl AbortedTransactions {
     }
 }
 
-/// The first pass.
+/// The state and result of the first pass.
 pub(super) struct FirstPass {
     pub(super) keys: Keys,
     pub(super) aborted: AbortedTransactions,
-    /// Up to here all keys are known.
+    /// The offset below which all keys are known.
     pub(super) end: u64,
-    /// There is no room for those of the next batch.
+    /// Whether the keys of the next batch do not fit.
     pub(super) is_full: bool,
     max_keys: usize,
 }
@@ -123,7 +122,7 @@ impl FirstPass {
         Self { keys: Keys::default(), aborted, end: from, is_full: false, max_keys }
     }
 
-    /// Take the next batches in; false when there is no room for more.
+    /// Adds the keys of the next batches; returns false when no more fit.
     pub(super) fn batches(&mut self, batches: &[Batch]) -> bool {
         for batch in batches {
             if !self.batch(batch) {

@@ -1,5 +1,5 @@
-//! Log compaction: of the records with one key the last one stays. What is promised, and how:
-//! `docs/log-compaction.md`.
+//! Log compaction: keeps the last record of each key. `docs/log-compaction.md` describes guarantees
+//! and procedure.
 
 mod cleaner;
 mod keys;
@@ -25,25 +25,24 @@ use crate::server::Server;
 use cleaner::Cleaner;
 use keys::{AbortedTransactions, FirstPass, MAX_KEYS};
 
-/// A partition that could not be compacted is left alone for so long, and for twice as long after
-/// each further failure.
+/// The pause after a partition could not be compacted; it doubles after each further failure.
 const RETRY_INITIAL: Duration = Duration::from_secs(1);
-/// At most for so long.
+/// The longest pause.
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// The same where records are lost: what could be read before them is read again each time.
+/// The longest pause after a loss of records: each attempt reads again everything before the loss.
 const RETRY_LOST: Duration = Duration::from_secs(60 * 60);
-/// About so many ends are remembered of a partition, at most twice as many: so long after its time,
-/// as a part of `delete.retention.ms`, a tombstone may stay.
+/// The number of clean ends that are stored per partition, approximately; at most twice as many. A
+/// tombstone may stay longer than `delete.retention.ms` by about this fraction of it.
 const ENDS: i64 = 16;
 
 const META_PREFIX: &str = "cleaned/";
 
-/// Where it is remembered up to where a partition was compacted when.
+/// The catalog key of a partition's clean ends with their times.
 pub(crate) fn meta_key(stream: StreamId) -> String {
     format!("{META_PREFIX}{stream}")
 }
 
-/// Up to where partitions were compacted.
+/// The clean ends of all partitions.
 pub(crate) struct CleanEnds(HashMap<String, Cleaned>);
 
 impl CleanEnds {
@@ -57,11 +56,11 @@ impl CleanEnds {
     }
 }
 
-/// What the catalog has of a partition.
+/// A partition's catalog entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Cleaned {
-    /// Offset and time in ms: everything before the offset was compacted before that time. In order
-    /// of both.
+    /// Offset and time in ms: everything before the offset was compacted before that time. In
+    /// ascending order of both.
     ends: Vec<(u64, i64)>,
 }
 
@@ -72,24 +71,24 @@ impl Cleaned {
     }
 
     fn decode(value: &[u8]) -> Self {
-        // Without it the whole partition is compacted again, no more.
+        // Without it the whole partition is compacted again, nothing worse.
         serde_json::from_slice(value).unwrap_or_default()
     }
 
-    /// Everything before it was compacted once.
+    /// The offset before which everything was compacted at least once.
     fn end(&self) -> u64 {
         self.ends.last().map_or(0, |(end, _)| *end)
     }
 
-    /// Everything before it was compacted at this time or before.
+    /// The offset before which everything was compacted at `time_ms` or earlier.
     fn end_at(&self, time_ms: i64) -> u64 {
         let before = self.ends.iter().take_while(|(_, at_ms)| *at_ms <= time_ms);
         before.last().map_or(0, |(end, _)| *end)
     }
 
-    /// Add an end. Those whose time is over become one. Of those that follow each other closely
-    /// some are left out: what lies before one of them is taken for compacted when its successor
-    /// was.
+    /// Adds an end. Those older than `delete.retention.ms` are merged into one. Of ends that follow
+    /// each other closely some are left out: records before such an end count as compacted at the
+    /// time of its successor.
     fn push(&mut self, end: u64, now_ms: i64, rules: &CompactionRules) {
         let over_ms = now_ms.saturating_sub(rules.delete_retention_ms);
         let over = self.ends.iter().take_while(|(_, at_ms)| *at_ms <= over_ms).count();
@@ -105,25 +104,25 @@ impl Cleaned {
     }
 }
 
-/// Up to where a partition was compacted.
+/// The offset before which a partition was compacted.
 #[cfg(test)]
 pub(crate) fn clean_end(store: &Store, stream: StreamId) -> u64 {
     Cleaned::of(store, stream).end()
 }
 
-/// What there is to do in a partition.
+/// The work to do in a partition.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Plan {
-    /// Bytes that were compacted once.
+    /// Bytes that were compacted at least once.
     clean_bytes: u64,
-    /// Bytes that were not, up to `to`.
+    /// Bytes up to `to` that were not.
     dirty_bytes: u64,
-    /// The end of what may be compacted now.
+    /// The end of the range that may be compacted now.
     to: u64,
 }
 
 impl Plan {
-    /// `stable_end`: the partition's last stable offset.
+    /// Plans the compaction of a partition with the last stable offset `stable_end`.
     fn new(
         parts: &[StoredPart],
         clean_end: u64,
@@ -153,19 +152,19 @@ impl Plan {
         plan
     }
 
-    /// The dirty part of all; 0 if nothing can be done.
+    /// The dirty fraction of the bytes; 0 if nothing can be compacted.
     fn dirty_ratio(&self) -> f64 {
         let all = self.clean_bytes + self.dirty_bytes;
         if all == 0 { 0.0 } else { self.dirty_bytes as f64 / all as f64 }
     }
 }
 
-/// What is remembered from one look to the next.
+/// The state kept between checks.
 pub(crate) struct Memory {
-    /// Keys of one pass.
+    /// The greatest number of keys in one pass.
     max_keys: usize,
     failing: HashMap<StreamId, Failing>,
-    /// The time of the first record behind an end, of partitions with `max.compaction.lag.ms`.
+    /// Clean end and time of the first record after it, of partitions with `max.compaction.lag.ms`.
     first_times: HashMap<StreamId, (u64, i64)>,
 }
 
@@ -174,7 +173,7 @@ impl Memory {
         Self { max_keys, failing: HashMap::new(), first_times: HashMap::new() }
     }
 
-    /// When the next of the partitions that could not be compacted is to be tried again.
+    /// The time of the next retry of a failed partition.
     fn next_retry(&self) -> Option<Instant> {
         self.failing.values().map(|failing| failing.until).min()
     }
@@ -182,16 +181,16 @@ impl Memory {
 
 /// A partition that could not be compacted.
 struct Failing {
-    /// It is left alone until then.
+    /// The time of the next attempt.
     until: Instant,
     /// Failures in a row.
     failures: u32,
-    /// Partition and error, in words.
+    /// Partition and error, for messages.
     text: String,
 }
 
 impl Failing {
-    /// After so many failures before this one.
+    /// Schedules the retry after `failures` earlier failures.
     fn new(failures: u32, is_loss: bool, text: String) -> Self {
         let longest = if is_loss { RETRY_LOST } else { RETRY_MAX };
         let wait = RETRY_INITIAL.saturating_mul(1 << failures.min(20)).min(longest);
@@ -199,7 +198,7 @@ impl Failing {
     }
 }
 
-/// A partition that is to be compacted.
+/// A partition to compact.
 struct Due {
     topic: Arc<str>,
     index: usize,
@@ -209,7 +208,7 @@ struct Due {
     cleaned: Cleaned,
 }
 
-/// Look at all topics, again and again, until the server stops.
+/// Compacts the topics periodically until the server stops.
 pub(crate) async fn run(server: Arc<Server>) {
     let mut memory = Memory::new(MAX_KEYS);
     loop {
@@ -234,7 +233,7 @@ pub(crate) async fn run(server: Arc<Server>) {
     }
 }
 
-/// Compact what is due, the dirtiest first.
+/// Compacts the partitions that are due, the dirtiest first.
 pub(crate) async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
     let now = Instant::now();
     memory.first_times.retain(|id, _| server.store.stream(*id).is_some());
@@ -246,7 +245,7 @@ pub(crate) async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
         let Some(rules) = topic.rules.compaction else { continue };
         for (index, partition) in topic.partitions.iter().enumerate() {
             let stream = &partition.stream;
-            // What another one writes to is not this server's to compact.
+            // A stream with another writer is not this server's to compact.
             if stream.epoch() != stream.newest_epoch() {
                 continue;
             }
@@ -273,7 +272,7 @@ pub(crate) async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
         }
         tokio::task::yield_now().await;
     }
-    // The others are gone, or have nothing to be compacted any more.
+    // The others are deleted, or have nothing left to compact.
     memory.failing.retain(|id, _| waiting.contains(id));
     server.metrics.log_compaction_dirtiest.set(dirtiest);
     server.metrics.log_compaction_dirty_bytes.set(i64::try_from(dirty_bytes).unwrap_or(i64::MAX));
@@ -298,7 +297,7 @@ pub(crate) async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
                     "compacted"
                 );
             }
-            // It was deleted meanwhile.
+            // The topic was deleted concurrently.
             Err(error) if server.store.stream(id).is_none() => {
                 tracing::debug!(%topic, partition, %error, "log compaction");
             }
@@ -311,7 +310,7 @@ pub(crate) async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
                 let next_try = failing.until - Instant::now();
                 tracing::warn!(%topic, partition, %error, ?next_try, "log compaction has failed");
                 memory.failing.insert(id, failing);
-                // Not only when all others are done.
+                // Now, not only when all other partitions are done.
                 report(server, memory);
             }
         }
@@ -319,7 +318,7 @@ pub(crate) async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
     report(server, memory);
 }
 
-/// Tell which partitions wait to be tried again.
+/// Reports the partitions that wait for a retry.
 fn report(server: &Server, memory: &Memory) {
     let failing = memory.failing.values();
     server.metrics.log_compaction_failing.set(failing.len() as i64);
@@ -341,7 +340,7 @@ fn report(server: &Server, memory: &Memory) {
     server.store.report(Reason::LogCompactionFailing, detail);
 }
 
-/// Whether the first record that was not compacted is older than `max.compaction.lag.ms`.
+/// Whether the first record that is not compacted is older than `max.compaction.lag.ms`.
 async fn is_too_old(
     memory: &mut Memory,
     partition: &Partition,
@@ -381,14 +380,14 @@ async fn first_time(partition: &Partition, from: StreamOffset) -> Result<Option<
     }))
 }
 
-/// What was done in a partition.
+/// The result of compacting a partition.
 struct Done {
     end: u64,
     read_bytes: u64,
     written_bytes: u64,
 }
 
-/// Compact one partition, and remember that.
+/// Compacts one partition and stores its new clean end.
 async fn compact(server: &Arc<Server>, due: Due, max_keys: usize) -> Result<Done, StoreError> {
     let Due { partition, rules, plan, mut cleaned, .. } = due;
     let (store, stream) = (server.store.clone(), partition.stream.id());
@@ -401,15 +400,15 @@ async fn compact(server: &Arc<Server>, due: Due, max_keys: usize) -> Result<Done
     partition.compacted(StreamOffset(done.end));
     cleaned.push(done.end, unix_time_ms(), &rules);
     let value = serde_json::to_vec(&cleaned).expect("numbers can be written");
-    // The trim does nothing, but is refused when the partition was deleted, or has another writer.
+    // The trim has no effect, but is refused if the partition was deleted or has another writer.
     let still_ours = Change::TrimStream { id: stream, epoch, to: StreamOffset(0) };
     let remember = Change::PutMeta { key: meta_key(stream), value };
     store.commit(vec![still_ours, remember]).await?;
     Ok(done)
 }
 
-/// Both passes. Each step is committed by itself; whatever is left out leaves a partition in which
-/// each key has its last record.
+/// Runs both passes. Each step is committed separately; after any number of them each key still has
+/// its last record.
 async fn clean(
     store: &Store,
     partition: &Partition,
@@ -441,8 +440,8 @@ async fn clean(
     Ok(done)
 }
 
-/// Up to where a pass goes whose keys are known up to `end` only: to the end of a part, so that
-/// parts that were not compacted stay as they are, or else to `end`.
+/// The end of a pass that knows the keys up to `end` only: the last end of a part before it, so
+/// that parts that were not compacted stay unchanged, or else `end`.
 fn end_of_full(parts: &[StoredPart], end: u64) -> u64 {
     let whole = parts.iter().map(|part| part.end.0).take_while(|part_end| *part_end <= end);
     whole.last().unwrap_or(end)

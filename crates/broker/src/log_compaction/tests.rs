@@ -1,4 +1,4 @@
-//! The passes beside a model that has the records in a list.
+//! Tests of the passes against a model that holds the records in a list.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -26,8 +26,8 @@ struct Seen {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Key, value, time; of a producer's transaction if there is one. With the time of the append
-    /// if there is one.
+    /// Records (key, value, time), optionally in a producer's transaction, optionally with the time
+    /// of append.
     Batch {
         records: Vec<(Option<u8>, Option<u8>, i64)>,
         transaction: Option<i64>,
@@ -38,7 +38,7 @@ enum Step {
         producer: i64,
         outcome: Outcome,
     },
-    /// Its records cannot be read.
+    /// A batch whose records cannot be read.
     Garbage,
 }
 
@@ -82,16 +82,16 @@ pub(crate) fn encode(
     out.freeze()
 }
 
-/// A partition, as it was written.
+/// A partition as it was written.
 #[derive(Default)]
 struct Log {
     batches: Vec<Batch>,
     producers: ProducerStates,
-    /// All records, and the producer of those in a transaction.
+    /// All records, with the producer of those in a transaction.
     records: Vec<(Seen, Option<i64>)>,
     /// Offset, producer and outcome.
     markers: Vec<(u64, i64, Outcome)>,
-    /// Offsets of batches that cannot be read.
+    /// Offsets of unreadable batches.
     garbage: Vec<u64>,
     sequences: BTreeMap<i64, i32>,
 }
@@ -119,7 +119,7 @@ impl Log {
         let base = self.next();
         match step {
             Step::Batch { records, transaction, codec: number, appended_ms } => {
-                // Long values, so that there are several batches in the end.
+                // Long values, so that the output has several batches.
                 let value = |value: u8| vec![value; 9_000 * usize::from(value % 7)];
                 let encoded: Vec<_> = records
                     .iter()
@@ -164,13 +164,13 @@ impl Log {
         }
     }
 
-    /// The record's transaction was aborted.
+    /// Whether the record's transaction was aborted.
     fn is_aborted(&self, offset: u64, transaction: Option<i64>) -> bool {
         let end = self.markers.iter().find(|(at, id, _)| Some(*id) == transaction && *at > offset);
         end.is_some_and(|(_, _, outcome)| *outcome == Outcome::Abort)
     }
 
-    /// Those of [`Self::compacted`] that were not aborted.
+    /// The records of [`Self::compacted`] that were not aborted.
     fn committed(&self, end: u64, tombstones_before: u64) -> Vec<Seen> {
         let aborted: HashSet<u64> = self
             .records
@@ -183,7 +183,8 @@ impl Log {
         left
     }
 
-    /// What is there when everything before `end` was compacted, `tombstones_before` first.
+    /// The expected records after everything before `end` was compacted; tombstones before
+    /// `tombstones_before` are removed.
     fn compacted(&self, end: u64, tombstones_before: u64) -> Vec<Seen> {
         let first_garbage = self.garbage.first().copied().unwrap_or(u64::MAX);
         let stays = |(index, (record, transaction)): (usize, &(Seen, Option<i64>))| {
@@ -207,9 +208,8 @@ impl Log {
     }
 }
 
-/// What a client finds that reads committed records, so many batches at a time: it drops those of a
-/// transaction that it is told was aborted, from the transaction's first offset on, until it meets
-/// the marker.
+/// Reads committed records as a client does, `piece` batches at a time: it drops the records of an
+/// aborted transaction from the transaction's first offset until it meets the marker.
 fn read_committed(batches: &[Batch], producers: &ProducerStates, piece: usize) -> Vec<Seen> {
     let mut seen = Vec::new();
     for fetched in batches.chunks(piece) {
@@ -234,7 +234,7 @@ fn read_committed(batches: &[Batch], producers: &ProducerStates, piece: usize) -
     seen
 }
 
-/// What a reader that decodes everything finds; markers and what cannot be read left out.
+/// Reads all records; markers and unreadable batches are left out.
 fn read(batches: &[Batch]) -> Vec<Seen> {
     let mut seen = Vec::new();
     for batch in batches {
@@ -268,7 +268,7 @@ fn read(batches: &[Batch]) -> Vec<Seen> {
     seen
 }
 
-/// Both passes, in pieces of so many batches.
+/// Runs both passes in pieces of `piece` batches.
 fn pass(
     batches: &[Batch],
     producers: &ProducerStates,
@@ -321,9 +321,9 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![60 => batch, 20 => end, 1 => Just(Step::Garbage)]
 }
 
-/// Records of different codecs do not come into one batch, nor does a large one with others: a
-/// batch of a few KiB could become one of 64 MiB, by which storage grows, and answers to fetches
-/// beyond what is counted for them.
+/// Records of different codecs do not share a batch, nor does a large record with others: a batch
+/// of a few KiB could grow to 64 MiB, and with it the storage, and fetch responses beyond what was
+/// reserved for them.
 #[test]
 fn a_batch_does_not_grow_by_its_neighbours() {
     let mut log = Log::default();
@@ -335,7 +335,7 @@ fn a_batch_does_not_grow_by_its_neighbours() {
         (b"d", vec![3; 10], Compression::Lz4),
         (b"e", large, Compression::Lz4),
     ] {
-        // Of two records with the key the last one stays, so each batch is written anew.
+        // Only the last of the two records with the key stays, so each batch is rewritten.
         let key = Some(key.to_vec());
         let records = [(key.clone(), Some(vec![]), 1), (key, Some(value), 1)];
         log.push(encode(&records, (-1, -1, -1), codec).to_vec());
@@ -354,8 +354,8 @@ fn a_batch_does_not_grow_by_its_neighbours() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Passes one after the other, each over what the one before has left, and without the aborted
-    /// transactions that it was over.
+    /// Passes that follow one another, each over the output of the one before, and without the
+    /// aborted transactions that it covered.
     #[test]
     fn the_last_record_of_each_key_stays(
         steps in prop::collection::vec(step(), 1..60),
@@ -364,7 +364,7 @@ proptest! {
     ) {
         let mut log = Log::default();
         steps.iter().for_each(|step| log.step(step));
-        // Nothing is compacted that is not stable.
+        // Only stable records are compacted.
         for producer in 0..3 {
             log.step(&Step::End { producer, outcome: Outcome::Commit });
         }
@@ -374,14 +374,14 @@ proptest! {
         let mut batches = log.batches.clone();
         let (mut from, mut tombstones_before) = (0, 0);
         for (end, (_, before)) in ends.into_iter().zip(cuts) {
-            // What was compacted by an earlier pass.
+            // Only what an earlier pass compacted.
             if from > 0 {
                 tombstones_before = tombstones_before.max(before.index(from as usize + 1) as u64);
             }
             batches = pass(&batches, &log.producers, (from, end), tombstones_before, piece);
             let wanted = log.compacted(end, tombstones_before);
             let got = read(&batches);
-            // Garbage is kept, and a reader can do nothing with it.
+            // Unreadable batches are kept, but a reader finds no records in them.
             prop_assert_eq!(got.len(), wanted.len());
             for (got, wanted) in got.iter().zip(&wanted) {
                 prop_assert_eq!(got, wanted);
@@ -389,8 +389,8 @@ proptest! {
             log.producers.forget_aborted(StreamOffset(end));
             let wanted = log.committed(end, tombstones_before);
             prop_assert_eq!(read_committed(&batches, &log.producers, piece), wanted);
-            // And nobody needs them again: what comes later is folded into a checkpoint without
-            // them.
+            // The dropped transactions are not needed again: later batches are folded into a
+            // checkpoint without them.
             let remembered = log.producers.aborted_in(0, u64::MAX).len();
             let ended = log.markers.iter().filter(|(at, _, outcome)| {
                 *at >= end && *outcome == Outcome::Abort
@@ -427,7 +427,7 @@ fn log(records: &[(u8, Option<u8>)]) -> Log {
     log
 }
 
-/// What does not fit into the map is compacted the next time.
+/// Keys that do not fit into the map are left to the next pass.
 #[test]
 fn a_full_map_ends_the_pass() {
     let log = log(&[(1, Some(0)), (2, Some(0)), (1, Some(0)), (3, Some(0)), (1, Some(0))]);
@@ -490,7 +490,7 @@ fn what_is_dirty_is_what_was_not_compacted_and_may_be() {
             newest_ms: 1_000 + i.cast_signed(),
         })
         .collect();
-    // Clean end, stable end, min.compaction.lag.ms; clean, dirty and where it ends.
+    // Clean end, stable end, min.compaction.lag.ms; clean bytes, dirty bytes, end.
     for ((clean_end, stable_end, lag_ms), (clean_bytes, dirty_bytes, to)) in [
         ((0, 40, 0), (0, 400, 40)),
         ((10, 40, 0), (100, 300, 40)),
@@ -524,7 +524,7 @@ fn ends_are_remembered_until_their_time_is_over() {
     }
     assert_eq!(cleaned.ends, [(1_200, 600), (2_400, 1_200), (3_400, 1_700)]);
     assert_eq!((cleaned.end(), cleaned.end_at(1_199), cleaned.end_at(599)), (3_400, 1_200, 0));
-    // A clock that goes back; and many passes, of which none waits for ever.
+    // A clock that goes back; and many passes, none of which waits forever.
     cleaned.push(3_500, 1_000, &rules);
     assert_eq!(cleaned.ends.last(), Some(&(3_500, 1_700)));
     let mut over = 0;

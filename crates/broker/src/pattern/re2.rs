@@ -1,32 +1,33 @@
-//! The syntax of RE2/J, in which Kafka's clients write patterns, translated into that of the crate
+//! Translates the syntax of RE2/J, in which Kafka's clients write patterns, into that of the crate
 //! `regex`.
 //!
-//! The two differ in more than what one of them lacks: `\<` is a character in RE2/J and the begin
-//! of a word here, `[a&&b]` a class of two characters there and an empty one here, `a**` an error
-//! there. So every element is read by RE2/J's rules (`Parser.java`), and written in a form that has
-//! one meaning here. What RE2/J refuses is refused.
+//! The two differ in more than missing features: `\<` is a character in RE2/J and the start of a
+//! word here, `[a&&b]` is a class of two characters there and an empty one here, `a**` is an error
+//! there. So each element is read by RE2/J's rules (`Parser.java`), and written in a form with one
+//! meaning here. Expressions that RE2/J refuses are refused.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// The most that an element can be repeated.
+/// The greatest repetition count.
 const MAX_REPETITIONS: u32 = 1000;
 
-/// The most `\p` and `\P` in an expression. Each is a list of hundreds of ranges, which the parser
-/// sorts again for each that is added to a class, so thousands take seconds. RE2/J has no bound.
+/// The greatest number of `\p` and `\P` in an expression. Each is a list of hundreds of ranges,
+/// which the parser sorts again whenever one is added to a class, so thousands would take seconds.
+/// RE2/J has no limit.
 const MAX_UNICODE_CLASSES: u32 = 16;
 
 /// A class without characters.
 const NOTHING: &str = r"[^\x{0}-\x{10FFFF}]";
-/// Any character, line breaks as well.
+/// Any character including line breaks.
 const ANY: &str = r"[\x{0}-\x{10FFFF}]";
 
-/// The general categories that RE2/J knows, by the names that it takes.
+/// The general categories that RE2/J supports, by the names that it accepts.
 const CATEGORIES: &str = "C Cc Cf Co Cs L Ll Lm Lo Lt Lu M Mc Me Mn N Nd Nl No P Pc Pd Pe Pf Pi Po Ps S Sc Sk Sm So Z Zl Zp Zs";
 
-/// The scripts that RE2/J knows, by the names that it takes.
+/// The scripts that RE2/J supports, by the names that it accepts.
 const SCRIPTS: &str = "Arabic Armenian Avestan Balinese Bamum Batak Bengali Bopomofo Brahmi \
     Braille Buginese Buhid Canadian_Aboriginal Carian Cham Cherokee Common Coptic Cuneiform Cypriot \
     Cyrillic Deseret Devanagari Egyptian_Hieroglyphs Ethiopic Georgian Glagolitic Gothic Greek \
@@ -38,14 +39,14 @@ const SCRIPTS: &str = "Arabic Armenian Avestan Balinese Bamum Batak Bengali Bopo
     Saurashtra Shavian Sinhala Sundanese Syloti_Nagri Syriac Tagalog Tagbanwa Tai_Le Tai_Tham \
     Tai_Viet Tamil Telugu Thaana Thai Tibetan Tifinagh Ugaritic Unknown Vai Yi";
 
-/// The POSIX classes, which both have under the same names and with the same ASCII characters.
+/// The POSIX classes, which have the same names and ASCII characters in both.
 const POSIX: &str =
     "alnum alpha ascii blank cntrl digit graph lower print punct space upper word xdigit";
 
-/// Translate an expression.
+/// Translates an expression.
 ///
 /// # Errors
-/// Why RE2/J refuses it. Parentheses that do not match are left for the parser of `regex` to find.
+/// Why RE2/J refuses it. Unbalanced parentheses are left to the parser of `regex`.
 pub(super) fn translate(regex: &str) -> Result<String, String> {
     let mut translation = Translation {
         rest: regex.chars().peekable(),
@@ -66,14 +67,14 @@ pub(super) fn translate(regex: &str) -> Result<String, String> {
 struct Translation<'a> {
     rest: Peekable<Chars<'a>>,
     out: String,
-    /// Groups of flags behind the last operand: a repetition behind them is one of that operand.
+    /// Flag groups after the last operand: a repetition after them applies to that operand.
     flags: String,
-    /// The last element can be repeated.
+    /// Whether the last element can be repeated.
     is_operand: bool,
-    /// The last element is a repetition.
+    /// Whether the last element is a repetition.
     is_repetition: bool,
     names: BTreeSet<String>,
-    /// There is no `:]` in what is left, so that it is not looked for at each bracket.
+    /// Whether the rest contains no `:]`. Avoids a search at each bracket.
     has_no_posix_class: bool,
     unicode_classes: u32,
 }
@@ -121,15 +122,15 @@ impl Translation<'_> {
         if !self.is_operand {
             return Err(format!("missing argument to repetition operator: `{operator}`"));
         }
-        // Not behind the flags: they are no operand.
+        // Before the flags, which are not an operand.
         self.out.push_str(operator);
         self.out.push_str(if is_lazy { "?" } else { "" });
         self.is_repetition = true;
         Ok(())
     }
 
-    /// `{2}`, `{2,}` or `{2,3}` behind the brace; `None` if it is no repetition, of which nothing
-    /// has been read then.
+    /// Reads `{2}`, `{2,}` or `{2,3}` after the brace. `None` if it is not a repetition; then
+    /// nothing has been consumed.
     fn counts(&mut self) -> Result<Option<String>, String> {
         let mut ahead = self.rest.clone();
         let number = |ahead: &mut Peekable<Chars<'_>>| {
@@ -160,7 +161,7 @@ impl Translation<'_> {
         }))
     }
 
-    /// What begins with `(?`: a group with or without a name or flags, or flags.
+    /// Reads an element that begins with `(?`: a group with or without a name or flags, or flags.
     fn perl_group(&mut self) -> Result<(), String> {
         self.rest.next();
         let mut ahead = self.rest.clone();
@@ -204,7 +205,7 @@ impl Translation<'_> {
 
     fn escape(&mut self) -> Result<(), String> {
         match self.rest.peek() {
-            // `\w` is ASCII in RE2/J, and so is what `\b` asks for.
+            // `\w` is ASCII in RE2/J, and so is the word boundary of `\b`.
             Some('b') => self.put(r"(?-u:\b)", true),
             Some('B') => self.put(r"(?-u:\B)", true),
             Some('A') => self.put(r"\A", true),
@@ -234,8 +235,8 @@ impl Translation<'_> {
         Ok(())
     }
 
-    /// A class behind a backslash, as an element of a class; `None` if there is none, of which
-    /// nothing has been read then.
+    /// Reads a class after a backslash, as an element of a class. `None` if there is none; then
+    /// nothing has been consumed.
     fn escaped_class(&mut self) -> Result<Option<String>, String> {
         let class = match self.rest.peek() {
             Some('d') => "0-9",
@@ -280,9 +281,9 @@ impl Translation<'_> {
         let knows = |names: &str| names.split_whitespace().any(|known| known == name);
         let class = match name.as_str() {
             "Any" => ANY.to_owned(),
-            // Surrogates, which no text has; and what has no script, of which RE2/J has no table.
+            // Surrogates do not occur in text; for characters without a script RE2/J has no table.
             "Cs" | "Unknown" => NOTHING.to_owned(),
-            // Without what is not assigned.
+            // Without unassigned code points.
             "C" => r"[\p{Cc}\p{Cf}\p{Co}]".to_owned(),
             _ if knows(CATEGORIES) => format!(r"\p{{gc={name}}}"),
             _ if knows(SCRIPTS) => format!(r"\p{{sc={name}}}"),
@@ -291,7 +292,7 @@ impl Translation<'_> {
         Ok(if is_negative { format!("[^{class}]") } else { class })
     }
 
-    /// The character behind a backslash; `None` if it is a surrogate, which no text has.
+    /// Reads the character after a backslash; `None` for a surrogate, which does not occur in text.
     fn escaped_character(&mut self) -> Result<Option<char>, String> {
         Ok(char::from_u32(self.escaped_code()?))
     }
@@ -343,7 +344,7 @@ impl Translation<'_> {
         Ok(code)
     }
 
-    /// A class behind its opening bracket.
+    /// Reads a class after its opening bracket.
     fn class(&mut self) -> Result<String, String> {
         let is_negative = self.rest.next_if_eq(&'^').is_some();
         let mut items = String::new();
@@ -378,7 +379,7 @@ impl Translation<'_> {
             if high < low {
                 return Err("invalid character class range: its end is before its begin".into());
             }
-            // Surrogates are in no text.
+            // Surrogates do not occur in text.
             let low = char::from_u32(low).unwrap_or('\u{e000}');
             let high = char::from_u32(high).unwrap_or('\u{d7ff}');
             if low <= high {
@@ -402,8 +403,8 @@ impl Translation<'_> {
         }
     }
 
-    /// `[:alpha:]` or `[:^alpha:]` within a class; `None` if there is none, of which nothing has
-    /// been read then.
+    /// Reads `[:alpha:]` or `[:^alpha:]` within a class. `None` if there is none; then nothing has
+    /// been consumed.
     fn posix_class(&mut self) -> Result<Option<String>, String> {
         let mut ahead = self.rest.clone().skip(1);
         if self.has_no_posix_class || ahead.next() != Some(':') {
@@ -435,7 +436,7 @@ impl Translation<'_> {
     }
 }
 
-/// A character that means itself, within a class or not.
+/// Writes a literal character, valid inside and outside of a class.
 fn literal(c: char) -> String {
     match c {
         '0'..='9' | 'A'..='Z' | 'a'..='z' => c.into(),

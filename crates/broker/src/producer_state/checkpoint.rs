@@ -1,4 +1,4 @@
-//! The checkpoint of a partition's producers. Layout: `docs/format/producer-state.md`.
+//! The checkpoint of a partition's producers. The layout is in `docs/format/producer-state.md`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
@@ -8,20 +8,20 @@ use alluvium_stream::{Batch, StreamOffset};
 use super::{Aborted, Producer, ProducerStates, REMEMBERED_BATCHES, Seen};
 
 const FORMAT_VERSION: u8 = 5;
-/// Knew of no transactions.
+/// The version without transactions.
 const WITHOUT_TRANSACTIONS: u8 = 1;
-/// Did not say when producers were last there.
+/// The version without the times of last appends.
 const WITHOUT_TIMES: u8 = 2;
-/// Said so by the times of records.
+/// The version whose times of last appends are record timestamps.
 const TIMES_OF_RECORDS: u8 = 3;
-/// Did not say where offsets were lost.
+/// The version without the end of lost offsets.
 const WITHOUT_LOSSES: u8 = 4;
 
-/// Stands for "no transaction is open".
+/// The encoding of "no open transaction".
 const NONE: u64 = u64::MAX;
 
 impl ProducerStates {
-    /// The checkpoint; `None` when there is nothing to remember. Equal states give equal bytes.
+    /// Encodes the checkpoint; `None` if the state is empty. Equal states give equal bytes.
     pub(crate) fn encode(&self) -> Option<Vec<u8>> {
         if self.producers.is_empty() && self.aborted.is_empty() {
             return None;
@@ -58,13 +58,13 @@ impl ProducerStates {
         Some(out)
     }
 
-    /// Read a checkpoint. In one that does not say by the server's clock when producers were last
-    /// there, they were at `unknown_ms`.
+    /// Decodes a checkpoint. If its version does not hold last-append times by the server's clock,
+    /// they are set to `unknown_ms`.
     ///
     /// # Errors
-    /// What is wrong with the bytes.
+    /// Why the bytes are not a valid checkpoint.
     pub(crate) fn decode(bytes: &[u8], unknown_ms: i64) -> Result<Self, BadCheckpoint> {
-        // The version comes first: another one may end in another way.
+        // The version is checked before the checksum: other versions may end differently.
         let version = match bytes.first() {
             Some(&version @ WITHOUT_TRANSACTIONS..=FORMAT_VERSION) => version,
             Some(&other) => return Err(BadCheckpoint::Version(other)),
@@ -185,9 +185,9 @@ impl Reader<'_> {
     }
 }
 
-/// The checkpoint at the end of `offsets`, of which there are `batches`, if `previous` describes
-/// what lies before them, for a partition in which nothing is left of aborted transactions that
-/// have ended before `start`; see [`alluvium_stream::Fold`]. Producers are forgotten by the
+/// Builds the checkpoint at the end of `offsets` from `batches`, the batches of these offsets, and
+/// `previous`, the checkpoint at their start. In this partition nothing is left of aborted
+/// transactions that ended before `start`; see [`alluvium_stream::Fold`]. Producers expire by the
 /// server's clock, which is at `now_ms`: milliseconds since the Unix epoch.
 pub(crate) fn fold(
     now_ms: i64,
@@ -200,13 +200,14 @@ pub(crate) fn fold(
     let mut states = match previous.map(decode).transpose() {
         Ok(states) => states.unwrap_or_default(),
         Err(error) => {
-            // The server refuses to start on such a checkpoint, so it is not this server's.
+            // The server refuses to start on such a checkpoint, so this one belongs to another
+            // server.
             tracing::error!(%error, "a partition's producer checkpoint is unreadable and begins anew");
             ProducerStates::default()
         }
     };
-    // A clock that is set back would have these producers look older than they are once it is right
-    // again.
+    // A clock that is set back would make these producers look older than they are once it is
+    // correct again.
     let now_ms = now_ms.max(states.latest_ms());
     states.replay(offsets.start, batches, offsets.end, now_ms);
     states.forget_expired(now_ms);

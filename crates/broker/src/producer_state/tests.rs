@@ -1,4 +1,4 @@
-//! Sequences, transactions and checkpoints.
+//! Tests of sequences, transactions and checkpoints.
 
 use std::sync::Arc;
 
@@ -112,7 +112,7 @@ fn producers_are_bounded_and_expire() {
     assert_eq!(states.producers.len(), 1);
 }
 
-/// The work to make room for a producer does not depend on how many there are.
+/// The cost of an eviction does not depend on the number of producers.
 #[test]
 fn making_room_examines_only_the_producers_that_go() {
     let looked_at = |states: &mut ProducerStates, ids: std::ops::Range<i64>| {
@@ -138,7 +138,7 @@ fn making_room_examines_only_the_producers_that_go() {
     assert_eq!(states.producers.len(), MAX_PRODUCERS + 1);
 }
 
-/// The producer that goes is the one that a scan over all producers finds.
+/// The evicted producer is the one that a scan over all producers finds.
 #[test]
 fn the_oldest_producer_without_an_open_transaction_goes_first() {
     let oldest = |states: &ProducerStates| {
@@ -226,7 +226,7 @@ fn version_4_still_opens() {
     assert_eq!(ProducerStates::decode(&bytes, NOW).unwrap(), states);
 }
 
-/// Batches of two records each of one producer, by sequence and offset.
+/// Batches of two records of one producer, by sequence and offset.
 fn batches_at(places: &[(i32, u64)]) -> Vec<Batch> {
     let batch = |(sequence, base): &(i32, u64)| Batch {
         base: StreamOffset(*base),
@@ -261,7 +261,7 @@ fn a_producer_goes_on_behind_a_loss_and_what_is_left_of_it_is_recognised() {
         assert_eq!(verdict(states, 1, 6), behind, "the same in another epoch");
         assert_eq!(verdict(states, 0, 1), Err(45), "a repetition that is not recognised");
     }
-    // From its next batch on the sequence is known, also if that is in the log already.
+    // From its next batch on the sequence is known, even if that batch is in the log already.
     let mut on = cut.clone();
     on.record(&batch(4, 0, 8, 2), 8, 2, NOW);
     for states in [&on, &replay(&batches_at(&[(0, 0), (2, 2), (8, 8)]), 10)] {
@@ -276,7 +276,7 @@ fn a_marker_behind_a_loss_says_nothing_of_the_sequence() {
     let record = |sequence| BatchHeader { attributes: 1 << 4, ..batch(4, 0, sequence, 2) };
     let mut states = ProducerStates::default();
     states.record(&record(0), 0, 0, NOW);
-    // The producer's next batch, with sequence numbers 2 and 3, is lost. Its marker is not.
+    // The producer's next batch, with sequence numbers 2 and 3, is lost; its marker is not.
     states.lost_end = 4;
     states.record_marker(&batch(4, 0, -1, 1), Outcome::Commit, 4, NOW);
     let verdict = |states: &ProducerStates, sequence| {
@@ -304,7 +304,7 @@ fn a_fold_over_a_loss_is_what_a_start_makes_of_it() {
         let at_once = live(&batches, None, 0, to);
         assert_eq!(at_once.lost_end, lost_end);
         for cut in 1..=batches.len() {
-            // An upload ends with a batch, or with lost offsets behind it.
+            // An upload ends with a batch, or with lost offsets after it.
             let next = batches.get(cut).map_or(StreamOffset(to), |next| next.base);
             for end in [batches[cut - 1].end(), next] {
                 let first = fold(NOW, start..end, start, None, &batches[..cut]);
@@ -318,7 +318,7 @@ fn a_fold_over_a_loss_is_what_a_start_makes_of_it() {
     }
 }
 
-/// Bytes that format version 1 has written; they must open for ever.
+/// Bytes that format version 1 wrote; they must open forever.
 #[test]
 fn version_1_still_opens() {
     let mut states = ProducerStates::default();
@@ -334,7 +334,7 @@ fn version_1_still_opens() {
     assert_eq!(ProducerStates::decode(&bytes, NOW).unwrap(), states);
 }
 
-/// The same of version 2.
+/// Bytes that format version 2 wrote.
 #[test]
 fn version_2_still_opens() {
     let mut states = ProducerStates::default();
@@ -353,7 +353,7 @@ fn version_2_still_opens() {
         9, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 0, 0, 0, 0, 0, // last offset and timestamp
         1, 7, 0, 0, 0, 8, 0, 0, 0, // one batch: base and last sequence
         9, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 0, 0, 0, 0, 0, // base offset, greatest timestamp
-        6, 0, 0, 0, 0, 0, 0, 0, 0, 0, // the other one
+        6, 0, 0, 0, 0, 0, 0, 0, 0, 0, // the other producer
         255, 255, 255, 255, 255, 255, 255, 255, //
         12, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, //
         1, 0, 0, 0, 0, 0, 0, 0, 0, //
@@ -366,7 +366,7 @@ fn version_2_still_opens() {
     assert_eq!(ProducerStates::decode(&bytes, NOW).unwrap(), states);
 }
 
-/// The same of version 3, in which the time that a producer was last there is one of records.
+/// Bytes that format version 3 wrote, where the time of the last append is a record timestamp.
 #[test]
 fn version_3_still_opens() {
     let mut states = ProducerStates::default();
@@ -376,7 +376,7 @@ fn version_3_still_opens() {
         5, 0, 0, 0, 0, 0, 0, 0, 1, 0, // id, epoch
         255, 255, 255, 255, 255, 255, 255, 255, // no transaction
         9, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 0, 0, 0, 0, 0, // last offset and timestamp
-        12, 0, 0, 0, 0, 0, 0, 0, // last seen
+        12, 0, 0, 0, 0, 0, 0, 0, // time of the last append
         1, 7, 0, 0, 0, 8, 0, 0, 0, // one batch: base and last sequence
         9, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 0, 0, 0, 0, 0, // base offset, greatest timestamp
         0, 0, 0, 0, // no aborted transaction
@@ -412,8 +412,7 @@ fn folding_in_parts_is_folding_at_once() {
 
 const DAY: i64 = EXPIRATION_MS;
 
-/// Batches of two records, each by producer, sequence and time; part of a transaction if that says
-/// so.
+/// Batches of two records by producer, sequence and time, optionally in a transaction.
 fn log(appended: &[(i64, i32, i64, bool)]) -> Vec<Batch> {
     let batch = |(at, (id, sequence, time_ms, transactional)): (usize, &(i64, i32, i64, bool))| {
         let of = (*id, 0, *sequence);
@@ -428,7 +427,7 @@ fn log(appended: &[(i64, i32, i64, bool)]) -> Vec<Batch> {
     appended.iter().enumerate().map(batch).collect()
 }
 
-/// The state after folds of these pieces of a log, each at the time that stands with it.
+/// The state after folding these pieces of a log, each at its own time.
 fn folded(log: &[Batch], pieces: &[(i64, usize)]) -> ProducerStates {
     let (mut checkpoint, mut from) = (None, 0);
     for (now_ms, end) in pieces {
@@ -454,12 +453,12 @@ fn a_fold_forgets_who_was_silent_for_a_day_of_the_server() {
     assert_eq!(ids(&at(DAY - 1)), [1, 2, 3, 4]);
     assert_eq!(ids(&at(DAY)), [2, 3, 4], "what is open stays");
     assert_eq!(ids(&at(DAY + 1)), [3, 4]);
-    // A clock that is set back makes nobody old when it is right again.
+    // A clock that is set back expires no producers when it is correct again.
     let set_back = folded(&log, &[(30 * DAY, 2), (0, 3), (30 * DAY + 5, 4)]);
     assert_eq!(ids(&set_back), [1, 2, 3, 4]);
 }
 
-/// What records say of their time is the client's: an import may go through years.
+/// Record timestamps come from the client: an import may span years.
 #[test]
 fn times_of_records_forget_nothing() {
     let import: Vec<_> = (0..5)
@@ -525,7 +524,7 @@ fn a_partition_remembers_so_many_aborted_transactions_and_those_that_are_open_ma
     assert!(!producers.begins_transaction(&batch(3, 0, 0, 1)), "it has none");
     assert_eq!(totals.transactions.get(), MAX as i64);
 
-    // A checkpoint knows them all.
+    // A checkpoint holds them all.
     let bytes = producers.encode().unwrap();
     let read = Counted::new(ProducerStates::decode(&bytes, 0).unwrap(), totals.clone());
     assert!(!read.has_room_for_transaction());
@@ -561,7 +560,8 @@ fn who_fills_the_totals_elsewhere_takes_little_from_a_partition() {
     assert_eq!(ids(&producers), left, "the oldest that has nothing open makes room");
     assert_eq!(totals.producers.get(), others + 32);
 
-    // Not the one that has just come, be it the only one that has nothing open.
+    // The producer that has just appended stays, even if it is the only one without an open
+    // transaction.
     let mut open = Counted::new(ProducerStates::default(), totals.clone());
     for id in 0..40 {
         begin(&mut open, id, id as u64);
@@ -573,7 +573,7 @@ fn who_fills_the_totals_elsewhere_takes_little_from_a_partition() {
     assert_eq!(ids(&open), (0..40).chain([71]).collect::<Vec<_>>());
     drop(open);
 
-    // So it is after a start.
+    // The same holds after a start.
     let mut states = ProducerStates::default();
     for id in 0..100 {
         states.record(&batch(id, 0, 0, 1), id as u64, 0, NOW);

@@ -1,7 +1,7 @@
-//! What all partitions together remember of producers and their transactions: counted, and bounded.
+//! The number of producers and transactions in the state of all partitions, and its limits.
 //!
-//! Each partition may remember a little whatever the others do; beyond that, who fills the bounds
-//! in some partitions is in the way of others.
+//! Each partition may hold a few regardless of the others. Beyond that, the partitions compete for
+//! the limits.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,27 +12,27 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use super::ProducerStates;
 
-/// Producers of all partitions. Each takes 150 to 450 bytes, depending on how many of its batches
-/// are remembered and how full the tables are.
+/// The greatest number of producers in all partitions. Each takes 150 to 450 bytes, depending on
+/// its number of tracked batches and the load of the tables.
 const MAX_PRODUCERS: usize = 500_000;
-/// A partition forgets none of so many for the sake of others.
+/// The number of producers below which a partition evicts none because of the total.
 const FREE_PRODUCERS: usize = 32;
 
-/// Transactions of one partition that are aborted, or open and so may yet be: 8 MiB at 32 bytes
-/// each.
+/// The greatest number of transactions in one partition that are aborted, or open and so may be
+/// aborted: 8 MiB at 32 bytes each.
 const MAX_PARTITION_TRANSACTIONS: usize = 1 << 18;
-/// The same of all partitions: 64 MiB.
+/// The greatest number of such transactions in all partitions: 64 MiB.
 const MAX_TRANSACTIONS: usize = 1 << 21;
-/// A partition with fewer refuses none for the sake of others: 4 KiB.
+/// The number of transactions below which a partition refuses none because of the total: 4 KiB.
 const FREE_TRANSACTIONS: usize = 1 << 7;
 
-/// Numbers over all partitions.
+/// The totals over all partitions.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) producers: Gauge<i64, AtomicI64>,
-    /// Aborted and open ones.
+    /// Aborted and open transactions.
     pub(crate) transactions: Gauge<i64, AtomicI64>,
-    /// Batches that would have begun one more.
+    /// Batches refused because they would have begun one more transaction.
     pub(crate) refused: Counter,
 }
 
@@ -45,7 +45,7 @@ impl Totals {
         usize::try_from(self.transactions.get()).is_ok_and(|count| count >= MAX_TRANSACTIONS)
     }
 
-    /// As if other partitions had all that there may be.
+    /// Raises the totals as if other partitions had reached the limits.
     #[cfg(test)]
     pub(crate) fn fill(&self) {
         self.producers.inc_by(MAX_PRODUCERS as i64);
@@ -53,11 +53,11 @@ impl Totals {
     }
 }
 
-/// The producers of one partition, which count in the totals as long as they are there.
+/// The producers of one partition; they count in the totals until this is dropped.
 pub(crate) struct Counted {
     states: ProducerStates,
     totals: Arc<Totals>,
-    /// What of them is in the totals.
+    /// This partition's share of the totals.
     producers: usize,
     transactions: usize,
 }
@@ -74,16 +74,16 @@ impl Counted {
     pub(crate) fn new(states: ProducerStates, totals: Arc<Totals>) -> Self {
         let mut this = Self { states, totals, producers: 0, transactions: 0 };
         this.count();
-        // A checkpoint knows only its own partition. Of transactions nothing can be forgotten; no
-        // more begin.
+        // A checkpoint is limited for its own partition only. Transactions cannot be dropped, but
+        // no further ones begin.
         let excess = this.totals.excess_producers();
         this.states.forget_oldest(excess.min(this.producers.saturating_sub(FREE_PRODUCERS)));
         this.count();
         this
     }
 
-    /// The one way to change them. A new producer takes the place of the oldest one here if there
-    /// are too many in all.
+    /// Applies a change and updates the totals. If there are too many producers in all, a new one
+    /// evicts the oldest one of this partition.
     pub(crate) fn change<T>(&mut self, change: impl FnOnce(&mut ProducerStates) -> T) -> T {
         let before = self.producers;
         let result = change(&mut self.states);
@@ -96,8 +96,8 @@ impl Counted {
         result
     }
 
-    /// Whether one more transaction may begin. One that is open counts as one that is aborted, so
-    /// that it can always end so.
+    /// Whether one more transaction may begin. An open transaction counts like an aborted one, so
+    /// that it can always be aborted.
     pub(crate) fn has_room_for_transaction(&self) -> bool {
         match self.states.transactions() {
             ..FREE_TRANSACTIONS => true,
