@@ -36,7 +36,7 @@ pub(super) async fn create(cx: &Context, request: CreateAclsRequest) -> CreateAc
     let refused = authorizer.err();
     let results = checked.iter().map(|checked| {
         match refused.as_ref().or(checked.as_ref().err()).or(added.as_ref().err()) {
-            // Kafka leaves the text empty here, as in the answer of DescribeAcls.
+            // Kafka leaves the text empty here, as in the response to DescribeAcls.
             None => AclCreationResult::default(),
             Some(error) => AclCreationResult::default()
                 .with_error_code(error.code())
@@ -136,7 +136,7 @@ fn deleted_acl(acl: Acl) -> DeleteAclsMatchingAcl {
         .with_permission_type(acl.permission)
 }
 
-/// The authorizer, for whoever may do this with the cluster.
+/// The authorizer, if the client may do `operation` with the cluster.
 fn authorizer(cx: &Context, operation: Operation) -> Result<&Authorizer, ApiError> {
     let authorizer = cx.server.authorizer.as_ref().ok_or(ApiError::NoAuthorizer)?;
     cx.authorize(operation, Resource::Cluster)?;

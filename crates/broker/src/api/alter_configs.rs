@@ -1,4 +1,5 @@
-//! IncrementalAlterConfigs and its elder, AlterConfigs, which says all settings of a thing at once.
+//! IncrementalAlterConfigs, and the older AlterConfigs, which sets all settings of a resource at
+//! once.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,7 +20,7 @@ use crate::errors::ApiError;
 use crate::security::{self, Operation};
 use crate::topics::check_name;
 
-/// What has settings: its type and name.
+/// A resource with settings: type and name.
 type Resource = (i8, StrBytes);
 
 pub(super) async fn incremental(
@@ -86,7 +87,7 @@ fn repeated(resources: impl Iterator<Item = Resource>) -> HashSet<Resource> {
     times.into_iter().filter(|(_, times)| *times > 1).map(|(resource, _)| resource).collect()
 }
 
-// Operations by their numbers in the protocol.
+// Operations by their protocol codes.
 const SET: i8 = 0;
 const DELETE: i8 = 1;
 const APPEND: i8 = 2;

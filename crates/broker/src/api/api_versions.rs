@@ -1,4 +1,4 @@
-//! ApiVersions: which versions of which APIs are served.
+//! ApiVersions: the supported APIs and their versions.
 
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::api_versions_response::ApiVersion;
@@ -24,8 +24,7 @@ pub(super) async fn handle(cx: &Context, request: ApiVersionsRequest) -> ApiVers
         .with_finalized_features(features::finalized())
 }
 
-/// The answer to a version of ApiVersions that is not served: version 0, which every client can
-/// read.
+/// The response to an unsupported version of ApiVersions: version 0, which every client can read.
 pub(super) fn unsupported(correlation_id: i32) -> Result<Response, EncodeError> {
     let response = ApiVersionsResponse::default()
         .with_error_code(ResponseError::UnsupportedVersion.code())
@@ -33,14 +32,13 @@ pub(super) fn unsupported(correlation_id: i32) -> Result<Response, EncodeError> 
     Response::encode(correlation_id, 0, &response, 0)
 }
 
-/// The first version of Produce that is announced, as by Kafka since 4.0 (KAFKA-18659), which like
-/// this server refuses those before 3: librdkafka before 2.11.1 takes a server that has no version
-/// 0 for one to which it cannot send what is compressed by gzip, Snappy or LZ4, and sends it
-/// uncompressed.
+/// The first version of Produce that is announced, although versions before 3 are refused, as in
+/// Kafka since 4.0 (KAFKA-18659). librdkafka before 2.11.1 does not send batches compressed by
+/// gzip, Snappy or LZ4 to a server without version 0; it sends them uncompressed.
 const FIRST_ANNOUNCED_PRODUCE: i16 = 0;
 
 impl super::Api {
-    /// The first version that clients are told of.
+    /// The first version that is announced to clients.
     pub(crate) fn announced_min(&self) -> i16 {
         if self.key == ApiKey::Produce { FIRST_ANNOUNCED_PRODUCE } else { self.min }
     }

@@ -1,5 +1,5 @@
-//! What the client of a request may do: [`Context::authorize`] stands in each handler where Kafka's
-//! table of operations and resources says.
+//! The client's rights in a request: each handler calls [`Context::authorize`] where Kafka's table
+//! of operations and resources requires it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::security::{Authorizer, Operation, Principal, Resource, ResourceType, 
 use crate::topics::{Topic, TopicRef};
 
 impl Context {
-    /// Whether the client may do this with the resource.
+    /// Checks that the client may do this with the resource.
     ///
     /// # Errors
     /// [`ApiError::Unauthorized`]
@@ -31,21 +31,21 @@ impl Context {
         self.authorize(operation, resource).is_ok()
     }
 
-    /// Whether there is any resource of the type with which it may do this.
+    /// Whether the client may do this with any resource of the type.
     pub(crate) fn may_with_some(&self, operation: Operation, kind: ResourceType) -> bool {
         self.ask(|authorizer, who| authorizer.allows_some(who, operation, kind))
     }
 
-    /// Without an authorizer everybody may do everything.
+    /// Asks the authorizer; without one, everything is allowed.
     fn ask(&self, question: impl FnOnce(&Authorizer, &Who<'_>) -> bool) -> bool {
         let Some(authorizer) = &self.server.authorizer else { return true };
-        // Who has not logged in does not come here, and would not be anybody.
+        // Requests of unauthenticated clients are refused earlier, and have no rights here.
         let Some(principal) = self.peer.principal() else { return false };
         let host = self.peer.host.trim_start_matches('/');
         question(authorizer, &Who { principal: principal.as_str(), host })
     }
 
-    /// Which topics the client may know of, also later.
+    /// The topics that the client may see, for checks during and after this request.
     pub(super) fn sight(&self) -> Sight {
         let see = |authorizer: &Arc<Authorizer>| {
             let principal = self.peer.principal().unwrap_or_else(Principal::anonymous);
@@ -62,15 +62,16 @@ impl Context {
         Sight(self.server.authorizer.as_ref().map(see))
     }
 
-    /// All that it may do with the resource: a bit for each of Kafka's numbers of operations.
+    /// The operations that the client may do with the resource: one bit for each of Kafka's
+    /// operation codes.
     pub(crate) fn authorized_operations(&self, resource: Resource<'_>) -> i32 {
         let operations = resource.kind().operations().iter();
         let allowed = operations.filter(|operation| self.may(**operation, resource));
         allowed.fold(0, |bits, operation| bits | 1 << *operation as i32)
     }
 
-    /// The topic, if the client may do this with it. Of a name that it may do nothing with it does
-    /// not learn whether it exists.
+    /// The topic, if the client may do this with it. For a name without rights the client does not
+    /// learn whether the topic exists.
     pub(crate) fn topic(
         &self,
         operation: Operation,
@@ -86,8 +87,9 @@ impl Context {
         Ok(topic)
     }
 
-    /// Whether a topic of one of these names has such a partition, and the client may read it. It
-    /// is the topic that has the name now, if it `is_meant`, and none that gets it later.
+    /// Whether a topic with one of these names has this partition and the client may read it. The
+    /// result refers to the topic that has the name now, if it `is_meant`, and not to a later topic
+    /// of that name.
     pub(super) fn readable_partitions(
         &self,
         names: Vec<TopicName>,
@@ -104,8 +106,8 @@ impl Context {
         }
     }
 
-    /// The code of the error, 0 if the client may be a member of the group that subscribes to these
-    /// topics.
+    /// The error code for a client that wants to be a member of the group and subscribe to these
+    /// topics; 0 if it may.
     pub(super) fn member_code<'a>(
         &self,
         group: &str,
@@ -117,13 +119,13 @@ impl Context {
         checked.map_or_else(|error| error.code(), |()| 0)
     }
 
-    /// The code of the error, 0 if the client may do this with the group.
+    /// The error code for this operation with the group; 0 if the client may do it.
     pub(super) fn group_code(&self, operation: Operation, group: &str) -> i16 {
         self.authorize(operation, Resource::Group(group)).map_or_else(|error| error.code(), |()| 0)
     }
 
-    /// Take the groups with which the client may not do this out of `groups`; each with the code of
-    /// the error.
+    /// Removes from `groups` those with which the client may not do this, and returns each with its
+    /// error code.
     pub(super) fn take_refused(
         &self,
         operation: Operation,
@@ -141,12 +143,12 @@ impl Context {
     }
 }
 
-/// A client whose rights are asked for when it is not there.
+/// A client whose rights are checked after its request.
 struct Viewer {
     authorizer: Arc<Authorizer>,
     principal: String,
     host: String,
-    /// As far as it makes a difference who it is.
+    /// The principal, with the host only if ACLs distinguish hosts.
     name: String,
 }
 

@@ -27,7 +27,7 @@ const USER: &str = "user";
 const CLIENT_ID: &str = "client-id";
 const IP: &str = "ip";
 
-// How a filter matches, by its numbers in the protocol.
+// Match types of filters by their protocol codes.
 const EXACT: i8 = 0;
 const DEFAULT: i8 = 1;
 const ANY: i8 = 2;
@@ -53,7 +53,7 @@ pub(super) async fn describe(
         })
     };
     let mut entries = Vec::new();
-    // The order of Kafka's hash maps, by which clients' tests compare.
+    // The order of Kafka's hash maps, which clients' tests expect.
     let mut all = cx.server.quotas.all();
     java_order::sort(&mut all, 1, |(entity, _)| hash(entity));
     for (entity, limits) in all {
@@ -83,7 +83,7 @@ pub(super) async fn describe(
     response.with_entries(Some(entries))
 }
 
-/// The hash of an entity in Kafka, which is that of a map from its types to its names.
+/// The hash of an entity in Kafka: that of a map from types to names.
 fn hash(entity: &Entity) -> u32 {
     let parts = [(USER, &entity.user), (CLIENT_ID, &entity.client), (IP, &entity.ip)];
     let hashes = parts.into_iter().filter_map(|(kind, part)| match part {
@@ -186,7 +186,7 @@ fn entity(entry: &EntryData) -> Result<Entity, ApiError> {
             Some(name) if name.len() > MAX_NAME_BYTES => {
                 return invalid(format!("a name has at most {MAX_NAME_BYTES} bytes"));
             }
-            // Kafka takes the names of hosts too; which addresses such a one has may change.
+            // Kafka also accepts host names, whose addresses may change.
             Some(name) if &*named.entity_type == IP => match name.parse::<IpAddr>() {
                 Ok(ip) => Part::Name(ip.to_canonical().to_string()),
                 Err(_) => return invalid(format!("{} is not a valid IP address.", &**name)),
@@ -213,7 +213,7 @@ fn operations(entry: &EntryData, entity: &Entity) -> Result<Vec<Op>, ApiError> {
             ops.push((key.to_owned(), None));
             continue;
         }
-        // Not a number is not greater either.
+        // NaN does not compare as greater.
         if op.value.is_nan() || op.value <= 0.0 {
             return invalid(format!("Quota {key} must be greater than 0"));
         }

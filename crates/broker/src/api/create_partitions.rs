@@ -1,4 +1,4 @@
-//! CreatePartitions: more partitions for existing topics.
+//! CreatePartitions: adds partitions to existing topics.
 
 use kafka_protocol::messages::create_partitions_request::CreatePartitionsTopic;
 use kafka_protocol::messages::create_partitions_response::CreatePartitionsTopicResult;
@@ -9,7 +9,7 @@ use crate::errors::ApiError;
 use crate::security::{Operation, Resource};
 use crate::wire::{once, repeated};
 
-/// Versions from here on know THROTTLING_QUOTA_EXCEEDED.
+/// The first version with THROTTLING_QUOTA_EXCEEDED.
 const FIRST_WITH_QUOTA: i16 = 3;
 
 pub(super) async fn handle(
@@ -18,7 +18,7 @@ pub(super) async fn handle(
 ) -> CreatePartitionsResponse {
     let repeated = repeated(request.topics.iter().map(|topic| &topic.name));
     let mut results = Vec::with_capacity(request.topics.len());
-    // One answer for each name, as from Kafka.
+    // One result per name, as in Kafka.
     for topic in once(&request.topics, |topic| topic.name.clone()) {
         let grown = if repeated.contains(&topic.name) {
             Err(ApiError::InvalidRequest(format!(
@@ -48,7 +48,7 @@ async fn grow(
     })?;
     if let Some(assignments) = &wanted.assignments {
         let present = cx.server.topics.by_name(&wanted.name)?.partitions.len();
-        // A number that is not greater than the present one is refused as such below.
+        // A number that is not greater than the present one is refused below.
         let new = (total as usize).saturating_sub(present);
         if new > 0 && new != assignments.len() {
             return Err(ApiError::InvalidReplicaAssignment(format!(
@@ -64,7 +64,7 @@ async fn grow(
             )));
         }
     }
-    // What cannot be done is not charged.
+    // Requests that cannot succeed are not charged.
     let present = cx.server.topics.by_name(&wanted.name)?.partitions.len();
     cx.server.topics.grow(&wanted.name, total, true).await?;
     cx.charge_changes((total as usize).saturating_sub(present), FIRST_WITH_QUOTA)?;

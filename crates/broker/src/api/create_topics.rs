@@ -13,15 +13,15 @@ use crate::errors::ApiError;
 use crate::security::{Operation, Resource};
 use crate::wire::{once, repeated};
 
-/// Versions from here on know THROTTLING_QUOTA_EXCEEDED.
+/// The first version with THROTTLING_QUOTA_EXCEEDED.
 const FIRST_WITH_QUOTA: i16 = 6;
 
-/// Requests for more topics take turns: each topic that is described takes some five KiB until the
-/// answer has been written.
+/// Requests for more topics than this need a concurrency permit: each topic described in the
+/// response takes about five KiB until the response is written.
 const TOPICS_WITHOUT_TURN: usize = 50;
 
-/// Topics of a request of which the settings are told; of the others only that they exist.
-/// DescribeConfigs tells the rest.
+/// The number of topics per request whose settings are in the response; for further ones it only
+/// confirms the creation. DescribeConfigs returns the settings of all.
 const MAX_DESCRIBED: usize = 1_000;
 
 pub(super) async fn handle(cx: &Context, request: CreateTopicsRequest) -> CreateTopicsResponse {
@@ -31,7 +31,7 @@ pub(super) async fn handle(cx: &Context, request: CreateTopicsRequest) -> Create
     let repeated = repeated(request.topics.iter().map(|topic| &topic.name));
     let mut results = Vec::with_capacity(request.topics.len());
     let mut described = 0;
-    // One answer for each name, as from Kafka.
+    // One result per name, as in Kafka.
     for topic in once(&request.topics, |topic| topic.name.clone()) {
         let result = if repeated.contains(&topic.name) {
             Err(ApiError::InvalidRequest(format!(
@@ -73,7 +73,7 @@ async fn create(
         })?;
         overrides.insert(config.name.to_string(), value.to_string());
     }
-    // What cannot be done is not charged.
+    // Requests that cannot succeed are not charged.
     let mut topic =
         cx.server.create_topic(&wanted.name, partitions, overrides.clone(), true).await?;
     cx.charge_changes(partitions as usize, FIRST_WITH_QUOTA)?;
@@ -87,7 +87,7 @@ async fn create(
         ))),
     };
     if let Err(error) = may_be_described {
-        // It is created, and the client is told no more than that.
+        // The topic is created, but its settings are withheld.
         return Ok(CreatableTopicResult::default()
             .with_name(wanted.name.clone())
             .with_topic_id(topic.id)
@@ -111,7 +111,7 @@ async fn create(
         .with_configs(Some(configs.collect())))
 }
 
-/// How many partitions the request asks for, by number or by assignment.
+/// The number of partitions that the request specifies, directly or by an assignment.
 fn partitions(cx: &Context, wanted: &CreatableTopic) -> Result<u32, ApiError> {
     if wanted.assignments.is_empty() {
         if !matches!(wanted.replication_factor, 1 | -1) {

@@ -1,5 +1,5 @@
-//! DeleteGroups and OffsetDelete. With a group's offsets go those that transactions would commit
-//! for it, as with Kafka: else what was deleted would be back when one of them ends.
+//! DeleteGroups and OffsetDelete. As in Kafka, they also delete the group's offsets staged in
+//! transactions: else deleted offsets would come back when a transaction ends.
 
 use std::collections::HashSet;
 
@@ -26,12 +26,12 @@ pub(super) async fn groups(cx: &Context, mut request: DeleteGroupsRequest) -> De
     DeleteGroupsResponse::default().with_results(results)
 }
 
-/// The group goes first, since it may turn out that it has members. A transaction that ends before
-/// its offsets are forgotten brings it back, so it is deleted once more then.
+/// Deletes the group first, since it may turn out to have members. A transaction that ends before
+/// its staged offsets are dropped creates the group again; then it is deleted a second time.
 async fn delete_group(cx: &Context, group: &str) -> Result<(), ResponseError> {
     let had_some = cx.server.groups.pending().has_partitions(group);
     match cx.server.groups.delete_group(group).await {
-        // An earlier attempt has come no further.
+        // An earlier attempt got only this far.
         Err(ResponseError::GroupIdNotFound) if had_some => {}
         deleted => deleted?,
     }
@@ -80,7 +80,7 @@ fn deleted(response: &OffsetDeleteResponse) -> impl Iterator<Item = (String, i32
     })
 }
 
-/// See [`Transactions::forget_offsets_for`].
+/// Drops staged offsets, see [`Transactions::forget_offsets_for`].
 async fn forget_pending(
     cx: &Context,
     group: &str,
@@ -88,7 +88,7 @@ async fn forget_pending(
 ) -> Result<bool, ResponseError> {
     let forgotten = Transactions::forget_offsets_for(&cx.server, group, is_deleted).await;
     forgotten.map_err(|error| match error {
-        // Admin clients try again only on what they know of coordinators.
+        // Admin clients retry only on the usual coordinator errors.
         ResponseError::ConcurrentTransactions => ResponseError::CoordinatorNotAvailable,
         error => error,
     })

@@ -1,4 +1,4 @@
-//! DeleteRecords: the oldest records of partitions go.
+//! DeleteRecords: deletes the oldest records of partitions.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::partition::{Partition, kafka_offset};
 use crate::security::{Operation, Resource, ResourceType};
 use crate::topics::check_not_internal;
 
-/// What a request says for "all that consumers can see".
+/// The offset that means "all records that consumers can see".
 const HIGH_WATERMARK: i64 = -1;
 
 pub(super) async fn handle(cx: &Context, request: DeleteRecordsRequest) -> DeleteRecordsResponse {
@@ -29,12 +29,12 @@ pub(super) async fn handle(cx: &Context, request: DeleteRecordsRequest) -> Delet
     DeleteRecordsResponse::default().with_topics(topics)
 }
 
-/// Trim the partitions of a topic that can be, in one commit; each of them starts where it is told
-/// to in the response.
+/// Trims the partitions of a topic in one commit. A trimmed partition starts at the offset given in
+/// the response.
 async fn delete(cx: &Context, wanted: &DeleteRecordsTopic) -> Vec<DeleteRecordsPartitionResult> {
     let allowed = cx.authorize(Operation::Delete, Resource::Topic(&wanted.name));
     let topic = cx.server.topics.by_name(&wanted.name);
-    // Of a partition that is named more than once the last one counts, as in Kafka.
+    // If a partition is named more than once, the last one counts, as in Kafka.
     let mut changes = BTreeMap::new();
     let mut outcomes = Vec::with_capacity(wanted.partitions.len());
     for asked in &wanted.partitions {
@@ -85,7 +85,7 @@ async fn delete(cx: &Context, wanted: &DeleteRecordsTopic) -> Vec<DeleteRecordsP
     results
 }
 
-/// Up to where a partition is to be trimmed.
+/// The offset to trim a partition to.
 fn trim_to(partition: &Partition, offset: i64) -> Result<StreamOffset, ApiError> {
     let end = partition.stream.durable_end();
     if offset == HIGH_WATERMARK {

@@ -1,4 +1,4 @@
-//! DeleteTopics, by name or by id.
+//! DeleteTopics, by name or by ID.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::errors::ApiError;
 use crate::security::{Operation, Resource};
 use crate::topics::TopicRef;
 
-/// Versions from here on know THROTTLING_QUOTA_EXCEEDED.
+/// The first version with THROTTLING_QUOTA_EXCEEDED.
 const FIRST_WITH_QUOTA: i16 = 5;
 
 pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> DeleteTopicsResponse {
@@ -40,13 +40,13 @@ pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> Delete
         }
         responses.push(result);
     }
-    // Topics that are on their way out at this moment may be there again after a crash: they are
-    // left to who deletes them.
+    // Topics that are being deleted concurrently may exist again after a crash. Their offsets are
+    // left to the request that deletes them.
     let topics = &cx.server.topics;
     let is_stored = |name: &str| topics.stored_by_name(name).is_some();
     if let Err(error) = cx.server.groups.forget_missing_topics(&deleted, is_stored).await {
-        // They take room until the next start, and are forgotten before there is another topic of
-        // the name.
+        // They occupy space until the next start, and are dropped before another topic of the name
+        // is created.
         tracing::warn!(topics = ?deleted, %error, "committed offsets of deleted topics could not be dropped");
     }
     if !deleted.is_empty() {
@@ -68,11 +68,11 @@ async fn delete(
         None => TopicRef::Id(doomed.topic_id),
     };
     let unseen = |error| match (error, &topic) {
-        // Who may not see a topic does not learn that its id exists.
+        // A client that may not see a topic does not learn that its ID exists.
         (ApiError::Unauthorized(_), TopicRef::Id(_)) => ApiError::UnknownTopicId,
         (error, _) => error,
     };
-    // As in Kafka, who may delete in the cluster may delete each of its topics.
+    // As in Kafka, the right to delete in the cluster includes each of its topics.
     let doomed = match cx.may(Operation::Delete, Resource::Cluster) {
         true => cx.server.topics.find(&topic)?,
         false => {

@@ -8,7 +8,7 @@ use kafka_protocol::protocol::StrBytes;
 use super::Context;
 use crate::security::{Operation, Resource};
 
-/// What may be done with the cluster, by who may describe it.
+/// The operations that the client may do with the cluster, if it may describe it.
 pub(super) fn operations(cx: &Context) -> i32 {
     match cx.may(Operation::Describe, Resource::Cluster) {
         true => cx.authorized_operations(Resource::Cluster),

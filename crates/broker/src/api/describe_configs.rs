@@ -1,4 +1,4 @@
-//! DescribeConfigs: the settings of topics, of the broker and of groups.
+//! DescribeConfigs: the settings of topics, the broker and groups.
 
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
 use kafka_protocol::messages::describe_configs_response::{
@@ -16,18 +16,18 @@ use crate::server::Server;
 use crate::topics::{Topic, check_name};
 use crate::wire::once;
 
-// Types of what has settings, by their numbers in the protocol.
+// Resource types by their protocol codes.
 pub(super) const TOPIC: i8 = 2;
 pub(super) const BROKER: i8 = 4;
 pub(super) const BROKER_LOGGER: i8 = 8;
 pub(super) const CLIENT_METRICS: i8 = 16;
 pub(super) const GROUP: i8 = 32;
 
-/// Groups that one request may ask for. Any name is one's of a group, so their settings would be an
-/// answer of any size.
+/// The greatest number of groups in a request. Every name is a valid group name, so the size of the
+/// response would be unlimited.
 const MAX_GROUPS: usize = 10_000;
 
-/// A setting, and where its value comes from: the first of the synonyms, or else Kafka's default.
+/// A setting and the source of its value: the first of the synonyms, or else Kafka's default.
 struct Described {
     name: &'static str,
     kind: ConfigType,
@@ -37,7 +37,7 @@ struct Described {
     documentation: &'static str,
 }
 
-/// A topic's settings with the values that hold, and where these come from.
+/// A topic's settings with their effective values and sources.
 pub(super) fn values_of_topic(
     server: &Server,
     topic: &Topic,
@@ -65,7 +65,7 @@ fn of_group(server: &Server, name: &str) -> Vec<Described> {
     group::SETTINGS.iter().map(describe).collect()
 }
 
-/// The setting of what has these settings of its own, and `inherited` where it has none.
+/// The value of a setting from a resource's own settings, or else `inherited`.
 fn described(
     setting: &'static Setting,
     own: &Overrides,
@@ -108,7 +108,7 @@ fn of_this_broker(server: &Server) -> Vec<Described> {
     server.configs.broker_settings.iter().map(describe).collect()
 }
 
-/// What was set for all brokers while they ran.
+/// The settings that were set dynamically for all brokers.
 fn of_all_brokers(server: &Server) -> Vec<Described> {
     let set = server.configs.overrides(Entity::Brokers);
     let settings = server.configs.broker_settings.iter();
@@ -143,7 +143,7 @@ pub(super) async fn handle(
         };
         match found {
             Ok(mut configs) => {
-                // Kafka takes an empty list for all of them too.
+                // Kafka also treats an empty list as a request for all.
                 let wanted = resource.configuration_keys.as_ref().filter(|keys| !keys.is_empty());
                 if let Some(wanted) = wanted {
                     configs.retain(|config| wanted.iter().any(|key| &**key == config.name));
@@ -189,7 +189,7 @@ fn configs(cx: &Context, resource: &DescribeConfigsResource) -> Result<Vec<Descr
     }
 }
 
-/// Whether this is the name of this broker.
+/// Checks that the name is this broker's.
 pub(super) fn check_this_broker(server: &Server, name: &str) -> Result<(), ApiError> {
     let id = server.node.id;
     match name.parse::<i32>() {
@@ -203,7 +203,7 @@ pub(super) fn check_this_broker(server: &Server, name: &str) -> Result<(), ApiEr
     }
 }
 
-/// Why things of a type have no settings here.
+/// The error for a resource type without settings.
 pub(super) fn not_configurable(resource_type: i8) -> ApiError {
     ApiError::InvalidRequest(match resource_type {
         BROKER_LOGGER => {

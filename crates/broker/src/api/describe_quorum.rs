@@ -1,5 +1,5 @@
-//! DescribeQuorum: the quorum that keeps the metadata. It is this one server, and its log is the
-//! catalog, which has a version after each change.
+//! DescribeQuorum: the quorum that stores the metadata. It consists of this server alone, and its
+//! log is the catalog, whose version increases with each change.
 
 use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
@@ -40,7 +40,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     });
     let mut response = response.with_topics(topics.collect());
     if cx.version >= 2 && is_known {
-        // Clients come by the brokers' ports: controllers that listen on others there are none.
+        // Clients use the brokers' listeners: there are no controllers with listeners of their own.
         response.nodes = vec![Node::default().with_node_id(BrokerId(cx.server.node.id))];
     }
     cx.reply(&response)

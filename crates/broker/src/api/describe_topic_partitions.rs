@@ -1,4 +1,4 @@
-//! DescribeTopicPartitions: the partitions of topics, some at a time.
+//! DescribeTopicPartitions: the partitions of topics, in pages.
 
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::describe_topic_partitions_request::TopicRequest;
@@ -17,7 +17,8 @@ use crate::partition::LEADER_EPOCH;
 use crate::security::{Operation, Resource};
 use crate::topics::{check_name, is_internal};
 
-/// Partitions in one response at most, as in Kafka (`max.request.partition.size.limit`).
+/// The greatest number of partitions in one response, as in Kafka
+/// (`max.request.partition.size.limit`).
 const MAX_PARTITIONS: usize = 2_000;
 
 pub(super) async fn handle(
@@ -66,7 +67,7 @@ pub(super) async fn handle(
         let topic = match found {
             Ok(topic) => topic,
             Err(error) => {
-                // It takes a place too, so that the response stays bounded.
+                // An error counts as a partition too, so that the response stays bounded.
                 room -= 1;
                 response.topics.push(described.with_error_code(ApiError::code(&error)));
                 continue;
@@ -102,7 +103,7 @@ pub(super) async fn handle(
     response
 }
 
-/// To a cursor that no answer to these topics had, as Kafka says it.
+/// Kafka's response to a cursor that no response for these topics contained.
 fn refused(request: &DescribeTopicPartitionsRequest) -> DescribeTopicPartitionsResponse {
     let refused = |topic: &TopicRequest| {
         DescribeTopicPartitionsResponseTopic::default()

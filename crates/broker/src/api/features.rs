@@ -13,10 +13,10 @@ use kafka_protocol::protocol::StrBytes;
 use super::Context;
 use crate::security::{Operation, Resource};
 
-/// Kafka's features and their levels: clients choose by them what they speak. A level belongs to
-/// the version of the server, so it is also the only one that is supported. `metadata.version` is
-/// that of Kafka 4.3, as far as clients can tell. (`kraft.version` is about changes to the quorum
-/// of controllers, of which there are none.)
+/// Kafka's features and their levels: clients select their protocol by them. A level belongs to the
+/// version of the server, so it is also the only supported one. `metadata.version` is that of Kafka
+/// 4.3, as far as clients can tell. (`kraft.version` concerns changes of the controller quorum,
+/// which does not exist here.)
 const FEATURES: &[(&str, i16)] = &[
     ("group.version", 1),
     ("metadata.version", 30),
@@ -24,7 +24,7 @@ const FEATURES: &[(&str, i16)] = &[
     ("transaction.version", 2),
 ];
 
-/// Kafka's numbers of an upgrade, and of a downgrade that loses nothing or that may lose data.
+/// Kafka's codes for an upgrade, a safe downgrade and an unsafe downgrade.
 const UPGRADE_TYPES: std::ops::RangeInclusive<i8> = 1..=3;
 
 pub(super) fn supported() -> Vec<SupportedFeatureKey> {
@@ -47,8 +47,9 @@ pub(super) fn finalized() -> Vec<FinalizedFeatureKey> {
     FEATURES.iter().map(feature).collect()
 }
 
-/// UpdateFeatures succeeds if it asks for the levels that there are, whether it only validates or
-/// not. Anything else fails as a whole, as in Kafka: with the first error, and no results.
+/// Handles UpdateFeatures. It succeeds if it requests the existing levels, whether it only
+/// validates or not. Anything else fails as a whole, as in Kafka: with the first error and no
+/// results.
 pub(super) async fn update(cx: &Context, request: UpdateFeaturesRequest) -> UpdateFeaturesResponse {
     let failed = |kind: ResponseError, message: String| {
         UpdateFeaturesResponse::default()
@@ -59,7 +60,7 @@ pub(super) async fn update(cx: &Context, request: UpdateFeaturesRequest) -> Upda
         return failed(error.kind(), error.to_string());
     }
     let updates = request.feature_updates;
-    // Of several updates of one feature the last one counts.
+    // Of several updates of one feature, the last one counts.
     let last: HashMap<&StrBytes, usize> =
         updates.iter().enumerate().map(|(at, update)| (&update.feature, at)).collect();
     for (at, update) in updates.iter().enumerate() {
@@ -87,7 +88,7 @@ pub(super) async fn update(cx: &Context, request: UpdateFeaturesRequest) -> Upda
     response
 }
 
-/// Kafka's checks and reasons, in its order.
+/// Kafka's checks and messages, in its order.
 fn check(update: &FeatureUpdateKey, node: i32) -> Result<(), String> {
     if !UPGRADE_TYPES.contains(&update.upgrade_type) {
         return Err("The controller does not support the given upgrade type.".into());

@@ -1,7 +1,7 @@
-//! Fetch: durable batches of many partitions, waiting until there are enough.
+//! Fetch: returns durable batches of many partitions, and waits until there are enough.
 //!
-//! A pass reads first what is in memory, which waits for nothing, and then what is in objects. Each
-//! has a budget of its own, so that readers of the one never wait for readers of the other.
+//! A pass first reads what is in memory, without waiting, and then what is in objects. The two have
+//! separate budgets, so cold reads and tail reads do not delay each other.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -29,56 +29,57 @@ use crate::sessions::{Key, Told, Want};
 use crate::topics::{Topic, TopicRef};
 use crate::wire::fetch_response::{self, FetchResponse};
 
-/// Partitions that are read from objects at the same time, so that late readers of many partitions
-/// do not wait for one object after the other.
+/// The number of partitions that are read from objects concurrently, so that cold reads of many
+/// partitions do not wait for one object after the other.
 const CONCURRENT_READS: usize = 8;
 
-/// Objects are waited for at least so long if nothing else is read: a client that says how long it
-/// waits thinks of records that are not there yet.
+/// The shortest wait for objects if nothing else is read: a client's maximum wait is meant for
+/// records that do not exist yet.
 const LATE_WAIT: Duration = Duration::from_millis(500);
 
-/// How long a fetch of what is in memory waits for its share of the memory for answers, and what it
-/// gets without one, which the bound on connections bounds.
+/// How long a read from memory waits for its share of the response memory, and the bytes that it
+/// gets without a share, which the limit on connections limits.
 const SHARE_WAIT: Duration = Duration::from_millis(100);
 const UNCOUNTED_BYTES: usize = 128 << 10;
 
 const READ_COMMITTED: i8 = 1;
 
-/// Batches without records in one answer.
+/// The greatest number of batches without records in one response.
 const MOST_WITHOUT_RECORDS: usize = 1000;
 
-/// What one pass over the partitions gave.
+/// The result of one pass over the partitions.
 #[derive(Default)]
 pub(super) struct Pass {
     pub(super) reads: Vec<Read>,
     bytes: usize,
     failed: bool,
-    /// What is to be read from objects.
+    /// The partitions to read from objects.
     late: Vec<Late>,
-    /// The first batch of all, if it was too large to be read beside others: instead of nothing.
+    /// The first batch of all, if it is too large to be returned with others; returned if there is
+    /// nothing else.
     too_large: Option<(usize, Read)>,
     pub(super) budgets: Vec<OwnedSemaphorePermit>,
 }
 
-/// A partition that is to be read from objects.
+/// A partition to read from objects.
 struct Late {
-    /// Among the wants.
+    /// The index of its request.
     at: usize,
     partition: Arc<Partition>,
     from: StreamOffset,
     one_batch_bytes: usize,
-    /// As the client wants it.
+    /// The client's limit.
     max_bytes: usize,
     limit_bytes: usize,
-    /// May be one batch that is larger than its limit.
+    /// Whether the read may return one batch larger than its limit.
     is_first: bool,
 }
 
-/// What a pass found in one partition.
+/// The result of a pass for one partition.
 pub(super) struct Read {
     pub(super) told: Told,
     pub(super) batches: Vec<Bytes>,
-    /// Producer id and first offset of the aborted transactions among them, for a reader of
+    /// Producer ID and first offset of the aborted transactions among the batches, for a reader of
     /// committed records.
     pub(super) aborted: Vec<(i64, i64)>,
 }
@@ -101,12 +102,13 @@ impl Read {
         Self { told, batches: Vec::new(), aborted: Vec::new() }
     }
 
-    /// What was fetched from `from` on, of which a reader of committed records gets what is below
-    /// the stable end. `None` if that cannot be told any more: it has to be fetched again.
+    /// Builds the result from what was fetched from `from` on; for a reader of committed records,
+    /// from the part below the last stable offset. `None` if that can no longer be determined, and
+    /// the fetch must be repeated.
     ///
-    /// If all that there is from `from` on are offsets without records, up to the end that the
-    /// reader sees, it gets batches without records that cover them. A reader that waits for its
-    /// position to reach that end would otherwise wait for the next record.
+    /// If there are only offsets without records from `from` up to the end that the reader sees,
+    /// the result has batches without records that cover them. A reader that waits for its position
+    /// to reach that end would otherwise wait for the next record.
     fn new(
         partition: &Partition,
         mut fetched: Fetched,
@@ -144,7 +146,7 @@ impl Read {
         })
     }
 
-    /// What is in memory from `from` on; `None` if that begins in an object.
+    /// Reads from memory from `from` on; `None` if `from` lies in an object.
     fn young(
         partition: &Partition,
         from: StreamOffset,
@@ -177,14 +179,15 @@ impl Pass {
         Read::failed(error)
     }
 
-    /// What it keeps in memory.
+    /// The bytes that the pass holds in memory.
     fn held_bytes(&self) -> usize {
         self.bytes + self.too_large.as_ref().map_or(0, |(_, read)| read.len_bytes())
     }
 
-    /// What `read` may show: all if it is within its limit, or the first one.
+    /// Limits what `read` returns: all of it if it is within its limit or the first one, else
+    /// nothing.
     fn admit(&mut self, at: usize, mut read: Read, limit_bytes: usize, is_first: bool) -> Read {
-        // A read gives a whole batch at least, which may be too much if it is not the first.
+        // A read returns one whole batch at least, which may exceed the limit.
         if !is_first && read.len_bytes() > limit_bytes {
             let rest = Read {
                 told: read.told,
@@ -214,14 +217,15 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     let max_bytes = usize::try_from(request.max_bytes)
         .unwrap_or(0)
         .min(cx.server.config.max_fetch_bytes as usize);
-    // More than it may get nobody waits for.
+    // Waiting for more than the response can hold would be useless.
     let min_bytes = usize::try_from(request.min_bytes).unwrap_or(0).min(max_bytes);
     let max_wait = Duration::from_millis(request.max_wait_ms.max(0) as u64);
     drop(request);
     let max_wait = max_wait.min(cx.keep_elements(fetch.wants.len()).await);
     let limits = Limits { min_bytes, max_bytes, max_wait, read_committed };
     if cx.owes(Bound::Fetched) {
-        // By an empty answer, as from Kafka. One to a full request begins no session.
+        // Throttled with an empty response, as in Kafka. A response to a full request begins no
+        // session.
         if !fetch.incremental {
             cx.server.sessions.forget(fetch.session_id);
         }
@@ -255,7 +259,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     Ok(Answer::Ready(response))
 }
 
-/// How much a client wants, and how long it waits.
+/// How much a client requests, and how long it waits.
 #[derive(Clone, Copy)]
 struct Limits {
     min_bytes: usize,
@@ -264,7 +268,7 @@ struct Limits {
     read_committed: bool,
 }
 
-/// Read until there are enough bytes, an error, or the client's time is over.
+/// Reads until there are enough bytes, an error occurs, or the client's time is over.
 async fn wait_for_enough(cx: &Context, limits: Limits, wants: &[Want]) -> Pass {
     let Limits { min_bytes, max_bytes, max_wait, read_committed } = limits;
     let begun = Instant::now();
@@ -276,12 +280,12 @@ async fn wait_for_enough(cx: &Context, limits: Limits, wants: &[Want]) -> Pass {
         let mut pass = read_young(cx, wants, max_bytes, read_committed).await;
         let is_enough = |pass: &Pass| pass.bytes >= min_bytes || pass.failed || wants.is_empty();
         if !is_enough(&pass) && watches.is_none() {
-            // What became durable before the watch began is found by reading once more.
+            // Records that became durable before the watch began are found by another pass.
             let partitions = wants.iter().filter_map(|want| find(cx, &want.key).ok());
             watches = Some(partitions.map(|(_, found)| found.stream.watch(&progress)).collect());
             continue;
         }
-        // Who has enough waits for no object, and finds it the next time.
+        // A fetch that already has enough bytes does not wait for objects; the next one finds them.
         let until = match is_enough(&pass) || pass.too_large.is_some() {
             true => begun,
             false if is_last => Instant::now() + LATE_WAIT,
@@ -294,8 +298,7 @@ async fn wait_for_enough(cx: &Context, limits: Limits, wants: &[Want]) -> Pass {
         if progressed {
             continue;
         }
-        // Who waits holds nothing of what others could be given, and reads again when the time has
-        // come.
+        // A waiting fetch holds no memory from the budgets; it reads again afterwards.
         drop(pass);
         tokio::select! {
             () = progress.notified() => {}
@@ -305,8 +308,8 @@ async fn wait_for_enough(cx: &Context, limits: Limits, wants: &[Want]) -> Pass {
     }
 }
 
-/// Read once, for who decides by what was found whether to wait: until there is anything, or there
-/// is more in memory, of which it tells whether that was so.
+/// Makes a single pass for callers that decide themselves whether to wait. Reads from objects until
+/// there is any result, or until there is more in memory; returns whether the latter happened.
 pub(super) async fn read_once(
     cx: &Context,
     wants: &[Want],
@@ -325,8 +328,8 @@ pub(super) async fn read_once(
     (pass, progressed)
 }
 
-/// Read what a pass has found to be in objects, see [`read_late`]; and let it have one batch at
-/// least.
+/// Reads the partitions that a pass found in objects, see [`read_late`], and adds the batch that
+/// was too large if there is nothing else.
 async fn complete(
     cx: &Context,
     pass: &mut Pass,
@@ -349,8 +352,8 @@ async fn complete(
     progressed
 }
 
-/// Read what is in memory. Who gets no share of the memory for answers soon has a little read
-/// without one: clients that do not take their answers keep nobody from reading.
+/// Reads from memory. A fetch that does not get its share of the response memory soon reads a
+/// little without one: clients that do not receive their responses cannot keep others from reading.
 async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize, read_committed: bool) -> Pass {
     let sources: Vec<_> = wants.iter().map(|want| locate(cx, want, read_committed)).collect();
     let scan = |left_bytes| scan(cx, wants, &sources, max_bytes, left_bytes, read_committed);
@@ -367,24 +370,24 @@ async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize, read_committ
     };
     if budget.is_none() && pass.held_bytes() > UNCOUNTED_BYTES {
         if (1..=UNCOUNTED_BYTES).contains(&pass.bytes) {
-            // What is too large is of a partition behind those that were read: it waits for its
-            // turn.
+            // The large batch belongs to a partition after those that were read; a later fetch
+            // returns it.
             pass.too_large = None;
         } else {
-            // The first one is larger: it has to wait for its room.
+            // The first batch is larger, so it has to wait for memory.
             drop(pass);
             budget = Some(budgets.acquire(one_batch_bytes).await);
             pass = scan(max_bytes.min(one_batch_bytes));
         }
     }
-    // Keep the share of the budget that the response really takes.
+    // Keeps only the share of the budget that the response needs.
     let held_bytes = pass.held_bytes();
     pass.budgets.extend(budget.and_then(|budget| ByteBudget::shrink(budget, held_bytes)));
     pass
 }
 
-/// Read what is in memory, in order, until `left_bytes` are read or promised to what is not. At
-/// least one batch is read if there is any, however large it is: else a consumer would stand still
+/// Reads from memory, in order, until `left_bytes` are read or reserved for reads from objects.
+/// Reads one batch at least if there is any, whatever its size: else a consumer would be stuck
 /// before it.
 fn scan(
     cx: &Context,
@@ -395,7 +398,7 @@ fn scan(
     read_committed: bool,
 ) -> Pass {
     let mut pass = Pass { reads: Vec::with_capacity(wants.len()), ..Pass::default() };
-    // What may not come in time is promised no more than half.
+    // At most half is reserved for reads that may not complete in time.
     let mut late_bytes = max_bytes / 2;
     let mut is_first = true;
     for (at, (want, source)) in wants.iter().zip(sources).enumerate() {
@@ -441,7 +444,7 @@ fn scan(
         left_bytes = left_bytes.saturating_sub(read.len_bytes());
         pass.reads.push(read);
     }
-    // What nobody else has taken is theirs too.
+    // Bytes that are left over go to the reads from objects.
     for late in &mut pass.late {
         let more_bytes = late.max_bytes.saturating_sub(late.limit_bytes).min(left_bytes);
         (late.limit_bytes, left_bytes) = (late.limit_bytes + more_bytes, left_bytes - more_bytes);
@@ -449,9 +452,9 @@ fn scan(
     pass
 }
 
-/// Read what is in objects, several partitions at a time: until then, until there is enough, or
-/// until there is more in memory, of which it returns whether that was so. What has not come by
-/// then is on its way for the next fetch.
+/// Reads several partitions from objects concurrently: until `until`, until there is enough, or
+/// until there is more in memory. Returns whether the latter happened. Unfinished reads continue
+/// for the next fetch.
 async fn read_late(
     cx: &Context,
     pass: &mut Pass,
@@ -475,8 +478,7 @@ async fn read_late(
                 let enough = async {
                     tokio::select! {
                         () = sleep_until(until) => {}
-                        // An error would mean that nobody can say stop any more, and nobody waits
-                        // then.
+                        // An error would mean that the sender, and with it the caller, is gone.
                         _ = stopped.wait_for(|stopped| *stopped) => {}
                     }
                 };
@@ -532,19 +534,19 @@ async fn read_late(
     progressed
 }
 
-/// The share of the budget for responses that a fetch takes: at most half of what is free, so that
-/// slow readers of large responses leave room for others; and at least one batch, which it gets
-/// whatever it asks for.
+/// The share of a response budget that a fetch takes: at most half of the free bytes, so that slow
+/// readers of large responses leave memory to others; and at least one batch, which it gets in any
+/// case.
 fn share(wanted_bytes: usize, free_bytes: usize, one_batch_bytes: usize) -> usize {
     wanted_bytes.min(free_bytes / 2).max(one_batch_bytes)
 }
 
-/// A partition that is wanted.
+/// A requested partition.
 struct Source {
     partition: Arc<Partition>,
-    /// From where it is to be read, if there is anything to read.
+    /// The offset to read from, if there is anything to read.
     from: Option<StreamOffset>,
-    /// Room for one of its batches.
+    /// The greatest size of one of its batches.
     one_batch_bytes: usize,
 }
 
@@ -573,7 +575,8 @@ fn locate(cx: &Context, want: &Want, read_committed: bool) -> Result<Source, Api
     Ok(Source { partition, from, one_batch_bytes: largest as usize })
 }
 
-/// Batches without records that cover `gap`, as many as are within the limit, but at least one.
+/// Builds batches without records that cover `gap`: as many as are within the limit, but at least
+/// one.
 fn without_records(gap: Range<StreamOffset>, limit_bytes: usize) -> Vec<Bytes> {
     let most = (limit_bytes / batch::HEADER_BYTES).clamp(1, MOST_WITHOUT_RECORDS);
     let starts = (gap.start.0..gap.end.0).step_by(batch::MOST_OFFSETS as usize).take(most);
@@ -584,7 +587,7 @@ fn without_records(gap: Range<StreamOffset>, limit_bytes: usize) -> Vec<Bytes> {
     starts.map(batch).collect()
 }
 
-/// Group partitions by their topics, both in the order in which they come.
+/// Groups partitions by topic, in the given order.
 fn by_topic(
     reads: impl Iterator<Item = (Want, Read)>,
     read_committed: bool,

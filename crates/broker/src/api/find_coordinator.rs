@@ -11,13 +11,13 @@ use crate::topics::{GROUP_TOPIC, TRANSACTION_TOPIC};
 
 const GROUP: i8 = 0;
 const TRANSACTION: i8 = 1;
-/// Of a share partition, `group:topic id:partition`: for brokers among themselves.
+/// A share partition, `group:topic id:partition`; used between brokers.
 const SHARE: i8 = 2;
 
-/// The first version that knows share partitions.
+/// The first version with share partitions.
 const FIRST_WITH_SHARES: i16 = 6;
 
-/// Versions from here on ask for several keys at once.
+/// The first version with several keys.
 const FIRST_WITH_KEYS: i16 = 4;
 
 pub(super) async fn handle(
@@ -39,7 +39,7 @@ pub(super) async fn handle(
         }
     };
     let error_code = error.as_ref().map_or(0, ApiError::code);
-    // As Kafka: older versions are told the name of the code 0, the newer ones an empty text.
+    // As in Kafka: older versions get the name of error 0, newer ones an empty text.
     let no_error = if cx.version < FIRST_WITH_KEYS { "NONE" } else { "" };
     let error_message = match &error {
         Some(error) => error.message(),
@@ -49,7 +49,7 @@ pub(super) async fn handle(
         None => (node.id, listener.host.clone(), listener.port),
         Some(_) => (-1, Default::default(), -1),
     };
-    // With an unknown type there is nothing to ask.
+    // An unknown type requires no rights.
     let refused = |key: &str| match request.key_type {
         GROUP => cx.authorize(Operation::Describe, Resource::Group(key)).err(),
         TRANSACTION => cx.authorize(Operation::Describe, Resource::TransactionalId(key)).err(),

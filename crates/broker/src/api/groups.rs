@@ -1,5 +1,5 @@
-//! The APIs of groups: what the client may see of them, and whether there is room for the answer,
-//! both of which [`crate::groups`] knows nothing of.
+//! The APIs of groups: what the client may see of groups, and whether the response fits in memory;
+//! [`crate::groups`] handles neither.
 
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::{
@@ -19,20 +19,20 @@ use crate::groups::{ClientInfo, ConsumerTimes};
 use crate::security::{Operation, Resource};
 use crate::topics::Topic;
 
-/// What a member takes in an answer beside what it says, at most.
+/// The greatest size of a member in a response, beside its own data.
 const MEMBER_BYTES: usize = 16;
 
-/// As Kafka says it of a group with topics that its describer may not see, and tells nothing else
-/// of it.
+/// Kafka's message for a group with topics that the client may not describe; nothing else is
+/// returned for the group.
 const UNSEEN_TOPICS: &str =
     "The group has described topic(s) that the client is not authorized to describe.";
 
-/// There is no room for the answer: its client asks again a little later.
+/// The error if there is no memory for the response: the client retries a little later.
 const NO_ROOM: ResponseError = ResponseError::CoordinatorNotAvailable;
 
-// The types of the APIs that describe groups are several, with the same fields.
+// The APIs that describe groups use different types with the same fields.
 
-/// What the client may do with each described group.
+/// Sets the operations that the client may do with each described group.
 macro_rules! tell_operations {
     ($cx:ident, $response:ident) => {
         for group in $response.groups.iter_mut().filter(|group| group.error_code == 0) {
@@ -42,8 +42,8 @@ macro_rules! tell_operations {
     };
 }
 
-/// Of groups whose members have what `$assignments` says: what the client may see of them, what it
-/// may do with them, and those that it may not describe.
+/// Completes the response for groups whose members have the topics of `$assignments`: hides topics
+/// that the client may not see, sets its operations, and adds the groups that it may not describe.
 macro_rules! show_described {
     (
         $cx:ident, $response:ident, $with_operations:ident, $refused:ident,
@@ -134,8 +134,8 @@ pub(super) async fn sync(cx: &Context, request: SyncGroupRequest) -> SyncGroupRe
     }
 }
 
-/// `is_meant` says of a topic with a name from the request whether it is the one that is committed
-/// for.
+/// Commits offsets. `is_meant` decides whether a topic with a name from the request is the
+/// requested one.
 pub(super) async fn offset_commit(
     cx: &Context,
     request: OffsetCommitRequest,
@@ -162,7 +162,7 @@ pub(super) async fn offset_commit(
     let exists = cx.readable_partitions(names, is_meant);
     let view = cx.server.topics.view();
     let mut response = cx.server.groups.offset_commit(request, cx.version, &view, exists).await;
-    // To a group that did not take the request it is of no interest which topics there are.
+    // If the group refused the request, the existence of topics does not matter.
     let unknown = ApiError::UnknownTopicOrPartition.code();
     for topic in &mut response.topics {
         if let Err(error) = readable(&topic.name) {
@@ -193,8 +193,8 @@ pub(super) async fn describe_groups(
     response
 }
 
-/// Topics that are named must be the client's to describe; of those that a regular expression finds
-/// it gets those that are.
+/// Handles ConsumerGroupHeartbeat. The client must be allowed to describe the topics that it names;
+/// of the topics matching a regular expression it gets those that it may describe.
 pub(super) async fn consumer_heartbeat(
     cx: &Context,
     request: ConsumerGroupHeartbeatRequest,
@@ -246,7 +246,8 @@ pub(super) async fn share_describe(
     response
 }
 
-/// Who may describe the cluster sees all groups, others those that they may describe.
+/// Lists all groups to a client that may describe the cluster, and to others the groups that they
+/// may describe.
 pub(super) async fn list_groups(cx: &Context, request: ListGroupsRequest) -> ListGroupsResponse {
     let mut response = cx.server.groups.list(request, cx.version).await;
     if !cx.may(Operation::Describe, Resource::Cluster) {

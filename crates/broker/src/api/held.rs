@@ -1,4 +1,4 @@
-//! What a request holds, while it is handled, of what all share.
+//! The shares of server-wide budgets that a request holds while it is handled.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use super::large::SMALL_BYTES;
 use crate::server::{ByteBudget, RequestShare, Server};
 
 /// Requests with more elements than this take their decoded size from the server's budget; the
-/// others are bounded by the number of connections.
+/// limit on connections limits the others.
 const UNCOUNTED_ELEMENTS: usize = 1_024;
 
-/// What an element takes, about: decoded, its strings not counted, which are slices of the request;
-/// and in the response.
+/// The approximate size of an element: decoded, without its strings, which are slices of the
+/// request; and in the response.
 const ELEMENT_BYTES: usize = 192;
 
-/// Who holds what others may be waiting for waits no longer for records.
+/// The longest wait for records by a request that holds memory for which others may be waiting.
 const HOLDING_WAIT: Duration = Duration::from_secs(1);
 
-/// How long an answer that exists already waits for room to be encoded. It may be all that still
-/// keeps an assignment, or members' metadata, in memory, which would be without bound if many
+/// How long a response that already exists waits for memory to be encoded. It may be the last
+/// reference to an assignment or to members' metadata, which would be unlimited if many responses
 /// waited long.
 const ROOM_WAIT: Duration = Duration::from_secs(1);
 
@@ -30,17 +30,17 @@ const ROOM_WAIT: Duration = Duration::from_secs(1);
 pub(super) struct Held {
     /// For the bytes of the request.
     pub(super) request: RequestShare,
-    /// Those of its batches that are apart from it, until its handler takes them.
+    /// The batches that are separate from the request, until its handler takes them.
     pub(super) batches: Vec<Bytes>,
-    /// For what it is decoded into and for its answer, if it has many elements.
+    /// For the decoded form and the response, if the request has many elements.
     pub(super) elements: Option<OwnedSemaphorePermit>,
-    /// To put together an answer that is large however small the request is.
+    /// The permit to build a response that may be large however small the request is.
     pub(super) turn: Option<OwnedSemaphorePermit>,
-    /// For the bytes of its answer.
+    /// For the bytes of the response.
     pub(super) answer: Option<OwnedSemaphorePermit>,
 }
 
-/// What a request of so many elements holds for them.
+/// Takes the budget for a request of `elements` elements.
 pub(super) async fn share_of(server: &Server, elements: usize) -> Option<OwnedSemaphorePermit> {
     if elements <= UNCOUNTED_ELEMENTS {
         return None;
@@ -49,15 +49,15 @@ pub(super) async fn share_of(server: &Server, elements: usize) -> Option<OwnedSe
 }
 
 impl Context {
-    /// The batches that were read apart from the request, in their order. Each has left an empty
-    /// field in it.
+    /// Takes the batches that were read separately from the request, in their order. Each has left
+    /// an empty field in it.
     pub(super) fn take_batches(&self) -> Vec<Bytes> {
         std::mem::take(&mut self.held.lock().batches)
     }
 
-    /// The request is about to wait for what may be long in coming. Nothing of its bytes is needed
-    /// any more, and so many elements, of the request or of what it stands for: hold what is for
-    /// these, and nothing else. How long it may wait at most.
+    /// Prepares for a long wait: releases the memory of the request's bytes, which are not needed
+    /// any more, and keeps the budget for `elements` elements only. Returns the longest time to
+    /// wait.
     pub(super) async fn keep_elements(&self, elements: usize) -> Duration {
         let before = {
             let mut held = self.held.lock();
@@ -70,28 +70,28 @@ impl Context {
                 ByteBudget::shrink(share, bytes)
             }
             before => {
-                // Who waited with a part of it could wait for another that does the same.
+                // A waiter that kept a part could deadlock with another one that does the same.
                 drop(before);
                 share_of(&self.server, elements).await
             }
         };
         let max_wait = match kept {
             Some(_) => HOLDING_WAIT,
-            // Longer than a connection may be idle nobody waits.
+            // No wait exceeds the idle timeout of the connection.
             None => self.server.config.idle_timeout,
         };
         self.held.lock().elements = kept;
         max_wait
     }
 
-    /// Wait for a turn to put a large answer together. It is kept until the answer's bytes are
+    /// Waits for a permit to build a large response. It is held until the response's bytes are
     /// counted.
     pub(super) async fn take_turn(&self) {
         let turn = self.server.large_answers.turn(self.api.key).await;
         self.held.lock().turn = turn;
     }
 
-    /// The same without a wait; whether there was one.
+    /// Takes a permit if one is free, without waiting; returns whether there was one.
     pub(super) fn take_free_turn(&self) -> bool {
         let turn = self.server.large_answers.free_turn(self.api.key);
         let mut held = self.held.lock();
@@ -99,8 +99,8 @@ impl Context {
         held.turn.is_some()
     }
 
-    /// Have so many bytes counted that the answer will take, before it is encoded. Whether there is
-    /// room.
+    /// Reserves memory for a response before it is encoded. Returns whether there was enough in
+    /// time.
     pub(super) async fn make_room(&self, answer_bytes: usize) -> bool {
         if answer_bytes <= SMALL_BYTES {
             return true;

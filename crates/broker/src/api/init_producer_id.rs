@@ -1,4 +1,4 @@
-//! InitProducerId: an id for an idempotent producer, and the next epoch for a transactional one.
+//! InitProducerId: an ID for an idempotent producer, and the next epoch for a transactional one.
 
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::{InitProducerIdRequest, InitProducerIdResponse, ProducerId};
@@ -7,7 +7,7 @@ use super::Context;
 use crate::security::{Operation, Resource, ResourceType};
 use crate::transactions::Transactions;
 
-/// Versions from here on know PRODUCER_FENCED.
+/// The first version with PRODUCER_FENCED.
 const FIRST_WITH_FENCED: i16 = 4;
 
 pub(super) async fn handle(cx: &Context, request: InitProducerIdRequest) -> InitProducerIdResponse {
@@ -39,13 +39,13 @@ async fn init(cx: &Context, request: &InitProducerIdRequest) -> Result<(i64, i16
         _ => Err(ResponseError::InvalidRequest),
     };
     let Some(id) = &request.transactional_id else {
-        // Who may write to any topic may do so once each.
+        // A client that may write to any topic may also use idempotence.
         if !cx.may_with_some(Operation::Write, ResourceType::Topic) {
             cx.authorize(Operation::IdempotentWrite, Resource::Cluster).map_err(|e| e.kind())?;
         }
         expected?;
-        // A producer without a transactional id gets a new id each time, whichever it has: so does
-        // Kafka.
+        // A producer without a transactional ID always gets a new ID, whichever it has; Kafka does
+        // the same.
         let id = cx.server.producer_ids.allocate().await.map_err(|error| error.kind())?;
         return Ok((id, 0));
     };

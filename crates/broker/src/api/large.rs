@@ -1,12 +1,12 @@
-//! Answers that may be large: because the request is, or however small the request is, about all
-//! topics, all groups, all settings.
+//! Responses that may be large: because the request is, or although it is small, since they cover
+//! all topics, all groups or all settings.
 //!
-//! They are held in memory until their clients have taken them, for which these have half a minute.
-//! So their bytes are bounded over all connections, and of the second kind few of an API are put
-//! together at the same time. Each API has turns of its own: who waits for the bytes of one makes
-//! nobody wait for another. An answer that turns out to be small waits for no turn. What members of
-//! a group have for one another exists already, so it is counted before it is encoded
-//! ([`Context::make_room`]).
+//! They are held in memory until their clients have received them, for which a client has half a
+//! minute. Therefore their bytes are limited over all connections, and of the second kind only a
+//! few per API are built concurrently. Each API has permits of its own, so responses of one API
+//! that wait for memory do not block those of another. A response that turns out to be small waits
+//! for no permit. The data that group members send to each other exists already, so it is counted
+//! before it is encoded ([`Context::make_room`]).
 //!
 //! [`Context::make_room`]: super::Context::make_room
 
@@ -18,13 +18,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::server::ByteBudget;
 use crate::wire::response::Response;
 
-/// Answers up to this size are not counted: the bound on connections bounds them.
+/// Responses up to this size are not counted: the limit on connections limits them.
 pub(super) const SMALL_BYTES: usize = 256 << 10;
 
-/// Answers of one API that are put together, or wait for bytes, at the same time.
+/// The number of responses of one API that are built, or wait for memory, concurrently.
 const CONCURRENT: usize = 8;
 
-/// Those of which each answer may be large, and is there without a wait.
+/// The APIs whose responses may be large and are built without waiting.
 const AT_ONCE: [ApiKey; 13] = [
     ApiKey::OffsetFetch,
     ApiKey::DescribeGroups,
@@ -41,10 +41,10 @@ const AT_ONCE: [ApiKey; 13] = [
     ApiKey::ListConfigResources,
 ];
 
-/// Those of which each may be, and has one part in memory while it waits for another.
+/// The APIs whose responses may be large, and hold one part in memory while they wait for another.
 const IN_PARTS: [ApiKey; 2] = [ApiKey::ConsumerGroupDescribe, ApiKey::DescribeShareGroupOffsets];
 
-/// Those of which the handler sees in the request whether the answer may be.
+/// The APIs whose handlers see in the request whether the response may be large.
 const SOMETIMES: [ApiKey; 2] = [ApiKey::Metadata, ApiKey::CreateTopics];
 
 pub(crate) struct LargeAnswers {
@@ -59,25 +59,24 @@ impl LargeAnswers {
         Self { turns: turns.collect(), budget: ByteBudget::new(total_bytes) }
     }
 
-    /// Whether each answer of the API may be large, and can be put together to see whether it is.
+    /// Whether each response of the API may be large, and can be built to see whether it is.
     pub(super) fn are_at_once(key: ApiKey) -> bool {
         AT_ONCE.contains(&key)
     }
 
-    /// Whether each answer of the API may be large, and many that are not complete would take
-    /// memory.
+    /// Whether each response of the API may be large, and incomplete responses occupy memory.
     pub(super) fn are_in_parts(key: ApiKey) -> bool {
         IN_PARTS.contains(&key)
     }
 
-    /// A turn to put an answer together; `None` for an API whose answers are in proportion to their
-    /// requests.
+    /// Waits for a permit to build a response; `None` for an API whose responses are proportional
+    /// to their requests.
     pub(super) async fn turn(&self, key: ApiKey) -> Option<OwnedSemaphorePermit> {
         let turns = self.turns_of(key)?;
         Some(turns.acquire_owned().await.expect("the semaphore is never closed"))
     }
 
-    /// The same, if nobody has to be waited for.
+    /// Takes a permit to build a response if one is free.
     pub(super) fn free_turn(&self, key: ApiKey) -> Option<OwnedSemaphorePermit> {
         self.turns_of(key)?.try_acquire_owned().ok()
     }
@@ -86,14 +85,14 @@ impl LargeAnswers {
         self.turns.iter().find(|(api, _)| *api == key).map(|(_, turns)| turns.clone())
     }
 
-    /// Have the bytes of an answer counted until it has been written.
+    /// Counts the bytes of a response until it is written.
     pub(super) async fn count(&self, answer: &mut Response) {
         if answer.len_bytes() > SMALL_BYTES {
             answer.budgets.push(self.room(answer.len_bytes()).await);
         }
     }
 
-    /// Room for so many bytes.
+    /// Waits for memory of `bytes`.
     pub(super) async fn room(&self, bytes: usize) -> OwnedSemaphorePermit {
         self.budget.acquire(bytes).await
     }

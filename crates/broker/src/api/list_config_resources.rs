@@ -1,4 +1,4 @@
-//! ListConfigResources: what has settings that can be asked for.
+//! ListConfigResources: the resources whose settings can be described.
 
 use kafka_protocol::messages::list_config_resources_response::ConfigResource;
 use kafka_protocol::messages::{ListConfigResourcesRequest, ListConfigResourcesResponse};
@@ -17,7 +17,7 @@ pub(super) async fn handle(
     if let Err(error) = cx.authorize(Operation::DescribeConfigs, Resource::Cluster) {
         return response.with_error_code(error.code());
     }
-    // Version 0 asks for the metrics of clients, of which there are none.
+    // Version 0 requests client metrics, which do not exist here.
     let wanted = match request.resource_types {
         _ if cx.version == 0 => vec![CLIENT_METRICS],
         types if types.is_empty() => vec![TOPIC, BROKER, GROUP],
@@ -37,7 +37,7 @@ pub(super) async fn handle(
                 .with_resource_name(StrBytes::from_string(name)),
         );
     };
-    // In this order, each type once, however often it is asked for.
+    // In this order, each type once, however often it is requested.
     if wanted.contains(&TOPIC) {
         server.topics.all().iter().for_each(|topic| add(TOPIC, topic.name.to_string()));
     }

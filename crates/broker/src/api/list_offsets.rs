@@ -1,4 +1,4 @@
-//! ListOffsets: the offset of a time, or of one of the ends of a partition.
+//! ListOffsets: the offset of a timestamp, or one of the ends of a partition.
 
 use std::time::Duration;
 
@@ -27,25 +27,25 @@ const LATEST: i64 = -1;
 const EARLIEST: i64 = -2;
 /// The record with the greatest timestamp.
 const MAX_TIMESTAMP: i64 = -3;
-/// The first record that is not in remote storage only. Records are read the same way wherever they
-/// are, so it is the first.
+/// The first record that is not only in remote storage. Records are read in the same way wherever
+/// they are, so it is the first record.
 const EARLIEST_LOCAL: i64 = -4;
-/// The last record in remote storage, of topics with Kafka's remote storage; there are none.
+/// The last record in Kafka's remote storage, which is not used here.
 const LATEST_TIERED: i64 = -5;
-/// The first record that is not there yet. Of topics without Kafka's remote storage Kafka tells
-/// none.
+/// The first record that is not uploaded yet. Kafka returns none for topics without its remote
+/// storage.
 const EARLIEST_PENDING_UPLOAD: i64 = -6;
 
-/// How long objects are read for a request, of all its partitions: longer than one GET may take (15
-/// s), so that who asks again finds in the cache what came, and gets further; shorter than a client
-/// waits for an answer (`request.timeout.ms`, 30 s), so that it gets one.
+/// How long objects are read for a request, over all its partitions: longer than one GET may take
+/// (15 s), so that a retry finds the result in the cache and gets further; shorter than a client
+/// waits for a response (`request.timeout.ms`, 30 s), so that it gets one.
 const OBJECTS_MAX: Duration = Duration::from_secs(20);
 
-/// Batches whose headers promise a time that none of their records has, after which a search by
-/// time ends: each costs its decompression.
+/// A search by time ends after this number of batches whose headers announce a time that none of
+/// their records has: each costs its decompression.
 const MAX_PROMISES: usize = 16;
 
-/// What is answered when there is no such record.
+/// The result if there is no such record.
 const NONE: Answer = Answer { offset: -1, timestamp_ms: -1 };
 
 #[derive(Clone, Copy)]
@@ -102,7 +102,7 @@ async fn listed(cx: &Context, request: ListOffsetsRequest) -> ListOffsetsRespons
     ListOffsetsResponse::default().with_topics(topics)
 }
 
-/// Clients repeat CORRUPT_MESSAGE here, unlike in a Fetch.
+/// Maps the error to a code for this API: clients retry CORRUPT_MESSAGE here, unlike in a Fetch.
 fn code(error: &ApiError) -> i16 {
     match error {
         ApiError::Lost(_) => ResponseError::UnknownServerError.code(),
@@ -110,8 +110,8 @@ fn code(error: &ApiError) -> i16 {
     }
 }
 
-/// How long objects are read for a client that waits so long; before version 10 (0) it does not
-/// say.
+/// How long objects are read for a client with this timeout; before version 10 the request has none
+/// (0).
 fn objects_time(timeout_ms: i32) -> Duration {
     match u64::try_from(timeout_ms) {
         Ok(1..) => OBJECTS_MAX.min(Duration::from_millis(timeout_ms as u64)),
@@ -119,7 +119,7 @@ fn objects_time(timeout_ms: i32) -> Duration {
     }
 }
 
-/// What a search finds. One that does not have to wait is not late, whatever the time.
+/// Runs a search until its deadline. A search that does not have to wait succeeds even after it.
 async fn in_time(
     until: Instant,
     search: impl Future<Output = Result<Option<Batch>, FetchError>>,
@@ -154,12 +154,12 @@ async fn find(
         timestamp_ms if timestamp_ms >= 0 => by_time(cx, partition, timestamp_ms, until).await,
         other => Err(ApiError::UnsupportedTimestamp(other)),
     };
-    // A record that is not stable yet is not there for a reader of committed records.
+    // For a reader of committed records, unstable records do not exist.
     let is_record = |answer: &Answer| answer.timestamp_ms >= 0;
     found.map(|answer| if is_record(&answer) && answer.offset >= latest { NONE } else { answer })
 }
 
-/// The first record that is not older than `timestamp_ms`.
+/// Finds the first record whose timestamp is at least `timestamp_ms`.
 pub(super) async fn offset_of_time(
     cx: &Context,
     partition: &Partition,
@@ -184,12 +184,12 @@ async fn by_time(
         if let Some(answer) = first_at_or_after(cx, partition, batch, timestamp_ms).await? {
             return Ok(answer);
         }
-        // Its header promised a time that none of its records has, or none that is left.
+        // The header announced a time that none of its records, or none of the remaining ones, has.
         if Instant::now() >= until {
             break;
         }
     }
-    // What is before is older: who reads from there misses nothing.
+    // Everything before is older: a reader that starts there misses nothing.
     let from = from.max(partition.stream.start_offset());
     Ok(Answer { offset: kafka_offset(from), timestamp_ms })
 }
@@ -203,7 +203,7 @@ async fn by_max_timestamp(
         Some(batch) if batch.max_timestamp_ms >= 0 => {
             let (base, timestamp_ms) = (batch.base, batch.max_timestamp_ms);
             let found = first_at_or_after(cx, partition, batch, timestamp_ms).await?;
-            // A deletion may have cut the record off: Kafka tells its time, too.
+            // A deletion may have removed the record; Kafka still returns its time.
             let offset = kafka_offset(base.max(partition.stream.start_offset()));
             Ok(found.unwrap_or(Answer { offset, timestamp_ms }))
         }
@@ -211,14 +211,14 @@ async fn by_max_timestamp(
     }
 }
 
-/// The first record of a batch, of those that are left, that is not older.
+/// Finds the first remaining record of a batch whose timestamp is at least `timestamp_ms`.
 async fn first_at_or_after(
     cx: &Context,
     partition: &Partition,
     batch: Batch,
     timestamp_ms: i64,
 ) -> Result<Option<Answer>, ApiError> {
-    // A trim may have cut off a part of the batch.
+    // A trim may have removed a part of the batch.
     let from = batch.base.max(partition.stream.start_offset());
     let look = move || records::first_at_or_after(&batch.payload, from.0, timestamp_ms);
     Ok(cx.server.look_into(look).await?.map(|found| Answer {

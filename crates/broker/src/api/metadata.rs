@@ -1,4 +1,4 @@
-//! Metadata: the brokers and the topics. Creates topics that are asked for, where that is allowed.
+//! Metadata: the brokers and the topics. Creates requested topics where that is allowed.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,13 +20,13 @@ use crate::security::{Operation, Resource};
 use crate::topics::{METADATA_TOPIC, Topic, TopicRef, is_internal};
 use crate::wire::once;
 
-/// Answers with more partitions take turns.
+/// Responses with more partitions need a concurrency permit.
 const PARTITIONS_WITHOUT_TURN: usize = 2_000;
 
 pub(super) async fn handle(cx: &Context, request: MetadataRequest) -> MetadataResponse {
     let node = &cx.server.node;
     let mut topics = Vec::new();
-    // Version 0 has no null list, its empty one means all.
+    // Version 0 has no null list; its empty list means all.
     let wanted = request.topics.filter(|wanted| !wanted.is_empty() || cx.version > 0);
     let partitions = match &wanted {
         Some(wanted) => wanted.iter().map(|topic| partitions_of(cx, topic)).sum(),
@@ -49,8 +49,7 @@ pub(super) async fn handle(cx: &Context, request: MetadataRequest) -> MetadataRe
         }
     }
     if request.include_topic_authorized_operations {
-        // As in Kafka: for each topic that the client may know of by its name, whether it exists or
-        // not.
+        // As in Kafka: for each topic whose name the client may see, whether it exists or not.
         let hidden = ResponseError::TopicAuthorizationFailed.code();
         for topic in topics.iter_mut().filter(|topic| topic.error_code != hidden) {
             let Some(name) = topic.name.as_deref().filter(|name| !name.is_empty()) else {
@@ -76,14 +75,14 @@ pub(super) async fn handle(cx: &Context, request: MetadataRequest) -> MetadataRe
     response
 }
 
-/// How many partitions the answer may have for a topic.
+/// The number of partitions that the response may have for a topic.
 fn partitions_of(cx: &Context, wanted: &MetadataRequestTopic) -> usize {
     let topics = &cx.server.topics;
     let found = match &wanted.name {
         Some(name) if wanted.topic_id.is_nil() => topics.by_name(name),
         _ => topics.by_id(wanted.topic_id),
     };
-    // It may be about to be created.
+    // It may be created by this request.
     found.map_or(cx.server.config.default_partitions as usize, |topic| topic.partitions.len())
 }
 
@@ -93,10 +92,10 @@ async fn describe_wanted(
     may_create: bool,
 ) -> MetadataResponseTopic {
     let found = match &wanted.name {
-        // The name beside an id is the empty one in kafka-clients.
+        // kafka-clients sends an empty name with an ID.
         _ if !wanted.topic_id.is_nil() => {
             match cx.topic(Operation::Describe, &TopicRef::Id(wanted.topic_id)) {
-                // Who may not see a topic does not learn that its id exists.
+                // A client that may not see a topic does not learn that its ID exists.
                 Err(ApiError::Unauthorized(_)) => Err(ApiError::UnknownTopicId),
                 found => found,
             }
@@ -107,7 +106,7 @@ async fn describe_wanted(
     match found {
         Ok(topic) => describe(cx, &topic),
         Err(error) => {
-            // A name is not nullable in the first versions, and the request had one there.
+            // The first versions have no nullable name, and the request had one.
             let name = wanted.name.clone().filter(|_| wanted.topic_id.is_nil());
             let name = name.or_else(|| (cx.version < 12).then(Default::default));
             MetadataResponseTopic::default()
@@ -129,19 +128,19 @@ async fn by_name(cx: &Context, name: &str, may_create: bool) -> Result<Arc<Topic
                 cx.authorize(Operation::Create, Resource::Topic(name))?;
             }
             crate::topics::check_name(name)?;
-            // A client that deletes a topic and then asks for it finds none, as with Kafka, where a
-            // new topic takes a moment to appear. kafka-go's tests rely on that.
+            // A client that deletes a topic and then requests its metadata finds none, as in Kafka,
+            // where a new topic takes a moment to appear. The tests of kafka-go rely on that.
             if server.topics.is_just_deleted(name, Instant::now()) {
                 return Err(ApiError::UnknownTopicOrPartition);
             }
-            // Who has to wait is told that it does not exist yet, and asks again.
+            // A throttled client gets the error for a missing topic, and retries.
             let partitions = server.config.default_partitions as usize;
             cx.charge_changes(partitions, 0).map_err(|_| ApiError::UnknownTopicOrPartition)?;
             match server
                 .create_topic(name, server.config.default_partitions, Overrides::new(), false)
                 .await
             {
-                // Somebody else was faster.
+                // Another request was faster.
                 Err(ApiError::TopicExists(_)) => server.topics.by_name(name),
                 created => created,
             }

@@ -1,5 +1,5 @@
-//! The APIs that are served: one table of keys, versions, shapes and handlers. What ApiVersions
-//! announces is read from it.
+//! The supported APIs: a table of keys, versions, shapes and handlers. ApiVersions announces its
+//! content.
 
 mod acls;
 mod alter_configs;
@@ -63,11 +63,11 @@ use crate::server::Server;
 use crate::wire::response::{EncodeError, Response};
 use crate::wire::shape::{self, Shape};
 
-/// Array elements that one request may have. The largest real requests name each partition of a
-/// cluster once.
+/// The greatest number of array elements in a request. The largest real requests name each
+/// partition of a cluster once.
 const MAX_ELEMENTS: usize = 1_000_000;
 
-/// An API: its key, the versions served, and what serves it.
+/// An API: its key, supported versions and handler.
 pub(crate) struct Api {
     pub(crate) key: ApiKey,
     pub(crate) name: &'static str,
@@ -90,20 +90,20 @@ pub(crate) struct Context {
     held: Arc<Mutex<Held>>,
 }
 
-/// What becomes of a request.
+/// The result of a request.
 pub(crate) enum Answer {
     Ready(Response),
-    /// The connection is closed once it has been written: the client has failed to authenticate.
+    /// The connection is closed after this response: the client has failed to authenticate.
     Last(Response),
-    /// The request has taken effect in its order; its response is known later.
+    /// The request has taken effect in its order; its response follows later.
     Later {
         response: BoxFuture<'static, Result<Response, EncodeError>>,
-        /// What it takes in memory until it has been written, about.
+        /// The approximate memory that it occupies until it is written.
         held_bytes: usize,
     },
-    /// The client wants no response.
+    /// The client requested no response.
     Nothing,
-    /// The client wants no response, and must be told of an error: close the connection.
+    /// The client requested no response, and an error must be signalled: the connection is closed.
     Close,
 }
 
@@ -111,14 +111,14 @@ pub(crate) enum Answer {
 pub(crate) struct Served {
     pub(crate) api: &'static Api,
     pub(crate) answer: Answer,
-    /// The share of the server's budget that a request with many elements takes, until its response
-    /// has been written.
+    /// The share of the server's budget that a request with many elements holds until its response
+    /// is written.
     pub(crate) budget: Option<OwnedSemaphorePermit>,
-    /// A quota is exceeded: for so long no further request of the connection is to be read.
+    /// How long the connection must not be read because a quota is exceeded.
     pub(crate) throttle: Duration,
 }
 
-/// Why a request gets no response, and its connection is closed.
+/// Why a request gets no response and its connection is closed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refused {
     #[error("unknown API key {0}")]
@@ -133,9 +133,9 @@ pub(crate) enum Refused {
     Encode(#[from] EncodeError),
 }
 
-/// One row: key, versions, shape, and what handles it: a function of context and body, or an
-/// expression that makes a response from context and decoded request, to which is added for how
-/// long the client is to wait.
+/// Builds a row of the table: key, versions, shape, and handler. The handler is a function of
+/// context and body, or an expression that makes a response from context and decoded request; the
+/// throttle time is added to that.
 macro_rules! api {
     ($key:ident, $min:literal..=$max:literal, $shape:ident, $handle:path) => {
         Api {
@@ -166,7 +166,7 @@ macro_rules! api {
     };
 }
 
-/// Everything that is served.
+/// All supported APIs.
 pub(crate) static APIS: &[Api] = &[
     api!(Produce, 3..=13, PRODUCE, produce::handle),
     api!(Fetch, 4..=18, FETCH, fetch::handle),
@@ -291,10 +291,9 @@ pub(crate) static APIS: &[Api] = &[
     }),
 ];
 
-/// Whether a request may wait long, and it does no harm to end it meanwhile: it is given up when
-/// its client has gone. (A ShareFetch may have put some of its acknowledgements in line, of which
-/// its client is not told then.) Members of groups wait for one another as long as they like, and
-/// their connections would be missing to others.
+/// Whether a request is long-polling and safe to cancel when its client disconnects. (A cancelled
+/// ShareFetch may have appended some of its acknowledgements without a response.) Group members
+/// wait for one another for any length of time, and would occupy connections that others need.
 pub(crate) fn may_be_given_up(frame: &[u8]) -> bool {
     let waiting = [
         ApiKey::Fetch,
@@ -307,11 +306,11 @@ pub(crate) fn may_be_given_up(frame: &[u8]) -> bool {
     waiting.iter().any(|waits| key == Some(*waits as i16))
 }
 
-/// Handle one request. Returns when the request has taken effect, and has given back what was held
+/// Handles one request. Returns when the request has taken effect, and has released what was held
 /// for its bytes.
 ///
 /// # Errors
-/// The connection is to be closed, for this reason.
+/// The reason for which the connection is to be closed.
 pub(crate) async fn serve(
     server: &Arc<Server>,
     peer: &Arc<Peer>,
@@ -333,7 +332,7 @@ pub(crate) async fn serve(
     }
     if version < api.min || version > api.max {
         if api.key == ApiKey::ApiVersions {
-            // A client that is newer than this server learns here what it can use.
+            // A client newer than this server learns here what it can use.
             let answer = Answer::Ready(api_versions::unsupported(correlation_id)?);
             return Ok(Served { api, answer, budget: None, throttle: Duration::ZERO });
         }
@@ -354,7 +353,7 @@ pub(crate) async fn serve(
     let header =
         decoded(|| RequestHeader::decode(&mut frame, api.key.request_header_version(version)))
             .map_err(|e| malformed(format!("{} v{version}: header: {e}", api.name)))?;
-    // A copy: what outlives the request, or waits, must not keep all of it in memory.
+    // A copy: state that outlives the request must not keep the whole request in memory.
     let client_id =
         StrBytes::from_string(header.client_id.as_deref().unwrap_or_default().to_owned());
     drop(header);
@@ -375,8 +374,8 @@ pub(crate) async fn serve(
     }
     let handle = |context, frame| toll.timed((api.handle)(context, frame));
     let mut answer = if LargeAnswers::are_at_once(api.key) && !context.take_free_turn() {
-        // A small answer waits for nobody. Such a request changes nothing, so a large one is put
-        // together once more in its turn, and takes no memory until then.
+        // A small response needs no permit. These requests change nothing, so a large response is
+        // dropped and built again once a permit is free; until then it occupies no memory.
         match handle(context.clone(), frame.clone()).await? {
             Answer::Ready(response) if response.len_bytes() > SMALL_BYTES => {
                 drop(response);
@@ -391,20 +390,20 @@ pub(crate) async fn serve(
     let Held { request, elements, turn, answer: room, .. } = std::mem::take(&mut *held.lock());
     if let Answer::Ready(response) = &mut answer {
         response.budgets.extend(room);
-        // Those of fetches have their share already.
+        // Fetch responses hold a share already.
         if response.budgets.is_empty() {
             server.large_answers.count(response).await;
         }
     }
-    // What is not counted yet is either one of few, or about as large as its request, of which the
-    // bytes are. From here on they are not, however long the answer waits to be written, or the
-    // client is left alone.
+    // A response that is not counted is either one of few, or about as large as its request, whose
+    // bytes are counted. This ends here, however long the response waits to be written or the
+    // client is throttled.
     drop((request, turn));
     Ok(Served { api, answer, budget: elements, throttle: toll.throttle() })
 }
 
-/// Run a decoder of bytes that a client sends. It changes nothing that others see, so a panic in it
-/// is contained: it costs the client its connection, and not everybody the server.
+/// Runs a decoder on a client's bytes. It changes no shared state, so a panic in it is contained:
+/// it closes the client's connection and does not stop the server.
 fn decoded<T, E: fmt::Display>(decode: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     let outcome =
         panics::contained(decode).map_err(|panic| format!("the decoder panicked: {panic}"));
@@ -412,7 +411,7 @@ fn decoded<T, E: fmt::Display>(decode: impl FnOnce() -> Result<T, E>) -> Result<
 }
 
 impl Context {
-    /// Decode the request's body.
+    /// Decodes the request's body.
     ///
     /// # Errors
     /// [`Refused::Malformed`].

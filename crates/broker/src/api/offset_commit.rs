@@ -1,4 +1,4 @@
-//! OffsetCommit: topics by name, or by id since version 10.
+//! OffsetCommit: topics by name, or by ID since version 10.
 
 use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
@@ -11,7 +11,7 @@ use crate::groups::TopicsView;
 use crate::topics::Topic;
 use crate::wire::offsets::{OffsetCommit, OffsetCommitted};
 
-/// The first version that has ids in the place of names.
+/// The first version with topic IDs instead of names.
 pub(super) const FIRST_WITH_TOPIC_IDS: i16 = 10;
 
 pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> {
@@ -27,7 +27,7 @@ async fn committed(cx: &Context, request: OffsetCommit) -> OffsetCommitted {
         let body = groups::offset_commit(cx, body, |_| true).await;
         return OffsetCommitted { body, topic_ids };
     }
-    // All at one moment, so that no two ids have the same name.
+    // One snapshot for all, so that no two IDs have the same name.
     let view = cx.server.topics.view();
     for (topic, id) in body.topics.iter_mut().zip(&topic_ids) {
         // The others keep an empty name, which no topic has.
@@ -35,15 +35,15 @@ async fn committed(cx: &Context, request: OffsetCommit) -> OffsetCommitted {
             topic.name = TopicName(StrBytes::from_string(name.to_string()));
         }
     }
-    // Offsets are kept by name, and another topic may have it since then.
+    // Offsets are stored by name, which another topic may have by now.
     let is_meant = |topic: &Topic| view.name(topic.id).is_some();
     let mut body = groups::offset_commit(cx, body, is_meant).await;
     tell_unknown(&mut body, &topic_ids, &cx.server.topics.view());
     OffsetCommitted { body, topic_ids }
 }
 
-/// Put UNKNOWN_TOPIC_ID in the place of what was said of topics without a name, and of those that
-/// have gone. What concerns the whole group comes first, as without ids.
+/// Sets UNKNOWN_TOPIC_ID for topics without a name and for topics deleted since. Errors of the
+/// whole group take precedence, as in versions without IDs.
 fn tell_unknown(response: &mut OffsetCommitResponse, ids: &[Uuid], now: &TopicsView) {
     for (topic, id) in response.topics.iter_mut().zip(ids) {
         let is_unnamed = topic.name.is_empty();
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn a_topic_that_goes_during_the_commit_is_unknown_by_its_id() {
         let ids = [1, 2, 3].map(Uuid::from_u128);
-        // `a` went, and another one has its name.
+        // `a` was deleted, and another topic has its name.
         let topics = [("a", 4), ("b", 2)].map(|(name, id)| (name.into(), Uuid::from_u128(id), 1));
         let now = TopicsView::new(1, topics.into_iter());
         let codes = [0, 3, 25, 29];

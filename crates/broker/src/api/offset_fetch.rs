@@ -1,4 +1,4 @@
-//! OffsetFetch: committed offsets; and which of them a transaction may be about to replace.
+//! OffsetFetch: committed offsets, and which of them an open transaction may replace.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -19,8 +19,8 @@ use crate::security::{Operation, Resource};
 use crate::wire::offsets::{OffsetFetch, OffsetsFetched};
 use crate::wire::once;
 
-/// An error in the place of an offset. The types of partitions before and since version 8 are two,
-/// with the same fields.
+/// Replaces an offset by an error. The partition types before and since version 8 differ, but have
+/// the same fields.
 macro_rules! withhold {
     ($partition:ident, $code:expr) => {
         $partition.error_code = $code;
@@ -43,8 +43,8 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     cx.reply(&response)
 }
 
-/// Offsets are kept by name. So names are put in the place of ids, and back, and between the two no
-/// topic may have given its name to another.
+/// Handles requests by topic ID. Offsets are stored by name, so IDs are replaced by names and back.
+/// A topic whose name went to another topic in between is left out.
 async fn by_id(cx: &Context, request: OffsetFetch) -> OffsetsFetched {
     let OffsetFetch { mut body, topic_ids } = request;
     let groups = once(body.groups.into_iter().zip(topic_ids), |(group, _)| group.group_id.clone());
@@ -58,18 +58,18 @@ async fn by_id(cx: &Context, request: OffsetFetch) -> OffsetsFetched {
     OffsetsFetched { body, topic_ids }
 }
 
-/// What is asked about a group, beside the names.
+/// The part of a group's request that names cannot express.
 struct Asked {
-    /// Not by any id.
+    /// Whether all topics are requested.
     for_all: bool,
-    /// Of the topics that have got their names, in order.
+    /// The IDs of the topics that were replaced by names, in order.
     ids: Vec<Uuid>,
-    /// Ids of no topic, with partitions.
+    /// IDs of no topic, with their partitions.
     unknown: Vec<(Uuid, Vec<i32>)>,
 }
 
 impl Asked {
-    /// Give the topics of a group their names, and take out those that there are not.
+    /// Replaces the topic IDs of a group by names, and takes out unknown ones.
     fn new(
         mut group: OffsetFetchRequestGroup,
         all_ids: Vec<Uuid>,
@@ -91,7 +91,7 @@ impl Asked {
         (group.with_topics(named), asked)
     }
 
-    /// Make what was found by name the answer to this; the ids of its topics.
+    /// Converts the offsets found by name to a response by ID; returns the IDs of its topics.
     fn answer(
         self,
         found: &mut OffsetFetchResponseGroup,
@@ -102,8 +102,8 @@ impl Asked {
             return Vec::new();
         }
         if self.for_all {
-            // As by Kafka nothing is told of a topic without an id: of one that goes or comes at
-            // this moment.
+            // As in Kafka, a topic without an ID is left out: one that was deleted or created
+            // concurrently.
             let id = |topic: &OffsetFetchResponseTopics| {
                 let (id, _) = before.get(&topic.name)?;
                 after.name(id).map(|_| id)
@@ -134,13 +134,13 @@ impl Asked {
     }
 }
 
-/// Versions before 10, and what version 10 has in common with them.
+/// Handles versions before 10, and what version 10 has in common with them.
 async fn by_name(cx: &Context, request: OffsetFetchRequest) -> OffsetFetchResponse {
     if cx.server.authorizer.is_none() {
         return fetch(cx, request).await;
     }
-    // What the client may not see is left out where it asks for all, and refused where it asks for
-    // it. Who names a group twice is answered once, as the first time.
+    // Topics that the client may not see are left out of a request for all, and refused in a
+    // request by name. A group that is named twice gets one response, for its first request.
     let all: HashMap<_, _> = once(&request.groups, |group| group.group_id.clone())
         .map(|group| (group.group_id.clone(), group.topics.is_none()))
         .collect();
@@ -187,7 +187,7 @@ async fn by_name(cx: &Context, request: OffsetFetchRequest) -> OffsetFetchRespon
 }
 
 async fn fetch(cx: &Context, request: OffsetFetchRequest) -> OffsetFetchResponse {
-    // Before the offsets are read: what has ended by then is among them.
+    // Before the offsets are read: the offsets of transactions that end until then are included.
     let pending = if request.require_stable { pending(cx, &request) } else { HashMap::new() };
     let single = request.group_id.clone();
     let mut response = cx.server.groups.offset_fetch(request, cx.version).await;
@@ -215,10 +215,10 @@ async fn fetch(cx: &Context, request: OffsetFetchRequest) -> OffsetFetchResponse
     response
 }
 
-/// By group, the partitions for which a transaction that has not ended has an offset.
+/// The partitions with offsets staged in a transaction that has not ended, by group.
 fn pending(cx: &Context, request: &OffsetFetchRequest) -> HashMap<String, BTreeSet<(String, i32)>> {
     let named = request.groups.iter().map(|group| &group.group_id).chain([&request.group_id]);
-    // A group may be named a million times.
+    // A request may name a group a million times.
     let pending = once(named, |group| *group)
         .map(|group| (group.to_string(), cx.server.groups.pending().partitions(group)));
     pending.filter(|(_, partitions)| !partitions.is_empty()).collect()
@@ -245,8 +245,8 @@ mod tests {
         OffsetFetchResponseGroup::default().with_topics(names.iter().map(topic).collect())
     }
 
-    /// Between the names and the offsets `a` goes and another one gets its name, `d` goes, `e`
-    /// comes.
+    /// Between the two views `a` is deleted and another topic gets its name, `d` is deleted, `e` is
+    /// created.
     #[test]
     fn nothing_is_told_of_a_topic_under_the_id_of_another_one() {
         let before = view(1, &[("a", 1), ("b", 2), ("d", 4)]);

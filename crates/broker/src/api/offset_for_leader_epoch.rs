@@ -1,5 +1,4 @@
-//! OffsetForLeaderEpoch: where an epoch of a partition's leader ends. There is one epoch, and it
-//! has not ended.
+//! OffsetForLeaderEpoch: the end of a leader epoch. There is one epoch, and it has not ended.
 
 use kafka_protocol::messages::offset_for_leader_epoch_request::OffsetForLeaderPartition;
 use kafka_protocol::messages::offset_for_leader_epoch_response::{
@@ -34,7 +33,7 @@ pub(super) async fn handle(
         .with_topics(request.topics.into_iter().map(topic).collect())
 }
 
-/// `None` for an epoch that there never was.
+/// The end of an epoch; `None` for an epoch that never existed.
 fn end_offset(
     cx: &Context,
     topic: &str,

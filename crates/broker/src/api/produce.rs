@@ -1,14 +1,15 @@
-//! Produce: batches are put in line in the order of the requests; the response waits until they are
+//! Produce: batches are appended in the order of the requests; the response waits until they are
 //! durable.
 //!
-//! A request's timeout is for what comes before its batches are in line: the end of an earlier
-//! transaction, room in the log. Unlike in Kafka nobody is told of a timeout whose batch is in the
-//! log. There it bounds the wait for other replicas, and who hears of it does not know whether the
-//! batch will stay; a client without idempotence that sends it again may write it twice. Here
-//! nothing that is in line is taken back, only a disk is waited for, and REQUEST_TIMED_OUT always
+//! A request's timeout covers what happens before its batches are appended: the end of an earlier
+//! transaction, and the wait for free space in the log. Unlike in Kafka, no batch that is in the
+//! log gets a timeout. In Kafka the timeout bounds the wait for other replicas: its client does not
+//! know whether the batch stays, and without idempotence a retry may write it twice. Here an
+//! appended batch is never taken back, only the disk is waited for, and REQUEST_TIMED_OUT always
 //! means that nothing was written.
 //!
-//! What is in line is what was read from the socket, in its memory (`docs/copies.md`).
+//! The bytes that are appended are those read from the socket, in the same memory
+//! (`docs/copies.md`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,15 +34,15 @@ use crate::security::{Operation, Resource};
 use crate::topics::{Topic, TopicRef, check_not_internal, cut_name};
 use crate::transactions::{Admitted, Producer, TransactionRef};
 
-/// The first version that names topics by id.
+/// The first version with topic IDs.
 const FIRST_WITH_TOPIC_IDS: i16 = 13;
 
-/// Versions from here on make a partition part of the transaction by writing to it (KIP-890).
+/// The first version in which writing to a partition adds it to the transaction (KIP-890).
 const FIRST_THAT_ADDS: i16 = 12;
-/// Versions from here on know TRANSACTION_ABORTABLE.
+/// The first version with TRANSACTION_ABORTABLE.
 const FIRST_WITH_ABORTABLE: i16 = 11;
 
-/// A partition's part of a request that has been put in line.
+/// A partition's part of a request, after its append.
 struct InLine {
     index: i32,
     outcome: Result<(Arc<Partition>, Appended), ApiError>,
@@ -119,7 +120,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     Ok(Answer::Later { response, held_bytes })
 }
 
-/// What holds for all partitions of a request.
+/// Checks the conditions that apply to all partitions of a request.
 fn check(request: &ProduceRequest) -> Result<(), ApiError> {
     if !matches!(request.acks, -1..=1) {
         return Err(ApiError::InvalidRequiredAcks(request.acks));
@@ -137,7 +138,7 @@ fn find(cx: &Context, data: &TopicProduceData) -> Result<Arc<Topic>, ApiError> {
     Ok(topic)
 }
 
-/// The transaction that a request's batches may be part of.
+/// The transaction that a request's batches may belong to.
 enum Transaction {
     /// The request names none.
     None,
@@ -160,7 +161,7 @@ impl Transaction {
         }
     }
 
-    /// Whether a batch may be appended to the partition, as long as the result lives.
+    /// Checks whether a batch may be appended to the partition. It may be while the result is held.
     fn admit(
         &self,
         cx: &Context,
@@ -175,7 +176,7 @@ impl Transaction {
         };
         match self {
             _ if !header.is_transactional() => Ok(None),
-            // As Kafka: nobody is allowed to use no transactional id.
+            // As in Kafka: using no transactional ID is not authorized.
             Self::None => refuse(ResponseError::TransactionalIdAuthorizationFailed),
             Self::Refused(error) => refuse(*error),
             Self::Found { id, transaction } => {
@@ -198,8 +199,8 @@ impl Transaction {
     }
 }
 
-/// What was sent to a partition, in memory that holds nothing else: it is the log cache's once it
-/// is in line. `batches` are those that were read so.
+/// Takes what was sent to a partition, in memory that holds nothing else: once appended, it belongs
+/// to the log cache. `batches` are those that were read separately.
 fn records(data: &PartitionProduceData, batches: &mut impl Iterator<Item = Bytes>) -> Bytes {
     match &data.records {
         None => Bytes::new(),
@@ -221,10 +222,10 @@ async fn append(
     let (header, records) = admission::admit(&cx.server, rules, cx.version, sent).await?;
     let admit = || {
         let admitted = transaction.admit(cx, &header, topic, index)?;
-        // Where each transaction has an epoch of its own, its first batch in a partition has
-        // sequence 0: one that is ahead of it may not get in before it, or the first one would be
-        // out of order for ever (as in Kafka's `ProducerAppendInfo`). The transaction's lock is
-        // held, so that of this producer nothing comes in between.
+        // In transactions with an epoch of their own, the first batch in a partition has sequence
+        // 0. A later batch must not be appended before it, or the first one would be out of order
+        // forever (as in Kafka's `ProducerAppendInfo`). The transaction's lock is held, so no other
+        // batch of this producer is appended in between.
         if admitted.is_some()
             && cx.version >= FIRST_THAT_ADDS
             && header.base_sequence != 0
@@ -250,8 +251,8 @@ async fn append(
     Ok((partition.clone(), appended))
 }
 
-/// To older clients any error that they do not try again means that the transaction is to be
-/// aborted.
+/// Maps an error for an older client, which aborts its transaction on any error that it does not
+/// retry.
 fn in_version(error: ApiError, version: i16) -> ApiError {
     match error {
         ApiError::Transaction { kind: ResponseError::TransactionAbortable, reason }
@@ -287,7 +288,7 @@ async fn when_durable(cx: &Context, in_line: InLine) -> PartitionProduceResponse
     }
 }
 
-/// Which records are to blame.
+/// The records that caused a rejection.
 fn record_errors(error: ApiError) -> Vec<BatchIndexAndErrorMessage> {
     let ApiError::RejectedRecords { records, .. } = error else { return Vec::new() };
     let blamed = |(index, reason): (i32, String)| {

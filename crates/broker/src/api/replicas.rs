@@ -1,8 +1,8 @@
-//! What administrators do with replicas and the disks that hold them: ElectLeaders,
-//! AlterPartitionReassignments, ListPartitionReassignments, DescribeLogDirs, AlterReplicaLogDirs.
+//! The administration of replicas and their disks: ElectLeaders, AlterPartitionReassignments,
+//! ListPartitionReassignments, DescribeLogDirs, AlterReplicaLogDirs.
 //!
-//! Each partition has one replica, on this broker, which leads it for ever, in one place. So there
-//! is nothing to do, and each of these answers as Kafka does where nothing is to be done.
+//! Each partition has one replica, on this broker, which leads it permanently, in one directory. So
+//! these APIs respond as Kafka does if there is nothing to do.
 
 use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
@@ -32,10 +32,10 @@ use crate::topics::Topic;
 use crate::wire::newer::{DescribedLogDirs, Unchanged};
 use crate::wire::once;
 
-/// What the one place of all records is called.
+/// The name of the single log directory.
 const LOG_DIR: &str = "/alluvium";
 
-/// Types of elections: of the preferred replica, and of any that is alive.
+/// Election types: the preferred replica, and any live one.
 const ELECTION_TYPES: [i8; 2] = [0, 1];
 
 pub(super) async fn elect_leaders(
@@ -43,7 +43,7 @@ pub(super) async fn elect_leaders(
     request: ElectLeadersRequest,
 ) -> ElectLeadersResponse {
     if let Err(error) = cx.authorize(Operation::Alter, Resource::Cluster) {
-        // Version 0 has a place for an error in a partition alone.
+        // Version 0 has an error field in partitions only.
         let refused = |named: TopicPartitions| {
             let result = |index: &i32| {
                 PartitionResult::default()
@@ -64,7 +64,7 @@ pub(super) async fn elect_leaders(
         let error = ResponseError::InvalidRequest.code();
         return ElectLeadersResponse::default().with_error_code(error);
     }
-    // Where all partitions are meant, those are told that have another leader now.
+    // A request for all partitions lists only those whose leader changes.
     let elected = request.topic_partitions.unwrap_or_default().into_iter().map(|named| {
         let topic = cx.server.topics.by_name(&named.topic);
         let result = |index: i32| {
@@ -124,8 +124,8 @@ pub(super) async fn alter_reassignments(
         .with_responses(topics.collect())
 }
 
-/// Check what is asked for: the only assignment is the one that there is. (The messages leave out
-/// the topic's name, which stands beside them: a request may have a million partitions.)
+/// Checks a reassignment: only the existing assignment is valid. (The messages omit the topic's
+/// name, which is a field beside them: a request may have a million partitions.)
 fn reassign(
     this: i32,
     topic: Option<&Topic>,
@@ -180,7 +180,7 @@ pub(super) async fn describe_log_dirs(cx: Context, body: Bytes) -> Result<Answer
 
 fn described_log_dirs(cx: &Context, request: &DescribeLogDirsRequest) -> DescribeLogDirsResponse {
     if let Err(error) = cx.authorize(Operation::Describe, Resource::Cluster) {
-        // The first versions have a place for an error in a directory alone.
+        // The first versions have an error field in directories only.
         let response = DescribeLogDirsResponse::default();
         return match cx.version {
             3.. => response.with_error_code(error.code()),
@@ -218,8 +218,7 @@ fn described_log_dirs(cx: &Context, request: &DescribeLogDirsRequest) -> Describ
             server.topics.all().iter().filter_map(|topic| describe(&topic.name, None)).collect()
         }
     };
-    // How large the place is, and how much of it is free, is not known: most of it is an object
-    // store.
+    // Total and free size are unknown: most of the data is in an object store.
     let result = DescribeLogDirsResult::default()
         .with_log_dir(StrBytes::from_static_str(LOG_DIR))
         .with_topics(topics);
@@ -259,7 +258,7 @@ pub(super) async fn alter_log_dirs(
     AlterReplicaLogDirsResponse::default().with_results(results)
 }
 
-/// The nodes that hold a partition: this one.
+/// The nodes with a replica of a partition: this one.
 pub(super) fn replicas(cx: &Context) -> Vec<BrokerId> {
     vec![BrokerId(cx.server.node.id)]
 }

@@ -1,5 +1,5 @@
-//! SaslHandshake and SaslAuthenticate: how clients log in; and the bare messages of those who came
-//! by version 0 of the former (KIP-43).
+//! SaslHandshake and SaslAuthenticate: authentication of clients, including the bare messages after
+//! version 0 of SaslHandshake (KIP-43).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ impl Refusal {
         }
     }
 
-    /// For the client. It says nothing about which users there are.
+    /// The message for the client. It does not reveal which users exist.
     fn message(self) -> String {
         match self {
             Self::IllegalState => "this request does not belong here".into(),
@@ -84,8 +84,7 @@ pub(super) async fn authenticate(cx: Context, body: Bytes) -> Result<Answer, Ref
     }
 }
 
-/// A message that comes without a request around it, and is answered in the same way, or not at
-/// all.
+/// Handles a message without a request around it. The response is bare too, or missing.
 pub(super) async fn bare_message(
     server: &Server,
     peer: &Arc<Peer>,
@@ -107,8 +106,8 @@ pub(super) async fn bare_message(
 }
 
 impl Context {
-    /// Answer, and close the connection unless its client is logged in and has only asked at the
-    /// wrong time.
+    /// Responds, and closes the connection unless its client is authenticated and has only sent the
+    /// request at the wrong time.
     fn reply_to_refused<M: kafka_protocol::protocol::Encodable>(
         &self,
         refusal: Refusal,
@@ -121,7 +120,8 @@ impl Context {
     }
 }
 
-/// For the operator; not the user's name, where people put their password by mistake.
+/// Logs a failure for the operator, without the user's name, where people enter their password by
+/// mistake.
 fn tell(peer: &Peer, refusal: Refusal) {
     let (ip, listener) = (peer.ip, &peer.listener.config.name);
     tracing::info!(%ip, %listener, "authentication failed: {}", refusal.message());

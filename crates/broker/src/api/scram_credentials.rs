@@ -24,14 +24,14 @@ use crate::security::{
 
 type Refusal = (ResponseError, String);
 
-/// The longest salt and salted password that are taken, in bytes.
+/// The longest accepted salt and salted password, in bytes.
 const MAX_SECRET_BYTES: usize = 1024;
 
 pub(super) async fn alter(
     cx: &Context,
     request: AlterUserScramCredentialsRequest,
 ) -> AlterUserScramCredentialsResponse {
-    // What each user's changes have in common is one result: all of them, or the first error.
+    // All changes of a user have one result: success of all, or the first error.
     let mut users: BTreeMap<StrBytes, Result<Vec<UserChange>, Refusal>> = BTreeMap::new();
     let refused = cx.authorize(Operation::Alter, Resource::Cluster).err();
     let mut seen = BTreeSet::new();

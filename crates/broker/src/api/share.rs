@@ -1,4 +1,4 @@
-//! ShareGroupHeartbeat and ShareAcknowledge; and what ShareFetch shares with the last one.
+//! ShareGroupHeartbeat and ShareAcknowledge, and the parts that ShareFetch shares with the latter.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::state_stream;
 use crate::topics::TopicRef;
 use crate::wire::share::{ShareAcknowledge, ShareAcknowledged};
 
-/// The longest member id.
+/// The longest member ID.
 const MAX_MEMBER_ID_BYTES: usize = 1024;
 
 pub(super) async fn heartbeat(
@@ -44,7 +44,7 @@ pub(super) async fn heartbeat(
     groups.share_heartbeat(cx.client.clone(), request, session_timeout, interval, topics).await
 }
 
-/// Answered when what was acknowledged is durable.
+/// Handles ShareAcknowledge; the response waits until the acknowledgements are durable.
 pub(super) async fn acknowledge(cx: Context, body: Bytes) -> Result<Answer, Refused> {
     let mut response = acknowledged(&cx, cx.decode(body)?).await;
     response.body.throttle_time_ms = cx.throttle_ms();
@@ -111,23 +111,23 @@ async fn acknowledged(cx: &Context, request: ShareAcknowledge) -> ShareAcknowled
     }
 }
 
-/// Code and message of an error, or of none.
+/// The code and message of an error, or of success.
 pub(super) fn told(error: Option<&ApiError>) -> (i16, Option<StrBytes>) {
     (error.map_or(0, ApiError::code), error.and_then(ApiError::message))
 }
 
-/// Who sends a ShareFetch or a ShareAcknowledge.
+/// The sender of a ShareFetch or a ShareAcknowledge.
 pub(super) struct Member {
     pub(super) session: ShareSession,
     pub(super) rules: ShareRules,
 }
 
 impl Member {
-    /// Whether it is a member, as heartbeats have it, is not asked, as in Kafka: it may have to
-    /// join again after a restart of the server, and goes on meanwhile.
+    /// Identifies the member. As in Kafka, membership by heartbeat is not checked: after a restart
+    /// of the server a member may have to rejoin, and continues meanwhile.
     ///
     /// # Errors
-    /// It may not read with the group; it does not say who it is.
+    /// The client may not read with the group; group or member ID is missing.
     pub(super) fn new(
         cx: &Context,
         group: Option<&GroupId>,
@@ -159,8 +159,8 @@ impl Member {
         topic.partition(index).cloned().ok_or(ApiError::UnknownTopicOrPartition)
     }
 
-    /// To be dropped when what is acknowledged is in line: what the member has not acknowledged
-    /// when its session ends goes back then, also if the request is given up before.
+    /// A guard to drop when the acknowledgements are appended: if the session ends, records that
+    /// the member has not acknowledged are released then, even if the request is cancelled before.
     pub(super) fn released_at_the_end<'a>(
         &'a self,
         cx: &'a Context,
@@ -171,7 +171,7 @@ impl Member {
     }
 }
 
-/// The records of a session that has ended.
+/// Releases the records of a session that has ended.
 pub(super) struct ReleasedAtTheEnd<'a> {
     shares: &'a Shares,
     session: &'a ShareSession,
@@ -188,17 +188,17 @@ type Outcome = Result<Option<share::Durable>, ApiError>;
 /// The acknowledgements of a request.
 pub(super) struct Acks {
     is_renew_ack: bool,
-    /// The partitions that are named more than once, of which nothing is taken; and whether that is
-    /// told already.
+    /// The partitions that are named more than once, whose acknowledgements are refused; and
+    /// whether that is in the results already.
     repeated: HashMap<TopicPartition, bool>,
-    /// All of them wait for room in the log until then.
+    /// The deadline of all appends for free space in the log.
     give_up_at: Instant,
-    /// In the order in which they came.
+    /// In the order of the request.
     outcomes: Vec<(TopicPartition, Outcome)>,
 }
 
 impl Acks {
-    /// For a request that has acknowledgements for these partitions.
+    /// Prepares for a request with acknowledgements for these partitions.
     pub(super) fn new(
         cx: &Context,
         is_renew_ack: bool,
@@ -213,7 +213,7 @@ impl Acks {
         }
     }
 
-    /// Take those of a partition, all or none of them: first and last offset, and types.
+    /// Applies the acknowledgements of a partition, all or none: first and last offset, and types.
     pub(super) async fn take<'a>(
         &mut self,
         cx: &Context,
@@ -237,9 +237,11 @@ impl Acks {
         self.outcomes.push((of, outcome));
     }
 
+    /// Parses the acknowledgements of a partition.
+    ///
     /// # Errors
-    /// INVALID_REQUEST: batches out of order, or with as many types as they have not records;
-    /// unknown types.
+    /// INVALID_REQUEST: batches out of order, or with a number of types that is neither one nor
+    /// that of their records; unknown types.
     fn parse<'a>(
         &self,
         rules: &ShareRules,
@@ -277,7 +279,7 @@ impl Acks {
         Ok(acks)
     }
 
-    /// When all is durable: what became of each.
+    /// Waits until all are durable; returns the result of each.
     pub(super) async fn outcomes(self) -> Vec<(uuid::Uuid, i32, Option<ApiError>)> {
         let mut outcomes = Vec::with_capacity(self.outcomes.len());
         for ((topic, index), outcome) in self.outcomes {
@@ -291,12 +293,12 @@ impl Acks {
     }
 }
 
-/// Offsets were found to be positive.
+/// Converts an offset that was checked to be positive.
 fn offset(offset: i64) -> StreamOffset {
     StreamOffset(offset.unsigned_abs())
 }
 
-/// Waits for room in the log, for a while.
+/// Appends acknowledgements; waits for free space in the log until `give_up_at`.
 async fn put_in_line(
     cx: &Context,
     member: &Member,

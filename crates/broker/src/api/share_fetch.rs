@@ -1,8 +1,8 @@
-//! ShareFetch: takes acknowledgements, and hands out records of many partitions to one member,
+//! ShareFetch: applies acknowledgements, and delivers records of many partitions to one member,
 //! waiting until there are some.
 //!
-//! Batches stay the bytes that the producer sent. Which of their records the member has is said
-//! beside them, so batches that several members share go to each as a whole.
+//! Batches stay the bytes that the producer sent. The records that the member has acquired are
+//! listed beside them, so a batch that several members share is sent to each as a whole.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -30,22 +30,22 @@ use crate::sessions::{Key, Want};
 use crate::topics::TopicRef;
 use crate::wire::share::{FetchedPartition, ShareFetch, ShareFetched};
 
-/// How much of a partition is read at once. A member gets a few hundred records in one answer, so
-/// more would be read for nothing.
+/// The bytes of a partition that are read at once. A member gets a few hundred records per
+/// response, so more would be read for nothing.
 const PARTITION_BYTES: i32 = 1 << 20;
 
-/// Partitions of a session of which one answer tells that they cannot be read. They stay in the
-/// session, so each small request would have a large answer.
+/// The greatest number of unreadable partitions of a session that one response lists. They stay in
+/// the session, so each small request would have a large response.
 const MAX_FAILURES: usize = 1_000;
 
-/// Records are handed out one by one, not by batches.
+/// Records are acquired one by one, not by batch.
 const RECORD_LIMIT: i8 = 1;
 
-/// What a partition gives.
+/// The result for a partition.
 #[derive(Default)]
 struct Given {
     error: Option<ApiError>,
-    /// A code that another has made of an error.
+    /// The code of an error that [`fetch`] has already converted.
     error_code: i16,
     records: Vec<Bytes>,
     acquired: Vec<Acquired>,
@@ -108,13 +108,13 @@ async fn answer(
         &forgotten,
     );
     if let Err(ApiError::ShareSessionLimit(_)) = fetched {
-        // A session that grows too large has ended.
+        // A session that grows too large ends.
         let ShareSession { group, member } = &member.session;
         cx.server.groups.shares().release(group, member, Return::Lost);
     }
     let (step, mut partitions) = fetched?;
     let released = member.released_at_the_end(cx, step);
-    // Of topics that were deleted since.
+    // Topics that were deleted since.
     let gone = take_missing(cx, &mut partitions);
     if !gone.is_empty() {
         sessions.forget(&member.session, &gone);
@@ -148,9 +148,9 @@ async fn answer(
         given = hand_out(cx, &member, &partitions, limits, budgets).await;
         let shares = cx.server.groups.shares();
         if !shares.sessions.is_open(&member.session) {
-            // It was ended while this waited, perhaps before it has acquired. If who has ended it
-            // has not come to its records yet, those that were sent before go back with this,
-            // uncounted.
+            // The session ended while this request waited, perhaps before it acquired records. If
+            // the end of the session has not released them yet, this releases them without counting
+            // a delivery.
             let ShareSession { group, member } = &member.session;
             shares.release(group, member, Return::Unused);
             given.clear();
@@ -163,7 +163,7 @@ async fn answer(
     cx.charge(Bound::Fetched, bytes as f64);
     cx.server.metrics.fetched_bytes.inc_by(bytes as u64);
 
-    // Who begins a session is told of all partitions of it.
+    // The first response of a session lists all its partitions.
     if step == Step::Begun {
         for of in partitions {
             given.entry(of).or_default();
@@ -197,9 +197,9 @@ async fn answer(
     })
 }
 
-/// Take out the partitions that do not exist, of which a member is told once. There is nothing to
-/// remember: a member names what it was assigned, topics do not lose partitions, and another topic
-/// has another id. What may not be read stays, as the right to do so may come.
+/// Takes out the partitions that do not exist; a member gets the error once. Nothing has to be
+/// stored: a member names its assignment, topics do not lose partitions, and another topic has
+/// another ID. Partitions that may not be read stay, as the right may be granted.
 fn take_missing(cx: &Context, partitions: &mut Vec<TopicPartition>) -> Vec<TopicPartition> {
     let exists = |(topic, index): &TopicPartition| {
         cx.server.topics.by_id(*topic).is_ok_and(|topic| topic.partition(*index).is_some())
@@ -234,7 +234,7 @@ impl Given {
     }
 }
 
-/// How much a member wants, and how long it waits.
+/// How much a member requests, and how long it waits.
 #[derive(Clone, Copy)]
 struct Limits {
     max_bytes: usize,
@@ -245,14 +245,14 @@ struct Limits {
     batch_records: u64,
 }
 
-/// A share partition of which there may be something to be had.
+/// A share partition that may have records to acquire.
 struct Source {
     of: TopicPartition,
     slot: Arc<Slot>,
     from: StreamOffset,
 }
 
-/// Acquire records, waiting for some.
+/// Acquires records, and waits until there are some.
 async fn hand_out(
     cx: &Context,
     member: &Member,
@@ -286,8 +286,8 @@ async fn hand_out(
         let sources: Vec<Source> = sources.collect();
         let (progressed, is_changed) =
             pass(cx, member, &sources, limits, deadline, &progress, &mut given, budgets).await;
-        // A partition that cannot be read is told of with the others, and does not have them read
-        // without end.
+        // An unreadable partition is reported with the others, and does not cause endless reads of
+        // them.
         let is_hopeless = readable.is_empty() && !failures.is_empty();
         let is_enough = !given.is_empty() || is_hopeless || !limits.waits;
         if is_enough || Instant::now() >= deadline {
@@ -297,7 +297,7 @@ async fn hand_out(
             continue;
         }
         if watches.is_none() {
-            // What came before the watches began is found by looking once more.
+            // Records that arrived before the watches began are found by another pass.
             let watch = |(_, partition, slot): &(_, Arc<Partition>, Arc<Slot>)| {
                 shares.watch(slot, &progress);
                 partition.stream.watch(&progress)
@@ -315,8 +315,8 @@ async fn hand_out(
     given
 }
 
-/// Read once, and acquire what is there. Whether there is more in memory by now; and whether
-/// something has changed, so that another read may find what this one has not.
+/// Reads once and acquires what it finds. Returns whether there is more in memory by now, and
+/// whether something has changed so that another read may find more.
 #[allow(clippy::too_many_arguments, reason = "it is the body of one loop")]
 async fn pass(
     cx: &Context,
@@ -346,7 +346,7 @@ async fn pass(
     let mut is_changed = false;
     for (source, read) in sources.iter().zip(pass.reads) {
         if read.told.error_code == ResponseError::OffsetOutOfRange.code() {
-            // Retention has been faster.
+            // Retention has deleted the offset meanwhile.
             is_changed = true;
             continue;
         }
@@ -376,8 +376,8 @@ async fn pass(
         cx.server.metrics.share_acquired.inc_by(records);
         left = left.saturating_sub(records);
         if acquired.is_empty() {
-            // There was nothing for members, or others were faster: then it is elsewhere that the
-            // next read begins.
+            // There were no records for members, or other members acquired them: then the next read
+            // begins elsewhere.
             let next = shares.next_read(&source.slot, &member.rules, StreamOffset(0));
             is_changed |= next.is_some_and(|next| next != source.from);
             continue;
@@ -396,13 +396,12 @@ async fn pass(
     (progressed, is_changed)
 }
 
-/// Which offsets the batches have, and whether they are for members: markers and batches without
-/// records are not, nor are records of aborted transactions for a group that reads what is
-/// committed.
+/// Lists the offsets of batches, and whether they are for members: markers and batches without
+/// records are not, nor are records of aborted transactions if the group reads committed records.
 fn found(batches: &[Bytes], aborted: &[(i64, i64)]) -> Vec<Found> {
     let mut coming = aborted.to_vec();
     coming.sort_unstable_by_key(|(_, first_offset)| std::cmp::Reverse(*first_offset));
-    // Producers in whose aborted transaction the walk is.
+    // The producers whose aborted transaction is open at the current batch.
     let mut open: HashSet<i64> = HashSet::new();
     let headers = batches.iter().filter_map(|batch| BatchHeader::parse(batch));
     let found = headers.map(|header| {
@@ -426,9 +425,9 @@ fn found(batches: &[Bytes], aborted: &[(i64, i64)]) -> Vec<Found> {
     found.collect()
 }
 
-/// The partition and its share partition, which begins if it has not yet. `refused` has the topics
-/// that could not begin, with the code of the error: all partitions of a topic begin together, so
-/// what was in vain for one of them is not tried for the next.
+/// Returns the partition and its share partition, which is started if necessary. `refused` holds
+/// the topics that could not start, with the error code: all partitions of a topic start together,
+/// so a failure of one is not repeated for the next.
 async fn ready(
     cx: &Context,
     member: &Member,
@@ -448,13 +447,13 @@ async fn ready(
             failed(error)
         })?,
     };
-    // It may be another member that has it begin, at this moment.
+    // Another member's request may be starting it at this moment.
     share::durable(slot.begun()).await.map_err(failed)?;
     Ok((partition, slot))
 }
 
-/// Have a topic begin. If it is new to the group all its partitions begin where the group's
-/// settings say; if it has grown the new ones begin at their start.
+/// Starts a topic's share partitions. If the topic is new to the group, all start where the group's
+/// settings say; if it has grown, the new ones start at their beginning.
 async fn begin(cx: &Context, member: &Member, of: TopicPartition) -> Result<Arc<Slot>, ApiError> {
     let shares = cx.server.groups.shares();
     let group = &member.session.group;
@@ -481,6 +480,6 @@ async fn begin(cx: &Context, member: &Member, of: TopicPartition) -> Result<Arc<
     }
     let exists = || cx.server.topics.by_id(of.0).is_ok();
     cx.server.groups.begin_shares(group, of.0, &starts, exists)?;
-    // It may have been deleted since.
+    // The topic may have been deleted since.
     shares.get(group, of).ok_or(ApiError::UnknownTopicOrPartition)
 }

@@ -1,5 +1,5 @@
-//! DescribeShareGroupOffsets, AlterShareGroupOffsets, DeleteShareGroupOffsets: where share groups
-//! are.
+//! DescribeShareGroupOffsets, AlterShareGroupOffsets, DeleteShareGroupOffsets: the offsets of share
+//! groups.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::wire::share::{
     DescribeShareOffsets, DescribedGroup, DescribedPartition, DescribedShareOffsets, DescribedTopic,
 };
 
-/// Where a share group is that has not begun.
+/// The offset of a share group that has not started.
 const NOT_BEGUN: i64 = -1;
 const UNKNOWN_LAG: i64 = -1;
 
@@ -57,7 +57,7 @@ pub(super) async fn describe(cx: &Context, request: DescribeShareOffsets) -> Des
             by_topic.entry(partition.of.0).or_default().insert(partition.of.1, partition);
         }
         described.topics = match group.topics {
-            // Of topics that it may not see the client is not told.
+            // Topics that the client may not see are left out.
             None => by_topic.iter().filter_map(|(id, known)| all_of(cx, *id, known)).collect(),
             Some(topics) => {
                 let topics = once(topics, |topic| topic.topic_name.clone());
@@ -111,7 +111,7 @@ fn partition(
     match known {
         None => DescribedPartition { start_offset: NOT_BEGUN, ..begun },
         Some(known) => {
-            // The log may have moved on, and the group have not looked since.
+            // The log start may have moved since the group's last read.
             let start = known.start.max(partition.stream.start_offset());
             let behind = partition.stream.durable_end().0.saturating_sub(start.0);
             let lag = behind.saturating_sub(known.settled);
@@ -131,7 +131,7 @@ fn failed(index: i32, error: &ApiError) -> DescribedPartition {
     DescribedPartition { index, start_offset, leader_epoch: -1, lag, error_code, error_message }
 }
 
-/// Whether the client may do this with the group, and the group is in a state for it.
+/// Checks that the client may do this with the group, and that the group's state allows it.
 ///
 /// # Errors
 /// Code and message for the response.

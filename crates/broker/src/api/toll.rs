@@ -1,4 +1,4 @@
-//! What a request costs its client, by the quotas that hold for it.
+//! The charges of a request to its client's quotas.
 
 use std::future::poll_fn;
 use std::time::{Duration, Instant};
@@ -10,23 +10,22 @@ use super::Context;
 use crate::errors::ApiError;
 use crate::quotas::{Bound, Who};
 
-/// What has been charged for a request so far.
+/// The charges of a request so far.
 #[derive(Default)]
 pub(super) struct Toll(Mutex<Charged>);
 
 #[derive(Default)]
 struct Charged {
-    /// For how long the connection is to be left alone after this request.
+    /// How long the connection is throttled after this request.
     throttle_ms: u32,
-    /// What handling the request has taken on a thread, and has not been charged yet.
+    /// The thread time of handling the request that is not charged yet.
     handling: Duration,
-    /// A thread is at it since then.
+    /// When a thread began to work on it, if one does now.
     since: Option<Instant>,
 }
 
 impl Toll {
-    /// Handle a request, and see how long threads are at it: not how long it waits, nor what is
-    /// done elsewhere for it.
+    /// Handles a request and measures its thread time, without waits and work done elsewhere.
     pub(super) async fn timed<T>(&self, mut handling: BoxFuture<'_, T>) -> T {
         poll_fn(|cx| {
             self.0.lock().since = Some(Instant::now());
@@ -44,7 +43,7 @@ impl Toll {
         }
     }
 
-    /// The time on a thread that has not been charged yet, up to now.
+    /// Takes the thread time that is not charged yet, up to now.
     fn take_handling(&self, now: Instant) -> Duration {
         self.stop_clock(now);
         let mut charged = self.0.lock();
@@ -52,14 +51,14 @@ impl Toll {
         std::mem::take(&mut charged.handling)
     }
 
-    /// For how long the connection is to be left alone after this request.
+    /// How long the connection is throttled after this request.
     pub(super) fn throttle(&self) -> Duration {
         Duration::from_millis(self.0.lock().throttle_ms.into())
     }
 
-    /// The client is to wait for so long, or longer.
+    /// Throttles the client for `wait` at least.
     fn wait(&self, wait: Duration) {
-        // Rounded up, so that a client that waits for so long does not come early.
+        // Rounded up, so that a client that waits exactly this long is not early.
         let wait_ms = u32::try_from(wait.as_micros().div_ceil(1_000)).unwrap_or(u32::MAX);
         let mut charged = self.0.lock();
         charged.throttle_ms = charged.throttle_ms.max(wait_ms);
@@ -67,15 +66,14 @@ impl Toll {
 }
 
 impl Context {
-    /// Whose quota is charged. `None` if there is none, and while the client has not logged in
-    /// where it must: nothing is charged to a name that anybody may give.
+    /// The user whose quota is charged. `None` if there is no quota, and before authentication
+    /// where it is required: a claimed name is not charged.
     fn charged(&self, bound: Bound) -> Option<String> {
         let is_charged = self.server.quotas.bound(bound);
         is_charged.then(|| self.peer.principal()).flatten().map(|user| user.name().to_owned())
     }
 
-    /// Charge the client's quota with what it has taken. Its connection is left alone until that is
-    /// paid.
+    /// Charges the client's quota and throttles the connection until the debt is paid.
     pub(super) fn charge(&self, bound: Bound, amount: f64) {
         let quotas = &self.server.quotas;
         if let Some(user) = self.charged(bound) {
@@ -91,11 +89,11 @@ impl Context {
         }
     }
 
-    /// Charge the client's quota of changes with partitions that come or go. Versions before
-    /// `first_strict` have it done, and wait afterwards.
+    /// Charges the client's quota of topic changes. For versions before `first_strict` the change
+    /// succeeds and the client waits afterwards.
     ///
     /// # Errors
-    /// The client has not paid for earlier ones yet.
+    /// The client is in debt for earlier changes.
     pub(super) fn charge_changes(
         &self,
         partitions: usize,
@@ -115,8 +113,8 @@ impl Context {
         Ok(())
     }
 
-    /// Charge for the time that the request has taken, and say for how long the client is to wait,
-    /// for all that was charged: the last thing before the response is encoded.
+    /// Charges the thread time of the request and returns the throttle time for all charges. Called
+    /// last, before the response is encoded.
     pub(super) fn throttle_ms(&self) -> i32 {
         if self.server.quotas.bound(Bound::Handling) {
             let handling = self.toll.take_handling(Instant::now());
@@ -125,8 +123,8 @@ impl Context {
         i32::try_from(self.toll.throttle().as_millis()).unwrap_or(i32::MAX)
     }
 
-    /// Whether the client has still to pay for what it had: it came back before its time, or on
-    /// another connection. It gets nothing now, and is to come again later.
+    /// Whether the client is still in debt: it came back early, or on another connection. It gets
+    /// an empty response and has to retry.
     pub(super) fn owes(&self, bound: Bound) -> bool {
         let quotas = &self.server.quotas;
         let Some(user) = self.charged(bound) else { return false };
@@ -162,7 +160,7 @@ mod tests {
         assert!(handled >= 2 * WORK, "{handled:?}");
         assert!(handled <= begun.elapsed() - WAIT, "{handled:?}");
         drop(handling);
-        // It is not charged again.
+        // The time is not charged again.
         assert!(toll.take_handling(Instant::now()) < handled);
     }
 

@@ -1,5 +1,5 @@
-//! What operators ask about transactions: DescribeTransactions, ListTransactions,
-//! DescribeProducers; and WriteTxnMarkers, by which they end one that hangs.
+//! The administration of transactions: DescribeTransactions, ListTransactions, DescribeProducers;
+//! and WriteTxnMarkers, which ends a hanging one.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use crate::topics::{TopicRef, check_not_internal};
 use crate::transactions::{Description, State};
 use crate::wire::once;
 
-/// How long WriteTxnMarkers waits for room.
+/// How long WriteTxnMarkers waits for free space.
 const WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(5);
 
 pub(super) async fn describe(
@@ -60,8 +60,7 @@ fn described(
 ) -> describe_transactions_response::TransactionState {
     let mut topics: BTreeMap<Arc<str>, Vec<i32>> = BTreeMap::new();
     for (id, partition) in description.partitions {
-        // What was deleted meanwhile has no name.
-        // And what the client may not see it does not learn of.
+        // A deleted topic has no name, and topics that the client may not see are left out.
         if let Ok(topic) = cx.topic(Operation::Describe, &TopicRef::Id(id)) {
             topics.entry(topic.name.clone()).or_default().push(partition);
         }
@@ -88,7 +87,7 @@ pub(super) async fn list(
     let unknown = wanted.iter().filter(|name| !State::is_known(name)).cloned();
     let unknown = once(unknown, StrBytes::clone).collect();
     let response = ListTransactionsResponse::default().with_unknown_state_filters(unknown);
-    // Filters may have a million elements, and each transaction is held against them.
+    // Filters may have a million elements, and each transaction is checked against them.
     let is_wanted = |state: &State| wanted.iter().any(|name| state.name() == name.as_str());
     let known: Vec<State> = State::ALL.into_iter().filter(is_wanted).collect();
     let producers: HashSet<i64> = request.producer_id_filters.iter().map(|id| id.0).collect();
@@ -103,7 +102,7 @@ pub(super) async fn list(
     let passes = |description: &Description| {
         let by_state = known.is_empty() || known.contains(&description.state);
         let by_producer = producers.is_empty() || producers.contains(&description.producer_id);
-        // As in Kafka one that has never begun, of time -1, is older than any duration.
+        // As in Kafka, a transaction that has never begun (time -1) is older than any duration.
         let by_duration = request.duration_filter < 0
             || now_ms - description.started_at_ms > request.duration_filter;
         by_state && by_producer && by_duration
@@ -161,8 +160,8 @@ pub(super) async fn describe_producers(
     DescribeProducersResponse::default().with_topics(topics.collect())
 }
 
-/// The coordinator writes its markers without this; an operator ends with it what no coordinator
-/// will.
+/// Handles WriteTxnMarkers. The coordinator writes its markers without it; operators end with it
+/// transactions that no coordinator will end.
 pub(super) async fn write_markers(cx: Context, body: Bytes) -> Result<Answer, Refused> {
     let request: WriteTxnMarkersRequest = cx.decode(body)?;
     let until = Instant::now() + WAIT_MAX;
@@ -201,7 +200,7 @@ async fn write_marker(
     index: i32,
     until: Instant,
 ) -> Result<(), ApiError> {
-    // Kafka wants ALTER or CLUSTER_ACTION, the latter for brokers among themselves.
+    // Kafka requires ALTER or CLUSTER_ACTION; the latter is used between brokers.
     if !cx.may(Operation::Alter, Resource::Cluster) {
         cx.authorize(Operation::ClusterAction, Resource::Cluster)?;
     }

@@ -1,4 +1,4 @@
-//! What transactional producers ask for: AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit,
+//! The APIs of transactional producers: AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit,
 //! EndTxn. See `docs/transactions.md`.
 
 use std::collections::HashMap;
@@ -25,15 +25,15 @@ use crate::security::{Operation, Resource, ResourceType};
 use crate::topics::{TopicRef, is_internal};
 use crate::transactions::{Producer, Transactions};
 
-/// Versions of EndTxn from here on, and of TxnOffsetCommit, come from clients that know version 2
-/// of transactions (KIP-890): each end raises the epoch, and what is used becomes part of the
-/// transaction by that.
+/// The first version of EndTxn and TxnOffsetCommit that clients with version 2 of transactions
+/// (KIP-890) send: each end raises the epoch, and partitions and groups join the transaction by
+/// being used.
 const FIRST_OF_VERSION_2: i16 = 5;
 
-/// Versions of TxnOffsetCommit from here on know TRANSACTION_ABORTABLE.
+/// The first version of TxnOffsetCommit with TRANSACTION_ABORTABLE.
 const FIRST_OFFSETS_WITH_ABORTABLE: i16 = 4;
 
-/// Versions of AddPartitionsToTxn, AddOffsetsToTxn and EndTxn from here on know PRODUCER_FENCED.
+/// The first version of AddPartitionsToTxn, AddOffsetsToTxn and EndTxn with PRODUCER_FENCED.
 const FIRST_WITH_FENCED: i16 = 2;
 
 fn code(error: ResponseError, version: i16) -> i16 {
@@ -50,8 +50,7 @@ fn authorize(cx: &Context, transactional_id: &str) -> Result<(), ResponseError> 
     cx.authorize(Operation::Write, id).map_err(|error| error.kind())
 }
 
-/// All partitions are added, or none. Versions 0 to 3: the later ones are for brokers among
-/// themselves.
+/// Adds all partitions, or none. Versions 0 to 3; the later ones are used between brokers.
 pub(super) async fn add_partitions(
     cx: &Context,
     request: AddPartitionsToTxnRequest,
@@ -59,7 +58,7 @@ pub(super) async fn add_partitions(
     let (mut found, mut missing) = (Vec::new(), HashMap::new());
     for topic in &request.v3_and_below_topics {
         let wanted = TopicRef::Name(Arc::from(&**topic.name));
-        // As Kafka says it of its own topics, in which no client writes.
+        // Kafka's error for its internal topics, which clients cannot write to.
         let known = match is_internal(&topic.name) {
             true => Err(ApiError::Unauthorized(ResourceType::Topic)),
             false => cx.topic(Operation::Write, &wanted),
