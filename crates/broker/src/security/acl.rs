@@ -1,13 +1,13 @@
-//! ACLs, and what follows from them: pure functions.
+//! ACLs and the decisions that follow from them: pure functions.
 //!
-//! Numbers are those of Kafka's protocol, in which the ACLs are stored too.
+//! Numbers are those of Kafka's protocol; ACLs are stored with them too.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// What is protected, with its number.
+/// A type of resource, with its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResourceType {
     Topic = 2,
@@ -32,7 +32,7 @@ impl ResourceType {
         Self::ALL.into_iter().find(|known| *known as i8 == number)
     }
 
-    /// What can be done with one.
+    /// The operations on resources of this type.
     pub(crate) fn operations(self) -> &'static [Operation] {
         use Operation as O;
         match self {
@@ -63,7 +63,7 @@ impl ResourceType {
     }
 }
 
-/// What is to be done, with its number.
+/// An operation, with its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     All = 2,
@@ -83,12 +83,12 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// Whether an ACL can be about it.
+    /// Whether an ACL can have this operation.
     pub(crate) fn is_number(number: i8) -> bool {
         (Self::All as i8..=Self::TwoPhaseCommit as i8).contains(&number)
     }
 
-    /// Whether who may do `granted` may do this.
+    /// Whether the right to do `granted` includes this operation.
     fn is_covered_by(self, granted: i8) -> bool {
         let by = |granters: &[Self]| granters.iter().any(|granter| *granter as i8 == granted);
         granted == self as i8
@@ -101,10 +101,10 @@ impl Operation {
     }
 }
 
-/// Numbers of patterns.
+/// Numbers of pattern types.
 pub(crate) const LITERAL: i8 = 3;
 pub(crate) const PREFIXED: i8 = 4;
-/// In filters alone: every pattern; every one that is about the name.
+/// In filters only: every pattern, and every pattern that matches the name.
 const ANY: i8 = 1;
 const MATCH: i8 = 2;
 
@@ -112,14 +112,14 @@ const MATCH: i8 = 2;
 pub(crate) const DENY: i8 = 2;
 pub(crate) const ALLOW: i8 = 3;
 
-/// All resources of a type, all hosts.
+/// All resources of a type, or all hosts.
 const WILDCARD: &str = "*";
 const EVERYBODY: &str = "User:*";
 
-/// The one resource of its type.
+/// The only resource of its type.
 pub(crate) const CLUSTER_NAME: &str = "kafka-cluster";
 
-/// Who may, or may not, do what with which resources.
+/// An access control list entry: allows or denies a principal an operation on resources.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Acl {
     pub(crate) resource_type: i8,
@@ -132,7 +132,7 @@ pub(crate) struct Acl {
 }
 
 impl Acl {
-    /// Whether it is about this client.
+    /// Whether the ACL applies to this client.
     fn is_about(&self, who: &Who<'_>) -> bool {
         (self.principal == EVERYBODY || self.principal == who.principal)
             && (self.host == WILDCARD || is_host(&self.host, who.host))
@@ -144,15 +144,15 @@ impl Acl {
     }
 }
 
-/// Whether a name of a host is this address. One of IPv6 can be written in many ways, and Java's is
-/// not the usual one: an ACL that denies must not depend on it.
+/// Whether a host in an ACL is this address. An IPv6 address can be written in many ways, and
+/// Java's is not the usual one; a denying ACL must not depend on that.
 fn is_host(named: &str, address: &str) -> bool {
     let canonical = |ip: IpAddr| ip.to_canonical().to_string();
     named == address
         || named.contains(':') && named.parse().is_ok_and(|named| canonical(named) == address)
 }
 
-/// Which ACLs are meant. What is `None` or 1 is any.
+/// A filter for ACLs. `None` and 1 match anything.
 #[derive(Clone, Debug)]
 pub(crate) struct Filter {
     pub(crate) resource_type: i8,
@@ -196,21 +196,21 @@ impl Filter {
     }
 }
 
-/// A client that wants something.
+/// A client whose rights are checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Who<'a> {
     pub(crate) principal: &'a str,
-    /// Its address, as in `127.0.0.1`.
+    /// The client's address, such as `127.0.0.1`.
     pub(crate) host: &'a str,
 }
 
-/// All ACLs, found by resource.
+/// All ACLs, indexed by resource.
 #[derive(Default)]
 pub(crate) struct Table {
     all: BTreeSet<Acl>,
     by_name: HashMap<(i8, String), Vec<Acl>>,
     by_prefix: HashMap<(i8, String), Vec<Acl>>,
-    /// Which lengths, in bytes, the prefixes of a type have.
+    /// The lengths of the prefixes of each type, in bytes.
     prefix_lens: BTreeMap<i8, BTreeSet<usize>>,
     names_hosts: bool,
 }
@@ -233,7 +233,7 @@ impl Table {
         table
     }
 
-    /// Whether the address of a client makes a difference.
+    /// Whether decisions depend on the client's address.
     pub(crate) fn names_hosts(&self) -> bool {
         self.names_hosts
     }
@@ -242,7 +242,7 @@ impl Table {
         &self.all
     }
 
-    /// The ACLs about a resource.
+    /// The ACLs that apply to a resource.
     fn about(&self, kind: ResourceType, name: &str) -> impl Iterator<Item = &Acl> {
         let kind = kind as i8;
         let literal = |name: &str| self.by_name.get(&(kind, name.to_owned()));
@@ -253,8 +253,8 @@ impl Table {
         literal(name).into_iter().chain(everything).chain(prefixed).flatten()
     }
 
-    /// Whether the ACLs let somebody do something with a resource: one must allow it, and none deny
-    /// it. `without` is the answer where no ACL is about the resource.
+    /// Whether the ACLs allow an operation on a resource: one must allow it, and none deny it.
+    /// `without` is the result if no ACL applies to the resource.
     pub(crate) fn allows(
         &self,
         who: &Who<'_>,
@@ -277,8 +277,8 @@ impl Table {
         if any { allowed } else { without }
     }
 
-    /// Whether there is a name of a resource with which somebody may do something: an ACL allows
-    /// it, and none denies all that it allows.
+    /// Whether the ACLs allow an operation on any resource of a type: an ACL allows it, and none
+    /// denies all that it allows.
     pub(crate) fn allows_some(
         &self,
         who: &Who<'_>,
@@ -350,7 +350,7 @@ mod tests {
         Operation::IdempotentWrite,
     ];
 
-    /// What Kafka's documentation says, word by word, over the list.
+    /// Kafka's documentation implemented literally, over the list.
     fn naive(
         acls: &[Acl],
         who: (&str, &str),
@@ -409,20 +409,20 @@ mod tests {
             }
         }
 
-        /// If a name can be found with which it is allowed by its own name, there is some; and the
-        /// other way round.
+        /// An operation on any resource is allowed exactly if there is a name with which it is
+        /// allowed.
         #[test]
         fn some_resource_is_allowed_if_one_can_be_found(acls in acls()) {
             let table = Table::new(acls.iter().cloned().collect());
             let who = Who { principal: "User:a", host: "10.0.0.1" };
-            // Every name that the ACLs tell apart.
+            // Every name that the ACLs distinguish.
             let mut names: Vec<String> = acls.iter().map(|acl| acl.resource_name.clone()).collect();
             names.extend(names.clone().iter().map(|name| format!("{name}zz")));
             names.push("zz".into());
             names.retain(|name| name != "*");
             let found = names.iter().any(|name| table.allows(&who, Operation::Write, ResourceType::Topic, name, false));
-            // Kafka looks at one ACL after the other, and so may see a name behind one that a
-            // wildcard allows and others deny.
+            // Kafka checks the ACLs one by one, and so may find a name that a wildcard allows and
+            // others deny.
             if found {
                 prop_assert!(table.allows_some(&who, Operation::Write, ResourceType::Topic));
             }

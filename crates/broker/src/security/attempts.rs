@@ -1,4 +1,4 @@
-//! Attempts to log in, by address: who fails too often has to wait.
+//! Limits the rate of failed authentication attempts per address.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -9,18 +9,18 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
-/// Failures that an address has free, users behind a gateway included.
+/// The number of failures that an address has free, including users behind a gateway.
 const BURST: u32 = 20;
 
-/// Addresses that are remembered; about 100 bytes each.
+/// The greatest number of tracked addresses; about 100 bytes each.
 const MAX_ADDRESSES: usize = 20_000;
 
-/// Longer than clients wait for an answer.
+/// The longest wait of an attempt. It exceeds the time that clients wait for a response.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Attempts of each address. One that is under way may fail, so there are never more of them than
-/// there are failures left: the others wait until it has ended. All the clients of a machine may
-/// come back at the same time, and none of them has failed. A failure is forgotten each second.
+/// The attempts of each address. An attempt in progress may fail, so there are never more of them
+/// than failures left; the others wait until one ends. All clients of a machine may reconnect at
+/// the same time, and none of them has failed. One failure is dropped per second.
 #[derive(Default)]
 pub(crate) struct Attempts {
     by_address: Mutex<HashMap<IpAddr, Of>>,
@@ -31,7 +31,7 @@ struct Of {
     failed: u32,
     since: Instant,
     under_way: u32,
-    /// One of them has ended.
+    /// Notified when an attempt ends.
     ended: Arc<Notify>,
 }
 
@@ -40,7 +40,7 @@ impl Of {
         Self { failed: 0, since: now, under_way: 0, ended: Arc::default() }
     }
 
-    /// Forget what is to be forgotten.
+    /// Drops the failures that have decayed.
     fn decay(&mut self, now: Instant) {
         let seconds = now.saturating_duration_since(self.since).as_secs();
         self.failed = self.failed.saturating_sub(u32::try_from(seconds).unwrap_or(u32::MAX));
@@ -48,7 +48,7 @@ impl Of {
     }
 }
 
-/// An attempt that is under way. It has failed when it is dropped without having succeeded.
+/// An attempt in progress. Dropping it without success counts as a failure.
 pub(crate) struct Attempt {
     attempts: Arc<Attempts>,
     ip: IpAddr,
@@ -68,15 +68,15 @@ impl Drop for Attempt {
         let of = by_address.entry(self.ip).or_insert_with(|| Of::new(now));
         of.decay(now);
         of.under_way = of.under_way.saturating_sub(1);
-        // More than that changes nothing but the time until the address is forgiven.
+        // More failures would only delay the time when the address is forgiven.
         of.failed = (of.failed + u32::from(!self.succeeded)).min(BURST);
         of.ended.notify_one();
     }
 }
 
 impl Attempts {
-    /// Begin an attempt of who has logged in, and does so again. It does not wait, and others'
-    /// failures are not its; its own counts.
+    /// Begins a re-authentication of an authenticated client. It does not wait, and failures of
+    /// other clients do not affect it; its own failure counts.
     pub(crate) fn begin_again(self: &Arc<Self>, ip: IpAddr) -> Attempt {
         let ip = network(ip);
         let mut by_address = self.by_address.lock();
@@ -86,8 +86,8 @@ impl Attempts {
         Attempt { attempts: self.clone(), ip, succeeded: false }
     }
 
-    /// Begin an attempt, when those of the same address that are under way leave room for it;
-    /// `None` if too many have failed.
+    /// Begins an attempt once those in progress of the same address allow it; `None` if too many
+    /// have failed.
     pub(crate) async fn begin(self: &Arc<Self>, ip: IpAddr) -> Option<Attempt> {
         let ip = network(ip);
         let deadline = tokio::time::Instant::now() + PATIENCE;
@@ -99,14 +99,14 @@ impl Attempts {
                 let of = by_address.entry(ip).or_insert_with(|| Of::new(now));
                 of.decay(now);
                 if of.failed >= BURST {
-                    // Who waits behind this one is to know it, too.
+                    // Later waiters must get the same result.
                     of.ended.notify_one();
                     return None;
                 }
                 if of.failed + of.under_way < BURST {
                     of.under_way += 1;
                     if of.failed + of.under_way < BURST {
-                        // Two ends may have come before the first who waits was told.
+                        // Two attempts may have ended before the first waiter was notified.
                         of.ended.notify_one();
                     }
                     return Some(Attempt { attempts: self.clone(), ip, succeeded: false });
@@ -118,8 +118,8 @@ impl Attempts {
     }
 }
 
-/// Under attack from everywhere whoever is forgotten has its attempts again, which is better than
-/// to let nobody in.
+/// Makes space for an address. Under an attack from many addresses, a dropped address has its
+/// attempts again, which is better than refusing every client.
 fn make_room(by_address: &mut HashMap<IpAddr, Of>, now: Instant) {
     if by_address.len() < MAX_ADDRESSES {
         return;
@@ -129,12 +129,12 @@ fn make_room(by_address: &mut HashMap<IpAddr, Of>, now: Instant) {
         of.failed > 0 || of.under_way > 0
     });
     if by_address.len() >= MAX_ADDRESSES {
-        // Those that are waited for stay: nobody would be told of their end.
+        // Addresses with waiters stay: else the waiters would not be notified.
         by_address.retain(|_, of| of.under_way > 0);
     }
 }
 
-/// Whoever has an IPv6 address has a network of 64 bits of them.
+/// The key of an address. The owner of an IPv6 address has a network of 64 bits of them.
 fn network(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V6(ip) => IpAddr::V6((u128::from(ip) >> 64 << 64).into()),
@@ -150,7 +150,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// As if so much time had passed.
+    /// Moves the clock forward by `by`.
     fn later(attempts: &Attempts, by: Duration) {
         for of in attempts.by_address.lock().values_mut() {
             of.since -= by;

@@ -1,4 +1,4 @@
-//! The ACLs of the catalog, and who may do everything: `docs/format/broker-metadata.md`.
+//! The ACLs of the catalog, and the super users; the format is in `docs/format/broker-metadata.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use super::acl::{Acl, CLUSTER_NAME, Filter, Operation, ResourceType, Table, Who}
 
 const KEY_PREFIX: &str = "acl/";
 
-/// Each takes some 500 bytes.
+/// The greatest number of ACLs; each takes about 500 bytes.
 const MAX_ACLS: usize = 100_000;
 
-/// Filters of one deletion.
+/// The greatest number of filters in one deletion.
 const MAX_FILTERS: usize = 10_000;
 
 /// A resource by its name.
@@ -48,16 +48,16 @@ impl Resource<'_> {
 /// Why ACLs could not be changed.
 #[derive(Debug, thiserror::Error)]
 pub enum AclError {
-    /// The bound is reached.
+    /// The limit on ACLs is reached.
     #[error("there are {MAX_ACLS} ACLs at most")]
     TooMany,
-    /// A deletion has too many filters, or they take too much together, what several of them take
-    /// counted for each.
+    /// A deletion has too many filters, or they match too many ACLs together; an ACL that several
+    /// filters match counts for each.
     #[error(
         "a deletion has at most {MAX_FILTERS} filters, and they take at most {MAX_ACLS} ACLs together"
     )]
     TooLarge,
-    /// What is stored cannot be read.
+    /// A stored ACL cannot be read.
     #[error("{0} in the catalog cannot be read")]
     Damaged(String),
     /// The store failed.
@@ -65,19 +65,19 @@ pub enum AclError {
     Store(#[from] StoreError),
 }
 
-/// Decides who may do what.
+/// Decides which operations clients may do.
 pub(crate) struct Authorizer {
     config: AuthorizationConfig,
     store: Store,
     table: RwLock<Arc<Table>>,
-    /// Grows with each change of the ACLs.
+    /// Incremented with each change of the ACLs.
     version: AtomicU64,
-    /// The ACLs and the keys that they have in the catalog; held while they are changed.
+    /// The ACLs and their catalog keys; locked while they are changed.
     keys: tokio::sync::Mutex<BTreeMap<Acl, Vec<String>>>,
 }
 
 impl Authorizer {
-    /// Load the ACLs.
+    /// Loads the ACLs.
     pub(crate) fn open(store: Store, config: AuthorizationConfig) -> Result<Self, AclError> {
         let mut keys = BTreeMap::<Acl, Vec<String>>::new();
         for (key, value) in store.meta(KEY_PREFIX) {
@@ -100,7 +100,7 @@ impl Authorizer {
             || self.table().allows(who, operation, resource.kind(), resource.name(), without)
     }
 
-    /// Whether there is a resource of this type with which this may be done.
+    /// Whether the client may do this with any resource of the type.
     pub(crate) fn allows_some(
         &self,
         who: &Who<'_>,
@@ -108,7 +108,7 @@ impl Authorizer {
         kind: ResourceType,
     ) -> bool {
         self.is_super(who)
-            // As Kafka, which asks for a name that nobody has an ACL for.
+            // As Kafka, which checks a name that has no ACL.
             || self.config.allow_everyone_if_no_acl_found
                 && self.table().allows(who, operation, kind, "hardcode", true)
             || self.table().allows_some(who, operation, kind)
@@ -118,7 +118,7 @@ impl Authorizer {
         self.config.super_users.iter().any(|user| user == who.principal)
     }
 
-    /// Differs from that of each moment at which the ACLs were others.
+    /// The version of the ACLs; it changes whenever they do.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
@@ -132,12 +132,12 @@ impl Authorizer {
         self.table.read().clone()
     }
 
-    /// Those that a filter takes.
+    /// The ACLs that a filter matches.
     pub(crate) fn find(&self, filter: &Filter) -> Vec<Acl> {
         self.table().all().iter().filter(|acl| filter.takes(acl)).cloned().collect()
     }
 
-    /// Add ACLs; those that are there already stay.
+    /// Adds ACLs; existing ones stay.
     pub(crate) async fn add(&self, acls: BTreeSet<Acl>) -> Result<(), AclError> {
         let mut keys = self.keys.lock().await;
         let new: Vec<_> = acls.into_iter().filter(|acl| !keys.contains_key(acl)).collect();
@@ -158,13 +158,13 @@ impl Authorizer {
         Ok(())
     }
 
-    /// Delete what filters take.
+    /// Deletes the ACLs that the filters match.
     ///
     /// # Returns
-    /// What was deleted, for each filter; of two that take the same, both have it.
+    /// The deleted ACLs for each filter. An ACL that two filters match is listed for both.
     ///
     /// # Errors
-    /// [`AclError::TooLarge`], and nothing is deleted.
+    /// [`AclError::TooLarge`]; nothing is deleted.
     pub(crate) async fn delete(&self, filters: &[Filter]) -> Result<Vec<Vec<Acl>>, AclError> {
         if filters.len() > MAX_FILTERS {
             return Err(AclError::TooLarge);
@@ -177,7 +177,7 @@ impl Authorizer {
             let of_filter: Vec<Acl> = of_filter.take(room + 1).cloned().collect();
             room = room.checked_sub(of_filter.len()).ok_or(AclError::TooLarge)?;
             taken.push(of_filter);
-            // Each looks at all of them.
+            // Each filter scans all ACLs.
             tokio::task::yield_now().await;
         }
         let doomed: BTreeSet<&Acl> = taken.iter().flatten().collect();

@@ -1,4 +1,4 @@
-//! The ports that clients come in by.
+//! The listeners that clients connect to.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -10,27 +10,28 @@ use super::sasl::Mechanism;
 use super::tls::{ClientCertificates, Tls, TlsConfig};
 use crate::{InvalidConfig, StartError};
 
-/// A port that clients come in by.
+/// A listener that clients connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerConfig {
-    /// For logs and metrics. 1 to 64 letters, digits, `-`, `_` and `.`; unique among the listeners.
+    /// Name for logs and metrics. 1 to 64 letters, digits, `-`, `_` and `.`; unique among the
+    /// listeners.
     pub name: String,
-    /// Where it listens; port 0 takes a free one.
+    /// The address to listen on; port 0 selects a free port.
     pub listen: SocketAddr,
-    /// Host name or address that those who came in by this listener are told to connect to.
-    /// Default: the address that it is bound to, which must then be a specific one (not `0.0.0.0`
-    /// or `::`). 1 to 255 characters.
+    /// Host name or address that clients of this listener are told to connect to. Default: the
+    /// bound address, which must then be a specific one (not `0.0.0.0` or `::`). 1 to 255
+    /// characters.
     pub advertised_host: Option<String>,
-    /// The port that they are told to connect to. Default: the one that it is bound to. 1 to 65535.
+    /// The port that they are told to connect to. Default: the bound port. 1 to 65535.
     pub advertised_port: Option<u16>,
-    /// Default none: everything is in plain text.
+    /// TLS of the listener. Default none: everything is in plain text.
     pub tls: Option<TlsConfig>,
-    /// How clients log in; each mechanism once. Default: not at all.
+    /// The mechanisms by which clients authenticate, each once. Default: no authentication.
     pub sasl: Vec<Mechanism>,
 }
 
 impl ListenerConfig {
-    /// In plain text, for everybody.
+    /// A listener in plain text without authentication.
     pub fn plaintext(listen: SocketAddr) -> Self {
         Self {
             name: "PLAINTEXT".into(),
@@ -42,7 +43,7 @@ impl ListenerConfig {
         }
     }
 
-    /// Kafka's name of its security protocol.
+    /// The listener's security protocol by Kafka's name.
     pub fn protocol(&self) -> &'static str {
         match (self.tls.is_some(), self.sasl.is_empty()) {
             (false, true) => "PLAINTEXT",
@@ -52,7 +53,7 @@ impl ListenerConfig {
         }
     }
 
-    /// Whether what goes through it is encrypted, and whoever comes in has said who they are.
+    /// Whether connections are encrypted and clients are authenticated.
     pub fn is_protected(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| {
             !self.sasl.is_empty() || matches!(tls.clients, ClientCertificates::Required(_))
@@ -101,26 +102,26 @@ impl fmt::Display for ListenerConfig {
     }
 }
 
-/// A listener that is open.
+/// An open listener.
 pub(crate) struct Listener {
     pub(crate) config: ListenerConfig,
     pub(crate) local_addr: SocketAddr,
-    /// What clients are told to connect to.
+    /// The host that clients are told to connect to.
     pub(crate) host: StrBytes,
     pub(crate) port: i32,
     pub(crate) tls: Option<Tls>,
 }
 
 impl Listener {
-    /// As in `advertised.listeners`.
+    /// The listener in the form of `advertised.listeners`.
     pub(crate) fn advertised(&self) -> String {
         format!("{}://{}:{}", self.config.name, &*self.host, self.port)
     }
 
-    /// Take the port, and read the certificates.
+    /// Binds the port and reads the certificates.
     ///
     /// # Errors
-    /// The address is taken or not this machine's; certificates that cannot be used.
+    /// The address is in use or does not belong to this machine; certificates cannot be used.
     pub(crate) async fn open(config: ListenerConfig) -> Result<(Self, TcpListener), StartError> {
         let tls = match &config.tls {
             Some(tls) => Some(Tls::open(tls.clone()).await.map_err(|cause| StartError::Tls {

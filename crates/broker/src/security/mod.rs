@@ -1,13 +1,12 @@
-//! Who may come in, by which port, and what they may do there.
+//! Authentication and authorization of clients.
 //!
-//! - `listeners`: the ports, each with its address, what clients are told to connect to, and its
-//!   protocol.
-//! - `tls`: certificates that are read again when they change; what a client's certificate says
-//!   (`subject`, `principal`).
-//! - `sasl`: the mechanisms by which clients log in: `scram` and PLAIN with the passwords of
-//!   `users`, tokens of others by `oauth`; `attempts` slows down those who guess.
-//! - `acl`: what follows from ACLs; `authorizer`: those of the catalog.
-//! - `peer`: who is at the other end of a connection, and how far logging in has come.
+//! - `listeners`: the ports, each with its address, advertised address and protocol.
+//! - `tls`: certificates, reloaded when they change; the name in a client's certificate (`subject`,
+//!   `principal`).
+//! - `sasl`: the authentication mechanisms: `scram` and PLAIN with the passwords of `users`, tokens
+//!   of other issuers by `oauth`; `attempts` slows down guessing.
+//! - `acl`: the decisions that follow from ACLs; `authorizer`: the ACLs of the catalog.
+//! - `peer`: the client of a connection, and the state of its authentication.
 
 mod acl;
 mod attempts;
@@ -51,24 +50,25 @@ pub(crate) use scram::client as scram_client;
 #[cfg(test)]
 pub(crate) use users::MAX_CREDENTIALS;
 
-/// What holds for all listeners.
+/// The security settings of all listeners.
 #[derive(Clone, Debug, Default)]
 pub struct SecurityConfig {
     /// The longest time after which a client has to authenticate again
     /// (`connections.max.reauth.ms`). Default: none, 1 s to 365 days.
     pub session_lifetime: Option<Duration>,
-    /// Needed where a listener has OAUTHBEARER.
+    /// Required if a listener has OAUTHBEARER.
     pub oauth: Option<OauthConfig>,
-    /// Default: none, everybody may do everything.
+    /// Default: none, every operation is allowed.
     pub authorization: Option<AuthorizationConfig>,
 }
 
-/// How ACLs are applied. What they do not allow is refused.
+/// How ACLs are applied. Operations that they do not allow are refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuthorizationConfig {
-    /// Who may do everything (`super.users`), each as in `User:admin`. Default: nobody.
+    /// Principals that may do everything (`super.users`), each in the form `User:admin`. Default:
+    /// none.
     pub super_users: Vec<String>,
-    /// Allow everything where a resource has no ACL (`allow.everyone.if.no.acl.found`). Default
-    /// false.
+    /// Whether everything is allowed on a resource without ACLs (`allow.everyone.if.no.acl.found`).
+    /// Default false.
     pub allow_everyone_if_no_acl_found: bool,
 }

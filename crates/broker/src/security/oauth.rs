@@ -1,7 +1,7 @@
 //! OAUTHBEARER (RFC 7628): tokens that are JWTs, signed by a key of a JWKS document.
 //!
-//! Of a token are verified: the signature (RS, PS and ES with SHA-2, EdDSA; never `none`, never a
-//! shared secret), issuer, audience, `exp` and `nbf`, and the scopes that are asked for.
+//! A token's signature (RS, PS and ES with SHA-2, EdDSA; never `none`, never a shared secret),
+//! issuer, audience, `exp`, `nbf` and the required scopes are verified.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,19 +15,20 @@ use ring::signature::{self, RsaPublicKeyComponents, UnparsedPublicKey};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The keys are read again so often, and when a token names one that is not there.
+/// The interval at which the keys are read again; they are also read when a token names an unknown
+/// key.
 const REFRESH: Duration = Duration::from_secs(300);
-/// But not more often than this.
+/// The shortest time between two reads.
 const LEAST_REFRESH: Duration = Duration::from_secs(10);
-/// What a document of keys may have.
+/// The greatest number of keys in a document.
 const MAX_KEYS: usize = 256;
 
-/// Where the keys come from: a file or a URL. Each call reads it; at most 1 MiB comes back.
+/// The source of the keys: a file or a URL. Each call reads it and returns at most 1 MiB.
 #[derive(Clone)]
 pub struct JwksSource(Arc<dyn Fn() -> BoxFuture<'static, Result<Vec<u8>, String>> + Send + Sync>);
 
 impl JwksSource {
-    /// From whatever `read` reads.
+    /// Creates a source that reads with `read`.
     pub fn new(
         read: impl Fn() -> BoxFuture<'static, Result<Vec<u8>, String>> + Send + Sync + 'static,
     ) -> Self {
@@ -41,20 +42,20 @@ impl fmt::Debug for JwksSource {
     }
 }
 
-/// Which tokens are taken.
+/// The conditions for accepting a token.
 #[derive(Clone, Debug)]
 pub struct OauthConfig {
     /// The keys that tokens are signed with.
     pub keys: JwksSource,
-    /// The issuer (`iss`) of each token.
+    /// The required issuer (`iss`).
     pub issuer: String,
-    /// What each token must name in `aud`.
+    /// The required entry of the audience (`aud`).
     pub audience: String,
-    /// The claim that is the user's name. Default `sub`.
+    /// The claim with the user's name. Default `sub`.
     pub principal_claim: String,
-    /// Scopes that a token must have, in `scope` (text) or `scp` (array). Default none.
+    /// The required scopes, in `scope` (text) or `scp` (array). Default none.
     pub scopes: Vec<String>,
-    /// How far the clocks may be apart. Default 30 s, at most 1 h.
+    /// The tolerated difference of the clocks. Default 30 s, at most 1 h.
     pub clock_skew: Duration,
 }
 
@@ -83,15 +84,15 @@ struct Jwks {
 struct Header {
     alg: String,
     kid: Option<String>,
-    /// Extensions that must be understood: there are none.
+    /// Critical extensions, none of which is supported.
     crit: Option<Value>,
 }
 
-/// A token that was taken.
+/// An accepted token.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Accepted {
     pub(crate) user: String,
-    /// From now to its end.
+    /// The time until the token expires.
     pub(crate) lifetime: Duration,
 }
 
@@ -99,7 +100,7 @@ pub(crate) struct Accepted {
 pub(crate) struct Oauth {
     config: OauthConfig,
     keys: RwLock<Arc<Vec<Jwk>>>,
-    /// When they were read, if they could be.
+    /// When the keys were last read successfully.
     loaded: tokio::sync::Mutex<Option<Instant>>,
 }
 
@@ -108,11 +109,11 @@ impl Oauth {
         Self { config, keys: RwLock::default(), loaded: Default::default() }
     }
 
-    /// Read the keys, unless that was done just now.
+    /// Reads the keys, unless that was done within `unless_within`.
     ///
-    /// While they are being read, which may take as long as the other side likes, those who have
-    /// keys go on with them: else whoever sends tokens of unknown keys could keep all others
-    /// waiting.
+    /// The read may take as long as the other side likes. Meanwhile callers that have keys
+    /// (`has_keys`) continue with them: else a client with tokens of unknown keys could make all
+    /// others wait.
     async fn load(&self, unless_within: Duration, has_keys: bool) {
         let mut loaded = match self.loaded.try_lock() {
             Ok(loaded) => loaded,
@@ -134,7 +135,7 @@ impl Oauth {
         }
     }
 
-    /// Verify a token, of which the reason why it is refused says nothing.
+    /// Verifies a token. The reason for a refusal contains nothing of the token.
     pub(crate) async fn verify(&self, token: &str) -> Result<Accepted, &'static str> {
         let has_keys = !self.keys.read().is_empty();
         self.load(REFRESH, has_keys).await;
@@ -159,11 +160,11 @@ fn parse_keys(text: &[u8]) -> Result<Vec<Jwk>, String> {
     if keys.len() > MAX_KEYS {
         return Err(format!("{} keys, allowed are {MAX_KEYS}", keys.len()));
     }
-    // One that is not understood may be meant for others.
+    // An unsupported key may be meant for other servers.
     Ok(keys.into_iter().filter_map(|key| serde_json::from_value(key).ok()).collect())
 }
 
-/// Whether a token is taken at this time, in seconds since 1970.
+/// Checks a token at `unix_now`, in seconds since 1970.
 fn check(
     config: &OauthConfig,
     keys: &[Jwk],
@@ -197,7 +198,7 @@ fn check(
     if !texts(&claims["aud"]).any(|audience| audience == config.audience) {
         return Err("it is meant for another audience");
     }
-    // Fractions of seconds are allowed.
+    // Fractions of seconds are valid.
     let seconds = |claim: &str| claims[claim].as_f64().filter(|at| *at >= 0.0).map(|at| at as u64);
     let skew = config.clock_skew.as_secs();
     let expires = seconds("exp").ok_or("it has no end")?;
@@ -219,12 +220,13 @@ fn check(
     }
     let user = claims[&config.principal_claim].as_str().unwrap_or_default();
     super::users::check_name(user).map_err(|_| "it names no user")?;
-    // A token that ends within the skew lives at least a moment; the longest is a year.
+    // A token that expires within the skew is valid for a moment at least; the longest lifetime is
+    // a year.
     let lifetime = expires.saturating_add(skew).saturating_sub(unix_now).clamp(1, 365 * 86_400);
     Ok(Accepted { user: user.into(), lifetime: Duration::from_secs(lifetime) })
 }
 
-/// A text, or the texts of an array.
+/// A string, or the strings of an array.
 fn texts(value: &Value) -> impl Iterator<Item = &str> {
     let one = value.as_str();
     let several = value.as_array().into_iter().flatten().filter_map(Value::as_str);
@@ -277,8 +279,8 @@ impl Jwk {
     }
 }
 
-/// The token in the client's first message; `None` if it is not such a message, or acts as another
-/// user, who is not known yet.
+/// Extracts the token from the client's first message. `None` if it is not such a message, or names
+/// another user to act as: that user would not be authenticated yet.
 pub(crate) fn token(message: &[u8]) -> Option<&str> {
     let message = std::str::from_utf8(message).ok()?;
     let (header, pairs) = message.split_once('\x01')?;
@@ -436,7 +438,7 @@ mod tests {
         let oauth = Oauth::new(config);
         let claims = json!({"iss": "https://issuer", "aud": "kafka", "sub": "a", "exp": 1e12, "scope": "use"});
         let token = issuer.token(&json!({"alg": "ES256", "kid": "new"}), &claims);
-        // Just read, so not again.
+        // The keys were just read, so they are not read again.
         assert_eq!(oauth.verify(&token).await, Err(UNKNOWN_KEY));
         assert_eq!(reads.load(std::sync::atomic::Ordering::Relaxed), 1);
         *oauth.loaded.lock().await = Instant::now().checked_sub(LEAST_REFRESH);
@@ -455,7 +457,7 @@ mod tests {
                 let keys = keys.jwks("known");
                 return Box::pin(async { Ok(keys) });
             }
-            // The other side does not answer any more.
+            // The other side does not respond any more.
             let tell = tell.clone();
             Box::pin(async move {
                 tell.notify_one();

@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection, and what has become of its logging in.
+//! The client of a connection and the state of its authentication.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,30 +12,30 @@ use super::listeners::Listener;
 use super::principal::Principal;
 use super::sasl::{Authentication, Exchange, Mechanism, Step};
 
-/// Requests, and messages of SASL, up to which a client has said who it is.
+/// The largest request or SASL message of an unauthenticated client.
 const MAX_UNAUTHENTICATED_BYTES: u32 = 64 << 10;
 
-/// Requests for versions before a client has logged in. It is one, or two where the first was of a
-/// version that is not known.
+/// The greatest number of ApiVersions requests before authentication. Clients send one, or two if
+/// the first has an unsupported version.
 const MAX_ASKED_FOR_VERSIONS: u32 = 4;
 
-/// The least time between the begins of two re-authentications; the first one may follow the login
-/// at once, as in Kafka. There it is a second, in which clients of sessions of a second
-/// authenticate again, when some nine tenths of it are over.
+/// The shortest time between two re-authentications; the first may follow the login at once, as in
+/// Kafka. Kafka's limit is a second; with sessions of a second, clients re-authenticate after about
+/// nine tenths of it.
 const MIN_REAUTHENTICATION_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The client of a connection.
 pub(crate) struct Peer {
     pub(crate) listener: Arc<Listener>,
     pub(crate) ip: IpAddr,
-    /// Its address as Kafka shows it: `/127.0.0.1`.
+    /// The client's address in Kafka's form: `/127.0.0.1`.
     pub(crate) host: StrBytes,
     session: Mutex<Session>,
 }
 
 #[derive(Default)]
 struct Session {
-    /// `None` until it has logged in, where it must.
+    /// `None` until the client is authenticated, if it must be.
     principal: Option<Principal>,
     mechanism: Option<Mechanism>,
     /// When the last re-authentication began.
@@ -43,56 +43,57 @@ struct Session {
     ends: Option<Instant>,
     exchange: Option<Exchange>,
     asked_for_versions: u32,
-    /// The messages of the exchange come as they are (KIP-43), not in requests.
+    /// Whether the messages of the exchange come without requests around them (KIP-43).
     bare: bool,
 }
 
-/// Why a message of SASL, or a handshake, comes at the wrong time or is refused.
+/// Why a SASL message or handshake is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// There is nothing to log in for, or the exchange has not begun or not ended.
+    /// The listener has no authentication, or the exchange has not begun or not ended.
     IllegalState,
     UnsupportedMechanism,
     Failed(Mechanism),
-    /// Logging in anew must be as the same user and by the same mechanism.
+    /// A re-authentication must have the same user and mechanism.
     OtherPrincipal,
-    /// It was not looked at: too many attempts of the address have failed. The connection is closed
-    /// without an answer, which clients take for a failure of the network and try again: one that
-    /// says that the password is wrong would end them.
+    /// Not processed: too many attempts of the address have failed. The connection is closed
+    /// without a response, which clients treat as a network failure and retry; a response that the
+    /// password is wrong would make them stop.
     TooMany,
 }
 
-/// What a message of SASL is answered with.
+/// The response to a SASL message.
 pub(crate) struct Answered {
     pub(crate) answer: Vec<u8>,
-    /// How long the session lasts that it has begun; `None` if it does not end, or has not begun.
+    /// The lifetime of the session that it has begun; `None` if the session has no end or has not
+    /// begun.
     pub(crate) lifetime: Option<Duration>,
 }
 
 impl Peer {
-    /// The client of a new connection, who it is by its certificate.
+    /// The client of a new connection; `principal` comes from its certificate.
     pub(crate) fn new(listener: Arc<Listener>, ip: IpAddr, principal: Principal) -> Self {
-        // One that came by an IPv6 socket with an IPv4 address is meant by the latter.
+        // An IPv4 address on an IPv6 socket is converted to IPv4.
         let ip = ip.to_canonical();
         let principal = listener.config.sasl.is_empty().then_some(principal);
         let session = Mutex::new(Session { principal, ..Session::default() });
         Self { listener, ip, host: StrBytes::from_string(format!("/{ip}")), session }
     }
 
-    /// Tells it from every other connection that is open.
+    /// A number that distinguishes this connection from all other open ones.
     pub(crate) fn connection(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Who it is; `None` if it has not logged in yet.
+    /// The client's principal; `None` before authentication.
     pub(crate) fn principal(&self) -> Option<Principal> {
         self.session.lock().principal.clone()
     }
 
-    /// Whether it may send this request now. Between the messages of an exchange nothing else
-    /// comes, as in Kafka: else who begins to log in and never ends would keep an attempt of its
-    /// address for as long as it likes. Who has not logged in may ask for versions a few times and
-    /// no more, or it could hold a connection for ever.
+    /// Whether the client may send this request now. As in Kafka, only the exchange's messages are
+    /// allowed during an exchange: else a client that begins an authentication and never ends it
+    /// would keep one of its address's attempts forever. An unauthenticated client may request the
+    /// versions a few times only, or it could keep a connection forever.
     pub(crate) fn may_send(&self, key: ApiKey, now: Instant) -> bool {
         let mut session = self.session.lock();
         let logs_in = matches!(key, ApiKey::SaslHandshake | ApiKey::SaslAuthenticate);
@@ -107,7 +108,8 @@ impl Peer {
         }
     }
 
-    /// Whether it has said who it is, is not about to do so anew, and its session lasts.
+    /// Whether the client is authenticated, is not re-authenticating, and its session has not
+    /// ended.
     pub(crate) fn is_logged_in(&self, now: Instant) -> bool {
         let session = self.session.lock();
         session.principal.is_some()
@@ -115,25 +117,25 @@ impl Peer {
             && session.ends.is_none_or(|ends| now < ends)
     }
 
-    /// Whether it has still to say who it is, for the first time or anew.
+    /// Whether the client has yet to authenticate, or is re-authenticating.
     pub(crate) fn is_logging_in(&self) -> bool {
         let session = self.session.lock();
         session.principal.is_none() || session.exchange.is_some()
     }
 
-    /// The largest request that is taken from it, if it is bounded more than others, and then it is
-    /// not waited for as long either.
+    /// The largest request that is accepted from a client that is limited more than others; such a
+    /// client also has less time.
     pub(crate) fn max_request_bytes(&self) -> Option<u32> {
         self.is_logging_in().then_some(MAX_UNAUTHENTICATED_BYTES)
     }
 
-    /// Whether what comes next is a bare message of SASL.
+    /// Whether the next message is a SASL message without a request around it.
     pub(crate) fn sends_bare_message(&self) -> bool {
         let session = self.session.lock();
         session.bare && session.exchange.is_some()
     }
 
-    /// Begin an exchange; `bare`: its messages come as they are.
+    /// Begins an exchange; `bare`: its messages come without requests around them.
     pub(crate) fn begin(&self, mechanism: &str, bare: bool, now: Instant) -> Result<(), Refusal> {
         let mut session = self.session.lock();
         let again = session.principal.is_some();
@@ -159,7 +161,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Take a message of an exchange. `longest` bounds the session that it begins.
+    /// Handles a message of an exchange. `longest` limits the lifetime of the session.
     pub(crate) async fn message(
         &self,
         authentication: &Authentication,

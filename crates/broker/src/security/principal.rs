@@ -1,5 +1,5 @@
-//! Names of those who come in, and how a certificate's subject becomes one:
-//! `ssl.principal.mapping.rules`, as in Kafka.
+//! Principals, and their derivation from a certificate's subject: `ssl.principal.mapping.rules`, as
+//! in Kafka.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,17 +7,17 @@ use std::sync::Arc;
 
 use regex::Regex;
 
-/// Who it is, as ACLs name them: `User:alice`.
+/// A principal in the form that ACLs use: `User:alice`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Principal(Arc<str>);
 
 impl Principal {
-    /// The user of this name.
+    /// The principal of the user with this name.
     pub(crate) fn user(name: &str) -> Self {
         Self(format!("User:{name}").into())
     }
 
-    /// Everybody who did not say who they are.
+    /// The principal of all unauthenticated clients.
     pub(crate) fn anonymous() -> Self {
         Self::user("ANONYMOUS")
     }
@@ -26,7 +26,7 @@ impl Principal {
         &self.0
     }
 
-    /// The user's name, as quotas have it.
+    /// The user's name, as used by quotas.
     pub(crate) fn name(&self) -> &str {
         self.0.strip_prefix("User:").unwrap_or(&self.0)
     }
@@ -38,9 +38,9 @@ impl fmt::Display for Principal {
     }
 }
 
-/// Rules by which the name of a user is made from the subject of a certificate:
-/// `RULE:pattern/replacement/[LU]` and `DEFAULT`, separated by commas. The first whose pattern
-/// matches the whole subject counts; `DEFAULT` takes the subject as it is.
+/// Rules that derive a user name from a certificate's subject: `RULE:pattern/replacement/[LU]` and
+/// `DEFAULT`, separated by commas. The first rule whose pattern matches the whole subject applies;
+/// `DEFAULT` uses the subject unchanged.
 #[derive(Clone, Debug)]
 pub struct PrincipalRules {
     text: String,
@@ -59,7 +59,7 @@ enum Case {
     Upper,
 }
 
-/// Rules that cannot be read; the message tells which.
+/// Rules that cannot be parsed; the message says which.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidRules(String);
@@ -111,7 +111,7 @@ impl FromStr for PrincipalRules {
     }
 }
 
-/// The first rule in `text`, and what stands behind it.
+/// Parses the first rule in `text`, and returns the rest.
 fn read_rule(text: &str) -> Result<(Rule, &str), String> {
     if let Some(rest) = text.strip_prefix("DEFAULT") {
         return Ok((Rule::Default, rest));
@@ -124,13 +124,13 @@ fn read_rule(text: &str) -> Result<(Rule, &str), String> {
         Some(b'U') => (Some(Case::Upper), &rest[1..]),
         _ => (None, rest),
     };
-    // By itself first: what is put around it must not complete it.
+    // Compiled alone first: the text put around it must not complete it.
     Regex::new(pattern).map_err(|error| error.to_string())?;
     let pattern = Regex::new(&format!("^(?:{pattern})$")).map_err(|error| error.to_string())?;
     Ok((Rule::Replace { pattern, replacement: replacement.into(), case }, rest))
 }
 
-/// What stands before the next slash that no backslash escapes, and what behind it.
+/// Splits at the next slash that is not escaped by a backslash.
 fn until_slash(text: &str) -> Option<(&str, &str)> {
     let mut escaped = false;
     let end = text.char_indices().find(|&(_, c)| {
@@ -142,8 +142,7 @@ fn until_slash(text: &str) -> Option<(&str, &str)> {
 }
 
 impl PrincipalRules {
-    /// The name of the user with this subject, which is in the form of RFC 2253; `None` if no rule
-    /// fits.
+    /// The user name for this subject in the form of RFC 2253; `None` if no rule matches.
     pub(crate) fn apply(&self, subject: &str) -> Option<String> {
         self.rules.iter().find_map(|rule| match rule {
             Rule::Default => Some(subject.to_owned()),
@@ -160,9 +159,9 @@ impl PrincipalRules {
     }
 }
 
-/// Put groups where `$1`, `$2` and so on stand, as Java does: the number takes as many digits as
-/// there are groups, a backslash makes the next character mean itself, and so does a `$` without a
-/// group.
+/// Replaces `$1`, `$2` and so on by groups, as Java does: the number takes as many digits as there
+/// are groups; a backslash makes the next character literal, and a `$` without a group is literal
+/// too.
 fn expand(replacement: &str, groups: &regex::Captures<'_>) -> String {
     let mut name = String::new();
     let mut chars = replacement.chars().peekable();

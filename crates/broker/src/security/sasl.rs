@@ -14,30 +14,30 @@ use super::principal::Principal;
 use super::scram::{Challenge, ClientFirst, Credential, Hash};
 use super::users::{self, Users};
 
-/// Passwords of PLAIN that are hashed at the same time, which takes milliseconds of CPU each.
+/// The number of PLAIN passwords that are hashed concurrently; each takes milliseconds of CPU.
 const CONCURRENT_HASHES: usize = 2;
 
-/// An attempt that has failed is answered so long after its turn has come, or when it is known if
-/// that is later: longer than it takes to hash a password.
+/// A failed attempt is answered this long after it began to be processed, or when it completes if
+/// that is later. This is longer than hashing a password takes.
 const FAILURE_DELAY: Duration = Duration::from_millis(100);
 
-/// How clients prove who they are.
+/// An authentication mechanism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mechanism {
-    /// By showing their password.
+    /// The client sends its password.
     Plain,
-    /// By a password that does not leave the client.
+    /// The client proves that it knows its password without sending it.
     ScramSha256,
-    /// The same with a longer hash.
+    /// SCRAM with a longer hash.
     ScramSha512,
-    /// By a token that somebody else has signed.
+    /// The client sends a token signed by another party.
     OauthBearer,
 }
 
 impl Mechanism {
     const ALL: [Self; 4] = [Self::Plain, Self::ScramSha256, Self::ScramSha512, Self::OauthBearer];
 
-    /// Its registered name.
+    /// The registered name of the mechanism.
     pub fn name(self) -> &'static str {
         match self {
             Self::Plain => "PLAIN",
@@ -68,15 +68,15 @@ impl FromStr for Mechanism {
 /// An exchange that waits for the client's next message.
 pub(crate) struct Exchange {
     state: State,
-    /// From its first message on. Who does not go on has failed.
+    /// Held from the first message on. A client that does not continue has failed.
     attempt: Option<Attempt>,
 }
 
 enum State {
     Begun(Mechanism),
-    /// The last message of SCRAM.
+    /// Waits for the last message of SCRAM.
     Challenged(Mechanism, Hash, Box<(String, Challenge, Arc<Credential>)>),
-    /// The empty one by which a client takes note that its token was refused.
+    /// Waits for the empty message by which a client acknowledges that its token was refused.
     TokenRefused,
 }
 
@@ -93,17 +93,17 @@ impl Exchange {
     }
 }
 
-/// What comes of a message.
+/// The result of a message.
 pub(crate) enum Step<Next> {
-    /// Answer, and wait for the next one.
+    /// Respond and wait for the next message.
     Continue(Next, Vec<u8>),
-    /// Answer; it is this user, for so long at most.
+    /// Respond; the client is this user, for `lifetime` at most.
     Done { user: String, answer: Vec<u8>, lifetime: Option<Duration> },
-    /// For every reason the same, so that nobody learns who exists.
+    /// The same for every reason, so that it does not reveal which users exist.
     Failed,
 }
 
-/// What verifies.
+/// Verifies credentials.
 pub(crate) struct Authentication {
     pub(crate) users: Users,
     oauth: Option<Oauth>,
@@ -121,11 +121,13 @@ impl Authentication {
         }
     }
 
-    /// Take a message of a client, after the failures of its address have been counted. `again`:
-    /// who it is already. It shows no password of anybody else.
+    /// Processes a message of a client, unless its address has too many failures. `again` is the
+    /// principal of a client that re-authenticates. It is not compared with another user's
+    /// password.
     ///
     /// # Returns
-    /// `None`: it is not looked at, since too many attempts of the address have failed.
+    /// `None` if the message was not processed because too many attempts of the address have
+    /// failed.
     pub(crate) async fn step(
         &self,
         ip: IpAddr,
@@ -142,7 +144,7 @@ impl Authentication {
             tokio::time::sleep(FAILURE_DELAY).await;
             return None;
         };
-        // What the answer takes must not tell what was compared with what.
+        // The response time must not reveal what was compared.
         let answer_failure_at = tokio::time::Instant::now() + FAILURE_DELAY;
         Some(match self.decide(state, again, message).await {
             Step::Continue(state, answer) => {
@@ -236,12 +238,12 @@ impl Authentication {
     }
 }
 
-/// Whether somebody who is logged in names somebody else.
+/// Whether a client that re-authenticates names another user.
 fn is_another(again: Option<&Principal>, user: &str) -> bool {
     again.is_some_and(|principal| *principal != Principal::user(user))
 }
 
-/// User and password. Who would act as somebody else is refused.
+/// Splits a PLAIN message into user and password. Acting as another user is refused.
 fn plain_parts(message: &[u8]) -> Option<(String, Vec<u8>)> {
     let mut parts = std::str::from_utf8(message).ok()?.split('\0');
     let (acting_as, user, password) = (parts.next()?, parts.next()?, parts.next()?);

@@ -1,7 +1,7 @@
-//! SCRAM (RFC 5802) with SHA-256 and SHA-512, the server's side, and the credentials that it needs.
-//! Pure functions: names of users, nonces and credentials come in, messages go out.
+//! The server's side of SCRAM (RFC 5802) with SHA-256 and SHA-512, and its credentials. Pure
+//! functions from user names, nonces and credentials to messages.
 //!
-//! As in Kafka, user names and passwords are UTF-8 and not normalized, and there is no channel
+//! As in Kafka, user names and passwords are UTF-8 without normalization, and there is no channel
 //! binding.
 
 use std::num::NonZeroU32;
@@ -62,8 +62,8 @@ impl Hash {
     }
 }
 
-/// What is kept of a password: enough to verify it, not enough to log in with. (It has no `Debug`,
-/// so that no log has it.)
+/// The stored form of a password: sufficient to verify it, not to authenticate with it. (It has no
+/// `Debug`, so that it does not appear in logs.)
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Credential {
     pub(crate) iterations: NonZeroU32,
@@ -73,14 +73,14 @@ pub(crate) struct Credential {
     stored_key: Vec<u8>,
     #[serde(with = "base64_text")]
     server_key: Vec<u8>,
-    /// Grows with each change of what this user has: those with the greatest number have its newest
-    /// password. 0 in what was stored before there was a number.
+    /// Incremented with each change of this user's credentials: those with the greatest number
+    /// belong to the newest password. 0 in credentials stored before the number existed.
     #[serde(default)]
     pub(crate) change: u64,
 }
 
 impl Credential {
-    /// Of a password. Takes milliseconds of CPU.
+    /// Derives the credential of a password. Takes milliseconds of CPU.
     pub(crate) fn of_password(
         hash: Hash,
         password: &[u8],
@@ -91,7 +91,7 @@ impl Credential {
         Self::of_salted(hash, &salted, salt, iterations)
     }
 
-    /// Of a password that was salted and hashed by the client.
+    /// Derives the credential of a password that the client salted and hashed.
     pub(crate) fn of_salted(
         hash: Hash,
         salted: &[u8],
@@ -107,7 +107,8 @@ impl Credential {
         }
     }
 
-    /// Whether it is this password's. Takes milliseconds of CPU, the same whatever the answer.
+    /// Whether the credential belongs to this password. Takes milliseconds of CPU, independently of
+    /// the result.
     pub(crate) fn is_of_password(&self, hash: Hash, password: &[u8]) -> bool {
         let other = Self::of_password(hash, password, self.salt.clone(), self.iterations);
         self.stored_key.ct_eq(&other.stored_key).into()
@@ -125,7 +126,7 @@ mod base64_text {
     pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(
         from: D,
     ) -> Result<Vec<u8>, D::Error> {
-        // The decoder's own words show a part of what it decodes.
+        // The decoder's own error would show a part of its input.
         let text = String::deserialize(from)?;
         BASE64.decode(text).map_err(|_| serde::de::Error::custom("not base64"))
     }
@@ -135,18 +136,19 @@ mod base64_text {
 pub(crate) struct ClientFirst {
     pub(crate) user: String,
     nonce: String,
-    /// What stands before the bare message, which the client repeats.
+    /// The part before the bare message, which the client repeats later.
     header: String,
     bare: String,
 }
 
 impl ClientFirst {
-    /// `None`: it is not such a message, or wants what is not served (channel binding, to act as
-    /// another user, delegation tokens).
+    /// Parses a first message. `None` if it is not valid or requests an unsupported feature
+    /// (channel binding, acting as another user, delegation tokens).
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
         let message = std::str::from_utf8(message).ok()?;
         let (binding, rest) = message.split_once(',')?;
-        // `y`: the client could do channel binding, and thinks that the server cannot. So it is.
+        // `y`: the client supports channel binding and assumes that the server does not, which is
+        // right.
         if binding != "n" && binding != "y" {
             return None;
         }
@@ -170,7 +172,7 @@ impl ClientFirst {
         })
     }
 
-    /// Answer it. `nonce` is fresh, and has neither commas nor control characters.
+    /// Builds the response. `nonce` is fresh and contains no commas or control characters.
     pub(crate) fn answer(&self, nonce: &str, credential: &Credential) -> (Challenge, String) {
         let nonce = format!("{}{nonce}", self.nonce);
         let salt = BASE64.encode(&credential.salt);
@@ -181,20 +183,20 @@ impl ClientFirst {
     }
 }
 
-/// What the server remembers until the client's last message.
+/// The server's state until the client's last message.
 pub(crate) struct Challenge {
-    /// What the client's last message must be, but for its proof.
+    /// The required last message of the client, without its proof.
     expected: String,
-    /// The exchange up to there.
+    /// The messages so far.
     begin: String,
 }
 
 impl Challenge {
-    /// Verify the client's last message.
+    /// Verifies the client's last message.
     ///
     /// # Returns
-    /// The server's, which proves that it knows the credential; `None` if the client did not prove
-    /// that it knows the password.
+    /// The server's last message, which proves that it has the credential; `None` if the client did
+    /// not prove that it knows the password.
     pub(crate) fn verify(
         &self,
         hash: Hash,
@@ -219,7 +221,7 @@ impl Challenge {
     }
 }
 
-/// A name in which commas and equals signs are written as `=2C` and `=3D`.
+/// Decodes a name in which commas and equals signs are written as `=2C` and `=3D`.
 fn unescape(name: &str) -> Option<String> {
     let mut parts = name.split('=');
     let mut out = parts.next()?.to_owned();
@@ -240,7 +242,7 @@ fn unescape(name: &str) -> Option<String> {
 pub(crate) mod client {
     use super::*;
 
-    /// The last message, and the server's that is to come.
+    /// The client's last message, and the expected response.
     pub(crate) fn finish(
         hash: Hash,
         password: &str,
@@ -335,7 +337,8 @@ mod tests {
     }
 
     proptest! {
-        // HMAC does not tell a key from the same with zeros behind it, so there are none here.
+        // HMAC does not distinguish a key from the same key with trailing zeros, so there are none
+        // here.
         #[test]
         fn only_the_password_proves_itself(password in "[^\0]{0,9}", other in "[^\0]{0,9}", user in "[^,=]{1,9}", sha512: bool) {
             let hash = if sha512 { Hash::Sha512 } else { Hash::Sha256 };

@@ -1,12 +1,11 @@
-//! The subject of a certificate as text, in the form of RFC 2253 as Java writes it: that is what
-//! Kafka's rules and ACLs are made for.
+//! The subject of a certificate as text, in the form of RFC 2253 as Java writes it, which Kafka's
+//! rules and ACLs expect.
 //!
-//! A certificate comes here only after its chain was verified, but nothing is taken for granted:
-//! whatever the bytes are, nothing panics.
+//! A certificate is parsed only after its chain was verified; nevertheless no input causes a panic.
 
 use std::fmt::Write as _;
 
-/// Tags of DER.
+/// DER tags.
 const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
 const OBJECT_ID: u8 = 0x06;
@@ -33,14 +32,14 @@ const KEYWORDS: [(&[u8], &str); 9] = [
     (&[0x09, 0x92, 0x26, 0x89, 0x93, 0xf2, 0x2c, 0x64, 1, 1], "UID"),
 ];
 
-/// An element: its tag, what it holds, and all of its bytes.
+/// An element: its tag, its content, and all of its bytes.
 struct Element<'a> {
     tag: u8,
     value: &'a [u8],
     whole: &'a [u8],
 }
 
-/// Takes elements from the front of DER.
+/// Reads DER elements from the front.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -49,7 +48,7 @@ impl<'a> Reader<'a> {
         let (&[tag, first], mut rest) = all.split_first_chunk()?;
         let len = match first {
             0..=0x7f => usize::from(first),
-            // Up to four bytes of length; what is longer is not in any certificate.
+            // Up to four bytes of length; no certificate is longer.
             0x81..=0x84 => {
                 let (digits, behind) = rest.split_at_checked(usize::from(first & 0x7f))?;
                 rest = behind;
@@ -67,17 +66,17 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Whether a certificate in DER is of version 3; so is taken what is no certificate, of which
-/// others have more to say.
+/// Whether a DER certificate has version 3. Also true for bytes that are not a certificate, which
+/// other checks report better.
 pub(super) fn is_version_3(certificate: &[u8]) -> bool {
     let fields = |certificate| Reader(certificate).expect(SEQUENCE)?.expect(SEQUENCE);
     let Some(mut fields) = fields(certificate) else { return true };
-    // Versions count from 0, which is left out.
+    // Versions count from 0, which is omitted.
     let version = fields.expect(EXPLICIT_VERSION).and_then(|mut field| field.next());
     version.is_some_and(|version| version.value == [2])
 }
 
-/// The subject of a certificate in DER; `None` if it is not a certificate.
+/// The subject of a DER certificate; `None` if it is not a certificate.
 pub(super) fn of(certificate: &[u8]) -> Option<String> {
     let mut certificate = Reader(certificate).expect(SEQUENCE)?;
     let mut fields = certificate.expect(SEQUENCE)?;
@@ -91,7 +90,7 @@ pub(super) fn of(certificate: &[u8]) -> Option<String> {
     name(&mut fields.expect(SEQUENCE)?)
 }
 
-/// The last part of a name comes first.
+/// Formats a name; its last part comes first.
 fn name(parts: &mut Reader<'_>) -> Option<String> {
     let mut names = Vec::new();
     while !parts.0.is_empty() {
@@ -157,7 +156,8 @@ fn escape(text: &str) -> String {
     out
 }
 
-/// An object id as numbers with dots. They have up to 128 bits: below 2.25 a UUID is one number.
+/// Formats an object ID as dotted numbers. They have up to 128 bits: below 2.25 a UUID is one
+/// number.
 fn dotted(kind: &[u8]) -> Option<String> {
     let mut numbers = Vec::new();
     let mut number = 0_u128;
@@ -216,7 +216,7 @@ mod tests {
         kind.extend([0xff; 17]);
         kind.push(0x7f);
         assert_eq!(dotted(&kind).unwrap(), format!("2.25.{}", u128::MAX));
-        // What is even larger is not taken for something else.
+        // A larger number is not misread.
         kind[1] = 0x87;
         assert_eq!(dotted(&kind), None);
     }

@@ -1,4 +1,4 @@
-//! TLS of a listener: certificates from files, read again when they change, and clients'
+//! TLS of a listener: certificates from files, reloaded when they change, and clients'
 //! certificates.
 
 use std::io;
@@ -22,8 +22,7 @@ use tokio_rustls::server::TlsStream;
 use super::principal::{Principal, PrincipalRules};
 use super::subject;
 
-/// A client that has not shaken hands after this time is disconnected, its wait for its turn
-/// included.
+/// The time limit of a handshake, including its wait for a permit.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why certificates of old versions are refused, and what to do.
@@ -34,26 +33,26 @@ const OLD_VERSION: &str = "the certificate is of X.509 version 1 or 2, which TLS
 /// The largest file of certificates or keys.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Certificates of a listener. TLS 1.2 and 1.3 are spoken.
+/// Certificates of a listener. TLS 1.2 and 1.3 are supported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsConfig {
-    /// The server's certificate and those between it and its authority, in PEM. At most 1 MiB.
+    /// The server's certificate and the intermediate certificates, in PEM. At most 1 MiB.
     pub certificate: PathBuf,
     /// The certificate's key in PEM: PKCS#8, PKCS#1 or SEC1, not encrypted. It may be the same
     /// file.
     pub key: PathBuf,
-    /// Whether clients show certificates. Default: no.
+    /// Whether clients present certificates. Default: no.
     pub clients: ClientCertificates,
-    /// How a client's name is made from its certificate's subject.
+    /// How a client's name is derived from its certificate's subject.
     pub rules: PrincipalRules,
-    /// How often the files are looked at for changes. Default 10 s, 1 ms to 1 day.
+    /// The interval at which the files are checked for changes. Default 10 s, 1 ms to 1 day.
     pub reload_interval: Duration,
 }
 
-/// What clients show.
+/// The certificates that clients present.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ClientCertificates {
-    /// Nothing.
+    /// None.
     #[default]
     None,
     /// A certificate of one of the authorities in this PEM file, or none.
@@ -72,7 +71,7 @@ impl ClientCertificates {
 }
 
 impl TlsConfig {
-    /// Without certificates of clients.
+    /// A configuration without client certificates.
     pub fn new(certificate: PathBuf, key: PathBuf) -> Self {
         Self {
             certificate,
@@ -84,7 +83,7 @@ impl TlsConfig {
     }
 }
 
-/// Why certificates cannot be used, or a client does not come in.
+/// Why certificates cannot be used, or a client is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TlsError {
     #[error("{}: {cause}", file.display())]
@@ -124,10 +123,10 @@ impl Drop for Tls {
 }
 
 impl Tls {
-    /// Read the files, and begin to look for changes of them.
+    /// Reads the files, and starts to watch them for changes.
     ///
     /// # Errors
-    /// What is in the files cannot be used.
+    /// The content of the files cannot be used.
     pub(crate) async fn open(config: TlsConfig) -> Result<Self, TlsError> {
         let files = read(&config).await?;
         let current = Arc::new(RwLock::new(Arc::new(make(&config, &files)?)));
@@ -135,15 +134,15 @@ impl Tls {
         Ok(Self { config, current, handshakes: Semaphore::new(concurrent_handshakes()), reloading })
     }
 
-    /// Shake hands.
+    /// Does the handshake.
     ///
     /// # Returns
-    /// The encrypted stream, and who the client is by its certificate. Where it logs in by SASL
-    /// (`logs_in`), its certificate need not name anybody.
+    /// The encrypted stream, and the principal in the client's certificate. If the client
+    /// authenticates by SASL (`logs_in`), its certificate need not yield a name.
     ///
     /// # Errors
-    /// The client does not speak TLS, has no certificate that is trusted where one is required, or
-    /// takes too long.
+    /// The client does not speak TLS, has no trusted certificate where one is required, or takes
+    /// too long.
     pub(crate) async fn accept(
         &self,
         socket: TcpStream,
@@ -159,7 +158,7 @@ impl Tls {
             None => Principal::anonymous(),
             Some(certificate) => {
                 let subject = subject::of(certificate).ok_or(TlsError::NoSubject)?;
-                // Without a name all of them would be one user.
+                // Without a name, all such clients would be the same user.
                 let name = self.config.rules.apply(&subject).filter(|name| !name.is_empty());
                 Principal::user(&name.ok_or(TlsError::NoName(subject))?)
             }
@@ -168,14 +167,14 @@ impl Tls {
     }
 }
 
-/// A handshake takes some milliseconds of CPU: those of one listener compute on half of the
-/// processors, so that the others are there for who is served. Who waits for its client waits
-/// without a turn: else silent clients would take all of them.
+/// The number of concurrent handshakes of a listener. A handshake takes some milliseconds of CPU;
+/// half of the processors stay available to connected clients. A handshake that waits for its
+/// client holds no permit: else silent clients would take all of them.
 fn concurrent_handshakes() -> usize {
     std::thread::available_parallelism().map_or(1, |processors| processors.get().div_ceil(2))
 }
 
-/// Do a work with one of the turns whenever it goes on, and without one while it waits.
+/// Polls `work` with a permit, and releases the permit while it waits.
 async fn in_turns<F: Future>(turns: &Semaphore, work: F) -> F::Output {
     let mut work = pin!(work);
     loop {
@@ -189,8 +188,8 @@ async fn in_turns<F: Future>(turns: &Semaphore, work: F) -> F::Output {
     }
 }
 
-/// Take what is in the files whenever it has changed. What cannot be used is told once, and what
-/// was there before stays.
+/// Applies the files whenever they have changed. An unusable change is logged once, and the
+/// previous certificates stay in use.
 async fn reload(config: TlsConfig, mut known: Files, current: Arc<RwLock<Arc<ServerConfig>>>) {
     let mut last_complaint = String::new();
     loop {
@@ -232,7 +231,7 @@ async fn read(config: &TlsConfig) -> Result<Files, TlsError> {
     })
 }
 
-/// Read a small file, off the threads that serve.
+/// Reads a small file, off the serving threads.
 pub(super) async fn read_file(file: &Path) -> Result<Vec<u8>, TlsError> {
     let path = file.to_owned();
     let read = move || {
@@ -253,7 +252,7 @@ fn make(config: &TlsConfig, files: &Files) -> Result<ServerConfig, TlsError> {
     if chain.first().is_some_and(|certificate| !subject::is_version_3(certificate)) {
         return Err(unusable(&config.certificate, OLD_VERSION.into()));
     }
-    // The decoder's own words could show what is in the file.
+    // The decoder's own error could show the content of the file.
     let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|_| {
         unusable(&config.key, "it has no private key in PEM that can be used".into())
     })?;
@@ -283,15 +282,16 @@ fn make(config: &TlsConfig, files: &Files) -> Result<ServerConfig, TlsError> {
         _ => TlsError::Pair(in_words(&error)),
     })?;
     if files.authorities.is_some() {
-        // A session that goes on would take the client's certificate from the one before, and not
-        // ask whether it has expired meanwhile.
+        // A resumed session would reuse the client's certificate without checking whether it has
+        // expired.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
     }
     Ok(config)
 }
 
-/// What is wrong with certificates or keys. The words of `rustls` have names of its code in them.
+/// Describes what is wrong with certificates or keys. The messages of `rustls` contain names from
+/// its code.
 fn in_words(error: &rustls::Error) -> String {
     use rustls::Error;
     let refused = |why: &str| format!("the certificate cannot be used: {why}");
@@ -308,7 +308,7 @@ fn in_words(error: &rustls::Error) -> String {
     }
 }
 
-/// A name such as `UnsupportedCriticalExtension` as words; other texts as they are.
+/// Splits a name such as `UnsupportedCriticalExtension` into words; other texts are unchanged.
 fn separated(name: &str) -> String {
     if !name.chars().all(|c| c.is_ascii_alphanumeric()) {
         return name.to_owned();

@@ -1,6 +1,6 @@
-//! Users and what is kept of their passwords, in the catalog: `docs/format/broker-metadata.md`.
+//! Users and their credentials in the catalog; the format is in `docs/format/broker-metadata.md`.
 //!
-//! There is one kind of user: who has a SCRAM credential may also log in with PLAIN, where a
+//! There is one kind of user: a user with a SCRAM credential may also authenticate with PLAIN, if a
 //! listener allows it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,13 +17,13 @@ use super::scram::{Credential, Hash};
 const KEY_PREFIX: &str = "scram/";
 const DECOY_KEY: &str = "security/decoy";
 
-/// Bounds on iterations, as in Kafka.
+/// The limits on iterations, as in Kafka.
 pub(crate) const ITERATIONS: std::ops::RangeInclusive<u32> = 4096..=16384;
 
-/// What most credentials have, and so those of users who do not exist.
+/// The iterations of most credentials, and hence of decoys.
 const USUAL_ITERATIONS: NonZeroU32 = NonZeroU32::new(4096).unwrap();
 
-/// Users times mechanisms; each takes some 300 bytes.
+/// The greatest number of users times mechanisms; each takes about 300 bytes.
 pub(crate) const MAX_CREDENTIALS: usize = 100_000;
 pub(crate) const MAX_NAME_BYTES: usize = 255;
 const SALT_BYTES: usize = 24;
@@ -37,13 +37,13 @@ pub enum UserError {
     /// The password is empty or too long.
     #[error("a password has 1 to 1024 bytes")]
     Password,
-    /// The bound on users is reached.
+    /// The limit on users is reached.
     #[error("there are {MAX_CREDENTIALS} credentials, and no more are taken")]
     TooMany,
-    /// The system has no random numbers.
+    /// The operating system provides no random numbers.
     #[error("no random numbers: the operating system refuses them")]
     Random,
-    /// What is stored cannot be read.
+    /// A stored user cannot be read.
     #[error("{0} in the catalog cannot be read")]
     Damaged(String),
     /// The store failed.
@@ -57,10 +57,10 @@ type Table = BTreeMap<(String, Hash), Arc<Credential>>;
 pub(crate) struct Users {
     store: Store,
     table: RwLock<Table>,
-    /// Changes happen one after the other.
+    /// Serializes changes.
     changing: tokio::sync::Mutex<()>,
-    /// From this the salts of users who do not exist are made: the same at each attempt, also after
-    /// a restart.
+    /// The key for the salts of users that do not exist: they are the same at each attempt, also
+    /// after a restart.
     decoy: hmac::Key,
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Users {
 pub(crate) type UserChange = ((String, Hash), Option<Credential>);
 
 impl Users {
-    /// Load them.
+    /// Loads the users.
     pub(crate) async fn open(store: Store) -> Result<Self, UserError> {
         let mut table = Table::new();
         for (key, value) in store.meta(KEY_PREFIX) {
@@ -95,15 +95,15 @@ impl Users {
         self.table.read().get(&(user.to_owned(), hash)).cloned()
     }
 
-    /// That of the password that the user was given last.
+    /// The credential of the user's newest password.
     pub(crate) fn newest_credential(&self, user: &str) -> Option<(Hash, Arc<Credential>)> {
         let both = Hash::ALL.into_iter().rev();
         let both = both.filter_map(|hash| Some((hash, self.credential(user, hash)?)));
-        // Of equal ones the last, which is the shorter hash.
+        // Of equal ones the last, which has the shorter hash.
         both.max_by_key(|(_, credential)| credential.change)
     }
 
-    /// One that nobody's password fits, for a user who does not exist, and who shall look as if.
+    /// A credential that no password matches, for a user that does not exist but must appear to.
     pub(crate) fn decoy(&self, user: &str, hash: Hash) -> Arc<Credential> {
         let of = |what: &str| {
             let name = format!("{}/{what}/{user}", hash.mechanism());
@@ -114,13 +114,13 @@ impl Users {
         Arc::new(Credential::of_salted(hash, &of("password"), salt, USUAL_ITERATIONS))
     }
 
-    /// Who has which credentials.
+    /// All users with their credentials.
     pub(crate) fn all(&self) -> Vec<(String, Hash, NonZeroU32)> {
         let table = self.table.read();
         table.iter().map(|((user, hash), c)| (user.clone(), *hash, c.iterations)).collect()
     }
 
-    /// Make changes, all or none.
+    /// Applies changes, all or none.
     pub(crate) async fn change(&self, mut changes: Vec<UserChange>) -> Result<(), UserError> {
         let _one_at_a_time = self.changing.lock().await;
         {
@@ -178,7 +178,7 @@ impl Users {
         Ok(())
     }
 
-    /// Give a user a password, for all mechanisms.
+    /// Sets a user's password for all mechanisms.
     pub(crate) async fn set_password(&self, user: &str, password: &str) -> Result<(), UserError> {
         check_name(user)?;
         if !(1..=1024).contains(&password.len()) {
@@ -196,7 +196,7 @@ impl Users {
         self.change(changes).await
     }
 
-    /// Take a user's passwords away; whether there were any.
+    /// Deletes a user's credentials and returns whether there were any.
     pub(crate) async fn delete(&self, user: &str) -> Result<bool, UserError> {
         let has = |hash: &Hash| self.credential(user, *hash).is_some();
         let found: Vec<_> = Hash::ALL.into_iter().filter(has).collect();
@@ -206,7 +206,7 @@ impl Users {
     }
 }
 
-/// Whether it can be a user's name.
+/// Checks that a user can have this name.
 pub(crate) fn check_name(user: &str) -> Result<(), UserError> {
     let fits = (1..=MAX_NAME_BYTES).contains(&user.len()) && !user.chars().any(char::is_control);
     if fits { Ok(()) } else { Err(UserError::Name) }

@@ -5,7 +5,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use kafka_protocol::protocol::buf::ByteBuf;
 use kafka_protocol::protocol::{Encodable, StrBytes};
 
-/// A compact length; `None` is null.
+/// Takes a compact length; `None` is null.
 pub(super) fn take_len(buf: &mut Bytes) -> Result<Option<usize>> {
     Ok(take_varint(buf)?.checked_sub(1).map(|len| len as usize))
 }
@@ -22,13 +22,13 @@ fn take_varint(buf: &mut Bytes) -> Result<u32> {
     bail!("a number takes more than five bytes")
 }
 
-/// A string, or null.
+/// Takes a nullable string.
 pub(super) fn take_text(buf: &mut Bytes) -> Result<Option<StrBytes>> {
     let Some(len) = take_len(buf)? else { return Ok(None) };
     Ok(Some(StrBytes::from_utf8(buf.try_get_bytes(len)?)?))
 }
 
-/// The elements of an array, or null. Nothing is allocated for elements that are not there.
+/// Takes a nullable array. Allocates nothing for missing elements.
 pub(super) fn take_array<T>(
     buf: &mut Bytes,
     mut take: impl FnMut(&mut Bytes) -> Result<T>,
@@ -41,7 +41,7 @@ pub(super) fn take_array<T>(
     Ok(Some(elements))
 }
 
-/// The end of a structure: tagged fields, of which none is known.
+/// Skips the tagged fields at the end of a structure; none is supported.
 pub(super) fn skip_tagged(buf: &mut Bytes) -> Result<()> {
     for _ in 0..take_varint(buf)? {
         take_varint(buf)?;
@@ -51,12 +51,12 @@ pub(super) fn skip_tagged(buf: &mut Bytes) -> Result<()> {
     Ok(())
 }
 
-/// What may not be null.
+/// Refuses null in a field that must not be null.
 pub(super) fn not_null<T>(value: Option<T>, field: &'static str) -> Result<T> {
     value.with_context(|| format!("{field} is null"))
 }
 
-/// A compact length. Saturates: the frame's length check refuses what is longer.
+/// Writes a compact length. Saturates: the check of the frame's length refuses longer ones.
 pub(super) fn put_len(buffer: &mut impl BufMut, len: usize) {
     let mut value = u32::try_from(len + 1).unwrap_or(u32::MAX);
     while value >= 0x80 {
@@ -76,12 +76,12 @@ pub(super) fn put_text(buffer: &mut impl BufMut, text: Option<&StrBytes>) {
     }
 }
 
-/// The end of a structure.
+/// Ends a structure without tagged fields.
 pub(super) fn put_no_tagged(buffer: &mut impl BufMut) {
     buffer.put_u8(0);
 }
 
-/// The length of a message. Nothing here asks for it before it encodes; the trait wants one.
+/// The length of a message. The trait requires it, but it is not called before encoding here.
 pub(super) fn encoded_len<M: Encodable>(message: &M, version: i16) -> Result<usize> {
     let mut bytes = BytesMut::new();
     message.encode(&mut bytes, version)?;

@@ -1,5 +1,5 @@
-//! The fetch response, versions 4 to 18. Written by hand, because the generated encoder copies the
-//! records, and they are nearly all of it.
+//! The fetch response, versions 4 to 18. It has its own encoder because the generated one copies
+//! the records, which are nearly all of the response.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use uuid::Uuid;
@@ -12,15 +12,15 @@ const FLEXIBLE: i16 = 12;
 /// A fetch response.
 #[derive(Default)]
 pub(crate) struct FetchResponse {
-    /// For how long the client is not heard, since it is over its quota.
+    /// How long the client is throttled because of its quota.
     pub(crate) throttle_time_ms: i32,
-    /// Error of the request as a whole.
+    /// The error of the request as a whole.
     pub(crate) error_code: i16,
     pub(crate) session_id: i32,
     pub(crate) topics: Vec<Topic>,
 }
 
-/// A topic's part; versions up to 12 have its name, later ones its id.
+/// A topic's part; versions up to 12 name it, later ones have its ID.
 pub(crate) struct Topic {
     pub(crate) name: std::sync::Arc<str>,
     pub(crate) id: Uuid,
@@ -35,15 +35,15 @@ pub(crate) struct Partition {
     /// Kafka's last stable offset.
     pub(crate) stable_end: i64,
     pub(crate) log_start: i64,
-    /// For a reader of committed records: producer id and first offset of the aborted transactions
-    /// among them.
+    /// For a reader of committed records: producer ID and first offset of the aborted transactions
+    /// among the records.
     pub(crate) aborted: Option<Vec<(i64, i64)>>,
     /// Record batches, in order.
     pub(crate) records: Vec<Bytes>,
 }
 
 impl FetchResponse {
-    /// Encode for `version`, which is 4 to 18.
+    /// Encodes the response for `version`, which is 4 to 18.
     ///
     /// # Errors
     /// More than 2 GiB.
@@ -107,8 +107,8 @@ impl Partition {
     }
 }
 
-/// The length of an array or of bytes; both are written alike. Saturates: the frame's length check
-/// refuses what is longer.
+/// Writes the length of an array or of bytes, which have the same encoding. Saturates: the check of
+/// the frame's length refuses longer ones.
 fn put_len(buffer: &mut BytesMut, len: usize, flexible: bool) {
     if flexible {
         put_unsigned_varint(buffer, u32::try_from(len + 1).unwrap_or(u32::MAX));
@@ -121,7 +121,7 @@ fn put_name(buffer: &mut BytesMut, name: &str, flexible: bool) {
     if flexible {
         put_unsigned_varint(buffer, u32::try_from(name.len() + 1).unwrap_or(u32::MAX));
     } else {
-        // A name comes from a request of the same kind, where it had such a length.
+        // The name comes from a request of the same version, so its length fits.
         buffer.put_i16(i16::try_from(name.len()).unwrap_or(i16::MAX));
     }
     buffer.put_slice(name.as_bytes());

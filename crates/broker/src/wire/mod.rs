@@ -1,4 +1,4 @@
-//! Bytes on the wire: what requests may look like, and how responses are framed.
+//! The wire format: the shapes of requests, and the framing of responses.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -11,9 +11,8 @@ pub(crate) mod response;
 pub(crate) mod shape;
 pub(crate) mod share;
 
-/// Elements of a request, without those whose key has come before. What is answered with more than
-/// it takes to ask for is to be answered once: else a small request could have a response of any
-/// size.
+/// Removes elements with a key that occurred before. Requests whose response is larger than
+/// themselves are answered once per key: else a small request could have a response of any size.
 pub(crate) fn once<T, K: Hash + Eq>(
     elements: impl IntoIterator<Item = T>,
     key: impl Fn(&T) -> K,
@@ -22,7 +21,7 @@ pub(crate) fn once<T, K: Hash + Eq>(
     elements.into_iter().filter(move |element| seen.insert(key(element)))
 }
 
-/// The keys that come more than once.
+/// The keys that occur more than once.
 pub(crate) fn repeated<K: Hash + Eq + Clone>(keys: impl IntoIterator<Item = K>) -> HashSet<K> {
     let mut seen = HashSet::new();
     keys.into_iter().filter(|key| !seen.insert(key.clone())).collect()

@@ -1,4 +1,4 @@
-//! ListOffsets and DescribeLogDirs in the versions that `kafka-protocol` does not know.
+//! ListOffsets and DescribeLogDirs in versions that `kafka-protocol` does not support.
 
 use anyhow::Result;
 use kafka_protocol::messages::DescribeLogDirsResponse;
@@ -7,7 +7,7 @@ use kafka_protocol::protocol::{Decodable, Encodable, Message};
 
 use super::compact::{encoded_len, put_len, put_no_tagged, put_text};
 
-/// A message whose newer versions are, byte by byte, the last one that the codec knows.
+/// A message whose newer versions have the same encoding as the last one that the codec supports.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Unchanged<M>(pub(crate) M);
 
@@ -27,14 +27,13 @@ impl<M: Message + Encodable> Encodable for Unchanged<M> {
     }
 }
 
-/// A DescribeLogDirs response, versions 1 to 5. The last one says of each directory whether it is
-/// cordoned off: whether it gets no new partitions. There is one place for all of them here, which
-/// never is.
+/// A DescribeLogDirs response, versions 1 to 5. Version 5 adds whether a directory is cordoned:
+/// gets no new partitions. The only directory here never is.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct DescribedLogDirs(pub(crate) DescribeLogDirsResponse);
 
 impl DescribedLogDirs {
-    /// The last version that the codec knows.
+    /// The last version that the codec supports.
     const KNOWN: i16 = 4;
     const IS_CORDONED: u8 = 0;
 }
@@ -80,7 +79,7 @@ mod tests {
 
     use super::*;
 
-    /// As Kafka's DescribeLogDirsResponse.json has it.
+    /// The expected bytes follow Kafka's DescribeLogDirsResponse.json.
     #[test]
     fn version_5_of_describe_log_dirs_says_that_nothing_is_cordoned_off() {
         let text = StrBytes::from_static_str;
@@ -102,11 +101,11 @@ mod tests {
             b"\x02\x02t",                        // one topic: name
             b"\x02\0\0\0\x02",                   // one partition: index,
             b"\0\0\0\0\0\0\x03\0",               // size,
-            b"\0\0\0\0\0\0\0\0\0\0",             // lag, whether it is a future one; no tags
+            b"\0\0\0\0\0\0\0\0\0\0", // lag, whether it is a future replica; no tags
             b"\0",                               // the topic has no tags
             b"\xff\xff\xff\xff\xff\xff\xff\xff", // total bytes
             b"\xff\xff\xff\xff\xff\xff\xff\xff", // usable bytes
-            b"\0\0\0", // whether it is cordoned off; no tags, none of the response
+            b"\0\0\0", // whether it is cordoned; no tags, none of the response
         ];
         assert_eq!(encoded, expected.concat());
         assert_eq!(response.compute_size(5).unwrap(), encoded.len());

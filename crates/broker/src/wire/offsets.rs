@@ -1,9 +1,8 @@
-//! OffsetCommit and OffsetFetch in the version that `kafka-protocol` does not know: version 10 has
-//! the ids of topics in the place of their names. What it knows is taken from it: all other
-//! versions, and partitions, which are as in version 9.
+//! OffsetCommit and OffsetFetch in version 10, which `kafka-protocol` does not support: it has
+//! topic IDs instead of names. The codec handles all other versions, and partitions, which are as
+//! in version 9.
 //!
-//! Requests were walked over by their shapes before they come here, so that each array's elements
-//! are there.
+//! Requests were checked against their shapes before, so each array's elements exist.
 
 use anyhow::{Result, ensure};
 use bytes::{Buf, Bytes};
@@ -24,44 +23,44 @@ use super::compact::{
     encoded_len, not_null, put_len, put_no_tagged, put_text, skip_tagged, take_array, take_text,
 };
 
-/// The last version of both that the codec knows.
+/// The last version of both that the codec supports.
 const KNOWN: i16 = 9;
 
 /// An OffsetCommit request, versions 2 to 10.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct OffsetCommit {
-    /// In version 10 the names of topics are empty.
+    /// In version 10 the topic names are empty.
     pub(crate) body: OffsetCommitRequest,
-    /// Of each of its topics; none before version 10.
+    /// The IDs of its topics; none before version 10.
     pub(crate) topic_ids: Vec<Uuid>,
 }
 
-/// The response to it.
+/// An OffsetCommit response.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct OffsetCommitted {
     pub(crate) body: OffsetCommitResponse,
-    /// Of each of its topics; not needed before version 10.
+    /// The IDs of its topics; not needed before version 10.
     pub(crate) topic_ids: Vec<Uuid>,
 }
 
 /// An OffsetFetch request, versions 1 to 10.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct OffsetFetch {
-    /// In version 10 the names of topics are empty.
+    /// In version 10 the topic names are empty.
     pub(crate) body: OffsetFetchRequest,
-    /// Of each topic of each of its groups; none before version 10.
+    /// The IDs of each group's topics; none before version 10.
     pub(crate) topic_ids: Vec<Vec<Uuid>>,
 }
 
-/// The response to it.
+/// An OffsetFetch response.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct OffsetsFetched {
     pub(crate) body: OffsetFetchResponse,
-    /// Of each topic of each of its groups; not needed before version 10.
+    /// The IDs of each group's topics; not needed before version 10.
     pub(crate) topic_ids: Vec<Vec<Uuid>>,
 }
 
-/// Decode all that is left of a request from one piece of memory, which is not copied.
+/// Decodes the rest of a request from one buffer without copying it.
 fn decode_from<B: ByteBuf, T>(buf: &mut B, take: impl Fn(&mut Bytes) -> Result<T>) -> Result<T> {
     let mut rest = buf.try_peek_bytes(0..buf.remaining())?;
     let taken = take(&mut rest)?;
@@ -77,7 +76,7 @@ fn take_i32(buf: &mut Bytes) -> Result<i32> {
     Ok(buf.try_get_bytes(size_of::<i32>())?.get_i32())
 }
 
-/// A topic of a response in version 10.
+/// Writes a topic of a response in version 10.
 fn put_topic(buf: &mut impl ByteBufMut, id: Uuid, partitions: &[impl Encodable]) -> Result<()> {
     buf.put_slice(id.as_bytes());
     put_len(buf, partitions.len());

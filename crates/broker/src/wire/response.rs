@@ -1,22 +1,22 @@
-//! Responses as they go to the socket.
+//! Responses in the form in which they are written to the socket.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use kafka_protocol::protocol::Encodable;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// A framed response: its length, its header and its body, in pieces that are written one after the
-/// other without being copied together.
+/// A framed response: length, header and body, in pieces that are written one after the other
+/// without being copied together.
 pub(crate) struct Response {
     pub(crate) pieces: Vec<Bytes>,
-    /// Given back when the response has been written or dropped.
+    /// Released when the response is written or dropped.
     pub(crate) budgets: Vec<OwnedSemaphorePermit>,
 }
 
 impl Response {
-    /// Encode a message behind a response header.
+    /// Encodes a message after a response header.
     ///
     /// # Errors
-    /// The message has a field set that its version does not have.
+    /// A field of the message is set that its version does not have.
     pub(crate) fn encode<M: Encodable>(
         correlation_id: i32,
         header_version: i16,
@@ -28,25 +28,25 @@ impl Response {
         builder.finish()
     }
 
-    /// Bytes with nothing but their length before them.
+    /// Frames bytes with their length only.
     pub(crate) fn bare(bytes: Bytes) -> Self {
         let len = u32::try_from(bytes.len()).expect("messages of SASL are short");
         let pieces = vec![Bytes::copy_from_slice(&len.to_be_bytes()), bytes];
         Self { pieces, budgets: Vec::new() }
     }
 
-    /// Length of everything, the four bytes of the frame's length included.
+    /// The length of the whole frame, including the four bytes of its length field.
     pub(crate) fn len_bytes(&self) -> usize {
         self.pieces.iter().map(Bytes::len).sum()
     }
 }
 
-/// A response could not be encoded: a fault of this program.
+/// A response could not be encoded, which is a defect.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct EncodeError(String);
 
-/// Puts a response together from encoded fields and from bytes that exist already.
+/// Builds a response from encoded fields and existing bytes.
 pub(crate) struct Builder {
     pieces: Vec<Bytes>,
     current: BytesMut,
@@ -59,16 +59,16 @@ impl Builder {
         if header_version >= 1 {
             current.put_u8(0); // No tagged fields.
         }
-        // The first piece will be the frame's length.
+        // Reserved for the frame's length.
         Self { pieces: vec![Bytes::new()], current }
     }
 
-    /// Where fields are appended.
+    /// The buffer that fields are appended to.
     pub(crate) fn buffer(&mut self) -> &mut BytesMut {
         &mut self.current
     }
 
-    /// Append bytes without copying them.
+    /// Appends bytes without copying them.
     pub(crate) fn append(&mut self, bytes: Bytes) {
         if bytes.is_empty() {
             return;
@@ -79,7 +79,7 @@ impl Builder {
         self.pieces.push(bytes);
     }
 
-    /// Set the frame's length.
+    /// Sets the frame's length.
     ///
     /// # Errors
     /// More than 2 GiB.

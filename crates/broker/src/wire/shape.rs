@@ -1,9 +1,9 @@
-//! The shapes of the requests that are served, and a check of a request's bytes against its shape.
+//! The shapes of the supported requests, and a check of a request's bytes against its shape.
 //!
-//! The decoders of `kafka-protocol` allocate an array for as many elements as the request claims to
-//! have, before they have read one. So before a request is decoded, it is walked once without
-//! allocating anything: every array's elements must really be there, and their number is known
-//! before memory is spent on them. Tests hold the shapes against the decoders.
+//! The decoders of `kafka-protocol` allocate an array for as many elements as the request
+//! announces, before they read one. Therefore each request is walked once before it is decoded,
+//! without allocating: every array's elements must exist, and their number is known before memory
+//! is spent on them. Tests compare the shapes with the decoders.
 
 mod cluster;
 mod configs;
@@ -25,7 +25,7 @@ pub(crate) use security::*;
 pub(crate) use topics::*;
 pub(crate) use transactions::*;
 
-/// A request's structure over all versions.
+/// The structure of a request over all versions.
 pub(crate) struct Shape {
     /// The first version with compact lengths and tagged fields.
     flexible: i16,
@@ -37,22 +37,22 @@ struct Struct {
     tagged: &'static [Tagged],
 }
 
-/// A field, and the versions that have it.
+/// A field: its first and last version, and its kind.
 struct Field(i16, i16, Kind);
 
-/// A tagged field that is known, from this version on. All others are skipped by their length.
+/// A known tagged field: tag, first version, and kind. All others are skipped by their length.
 struct Tagged(u32, i16, Kind);
 
 enum Kind {
     Fixed(usize),
-    /// A string, nullable or not.
+    /// A nullable or non-nullable string.
     Text,
     Bytes,
-    /// Elements without a structure of their own.
+    /// An array of elements without a structure of their own.
     Values(&'static Kind),
     Structs(&'static Struct),
     Struct(&'static Struct),
-    /// A structure, or none, as the byte before it says.
+    /// An optional structure; the byte before it says whether it is present.
     MaybeStruct(&'static Struct),
 }
 
@@ -60,8 +60,8 @@ use Kind::{Bytes, Fixed, Structs, Text, Values};
 
 const MAX: i16 = i16::MAX;
 
-/// The longest string, as in Kafka: what a fixed-width length can say. Compact lengths could say
-/// more.
+/// The longest string, as in Kafka: the greatest fixed-width length. Compact lengths could be
+/// greater.
 const MAX_TEXT_BYTES: usize = i16::MAX as usize;
 
 const BOOL: Kind = Fixed(1);
@@ -79,7 +79,7 @@ const fn shape(flexible: i16, fields: &'static [Field]) -> Shape {
     Shape { flexible, body: plain(fields) }
 }
 
-/// A request's bytes do not have the shape of such a request.
+/// Why a request's bytes do not match its shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Misshapen {
     #[error("it ends in the middle of a field")]
@@ -97,14 +97,14 @@ pub(crate) enum Misshapen {
 }
 
 impl Shape {
-    /// Walk over a request: its header, then its body.
+    /// Walks over a request: its header, then its body.
     ///
     /// # Returns
-    /// The number of array elements and tagged fields in it: what decoding will allocate for.
+    /// The number of its array elements and tagged fields, for which decoding allocates.
     ///
     /// # Errors
-    /// The first place where the bytes and the shape part, or where `max_elements` is exceeded.
-    /// Bytes behind the end are no error, as in Kafka.
+    /// The first violation of the shape, or that `max_elements` is exceeded. Bytes after the end
+    /// are accepted, as in Kafka.
     pub(crate) fn walk(
         &self,
         request: &[u8],
@@ -120,8 +120,8 @@ impl Shape {
         version: i16,
         max_elements: usize,
     ) -> Result<Walk<'a>, Misshapen> {
-        // API key, version, correlation id, client id; the last keeps its fixed-width length in
-        // flexible headers.
+        // API key, version, correlation ID, client ID; the latter has a fixed-width length in
+        // flexible headers too.
         const HEADER: Struct = plain(&[Field(0, MAX, Fixed(8)), Field(0, MAX, Text)]);
         let mut walk = Walk { rest: request, version, flexible: false, elements: 0, max_elements };
         walk.structure(&HEADER)?;
@@ -166,7 +166,7 @@ impl Walk<'_> {
         Err(Misshapen::LongLength)
     }
 
-    /// A compact length is stored plus one, 0 means null.
+    /// Takes a compact length, which is stored plus one; 0 means null.
     fn compact_len(&mut self) -> Result<usize, Misshapen> {
         Ok(self.unsigned_varint()?.saturating_sub(1) as usize)
     }
@@ -208,8 +208,7 @@ impl Walk<'_> {
                 Some(Tagged(_, _, kind)) => {
                     let before = self.rest.len();
                     self.value(kind)?;
-                    // The decoder reads the content without regard to the length, so they must
-                    // agree.
+                    // The decoder reads the content regardless of the length, so they must agree.
                     if before - self.rest.len() != len_bytes {
                         return Err(Misshapen::TaggedLength);
                     }
@@ -244,7 +243,7 @@ impl Walk<'_> {
             Structs(element) => self.array(|walk| walk.structure(element)),
             Kind::Struct(inner) => self.structure(inner),
             Kind::MaybeStruct(inner) => {
-                // As the decoder has it; clients send 1 or -1.
+                // As in the decoder; clients send 1 or -1.
                 let [is_there] = self.take()?;
                 if is_there == 1 { self.structure(inner) } else { Ok(()) }
             }
@@ -261,8 +260,7 @@ impl Walk<'_> {
             let len = i32::from_be_bytes(self.take()?);
             self.fixed_len(len)?
         };
-        // Every element takes at least a byte, so a lie is seen before the loop that it would
-        // prolong.
+        // Every element takes at least a byte, so a false length is detected before the loop.
         if len > self.rest.len() {
             return Err(Misshapen::Truncated);
         }

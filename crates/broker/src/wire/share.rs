@@ -1,9 +1,8 @@
-//! ShareFetch, ShareAcknowledge and DescribeShareGroupOffsets in the versions that `kafka-protocol`
-//! does not know: version 2 of the first two adds a field or two, version 1 of the last one the
-//! lag. What it knows is taken from it.
+//! ShareFetch, ShareAcknowledge and DescribeShareGroupOffsets in versions that `kafka-protocol`
+//! does not support: version 2 of the first two adds one or two fields, version 1 of the last one
+//! the lag. The codec handles the rest.
 //!
-//! Requests were walked over by their shapes before they come here, so that each array's elements
-//! are there.
+//! Requests were checked against their shapes before, so each array's elements exist.
 
 use anyhow::Result;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -19,16 +18,16 @@ use uuid::Uuid;
 use super::compact::{encoded_len, put_len, put_text, take_text};
 use super::response::{Builder, EncodeError, Response};
 
-/// The version of ShareFetch and ShareAcknowledge that the codec knows.
+/// The version of ShareFetch and ShareAcknowledge that the codec supports.
 const KNOWN: i16 = 1;
 
 /// A ShareFetch request, versions 1 and 2.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ShareFetch {
     pub(crate) body: ShareFetchRequest,
-    /// 0: whole batches, 1: not one record more than wanted.
+    /// 0: whole batches; 1: at most the requested number of records.
     pub(crate) acquire_mode: i8,
-    /// Among the acknowledgements are some that ask for more time.
+    /// Whether some acknowledgements request more time.
     pub(crate) is_renew_ack: bool,
 }
 
@@ -39,19 +38,19 @@ pub(crate) struct ShareAcknowledge {
     pub(crate) is_renew_ack: bool,
 }
 
-/// The response to it.
+/// A ShareAcknowledge response.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ShareAcknowledged {
     pub(crate) body: ShareAcknowledgeResponse,
-    /// Since version 2.
+    /// From version 2 on.
     pub(crate) acquisition_lock_timeout_ms: i32,
 }
 
-/// A DescribeShareGroupOffsets request, versions 0 and 1, which are alike.
+/// A DescribeShareGroupOffsets request, versions 0 and 1, which are identical.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct DescribeShareOffsets(pub(crate) DescribeShareGroupOffsetsRequest);
 
-/// The response to it.
+/// A DescribeShareGroupOffsets response.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct DescribedShareOffsets {
     pub(crate) throttle_time_ms: i32,
@@ -78,7 +77,7 @@ pub(crate) struct DescribedPartition {
     pub(crate) index: i32,
     pub(crate) start_offset: i64,
     pub(crate) leader_epoch: i32,
-    /// Since version 1.
+    /// From version 1 on.
     pub(crate) lag: i64,
     pub(crate) error_code: i16,
     pub(crate) error_message: Option<StrBytes>,
@@ -90,7 +89,7 @@ impl Decodable for ShareFetch {
             let body = ShareFetchRequest::decode(buf, version)?;
             return Ok(Self { body, ..Self::default() });
         }
-        // Group, member; session epoch, time, bytes (two), records, batch size.
+        // Group, member; session epoch, wait time, bytes (two fields), records, batch size.
         let (body, [acquire_mode, is_renew_ack]) = decode_without(buf, 2, 6 * size_of::<i32>())?;
         Ok(Self { body, acquire_mode: acquire_mode as i8, is_renew_ack: is_renew_ack != 0 })
     }
@@ -108,8 +107,8 @@ impl Decodable for ShareAcknowledge {
     }
 }
 
-/// Decode a message as the version that the codec knows; behind `texts` strings and `fixed` more
-/// bytes it has `N` bytes more, which are given back.
+/// Decodes a message as the version that the codec supports. The `N` additional bytes after `texts`
+/// strings and `fixed` bytes are taken out and returned.
 fn decode_without<M: Decodable, const N: usize, B: ByteBuf>(
     buf: &mut B,
     texts: usize,
@@ -201,8 +200,8 @@ impl DescribedPartition {
     }
 }
 
-/// A ShareFetch response, versions 1 and 2, which are alike. By hand, because the codec would copy
-/// the records.
+/// A ShareFetch response, versions 1 and 2, which are identical. Encoded here because the codec
+/// would copy the records.
 #[derive(Default)]
 pub(crate) struct ShareFetched {
     pub(crate) throttle_time_ms: i32,
@@ -220,13 +219,13 @@ pub(crate) struct FetchedPartition {
     pub(crate) error_message: Option<StrBytes>,
     pub(crate) acknowledge_error_code: i16,
     pub(crate) acknowledge_error_message: Option<StrBytes>,
-    /// Record batches, in order: those with records that were acquired.
+    /// The record batches with acquired records, in order.
     pub(crate) records: Vec<Bytes>,
     pub(crate) acquired: Vec<AcquiredRecords>,
 }
 
 impl ShareFetched {
-    /// Encode it; `leader` is the leader of all partitions, with its epoch.
+    /// Encodes the response; `leader` is the leader of all partitions, with its epoch.
     ///
     /// # Errors
     /// More than 2 GiB.

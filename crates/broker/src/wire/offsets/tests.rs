@@ -1,4 +1,4 @@
-//! Version 10 as the bytes that Kafka's OffsetCommitRequest.json and so on say.
+//! Tests of version 10 against bytes that follow Kafka's OffsetCommitRequest.json and so on.
 
 use bytes::{BufMut, BytesMut};
 use kafka_protocol::messages::offset_commit_response::{
@@ -224,7 +224,7 @@ fn what_may_not_be_null_is_refused() {
     assert!(decode_commit(commit()).is_ok() && decode_fetch(fetch()).is_ok());
 }
 
-/// Lengths of more than one byte, and answers of some size.
+/// Lengths of more than one byte, and responses of some size.
 #[test]
 fn many_topics_come_back_as_they_were_sent() {
     let ids: Vec<Uuid> = (0..1_000).map(Uuid::from_u128).collect();

@@ -1,4 +1,4 @@
-//! The server itself.
+//! Shapes of requests about the server.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Settings.
+//! Shapes of requests about settings.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Consumer groups and their offsets.
+//! Shapes of requests about consumer groups and their offsets.
 
 use super::*;
 

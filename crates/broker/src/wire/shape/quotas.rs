@@ -1,4 +1,4 @@
-//! Quotas.
+//! Shapes of requests about quotas.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Records: producing, fetching, offsets of partitions.
+//! Shapes of requests about records: produce, fetch, offsets of partitions.
 
 use super::*;
 

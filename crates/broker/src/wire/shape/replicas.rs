@@ -1,4 +1,4 @@
-//! Partitions, where they are and what is left of them.
+//! Shapes of requests about replicas and deleted records.
 
 use super::*;
 

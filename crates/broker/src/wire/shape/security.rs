@@ -1,4 +1,4 @@
-//! Logging in, users, and what they may do.
+//! Shapes of requests about authentication, users and ACLs.
 
 use super::*;
 

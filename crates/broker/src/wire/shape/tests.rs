@@ -1,4 +1,4 @@
-//! The shapes against the decoders that they protect.
+//! Tests of the shapes against the decoders that they protect.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use kafka_protocol::messages::ApiKey;
@@ -87,8 +87,8 @@ fn elements_are_counted_and_bounded() {
     assert_eq!(API_VERSIONS.walk(&request, 3, 99), Err(Misshapen::TooManyElements(99)));
 }
 
-/// Compact lengths could name strings of any size; what is remembered of a request must not be as
-/// large as that. Kafka's limit.
+/// Compact lengths allow strings of any size, but what is stored of a request must not be that
+/// large. This is Kafka's limit.
 #[test]
 fn strings_are_no_longer_than_their_fixed_width_lengths_could_say() {
     for (len_bytes, walked) in [(i16::MAX as usize, Ok(1)), (1 << 15, Err(Misshapen::LongText))] {
@@ -109,7 +109,7 @@ fn strings_are_no_longer_than_their_fixed_width_lengths_could_say() {
 #[test]
 fn a_known_tagged_field_can_not_lie_about_its_length() {
     let request = examples::request(ApiKey::Fetch, 12, 1, &World::imaginary());
-    // The last tagged field is the cluster id: tag 0, its length, the compact string.
+    // The last tagged field is the cluster ID: tag 0, its length, the compact string.
     let at = request.len() - (1 + 7) - 1;
     assert_eq!(request[at], 8);
     let mut lie = request.to_vec();
@@ -120,8 +120,8 @@ fn a_known_tagged_field_can_not_lie_about_its_length() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4_000))]
 
-    /// Whatever the shape lets through, the decoder reads to the same end, or refuses. Else the
-    /// decoder could find array lengths at places that the shape has not seen.
+    /// For every request that the shape accepts, the decoder reads to the same end, or refuses.
+    /// Else the decoder could find array lengths at positions that the shape has not checked.
     #[test]
     fn shape_and_decoder_agree_on_damaged_requests(
         pick in any::<prop::sample::Index>(),

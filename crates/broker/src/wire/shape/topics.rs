@@ -1,4 +1,4 @@
-//! Topics and configurations.
+//! Shapes of requests about topics.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Transactions.
+//! Shapes of requests about transactions.
 
 use super::*;
 
