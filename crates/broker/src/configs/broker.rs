@@ -1,8 +1,8 @@
-//! The settings of the broker under the names that Kafka has for them.
+//! The settings of the broker, by Kafka's names.
 //!
-//! Those that say what holds for topics which do not say it themselves can be set while the server
-//! runs, and so can some that Kafka's operators set and that have no effect here. The others are
-//! what it was started with.
+//! Defaults for topics can be set while the server runs, and so can some settings that Kafka's
+//! operators set and that have no effect here. The others keep the values that the server was
+//! started with.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,11 +16,11 @@ use crate::producer_state;
 pub(crate) struct BrokerSetting {
     pub(crate) name: &'static str,
     pub(crate) kind: ConfigType,
-    /// Kafka's default; `None` where it has none.
+    /// Kafka's default; `None` if it has none.
     pub(crate) default: Option<&'static str>,
     pub(crate) documentation: &'static str,
-    /// It can be set while the server runs, and takes effect at once, as far as it has one: what it
-    /// may be. That of topics, where it stands in for one.
+    /// The allowed values if it can be set while the server runs; it then takes effect at once, if
+    /// it has one. For a default of topics, the topic's setting.
     pub(crate) dynamic: Option<&'static Setting>,
 }
 
@@ -35,7 +35,7 @@ const fn fixed(
 
 use ConfigType::{Boolean, Double, Int, List, Long, String};
 
-/// What the server was started with.
+/// The settings that are fixed at the start.
 #[rustfmt::skip]
 const FIXED: &[BrokerSetting] = &[
     fixed("advertised.listeners", List, None, "Where clients connect to."),
@@ -94,8 +94,8 @@ const fn unused(
     Setting { name, kind, default, allowed, broker_name: None, effective: false, documentation }
 }
 
-/// What Kafka's operators set while it runs, with Kafka's types, defaults and bounds; here it is
-/// kept and shown.
+/// Settings that Kafka's operators change at run time, with Kafka's types, defaults and bounds;
+/// here they are only stored and reported.
 #[rustfmt::skip]
 const UNUSED: &[Setting] = &[
     unused("background.threads", Int, "10", AtLeast(1), "Threads for tasks in the background. No effect here."),
@@ -148,7 +148,7 @@ const fn live(
     Setting { name, kind, default, allowed, broker_name: None, effective: true, documentation }
 }
 
-/// The longest time between two looks at compacted partitions: 30 days.
+/// The longest interval of checks of compacted partitions: 30 days.
 const MAX_BACKOFF_MS: i64 = 30 * 86_400_000;
 
 pub(crate) const CLEANER_BACKOFF: &str = "log.cleaner.backoff.ms";
@@ -156,7 +156,7 @@ pub(crate) const MAX_CONNECTIONS: &str = "max.connections";
 pub(crate) const MAX_CONNECTIONS_PER_IP: &str = "max.connections.per.ip";
 pub(crate) const MAX_CONNECTIONS_OVERRIDES: &str = "max.connections.per.ip.overrides";
 
-/// What takes effect at once and is no setting of topics.
+/// Settings that take effect at once and are not defaults of topics.
 #[rustfmt::skip]
 const LIVE: &[Setting] = &[
     live(CLEANER_BACKOFF, Long, "15000", Between(1, MAX_BACKOFF_MS), "How often partitions of compacted topics are looked at, at least every millisecond: 0 is refused."),
@@ -166,8 +166,8 @@ const LIVE: &[Setting] = &[
     live("transaction.partition.verification.enable", Boolean, "true", super::Allowed::Only("true", "every transactional batch is verified"), "Whether transactional batches are verified: always."),
 ];
 
-/// What Kafka's operators can change while it runs and is refused here, with the reason. A name
-/// that ends with a dot is the begin of names.
+/// Settings that Kafka's operators can change at run time and that are refused here, with the
+/// reason. A name that ends with a dot is a prefix.
 #[rustfmt::skip]
 pub(crate) const REFUSED: &[(&str, &str)] = &[
     ("config.providers", "the server loads no classes"),
@@ -193,16 +193,16 @@ pub(crate) fn refusal(name: &str) -> Option<&'static str> {
     REFUSED.iter().find(fits).map(|(_, reason)| *reason)
 }
 
-/// Bounds by address, as in `10.0.0.1:100,10.0.0.2:5`: the form of
+/// Parses limits by address such as `10.0.0.1:100,10.0.0.2:5`: the form of
 /// `max.connections.per.ip.overrides`.
 ///
 /// # Errors
-/// The part that is none.
+/// The invalid part.
 pub fn per_ip(text: &str) -> Result<BTreeMap<IpAddr, u32>, std::string::String> {
     let mut bounds = BTreeMap::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let bound = part.rsplit_once(':').and_then(|(ip, bound)| {
-            // The last colon: those before it are of an IPv6 address.
+            // Splits at the last colon: earlier ones belong to an IPv6 address.
             let ip = ip.strip_prefix('[').and_then(|ip| ip.strip_suffix(']')).unwrap_or(ip);
             let bound = bound.parse::<u32>().ok().filter(|bound| i32::try_from(*bound).is_ok());
             Some((ip.parse::<IpAddr>().ok()?.to_canonical(), bound?))
@@ -236,7 +236,7 @@ pub(crate) fn settings() -> Vec<BrokerSetting> {
     settings.extend(UNUSED.iter().chain(LIVE).map(|setting| BrokerSetting {
         name: setting.name,
         kind: setting.kind,
-        // Kafka has no bound here, and this server has one.
+        // Kafka has no limit here, but this server does.
         default: (setting.name != MAX_CONNECTIONS).then_some(setting.default),
         documentation: setting.documentation,
         dynamic: Some(setting),
@@ -248,8 +248,8 @@ pub(crate) fn settings() -> Vec<BrokerSetting> {
     settings
 }
 
-/// The values that the server was started with, as far as the configuration has them, without those
-/// that are Kafka's defaults.
+/// The values that the server was started with, as far as the configuration contains them, without
+/// those that equal Kafka's defaults.
 pub(super) fn started_with(config: &BrokerConfig) -> Overrides {
     let number = |number: u64| number.to_string();
     let millis = |time: std::time::Duration| time.as_millis().to_string();
@@ -310,7 +310,7 @@ pub(super) fn started_with(config: &BrokerConfig) -> Overrides {
     values.map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// As Kafka writes them: `10.0.0.1:100,10.0.0.2:5`.
+/// Formats limits by address as Kafka does: `10.0.0.1:100,10.0.0.2:5`.
 fn of_addresses(connections: &BTreeMap<IpAddr, u32>) -> std::string::String {
     connections.iter().map(|(ip, max)| format!("{ip}:{max}")).collect::<Vec<_>>().join(",")
 }

@@ -1,4 +1,4 @@
-//! The settings of groups. The coordinator asks [`super::Configs::group_number`] for them.
+//! The settings of groups. The coordinator reads them through [`super::Configs::group_number`].
 
 use std::time::Duration;
 
@@ -50,9 +50,8 @@ const fn unused(
 use Allowed::{Any, AtLeast, Between, OneOf};
 use ConfigType::{Boolean, Int, String};
 
-/// All settings that a group can have, by name. The bounds of heartbeat intervals and session
-/// timeouts are those of the configuration; the others are those that Kafka's brokers have by
-/// default.
+/// All settings of groups, by name. The bounds of heartbeat intervals and session timeouts are
+/// those of the configuration; the others are the defaults of Kafka's brokers.
 #[rustfmt::skip]
 pub(crate) const SETTINGS: &[Setting] = &[
     ms("consumer.assignment.interval.ms", "group.consumer.assignment.interval.ms", "1000", Between(0, 15_000), false,
@@ -86,10 +85,10 @@ pub(crate) const SETTINGS: &[Setting] = &[
     unused("streams.session.timeout.ms", Some("group.streams.session.timeout.ms"), Int, "45000", Between(45_000, 60_000)),
 ];
 
-/// Check a time of members against the bounds that the server was started with.
+/// Checks a timeout or interval of members against the configured bounds.
 ///
 /// # Errors
-/// Why it cannot be, in Kafka's words.
+/// The violated bounds, with Kafka's message.
 pub(super) fn check_bounds(config: &GroupConfig, name: &str, value: &str) -> Result<(), Text> {
     let (kind, time) = name.split_once('.').unwrap_or_default();
     let times = match kind {
@@ -109,22 +108,22 @@ pub(super) fn check_bounds(config: &GroupConfig, name: &str, value: &str) -> Res
     }
 }
 
-/// The setting of this name.
+/// The setting with this name.
 pub(crate) fn find(name: &str) -> Option<&'static Setting> {
     SETTINGS.iter().find(|setting| setting.name == name)
 }
 
-/// Where a share group begins to read in a topic that is new to it.
+/// The offset at which a share group starts in a topic that is new to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ShareStart {
     Earliest,
     Latest,
-    /// At the first record that is not older.
+    /// The first record that is at most this old.
     Ago(Duration),
 }
 
 impl ShareStart {
-    /// `None` for what is no such value.
+    /// Parses a value; `None` if it is invalid.
     pub(super) fn parse(value: &str) -> Option<Self> {
         match value {
             "earliest" => Some(Self::Earliest),
@@ -134,8 +133,8 @@ impl ShareStart {
     }
 }
 
-/// A duration as ISO 8601 has it, of days, hours, minutes and seconds, in this order, each once at
-/// most and one at least: `P1DT2H3M4.5S`.
+/// Parses an ISO 8601 duration of days, hours, minutes and seconds, in this order, each at most
+/// once and at least one of them: `P1DT2H3M4.5S`.
 fn iso_duration(text: &str) -> Option<Duration> {
     let text = text.to_ascii_uppercase();
     let (days, time) = match text.strip_prefix('P')?.split_once('T') {

@@ -1,10 +1,9 @@
-//! Settings by Kafka's names: which there are, what they can be, and where the values in effect
-//! come from.
+//! Settings by Kafka's names: their allowed values, and the sources of the values in effect.
 //!
 //! A setting of a topic comes from the topic, else from the broker's setting of the same meaning (a
 //! *synonym*: `log.retention.ms` for `retention.ms`), else it has Kafka's default. A broker's
-//! setting comes from what was set for this broker while it runs, from what was set for all
-//! brokers, from the configuration that it was started with, or has Kafka's default, in this order.
+//! setting comes from the dynamic settings of this broker, the dynamic settings of all brokers, the
+//! configuration that it was started with, or Kafka's default, in this order.
 
 pub(crate) mod broker;
 pub(crate) mod group;
@@ -18,7 +17,7 @@ use crate::errors::ApiError;
 pub(crate) use store::{Configs, Entity};
 pub(crate) use topic::AppendRules;
 
-/// The longest value that a setting can have, in bytes: what is set is kept in memory.
+/// The longest value of a setting in bytes: values are kept in memory.
 const MAX_VALUE_BYTES: usize = 4 << 10;
 
 /// Settings that differ from the default, by name.
@@ -48,27 +47,27 @@ impl ConfigType {
     }
 }
 
-/// Which values of its type a setting can have.
+/// The allowed values of a setting, within its type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Allowed {
     Any,
     AtLeast(i64),
     Between(i64, i64),
-    /// -1, or a number within these.
+    /// -1, or a number in this range.
     MinusOneOr(i64, i64),
-    /// One of these; of a list, each element.
+    /// One of these; for a list, each element.
     OneOf(&'static [&'static str]),
-    /// Only this one, although Kafka knows others, for this reason.
+    /// Only this value, although Kafka supports others, for this reason.
     Only(&'static str, &'static str),
     /// `*`, or pairs of partition and broker.
     Replicas,
-    /// Where a share group begins to read.
+    /// The start of a share group.
     ShareStart,
     /// Numbers by address.
     PerIp,
 }
 
-/// Where a value comes from, with its number in the protocol.
+/// The source of a value, with its number in the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Topic = 1,
@@ -79,7 +78,7 @@ pub(crate) enum Source {
     Group = 8,
 }
 
-/// A value, and where it comes from under which name.
+/// A value with its source and the setting's name there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Synonym {
     pub(crate) name: &'static str,
@@ -92,27 +91,27 @@ pub(crate) struct Synonym {
 pub(crate) struct Setting {
     pub(crate) name: &'static str,
     pub(crate) kind: ConfigType,
-    /// Kafka's.
+    /// Kafka's default.
     pub(crate) default: &'static str,
     pub(crate) allowed: Allowed,
-    /// The setting of the broker that holds where this one is not set.
+    /// The broker's setting that applies if this one is not set.
     pub(crate) broker_name: Option<&'static str>,
-    /// Anything here depends on it. A setting on which nothing does can be set for topics and
-    /// groups, and is shown; its documentation says so.
+    /// Whether the setting has an effect here. A setting without one can be set for topics and
+    /// groups and is reported; its documentation says so.
     pub(crate) effective: bool,
     pub(crate) documentation: &'static str,
 }
 
 impl Setting {
-    /// Check a value; as it is to be stored.
+    /// Checks a value and returns it in its stored form.
     ///
     /// # Errors
-    /// Why the setting cannot have it, in Kafka's words.
+    /// Why the value is not allowed, with Kafka's message.
     pub(crate) fn check(&self, value: &str) -> Result<String, String> {
         self.check_as(self.name, value)
     }
 
-    /// The same, where the setting has another name.
+    /// Checks a value of a setting that has another name in messages.
     fn check_as(&self, name: &str, value: &str) -> Result<String, String> {
         let value = value.trim();
         if value.len() > MAX_VALUE_BYTES {
@@ -226,32 +225,32 @@ fn is_replica(value: &str) -> bool {
     })
 }
 
-/// What is done to one setting.
+/// An operation on one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Set(String),
     Delete,
-    /// Add elements to a list.
+    /// Adds elements to a list.
     Append(String),
-    /// Remove elements from a list.
+    /// Removes elements from a list.
     Subtract(String),
 }
 
-/// A change of the settings of one thing.
+/// A change of the settings of one resource.
 #[derive(Clone, Debug)]
 pub(crate) struct Alteration {
-    /// Each setting once.
+    /// Each setting occurs once.
     pub(crate) ops: Vec<(String, Op)>,
-    /// Settings that are not named lose their values.
+    /// Whether settings that are not named lose their values.
     pub(crate) only_these: bool,
 }
 
 impl Alteration {
-    /// `current` as it is to be, values not checked. A list that has no value of its own begins as
-    /// `inherited` says; `find` gives the setting of a name.
+    /// Applies the change to `current`, without checking values. A list without a value of its own
+    /// starts as `inherited`; `find` returns the setting with a name.
     ///
     /// # Errors
-    /// [`ApiError::InvalidConfig`] when elements of what is no list are to be changed.
+    /// [`ApiError::InvalidConfig`] if elements of a setting that is not a list are to be changed.
     pub(crate) fn apply(
         &self,
         find: impl Fn(&str) -> Option<&'static Setting>,
@@ -263,7 +262,7 @@ impl Alteration {
             if let Op::Append(elements) | Op::Subtract(elements) = op
                 && elements.len() > MAX_VALUE_BYTES
             {
-                // Each is compared with each.
+                // The limit bounds the comparisons, which are quadratic.
                 let most = format!("{name} can have at most {MAX_VALUE_BYTES} bytes");
                 return Err(ApiError::InvalidConfig(most));
             }
@@ -309,7 +308,7 @@ impl Alteration {
 mod tests {
     use super::*;
 
-    /// What Apache Kafka 4.3.1 says, word for word.
+    /// The messages of Apache Kafka 4.3.1, verbatim.
     #[test]
     fn values_are_refused_in_kafkas_words() {
         let reason = |name: &str, value: &str| topic::find(name).unwrap().check(value).unwrap_err();

@@ -1,5 +1,4 @@
-//! What was set for the brokers and for groups while the server runs: in the catalog under
-//! `config/`, in memory as maps.
+//! The dynamic settings of brokers and groups: in the catalog under `config/`, in memory as maps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,20 +21,20 @@ use crate::groups::share::ShareRules;
 const META_PREFIX: &str = "config/";
 const GROUP_PREFIX: &str = "config/group/";
 
-/// Groups that can have settings of their own.
+/// The greatest number of groups with settings of their own.
 const MAX_GROUPS: usize = 10_000;
 
-/// The longest name of a group that can have them, in bytes.
+/// The longest name of a group with settings of its own, in bytes.
 const MAX_GROUP_NAME_BYTES: usize = 255;
 
-/// What has settings that are kept here.
+/// The owner of dynamic settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entity<'a> {
     /// All brokers.
     Brokers,
     /// This broker.
     ThisBroker,
-    /// A group, whether there is one or not.
+    /// A group, whether it exists or not.
     Group(&'a str),
 }
 
@@ -46,25 +45,25 @@ struct State {
     groups: BTreeMap<String, Overrides>,
 }
 
-/// The settings of brokers and groups.
+/// The dynamic settings of brokers and groups.
 pub(crate) struct Configs {
     store: Store,
     node_id: i32,
-    /// The settings of the broker that there are.
+    /// The settings that a broker has.
     pub(crate) broker_settings: Vec<BrokerSetting>,
     started_with: Overrides,
     groups: GroupConfig,
     state: RwLock<State>,
-    /// Held over a change's check and commit.
+    /// Held during the check and commit of a change.
     changing: tokio::sync::Mutex<()>,
     changed: Notify,
 }
 
 impl Configs {
-    /// Read what was set from the catalog.
+    /// Loads the dynamic settings from the catalog.
     ///
     /// # Errors
-    /// The key of the first entry that does not make sense, and why.
+    /// The key of the first invalid entry, and the reason.
     pub(crate) fn open(store: Store, config: &BrokerConfig) -> Result<Arc<Self>, String> {
         let mut configs = Self {
             store,
@@ -91,10 +90,10 @@ impl Configs {
         Ok(Arc::new(configs))
     }
 
-    /// Change what was set. With `validate_only` only check whether that would succeed.
+    /// Changes dynamic settings. With `validate_only`, only checks whether that would succeed.
     ///
     /// # Errors
-    /// Unknown names and impossible values; failed storage.
+    /// Unknown names and invalid values; failed storage.
     pub(crate) async fn alter(
         &self,
         entity: Entity<'_>,
@@ -160,7 +159,7 @@ impl Configs {
                 ApiError::InvalidConfig(format!("Unknown group config name: {name}"))
             })?;
             let value = setting.check(&value).map_err(ApiError::InvalidConfig)?;
-            // What was set when the bounds were others stays.
+            // A value that was set under other bounds may stay.
             if current.get(&name) != Some(&value) {
                 group::check_bounds(&self.groups, &name, &value)
                     .map_err(ApiError::InvalidConfig)?;
@@ -206,20 +205,20 @@ impl Configs {
         Ok(overrides)
     }
 
-    /// The value of a setting of the broker that has one.
+    /// The value of a broker setting that has one.
     fn broker_value(&self, name: &str) -> String {
         let setting = self.broker_setting(name);
         let first = setting.and_then(|setting| self.broker_synonyms(setting).into_iter().next());
         first.map(|first| first.value).unwrap_or_default()
     }
 
-    /// How often partitions of compacted topics are looked at.
+    /// The interval of checks of compacted partitions.
     pub(crate) fn cleaner_backoff(&self) -> Duration {
         let ms = self.broker_value(broker::CLEANER_BACKOFF).parse().unwrap_or(15_000);
         Duration::from_millis(ms)
     }
 
-    /// How many connections there may be.
+    /// The limits on connections.
     pub(crate) fn connection_limits(&self) -> Limits {
         let number = |name| self.broker_value(name).parse().unwrap_or(u32::MAX);
         let overrides = broker::per_ip(&self.broker_value(broker::MAX_CONNECTIONS_OVERRIDES));
@@ -230,7 +229,7 @@ impl Configs {
         }
     }
 
-    /// Until settings are changed.
+    /// Resolves when settings have changed.
     pub(crate) fn changed(&self) -> Notified<'_> {
         self.changed.notified()
     }
@@ -239,7 +238,7 @@ impl Configs {
         self.broker_settings.iter().find(|setting| setting.name == name)
     }
 
-    /// What was set for it.
+    /// The dynamic settings of an owner.
     pub(crate) fn overrides(&self, entity: Entity<'_>) -> Overrides {
         let state = self.state.read();
         match entity {
@@ -249,13 +248,13 @@ impl Configs {
         }
     }
 
-    /// Groups that have settings of their own, in order.
+    /// The groups with settings of their own, in order.
     pub(crate) fn groups(&self) -> Vec<String> {
         self.state.read().groups.keys().cloned().collect()
     }
 
-    /// What holds for a group that does not say it: what the broker says for all of them, or else
-    /// Kafka's default.
+    /// The values of a setting for groups that do not set it: the broker's value for all groups, or
+    /// else Kafka's default.
     pub(crate) fn group_synonyms(&self, setting: &super::Setting) -> Vec<Synonym> {
         let broker = setting.broker_name.and_then(|name| self.broker_setting(name));
         match broker {
@@ -278,17 +277,17 @@ impl Configs {
         own.or_else(of_all).unwrap_or_default()
     }
 
-    /// The value of a group's setting that is a number.
+    /// The value of a group's numeric setting.
     pub(crate) fn group_number(&self, group: &str, name: &str) -> i64 {
         self.group_value(group, name).parse().unwrap_or_default()
     }
 
-    /// The same of one that is a time in milliseconds.
+    /// The value of a group's setting in milliseconds.
     pub(crate) fn group_time(&self, group: &str, name: &str) -> Duration {
         Duration::from_millis(u64::try_from(self.group_number(group, name)).unwrap_or_default())
     }
 
-    /// How a share group's members acquire records.
+    /// The rules by which members of a share group acquire records.
     pub(crate) fn share_rules(&self, group: &str) -> ShareRules {
         let number = |name| self.group_number(group, name);
         ShareRules {
@@ -300,7 +299,7 @@ impl Configs {
         }
     }
 
-    /// Where a share group begins to read.
+    /// The start of a share group.
     pub(crate) fn share_start(&self, group: &str) -> ShareStart {
         let value = self.group_value(group, "share.auto.offset.reset");
         ShareStart::parse(&value).unwrap_or_else(|| {
@@ -309,7 +308,7 @@ impl Configs {
         })
     }
 
-    /// The values of a setting of the broker and where they come from; the first is in effect.
+    /// The values of a broker setting with their sources; the first is in effect.
     pub(crate) fn broker_synonyms(&self, setting: &BrokerSetting) -> Vec<Synonym> {
         let state = self.state.read();
         let set = [
@@ -325,13 +324,13 @@ impl Configs {
         set.chain(default).map(synonym).collect()
     }
 
-    /// The values of a setting of topics that come from the broker; the first is in effect.
+    /// The values of a topic setting that come from the broker; the first is in effect.
     pub(crate) fn topic_synonyms(&self, setting: &super::Setting) -> Vec<Synonym> {
         let broker = setting.broker_name.and_then(|name| self.broker_setting(name));
         broker.map(|broker| self.broker_synonyms(broker)).unwrap_or_default()
     }
 
-    /// What the broker says for topics that do not say it, by the topics' names, without Kafka's
+    /// The broker's values for settings of topics, by the topics' setting names, without Kafka's
     /// defaults.
     pub(crate) fn topic_defaults(&self) -> Overrides {
         let default = |setting: &'static super::Setting| {

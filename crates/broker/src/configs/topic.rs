@@ -1,4 +1,5 @@
-//! The settings of topics, and what they mean for appends and for old records.
+//! The settings of topics, and the rules for appends, retention and compaction that follow from
+//! them.
 
 use super::{Allowed, ConfigType, Overrides, Setting};
 use crate::batch::Codec;
@@ -58,8 +59,7 @@ const fn unused(
 use Allowed::{Any, AtLeast, Between, MinusOneOr, OneOf, Only, Replicas};
 use ConfigType::{Boolean, Double, Int, List, Long, String as Text};
 
-/// All settings that a topic can have, by name: those of Apache Kafka 4.3, with its types, defaults
-/// and bounds.
+/// All settings of topics, by name: those of Apache Kafka 4.3, with its types, defaults and bounds.
 #[rustfmt::skip]
 pub(crate) const SETTINGS: &[Setting] = &[
     used(CLEANUP_POLICY, List, DELETE, OneOf(&[COMPACT, DELETE]), "log.cleanup.policy",
@@ -131,19 +131,19 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "Whether a replica that lags may lead. No effect here: there is one replica."),
 ];
 
-/// The setting of this name.
+/// The setting with this name.
 pub(crate) fn find(name: &str) -> Option<&'static Setting> {
     SETTINGS.iter().find(|setting| setting.name == name)
 }
 
-/// Check all of a topic's own settings.
+/// Checks all of a topic's own settings.
 ///
 /// # Returns
-/// They, as they are to be stored.
+/// The settings in their stored form.
 ///
 /// # Errors
-/// [`ApiError::InvalidConfig`] for an unknown name, a value that the setting cannot have, or
-/// values that contradict each other.
+/// [`ApiError::InvalidConfig`] for an unknown name, a value that is not allowed, or values that
+/// contradict each other.
 pub(crate) fn check(overrides: &Overrides) -> Result<Overrides, ApiError> {
     let mut checked = Overrides::new();
     for (name, value) in overrides {
@@ -161,11 +161,11 @@ pub(crate) fn check(overrides: &Overrides) -> Result<Overrides, ApiError> {
     Ok(checked)
 }
 
-/// What holds for a topic: its own settings over the broker's, over Kafka's. All that are stored
-/// have been checked.
+/// The effective settings of a topic: its own, else the broker's, else Kafka's defaults. All stored
+/// values have been checked.
 struct Values<'a> {
     overrides: &'a Overrides,
-    /// The broker's, by the topic's names.
+    /// The broker's values, by the topics' setting names.
     defaults: &'a Overrides,
 }
 
@@ -178,7 +178,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// A number; the setting's default where an older version has stored what is none.
+    /// The value as a number; the default if an older version stored an invalid one.
     fn number(&self, name: &str) -> i64 {
         let default = || find(name).and_then(|setting| setting.default.parse().ok());
         self.get(name).parse().ok().or_else(default).unwrap_or_default()
@@ -189,48 +189,48 @@ impl<'a> Values<'a> {
     }
 }
 
-/// What the settings of a topic say about its records.
+/// The rules for a topic's records that follow from its settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Rules {
     pub(crate) append: AppendRules,
     pub(crate) retention: RetentionRules,
-    /// Nothing but compaction may remove a record.
+    /// Whether only compaction may remove records.
     pub(crate) only_compacts: bool,
-    /// `None` if its records are not compacted by key.
+    /// `None` if the topic is not log-compacted.
     pub(crate) compaction: Option<CompactionRules>,
 }
 
-/// What they say about appends.
+/// The rules for appends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AppendRules {
-    /// `max.message.bytes`, or what the store takes if that is less.
+    /// `max.message.bytes`, or the store's limit if that is less.
     pub(crate) max_batch_bytes: u32,
-    /// `message.timestamp.type` is `LogAppendTime`.
+    /// Whether `message.timestamp.type` is `LogAppendTime`.
     pub(crate) log_append_time: bool,
     /// `message.timestamp.before.max.ms`.
     pub(crate) before_max_ms: i64,
     /// `message.timestamp.after.max.ms`.
     pub(crate) after_max_ms: i64,
-    /// Records without a key are refused: `cleanup.policy` has `compact`.
+    /// Whether records without a key are refused: `cleanup.policy` includes `compact`.
     pub(crate) needs_keys: bool,
-    /// `compression.type`, and how hard the codec tries; `None` for the producer's.
+    /// `compression.type` and the compression level; `None` keeps the producer's compression.
     pub(crate) compression: Option<(Codec, i32)>,
 }
 
-/// When and how they are compacted by key.
+/// The rules for log compaction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CompactionRules {
     /// `min.cleanable.dirty.ratio`.
     pub(crate) min_dirty_ratio: f64,
     /// `min.compaction.lag.ms`.
     pub(crate) min_lag_ms: i64,
-    /// `max.compaction.lag.ms`; the greatest number for no bound.
+    /// `max.compaction.lag.ms`; `i64::MAX` for no limit.
     pub(crate) max_lag_ms: i64,
     /// `delete.retention.ms`.
     pub(crate) delete_retention_ms: i64,
 }
 
-/// Which records of a topic may go. `None`: no bound.
+/// The limits for retention; `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RetentionRules {
     pub(crate) age_ms: Option<i64>,
@@ -239,7 +239,7 @@ pub(crate) struct RetentionRules {
 
 impl Rules {
     /// The rules of a topic with these settings of its own, and the broker's `defaults` by the
-    /// topic's names.
+    /// topics' setting names.
     pub(crate) fn new(overrides: &Overrides, defaults: &Overrides) -> Self {
         let values = Values { overrides, defaults };
         let level = |name| i32::try_from(values.number(name)).unwrap_or_default();
@@ -273,9 +273,9 @@ impl Rules {
         Self { append, retention, only_compacts: compaction.is_some() && !deletes, compaction }
     }
 
-    /// The same where the store takes batches of so many bytes. What is set above that is taken all
-    /// the same: people set as much as their largest batch could ever have, and franz-go's own
-    /// tests 128 MiB. See [`warn_of_bound`].
+    /// Limits the batch size to that of the store. Greater values of the setting are accepted:
+    /// users set the greatest batch size that they could ever need, and the tests of franz-go set
+    /// 128 MiB. See [`warn_of_bound`].
     pub(crate) fn bounded(mut self, store_bytes: u64) -> Self {
         let max_bytes = &mut self.append.max_batch_bytes;
         *max_bytes = u32::try_from(store_bytes).map_or(*max_bytes, |bytes| bytes.min(*max_bytes));
@@ -283,8 +283,8 @@ impl Rules {
     }
 }
 
-/// Tell who runs the server if what is set for `whom` is more than the store takes, and counts as
-/// that.
+/// Warns the operator if the batch size set for `whom` exceeds the limit of the store, which then
+/// applies.
 pub(crate) fn warn_of_bound(whom: &str, max_message_bytes: Option<&String>, store_bytes: u64) {
     let wanted = max_message_bytes.and_then(|value| value.parse::<u64>().ok());
     if let Some(wanted) = wanted.filter(|wanted| *wanted > store_bytes) {
