@@ -63,7 +63,7 @@ pub(crate) async fn admit(
         _ => batch,
     };
     let header = BatchHeader::parse(&batch)
-        .ok_or_else(|| ApiError::Internal("a batch without a header was let in".into()))?;
+        .ok_or_else(|| ApiError::Internal("a validated batch has no header".into()))?;
     Ok((header, batch))
 }
 
@@ -107,7 +107,7 @@ fn rejection(batch: &[u8], rules: AppendRules, now_ms: i64) -> Result<ApiError, 
         rejected.push((index, reason));
     })?;
     let times = first_is_time.ok_or_else(|| {
-        ApiError::Internal("a batch is refused, but none of its records breaks a rule".into())
+        ApiError::Internal("a batch was rejected, but none of its records violates a rule".into())
     })?;
     Ok(ApiError::RejectedRecords { times, records: rejected })
 }

@@ -163,7 +163,7 @@ pub(crate) fn check_produced(
     };
     if header.len_bytes > records.len() {
         return invalid(format!(
-            "the batch says that it has {} bytes, there are {}",
+            "the batch announces {} bytes, but {} were sent",
             header.len_bytes,
             records.len()
         ));
@@ -182,25 +182,25 @@ pub(crate) fn check_produced(
     let crc = crc32c::crc32c(&records[ATTRIBUTES..]);
     if crc != header.crc {
         return Err(ApiError::CorruptBatch(format!(
-            "the batch's CRC is {:#010x}, its bytes have {crc:#010x}",
+            "the batch's CRC field is {:#010x}, the CRC of its content is {crc:#010x}",
             header.crc
         )));
     }
     if header.base_offset != 0 {
         return invalid(format!(
-            "a producer's batch starts at offset 0, this one at {}",
+            "a producer's batch must start at offset 0, this one starts at {}",
             header.base_offset
         ));
     }
     if header.last_offset_delta < 0 || header.record_count <= 0 {
         return invalid(format!(
-            "{} records with a last offset delta of {}",
+            "the batch announces {} records and a last offset delta of {}",
             header.record_count, header.last_offset_delta
         ));
     }
     if header.last_offset_delta != header.record_count - 1 {
         return invalid(format!(
-            "{} records do not fit a last offset delta of {}",
+            "{} records do not match a last offset delta of {}",
             header.record_count, header.last_offset_delta
         ));
     }
@@ -213,7 +213,7 @@ pub(crate) fn check_produced(
         }
         Some(Codec::Zstd) if version < 7 => {
             return Err(ApiError::UnsupportedCompression(
-                "produce requests can use zstd from version 7 on".into(),
+                "zstd needs version 7 or later of the produce request".into(),
             ));
         }
         Some(_) => {}
@@ -222,16 +222,16 @@ pub(crate) fn check_produced(
         return invalid("clients may not write control batches".into());
     }
     if header.is_transactional() && !header.is_idempotent() {
-        return invalid("a transactional batch without a producer id".into());
+        return invalid("a transactional batch must have a producer ID".into());
     }
     if header.is_log_append_time() {
         return Err(ApiError::InvalidTimestamp(
-            "only the server may mark a batch with the time of its append".into(),
+            "only the server may set the timestamp type LogAppendTime".into(),
         ));
     }
     if header.is_idempotent() && (header.base_sequence < 0 || header.producer_epoch < 0) {
         return invalid(format!(
-            "producer {} sends epoch {} and sequence number {}",
+            "producer {} sent the invalid epoch {} or sequence number {}",
             header.producer_id, header.producer_epoch, header.base_sequence
         ));
     }

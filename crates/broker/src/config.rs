@@ -138,7 +138,7 @@ impl BrokerConfig {
         ) -> Result<(), InvalidConfig> {
             if value < min || value > max {
                 return Err(InvalidConfig(format!(
-                    "{field} is {value:?}, allowed are {min:?} to {max:?}"
+                    "{field} is {value:?}, but must be {min:?} to {max:?}"
                 )));
             }
             Ok(())
@@ -162,7 +162,7 @@ impl BrokerConfig {
         let tokens = |listener: &ListenerConfig| listener.sasl.contains(&Mechanism::OauthBearer);
         if self.security.oauth.is_none() && self.listeners.iter().any(tokens) {
             return Err(InvalidConfig(
-                "a listener has OAUTHBEARER, and there is nothing that says which tokens are taken"
+                "a listener has OAUTHBEARER, but no OAuth settings are configured"
                     .into(),
             ));
         }

@@ -52,27 +52,28 @@ const READ_BUFFER_BYTES: usize = 2 << 10;
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum End {
-    #[error("the client closed it")]
+    #[error("the client closed the connection")]
     Closed,
     #[error("the server is stopping")]
     Stopping,
     #[error(
-        "answers were not known in time after the client had closed it, or the server had stopped"
+        "responses were incomplete some time after the client closed the connection or the server \
+         began to stop"
     )]
     GivenUp,
-    #[error("no request for the idle timeout")]
+    #[error("no request arrived within the idle timeout")]
     Idle,
-    #[error("a request did not arrive in time")]
+    #[error("a request did not arrive in time or fast enough")]
     SlowRequest,
-    #[error("a response was not taken in time")]
+    #[error("a response was not received in time or fast enough")]
     SlowResponse,
-    #[error("a request of {0} bytes")]
+    #[error("a request announced {0} bytes, which is not allowed")]
     BadLength(i32),
     #[error("{0}")]
     Tls(#[from] TlsError),
     #[error("{0}")]
     Refused(#[from] Refused),
-    #[error("a produce request without acknowledgement failed")]
+    #[error("a produce request with acks=0 failed")]
     FailedUnacknowledged,
     #[error("{0}")]
     Encode(#[from] EncodeError),
@@ -124,7 +125,7 @@ pub(crate) async fn serve(
     addr: SocketAddr,
 ) {
     if let Err(error) = socket.set_nodelay(true) {
-        tracing::debug!(%error, "a connection keeps delaying small packets");
+        tracing::debug!(%error, "TCP_NODELAY not set");
     }
     let peer = |principal| Arc::new(Peer::new(listener.clone(), addr.ip(), principal));
     let end = match &listener.tls {
@@ -144,7 +145,7 @@ pub(crate) async fn serve(
         server.metrics.closed(reason);
     }
     if let End::Encode(_) | End::Refused(Refused::Encode(_)) = end {
-        tracing::error!(%addr, %end, "a response could not be encoded");
+        tracing::error!(%addr, %end, "response not encoded");
     } else {
         tracing::debug!(%addr, listener = listener.config.name, %end, "connection ended");
     }

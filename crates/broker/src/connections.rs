@@ -29,9 +29,9 @@ struct Open {
 /// The limit that refuses a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Full {
-    #[error("too many connections are open")]
+    #[error("too many open connections")]
     All,
-    #[error("its address has too many open")]
+    #[error("too many open connections from this address")]
     OfAddress,
 }
 

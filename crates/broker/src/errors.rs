@@ -12,7 +12,7 @@ use crate::security::ResourceType;
 pub(crate) enum ApiError {
     #[error("the topic or partition does not exist")]
     UnknownTopicOrPartition,
-    #[error("no topic has this id")]
+    #[error("no topic has this ID")]
     UnknownTopicId,
     #[error("{0}")]
     InvalidTopicName(String),
@@ -21,7 +21,8 @@ pub(crate) enum ApiError {
     #[error("{0}")]
     InvalidPartitions(String),
     #[error(
-        "replication factor {0}: a single server keeps one replica of each partition, so allowed are 1 and -1"
+        "replication factor {0} is not possible: this server keeps one replica, so only 1 and -1 \
+         are allowed"
     )]
     InvalidReplicationFactor(i16),
     #[error("{0}")]
@@ -34,7 +35,7 @@ pub(crate) enum ApiError {
     QuotaExceeded,
     #[error("{0}")]
     InvalidRequest(String),
-    #[error("acks is {0}, allowed are 0, 1 and -1")]
+    #[error("acks is {0}, but must be 0, 1 or -1")]
     InvalidRequiredAcks(i16),
     #[error("{0}")]
     CorruptBatch(String),
@@ -57,10 +58,10 @@ pub(crate) enum ApiError {
     #[error("{0}")]
     UnsupportedCompression(String),
     #[error(
-        "producer {producer_id} sends sequence number {got} of epoch {epoch} where {expected} is next"
+        "producer {producer_id} sent sequence number {got} in epoch {epoch}, expected {expected}"
     )]
     OutOfOrderSequence { producer_id: i64, epoch: i16, got: i32, expected: i32 },
-    #[error("producer {producer_id} sends epoch {got} after epoch {current}")]
+    #[error("producer {producer_id} sent epoch {got}, but epoch {current} is current")]
     InvalidProducerEpoch { producer_id: i64, got: i16, current: i16 },
     #[error("{reason}")]
     Transaction { kind: ResponseError, reason: String },
@@ -72,36 +73,38 @@ pub(crate) enum ApiError {
     FencedLeaderEpoch(i32),
     #[error("{0}")]
     NotLeader(String),
-    #[error("there is no such fetch session")]
+    #[error("the fetch session does not exist")]
     FetchSessionNotFound,
-    #[error("fetch session epoch {got} where {expected} is next")]
+    #[error("fetch session epoch is {got}, expected {expected}")]
     InvalidFetchSessionEpoch { got: i32, expected: i32 },
     #[error(
-        "the fetch session was begun with topic names and goes on with topic ids, or the other way round"
+        "the request names topics differently (by name or ID) than the one that began its fetch \
+         session"
     )]
     FetchSessionTopicId,
-    #[error("there is no such share session")]
+    #[error("the share session does not exist")]
     ShareSessionNotFound,
-    #[error("share session epoch {got} where {expected} is next")]
+    #[error("share session epoch is {got}, expected {expected}")]
     InvalidShareSessionEpoch { got: i32, expected: i32 },
-    #[error("there are {0} share sessions, or they name too many partitions")]
+    #[error("the limit of {0} share sessions, or that of their partitions, is reached")]
     ShareSessionLimit(usize),
-    #[error("the member has not acquired all records that it speaks of, or no longer has them")]
+    #[error("the member has not acquired all of these records, or no longer holds them")]
     InvalidRecordState,
-    #[error("no room in the log within the request's time; nothing of it was written")]
+    #[error("the log had no free space within the request's timeout; nothing was written")]
     TimedOut,
-    #[error("objects could not be read in the request's time; what came of them is cached")]
+    #[error("objects could not be read within the request's timeout; the parts that were read are \
+        cached")]
     ObjectsTooSlow,
     #[error("resources of type {0} cannot be configured")]
     UnsupportedResourceType(i8),
-    #[error("timestamp {0} has no meaning in this version")]
+    #[error("timestamp {0} is not defined in this version")]
     UnsupportedTimestamp(i64),
     #[error("the ACLs do not allow this ({0:?})")]
     Unauthorized(ResourceType),
     #[error("No Authorizer is configured.")]
     NoAuthorizer,
     /// Records are lost: a retry cannot succeed.
-    #[error("the records are lost: {0}")]
+    #[error("records are lost: {0}")]
     Lost(String),
     #[error("storage: {0}")]
     Storage(String),

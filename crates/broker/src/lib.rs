@@ -109,7 +109,7 @@ pub enum StartError {
     #[error("the stored metadata is damaged: {0}")]
     Metadata(String),
     /// The store belongs to another cluster.
-    #[error("the store belongs to the cluster {stored}, the configuration says {configured}")]
+    #[error("the store belongs to cluster {stored}, but {configured} is configured")]
     OtherCluster {
         /// The cluster ID in the store.
         stored: String,
@@ -165,7 +165,7 @@ impl Fold for BrokerFold {
                 state_table::fold::<groups::KeptGroups>(offsets, previous, batches)
             }
             // No stream of another kind was ever created.
-            other => unreachable!("streams of kind {other} have no owner here"),
+            other => unreachable!("unknown stream kind {other}"),
         }
     }
 
@@ -197,7 +197,7 @@ impl Broker {
             tracing::warn!(
                 max_message_bytes = config.max_message_bytes,
                 store_bytes = store.max_batch_bytes(),
-                "the store takes smaller batches than the configuration allows; larger ones are refused"
+                "the store's batch limit is below the configured one; larger batches are refused"
             );
         }
         let configs = Configs::open(store.clone(), &config).map_err(StartError::Metadata)?;
@@ -218,7 +218,7 @@ impl Broker {
             cluster_id,
             topics = topics.all().len(),
             partitions = topics.partitions(),
-            "topics and groups are loaded"
+            "topics and groups loaded"
         );
 
         let users = Users::open(store.clone()).await?;
@@ -320,7 +320,7 @@ impl Broker {
         self.server.groups.shutdown().await;
         for accepting in self.accepting {
             if let Err(error) = accepting.await {
-                tracing::error!(%error, "a listener's task failed");
+                tracing::error!(%error, "listener task failed");
             }
         }
     }
@@ -406,7 +406,7 @@ async fn forget_deleted_topics(groups: &Groups, topics: &Topics) {
     let exists = |name: &str| topics.by_name(name).is_ok();
     if let Err(error) = groups.forget_missing_topics(&groups.topics_with_offsets(), exists).await {
         // They only occupy space: they are dropped before another topic of the name is created.
-        tracing::warn!(%error, "committed offsets of topics that do not exist could not be dropped");
+        tracing::warn!(%error, "committed offsets of deleted topics not dropped");
     }
 }
 

@@ -41,7 +41,8 @@ pub(crate) async fn run(server: Arc<Server>, listener: Arc<Listener>, socket: Tc
                 let who = Who::Address(peer.ip());
                 let early = server.quotas.try_charge(Bound::Connections, who, 1.0, Instant::now());
                 if let Err(wait) = early {
-                    tracing::debug!(%peer, "connection refused: its address opens them too fast");
+                    tracing::debug!(%peer, "connection refused: its address exceeds its quota of \
+                        new connections");
                     server.metrics.closed("too_fast");
                     if let Ok(place) = held_back.clone().try_acquire_owned() {
                         connections.spawn(hold_back(server.clone(), socket, wait, place));
@@ -79,11 +80,11 @@ pub(crate) async fn run(server: Arc<Server>, listener: Arc<Listener>, socket: Tc
     if timeout(server.config.shutdown_grace, all_ended).await.is_err() {
         tracing::warn!(
             connections = connections.len(),
-            "requests in flight did not end within the grace period"
+            "requests did not complete within the grace period"
         );
         connections.shutdown().await;
     }
-    tracing::debug!(connections = open, "all connections are closed");
+    tracing::debug!(connections = open, "all connections closed");
 }
 
 /// Closes a refused connection only when its client could open one again: if it were closed at
@@ -114,6 +115,6 @@ impl Drop for Counted<'_> {
 
 fn report(ended: Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended {
-        tracing::error!(%error, "a connection's task failed");
+        tracing::error!(%error, "connection task failed");
     }
 }

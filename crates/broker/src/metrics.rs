@@ -113,12 +113,12 @@ impl Metrics {
         registry.register("requests", "Requests, by API and version", metrics.requests.clone());
         registry.register(
             "request_duration_seconds",
-            "From the complete request to the written response",
+            "Time from the complete request to the written response",
             metrics.latency.clone(),
         );
         registry.register(
             "errors",
-            "Errors of partitions in produce, fetch and list-offsets responses",
+            "Partition errors in Produce, Fetch and ListOffsets responses, by error",
             metrics.errors.clone(),
         );
         registry.register(
@@ -128,7 +128,7 @@ impl Metrics {
         );
         registry.register(
             "throttled_requests",
-            "Requests after which their client had to wait, by quota",
+            "Requests whose client was throttled, by quota",
             metrics.throttled.clone(),
         );
         registry.register("connections", "Open connections", metrics.connections.clone());
@@ -145,72 +145,73 @@ impl Metrics {
         );
         registry.register(
             "open_transactions",
-            "Transactions that are open",
+            "Open transactions",
             metrics.open_transactions.clone(),
         );
         registry.register(
             "transactions",
-            "Transactions that have ended, by outcome",
+            "Ended transactions, by outcome",
             metrics.ended.clone(),
         );
         registry.register(
             "transactions_ended_after_loss",
-            "Transactions that were ended at the start since the log had lost their end or a part of them, by outcome; aborted for want of knowledge: unknown, interrupted",
+            "Transactions ended at the start because the log lost their end or a part of them, by \
+             outcome; unknown and interrupted ones are aborted",
             metrics.ended_after_loss.clone(),
         );
         registry.register(
             "share_acquired_records",
-            "Records handed out to members of share groups, each time",
+            "Records delivered to members of share groups, counting each delivery",
             metrics.share_acquired.clone(),
         );
         registry.register(
             "share_acknowledged_records",
-            "Records that members of share groups have acknowledged, by what they said",
+            "Records acknowledged by members of share groups, by type of acknowledgement",
             metrics.share_acknowledged.clone(),
         );
         registry.register(
             "log_compactions",
-            "Partitions compacted by key",
+            "Log compactions of partitions",
             metrics.log_compactions.clone(),
         );
         registry.register(
             "log_compaction_read_bytes",
-            "Bytes of record batches that were compacted by key",
+            "Bytes of record batches before log compaction",
             metrics.log_compaction_read_bytes.clone(),
         );
         registry.register(
             "log_compaction_written_bytes",
-            "Bytes of what was left of them",
+            "Bytes of record batches after log compaction",
             metrics.log_compaction_written_bytes.clone(),
         );
         registry.register(
             "log_compaction_failures",
-            "Partitions that could not be compacted by key, each time",
+            "Failed log compactions of partitions",
             metrics.log_compaction_failures.clone(),
         );
         registry.register(
             "log_compaction_max_dirty_ratio",
-            "Greatest part of a compacted partition that was not compacted yet, and could be, at the last look",
+            "Greatest dirty ratio of a log-compacted partition at the last check",
             metrics.log_compaction_dirtiest.clone(),
         );
         registry.register(
             "log_compaction_dirty_bytes",
-            "Bytes of compacted partitions that were not compacted yet, and could be, at the last look",
+            "Dirty bytes of all log-compacted partitions at the last check",
             metrics.log_compaction_dirty_bytes.clone(),
         );
         registry.register(
             "log_compaction_failing_partitions",
-            "Partitions whose last compaction by key has failed, and that are to be tried again",
+            "Partitions whose last log compaction failed and will be retried",
             metrics.log_compaction_failing.clone(),
         );
         registry.register(
             "log_compaction_last_success_timestamp_seconds",
-            "When a partition was compacted by key last, 0 if none was since the start",
+            "Time of the last successful log compaction since the start, 0 if there was none",
             metrics.log_compaction_last_success.clone(),
         );
         registry.register(
             "log_compaction_next_retry_timestamp_seconds",
-            "When the next of the partitions that have failed is tried again, 0 if there is none",
+            "Time of the next retry of a failed log compaction, 0 if there is none",
             metrics.log_compaction_next_retry.clone(),
         );
         metrics
@@ -269,7 +270,7 @@ pub(crate) fn register_shares(registry: &mut Registry, shares: &Shares) {
     registry.register("share_sessions", "Open share sessions", shares.sessions.open.clone());
     registry.register(
         "share_timed_out_records",
-        "Records of share groups whose lock was over before a member had acknowledged them",
+        "Records of share groups whose lock expired before they were acknowledged",
         shares.counters.timed_out.clone(),
     );
 }
@@ -279,17 +280,17 @@ pub(crate) fn register_producers(registry: &mut Registry, totals: &Totals) {
     let registry = registry.sub_registry_with_prefix("alluvium_kafka");
     registry.register(
         "remembered_producers",
-        "Producers that partitions remember, each in each",
+        "Producer IDs tracked, summed over partitions",
         totals.producers.clone(),
     );
     registry.register(
         "remembered_transactions",
-        "Transactions that partitions remember since they are open or aborted, each in each",
+        "Open and aborted transactions tracked, summed over partitions",
         totals.transactions.clone(),
     );
     registry.register(
         "refused_transactions",
-        "Batches refused since a partition, or all of them, would have to remember too many aborted transactions",
+        "Batches refused because of the limits on tracked transactions",
         totals.refused.clone(),
     );
 }

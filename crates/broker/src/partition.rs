@@ -325,7 +325,7 @@ impl Partition {
             }));
         }
         if producer_id < 0 || epoch < 0 {
-            let reason = format!("no producer has id {producer_id} and epoch {epoch}");
+            let reason = format!("no producer has ID {producer_id} and epoch {epoch}");
             return Err(NotAdmitted::Refused(ApiError::InvalidRequest(reason)));
         }
         Ok(self.append_marker_to(&mut producers, producer_id, epoch, outcome)?)
@@ -372,7 +372,8 @@ impl Partition {
         self.refused_transactions.fetch_add(1, Ordering::Relaxed);
         Err(ApiError::Transaction {
             kind: ResponseError::TransactionAbortable,
-            reason: "too many aborted transactions are remembered; there is room when old records are deleted or compacted".into(),
+            reason: "too many aborted transactions are tracked; their number decreases when old \
+                records are deleted or compacted".into(),
         })
     }
 

@@ -45,7 +45,7 @@ impl Pattern {
     pub(crate) fn new(regex: &str) -> Result<Self, String> {
         if regex.len() > MAX_BYTES {
             return Err(format!(
-                "it has {} bytes, and at most {MAX_BYTES} are allowed",
+                "it has {} bytes, the limit is {MAX_BYTES}",
                 regex.len()
             ));
         }

@@ -48,7 +48,7 @@ impl ProducerIds {
             *reserved = first..end;
         }
         let id = reserved.next();
-        id.ok_or_else(|| ApiError::Internal("a block of producer ids is empty".into()))
+        id.ok_or_else(|| ApiError::Internal("a block of producer IDs is empty".into()))
     }
 }
 

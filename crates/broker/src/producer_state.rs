@@ -190,7 +190,7 @@ impl ProducerStates {
             return Err(ApiError::Transaction {
                 kind: ResponseError::InvalidTxnState,
                 reason: format!(
-                    "producer {} has a transaction open and sends a batch that is not part of it",
+                    "producer {} has an open transaction and sent a batch outside of it",
                     batch.producer_id
                 ),
             });

@@ -291,7 +291,7 @@ impl Quotas {
         };
         if limits.is_empty() && entities >= MAX_ENTITIES {
             return Err(ApiError::PolicyViolation(format!(
-                "{MAX_ENTITIES} users, clients and addresses have quotas already"
+                "the limit of {MAX_ENTITIES} users, clients and addresses with quotas is reached"
             )));
         }
         for (key, value) in ops {

@@ -75,7 +75,8 @@ pub(crate) fn first_at_or_after(
     timestamp_ms: i64,
 ) -> Result<Option<Found>, ApiError> {
     let corrupt =
-        |reason: String| ApiError::CorruptBatch(format!("records of a stored batch: {reason}"));
+        |reason: String| ApiError::CorruptBatch(format!("records of a stored batch cannot be read: \
+            {reason}"));
     let header = BatchHeader::parse(batch).ok_or_else(|| corrupt("no header".into()))?;
     let base_offset = header.base_offset as u64;
     if header.is_log_append_time() {
@@ -139,7 +140,7 @@ fn check_record(body: &mut &[u8], offset_delta: i32) -> io::Result<(i64, bool)> 
     let (timestamp_delta_ms, _) = read_varint(&mut fields, LONG_BYTES)?;
     let (found, _) = read_varint(&mut fields, INT_BYTES)?;
     if found != i64::from(offset_delta) {
-        return Err(bad("its offset delta is not its number"));
+        return Err(bad("its offset delta is not its index"));
     }
     let key = take_field(&mut fields)?;
     let _value = take_field(&mut fields)?;
@@ -151,14 +152,14 @@ fn check_record(body: &mut &[u8], offset_delta: i32) -> io::Result<(i64, bool)> 
 fn check_headers(mut fields: &[u8]) -> io::Result<()> {
     let (headers, _) = read_varint(&mut fields, INT_BYTES)?;
     if headers < 0 {
-        return Err(bad("a negative number of headers"));
+        return Err(bad("the number of headers is negative"));
     }
     for _ in 0..headers {
         let _name = take_field(&mut fields)?.ok_or_else(null)?;
         let _value = take_field(&mut fields)?;
     }
     if !fields.is_empty() {
-        return Err(bad("its fields end before it does"));
+        return Err(bad("bytes follow its fields"));
     }
     Ok(())
 }
@@ -169,7 +170,7 @@ fn take_field<'a>(input: &mut &'a [u8]) -> io::Result<Option<&'a [u8]>> {
     if len_bytes == -1 {
         return Ok(None);
     }
-    let len_bytes = usize::try_from(len_bytes).map_err(|_| bad("a field of negative length"))?;
+    let len_bytes = usize::try_from(len_bytes).map_err(|_| bad("a field has a negative length"))?;
     let (field, rest) = input.split_at_checked(len_bytes).ok_or(io::ErrorKind::UnexpectedEof)?;
     *input = rest;
     Ok(Some(field))
@@ -177,7 +178,7 @@ fn take_field<'a>(input: &mut &'a [u8]) -> io::Result<Option<&'a [u8]>> {
 
 /// The error for a null in a field that must not be null.
 fn null() -> io::Error {
-    bad("a field of negative length")
+    bad("a field has a negative length")
 }
 
 /// Checks the records of a compressed `batch` as [`check_plain`] does if they have at most
@@ -241,13 +242,13 @@ fn check_next(records: &mut impl BufRead, offset_delta: i32) -> io::Result<(i64,
     let (timestamp_delta_ms, _) = read_varint(&mut fields, LONG_BYTES)?;
     let (found, _) = read_varint(&mut fields, INT_BYTES)?;
     if found != i64::from(offset_delta) {
-        return Err(bad("its offset delta is not its number"));
+        return Err(bad("its offset delta is not its index"));
     }
     let has_key = skip_field(&mut fields)?;
     let _has_value = skip_field(&mut fields)?;
     let (headers, _) = read_varint(&mut fields, INT_BYTES)?;
     if headers < 0 {
-        return Err(bad("a negative number of headers"));
+        return Err(bad("the number of headers is negative"));
     }
     for _ in 0..headers {
         if !skip_field(&mut fields)? {
@@ -256,7 +257,7 @@ fn check_next(records: &mut impl BufRead, offset_delta: i32) -> io::Result<(i64,
         let _has_value = skip_field(&mut fields)?;
     }
     if fields.limit() > 0 {
-        return Err(bad("its fields end before it does"));
+        return Err(bad("bytes follow its fields"));
     }
     Ok((timestamp_delta_ms, has_key))
 }
@@ -276,7 +277,7 @@ fn skip_field(fields: &mut impl BufRead) -> io::Result<bool> {
 }
 
 fn invalid(error: &io::Error) -> ApiError {
-    ApiError::InvalidRecord(format!("the batch's records: {error}"))
+    ApiError::InvalidRecord(format!("the batch's records are invalid: {error}"))
 }
 
 /// Recompresses a batch with another codec at `level`; the records stay the same.
@@ -429,7 +430,7 @@ impl Unpacked {
         for _ in 0..unpacked.header.record_count {
             let offset = take_record(&mut rest, &unpacked.header)?.offset;
             if offset < next || offset >= end {
-                return Err(bad("an offset out of order"));
+                return Err(bad("an offset is out of order"));
             }
             next = offset + 1;
         }
@@ -450,7 +451,7 @@ impl Unpacked {
 
     pub(crate) fn records(&self) -> impl Iterator<Item = Record<'_>> {
         let mut rest = &self.bytes[..];
-        let read = move |_| take_record(&mut rest, &self.header).expect("it was read before");
+        let read = move |_| take_record(&mut rest, &self.header).expect("it was checked in `new`");
         (0..self.header.record_count).map(read)
     }
 }
@@ -461,7 +462,7 @@ fn take_record<'a>(input: &mut &'a [u8], header: &BatchHeader) -> io::Result<Rec
     let attributes = read_byte(&mut fields)?;
     let (timestamp_delta_ms, _) = read_varint(&mut fields, LONG_BYTES)?;
     let (offset_delta, _) = read_varint(&mut fields, INT_BYTES)?;
-    let offset_delta = u64::try_from(offset_delta).map_err(|_| bad("a negative offset delta"))?;
+    let offset_delta = u64::try_from(offset_delta).map_err(|_| bad("an offset delta is negative"))?;
     let rest = fields;
     let key = take_field(&mut fields)?;
     let is_tombstone = take_field(&mut fields)?.is_none();
@@ -540,14 +541,14 @@ struct RecordHead {
 /// Reads a record's first fields and skips its rest.
 fn read_record_head(input: &mut impl BufRead) -> io::Result<RecordHead> {
     let len_bytes = read_varint(input, INT_BYTES)?.0;
-    let len_bytes = u64::try_from(len_bytes).map_err(|_| bad("a record of negative length"))?;
+    let len_bytes = u64::try_from(len_bytes).map_err(|_| bad("a record has a negative length"))?;
     let _attributes = read_byte(input)?;
     let (timestamp_delta_ms, timestamp_bytes) = read_varint(input, LONG_BYTES)?;
     let (offset_delta, offset_bytes) = read_varint(input, INT_BYTES)?;
-    let offset_delta = u64::try_from(offset_delta).map_err(|_| bad("a negative offset delta"))?;
+    let offset_delta = u64::try_from(offset_delta).map_err(|_| bad("an offset delta is negative"))?;
     let rest = len_bytes
         .checked_sub(1 + timestamp_bytes + offset_bytes)
-        .ok_or_else(|| bad("a record that is too short"))?;
+        .ok_or_else(|| bad("a record is too short"))?;
     let skipped = io::copy(&mut input.take(rest), &mut io::sink())?;
     if skipped < rest {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -581,7 +582,7 @@ fn read_varint(input: &mut impl BufRead, max_bytes: u64) -> io::Result<(i64, u64
             return Ok(((value >> 1) as i64 ^ -((value & 1) as i64), at + 1));
         }
     }
-    Err(bad("a number of too many bits"))
+    Err(bad("a varint has too many bits"))
 }
 
 thread_local!(
@@ -812,14 +813,14 @@ mod tests {
             (1, &[smallest, smallest].concat(), "7 bytes follow"),
             (1, &[], "ends within a field"),
             (1, &[14, 0, 0, 0, 1, 1, 0], "ends within a field"),
-            (1, &[14, 0, 0, 0, 1, 1, 0, 0], "its fields end before"),
+            (1, &[14, 0, 0, 0, 1, 1, 0, 0], "bytes follow its fields"),
             (1, &[10, 0, 0, 0, 1, 1, 0], "ends within a field"),
             (1, &[1, 0, 0, 0, 1, 1, 0], "negative length"),
             (1, &[12, 0, 0, 0, 3, 1, 0], "negative length"),
             (1, &[12, 0, 0, 0, 1, 3, 0], "negative length"),
             (1, &[12, 0, 0, 2, 1, 1, 0], "offset delta"),
             (1, &[12, 0, 0, 1, 1, 1, 0], "offset delta"),
-            (1, &[12, 0, 0, 0, 1, 1, 1], "negative number of headers"),
+            (1, &[12, 0, 0, 0, 1, 1, 1], "number of headers is negative"),
             (1, &[12, 0, 0, 0, 1, 1, 2], "ends within a field"),
             (1, &[16, 0, 0, 0, 1, 1, 2, 1, 1], "negative length"),
             (1, &[22, 0, 0, 0, 0x80, 0x80, 0x80, 0x80, 0x80, 0, 1, 0], "too many bits"),

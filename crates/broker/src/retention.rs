@@ -47,7 +47,8 @@ fn sweep(topic: &Topic) {
             topic = %topic.name,
             partitions,
             batches,
-            "transactions were refused: too many aborted ones are remembered; shorter retention or DeleteRecords makes room"
+            "transactions refused: too many aborted ones are tracked; shorten the retention or use \
+             DeleteRecords"
         );
     }
 }
@@ -77,6 +78,6 @@ async fn trim(server: &Server, topic: &Topic) -> Result<(), StoreError> {
     }
     let partitions = changes.len();
     server.store.commit(changes).await?;
-    tracing::info!(topic = %topic.name, partitions, offsets, "old records are deleted");
+    tracing::info!(topic = %topic.name, partitions, offsets, "old records deleted");
     Ok(())
 }

@@ -93,7 +93,7 @@ impl Server {
         match self.create_topic(name, 1, compacted, false).await {
             Ok(_) | Err(ApiError::TopicExists(_)) => {}
             // The coordinator does not need the topic.
-            Err(error) => tracing::debug!(name, %error, "no internal topic"),
+            Err(error) => tracing::debug!(name, %error, "internal topic not created"),
         }
     }
 
@@ -109,7 +109,7 @@ impl Server {
             look()
         });
         let looked = looked.await;
-        looked.map_err(|e| ApiError::Internal(format!("looking into a batch: {e}")))?
+        looked.map_err(|e| ApiError::Internal(format!("decompression task failed: {e}")))?
     }
 
     /// Whether the server is shutting down.

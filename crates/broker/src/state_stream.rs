@@ -28,7 +28,7 @@ pub enum StateError {
     #[error("{0}")]
     Store(#[from] StoreError),
     /// The catalog's metadata does not contain a valid stream ID.
-    #[error("the catalog says {value:?} for {key}, which is no stream id")]
+    #[error("catalog entry {key} is {value:?}, which is not a stream ID")]
     BadMetadata {
         /// The metadata key.
         key: &'static str,
@@ -98,7 +98,7 @@ fn parse_stream_id(key: &'static str, value: &[u8]) -> Result<StreamId, StateErr
 async fn create(store: &Store, key: &'static str, kind: u8) -> Result<StreamId, StateError> {
     let ids = store.new_stream_ids(1).await?;
     let id =
-        *ids.first().ok_or_else(|| StoreError::Failed("no stream id was handed out".to_owned()))?;
+        *ids.first().ok_or_else(|| StoreError::Failed("no stream ID was allocated".to_owned()))?;
     let create = Change::CreateStream { id, kind };
     let remember = Change::PutMeta { key: key.to_owned(), value: id.to_string().into_bytes() };
     store.commit(vec![create, remember]).await?;

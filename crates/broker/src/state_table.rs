@@ -39,7 +39,7 @@ impl Corrupt {
     }
 
     pub(crate) fn unknown_kind(kind: u8) -> Self {
-        Self(format!("a record of the unknown kind {kind}"))
+        Self(format!("unknown record kind {kind}"))
     }
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn decode<T: Table>(bytes: &[u8]) -> Result<T, Corrupt> {
     let Some(body) = body.strip_prefix(&T::CHECKPOINT) else {
         return Err(match quarantined::<T>(bytes) {
             Some(blobs) => why_quarantined::<T>(&blobs),
-            None => Corrupt("a checkpoint without its magic number".to_owned()),
+            None => Corrupt("the checkpoint has no magic number".to_owned()),
         });
     };
     let mut reader = Reader(body);
@@ -100,7 +100,7 @@ pub(crate) fn load<T: Table>(replay: &Replay) -> Result<T, Corrupt> {
     if !gaps.is_empty() {
         let changes: u64 = gaps.iter().map(|gap| gap.end.0 - gap.start.0).sum();
         tracing::error!(
-            "the write-ahead log has lost {changes} changes of {}, at the places {gaps:?}: {}",
+            "the log has lost {changes} changes of {} at the offsets {gaps:?}: {}",
             T::WHAT,
             T::AFTER_LOSS
         );
@@ -123,7 +123,7 @@ fn rebuild<T: Table>(
         }
         next = batch.end();
         table.apply_encoded(&batch.payload).map_err(|Corrupt(cause)| {
-            Corrupt(format!("the batch at offset {}: {cause}", batch.base))
+            Corrupt(format!("batch at offset {}: {cause}", batch.base))
         })?;
     }
     if offsets.end > next {
@@ -142,7 +142,7 @@ pub(crate) fn fold<T: Table>(
     match rebuild::<T>(previous, offsets, batches) {
         Ok(table) => (previous.is_some() || !batches.is_empty()).then(|| encode(&table)),
         Err(error) => {
-            tracing::error!(%error, "{} are put into quarantine", T::WHAT);
+            tracing::error!(%error, "{} cannot be read and are quarantined", T::WHAT);
             Some(quarantine::<T>(previous, batches))
         }
     }
@@ -174,8 +174,8 @@ fn why_quarantined<T: Table>(blobs: &[&[u8]]) -> Corrupt {
     let records = records.iter().map(|bytes| scratch.apply_encoded(bytes));
     let cause = checkpoint.into_iter().chain(records).find_map(Result::err);
     let cause =
-        cause.map_or_else(|| "which this version can read".to_owned(), |Corrupt(cause)| cause);
-    Corrupt(format!("they were put into quarantine because of {cause}"))
+        cause.map_or_else(|| "an error of another version".to_owned(), |Corrupt(cause)| cause);
+    Corrupt(format!("they were quarantined because of: {cause}"))
 }
 
 /// Verifies and strips the checksum.
@@ -183,12 +183,12 @@ fn unseal(bytes: &[u8]) -> Result<&[u8], Corrupt> {
     let at = bytes
         .len()
         .checked_sub(CRC_LEN)
-        .ok_or_else(|| Corrupt("a checkpoint shorter than its checksum".to_owned()))?;
+        .ok_or_else(|| Corrupt("the checkpoint is shorter than its checksum".to_owned()))?;
     let (body, crc) = bytes.split_at(at);
     if crc == crc32c::crc32c(body).to_le_bytes() {
         Ok(body)
     } else {
-        Err(Corrupt(format!("a checkpoint of {} bytes whose checksum does not hold", bytes.len())))
+        Err(Corrupt(format!("the checkpoint of {} bytes has a wrong checksum", bytes.len())))
     }
 }
 
@@ -237,7 +237,7 @@ impl Writer {
     }
     pub(crate) fn str(&mut self, value: &str) {
         let len = u16::try_from(value.len())
-            .expect("strings were checked against MAX_STRING_BYTES at the door");
+            .expect("strings are checked against MAX_STRING_BYTES when they are received");
         self.0.extend_from_slice(&len.to_le_bytes());
         self.0.extend_from_slice(value.as_bytes());
     }
@@ -266,7 +266,7 @@ impl<'a> Reader<'a> {
         Self(bytes)
     }
     pub(crate) fn take(&mut self, len: usize) -> Result<&'a [u8], Corrupt> {
-        let short = || Corrupt(format!("{} bytes where {len} were promised", self.0.len()));
+        let short = || Corrupt(format!("{} bytes are left, {len} are needed", self.0.len()));
         let (taken, rest) = self.0.split_at_checked(len).ok_or_else(short)?;
         self.0 = rest;
         Ok(taken)
@@ -292,7 +292,7 @@ impl<'a> Reader<'a> {
         match self.u8()? {
             0 => Ok(None),
             1 => self.str().map(Some),
-            other => Err(Corrupt(format!("{other} where 0 or 1 says whether there is a string"))),
+            other => Err(Corrupt(format!("{other} is not a valid presence byte"))),
         }
     }
     pub(crate) fn len(&mut self) -> Result<usize, Corrupt> {
@@ -302,7 +302,7 @@ impl<'a> Reader<'a> {
         let len = u16::from_le_bytes(self.array()?);
         let bytes = self.take(usize::from(len))?;
         let text = std::str::from_utf8(bytes)
-            .map_err(|error| Corrupt(format!("a string that is not UTF-8: {error}")))?;
+            .map_err(|error| Corrupt(format!("a string is not UTF-8: {error}")))?;
         Ok(text.to_owned())
     }
     pub(crate) fn bytes(&mut self) -> Result<&'a [u8], Corrupt> {
@@ -328,14 +328,14 @@ impl<'a> Reader<'a> {
     fn version_of(&mut self, what: &str, known: RangeInclusive<u8>) -> Result<u8, Corrupt> {
         match self.u8()? {
             version if known.contains(&version) => Ok(version),
-            version => Err(Corrupt(format!("a {what} of the unknown format version {version}"))),
+            version => Err(Corrupt(format!("unknown format version {version} of a {what}"))),
         }
     }
     pub(crate) fn end(&self) -> Result<(), Corrupt> {
         if self.0.is_empty() {
             Ok(())
         } else {
-            Err(Corrupt(format!("{} bytes after the last field", self.0.len())))
+            Err(Corrupt(format!("{} bytes follow the last field", self.0.len())))
         }
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn is_internal(name: &str) -> bool {
 /// INVALID_TOPIC_EXCEPTION: internal topics are empty here.
 pub(crate) fn check_not_internal(name: &str) -> Result<(), ApiError> {
     match is_internal(name) {
-        true => Err(ApiError::InvalidTopicName(format!("{name} is the server's own"))),
+        true => Err(ApiError::InvalidTopicName(format!("{name} is an internal topic"))),
         false => Ok(()),
     }
 }
@@ -392,7 +392,7 @@ impl Topics {
         let present = u32::try_from(topic.partitions.len()).expect("partitions are bounded");
         if total <= present {
             return Err(ApiError::InvalidPartitions(format!(
-                "topic {name} has {present} partitions already, {total} are not more"
+                "topic {name} already has {present} partitions, {total} requested"
             )));
         }
         self.check_room(total - present)?;
@@ -547,12 +547,12 @@ impl Topics {
 
     fn check_room(&self, more: u32) -> Result<(), ApiError> {
         if more == 0 {
-            return Err(ApiError::InvalidPartitions("a topic has at least one partition".into()));
+            return Err(ApiError::InvalidPartitions("a topic must have a partition".into()));
         }
         let present = self.partitions();
         if present + more as usize > self.max_partitions {
             return Err(ApiError::PolicyViolation(format!(
-                "{more} more partitions would exceed the bound of {} on all partitions, {present} exist",
+                "{more} more partitions would exceed the limit of {} in total, {present} exist",
                 self.max_partitions
             )));
         }
@@ -616,14 +616,14 @@ pub(crate) fn cut_name(name: &str) -> &str {
 pub(crate) fn check_name(name: &str) -> Result<(), ApiError> {
     let invalid = |reason: String| Err(ApiError::InvalidTopicName(reason));
     if name.is_empty() {
-        return invalid("a topic's name cannot be empty".into());
+        return invalid("a topic name cannot be empty".into());
     }
     if name == "." || name == ".." {
-        return invalid(format!("a topic's name cannot be {name:?}"));
+        return invalid(format!("a topic name cannot be {name:?}"));
     }
     if name.len() > MAX_NAME_BYTES {
         return invalid(format!(
-            "a topic's name has at most {MAX_NAME_BYTES} characters, this one {}",
+            "a topic name can have at most {MAX_NAME_BYTES} characters, this one has {}",
             name.len()
         ));
     }
@@ -631,7 +631,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), ApiError> {
         name.chars().find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')))
     {
         return invalid(format!(
-            "a topic's name has letters, digits, '.', '_' and '-' only, this one {bad:?}"
+            "a topic name can have letters, digits, '.', '_' and '-' only, this one has {bad:?}"
         ));
     }
     Ok(())

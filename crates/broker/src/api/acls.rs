@@ -161,7 +161,8 @@ fn filter(
     match filter.is_valid() {
         true => Ok(filter),
         false => {
-            Err(ApiError::InvalidRequest("the filter has an element of an unknown kind".into()))
+            Err(ApiError::InvalidRequest("the filter has an unknown resource type, pattern type, \
+                operation or permission".into()))
         }
     }
 }
@@ -170,29 +171,29 @@ fn check(wanted: &AclCreation) -> Result<Acl, ApiError> {
     let refuse = |why: &str| Err(ApiError::InvalidRequest(why.into()));
     let texts = [&wanted.resource_name, &wanted.principal, &wanted.host];
     if texts.iter().any(|text| text.is_empty() || text.len() > MAX_TEXT_BYTES) {
-        return refuse("resource name, principal and host have 1 to 1024 bytes");
+        return refuse("resource name, principal and host must have 1 to 1024 bytes");
     }
     let Some(kind) = ResourceType::from_number(wanted.resource_type) else {
-        return refuse("there is no such type of resources");
+        return refuse("unknown resource type");
     };
     if kind == ResourceType::Cluster && &*wanted.resource_name != CLUSTER_NAME {
         return refuse("The only valid name for the CLUSTER resource is kafka-cluster");
     }
     if ![LITERAL, PREFIXED].contains(&wanted.resource_pattern_type) {
-        return refuse("a pattern is LITERAL or PREFIXED");
+        return refuse("the pattern type must be LITERAL or PREFIXED");
     }
     if !Operation::is_number(wanted.operation) {
-        return refuse("there is no such operation");
+        return refuse("unknown operation");
     }
     if ![DENY, ALLOW].contains(&wanted.permission_type) {
-        return refuse("a permission is DENY or ALLOW");
+        return refuse("the permission must be DENY or ALLOW");
     }
     if wanted
         .principal
         .split_once(':')
         .is_none_or(|(kind, name)| kind.is_empty() || name.is_empty())
     {
-        return refuse("a principal is written as in User:alice");
+        return refuse("a principal must have the form User:alice");
     }
     Ok(Acl {
         resource_type: wanted.resource_type,

@@ -108,7 +108,7 @@ fn check(components: &[ComponentData]) -> Result<(), ApiError> {
         match (component.match_type, &component._match) {
             (EXACT, Some(_)) | (DEFAULT | ANY, None) => {}
             (EXACT | DEFAULT | ANY, _) => {
-                return invalid("a name is for an exact match, and only for that".into());
+                return invalid("only an exact match has a name, and it must have one".into());
             }
             (other, _) => return invalid(format!("Unexpected match type: {other}")),
         }
@@ -184,7 +184,7 @@ fn entity(entry: &EntryData) -> Result<Entity, ApiError> {
                 return invalid(format!("Empty {} not supported", &*named.entity_type));
             }
             Some(name) if name.len() > MAX_NAME_BYTES => {
-                return invalid(format!("a name has at most {MAX_NAME_BYTES} bytes"));
+                return invalid(format!("a name can have at most {MAX_NAME_BYTES} bytes"));
             }
             // Kafka also accepts host names, whose addresses may change.
             Some(name) if &*named.entity_type == IP => match name.parse::<IpAddr>() {

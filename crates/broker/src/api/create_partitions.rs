@@ -44,7 +44,8 @@ async fn grow(
 ) -> Result<(), ApiError> {
     cx.authorize(Operation::Alter, Resource::Topic(&wanted.name))?;
     let total = u32::try_from(wanted.count).map_err(|_| {
-        ApiError::InvalidPartitions(format!("{} partitions, at least 1 is needed", wanted.count))
+        let reason = format!("{} partitions requested, at least 1 required", wanted.count);
+        ApiError::InvalidPartitions(reason)
     })?;
     if let Some(assignments) = &wanted.assignments {
         let present = cx.server.topics.by_name(&wanted.name)?.partitions.len();
@@ -52,14 +53,14 @@ async fn grow(
         let new = (total as usize).saturating_sub(present);
         if new > 0 && new != assignments.len() {
             return Err(ApiError::InvalidReplicaAssignment(format!(
-                "{} assignments for {new} new partitions",
+                "{} assignments given for {new} new partitions",
                 assignments.len()
             )));
         }
         let only_this = [BrokerId(cx.server.node.id)];
         if assignments.iter().any(|assignment| assignment.broker_ids != only_this) {
             return Err(ApiError::InvalidReplicaAssignment(format!(
-                "broker {} is the only one",
+                "replicas can be assigned to broker {} only",
                 cx.server.node.id
             )));
         }

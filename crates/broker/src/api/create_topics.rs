@@ -83,7 +83,7 @@ async fn create(
     let may_be_described = match is_described {
         true => cx.authorize(Operation::DescribeConfigs, Resource::Topic(&wanted.name)),
         false => Err(ApiError::PolicyViolation(format!(
-            "of more than {MAX_DESCRIBED} topics the settings are not told"
+            "settings are returned for the first {MAX_DESCRIBED} topics of a request only"
         ))),
     };
     if let Err(error) = may_be_described {
@@ -120,13 +120,15 @@ fn partitions(cx: &Context, wanted: &CreatableTopic) -> Result<u32, ApiError> {
         return match wanted.num_partitions {
             -1 => Ok(cx.server.config.default_partitions),
             count => u32::try_from(count).ok().filter(|count| *count > 0).ok_or_else(|| {
-                ApiError::InvalidPartitions(format!("{count} partitions, at least 1 is needed"))
+                ApiError::InvalidPartitions(format!("{count} partitions requested, at least 1 \
+                    required"))
             }),
         };
     }
     if wanted.num_partitions != -1 || wanted.replication_factor != -1 {
         return Err(ApiError::InvalidRequest(
-            "with an assignment of replicas, number of partitions and replication factor must be -1".into(),
+            "with a replica assignment, the number of partitions and the replication factor must \
+             be -1".into(),
         ));
     }
     let mut indexes: Vec<i32> =
@@ -134,13 +136,13 @@ fn partitions(cx: &Context, wanted: &CreatableTopic) -> Result<u32, ApiError> {
     indexes.sort_unstable();
     if !indexes.iter().copied().eq(0..indexes.len() as i32) {
         return Err(ApiError::InvalidReplicaAssignment(
-            "the assigned partitions are not 0, 1, 2 and so on".into(),
+            "the assigned partitions must be numbered 0, 1, 2 and so on".into(),
         ));
     }
     let only_this = [BrokerId(cx.server.node.id)];
     if wanted.assignments.iter().any(|assignment| assignment.broker_ids != only_this) {
         return Err(ApiError::InvalidReplicaAssignment(format!(
-            "broker {} is the only one",
+            "replicas can be assigned to broker {} only",
             cx.server.node.id
         )));
     }

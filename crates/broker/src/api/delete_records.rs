@@ -46,7 +46,7 @@ async fn delete(cx: &Context, wanted: &DeleteRecordsTopic) -> Vec<DeleteRecordsP
             check_not_internal(&topic.name)?;
             if topic.rules.only_compacts {
                 return Err(ApiError::PolicyViolation(
-                    "records of a topic that is only compacted cannot be deleted".into(),
+                    "records of a topic with cleanup.policy=compact cannot be deleted".into(),
                 ));
             }
             let to = trim_to(partition, asked.offset)?;
@@ -68,7 +68,7 @@ async fn delete(cx: &Context, wanted: &DeleteRecordsTopic) -> Vec<DeleteRecordsP
         })
     };
     if let Err(error) = &committed {
-        tracing::warn!(topic = &**wanted.name, %error, "records could not be deleted");
+        tracing::warn!(topic = &**wanted.name, %error, "records not deleted");
     }
     let mut results = Vec::with_capacity(outcomes.len());
     for (index, outcome) in outcomes {

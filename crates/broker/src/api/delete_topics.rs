@@ -47,7 +47,7 @@ pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> Delete
     if let Err(error) = cx.server.groups.forget_missing_topics(&deleted, is_stored).await {
         // They occupy space until the next start, and are dropped before another topic of the name
         // is created.
-        tracing::warn!(topics = ?deleted, %error, "committed offsets of deleted topics could not be dropped");
+        tracing::warn!(topics = ?deleted, %error, "committed offsets not dropped");
     }
     if !deleted.is_empty() {
         cx.server.groups.shares().forget_missing_topics(|id| topics.stored_by_id(id).is_some());
@@ -61,9 +61,10 @@ async fn delete(
 ) -> Result<Arc<crate::topics::Topic>, ApiError> {
     let topic = match &doomed.name {
         Some(name) if doomed.topic_id.is_nil() => TopicRef::Name(Arc::from(&***name)),
-        Some(_) => return Err(ApiError::InvalidRequest("a topic with both name and id".into())),
+        Some(_) => return Err(ApiError::InvalidRequest("a topic must not have both a name and an \
+            ID".into())),
         None if doomed.topic_id.is_nil() => {
-            return Err(ApiError::InvalidRequest("a topic with neither name nor id".into()));
+            return Err(ApiError::InvalidRequest("a topic must have a name or an ID".into()));
         }
         None => TopicRef::Id(doomed.topic_id),
     };

@@ -29,7 +29,7 @@ pub(super) async fn handle(
             .with_endpoint_type(request.endpoint_type)
             .with_error_code(ResponseError::MismatchedEndpointType.code())
             .with_error_message(Some(StrBytes::from_static_str(
-                "this is an endpoint of a broker",
+                "this endpoint belongs to a broker, not to a controller",
             )));
     }
     response

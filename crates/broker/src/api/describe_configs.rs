@@ -138,7 +138,8 @@ pub(super) async fn handle(
             .with_resource_name(resource.resource_name.clone());
         groups += usize::from(resource.resource_type == GROUP);
         let found = match groups > MAX_GROUPS && resource.resource_type == GROUP {
-            true => Err(ApiError::InvalidRequest(format!("more than {MAX_GROUPS} groups"))),
+            true => Err(ApiError::InvalidRequest(format!("a request can describe at most \
+                {MAX_GROUPS} groups"))),
             false => configs(cx, resource),
         };
         match found {
@@ -207,9 +208,9 @@ pub(super) fn check_this_broker(server: &Server, name: &str) -> Result<(), ApiEr
 pub(super) fn not_configurable(resource_type: i8) -> ApiError {
     ApiError::InvalidRequest(match resource_type {
         BROKER_LOGGER => {
-            "log levels are what the server was started with, and cannot be changed".to_owned()
+            "log levels are set at the start of the server and cannot be changed".to_owned()
         }
-        CLIENT_METRICS => "this server collects no metrics of clients".to_owned(),
+        CLIENT_METRICS => "this server does not collect client metrics".to_owned(),
         other => format!("Unsupported resource type: {other}"),
     })
 }

@@ -31,11 +31,11 @@ pub(super) async fn handle(
             let is_named = |key: &&StrBytes| key.split(':').count() >= 3;
             let unnamed = request.coordinator_keys.iter().find(|key| !is_named(key));
             unnamed.map(|key| {
-                ApiError::InvalidRequest(format!("{} is no share partition", key.as_str()))
+                ApiError::InvalidRequest(format!("{} is not a share partition", key.as_str()))
             })
         }
         other => {
-            Some(ApiError::InvalidRequest(format!("there are no coordinators of type {other}")))
+            Some(ApiError::InvalidRequest(format!("unknown coordinator type {other}")))
         }
     };
     let error_code = error.as_ref().map_or(0, ApiError::code);

@@ -16,7 +16,7 @@ pub(super) async fn handle(cx: &Context, request: InitProducerIdRequest) -> Init
             .with_producer_id(ProducerId(id))
             .with_producer_epoch(epoch),
         Err(error) => {
-            tracing::debug!(%error, "no producer id");
+            tracing::debug!(%error, "no producer ID allocated");
             let error = match error {
                 ResponseError::ProducerFenced if cx.version < FIRST_WITH_FENCED => {
                     ResponseError::InvalidProducerEpoch

@@ -101,7 +101,7 @@ async fn describe_wanted(
             }
         }
         Some(name) => by_name(cx, name, may_create).await,
-        None => Err(ApiError::InvalidRequest("a topic with neither name nor id".into())),
+        None => Err(ApiError::InvalidRequest("a topic must have a name or an ID".into())),
     };
     match found {
         Ok(topic) => describe(cx, &topic),

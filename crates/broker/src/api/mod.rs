@@ -123,13 +123,13 @@ pub(crate) struct Served {
 pub(crate) enum Refused {
     #[error("unknown API key {0}")]
     UnknownApi(i16),
-    #[error("version {version} of {api} is not served")]
+    #[error("version {version} of {api} is not supported")]
     UnsupportedVersion { api: &'static str, version: i16 },
     #[error("the client has not authenticated")]
     Unauthenticated,
-    #[error("a malformed request: {0}")]
+    #[error("malformed request: {0}")]
     Malformed(String),
-    #[error("the response cannot be encoded: {0}")]
+    #[error("response cannot be encoded: {0}")]
     Encode(#[from] EncodeError),
 }
 
@@ -422,7 +422,7 @@ impl Context {
             tracing::trace!(
                 api = self.api.name,
                 bytes = body.remaining(),
-                "bytes behind the end of a request"
+                "bytes follow the end of a request"
             );
         }
         Ok(request)

@@ -31,14 +31,14 @@ impl Refusal {
     /// The message for the client. It does not reveal which users exist.
     fn message(self) -> String {
         match self {
-            Self::IllegalState => "this request does not belong here".into(),
-            Self::UnsupportedMechanism => "the mechanism is not enabled here".into(),
+            Self::IllegalState => "authentication is not in a state for this request".into(),
+            Self::UnsupportedMechanism => "the mechanism is not enabled on this listener".into(),
             Self::Failed(mechanism) => format!(
                 "Authentication failed during authentication due to invalid credentials with SASL mechanism {mechanism}"
             ),
-            Self::TooMany => "too many attempts of this address have failed".into(),
+            Self::TooMany => "too many failed attempts from this address".into(),
             Self::OtherPrincipal => {
-                "a connection keeps its user and its mechanism when it authenticates again".into()
+                "a re-authentication must use the same user and mechanism".into()
             }
         }
     }

@@ -114,7 +114,7 @@ fn check(
     }
     let sizes = 1..=MAX_SECRET_BYTES;
     if !sizes.contains(&upsertion.salt.len()) || !sizes.contains(&upsertion.salted_password.len()) {
-        return Err(unacceptable("salt and salted password have 1 to 1024 bytes"));
+        return Err(unacceptable("salt and salted password must have 1 to 1024 bytes"));
     }
     let iterations =
         NonZeroU32::new(iterations).ok_or_else(|| unacceptable("Too few iterations"))?;

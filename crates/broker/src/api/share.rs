@@ -138,7 +138,7 @@ impl Member {
         cx.authorize(Operation::Read, Resource::Group(group))?;
         if group.is_empty() || member.is_empty() || member.len() > MAX_MEMBER_ID_BYTES {
             return Err(ApiError::InvalidRequest(format!(
-                "a share group and a member id of at most {MAX_MEMBER_ID_BYTES} bytes must be named"
+                "a share group and a member ID of at most {MAX_MEMBER_ID_BYTES} bytes are required"
             )));
         }
         let rules = cx.server.configs.share_rules(group);
@@ -252,20 +252,22 @@ impl Acks {
         let mut next = 0;
         for (first, last, types) in batches {
             if first < next || last < first || last == i64::MAX {
-                return Err(invalid("acknowledgements are not in the order of their offsets"));
+                return Err(invalid("acknowledgements must be in the order of their offsets"));
             }
             next = last + 1;
             let records = next - first;
             let is_one_for_all = types.len() == 1;
             if !is_one_for_all && i64::try_from(types.len()) != Ok(records) {
-                return Err(invalid("a batch has one acknowledgement, or one for each record"));
+                return Err(invalid("a batch must have one acknowledgement type, or one for each \
+                    record"));
             }
             for (number, at) in types.iter().zip(first..) {
                 let kind = AckKind::from_number(*number)
-                    .ok_or_else(|| invalid("an unknown type of acknowledgement"))?;
+                    .ok_or_else(|| invalid("unknown acknowledgement type"))?;
                 if kind == AckKind::Renew && !(self.is_renew_ack && rules.may_renew) {
                     return Err(invalid(
-                        "records are renewed without saying so, or where the group's settings forbid it",
+                        "RENEW needs the request's renew flag, and the group setting \
+                         share.renew.acknowledge.enable",
                     ));
                 }
                 let to = if is_one_for_all { next } else { at + 1 };

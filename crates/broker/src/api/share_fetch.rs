@@ -87,12 +87,12 @@ async fn answer(
         }
     }
     if body.share_session_epoch == 0 && !acknowledged.is_empty() {
-        let reason = "a session does not begin with acknowledgements";
+        let reason = "the first request of a session must not have acknowledgements";
         return Err(ApiError::InvalidRequest(reason.into()));
     }
     let wants_nothing = body.max_bytes <= 0 || body.max_records <= 0;
     if is_renew_ack && !wants_nothing {
-        let reason = "who renews records wants no others";
+        let reason = "a request that renews records must not request new ones";
         return Err(ApiError::InvalidRequest(reason.into()));
     }
     let forgotten = body.forgotten_topics_data.iter();
@@ -317,7 +317,7 @@ async fn hand_out(
 
 /// Reads once and acquires what it finds. Returns whether there is more in memory by now, and
 /// whether something has changed so that another read may find more.
-#[allow(clippy::too_many_arguments, reason = "it is the body of one loop")]
+#[allow(clippy::too_many_arguments, reason = "it is the body of a loop")]
 async fn pass(
     cx: &Context,
     member: &Member,

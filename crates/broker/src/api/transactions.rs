@@ -215,7 +215,7 @@ pub(super) async fn end(cx: &Context, request: EndTxnRequest) -> EndTxnResponse 
         }
         Ok(_) => response,
         Err(error) => {
-            tracing::debug!(id = &**request.transactional_id, %error, "a transaction was not ended");
+            tracing::debug!(id = &**request.transactional_id, %error, "transaction not ended");
             response.with_error_code(code(error, cx.version))
         }
     }

@@ -149,7 +149,7 @@ impl Configs {
         }
         if name.len() > MAX_GROUP_NAME_BYTES {
             return Err(ApiError::InvalidRequest(format!(
-                "a group with settings has a name of at most {MAX_GROUP_NAME_BYTES} bytes"
+                "only groups with names of at most {MAX_GROUP_NAME_BYTES} bytes can have settings"
             )));
         }
         let altered = alteration.apply(group::find, current, |s| s.default.into())?;
@@ -169,7 +169,7 @@ impl Configs {
         let state = self.state.read();
         if state.groups.len() >= MAX_GROUPS && !state.groups.contains_key(name) {
             return Err(ApiError::PolicyViolation(format!(
-                "{MAX_GROUPS} groups have settings of their own already"
+                "the limit of {MAX_GROUPS} groups with settings is reached"
             )));
         }
         Ok(overrides)
@@ -194,7 +194,7 @@ impl Configs {
             })?;
             let value = setting.check_as(&name, &value).map_err(ApiError::InvalidRequest)?;
             if !setting.effective && current.get(&name) != Some(&value) {
-                tracing::info!("{name} becomes {value} for brokers; it has no effect here");
+                tracing::info!("broker setting {name} is set to {value}; it has no effect here");
             }
             let is_bound = setting.name == topic::MAX_MESSAGE_BYTES;
             if is_bound && current.get(&name) != Some(&value) {
@@ -303,7 +303,7 @@ impl Configs {
     pub(crate) fn share_start(&self, group: &str) -> ShareStart {
         let value = self.group_value(group, "share.auto.offset.reset");
         ShareStart::parse(&value).unwrap_or_else(|| {
-            tracing::warn!(group, value, "share.auto.offset.reset is taken for `latest`");
+            tracing::warn!(group, value, "invalid share.auto.offset.reset; using `latest`");
             ShareStart::Latest
         })
     }

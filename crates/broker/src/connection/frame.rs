@@ -342,7 +342,7 @@ impl<R: AsyncRead + Unpin> Parts<'_, R> {
 
     async fn fixed<const N: usize>(&mut self) -> Result<[u8; N], Halt> {
         self.field(N).await?;
-        Ok(*self.bytes.last_chunk().expect("so many were read"))
+        Ok(*self.bytes.last_chunk().expect("N bytes were read"))
     }
 
     /// Reads `len_bytes` bytes into the buffer.

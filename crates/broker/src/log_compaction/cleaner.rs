@@ -109,11 +109,11 @@ impl Cleaner {
                 self.cover(open.last_offset + 1, out);
             }
         }
-        let covered = self.covered.expect("a batch has come in");
+        let covered = self.covered.expect("a batch was added");
         if record.offset - covered > i32::MAX as u64 {
             self.cover(record.offset, out);
         }
-        let base = self.covered.expect("a batch has come in");
+        let base = self.covered.expect("a batch was added");
         let open = self.open.get_or_insert_with(|| Open {
             records: Vec::new(),
             count: 0,
@@ -124,7 +124,8 @@ impl Cleaner {
             last_offset: record.offset,
         });
         let delta_ms = record.timestamp_ms - open.base_timestamp_ms;
-        let delta = i32::try_from(record.offset - base).expect("it is not far from the last one");
+        let delta = i32::try_from(record.offset - base).expect("the distance to the last offset is \
+            limited");
         records::put_record(&mut open.records, record, delta_ms, delta);
         open.count += 1;
         open.max_timestamp_ms = open.max_timestamp_ms.max(record.timestamp_ms);
@@ -133,7 +134,7 @@ impl Cleaner {
 
     /// Emits batches that cover everything before `to`.
     fn cover(&mut self, to: u64, out: &mut Vec<Batch>) {
-        let mut base = self.covered.expect("a batch has come in");
+        let mut base = self.covered.expect("a batch was added");
         let mut open = self.open.take();
         while base < to {
             let count = (to - base).min(batch::MOST_OFFSETS);
@@ -179,7 +180,8 @@ fn assemble(base: u64, count: u64, open: Open) -> Batch {
     let (codec, records) = match compressed {
         Ok(compressed) => (open.codec, compressed),
         Err(error) => {
-            tracing::warn!(%error, codec = ?open.codec, "records stay without compression");
+            tracing::warn!(%error, codec = ?open.codec, "compression failed; records are stored \
+                uncompressed");
             (Codec::None, open.records)
         }
     };

@@ -308,7 +308,7 @@ pub(crate) async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
                 let text = format!("partition {partition} of topic {topic}: {error}");
                 let failing = Failing::new(before, is_loss, text);
                 let next_try = failing.until - Instant::now();
-                tracing::warn!(%topic, partition, %error, ?next_try, "log compaction has failed");
+                tracing::warn!(%topic, partition, %error, ?next_try, "log compaction failed");
                 memory.failing.insert(id, failing);
                 // Now, not only when all other partitions are done.
                 report(server, memory);
@@ -330,8 +330,8 @@ fn report(server: &Server, memory: &Memory) {
     let worst = memory.failing.values().max_by_key(|failing| failing.failures);
     let detail = worst.map(|worst| {
         format!(
-            "partitions that cannot be compacted by key: {}; they are tried again, and grow until \
-             then; the one with most failures, {} in a row: {}",
+            "log compaction fails for {} partitions, which grow until a retry succeeds; most \
+             failures in a row are {}: {}",
             memory.failing.len(),
             worst.failures,
             worst.text
@@ -363,7 +363,7 @@ async fn is_too_old(
             }
             Ok(None) => return false,
             Err(error) => {
-                tracing::debug!(%error, "the time of the first record that was not compacted");
+                tracing::debug!(%error, "the timestamp of the first dirty record cannot be read");
                 return false;
             }
         },

@@ -198,7 +198,7 @@ impl Translation<'_> {
                     }
                     return Ok(());
                 }
-                _ => return Err("invalid or unsupported Perl syntax behind `(?`".into()),
+                _ => return Err("invalid or unsupported Perl syntax after `(?`".into()),
             }
         }
     }
@@ -377,7 +377,7 @@ impl Translation<'_> {
                 }
             }
             if high < low {
-                return Err("invalid character class range: its end is before its begin".into());
+                return Err("invalid character class range: its end is before its start".into());
             }
             // Surrogates do not occur in text.
             let low = char::from_u32(low).unwrap_or('\u{e000}');

@@ -108,7 +108,7 @@ impl ProducerStates {
             lost_end = u64::from_le_bytes(reader.take()?);
         }
         if !reader.0.is_empty() {
-            return Err(BadCheckpoint::Content(format!("{} bytes behind the end", reader.0.len())));
+            return Err(BadCheckpoint::Content(format!("{} bytes follow the end", reader.0.len())));
         }
         let ending = VecDeque::new();
         Ok(Self { producers, idle, newest_offset, open, ending, aborted, lost_end })
@@ -150,7 +150,7 @@ fn read_producer(
     }
     let of_batch = |seen: &Seen| (seen.base_offset, seen.max_timestamp_ms);
     let Some((last_offset, last_timestamp_ms)) = last.or(batches.last().map(of_batch)) else {
-        return Err(BadCheckpoint::Content(format!("producer {id} with no batch")));
+        return Err(BadCheckpoint::Content(format!("producer {id} without batches")));
     };
     Ok(Producer {
         epoch,
@@ -165,11 +165,11 @@ fn read_producer(
 /// A producer checkpoint that cannot be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadCheckpoint {
-    #[error("producer state of format version {0}, this program reads versions 1 to 5")]
+    #[error("producer state has format version {0}, this version of the server reads 1 to 5")]
     Version(u8),
-    #[error("producer state ends in the middle")]
+    #[error("producer state is truncated")]
     Truncated,
-    #[error("producer state does not have its checksum")]
+    #[error("producer state has a wrong checksum")]
     Checksum,
     #[error("producer state is damaged: {0}")]
     Content(String),
@@ -202,7 +202,8 @@ pub(crate) fn fold(
         Err(error) => {
             // The server refuses to start on such a checkpoint, so this one belongs to another
             // server.
-            tracing::error!(%error, "a partition's producer checkpoint is unreadable and begins anew");
+            tracing::error!(%error, "a partition's producer checkpoint cannot be read; its state \
+                starts empty");
             ProducerStates::default()
         }
     };

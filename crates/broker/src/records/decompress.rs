@@ -71,7 +71,7 @@ fn check_zstd_windows(mut body: &[u8]) -> io::Result<()> {
             let base = 1u64 << (10 + (window >> 3));
             let window_bytes = base + base / 8 * u64::from(window & 7);
             if window_bytes > MAX_ZSTD_WINDOW_BYTES {
-                return Err(bad("a window of zstd is larger than 128 MiB"));
+                return Err(bad("a zstd window is larger than 128 MiB"));
             }
         }
         let len = zstd::zstd_safe::find_frame_compressed_size(body)
@@ -91,7 +91,7 @@ pub(super) fn decompress<'a>(
         Some(Codec::Lz4) => Box::new(lz4::Decoder::new(body)?),
         Some(Codec::Zstd) => Box::new(zstd::stream::read::Decoder::new(body)?),
         Some(Codec::Snappy) => Box::new(SnappyBlocks::new(body, MAX_UNPACKED_BYTES as usize)),
-        None => return Err(bad("an unknown compression codec")),
+        None => return Err(bad("unknown compression codec")),
     };
     Ok(BufReader::new(reader.take(MAX_DECOMPRESSED_BYTES)))
 }
@@ -139,7 +139,7 @@ impl<'a> SnappyBlocks<'a> {
             return Err(bad("a snappy block claims an impossible length"));
         }
         if len_bytes > self.max_block_bytes {
-            return Err(bad("a snappy block is too large to be decompressed at one time"));
+            return Err(bad("a snappy block is too large to be decompressed"));
         }
         self.block = io::Cursor::new(snap::raw::Decoder::new().decompress_vec(compressed)?);
         Ok(())

@@ -409,8 +409,7 @@ mod tests {
             }
         }
 
-        /// An operation on any resource is allowed exactly if there is a name with which it is
-        /// allowed.
+        /// If an operation is allowed on some name, it is allowed on any resource.
         #[test]
         fn some_resource_is_allowed_if_one_can_be_found(acls in acls()) {
             let table = Table::new(acls.iter().cloned().collect());

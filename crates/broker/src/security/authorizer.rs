@@ -49,16 +49,17 @@ impl Resource<'_> {
 #[derive(Debug, thiserror::Error)]
 pub enum AclError {
     /// The limit on ACLs is reached.
-    #[error("there are {MAX_ACLS} ACLs at most")]
+    #[error("the limit of {MAX_ACLS} ACLs is reached")]
     TooMany,
     /// A deletion has too many filters, or they match too many ACLs together; an ACL that several
     /// filters match counts for each.
     #[error(
-        "a deletion has at most {MAX_FILTERS} filters, and they take at most {MAX_ACLS} ACLs together"
+        "a deletion can have at most {MAX_FILTERS} filters, which match at most {MAX_ACLS} ACLs \
+         together"
     )]
     TooLarge,
     /// A stored ACL cannot be read.
-    #[error("{0} in the catalog cannot be read")]
+    #[error("catalog entry {0} cannot be read")]
     Damaged(String),
     /// The store failed.
     #[error("{0}")]

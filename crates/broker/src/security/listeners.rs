@@ -64,25 +64,25 @@ impl ListenerConfig {
         let refuse = |what: String| Err(InvalidConfig(format!("listener {:?}: {what}", self.name)));
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if !(1..=64).contains(&self.name.len()) || !self.name.chars().all(plain) {
-            return refuse("a name has 1 to 64 letters, digits, `-`, `_` and `.`".into());
+            return refuse("a name must have 1 to 64 letters, digits, `-`, `_` and `.`".into());
         }
         match &self.advertised_host {
             Some(host) if !(1..=255).contains(&host.len()) => {
                 return refuse(format!(
-                    "advertised_host has {} characters, allowed are 1 to 255",
+                    "advertised_host has {} characters, but must have 1 to 255",
                     host.len()
                 ));
             }
             None if self.listen.ip().is_unspecified() => {
                 return refuse(format!(
-                    "listen is {}, which no client can connect to by that name: set advertised_host",
+                    "clients cannot connect to the listen address {}: set advertised_host",
                     self.listen
                 ));
             }
             _ => {}
         }
         if self.advertised_port == Some(0) {
-            return refuse("advertised_port is 0, allowed are 1 to 65535".into());
+            return refuse("advertised_port is 0, but must be 1 to 65535".into());
         }
         Ok(())
     }

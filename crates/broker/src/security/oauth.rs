@@ -125,11 +125,12 @@ impl Oauth {
         }
         *loaded = Some(Instant::now());
         let read = tokio::time::timeout(LEAST_REFRESH, (self.config.keys.0)()).await;
-        match read.unwrap_or_else(|_| Err("no answer".into())).and_then(|text| parse_keys(&text)) {
+        match read.unwrap_or_else(|_| Err("timed out".into())).and_then(|text| parse_keys(&text)) {
             Ok(keys) => *self.keys.write() = Arc::new(keys),
             Err(error) => {
                 tracing::warn!(
-                    "the keys for OAUTHBEARER cannot be read, those of before stay: {error}"
+                    "the keys for OAUTHBEARER cannot be read, the previous ones stay in use: \
+                     {error}"
                 );
             }
         }
@@ -152,13 +153,13 @@ impl Oauth {
     }
 }
 
-const UNKNOWN_KEY: &str = "no key fits it";
+const UNKNOWN_KEY: &str = "no key matches it";
 
 fn parse_keys(text: &[u8]) -> Result<Vec<Jwk>, String> {
     let Jwks { keys } = serde_json::from_slice(text)
-        .map_err(|_| "it is no JSON document with an array `keys`".to_string())?;
+        .map_err(|_| "it is not a JSON document with an array `keys`".to_string())?;
     if keys.len() > MAX_KEYS {
-        return Err(format!("{} keys, allowed are {MAX_KEYS}", keys.len()));
+        return Err(format!("it has {} keys, the limit is {MAX_KEYS}", keys.len()));
     }
     // An unsupported key may be meant for other servers.
     Ok(keys.into_iter().filter_map(|key| serde_json::from_value(key).ok()).collect())
@@ -171,7 +172,7 @@ fn check(
     token: &str,
     unix_now: u64,
 ) -> Result<Accepted, &'static str> {
-    const NO_JWT: &str = "it is no JWT";
+    const NO_JWT: &str = "it is not a JWT";
     let (signed, signature) = token.rsplit_once('.').ok_or(NO_JWT)?;
     let (header, claims) = signed.split_once('.').ok_or(NO_JWT)?;
     let decode = |text: &str| BASE64URL.decode(text).map_err(|_| NO_JWT);
@@ -201,7 +202,7 @@ fn check(
     // Fractions of seconds are valid.
     let seconds = |claim: &str| claims[claim].as_f64().filter(|at| *at >= 0.0).map(|at| at as u64);
     let skew = config.clock_skew.as_secs();
-    let expires = seconds("exp").ok_or("it has no end")?;
+    let expires = seconds("exp").ok_or("it has no expiry")?;
     if expires.saturating_add(skew) <= unix_now {
         return Err("it has expired");
     }
@@ -219,7 +220,7 @@ fn check(
         return Err("it lacks a scope");
     }
     let user = claims[&config.principal_claim].as_str().unwrap_or_default();
-    super::users::check_name(user).map_err(|_| "it names no user")?;
+    super::users::check_name(user).map_err(|_| "it does not name a user")?;
     // A token that expires within the skew is valid for a moment at least; the longest lifetime is
     // a year.
     let lifetime = expires.saturating_add(skew).saturating_sub(unix_now).clamp(1, 365 * 86_400);

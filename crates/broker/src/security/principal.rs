@@ -93,7 +93,7 @@ impl FromStr for PrincipalRules {
         while !rest.is_empty() {
             let (rule, behind) = read_rule(rest).map_err(|why| {
                 InvalidRules(format!(
-                    "`{rest}` is neither DEFAULT nor RULE:pattern/replacement/[LU]: {why}"
+                    "`{rest}` is not DEFAULT or RULE:pattern/replacement/[LU]: {why}"
                 ))
             })?;
             rules.push(rule);
@@ -105,7 +105,7 @@ impl FromStr for PrincipalRules {
             }
         }
         if rules.is_empty() {
-            return Err(InvalidRules("there is no rule".into()));
+            return Err(InvalidRules("no rule is given".into()));
         }
         Ok(Self { text: text.into(), rules })
     }
@@ -116,9 +116,9 @@ fn read_rule(text: &str) -> Result<(Rule, &str), String> {
     if let Some(rest) = text.strip_prefix("DEFAULT") {
         return Ok((Rule::Default, rest));
     }
-    let rest = text.strip_prefix("RULE:").ok_or("it begins with neither")?;
-    let (pattern, rest) = until_slash(rest).ok_or("the pattern has no end")?;
-    let (replacement, rest) = until_slash(rest).ok_or("the replacement has no end")?;
+    let rest = text.strip_prefix("RULE:").ok_or("it starts with neither")?;
+    let (pattern, rest) = until_slash(rest).ok_or("the pattern is not terminated")?;
+    let (replacement, rest) = until_slash(rest).ok_or("the replacement is not terminated")?;
     let (case, rest) = match rest.as_bytes().first() {
         Some(b'L') => (Some(Case::Lower), &rest[1..]),
         Some(b'U') => (Some(Case::Upper), &rest[1..]),

@@ -60,7 +60,7 @@ impl FromStr for Mechanism {
     fn from_str(text: &str) -> Result<Self, String> {
         Self::ALL.into_iter().find(|mechanism| mechanism.name() == text).ok_or_else(|| {
             let all = Self::ALL.map(Self::name).join(", ");
-            format!("`{text}` is no mechanism; there are {all}")
+            format!("`{text}` is not a mechanism; these are {all}")
         })
     }
 }
@@ -230,7 +230,7 @@ impl Authentication {
                 lifetime: Some(accepted.lifetime),
             },
             Err(reason) => {
-                tracing::debug!("a token is refused: {reason}");
+                tracing::debug!("token refused: {reason}");
                 let answer = br#"{"status":"invalid_token"}"#.to_vec();
                 Step::Continue(State::TokenRefused, answer)
             }

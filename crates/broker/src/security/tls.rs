@@ -92,11 +92,11 @@ pub(crate) enum TlsError {
     Pair(String),
     #[error("the TLS handshake took more than {} s", HANDSHAKE_TIMEOUT.as_secs())]
     Slow,
-    #[error("no TLS handshake: {0}")]
+    #[error("the TLS handshake failed: {0}")]
     Handshake(io::Error),
     #[error("the subject of the client's certificate cannot be read")]
     NoSubject,
-    #[error("no rule makes a name of the certificate's subject {0:?}")]
+    #[error("no rule derives a name from the certificate's subject {0:?}")]
     NoName(String),
 }
 
@@ -205,13 +205,15 @@ async fn reload(config: TlsConfig, mut known: Files, current: Arc<RwLock<Arc<Ser
                 known = files;
                 *current.write() = Arc::new(made);
                 last_complaint.clear();
-                tracing::info!(certificate = %config.certificate.display(), "the new certificates are in use");
+                tracing::info!(certificate = %config.certificate.display(), "new certificates are \
+                    in use");
             }
             Some(Err(error)) => {
                 let complaint = error.to_string();
                 if complaint != last_complaint {
                     tracing::warn!(
-                        "certificates have changed and cannot be used, the old ones stay: {complaint}"
+                        "the changed certificates cannot be used, the previous ones stay in use: \
+                         {complaint}"
                     );
                 }
                 last_complaint = complaint;
@@ -237,7 +239,8 @@ pub(super) async fn read_file(file: &Path) -> Result<Vec<u8>, TlsError> {
     let read = move || {
         let len = std::fs::metadata(&path)?.len();
         if len > MAX_FILE_BYTES {
-            return Err(io::Error::other(format!("{len} bytes, allowed are {MAX_FILE_BYTES}")));
+            let reason = format!("it has {len} bytes, the limit is {MAX_FILE_BYTES}");
+            return Err(io::Error::other(reason));
         }
         std::fs::read(&path)
     };
@@ -254,7 +257,7 @@ fn make(config: &TlsConfig, files: &Files) -> Result<ServerConfig, TlsError> {
     }
     // The decoder's own error could show the content of the file.
     let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|_| {
-        unusable(&config.key, "it has no private key in PEM that can be used".into())
+        unusable(&config.key, "it has no usable private key in PEM".into())
     })?;
     let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
@@ -328,9 +331,9 @@ fn certificates(file: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>,
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let found = found.map_err(|error| {
         unusable(match error {
-            pem::Error::MissingSectionEnd { .. } => "a section in PEM has no END line".into(),
-            pem::Error::IllegalSectionStart { .. } => "a BEGIN line of PEM is malformed".into(),
-            pem::Error::Base64Decode(cause) => format!("a section in PEM is not base64: {cause}"),
+            pem::Error::MissingSectionEnd { .. } => "a PEM section has no END line".into(),
+            pem::Error::IllegalSectionStart { .. } => "a PEM BEGIN line is malformed".into(),
+            pem::Error::Base64Decode(cause) => format!("a PEM section is not base64: {cause}"),
             other => other.to_string(),
         })
     })?;
@@ -394,7 +397,7 @@ hJBniRJCUwSL/1gltaZJMl6+08ChRANCAARQPi7DZWIw641JDIFlUurzEiicPSzv
             (refusal(&certificate, &other_key, None), "the key is not the key of the certificate"),
             (refusal(damaged, &key, None), "cert.pem: the certificate cannot be used"),
             (refusal(&certificate, &key, Some(damaged)), "ca.pem: the certificate cannot be used"),
-            (refusal(start, &key, None), "cert.pem: a section in PEM has no END line"),
+            (refusal(start, &key, None), "cert.pem: a PEM section has no END line"),
             (refusal(&certificate, "no key", None), "key.pem: it has no private key in PEM"),
             (refusal(&certificate, &key, Some("none")), "ca.pem: it has no certificate in PEM"),
         ] {

@@ -32,19 +32,19 @@ const SALT_BYTES: usize = 24;
 #[derive(Debug, thiserror::Error)]
 pub enum UserError {
     /// The name is too long, empty, or has a control character.
-    #[error("a user's name has 1 to {MAX_NAME_BYTES} bytes and no control characters")]
+    #[error("a user name must have 1 to {MAX_NAME_BYTES} bytes and no control characters")]
     Name,
     /// The password is empty or too long.
-    #[error("a password has 1 to 1024 bytes")]
+    #[error("a password must have 1 to 1024 bytes")]
     Password,
     /// The limit on users is reached.
-    #[error("there are {MAX_CREDENTIALS} credentials, and no more are taken")]
+    #[error("the limit of {MAX_CREDENTIALS} credentials is reached")]
     TooMany,
     /// The operating system provides no random numbers.
-    #[error("no random numbers: the operating system refuses them")]
+    #[error("the operating system provides no random numbers")]
     Random,
     /// A stored user cannot be read.
-    #[error("{0} in the catalog cannot be read")]
+    #[error("catalog entry {0} cannot be read")]
     Damaged(String),
     /// The store failed.
     #[error("{0}")]
@@ -171,7 +171,8 @@ impl Users {
                 tracing::warn!(
                     user,
                     mechanism,
-                    "a user has a new password, and keeps the older one for a mechanism that was not named"
+                    "a user's password changed for some mechanisms and remains the old one for \
+                     others"
                 );
             }
         }

@@ -291,7 +291,7 @@ async fn changes_are_refused_with_a_reason() {
             42,
             "Default group resources are not allowed.",
         ),
-        ((CLIENT_METRICS, "m"), "interval.ms", SET, "1000", 42, "no metrics of clients"),
+        ((CLIENT_METRICS, "m"), "interval.ms", SET, "1000", 42, "client metrics"),
         ((BROKER_LOGGER, "1"), "root", SET, "DEBUG", 42, "log levels"),
         ((77, "m"), "interval.ms", SET, "1000", 42, "Unsupported resource type: 77"),
     ] {

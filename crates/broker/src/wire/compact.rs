@@ -19,7 +19,7 @@ fn take_varint(buf: &mut Bytes) -> Result<u32> {
             return Ok(value);
         }
     }
-    bail!("a number takes more than five bytes")
+    bail!("a varint has more than five bytes")
 }
 
 /// Takes a nullable string.

@@ -95,9 +95,9 @@ impl Decodable for OffsetCommit {
         }
         decode_from(buf, |buf| {
             let mut body = OffsetCommitRequest::default()
-                .with_group_id(GroupId(not_null(take_text(buf)?, "the group's id")?))
+                .with_group_id(GroupId(not_null(take_text(buf)?, "the group ID")?))
                 .with_generation_id_or_member_epoch(take_i32(buf)?)
-                .with_member_id(not_null(take_text(buf)?, "the member's id")?)
+                .with_member_id(not_null(take_text(buf)?, "the member ID")?)
                 .with_group_instance_id(take_text(buf)?);
             let topics = take_array(buf, |buf| {
                 let id = take_id(buf)?;
@@ -121,7 +121,7 @@ impl Encodable for OffsetCommitted {
         if version <= KNOWN {
             return body.encode(buf, version);
         }
-        ensure!(body.topics.len() == topic_ids.len(), "topics and their ids differ in number");
+        ensure!(body.topics.len() == topic_ids.len(), "the numbers of topics and IDs differ");
         buf.put_i32(body.throttle_time_ms);
         put_len(buf, body.topics.len());
         for (topic, id) in body.topics.iter().zip(topic_ids) {
@@ -156,7 +156,7 @@ impl Decodable for OffsetFetch {
 
 fn take_group(buf: &mut Bytes) -> Result<(OffsetFetchRequestGroup, Vec<Uuid>)> {
     let group = OffsetFetchRequestGroup::default()
-        .with_group_id(GroupId(not_null(take_text(buf)?, "a group's id")?))
+        .with_group_id(GroupId(not_null(take_text(buf)?, "a group ID")?))
         .with_member_id(take_text(buf)?)
         .with_member_epoch(take_i32(buf)?);
     let topics = take_array(buf, |buf| {
@@ -181,11 +181,11 @@ impl Encodable for OffsetsFetched {
         if version <= KNOWN {
             return body.encode(buf, version);
         }
-        ensure!(body.groups.len() == topic_ids.len(), "groups and their ids differ in number");
+        ensure!(body.groups.len() == topic_ids.len(), "the numbers of groups and ID lists differ");
         buf.put_i32(body.throttle_time_ms);
         put_len(buf, body.groups.len());
         for (group, ids) in body.groups.iter().zip(topic_ids) {
-            ensure!(group.topics.len() == ids.len(), "topics and their ids differ in number");
+            ensure!(group.topics.len() == ids.len(), "the numbers of topics and IDs differ");
             put_text(buf, Some(&group.group_id));
             put_len(buf, group.topics.len());
             for (topic, id) in group.topics.iter().zip(ids) {

@@ -30,7 +30,7 @@ impl Response {
 
     /// Frames bytes with their length only.
     pub(crate) fn bare(bytes: Bytes) -> Self {
-        let len = u32::try_from(bytes.len()).expect("messages of SASL are short");
+        let len = u32::try_from(bytes.len()).expect("SASL messages are short");
         let pieces = vec![Bytes::copy_from_slice(&len.to_be_bytes()), bytes];
         Self { pieces, budgets: Vec::new() }
     }
@@ -87,7 +87,7 @@ impl Builder {
         self.pieces.push(self.current.freeze());
         let len: usize = self.pieces.iter().map(Bytes::len).sum();
         let len =
-            i32::try_from(len).map_err(|_| EncodeError(format!("a response of {len} bytes")))?;
+            i32::try_from(len).map_err(|_| EncodeError(format!("the response has {len} bytes")))?;
         self.pieces[0] = Bytes::copy_from_slice(&len.to_be_bytes());
         Ok(Response { pieces: self.pieces, budgets: Vec::new() })
     }

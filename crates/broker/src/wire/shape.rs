@@ -82,15 +82,15 @@ const fn shape(flexible: i16, fields: &'static [Field]) -> Shape {
 /// Why a request's bytes do not match its shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Misshapen {
-    #[error("it ends in the middle of a field")]
+    #[error("it ends within a field")]
     Truncated,
     #[error("a length is negative")]
     NegativeLength,
-    #[error("a length takes more than five bytes")]
+    #[error("a length has more than five bytes")]
     LongLength,
     #[error("a string is longer than {} bytes", MAX_TEXT_BYTES)]
     LongText,
-    #[error("a tagged field's content and length differ")]
+    #[error("a tagged field's content does not match its length")]
     TaggedLength,
     #[error("it has more than {0} array elements")]
     TooManyElements(usize),
