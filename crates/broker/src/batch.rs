@@ -489,7 +489,7 @@ pub(crate) mod tests {
     const MAX: u32 = 1 << 20;
 
     #[test]
-    fn a_marker_is_what_the_codec_library_reads() {
+    fn the_codec_library_reads_our_markers() {
         use kafka_protocol::records::RecordBatchDecoder;
         for said in [Outcome::Abort, Outcome::Commit] {
             let bytes = marker(77, 3, said, 1_234);
@@ -508,7 +508,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_the_codec_library_writes_is_what_we_read() {
+    fn we_read_the_batches_of_the_codec_library() {
         let batch = encode(Compression::Gzip, (77, 3, 5), &[1_000, 3_000, 2_000]);
         let header = check_produced(&batch, 9, MAX).unwrap();
         assert_eq!(header.len_bytes, batch.len());
@@ -519,7 +519,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_behind_the_crc_is_corrupt() {
+    fn every_flipped_bit_after_the_crc_is_detected() {
         let batch = plain(&[1, 2]);
         for at in ATTRIBUTES..batch.len() {
             let mut bytes = batch.to_vec();
@@ -540,7 +540,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn refusals_have_the_codes_of_kafka() {
+    fn refusals_have_kafkas_error_codes() {
         let batch = plain(&[1, 2]);
         let two = [batch.clone(), batch.clone()].concat();
         let cases: Vec<(&str, Vec<u8>, i16)> = vec![
@@ -581,7 +581,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_batch_is_changed_where_it_is_if_it_is_nobody_elses() {
+    fn a_batch_without_other_references_is_changed_in_place() {
         let batch = Bytes::from(plain(&[1, 2]).to_vec());
         let at = batch.as_ptr();
         let mut own = into_mut(batch);
@@ -594,7 +594,7 @@ pub(crate) mod tests {
         place(&mut copy, 8, 0);
         assert_eq!(BatchHeader::parse(&placed).unwrap().base_offset, 7);
         drop(copy);
-        assert_eq!(into_mut(placed).as_ptr(), at, "the other one has gone");
+        assert_eq!(into_mut(placed).as_ptr(), at, "the other reference was dropped");
     }
 
     #[test]

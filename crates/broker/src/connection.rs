@@ -396,7 +396,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn while_others_wait_an_answer_has_a_rate_and_a_time() {
+    async fn while_others_wait_a_response_must_reach_a_rate() {
         const KIB: usize = 1 << 10;
         const SPAN: Duration = Duration::from_millis(100);
         let is_given_up = async |len_bytes: usize, is_waited_for: bool| {
@@ -415,7 +415,7 @@ mod tests {
                 () = is_too_slow(SPAN, rate, &taken, || is_waited_for) => true,
             }
         };
-        assert!(is_given_up(100 * KIB * KIB, true).await, "it has all the time that it likes");
+        assert!(is_given_up(100 * KIB * KIB, true).await, "the time is unlimited");
         assert!(!is_given_up(100 * KIB * KIB, false).await);
         assert!(!is_given_up(100 * KIB, true).await);
     }

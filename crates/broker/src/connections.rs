@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_takes_no_more_than_its_share_and_gives_it_back() {
+    fn the_limit_of_an_address_is_enforced_until_its_connections_close() {
         let ip = |ip: &str| ip.parse::<IpAddr>().unwrap();
         let overrides = [(ip("10.0.0.2"), 3), (ip("10.0.0.3"), 0)].into();
         let connections = Connections::new(Limits { max: 4, max_of_address: 2, overrides });

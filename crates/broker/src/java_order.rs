@@ -31,7 +31,7 @@ mod tests {
 
     /// The expected orders are those that Java 17 prints.
     #[test]
-    fn the_order_is_that_of_java() {
+    fn elements_are_sorted_as_by_java() {
         assert_eq!(hash("controller_mutation_rate"), 0xd35d_6953);
         assert_eq!(hash("\u{e4}\u{1f600}"), 0x1e_6547);
         let sorted = |names: &str, min_capacity| {

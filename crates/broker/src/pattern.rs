@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_names_are_matched() {
+    fn patterns_match_whole_names() {
         let names = ["a", "ab", "abc", "b.a-1", "x_\u{e4}"];
         for (regex, expected) in [
             ("a", &["a"][..]),
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_would_take_too_long_is_given_up() {
+    fn a_pattern_that_would_take_too_long_is_an_error() {
         // Each state is a set of positions that had an `a`; there are too many such sets to cache.
         let mut seed = 1_u64;
         let mut letter = |_| {

@@ -432,7 +432,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_specific_quota_holds() {
+    fn the_most_specific_quota_applies() {
         let name = |name: &str| Part::Name(name.to_owned());
         // In the order of precedence.
         let entities = [
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_its_own_quota_or_that_of_all_and_always_its_own_bucket() {
+    fn an_address_has_its_own_bucket_with_its_own_or_the_default_quota() {
         let of = |ip| Entity { user: Part::Any, client: Part::Any, ip };
         let rate = |rate: f64| Limits::from([("connection_creation_rate".to_owned(), rate)]);
         let mut limits = BTreeMap::from([(of(Part::Default), rate(5.0))]);
@@ -480,7 +480,7 @@ mod tests {
 
     /// The stored form from before addresses could have quotas.
     #[test]
-    fn an_entity_without_an_address_reads_and_writes_as_ever() {
+    fn an_entity_without_an_address_keeps_its_stored_form() {
         let stored = r#"{"user":{"name":"u"},"client":"default"}"#;
         let entity: Entity = serde_json::from_str(stored).unwrap();
         let wanted = Entity { user: Part::Name("u".into()), client: Part::Default, ip: Part::Any };
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_more_than_ten_seconds_of_the_rate_waits_until_it_is_paid() {
+    fn a_debt_beyond_ten_seconds_of_the_rate_throttles_until_it_is_paid() {
         let begun = Instant::now();
         let after = |seconds: u64| begun + Duration::from_secs(seconds);
         let mut bucket = Bucket::full(100.0, begun);
@@ -511,7 +511,7 @@ mod tests {
     /// Programs often change quotas one by one. Debts of other clients must remain, or each change
     /// would give every client ten free seconds.
     #[test]
-    fn whose_rate_is_another_begins_anew_and_nobody_else() {
+    fn a_changed_rate_resets_only_its_own_buckets() {
         let now = Instant::now();
         let mut buckets = Buckets::default();
         for n in 0..2 {
@@ -525,7 +525,7 @@ mod tests {
 
     /// A client that uses many names does not keep others from getting a bucket.
     #[test]
-    fn a_full_table_makes_room_by_what_is_full_and_once_a_second() {
+    fn a_full_table_is_swept_of_full_buckets_once_a_second() {
         let begun = Instant::now();
         let after = |millis| begun + Duration::from_millis(millis);
         let mut buckets = Buckets::default();
@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn those_without_a_bucket_of_their_own_share_one_of_their_rate() {
+    fn clients_without_their_own_bucket_share_one_per_rate() {
         let now = Instant::now();
         let mut buckets = Buckets::default();
         let long = || (String::new(), "x".repeat(MAX_NAME_BYTES + 1));
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_clients_take_no_room_from_addresses() {
+    fn client_names_do_not_use_up_the_buckets_of_addresses() {
         let quota = |key: &str, rate: f64| Limits::from([(key.to_owned(), rate)]);
         let of = |client, ip| Entity { user: Part::Any, client, ip };
         let limits = [

@@ -676,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_with_the_time_of_its_append_is_not_opened() {
+    fn a_batch_with_log_append_time_is_not_decompressed() {
         let mut batch = stored(Compression::None, &[1, 2]);
         batch::set_log_append_time(&mut batch, 77);
         batch.truncate(HEADER_BYTES);
@@ -716,7 +716,7 @@ mod tests {
 
     /// A block is decompressed as a whole, so no limit of a stream bounds its memory.
     #[test]
-    fn a_block_of_snappy_has_a_bound() {
+    fn a_snappy_block_is_limited() {
         let block = |len: usize| snap::raw::Encoder::new().compress_vec(&vec![0; len]).unwrap();
         let read = |block: &[u8], most| SnappyBlocks::new(block, most).read(&mut [0; 9]);
         assert_eq!(read(&block(1 << 20), 1 << 20).unwrap(), 9);
@@ -734,7 +734,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_compressed_again_with_the_same_records() {
+    fn recompression_keeps_the_records() {
         let timestamps_ms: Vec<i64> = (0..3_000).map(|i| 1_000 + i * 2).collect();
         let read = |batch: &[u8]| {
             let batch = Bytes::copy_from_slice(batch);
@@ -844,7 +844,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(2_000))]
 
         #[test]
-        fn no_bytes_behind_a_header_cause_a_panic(
+        fn no_bytes_after_a_header_cause_a_panic(
             record_count in any::<i32>(),
             fields in proptest::collection::vec(any::<u8>(), 0..200),
         ) {

@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_budget_is_taken_shrunk_and_given_back() {
+    async fn a_budget_is_taken_shrunk_and_released() {
         let budget = ByteBudget::new(10 * 1024);
         let share = budget.acquire(6 * 1024 + 1).await;
         assert_eq!(budget.free_bytes(), 3 * 1024);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_budget_is_used_up_while_somebody_waits() {
+    async fn a_budget_counts_as_used_up_while_a_request_waits() {
         let budget = ByteBudget::new(10 * 1024);
         let share = budget.acquire(6 * 1024).await;
         assert!(!budget.is_used_up());
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn requests_that_have_used_up_the_memory_get_on_one_after_the_other() {
+    async fn requests_that_have_used_up_the_memory_proceed_one_by_one() {
         let memory = RequestMemory::new(10 * 1024);
         let mut shares = [(); 4].map(|()| RequestShare::default());
         for share in &mut shares {

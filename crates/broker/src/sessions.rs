@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_remembers_updates_and_forgets() {
+    fn a_session_keeps_updates_and_drops_partitions() {
         let sessions = Sessions::default();
         let now = Instant::now();
         let full = sessions.begin(&request(0, 0, &[(0, 5), (1, 6)]), 12, now).unwrap();
@@ -391,12 +391,12 @@ mod tests {
         assert_eq!(
             sessions.begin(&request(id, 1, &[]), 12, now).unwrap_err().code(),
             71,
-            "used up"
+            "the epoch is used up"
         );
     }
 
     #[test]
-    fn an_incremental_answer_holds_what_changed_and_records_move_to_the_end() {
+    fn an_incremental_response_holds_changes_and_records_move_to_the_end() {
         let sessions = Sessions::default();
         let now = Instant::now();
         let id = sessions.begin(&request(0, 0, &[(0, 0), (1, 0)]), 12, now).unwrap().session_id;
@@ -423,21 +423,21 @@ mod tests {
     }
 
     #[test]
-    fn sessions_are_bounded_and_old_ones_make_room() {
+    fn sessions_are_limited_and_old_ones_are_evicted() {
         let sessions = Sessions::default();
         let now = Instant::now();
         for _ in 0..MAX_SESSIONS {
             assert_ne!(sessions.begin(&request(0, 0, &[(0, 0)]), 12, now).unwrap().session_id, 0);
         }
         let begin = |at| sessions.begin(&request(0, 0, &[(0, 0)]), 12, at).unwrap().session_id;
-        assert_eq!(begin(now + EVICTION_AGE / 2), 0, "no room: served without a session");
+        assert_eq!(begin(now + EVICTION_AGE / 2), 0, "no space: served without a session");
         assert_ne!(begin(now + EVICTION_AGE), 0);
         assert_eq!(sessions.cache.lock().sessions.len(), MAX_SESSIONS);
     }
 
     /// Else the limit on partitions would not limit memory.
     #[test]
-    fn names_that_no_topic_can_have_are_not_remembered() {
+    fn impossible_topic_names_are_not_kept_in_sessions() {
         let sessions = Sessions::default();
         let now = Instant::now();
         let long = |mut request: FetchRequest| {

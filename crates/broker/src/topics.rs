@@ -642,7 +642,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_follow_the_rules_of_kafka() {
+    fn names_follow_kafkas_rules() {
         for good in ["a", "a.b_c-D9", &"x".repeat(249), "..."] {
             check_name(good).unwrap();
         }

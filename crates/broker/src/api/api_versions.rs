@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn software_names_follow_the_rule() {
+    fn client_software_names_follow_kafkas_rule() {
         for good in ["librdkafka", "apache-kafka-java", "4.1.0", "a"] {
             assert!(is_valid(good), "{good}");
         }

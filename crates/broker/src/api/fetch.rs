@@ -621,7 +621,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_half_of_what_is_free_and_at_least_a_batch() {
+    fn a_share_is_at_most_half_of_the_free_bytes_and_at_least_a_batch() {
         for (wanted, free, share_bytes) in
             [(500, 2_000, 500), (1_500, 2_000, 1_000), (1_500, 0, 100), (0, 2_000, 100)]
         {

@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_read_for_as_long_as_the_client_waits_and_no_longer_than_most_do() {
+    fn objects_are_read_for_the_clients_timeout_up_to_a_maximum() {
         for (timeout_ms, ms) in
             [(1, 1), (5_000, 5_000), (30_000, 20_000), (0, 20_000), (-1, 20_000)]
         {

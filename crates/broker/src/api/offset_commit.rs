@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_topic_that_goes_during_the_commit_is_unknown_by_its_id() {
+    fn a_topic_deleted_during_the_commit_gets_unknown_topic_id() {
         let ids = [1, 2, 3].map(Uuid::from_u128);
         // `a` was deleted, and another topic has its name.
         let topics = [("a", 4), ("b", 2)].map(|(name, id)| (name.into(), Uuid::from_u128(id), 1));

@@ -248,7 +248,7 @@ mod tests {
     /// Between the two views `a` is deleted and another topic gets its name, `d` is deleted, `e` is
     /// created.
     #[test]
-    fn nothing_is_told_of_a_topic_under_the_id_of_another_one() {
+    fn offsets_are_never_returned_under_the_id_of_another_topic() {
         let before = view(1, &[("a", 1), ("b", 2), ("d", 4)]);
         let after = view(2, &[("a", 11), ("b", 2), ("e", 5)]);
 
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_group_that_tells_nothing_nothing_is_told() {
+    fn a_group_with_an_error_has_no_topics() {
         let none = view(0, &[]);
         let topic = OffsetFetchRequestTopics::default().with_partition_indexes(vec![0]);
         let group = OffsetFetchRequestGroup::default().with_topics(Some(vec![topic]));

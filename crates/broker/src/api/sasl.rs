@@ -91,7 +91,7 @@ pub(super) async fn bare_message(
     message: &Bytes,
 ) -> Result<Served, Refused> {
     let api = APIS.iter().find(|api| api.key == ApiKey::SaslAuthenticate);
-    let api = api.expect("it is served");
+    let api = api.expect("the API is supported");
     let longest = server.config.security.session_lifetime;
     match peer.message(&server.authentication, message, longest).await {
         Ok(answered) => {

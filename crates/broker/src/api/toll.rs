@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_is_not_charged() {
+    fn waiting_time_is_not_charged() {
         const WORK: Duration = Duration::from_millis(3);
         const WAIT: Duration = Duration::from_millis(20);
         let toll = Toll::default();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_wait_holds_and_is_rounded_up() {
+    fn the_longest_throttle_applies_and_is_rounded_up() {
         let toll = Toll::default();
         toll.wait(Duration::from_micros(1_500));
         toll.wait(Duration::from_micros(1));

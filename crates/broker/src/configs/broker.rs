@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_configuration_leaves_as_it_is_is_no_setting_of_the_operators() {
+    fn configuration_values_that_equal_the_default_are_not_static_settings() {
         let config = BrokerConfig { max_message_bytes: 77, ..BrokerConfig::default() };
         let started_with = started_with(&config);
         assert_eq!(started_with["message.max.bytes"], "77");
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_after_which_clients_authenticate_again_is_shown() {
+    fn the_reauthentication_time_is_described() {
         let name = "connections.max.reauth.ms";
         let mut config = BrokerConfig::default();
         let settings = settings();
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_there_once() {
+    fn setting_names_are_unique() {
         let settings = settings();
         assert!(settings.windows(2).all(|pair| pair[0].name < pair[1].name));
         let dynamic = |name: &str| {
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_effect_says_so_and_its_default_is_one_that_may_be_set() {
+    fn settings_without_effect_say_so_and_have_valid_defaults() {
         for setting in UNUSED {
             assert!(setting.documentation.contains("No effect here"), "{}", setting.name);
             setting.check(setting.default).unwrap();

@@ -57,7 +57,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     ms("consumer.assignment.interval.ms", "group.consumer.assignment.interval.ms", "1000", Between(0, 15_000), false,
         "How long a new assignment waits for further changes of the group. No effect here: assignments are computed at once."),
     ms("consumer.heartbeat.interval.ms", "group.consumer.heartbeat.interval.ms", "5000", AtLeast(1), true,
-        "How often members of a consumer group are told to send a heartbeat."),
+        "The heartbeat interval of members of a consumer group."),
     ms("consumer.session.timeout.ms", "group.consumer.session.timeout.ms", "45000", AtLeast(1), true,
         "The time without a heartbeat after which a member of a consumer group is removed."),
     ms("share.assignment.interval.ms", "group.share.assignment.interval.ms", "1000", Between(0, 15_000), false,
@@ -67,7 +67,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     ms("share.delivery.count.limit", "group.share.delivery.count.limit", "5", Between(2, 10), true,
         "The number of deliveries after which a record that was not accepted is archived."),
     ms("share.heartbeat.interval.ms", "group.share.heartbeat.interval.ms", "5000", AtLeast(1), true,
-        "How often members of a share group are told to send a heartbeat."),
+        "The heartbeat interval of members of a share group."),
     text("share.isolation.level", String, "read_uncommitted", OneOf(&["read_committed", "read_uncommitted"]),
         "Whether members get records of open and aborted transactions."),
     ms("share.partition.max.record.locks", "group.share.partition.max.record.locks", "2000", Between(100, 4_000), true,
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn share_groups_begin_at_an_end_or_at_a_time() {
+    fn share_groups_start_at_an_end_or_at_a_time() {
         let ago = |seconds: f64| Some(ShareStart::Ago(Duration::from_secs_f64(seconds)));
         for (value, start) in [
             ("earliest", Some(ShareStart::Earliest)),

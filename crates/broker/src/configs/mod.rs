@@ -310,7 +310,7 @@ mod tests {
 
     /// The messages of Apache Kafka 4.3.1, verbatim.
     #[test]
-    fn values_are_refused_in_kafkas_words() {
+    fn invalid_values_are_refused_with_kafkas_messages() {
         let reason = |name: &str, value: &str| topic::find(name).unwrap().check(value).unwrap_err();
         for (name, value, expected) in [
             (
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_stored_in_one_form() {
+    fn values_are_normalized() {
         let stored = |name: &str, value: &str| topic::find(name).unwrap().check(value).unwrap();
         assert_eq!(stored("retention.ms", " 5 "), "5");
         assert_eq!(stored("preallocate", "TRUE"), "true");
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_changed_element_by_element() {
+    fn append_and_subtract_change_single_elements_of_lists() {
         let apply = |current: &str, op: Op| {
             let current = [("cleanup.policy".to_owned(), current.to_owned())].into();
             let ops = vec![("cleanup.policy".to_owned(), op)];

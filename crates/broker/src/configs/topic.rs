@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn retention_needs_a_bound_and_the_policy() {
+    fn retention_needs_a_limit_and_the_delete_policy() {
         let rules = |own: &[(&str, &str)]| Rules::new(&overrides(own), &Overrides::new()).retention;
         let none = RetentionRules::default();
         let (age, bytes) = (("retention.ms", "7"), ("retention.bytes", "9"));
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_brokers_settings_hold_where_a_topic_says_nothing() {
+    fn a_topic_without_a_setting_uses_the_brokers() {
         let defaults = overrides(&[
             ("retention.ms", "5"),
             ("max.message.bytes", "9"),
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn compaction_has_the_defaults_of_kafka() {
+    fn compaction_has_kafkas_defaults() {
         let rules = |own: &[(&str, &str)]| Rules::new(&overrides(own), &Overrides::new());
         assert_eq!(rules(&[]).compaction, None);
         let mut wanted = CompactionRules {

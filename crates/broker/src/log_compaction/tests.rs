@@ -325,7 +325,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// of a few KiB could grow to 64 MiB, and with it the storage, and fetch responses beyond what was
 /// reserved for them.
 #[test]
-fn a_batch_does_not_grow_by_its_neighbours() {
+fn a_batch_does_not_absorb_its_neighbours() {
     let mut log = Log::default();
     let large = vec![0; 8 << 20];
     for (key, value, codec) in [
@@ -440,7 +440,7 @@ fn a_full_map_ends_the_pass() {
     cleaner.end(StreamOffset(5), &mut out);
     let offsets: Vec<_> = read(&out).iter().map(|seen| seen.offset).collect();
     assert_eq!(offsets, [0, 1, 2, 3, 4]);
-    assert_eq!(out[1..], log.batches[2..], "they stay as they are");
+    assert_eq!(out[1..], log.batches[2..], "they are unchanged");
     let part = |start, end| StoredPart {
         start: StreamOffset(start),
         end: StreamOffset(end),
@@ -457,7 +457,7 @@ fn a_full_map_ends_the_pass() {
 }
 
 #[test]
-fn holes_of_more_than_a_batch_can_cover_have_several() {
+fn large_holes_are_covered_by_several_batches() {
     let two = log(&[(1, Some(1)), (2, Some(1))]);
     let far = 5_000_000_000u64;
     let mut bytes = two.batches[1].payload.to_vec();
@@ -475,7 +475,7 @@ fn holes_of_more_than_a_batch_can_cover_have_several() {
 }
 
 #[test]
-fn what_is_dirty_is_what_was_not_compacted_and_may_be() {
+fn dirty_bytes_are_those_not_compacted_that_may_be() {
     let rules = |min_lag_ms| CompactionRules {
         min_dirty_ratio: 0.5,
         min_lag_ms,
@@ -510,7 +510,7 @@ fn what_is_dirty_is_what_was_not_compacted_and_may_be() {
 }
 
 #[test]
-fn ends_are_remembered_until_their_time_is_over() {
+fn clean_ends_are_kept_for_the_delete_retention() {
     let rules = CompactionRules {
         min_dirty_ratio: 0.5,
         min_lag_ms: 0,

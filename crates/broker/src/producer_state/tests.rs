@@ -50,7 +50,7 @@ fn sequences_wrap_to_zero() {
 }
 
 #[test]
-fn a_repetition_is_recognised_among_the_last_five() {
+fn a_duplicate_is_detected_among_the_last_five_batches() {
     let mut states = ProducerStates::default();
     for i in 0..6 {
         append(&mut states, &batch(1, 0, i * 10, 10), i as u64 * 10);
@@ -62,7 +62,7 @@ fn a_repetition_is_recognised_among_the_last_five() {
     assert_eq!(
         states.check(&batch(1, 0, 0, 10)).unwrap_err().code(),
         45,
-        "too old to be recognised"
+        "too old to be detected"
     );
     assert_eq!(states.check(&batch(1, 0, 50, 9)).unwrap_err().code(), 45, "not the same batch");
     assert_eq!(states.check(&batch(1, 0, 61, 1)).unwrap_err().code(), 45, "a gap");
@@ -79,12 +79,12 @@ fn a_new_epoch_begins_at_zero_and_ends_the_old_one() {
     assert_eq!(
         states.check(&batch(1, 3, 0, 1)).unwrap_err().code(),
         47,
-        "its batches are forgotten"
+        "the batches of the old epoch are dropped"
     );
 }
 
 #[test]
-fn an_unknown_producer_may_begin_anywhere_and_a_plain_batch_is_never_checked() {
+fn an_unknown_producer_may_start_at_any_sequence_and_plain_batches_are_not_checked() {
     let mut states = ProducerStates::default();
     append(&mut states, &batch(9, 2, 1234, 1), 0);
     let plain = batch(-1, -1, -1, 3);
@@ -102,7 +102,7 @@ fn producers_are_bounded_and_expire() {
     assert_eq!(states.producers.len(), MAX_PRODUCERS);
     assert!(
         !states.producers.contains_key(&9) && states.producers.contains_key(&10),
-        "the oldest go"
+        "the oldest ones are evicted"
     );
 
     states.record(&batch(1_000_000, 0, 0, 1), 1_000_000, 0, NOW + EXPIRATION_MS);
@@ -114,7 +114,7 @@ fn producers_are_bounded_and_expire() {
 
 /// The cost of an eviction does not depend on the number of producers.
 #[test]
-fn making_room_examines_only_the_producers_that_go() {
+fn an_eviction_examines_only_the_evicted_producers() {
     let looked_at = |states: &mut ProducerStates, ids: std::ops::Range<i64>| {
         let before = LOOKED_AT.get();
         for id in ids {
@@ -140,7 +140,7 @@ fn making_room_examines_only_the_producers_that_go() {
 
 /// The evicted producer is the one that a scan over all producers finds.
 #[test]
-fn the_oldest_producer_without_an_open_transaction_goes_first() {
+fn the_oldest_producer_without_an_open_transaction_is_evicted_first() {
     let oldest = |states: &ProducerStates| {
         let newest = states.producers.values().map(|producer| producer.last_offset).max();
         let idle = states.producers.iter().filter(|(_, producer)| {
@@ -186,7 +186,7 @@ fn the_oldest_producer_without_an_open_transaction_goes_first() {
 }
 
 #[test]
-fn a_checkpoint_is_what_was_written() {
+fn a_checkpoint_decodes_to_the_encoded_state() {
     assert_eq!(ProducerStates::default().encode(), None);
     let mut states = ProducerStates::default();
     for i in 0..7 {
@@ -242,7 +242,7 @@ fn batches_at(places: &[(i32, u64)]) -> Vec<Batch> {
 }
 
 #[test]
-fn a_producer_goes_on_behind_a_loss_and_what_is_left_of_it_is_recognised() {
+fn a_producer_continues_after_a_loss_and_its_remaining_batches_are_recognised() {
     let kept = batches_at(&[(0, 0), (2, 2)]);
     let replay = |batches: &[Batch], to| {
         let mut states = ProducerStates::default();
@@ -257,9 +257,9 @@ fn a_producer_goes_on_behind_a_loss_and_what_is_left_of_it_is_recognised() {
     for (states, behind) in [(&whole, Err(45)), (&cut, Ok(Verdict::Append))] {
         assert!(matches!(verdict(states, 0, 2), Ok(Verdict::Duplicate(_))));
         assert_eq!(verdict(states, 0, 4), Ok(Verdict::Append));
-        assert_eq!(verdict(states, 0, 8), behind, "the next one of which the last is lost");
-        assert_eq!(verdict(states, 1, 6), behind, "the same in another epoch");
-        assert_eq!(verdict(states, 0, 1), Err(45), "a repetition that is not recognised");
+        assert_eq!(verdict(states, 0, 8), behind, "the next batch, whose predecessor is lost");
+        assert_eq!(verdict(states, 1, 6), behind, "a batch of another epoch");
+        assert_eq!(verdict(states, 0, 1), Err(45), "a duplicate that is not detected");
     }
     // From its next batch on the sequence is known, even if that batch is in the log already.
     let mut on = cut.clone();
@@ -267,12 +267,12 @@ fn a_producer_goes_on_behind_a_loss_and_what_is_left_of_it_is_recognised() {
     for states in [&on, &replay(&batches_at(&[(0, 0), (2, 2), (8, 8)]), 10)] {
         assert_eq!(verdict(states, 0, 10), Ok(Verdict::Append));
         assert_eq!(verdict(states, 0, 12), Err(45));
-        assert_eq!(verdict(states, 0, 4), Err(45), "it would come behind what followed it");
+        assert_eq!(verdict(states, 0, 4), Err(45), "it would follow its successor");
     }
 }
 
 #[test]
-fn a_marker_behind_a_loss_says_nothing_of_the_sequence() {
+fn a_marker_after_a_loss_does_not_determine_the_sequence() {
     let record = |sequence| BatchHeader { attributes: 1 << 4, ..batch(4, 0, sequence, 2) };
     let mut states = ProducerStates::default();
     states.record(&record(0), 0, 0, NOW);
@@ -289,7 +289,7 @@ fn a_marker_behind_a_loss_says_nothing_of_the_sequence() {
 }
 
 #[test]
-fn a_fold_over_a_loss_is_what_a_start_makes_of_it() {
+fn a_fold_over_a_loss_equals_a_replay_at_start() {
     let batches = batches_at(&[(0, 0), (2, 2), (8, 8), (10, 10)]);
     let live = |batches: &[Batch], checkpoint: Option<&[u8]>, from, to| {
         let mut states = checkpoint.map_or_else(ProducerStates::default, |bytes| {
@@ -386,7 +386,7 @@ fn version_3_still_opens() {
 }
 
 #[test]
-fn folding_in_parts_is_folding_at_once() {
+fn folding_in_parts_equals_folding_at_once() {
     let produced = |sequence, base| {
         let payload = batch::tests::encode(
             kafka_protocol::records::Compression::None,
@@ -447,11 +447,11 @@ fn ids(states: &ProducerStates) -> Vec<i64> {
 }
 
 #[test]
-fn a_fold_forgets_who_was_silent_for_a_day_of_the_server() {
+fn a_fold_expires_producers_by_the_servers_clock() {
     let log = log(&[(3, 0, 0, true), (1, 0, 0, false), (2, 0, 0, false), (4, 0, 0, false)]);
     let at = |later_ms| folded(&log, &[(NOW, 2), (NOW + 1, 3), (NOW + later_ms, 4)]);
     assert_eq!(ids(&at(DAY - 1)), [1, 2, 3, 4]);
-    assert_eq!(ids(&at(DAY)), [2, 3, 4], "what is open stays");
+    assert_eq!(ids(&at(DAY)), [2, 3, 4], "producers with an open transaction stay");
     assert_eq!(ids(&at(DAY + 1)), [3, 4]);
     // A clock that is set back expires no producers when it is correct again.
     let set_back = folded(&log, &[(30 * DAY, 2), (0, 3), (30 * DAY + 5, 4)]);
@@ -460,7 +460,7 @@ fn a_fold_forgets_who_was_silent_for_a_day_of_the_server() {
 
 /// Record timestamps come from the client: an import may span years.
 #[test]
-fn times_of_records_forget_nothing() {
+fn record_timestamps_do_not_expire_producers() {
     let import: Vec<_> = (0..5)
         .map(|at| (1, 2 * at, i64::from(at) * 400 * DAY, false))
         .chain([(2, 0, 9_000 * DAY, false), (3, 0, -1, false)])
@@ -481,7 +481,7 @@ fn times_of_records_forget_nothing() {
 }
 
 #[test]
-fn a_start_reckons_from_the_times_of_the_checkpoint_with_some_grace() {
+fn after_a_start_producers_expire_by_the_checkpoints_times_after_a_grace_period() {
     let now_ms = 10 * DAY;
     let start = |used_ms| {
         let mut states = ProducerStates::default();
@@ -490,7 +490,7 @@ fn a_start_reckons_from_the_times_of_the_checkpoint_with_some_grace() {
         states.producers[&1].used_ms
     };
     assert_eq!(start(now_ms - 5), now_ms - 5);
-    assert_eq!(start(i64::MAX), now_ms, "a clock that was wrong");
+    assert_eq!(start(i64::MAX), now_ms, "a checkpoint time in the future");
     assert_eq!(start(-1), now_ms - DAY + GRACE_MS);
 }
 
@@ -508,7 +508,7 @@ fn end(producers: &mut Counted, id: i64, outcome: Outcome, offset: u64) {
 }
 
 #[test]
-fn a_partition_remembers_so_many_aborted_transactions_and_those_that_are_open_may_join_them() {
+fn aborted_and_open_transactions_of_a_partition_are_limited_together() {
     const MAX: u64 = 1 << 18;
     let totals = Arc::<Totals>::default();
     let mut producers = Counted::new(ProducerStates::default(), totals.clone());
@@ -519,9 +519,9 @@ fn a_partition_remembers_so_many_aborted_transactions_and_those_that_are_open_ma
         end(&mut producers, 2, Outcome::Abort, 2 * at + 1);
     }
     assert!(!producers.has_room_for_transaction());
-    assert!(!producers.begins_transaction(&transactional(1)), "it goes on");
+    assert!(!producers.begins_transaction(&transactional(1)), "its transaction continues");
     assert!(producers.begins_transaction(&transactional(2)));
-    assert!(!producers.begins_transaction(&batch(3, 0, 0, 1)), "it has none");
+    assert!(!producers.begins_transaction(&batch(3, 0, 0, 1)), "the batch is not transactional");
     assert_eq!(totals.transactions.get(), MAX as i64);
 
     // A checkpoint holds them all.
@@ -534,18 +534,18 @@ fn a_partition_remembers_so_many_aborted_transactions_and_those_that_are_open_ma
 
     end(&mut producers, 1, Outcome::Abort, 2 * MAX);
     assert_eq!(producers.aborted_in(0, u64::MAX).len() as u64, MAX);
-    assert!(!producers.has_room_for_transaction(), "it has only moved");
+    assert!(!producers.has_room_for_transaction(), "it is still tracked");
     producers.change(|states| states.forget_aborted(StreamOffset(4)));
     assert!(producers.has_room_for_transaction());
     assert_eq!(totals.transactions.get(), MAX as i64 - 1);
     begin(&mut producers, 1, 2 * MAX + 1);
     assert!(!producers.has_room_for_transaction());
     end(&mut producers, 1, Outcome::Commit, 2 * MAX + 2);
-    assert!(producers.has_room_for_transaction(), "it was not aborted");
+    assert!(producers.has_room_for_transaction(), "the transaction was committed");
 }
 
 #[test]
-fn who_fills_the_totals_elsewhere_takes_little_from_a_partition() {
+fn full_totals_leave_each_partition_its_minimum() {
     let totals = Arc::<Totals>::default();
     totals.fill();
     let mut producers = Counted::new(ProducerStates::default(), totals.clone());
@@ -557,7 +557,7 @@ fn who_fills_the_totals_elsewhere_takes_little_from_a_partition() {
     begin(&mut producers, 0, 100);
     producers.change(|states| states.record(&batch(99, 0, 0, 1), 101, 0, NOW));
     let left: Vec<i64> = [0].into_iter().chain(2..32).chain([99]).collect();
-    assert_eq!(ids(&producers), left, "the oldest that has nothing open makes room");
+    assert_eq!(ids(&producers), left, "the oldest without an open transaction is evicted");
     assert_eq!(totals.producers.get(), others + 32);
 
     // The producer that has just appended stays, even if it is the only one without an open

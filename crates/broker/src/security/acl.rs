@@ -393,7 +393,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_table_decides_as_the_list_does(acls in acls(), without: bool) {
+        fn the_table_decides_like_the_list(acls in acls(), without: bool) {
             let table = Table::new(acls.iter().cloned().collect());
             for name in ["a", "ab", "abcd", "b", "c", "\u{e4}", "\u{e4}xy", "\u{e3}"] {
                 for operation in OPERATIONS {
@@ -411,7 +411,7 @@ mod tests {
 
         /// If an operation is allowed on some name, it is allowed on any resource.
         #[test]
-        fn some_resource_is_allowed_if_one_can_be_found(acls in acls()) {
+        fn any_resource_is_allowed_if_a_name_is(acls in acls()) {
             let table = Table::new(acls.iter().cloned().collect());
             let who = Who { principal: "User:a", host: "10.0.0.1" };
             // Every name that the ACLs distinguish.
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_the_same_however_it_is_written() {
+    fn an_address_matches_in_every_spelling() {
         for (named, address, same) in [
             ("10.0.0.1", "10.0.0.1", true),
             ("10.0.0.1", "10.0.0.10", false),
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_take_what_they_name() {
+    fn filters_match_what_they_name() {
         let acl = |pattern_type, name: &str| Acl {
             resource_type: 2,
             resource_name: name.into(),

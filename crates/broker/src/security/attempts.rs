@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_fails_too_often_waits_and_others_do_not() {
+    async fn too_many_failures_block_their_address_only() {
         let attempts = Arc::new(Attempts::default());
         let [bad, good] = [ip("10.0.0.1"), ip("10.0.0.2")];
         for _ in 0..BURST {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_failures_of_others_are_not_in_the_way_of_who_has_logged_in() {
+    async fn failures_of_others_do_not_block_a_reauthentication() {
         let attempts = Arc::new(Attempts::default());
         let here = ip("10.0.0.1");
         for _ in 0..BURST {
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_than_may_fail_are_not_under_way_and_the_others_wait() {
+    async fn concurrent_attempts_are_limited_to_the_failures_left() {
         let attempts = Arc::new(Attempts::default());
         let here = ip("10.0.0.1");
         let mut under_way = Vec::new();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_network_of_ipv6_is_one_address_and_the_number_is_bounded() {
+    async fn an_ipv6_network_counts_as_one_address_and_addresses_are_bounded() {
         let attempts = Arc::new(Attempts::default());
         for n in 0..u128::from(BURST) {
             drop(attempts.begin(IpAddr::V6((0x2001_0db8_u128 << 96 | n).into())).await.unwrap());

@@ -351,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_taken_only_if_everything_about_it_is_right() {
+    fn a_token_is_accepted_only_if_all_of_it_is_valid() {
         let issuer = Issuer::new();
         let config = issuer::config(vec![]);
         let keys = parse_keys(&issuer.jwks("k")).unwrap();
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_that_is_not_known_is_looked_for() {
+    async fn an_unknown_key_causes_a_reload() {
         let issuer = Arc::new(Issuer::new());
         let reads = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let (counted, keys) = (reads.clone(), issuer.clone());
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_sends_unknown_keys_does_not_keep_others_waiting() {
+    async fn unknown_keys_do_not_block_other_clients() {
         let issuer = Arc::new(Issuer::new());
         let reading = Arc::new(tokio::sync::Notify::new());
         let (tell, keys) = (reading.clone(), issuer.clone());

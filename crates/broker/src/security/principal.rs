@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_can_not_be_read_are_refused() {
+    fn invalid_rules_are_refused() {
         for text in [
             "",
             "default",

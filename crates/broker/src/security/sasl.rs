@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_of_plain_are_taken_apart() {
+    fn plain_messages_are_split() {
         assert_eq!(plain_parts(b"\0a\0b"), Some(("a".into(), b"b".to_vec())));
         assert!(plain_parts(b"a\0a\0b").is_some());
         for wrong in ["", "\0", "\0a", "\0a\0", "\0\0b", "x\0a\0b", "\0a\0b\0c"] {

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn first_messages_that_want_too_much_are_refused() {
+    fn first_messages_with_unsupported_features_are_refused() {
         for good in
             ["n,,n=a,r=x", "y,,n=a,r=x", "n,a=a,n=a,r=x", "n,,n=a=2Cb=3D,r=x,tokenauth=false"]
         {
@@ -340,7 +340,7 @@ mod tests {
         // HMAC does not distinguish a key from the same key with trailing zeros, so there are none
         // here.
         #[test]
-        fn only_the_password_proves_itself(password in "[^\0]{0,9}", other in "[^\0]{0,9}", user in "[^,=]{1,9}", sha512: bool) {
+        fn only_the_right_password_passes(password in "[^\0]{0,9}", other in "[^\0]{0,9}", user in "[^,=]{1,9}", sha512: bool) {
             let hash = if sha512 { Hash::Sha512 } else { Hash::Sha256 };
             let iterations = 1.try_into().unwrap();
             let kept = Credential::of_password(hash, password.as_bytes(), vec![7; 8], iterations);

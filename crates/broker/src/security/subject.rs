@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subject_is_written_as_java_does() {
+    fn a_subject_is_formatted_as_by_java() {
         let der = certificate(vec![
             (DnType::CountryName, "DE"),
             (DnType::OrganizationName, "A, B & \"C\" #1"),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_type_of_an_attribute_may_be_a_uuid() {
+    fn an_attribute_type_may_be_a_uuid() {
         let mut kind = vec![105, 0x83];
         kind.extend([0xff; 17]);
         kind.push(0x7f);
@@ -223,7 +223,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_of_any_kind_do_not_panic(at in 0_usize..300, byte: u8, cut in 0_usize..400) {
+        fn no_bytes_cause_a_panic(at in 0_usize..300, byte: u8, cut in 0_usize..400) {
             let mut der = certificate(vec![(DnType::CommonName, "name"), (DnType::CountryName, "DE")]);
             let at = at.min(der.len() - 1);
             der[at] = byte;

@@ -375,11 +375,11 @@ hJBniRJCUwSL/1gltaZJMl6+08ChRANCAARQPi7DZWIw641JDIFlUurzEiicPSzv
             key: key.into(),
             authorities: authorities.map(Into::into),
         };
-        make(&config, &files).expect_err("it is taken").to_string()
+        make(&config, &files).expect_err("it is accepted").to_string()
     }
 
     #[test]
-    fn files_that_cannot_be_used_are_refused_in_words() {
+    fn unusable_files_are_refused_with_a_readable_reason() {
         let make = || {
             let key = rcgen::KeyPair::generate().unwrap();
             let params = rcgen::CertificateParams::new(vec!["localhost".into()]).unwrap();

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn every_version_is_what_the_decoder_reads() {
+    fn the_decoder_reads_every_version() {
         for version in 4..=18 {
             let response = example().encode(4711, version).unwrap();
             let mut bytes = Bytes::from(response.pieces.concat());

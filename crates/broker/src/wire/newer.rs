@@ -81,7 +81,7 @@ mod tests {
 
     /// The expected bytes follow Kafka's DescribeLogDirsResponse.json.
     #[test]
-    fn version_5_of_describe_log_dirs_says_that_nothing_is_cordoned_off() {
+    fn version_5_of_describe_log_dirs_reports_nothing_as_cordoned() {
         let text = StrBytes::from_static_str;
         let partition =
             DescribeLogDirsPartition::default().with_partition_index(2).with_partition_size(0x300);

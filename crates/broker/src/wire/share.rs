@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_fetch_response_is_what_the_decoder_reads() {
+    fn the_decoder_reads_a_share_fetch_response() {
         let acquired = |first, last, count| {
             AcquiredRecords::default()
                 .with_first_offset(first)

@@ -64,7 +64,7 @@ fn joined(frame: Frame, version: i16) -> Option<ProduceRequest> {
     for field in fields(&mut request).filter(|field| matches!(field, Some(it) if it.is_empty())) {
         *field = apart.next();
     }
-    assert!(apart.next().is_none(), "a batch has no place");
+    assert!(apart.next().is_none(), "a batch has no field");
     Some(request)
 }
 
@@ -78,7 +78,7 @@ fn whole(sent: &[u8], version: i16) -> Option<ProduceRequest> {
 }
 
 #[tokio::test]
-async fn what_is_taken_apart_is_the_same_put_together() {
+async fn a_request_with_separate_batches_decodes_like_the_whole_request() {
     let memory = RequestMemory::new(1 << 30);
     let topics: [&[Option<usize>]; 3] =
         [&[Some(APART_BYTES), Some(10), None, Some(0)], &[], &[Some(APART_BYTES + 100), Some(70)]];
@@ -96,7 +96,7 @@ async fn what_is_taken_apart_is_the_same_put_together() {
 }
 
 #[tokio::test]
-async fn what_is_refused_as_a_whole_is_refused_apart_and_nothing_else() {
+async fn separating_batches_refuses_exactly_the_malformed_requests() {
     let memory = RequestMemory::new(1 << 30);
     let topics: [&[Option<usize>]; 2] =
         [&[Some(APART_BYTES), Some(0)], &[Some(5), Some(APART_BYTES)]];
@@ -121,7 +121,7 @@ async fn what_is_refused_as_a_whole_is_refused_apart_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn other_requests_stay_as_they_are() {
+async fn other_requests_are_unchanged() {
     let memory = RequestMemory::new(1 << 30);
     let produce = request(9, &[&[Some(APART_BYTES)]]);
     // Another API, unsupported versions, and less than a header.
@@ -138,7 +138,7 @@ async fn other_requests_stay_as_they_are() {
 }
 
 #[tokio::test]
-async fn a_batch_has_memory_of_exactly_its_length() {
+async fn a_batch_has_a_buffer_of_exactly_its_length() {
     let memory = RequestMemory::new(1 << 30);
     let all_bytes = memory.free_bytes();
     for len_bytes in [APART_BYTES, SMALL_FRAME_BYTES, 1 << 20, (5 << 20) + 17] {
@@ -147,7 +147,7 @@ async fn a_batch_has_memory_of_exactly_its_length() {
         assert!(bytes.len() < 200);
         assert_eq!(batches.len(), 2);
         for batch in batches {
-            let own = batch.try_into_mut().expect("somebody else has its memory");
+            let own = batch.try_into_mut().expect("the batch has another reference");
             assert_eq!((own.len(), own.capacity()), (len_bytes, len_bytes));
         }
         // The memory taken is that of the batches, except the bytes that each connection may use.
@@ -160,7 +160,7 @@ async fn a_batch_has_memory_of_exactly_its_length() {
 
 /// The arrival of further batches does not reset the pace.
 #[tokio::test]
-async fn while_others_wait_the_pace_is_that_of_the_whole_request() {
+async fn while_others_wait_the_pace_of_the_whole_request_counts() {
     let memory = RequestMemory::new(STEP_BYTES as u64);
     let sent = vec![0; 2 * STEP_BYTES];
     let mut reader = BufReader::with_capacity(64, &sent[..]);
@@ -176,13 +176,13 @@ async fn while_others_wait_the_pace_is_that_of_the_whole_request() {
     }
     assert_eq!(incoming.span_began, span_began);
     // 6 KiB in a minute.
-    let long_ago = span_began.checked_sub(Duration::from_secs(60)).expect("a clock that began");
+    let long_ago = span_began.checked_sub(Duration::from_secs(60)).expect("a clock past a minute");
     incoming.span_began = long_ago;
     assert!(matches!(incoming.check_pace(), Err(End::SlowRequest)));
     incoming.came_bytes += 1 << 30;
-    assert!(incoming.check_pace().is_ok(), "it is fast enough");
+    assert!(incoming.check_pace().is_ok(), "the pace suffices");
     assert_eq!(incoming.span_came_bytes, incoming.came_bytes);
     incoming.span_began = long_ago;
     incoming.share = RequestShare::default();
-    assert!(incoming.check_pace().is_ok(), "nobody waits");
+    assert!(incoming.check_pace().is_ok(), "no request waits");
 }

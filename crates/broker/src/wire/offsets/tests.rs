@@ -73,7 +73,7 @@ fn a_commit_names_topics_by_id() {
 }
 
 #[test]
-fn a_commit_is_answered_with_the_same_ids() {
+fn a_commit_response_has_the_same_ids() {
     let partition = |index, code| {
         OffsetCommitResponsePartition::default().with_partition_index(index).with_error_code(code)
     };
@@ -151,7 +151,7 @@ fn a_fetch_names_topics_by_id() {
 }
 
 #[test]
-fn a_fetch_is_answered_with_ids() {
+fn a_fetch_response_has_ids() {
     let found = OffsetFetchResponsePartitions::default()
         .with_partition_index(2)
         .with_committed_offset(0x1234)
@@ -204,7 +204,7 @@ fn a_fetch_is_answered_with_ids() {
 }
 
 #[test]
-fn what_may_not_be_null_is_refused() {
+fn null_in_a_required_field_is_refused() {
     let decode_commit = |bytes: Vec<u8>| OffsetCommit::decode(&mut Bytes::from(bytes), 10);
     let decode_fetch = |bytes: Vec<u8>| OffsetFetch::decode(&mut Bytes::from(bytes), 10);
     // Group, member, topics, partitions of the first topic.
@@ -226,7 +226,7 @@ fn what_may_not_be_null_is_refused() {
 
 /// Lengths of more than one byte, and responses of some size.
 #[test]
-fn many_topics_come_back_as_they_were_sent() {
+fn many_topics_survive_a_round_trip() {
     let ids: Vec<Uuid> = (0..1_000).map(Uuid::from_u128).collect();
     let mut bytes = BytesMut::new();
     bytes.put_slice(b"\x02\x04grp\0\xff\xff\xff\xff\xe9\x07");

@@ -48,7 +48,7 @@ fn every_truncated_request_is_refused() {
 }
 
 #[test]
-fn an_array_that_is_not_there_is_refused_before_it_is_decoded() {
+fn a_missing_array_is_refused_before_it_is_decoded() {
     for version in [0, 9] {
         let mut request = examples::header(3, version, 1, if version >= 9 { 2 } else { 1 });
         match version {
@@ -90,7 +90,7 @@ fn elements_are_counted_and_bounded() {
 /// Compact lengths allow strings of any size, but what is stored of a request must not be that
 /// large. This is Kafka's limit.
 #[test]
-fn strings_are_no_longer_than_their_fixed_width_lengths_could_say() {
+fn strings_are_limited_to_the_fixed_width_maximum() {
     for (len_bytes, walked) in [(i16::MAX as usize, Ok(1)), (1 << 15, Err(Misshapen::LongText))] {
         let mut request = examples::header(3, 9, 1, 2);
         request.put_u8(2); // one topic
@@ -107,7 +107,7 @@ fn strings_are_no_longer_than_their_fixed_width_lengths_could_say() {
 }
 
 #[test]
-fn a_known_tagged_field_can_not_lie_about_its_length() {
+fn the_length_of_a_known_tagged_field_is_checked() {
     let request = examples::request(ApiKey::Fetch, 12, 1, &World::imaginary());
     // The last tagged field is the cluster ID: tag 0, its length, the compact string.
     let at = request.len() - (1 + 7) - 1;
