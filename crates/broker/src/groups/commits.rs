@@ -1,4 +1,5 @@
-//! OffsetCommit and OffsetFetch, and the ends of committed offsets: deleted topics and retention.
+//! OffsetCommit and OffsetFetch, and the removal of committed offsets: deleted topics and
+//! retention.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
@@ -31,17 +32,17 @@ use crate::state_stream;
 use crate::state_table::MAX_STRING_BYTES;
 use crate::wire::once;
 
-/// A transaction may have more offsets for a group than a record can hold, so they are put in line
-/// by about so many bytes.
+/// Size at which a transaction's offsets for a group are split into records: together they may
+/// exceed what one record can hold.
 const COMMIT_RECORD_BYTES: usize = 64 << 10;
 
-/// Why nothing was put in line.
+/// Why a record was not appended.
 pub(super) enum Blocked {
-    /// By the log.
+    /// The log refused it.
     Log(Refused),
-    /// By the group.
+    /// The group refused it.
     Group(ResponseError),
-    /// By a transaction that is being ended, see [`super::pending::Pending::settled`].
+    /// A transaction that is being ended blocks it, see [`super::pending::Pending::settled`].
     Transaction,
 }
 
@@ -57,18 +58,19 @@ impl From<ResponseError> for Blocked {
     }
 }
 
-/// What an OffsetFetch asks for: topics with their partitions, or all that there is.
+/// What an OffsetFetch requests: topics with their partitions, or all offsets.
 type Wanted = Option<Vec<(TopicName, Vec<i32>)>>;
-/// An offset that was found, or `None`, by topic and partition.
+/// The committed offset or `None`, by topic and partition.
 type Found = Vec<(TopicName, Vec<(i32, Option<Committed>)>)>;
 
 impl Groups {
-    /// OffsetCommit, versions 2 to 10. Answered when the offsets are durable. `view` has the ids of
-    /// the topics; `exists(topic, partition)` says what may be committed for; the rest is answered
-    /// with UNKNOWN_TOPIC_OR_PARTITION. It is asked again when the offsets are about to be put in
-    /// line, and must not take another topic of the name for the one that was there before: if one
-    /// has gone by then nothing is committed, and all is answered so. The retention time of
-    /// versions 2 to 4 is not heeded.
+    /// Handles OffsetCommit, versions 2 to 10. Answers when the offsets are durable.
+    ///
+    /// `view` has the ids of the topics. `exists(topic, partition)` says whether a partition
+    /// exists; others are answered with UNKNOWN_TOPIC_OR_PARTITION. It is called again right before
+    /// the append, and must not accept another topic that was created under the same name since: if
+    /// a topic has been deleted by then, nothing is committed and every partition gets this error.
+    /// The retention time of versions 2 to 4 is ignored.
     pub(crate) async fn offset_commit(
         &self,
         request: OffsetCommitRequest,
@@ -98,8 +100,8 @@ impl Groups {
         let outcome = self.shared.commit(&request, version, good, view, &exists).await.err();
         let topics = topics.into_iter().map(|(name, partitions)| {
             let partitions = partitions.into_iter().map(|(index, error)| {
-                // What concerns the whole group comes first: to a fenced member it is of no
-                // interest which topics exist.
+                // Errors of the whole group come first: a fenced member must not learn which topics
+                // exist.
                 let code = outcome.or(error).map_or(0, |error| error.code());
                 OffsetCommitResponsePartition::default()
                     .with_partition_index(index)
@@ -112,8 +114,8 @@ impl Groups {
         OffsetCommitResponse::default().with_topics(topics.collect())
     }
 
-    /// OffsetFetch, versions 1 to 10. Shows durable offsets only; -1 where there is none.
-    /// `require_stable` is the caller's.
+    /// Handles OffsetFetch, versions 1 to 10. Returns durable offsets only; -1 where there is none.
+    /// `require_stable` is left to the caller.
     pub async fn offset_fetch(
         &self,
         request: OffsetFetchRequest,
@@ -149,7 +151,7 @@ impl Groups {
             ),
             Err(error) if version >= 2 => response.with_error_code(error.code()),
             Err(error) => {
-                // Version 1 has no place for an error but the partitions.
+                // Version 1 has no error field outside of the partitions.
                 let missing = |(name, indexes): (TopicName, Vec<i32>)| {
                     let partitions = indexes.into_iter().map(|index| (index, None)).collect();
                     fetched_topic_v7((name, partitions), Some(error))
@@ -159,9 +161,9 @@ impl Groups {
         }
     }
 
-    /// Have `record` put these offsets in line, if the client of a TxnOffsetCommit may commit them
-    /// for the group; they are kept elsewhere until its transaction ends. There is such a group
-    /// from now on.
+    /// Calls `record` if the client of a TxnOffsetCommit may commit these offsets for the group.
+    /// The transaction coordinator stages them until the transaction ends. Creates the group if it
+    /// does not exist.
     ///
     /// # Errors
     /// As for OffsetCommit.
@@ -185,7 +187,7 @@ impl Groups {
             None if request.generation_id < 0 => shared.create(&request.group_id)?,
             None => return Err(ResponseError::IllegalGeneration),
         };
-        // Under the group's lock, so that what else happens to the group comes before the check or
+        // Under the group's lock, so that every other change of the group comes before the check or
         // after the record: members that fence this one, a deletion, the sweep, a share group's
         // first member.
         shared.registry.peek(&slot, |group, now| {
@@ -200,13 +202,13 @@ impl Groups {
         })
     }
 
-    /// See to it that there is a group of which [`Pending`](super::pending::Pending) knows from
-    /// before a restart; it stays.
+    /// Ensures that a group exists that [`Pending`](super::pending::Pending) knows from before a
+    /// restart; it stays.
     pub(crate) fn ensure(&self, group: &str) {
         self.shared.registry.in_living(group, || ());
     }
 
-    /// Whether an offset can be committed for this partition; see [`Groups::offset_commit`].
+    /// Checks whether an offset can be committed for this partition; see [`Groups::offset_commit`].
     pub(crate) fn check_position(
         &self,
         topic: &str,
@@ -217,11 +219,11 @@ impl Groups {
         self.shared.check_position(topic, partition, metadata, exists)
     }
 
-    /// Put the offsets of a transaction that commits in line, as soon as there is room; those whose
-    /// partition is not there any more are left out.
+    /// Appends the offsets of a committing transaction as soon as there is space. Offsets of
+    /// partitions that do not exist any more are left out.
     ///
     /// # Errors
-    /// A failed store, in words.
+    /// A failed store, as text.
     pub(crate) async fn commit_of_transaction(
         &self,
         group: &str,
@@ -250,7 +252,7 @@ impl Groups {
         Ok(())
     }
 
-    /// The offset that a group has committed, if it has one.
+    /// Returns the committed offset of a group for a partition.
     pub(crate) fn committed_offset(&self, group: &str, topic: &str, partition: i32) -> Option<i64> {
         let offset = |table: &Offsets| Some(table.get(group, topic, partition)?.offset);
         self.shared.log.read(offset)
@@ -269,15 +271,15 @@ impl Groups {
         }
     }
 
-    /// Forget the offsets that any group has of those of `names` for which there is no topic, by
-    /// `exists` at the moment at which that is put in line. Durable when it returns.
+    /// Removes all groups' offsets of those of `names` for which no topic exists, according to
+    /// `exists` at the moment of the append. Durable when it returns.
     ///
     /// Needed when a topic was deleted; at start, since the server may have died between the two;
-    /// and before a topic is created, which must not begin with the offsets of an earlier one of
-    /// its name, whatever has become of the other attempts.
+    /// and before a topic is created, which must not begin with the offsets of an earlier topic of
+    /// its name, whatever the outcome of the other attempts.
     ///
     /// # Errors
-    /// [`GroupsError::NotWritten`]: nothing was forgotten.
+    /// [`GroupsError::NotWritten`]: nothing was removed.
     pub async fn forget_missing_topics(
         &self,
         names: &[String],
@@ -296,20 +298,19 @@ impl Groups {
         self.shared.write(forget).await.map_err(GroupsError::NotWritten)
     }
 
-    /// The topics of which any group has offsets, in order.
+    /// Returns the topics for which any group has offsets, in order.
     pub fn topics_with_offsets(&self) -> Vec<String> {
         self.shared.log.read(|table| table.topics().map(str::to_owned).collect())
     }
 }
 
-/// A group without members and offsets goes with the next look, as in Kafka, but not while its
-/// first member is on its way.
+/// A group without members and offsets is removed by the next sweep, as in Kafka, unless it became
+/// vacant less than this long ago: its first member may be joining.
 const MIN_VACANCY: Duration = Duration::from_secs(1);
 
-/// Groups that are swept before others have their turn.
+/// Number of groups that are swept before the task yields.
 const SWEPT_AT_ONCE: usize = 256;
-/// Of the retention: when one of so many parts has passed, it is noted anew that a group has
-/// members.
+/// The record that a group has members is renewed when this fraction of the retention has passed.
 const NOTED_PARTS: u32 = 100;
 
 impl Shared {
@@ -329,7 +330,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Commit for a group, whose members are checked even when there is nothing to commit.
+    /// Commits offsets for a group. The member is checked even if there is nothing to commit.
     async fn commit(
         &self,
         request: &OffsetCommitRequest,
@@ -339,8 +340,8 @@ impl Shared {
         exists: impl Fn(&str, i32) -> bool,
     ) -> Result<(), ResponseError> {
         self.check_open()?;
-        // An empty id is no group that could be joined, but old clients commit under it, and Kafka
-        // lets them.
+        // A group with an empty id cannot be joined, but old clients commit under it, and Kafka
+        // allows it.
         if request.group_id.len() > MAX_GROUP_ID_BYTES {
             return Err(ResponseError::InvalidGroupId);
         }
@@ -349,14 +350,14 @@ impl Shared {
         let record =
             Prepared::from(Record::Commit { group, committed_at_ms: unix_time_ms(), topics });
         let topics = record.committed();
-        // A topic comes and goes as a whole.
+        // A topic is created and deleted as a whole, so one partition suffices.
         let is_there = |(topic, positions): &(String, Vec<Position>)| {
             positions.first().is_some_and(|position| exists(topic, position.partition))
         };
         self.write(|| {
             let slot = match self.registry.get(&request.group_id) {
                 Some(slot) => slot,
-                // Nothing comes of it: no group either.
+                // There is nothing to write, so no group is created.
                 None if generation < 0 && topics.is_empty() => return Ok(None),
                 None if generation < 0 => self.create(&request.group_id)?,
                 None if version >= 9 => return Err(ResponseError::GroupIdNotFound.into()),
@@ -376,7 +377,7 @@ impl Shared {
                 if topics.is_empty() {
                     return Ok(None);
                 }
-                // Under this lock the transaction's offsets come in line, too.
+                // The offsets of transactions are appended under this lock, too.
                 if self.pending.is_decided(&request.group_id, topics) {
                     return Err(Blocked::Transaction);
                 }
@@ -388,8 +389,8 @@ impl Shared {
         .await
     }
 
-    /// Put a record in line by `attempt`, again and again while the store has no room or a
-    /// transaction has to end first, and wait until it is durable. `attempt` may find that there is
+    /// Appends a record with `attempt` and waits until it is durable. Repeats the attempt while the
+    /// store has no space or a transaction has to end first. `attempt` may find that there is
     /// nothing to write.
     pub(super) async fn write<A>(
         &self,
@@ -409,7 +410,7 @@ impl Shared {
                     tracing::warn!(
                         "a commit is refused: the bound on the memory for committed offsets is reached"
                     );
-                    // Old offsets go, and a consumer would take another error for the end.
+                    // Old offsets expire, and consumers treat other errors as fatal.
                     return Err(ResponseError::CoordinatorNotAvailable);
                 }
                 Err(Blocked::Log(Refused::Stream(refused))) => match refused {
@@ -447,7 +448,7 @@ impl Shared {
         })
     }
 
-    /// May this member see the group's offsets? (Since version 9.)
+    /// Checks whether this member may read the group's offsets (since version 9).
     fn check_fetch(
         &self,
         group_id: &str,
@@ -478,16 +479,16 @@ impl Shared {
         }))
     }
 
-    /// Does the group have committed offsets, or may it get some that are on their way, or part of
-    /// an open transaction?
+    /// Whether the group has committed offsets, or offsets that are not durable yet or belong to an
+    /// open transaction.
     pub(super) fn has_offsets(&self, group: &str) -> bool {
         self.log.mentions(group) || self.pending.concerns(group)
     }
 
-    /// Drop offsets that are past their retention at `now`, which is `unix_now_ms`: of groups
-    /// without members, and of topics that members do not read; and groups that have neither
-    /// members nor offsets, and get none from an open transaction. What cannot be written now is
-    /// left for the next sweep; nobody waits for it.
+    /// Drops offsets that are past their retention at `now`, which is `unix_now_ms`: of groups
+    /// without members, and of topics that members do not read. Removes groups that have neither
+    /// members nor offsets and that no open transaction has offsets for. A record that cannot be
+    /// written now is left for the next sweep; no request waits for it.
     pub(super) async fn sweep(&self, now: Instant, unix_now_ms: i64) {
         let retention = self.config.offsets_retention;
         let retention_ms = i64::try_from(retention.as_millis()).unwrap_or(i64::MAX);
@@ -507,13 +508,13 @@ impl Shared {
                 };
                 let vacant_for = now.saturating_duration_since(since);
                 if vacant_for >= MIN_VACANCY && !self.has_offsets(&slot.name) {
-                    // What cannot be written now is left for the next sweep.
+                    // A record that cannot be written now is left for the next sweep.
                     let classic = self.registry.make_classic(&slot, group, now);
                     return classic.map(ClassicGroup::kill).is_ok();
                 }
-                // A server that is restarted often would else never find a group that was vacant
-                // for long. What is known of one from before the start is noted with its offsets;
-                // its members, if it has any, have had the time to come again.
+                // Without this, a server that is restarted often would never find a group that has
+                // been vacant for long. For a group from before the start, the last use is recorded
+                // with its offsets; its members, if it has any, have had the time to join again.
                 let was_vacant_at_start = self.registry.was_vacant_at_start(since);
                 if !was_vacant_at_start {
                     let vacant_ms = i64::try_from(vacant_for.as_millis()).unwrap_or(i64::MAX);
@@ -535,31 +536,31 @@ impl Shared {
         }
     }
 
-    /// Have it noted that a group had members then, for the time after a restart: members of quiet
-    /// topics commit nothing for long. A small part of the retention late, so that it is noted
-    /// seldom.
+    /// Records that the group had members at this time, for use after a restart: members that read
+    /// quiet topics commit nothing for long. Skipped until a small part of the retention has
+    /// passed, so that it is written seldom.
     fn note_use(&self, group_id: &str, at_ms: i64) {
         let part = self.config.offsets_retention / NOTED_PARTS;
         let part_ms = i64::try_from(part.as_millis()).unwrap_or(i64::MAX);
         let (last_use_ms, table_bytes) =
             self.log.read(|table| (table.last_use_ms(group_id), table.size_bytes()));
-        // The last of the memory is for commits.
+        // The last part of the memory is reserved for commits.
         let is_crowded = table_bytes > self.config.max_offsets_bytes / 10 * 9;
         if is_crowded || last_use_ms.is_none_or(|last_ms| at_ms.saturating_sub(last_ms) < part_ms) {
             return;
         }
         let record = Record::Used { group: group_id.to_owned(), at_ms };
-        // What cannot be written now is left for the next sweep; nobody waits for it.
+        // A record that cannot be written now is left for the next sweep; no request waits for it.
         if let Err(refused) = self.log.append(&Prepared::from(record)) {
             tracing::debug!(group = group_id, ?refused, "that a group has members is not noted");
         }
     }
 
-    /// Drop the old offsets of topics that no member of a group reads any more, as far as it is
-    /// known what they read: of consumers. A group that goes on for ever would else keep the
-    /// offsets of all that it has ever read.
+    /// Drops the old offsets of topics that no member of a group reads any more, as far as the
+    /// subscriptions are known, that is for consumers. Without this, a group that runs forever
+    /// would keep the offsets of every topic that it has ever read.
     fn expire_unread(&self, group_id: &str, group: &LiveGroup, cutoff_ms: i64) {
-        // Somebody is about to join, and has not said yet what it reads.
+        // A member is about to join, and its subscription is not known yet.
         let has_members = match group {
             LiveGroup::Classic(group) => group.member_count() > 0,
             LiveGroup::Consumer(_) | LiveGroup::Share(_) => true,
@@ -572,7 +573,7 @@ impl Shared {
     fn expire_offsets(&self, group_id: &str, cutoff_ms: i64, may_go: impl Fn(&str) -> bool) {
         let expired = self.log.expired(group_id, cutoff_ms);
         let Some(Record::Expired { group, mut topics }) = expired else { return };
-        // Else a transaction that is aborted would leave nothing where there was something.
+        // Otherwise an aborted transaction would leave no offset where there was one.
         let pending = self.pending.partitions(group_id);
         for (topic, partitions) in &mut topics {
             partitions.retain(|partition| !pending.contains(&(topic.clone(), *partition)));
@@ -594,7 +595,7 @@ impl Shared {
     }
 }
 
-/// Partitions by the ids of their topics, `None` where there is no such topic.
+/// Partitions with the ids of their topics, `None` where the topic does not exist.
 fn partitions<'a>(
     topics: &'a [(String, Vec<Position>)],
     view: &'a TopicsView,
@@ -640,7 +641,7 @@ fn fetched_topic(
     OffsetFetchResponseTopics::default().with_name(name).with_partitions(partitions.collect())
 }
 
-/// The same for versions 1 to 7, which have types of their own.
+/// Builds the topic of a response of versions 1 to 7, which have their own types.
 fn fetched_topic_v7(
     (name, partitions): (TopicName, Vec<(i32, Option<Committed>)>),
     error: Option<ResponseError>,
@@ -657,7 +658,7 @@ fn fetched_topic_v7(
     OffsetFetchResponseTopic::default().with_name(name).with_partitions(partitions.collect())
 }
 
-/// What the protocol says for "no offset".
+/// The protocol's values for "no offset".
 fn nothing_committed() -> Committed {
     Committed { offset: -1, leader_epoch: -1, committed_at_ms: -1, metadata: String::new() }
 }

@@ -1,9 +1,9 @@
-//! One classic consumer group, decided purely.
+//! One classic consumer group as a pure state machine.
 //!
-//! Nothing here reads a clock, makes an id, locks or waits: each event takes the time as an
-//! argument, changes the state and leaves [`Effect`]s to be carried out. A request that has to wait
-//! is represented by an opaque waiter (`J` for JoinGroup, `S` for SyncGroup) that is moved into the
-//! group and moved out with its answer, so it cannot be answered twice.
+//! Nothing here reads a clock, generates an id, locks or waits: each event takes the time as an
+//! argument, changes the state and leaves [`Effect`]s for the caller to apply. A request that has
+//! to wait is represented by an opaque waiter (`J` for JoinGroup, `S` for SyncGroup) that is moved
+//! into the group and moved out with its answer, so it cannot be answered twice.
 //!
 //! ```text
 //!            join                all have joined, or the           the leader has sent
@@ -14,13 +14,13 @@
 //!     +------------------+  +------------------------------+--------------------------+
 //! ```
 //!
-//! Who may expire, and when:
-//! - a member that is not waiting for an answer has a session deadline;
-//! - a member that waits for its answer is alive by definition (its connection can send nothing
-//!   else). The group's own deadline (rebalance timeout) ends the wait;
-//! - except that the **first** JoinGroup of a member waits no longer than
-//!   [`NEW_MEMBER_JOIN_TIMEOUT`]: a client that gave up and came again got another id, and the
-//!   members it left behind must not pile up in a long rebalance.
+//! Expiry of members:
+//! - A member that is not waiting for an answer has a session deadline.
+//! - A member that waits for an answer is alive by definition (its connection can send nothing
+//!   else). The group's own deadline (rebalance timeout) ends the wait.
+//! - The exception: the **first** JoinGroup of a member waits no longer than
+//!   [`NEW_MEMBER_JOIN_TIMEOUT`]. A client that gives up and retries receives another id, and the
+//!   members that it leaves behind must not accumulate in a long rebalance.
 
 mod kept;
 mod member;
@@ -44,32 +44,33 @@ pub(super) use types::{
     SyncEvent, Synced,
 };
 
-/// How long the first JoinGroup of a member may wait before the member is forgotten; the value is
+/// How long the first JoinGroup of a member may wait before the member is removed; the value is
 /// Kafka's.
 pub(super) const NEW_MEMBER_JOIN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// The least time between two attempts to end a rebalance that nobody has joined. Without it,
-/// members that ask for a rebalance timeout of 0 would make the timer spin.
+/// The minimum time between two attempts to end a rebalance that no member has joined. Without it,
+/// members with a rebalance timeout of 0 would make the timer spin.
 const REBALANCE_RETRY_MIN: Duration = Duration::from_secs(1);
 
-/// How long what the disk has no room for waits for the next attempt, if nobody comes before.
+/// How long a write that failed for lack of space waits for the next attempt, if no request
+/// triggers one before.
 const RETRY_WRITE: Duration = Duration::from_secs(1);
 
-/// What the configuration says about one group.
+/// The configuration of one group.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     /// How long the first rebalance of an empty group waits for more members.
     pub(super) initial_rebalance_delay: Duration,
-    /// Bound on members, and on ids that were handed out and have not joined yet.
+    /// Bound on members, and separately on issued ids that have not joined yet.
     pub(super) max_members: usize,
 }
 
-/// The first rebalance of an empty group may wait for more members than the first.
+/// State of the delay with which the first rebalance of an empty group waits for more members.
 #[derive(Debug)]
 struct InitialDelay {
-    /// It may still be prolonged by this much.
+    /// How much the delay may still be extended.
     remaining: Duration,
-    /// Somebody has joined since it was last prolonged.
+    /// Whether a member has joined since the last extension.
     new_member: bool,
 }
 
@@ -78,25 +79,24 @@ struct InitialDelay {
 pub(super) struct Group<J, S> {
     rules: Rules,
     state: State,
-    /// When the group became empty, as long as it is.
+    /// When the group became empty; valid in state `Empty`.
     empty_since: Instant,
     generation: i32,
     protocol_type: Option<StrBytes>,
-    /// That of the current generation.
+    /// The protocol of the current generation.
     protocol: Option<StrBytes>,
     leader: Option<StrBytes>,
     members: BTreeMap<StrBytes, Member<J, S>>,
     /// Member id by `group.instance.id`.
     static_members: BTreeMap<StrBytes, StrBytes>,
-    /// Ids handed out with MEMBER_ID_REQUIRED that have not joined yet, and when they are
-    /// forgotten.
+    /// Ids issued with MEMBER_ID_REQUIRED that have not joined yet, and when they expire.
     pending: BTreeMap<StrBytes, Instant>,
-    /// `Preparing`: the rebalance ends then. `Completing` and `Stable`: members without a SyncGroup
-    /// are removed then.
+    /// In `Preparing`, when the rebalance ends. In `Completing` and `Stable`, when members without
+    /// a SyncGroup are removed.
     phase_deadline: Option<Instant>,
     initial_delay: Option<InitialDelay>,
-    /// What is kept of it ([`Self::kept`]) is another than was put in line for the disk. When that
-    /// is tried again.
+    /// Set while its state to persist ([`Self::kept`]) differs from what was appended: when the
+    /// write is tried again.
     unwritten: Option<Instant>,
     effects: Vec<Effect<J, S>>,
 }
@@ -121,7 +121,7 @@ impl<J, S> Group<J, S> {
         }
     }
 
-    // ---- what it is ----
+    // ---- state ----
 
     pub(super) fn state(&self) -> State {
         self.state
@@ -135,30 +135,30 @@ impl<J, S> Group<J, S> {
         self.members.len()
     }
 
-    /// No members and none about to come: since when.
+    /// Since when there have been neither members nor issued ids; `None` if there are any.
     pub(super) fn vacant_since(&self) -> Option<Instant> {
         (self.state == State::Empty && self.pending.is_empty()).then_some(self.empty_since)
     }
 
-    /// What one of its members takes in memory.
+    /// Estimated memory of one of its members.
     pub(super) fn member_bytes(&self, member_id: &str, instance_id: Option<&str>) -> Option<usize> {
         let id = instance_id.and_then(|id| self.static_members.get(id.as_bytes()));
         let id = id.map_or(member_id, StrBytes::as_str);
         self.members.get(id.as_bytes()).map(Member::size_bytes)
     }
 
-    /// What its members' assignments take.
+    /// Memory of the members' assignments.
     pub(super) fn assigned_bytes(&self) -> usize {
         self.members.values().map(|member| member.assignment.len()).sum()
     }
 
-    /// An estimate of the memory that members and pending ids take.
+    /// Estimated memory of members and issued ids.
     pub(super) fn size_bytes(&self) -> usize {
         let pending: usize = self.pending.keys().map(|id| id.len() + 64).sum();
         pending + self.members.values().map(Member::size_bytes).sum::<usize>()
     }
 
-    /// The next moment at which [`Self::tick`], or the disk, has something to do.
+    /// The next moment at which [`Self::tick`] or a retried write is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
         if self.unwritten.is_some() {
             return self.unwritten;
@@ -186,32 +186,32 @@ impl<J, S> Group<J, S> {
         }
     }
 
-    /// What the events since the last call want done.
+    /// Takes the effects of the events since the last call.
     #[must_use]
     pub(super) fn take_effects(&mut self) -> Vec<Effect<J, S>> {
         std::mem::take(&mut self.effects)
     }
 
-    /// Whether what is kept of it has to be put in line for the disk, before anybody is told of it.
-    /// Until that is done, nobody joins and nobody leaves it, in whatever way; heartbeats, commits
-    /// and SyncGroups do not change what is kept.
+    /// Whether the state to persist has to be appended before it may be shown to any client. Until
+    /// then no member joins or leaves, for any reason; heartbeats, commits and SyncGroups do not
+    /// change the persisted state.
     pub(super) fn is_unwritten(&self) -> bool {
         self.unwritten.is_some()
     }
 
-    /// It is in line.
+    /// Records that the state was appended.
     pub(super) fn written(&mut self) {
         self.unwritten = None;
     }
 
-    /// There was no room for it.
+    /// Records that there was no space for the state.
     pub(super) fn not_written(&mut self, now: Instant) {
         self.unwritten = Some(now + RETRY_WRITE);
     }
 
     // ---- events ----
 
-    /// A JoinGroup; its answer is an effect of this event or of a later one.
+    /// Handles a JoinGroup; its answer is an effect of this event or of a later one.
     pub(super) fn join(&mut self, now: Instant, join: JoinEvent, waiter: J) {
         if let Err(error) = self.check_join(&join) {
             self.refuse(waiter, error, join.member_id);
@@ -232,7 +232,7 @@ impl<J, S> Group<J, S> {
         }
     }
 
-    /// A SyncGroup; its answer is an effect of this event or of a later one.
+    /// Handles a SyncGroup; its answer is an effect of this event or of a later one.
     pub(super) fn sync(&mut self, now: Instant, sync: SyncEvent, waiter: S) {
         if let Err(error) = self.check_sync(&sync) {
             self.effects.push(Effect::Synced(waiter, Err(error)));
@@ -261,7 +261,7 @@ impl<J, S> Group<J, S> {
         }
     }
 
-    /// A Heartbeat. Only ever moves a deadline to later.
+    /// Handles a Heartbeat. Can only move a deadline to later.
     pub(super) fn heartbeat(
         &mut self,
         now: Instant,
@@ -278,8 +278,8 @@ impl<J, S> Group<J, S> {
         }
     }
 
-    /// May these offsets be committed? For a member it is a sign of life too. Only ever moves a
-    /// deadline to later.
+    /// Checks whether a commit of offsets is allowed. For a member it also counts as a heartbeat.
+    /// Can only move a deadline to later.
     pub(super) fn check_commit(
         &mut self,
         now: Instant,
@@ -293,15 +293,15 @@ impl<J, S> Group<J, S> {
         }
         self.check_generation(member_id, instance_id, generation)?;
         if self.state == State::Completing {
-            // The member knows the new generation, but not yet what it may commit for.
+            // The member knows the new generation, but not its assignment yet.
             return Err(ResponseError::RebalanceInProgress);
         }
         self.touch(now, member_id);
         Ok(())
     }
 
-    /// The same for a commit in a transaction, whose client may be none of the group's members if
-    /// it says so.
+    /// Checks whether a commit of offsets in a transaction is allowed. A client that names no
+    /// member need not be a member of the group.
     pub(super) fn check_transactional_commit(
         &mut self,
         now: Instant,
@@ -321,7 +321,7 @@ impl<J, S> Group<J, S> {
         Ok(())
     }
 
-    /// One member of a LeaveGroup. A static member may be named by its instance id alone.
+    /// Handles one member of a LeaveGroup. A static member may be named by its instance id alone.
     pub(super) fn leave(
         &mut self,
         now: Instant,
@@ -352,7 +352,7 @@ impl<J, S> Group<J, S> {
         Ok(())
     }
 
-    /// Time has passed: expire what is due.
+    /// Expires what is due.
     pub(super) fn tick(&mut self, now: Instant) {
         if self.is_unwritten() {
             return;
@@ -370,8 +370,8 @@ impl<J, S> Group<J, S> {
             .map(|(id, _)| id.clone())
             .collect();
         for member_id in expired {
-            // Removing one may end the rebalance that another waited for, which gives the other a
-            // new deadline.
+            // Removing one member may end the rebalance that another waited for, which gives the
+            // other a new deadline.
             if self.members.get(&member_id).is_some_and(|member| member.deadline.is_some_and(due)) {
                 self.effects.push(Effect::Dropped(member_id.clone(), "its session timed out"));
                 self.remove_member(now, &member_id);
@@ -387,8 +387,8 @@ impl<J, S> Group<J, S> {
         }
     }
 
-    /// The group is deleted, or the coordinator closes: everybody who waits is told to look for the
-    /// coordinator again.
+    /// The group is deleted, or the coordinator closes: every waiting request is answered with
+    /// COORDINATOR_NOT_AVAILABLE, so that its client looks the coordinator up again.
     pub(super) fn kill(&mut self) {
         self.state = State::Dead;
         self.unwritten = None;
@@ -447,10 +447,10 @@ impl<J, S> Group<J, S> {
         }
     }
 
-    /// What somebody is told who names the instance of the static member `current`, and another id.
-    /// FENCED_INSTANCE_ID ends a client for good, so it is for those whose id was replaced. As long
-    /// as `current` was not heard of since the server started, its id may be the older one: the
-    /// newer one was told in a rebalance that did not end.
+    /// The error for a request that names the instance of the static member `current` but another
+    /// id. FENCED_INSTANCE_ID is fatal for a client, so it is only for a client whose id was
+    /// replaced. Until `current` has sent a request since the server started, its persisted id may
+    /// be the older one: the newer one may have been issued in a rebalance that did not end.
     fn not_that_member(&self, current: &StrBytes) -> ResponseError {
         match self.members.get(current).is_some_and(|member| member.was_heard) {
             true => ResponseError::FencedInstanceId,
@@ -498,7 +498,7 @@ impl<J, S> Group<J, S> {
             unreachable!("check_member has found the member");
         };
         let unchanged = member.protocols == join.protocols;
-        // A follower that asks again with nothing new has only lost the answer. The leader asks
+        // A follower that joins again with nothing new has only lost the response. The leader joins
         // again because it wants another assignment (its subscription's topics have changed), which
         // takes a rebalance; but not before it has made the first one.
         let only_lost = unchanged
@@ -545,8 +545,8 @@ impl<J, S> Group<J, S> {
         self.rebalance(now);
     }
 
-    /// A static member has restarted: it comes without an id, takes the place of its former self
-    /// under a new id, and if the generation can stay as it is, nobody else notices.
+    /// A static member has restarted: it joins without an id and replaces its previous incarnation
+    /// under a new id. If the generation can stay as it is, no other member is affected.
     fn replace_static_member(
         &mut self,
         now: Instant,
@@ -589,8 +589,8 @@ impl<J, S> Group<J, S> {
         if is_leader && can_skip_assignment {
             joined.skip_assignment = true;
         } else if is_leader {
-            // An older client would compute an assignment that nobody waits for; it is told the
-            // name of its former self as the leader, and so takes itself for a follower.
+            // An older client would compute an assignment that is not used. It receives its
+            // previous id as the leader's, and so acts as a follower.
             joined.leader = old_id.clone();
             joined.members = Vec::new();
         }
@@ -606,7 +606,7 @@ impl<J, S> Group<J, S> {
         }
     }
 
-    /// Take a member out without looking at what that means for the generation.
+    /// Removes a member without considering the effect on the generation.
     fn forget_member(&mut self, member_id: &StrBytes) {
         let Some(member) = self.members.remove(member_id) else { return };
         if let Some(instance_id) = &member.instance_id {
@@ -615,7 +615,7 @@ impl<J, S> Group<J, S> {
         if self.leader.as_ref() == Some(member_id) {
             self.leader = self.members.keys().next().cloned();
         }
-        // Told so, a client that is alive after all starts afresh without an id.
+        // On this error a client that is alive after all joins again without an id.
         self.answer_waiters(StrBytes::new(), member, ResponseError::UnknownMemberId);
     }
 
@@ -627,7 +627,7 @@ impl<J, S> Group<J, S> {
 
     // ---- rebalance ----
 
-    /// Somebody waits in a JoinGroup: start a rebalance, or see whether the one that goes on is
+    /// A member waits in a JoinGroup: starts a rebalance, or checks whether the current one is
     /// complete.
     fn rebalance(&mut self, now: Instant) {
         if self.state == State::Preparing {
@@ -655,7 +655,7 @@ impl<J, S> Group<J, S> {
             self.initial_delay = Some(InitialDelay { remaining, new_member: false });
             self.phase_deadline = Some(now + delay);
         } else if is_first {
-            // Not waiting also means not waiting for ids that were handed out and may never come.
+            // Not waiting also means not waiting for issued ids, which may never join.
             self.complete_join(now);
         } else {
             self.phase_deadline = Some(now + rebalance_timeout);
@@ -671,7 +671,7 @@ impl<J, S> Group<J, S> {
         }
     }
 
-    /// The deadline of `Preparing` has come.
+    /// The deadline of `Preparing` has passed.
     fn end_join_phase(&mut self, now: Instant) {
         if let Some(initial) = &mut self.initial_delay
             && initial.new_member
@@ -687,7 +687,7 @@ impl<J, S> Group<J, S> {
         self.complete_join(now);
     }
 
-    /// Fix the next generation out of those who have joined. Static members are members until their
+    /// Forms the next generation from the members that have joined. Static members stay until their
     /// session ends, whether they have joined or not.
     fn complete_join(&mut self, now: Instant) {
         let absent = self.members.iter().filter(|(_, member)| member.joining.is_none());
@@ -721,7 +721,7 @@ impl<J, S> Group<J, S> {
             let Some((joined, _)) =
                 self.members.iter().find(|(_, member)| member.joining.is_some())
             else {
-                // Only static members that are away: try again until they come or their sessions
+                // Only static members that are away: try again until they join or their sessions
                 // end.
                 self.phase_deadline = Some(now + self.rebalance_timeout().max(REBALANCE_RETRY_MIN));
                 return;
@@ -745,12 +745,12 @@ impl<J, S> Group<J, S> {
     }
 
     fn next_generation(&mut self) {
-        // Negative generations mean "no member" in the protocol, so after 2^31 - 1 rebalances it
-        // starts again.
+        // Negative generations mean "no member" in the protocol, so the number wraps to 1 after
+        // 2^31 - 1 rebalances.
         self.generation = self.generation.checked_add(1).unwrap_or(1);
     }
 
-    /// The leader's assignment is there: hand it out.
+    /// Stores the leader's assignment and answers the waiting SyncGroups.
     fn assign(&mut self, now: Instant, assignments: Vec<(StrBytes, Bytes)>) {
         self.state = State::Stable;
         self.unwritten = Some(now);
@@ -771,7 +771,8 @@ impl<J, S> Group<J, S> {
         }
     }
 
-    /// The deadline for SyncGroups has come: whoever has not sent one is not following the group.
+    /// The deadline for SyncGroups has passed: a member that has not sent one does not follow the
+    /// group.
     fn end_sync_phase(&mut self, now: Instant) {
         let silent: Vec<StrBytes> = self
             .members
@@ -792,13 +793,13 @@ impl<J, S> Group<J, S> {
         self.prepare_rebalance(now);
     }
 
-    /// The longest of the members'.
+    /// The longest rebalance timeout of all members.
     fn rebalance_timeout(&self) -> Duration {
         self.members.values().map(|member| member.rebalance_timeout).max().unwrap_or_default()
     }
 
-    /// Each member votes for the first protocol in its list that all members support; most votes
-    /// win, and among equals the one that the leader likes better.
+    /// Each member votes for the first protocol in its list that all members support. The protocol
+    /// with the most votes wins; among equals, the one that the leader prefers.
     fn select_protocol(&self) -> Option<StrBytes> {
         let leader = self.leader.as_ref().and_then(|id| self.members.get(id))?;
         let common = |name: &StrBytes| self.members.values().all(|member| member.supports(name));
@@ -814,7 +815,7 @@ impl<J, S> Group<J, S> {
                 votes[index] += 1;
             }
         }
-        // `max_by_key` takes the last of equals, so look from the end.
+        // `max_by_key` returns the last of equals, so iterate from the end.
         let winner = votes.iter().enumerate().rev().max_by_key(|(_, count)| **count)?.0;
         Some(candidates[winner].clone())
     }
@@ -853,8 +854,8 @@ impl<J, S> Group<J, S> {
         self.effects.push(Effect::Joined(waiter, Err(Refusal { error, member_id })));
     }
 
-    /// A member has sent the same request again, on another connection: the earlier one is most
-    /// likely dead, and if it is not, this makes its client rejoin.
+    /// A member has repeated a request on another connection: the earlier one is most likely dead,
+    /// and if it is not, this error makes its client rejoin.
     fn supersede(&mut self, earlier: Option<J>, member_id: StrBytes) {
         if let Some(earlier) = earlier {
             self.refuse(earlier, ResponseError::RebalanceInProgress, member_id);

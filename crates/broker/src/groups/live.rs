@@ -1,5 +1,5 @@
-//! A group as the registry has it: classic, of the consumer protocol, or a share group. What all of
-//! them can be asked is here.
+//! A group of any type as the registry holds it: classic, consumer, or share. Dispatches the
+//! operations that all types have.
 
 use std::time::Instant;
 
@@ -13,26 +13,26 @@ use super::group::{Group, State};
 use super::registry::{JoinAnswer, SyncAnswer};
 use super::share::ShareGroup;
 
-/// The first version of OffsetCommit that knows member epochs.
+/// The first version of OffsetCommit that has member epochs.
 const FIRST_VERSION_WITH_EPOCHS: i16 = 9;
 
-/// A group whose waiters are the requests' answers.
+/// A classic group whose waiters are the response channels of requests.
 pub(super) type ClassicGroup = Group<oneshot::Sender<JoinAnswer>, oneshot::Sender<SyncAnswer>>;
 
-/// A group. One without members changes its type with the first member of the other, one of
-/// consumers with its members; its offsets stay.
+/// A group. A group without members changes its type with the first member of another type; a group
+/// of consumers changes it together with its members. Its offsets stay.
 pub(super) enum LiveGroup {
-    /// Its members assign. The only type that can be dead.
+    /// Its members compute the assignment. Only this type can be dead.
     Classic(ClassicGroup),
-    /// The server assigns.
+    /// The server computes the assignment.
     Consumer(ConsumerGroup),
-    /// Its members share partitions (KIP-932). One without members and without share partitions may
-    /// become another.
+    /// Its members share partitions (KIP-932). Without members and share partitions it may become
+    /// another type.
     Share(ShareGroup),
 }
 
 impl LiveGroup {
-    /// As ListGroups spells the type.
+    /// The type in the spelling of ListGroups.
     pub(super) fn type_name(&self) -> &'static str {
         match self {
             Self::Classic(_) => "classic",
@@ -53,12 +53,12 @@ impl LiveGroup {
         matches!(self, Self::Classic(group) if group.state() == State::Dead)
     }
 
-    /// What any other kind of group may take the place of, but for its offsets.
+    /// Whether a group of any other type may replace it, keeping its offsets.
     pub(super) fn is_vacant_classic(&self) -> bool {
         matches!(self, Self::Classic(group) if group.state() == State::Empty)
     }
 
-    /// No members: since when.
+    /// Since when the group has had no members; `None` if it has any.
     pub(super) fn vacant_since(&self) -> Option<Instant> {
         match self {
             Self::Classic(group) => group.vacant_since(),
@@ -67,7 +67,7 @@ impl LiveGroup {
         }
     }
 
-    /// An estimate of the memory that one of its members takes.
+    /// Estimated memory of one of its members.
     pub(super) fn member_bytes(&self, member_id: &str, instance_id: Option<&str>) -> Option<usize> {
         match self {
             Self::Classic(group) => group.member_bytes(member_id, instance_id),
@@ -76,7 +76,7 @@ impl LiveGroup {
         }
     }
 
-    /// An estimate of the memory that the members take.
+    /// Estimated memory of the members.
     pub(super) fn size_bytes(&self) -> usize {
         match self {
             Self::Classic(group) => group.size_bytes(),
@@ -94,10 +94,10 @@ impl LiveGroup {
         }
     }
 
-    /// The classic group, for a request that concerns members of one.
+    /// Returns the classic group, for a request that concerns members of one.
     ///
     /// # Errors
-    /// UNKNOWN_MEMBER_ID: the group has members of the other type, if any.
+    /// UNKNOWN_MEMBER_ID: the group is of another type.
     pub(super) fn classic(&mut self) -> Result<&mut ClassicGroup, ResponseError> {
         match self {
             Self::Classic(group) => Ok(group),
@@ -105,9 +105,9 @@ impl LiveGroup {
         }
     }
 
-    /// May offsets of these partitions be committed? By a version of OffsetCommit; for a member of
-    /// a classic group a sign of life too. A partition without an id is of a topic that is not
-    /// there.
+    /// Checks whether offsets of these partitions may be committed by OffsetCommit of this version.
+    /// For a member of a classic group, a commit also counts as a heartbeat. A partition without an
+    /// id belongs to a topic that does not exist.
     pub(super) fn check_commit(
         &mut self,
         now: Instant,
@@ -121,16 +121,17 @@ impl LiveGroup {
             Self::Classic(group) => {
                 group.check_commit(now, member_id, instance_id, generation_or_epoch)
             }
-            // It has share partitions instead.
+            // It has share partitions instead of committed offsets.
             Self::Share(_) => Err(ResponseError::GroupIdNotFound),
             // An admin client, or a consumer that assigns its partitions itself.
             Self::Consumer(group) if group.is_empty() && generation_or_epoch < 0 => Ok(()),
-            // Who sends such a version knows generations, and the present one alone counts.
+            // A client of such a version uses generations, and only the current one is valid.
             Self::Consumer(group) if version < FIRST_VERSION_WITH_EPOCHS => {
                 match group.check_epoch(member_id, generation_or_epoch) {
                     Err(error @ ResponseError::UnknownMemberId) => Err(error),
                     _ if !group.may_be_classic(member_id) => Err(ResponseError::UnsupportedVersion),
-                    // Of before a restart. It speaks the classic protocol, by its version.
+                    // From before a restart. The version shows that the member speaks the classic
+                    // protocol.
                     Err(ResponseError::StaleMemberEpoch) => Err(ResponseError::IllegalGeneration),
                     checked => checked,
                 }
@@ -139,8 +140,8 @@ impl LiveGroup {
         }
     }
 
-    /// May these offsets be committed in a transaction? Its client may be none of the group's
-    /// members if it says so.
+    /// Checks whether these offsets may be committed in a transaction. A client that names no
+    /// member need not be a member of the group.
     pub(super) fn check_transactional_commit(
         &mut self,
         now: Instant,
@@ -161,7 +162,7 @@ impl LiveGroup {
                     return Ok(());
                 }
                 match group.check_commit(member_id, generation_or_epoch, partitions) {
-                    // TxnOffsetCommit knows generations only, as Kafka's.
+                    // TxnOffsetCommit has generations only, as in Kafka.
                     Err(ResponseError::StaleMemberEpoch) => Err(ResponseError::IllegalGeneration),
                     checked => checked,
                 }
@@ -169,7 +170,7 @@ impl LiveGroup {
         }
     }
 
-    /// May a member see the offsets? Who names none may.
+    /// Checks whether a member may read the offsets. A client that names no member may.
     pub(super) fn check_fetch(
         &self,
         member_id: Option<&StrBytes>,

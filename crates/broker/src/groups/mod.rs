@@ -1,35 +1,37 @@
-//! The coordinator of groups, of both protocols, and the offsets that they commit.
+//! The group coordinator: groups of every protocol, and their committed offsets.
 //!
-//! - `group`: one classic group as a pure state machine; all rules of joining, leaving, static
+//! - `group`: one classic group as a pure state machine, with all rules of joining, leaving, static
 //!   members and expiry.
 //! - `consumer`: one consumer group (KIP-848), whose assignment the server computes; pure, with the
-//!   format of what it remembers.
-//! - `share`: share groups (KIP-932): their members, and what they have in flight.
-//! - `embedded`: what members of classic groups write for each other; read where a group changes
-//!   its type.
-//! - `live`: a group of either type; `registry`: the groups by name, each behind its lock; one
+//!   format of its persisted state.
+//! - `share`: share groups (KIP-932): their members and their in-flight records.
+//! - `embedded`: the embedded protocol of classic consumers (subscription and assignment), parsed
+//!   where a group changes its type.
+//! - `live`: a group of any type; `registry`: the groups by name, each behind its own lock, and one
 //!   timer for all.
 //! - `offsets`: the table of committed offsets, its records and its checkpoint; pure, with the
 //!   format.
-//! - `offset_log`, `member_log`: make records durable; what is not is not shown.
-//! - `pending`: for which partitions transactions have offsets to commit.
+//! - `offset_log`, `member_log`: make records durable. Changes are visible only once they are
+//!   durable.
+//! - `pending`: the partitions for which transactions have staged offsets.
 //! - `membership`, `heartbeat`, `share_heartbeat`, `share_offsets`, `commits`, `admin`: the
 //!   requests, translated from and to the protocol.
 //!
-//! What consumer groups survive, and why: `docs/consumer-groups.md`. Of a classic group its last
-//! complete generation is kept, as in Kafka, and durable before any of its members is told what it
-//! has; after a restart they go on in it. Who had joined for the next one joins again:
-//! `docs/format/classic-group-state.md`.
+//! `docs/consumer-groups.md` says what consumer groups survive, and why. The last complete
+//! generation of a classic group is persisted, as in Kafka, and is durable before any member
+//! receives its assignment; after a restart the members continue in it. Members that had joined for
+//! the next generation join again: `docs/format/classic-group-state.md`.
 //!
-//! So a generation may have a number once more, and that of a group of which nothing is kept starts
-//! again at 1. A member of before the restart that holds such a number cannot commit with it
-//! unless it is a member: a generation is looked at only after the member id
-//! (`group::Group::check_commit`), and ids carry a random UUID that no later member is given, also
-//! not when the old one asks for it by joining a classic group (a group of consumers takes back
-//! whoever speaks the classic protocol under the id that it names, with nothing, as Kafka's does).
-//! A static member is known by its instance id, but has to name the member id too, and the old one
-//! is fenced once the instance has joined again. Only who names no generation at all may commit to
-//! a group without members, as in Kafka, and a member always names one.
+//! Generation numbers can therefore repeat: after a restart a generation can have a number that was
+//! used before, and a group without persisted state starts again at 1. A member from before the
+//! restart that holds such a number still cannot commit with it, because the member id is checked
+//! before the generation (`group::Group::check_commit`), and a member id contains a random UUID
+//! that no later member receives. This holds also if the old member asks for its id when it joins a
+//! classic group. (A consumer group accepts a member of the classic protocol under the id that it
+//! names, with no assignment, as Kafka's does.) A static member is identified by its instance id,
+//! but must name its member id too, and the old member is fenced once the instance has joined
+//! again. A group without members accepts commits only without a generation, as in Kafka; a member
+//! always names one.
 
 mod admin;
 mod commits;
@@ -80,73 +82,77 @@ pub(crate) use offsets::{Offsets, Position};
 pub(crate) use share::ShareStates;
 pub(crate) use topics_view::{See, Sight, TopicsNow, TopicsView};
 
-/// Catalog metadata: the id of the stream of what is kept of classic groups, in decimal.
+/// Catalog metadata: the id of the stream with the persisted state of classic groups, in decimal.
 const CLASSIC_STREAM_KEY: &str = "groups/classic-stream";
 
-/// Catalog metadata: the id of the stream of consumer groups' members, in decimal.
+/// Catalog metadata: the id of the stream with the members of consumer groups, in decimal.
 const MEMBERS_STREAM_KEY: &str = "groups/members-stream";
 
-/// The longest group id: what a protocol string with a 16-bit length can carry.
+/// The longest group id: the most that a protocol string with a 16-bit length can carry.
 const MAX_GROUP_ID_BYTES: usize = i16::MAX as usize;
 
-/// Bounds and times of the coordinator. Kafka's name of a setting is given where it has one.
+/// Bounds and times of the coordinator. Fields that correspond to a setting of Kafka give its name.
 #[derive(Clone, Debug)]
 pub struct GroupConfig {
     /// `group.initial.rebalance.delay.ms`: how long the first rebalance of an empty group waits for
     /// more members than the first. Default 0, at most 5 min.
     ///
-    /// Kafka's default is 3 s, which spares a large group that starts at once some rebalances, and
+    /// Kafka's default is 3 s. It spares a large group that starts all at once some rebalances, and
     /// costs every consumer 3 s at every start. Here a rebalance is a few round trips and one small
-    /// write, cooperative clients keep their partitions meanwhile, and most groups start small: so
-    /// no delay unless asked for.
+    /// write, cooperative clients keep their partitions meanwhile, and most groups start small, so
+    /// the default is no delay.
     pub initial_rebalance_delay: Duration,
     /// `group.min.session.timeout.ms`: default 6 s, at least 1 ms, at most `max_session_timeout`.
     pub min_session_timeout: Duration,
     /// `group.max.session.timeout.ms`: default 30 min, at most 24 h.
     pub max_session_timeout: Duration,
-    /// `group.consumer.*`: the times of members of consumer groups.
+    /// `group.consumer.*`: times for members of consumer groups.
     pub consumer: MemberTimes,
-    /// `group.share.*`: the times of members of share groups.
+    /// `group.share.*`: times for members of share groups.
     pub share: MemberTimes,
-    /// `group.max.size` and `group.consumer.max.size`: members of one group, and as many ids that
-    /// were handed out and have not joined yet. Default 5000, at least 1.
+    /// `group.max.size` and `group.consumer.max.size`: maximum number of members of one group. The
+    /// same bound applies separately to member ids that were issued and have not joined yet.
+    /// Default 5000, at least 1.
     pub max_group_members: usize,
-    /// Groups that exist at the same time, those with offsets and no members included. Default 100
-    /// 000, at least 1.
+    /// Maximum number of groups, including those with offsets and no members. Default 100 000, at
+    /// least 1.
     pub max_groups: usize,
     /// Bound on the memory for all groups (names, members, their subscriptions and assignments).
     /// Default 256 MiB, at least 1 MiB.
     pub max_membership_bytes: usize,
-    /// Bound on the memory for committed offsets; about 100 bytes each. A commit that only
-    /// overwrites is always taken. Default 64 MiB, at least 1 MiB, at most 1 GiB. (All of it is
+    /// Bound on the memory for committed offsets, about 100 bytes each. A commit that only
+    /// overwrites is always accepted. Default 64 MiB, at least 1 MiB, at most 1 GiB. (All of it is
     /// written to the catalog at each upload.)
     pub max_offsets_bytes: usize,
     /// `offset.metadata.max.bytes`: default 4096, at most 32 767.
     pub max_offset_metadata_bytes: usize,
-    /// `offsets.retention.minutes`: an offset is dropped when it is this old and its group has been
-    /// without members for as long, or its members are consumers that do not read the topic.
-    /// Default 7 days, at least 1 min. Time in which the server was down does not count as "without
-    /// members", but for a group that has had none since the start: when that was
-    /// `max_session_timeout` ago, such a group has been without members since its newest offset was
-    /// committed, or since it was last noted that it had some, which is done when
-    /// [`Self::sweep_interval`] and a hundredth of the retention have passed. An offset that an
-    /// open transaction is about to replace stays.
+    /// `offsets.retention.minutes`: an offset is dropped when it is this old and either its group
+    /// has had no members for this long, or the group's members are consumers that do not read the
+    /// topic. Default 7 days, at least 1 min.
+    ///
+    /// Time in which the server was down does not count as "without members", except for a group
+    /// that has had none since the start. Once `max_session_timeout` has passed since the start,
+    /// such a group counts as without members since its newest offset was committed, or since the
+    /// last record that it had members. That record is written when both [`Self::sweep_interval`]
+    /// and a hundredth of the retention have passed. An offset that an open transaction is about to
+    /// replace stays.
     pub offsets_retention: Duration,
-    /// `offsets.retention.check.interval.ms`: how often to look for such offsets, and for groups
-    /// with neither members nor offsets. Default 10 min, at least 1 s.
+    /// `offsets.retention.check.interval.ms`: interval of the check for such offsets, and for
+    /// groups with neither members nor offsets. Default 10 min, at least 1 s.
     pub sweep_interval: Duration,
-    /// How long a commit waits for room in the store, or for the end of a transaction that commits
-    /// for the same partitions, before it is answered with COORDINATOR_NOT_AVAILABLE, on which
-    /// clients try again. Default 5 s, at most 1 min.
+    /// How long a commit waits for space in the store, or for the end of a transaction that commits
+    /// offsets of the same partitions, before it fails with COORDINATOR_NOT_AVAILABLE, which
+    /// clients retry. Default 5 s, at most 1 min.
     pub room_timeout: Duration,
 }
 
-/// The times of members of groups that send heartbeats to the server (KIP-848, KIP-932). The names
-/// are the ends of Kafka's. A group can have times of its own within the bounds.
+/// Times for members of groups that send heartbeats to the server (KIP-848, KIP-932). Kafka's names
+/// have `group.consumer.` or `group.share.` in front. A group can have its own times within the
+/// bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberTimes {
-    /// `heartbeat.interval.ms`: how often members are told to send a heartbeat. Default 5 s, within
-    /// the two bounds that follow, less than `session_timeout`.
+    /// `heartbeat.interval.ms`: the heartbeat interval given to members. Default 5 s, within the
+    /// two bounds that follow, less than `session_timeout`.
     pub heartbeat_interval: Duration,
     /// `min.heartbeat.interval.ms`: default 5 s, at least 1 ms.
     pub min_heartbeat_interval: Duration,
@@ -214,7 +220,7 @@ impl Default for GroupConfig {
 }
 
 impl GroupConfig {
-    /// The first field that is outside of its documented range, as a sentence.
+    /// Reports the first field that is outside its documented range.
     fn check(&self) -> Result<(), GroupsError> {
         let refuse = |what: &str| Err(GroupsError::Config(what.to_owned()));
         if self.initial_rebalance_delay > Duration::from_secs(300) {
@@ -260,7 +266,7 @@ impl GroupConfig {
     }
 }
 
-/// Why the coordinator could not be opened, or could not do what it was told.
+/// An error of opening the coordinator or of one of its operations.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupsError {
     /// A field of [`GroupConfig`] is out of range.
@@ -269,27 +275,27 @@ pub enum GroupsError {
     /// The stream of committed offsets could not be opened.
     #[error("group coordinator: {0}")]
     State(#[from] StateError),
-    /// The checkpoint or a batch of the offsets stream is not what this version writes.
+    /// The checkpoint or a batch of the offsets stream does not have this version's format.
     #[error("group coordinator: {0}")]
     Corrupt(#[from] Corrupt),
-    /// A change could not be made durable now; trying again later may succeed.
+    /// A change could not be made durable now; a later attempt may succeed.
     #[error("group coordinator: the change was not written: {0}")]
     NotWritten(ResponseError),
 }
 
-/// Who sends a JoinGroup.
+/// The client that sends a JoinGroup.
 #[derive(Clone, Debug)]
 pub struct ClientInfo {
-    /// The request header's client id, empty when there is none.
+    /// The client id of the request header, empty if there is none.
     pub client_id: StrBytes,
-    /// The peer's address as Kafka shows it: `/127.0.0.1`.
+    /// The peer's address in Kafka's notation: `/127.0.0.1`.
     pub client_host: StrBytes,
-    /// The topics that it may know of.
+    /// The topics that the client may describe.
     pub(crate) sight: Sight,
 }
 
-/// The coordinator. Cheap to clone; all clones are the same. Requests may be dropped while they
-/// wait: the group then behaves as if its client had lost the answer.
+/// The group coordinator. Clones are cheap and share one state. A request may be dropped while it
+/// waits: the group then behaves as if the client had lost the response.
 #[derive(Clone)]
 pub struct Groups {
     shared: Arc<Shared>,
@@ -305,8 +311,8 @@ struct Shared {
 }
 
 impl Groups {
-    /// Find or create the offsets stream, load what was committed, and start the timer. Needs a
-    /// tokio runtime with time.
+    /// Opens or creates the offsets stream, loads the committed offsets, and starts the timer.
+    /// Needs a tokio runtime with time.
     ///
     /// # Errors
     /// An invalid configuration, a failed store, or offsets that cannot be read; nothing has been
@@ -339,25 +345,25 @@ impl Groups {
         Ok(Groups { shared })
     }
 
-    /// What share groups have in flight.
+    /// The in-flight records of share groups.
     pub(crate) fn shares(&self) -> &Arc<Shares> {
         &self.shared.registry.shares
     }
 
-    /// What transactions have to commit for groups, which is theirs to tell.
+    /// The offsets that transactions have staged for groups; maintained by the transaction
+    /// coordinator.
     pub(crate) fn pending(&self) -> &Pending {
         &self.shared.pending
     }
 
-    /// Answer every request that waits in a group, and every later one, with
-    /// COORDINATOR_NOT_AVAILABLE, and stop the timer. What was committed is durable already.
-    /// Calling it again does nothing.
+    /// Answers every waiting request and every later one with COORDINATOR_NOT_AVAILABLE, and stops
+    /// the timer. Committed offsets are already durable. Idempotent.
     pub async fn shutdown(&self) {
         self.shared.closed.store(true, Ordering::SeqCst);
         for slot in self.shared.registry.all() {
             self.shared.registry.change(&slot, |group, _| {
-                // The members of all groups go on after a restart; those of classic ones wait
-                // meanwhile.
+                // Members of all groups continue after a restart, but only requests of classic
+                // groups wait.
                 if let LiveGroup::Classic(group) = group {
                     group.kill();
                 }
@@ -378,12 +384,12 @@ impl Shared {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Refuse what no group can answer.
+    /// Refuses requests once the coordinator is closed.
     fn check_open(&self) -> Result<(), ResponseError> {
         if self.is_closed() { Err(ResponseError::CoordinatorNotAvailable) } else { Ok(()) }
     }
 
-    /// What holds for a consumer group with these times.
+    /// The rules of a consumer group that has these times.
     fn consumer_rules(&self, times: ConsumerTimes) -> ConsumerRules {
         ConsumerRules {
             session_timeout: times.session_timeout,
@@ -395,18 +401,16 @@ impl Shared {
         if self.registry.get(group_id).is_none() {
             self.check_membership_room(group_id, Slot::bytes(group_id), None)?;
         }
-        // Groups go: clients that come again find room, and others would take another error for the
-        // end.
+        // Groups expire, so a client that retries finds space. Clients treat other errors as fatal.
         let no_room = ResponseError::CoordinatorNotAvailable;
         let slot = self.registry.get_or_create(group_id).ok_or(no_room)?;
-        // A group that was created while `shutdown` went through the list would keep its members
-        // waiting.
+        // A group created while `shutdown` iterates over the groups would keep its members waiting.
         self.check_open()?;
         Ok(slot)
     }
 }
 
-/// The one timer task: sleeps until the first deadline of any group. Does not keep the coordinator
+/// The only timer task: sleeps until the first deadline of any group. Does not keep the coordinator
 /// alive.
 async fn run_timer(shared: Weak<Shared>) {
     let Some((timer, shares, interval)) = shared.upgrade().map(|shared| {
@@ -416,7 +420,7 @@ async fn run_timer(shared: Weak<Shared>) {
         return;
     };
     let mut next_sweep = now() + interval;
-    // In a task of its own: there may be very many groups, and others' deadlines meanwhile.
+    // A task of its own: there may be very many groups, and deadlines of others pass meanwhile.
     let mut sweeping = tokio::spawn(async {});
     loop {
         let first = [timer.first(), shares.deadline()].into_iter().flatten();
@@ -444,8 +448,7 @@ async fn run_timer(shared: Weak<Shared>) {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Without this the task would sleep until the next deadline before it sees that nobody is
-        // left.
+        // Without this the task would sleep until the next deadline before it notices the drop.
         self.registry.timer().wake();
     }
 }

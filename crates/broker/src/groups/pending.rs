@@ -1,4 +1,4 @@
-//! For which partitions transactions have offsets to commit, by group. The offsets themselves are
+//! The partitions for which transactions have staged offsets, by group. The offsets themselves are
 //! in the transactions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -13,13 +13,13 @@ use super::offsets::Position;
 /// Partitions by topic.
 type Partitions = BTreeMap<String, BTreeSet<i32>>;
 
-/// What a transaction has for a group.
+/// The partitions for which one transaction has staged offsets of a group.
 #[derive(Default)]
 struct Intent {
     partitions: Partitions,
-    /// It is decided that the transaction commits. Until it has ended nobody else commits for these
-    /// partitions: what follows the decision may be done again after a crash, and must not replace
-    /// anything newer then.
+    /// Whether the commit of the transaction is decided. Until it has ended, no other commit for
+    /// these partitions is accepted: the steps that follow the decision may be repeated after a
+    /// crash, and must not replace a newer offset.
     is_decided: bool,
 }
 
@@ -37,17 +37,17 @@ impl Intent {
 /// By group and transactional id.
 type Intents = HashMap<String, BTreeMap<Arc<str>, Intent>>;
 
-/// Its lock is taken behind all others.
+/// Partitions with staged offsets. Its lock is the last in the lock order.
 #[derive(Default)]
 pub(crate) struct Pending {
     groups: Mutex<Intents>,
-    /// Nothing is decided any more of what a transaction has, or had.
+    /// Notified when a transaction with a decision has ended, or its decision was withdrawn.
     settled: Notify,
 }
 
 impl Pending {
-    /// A transaction has offsets to commit for these partitions. With no partitions: it has none of
-    /// the topic any more.
+    /// Records that a transaction has offsets to commit for these partitions. An empty list means
+    /// that it has none of the topic any more.
     pub(crate) fn add<'a>(
         &self,
         group: &str,
@@ -66,9 +66,9 @@ impl Pending {
         }
     }
 
-    /// That a transaction commits what it has for these groups is about to be decided. Whether that
-    /// may be: another one of which it is decided, for some of the same partitions, has to end
-    /// first, see [`Self::settled`].
+    /// Marks the transaction's offsets for these groups as decided, before its commit is decided.
+    /// Returns `false` if another decided transaction concerns some of the same partitions: that
+    /// one has to end first, see [`Self::settled`].
     pub(crate) fn decide<'a>(&self, groups: impl Iterator<Item = &'a String>, id: &str) -> bool {
         let mut all = self.groups.lock();
         let groups: Vec<_> = groups.collect();
@@ -84,13 +84,13 @@ impl Pending {
         true
     }
 
-    /// It could not be decided.
+    /// Withdraws the mark: the commit could not be decided.
     pub(crate) fn undecide<'a>(&self, groups: impl Iterator<Item = &'a String>, id: &str) {
         mark(&mut self.groups.lock(), groups, id, false);
         self.settled.notify_waiters();
     }
 
-    /// A transaction has ended.
+    /// Removes a transaction that has ended.
     pub(crate) fn remove(&self, group: &str, id: &str) {
         let mut groups = self.groups.lock();
         let Some(transactions) = groups.get_mut(group) else { return };
@@ -102,13 +102,12 @@ impl Pending {
         self.settled.notify_waiters();
     }
 
-    /// Resolves when something was decided and is not any more, from the call on.
+    /// Resolves when, after the call, a decided transaction ends or its decision is withdrawn.
     pub(crate) fn settled(&self) -> Notified<'_> {
         self.settled.notified()
     }
 
-    /// Whether a transaction of which that is decided commits for one of these partitions of the
-    /// group.
+    /// Whether a decided transaction commits offsets for one of these partitions of the group.
     pub(super) fn is_decided(&self, group: &str, topics: &[(String, Vec<Position>)]) -> bool {
         let groups = self.groups.lock();
         let mut intents = groups.get(group).into_iter().flat_map(BTreeMap::values);
@@ -120,27 +119,26 @@ impl Pending {
         })
     }
 
-    /// Whether an open transaction has offsets for the group, or had some that were deleted
-    /// meanwhile.
+    /// Whether an open transaction has offsets for the group, or had some that were deleted since.
     pub(super) fn concerns(&self, group: &str) -> bool {
         self.groups.lock().contains_key(group)
     }
 
-    /// The ids of those transactions.
+    /// The ids of the transactions that have, or had, offsets for the group.
     pub(crate) fn transactions(&self, group: &str) -> Vec<Arc<str>> {
         let groups = self.groups.lock();
         groups.get(group).into_iter().flat_map(BTreeMap::keys).cloned().collect()
     }
 
-    /// Whether there are any of [`Self::partitions`].
+    /// Whether [`Self::partitions`] is not empty.
     pub(crate) fn has_partitions(&self, group: &str) -> bool {
         let groups = self.groups.lock();
         let mut intents = groups.get(group).into_iter().flat_map(BTreeMap::values);
         intents.any(|intent| intent.partitions.values().any(|partitions| !partitions.is_empty()))
     }
 
-    /// The partitions for which transactions that have not ended have offsets to commit for the
-    /// group.
+    /// The partitions for which transactions that have not ended have offsets of the group to
+    /// commit.
     pub(crate) fn partitions(&self, group: &str) -> BTreeSet<(String, i32)> {
         let groups = self.groups.lock();
         let intents = groups.get(group).into_iter().flat_map(BTreeMap::values);
@@ -152,7 +150,7 @@ impl Pending {
     }
 }
 
-/// Note for some groups whether it is decided that a transaction commits what it has for them.
+/// Sets for some groups whether the commit of a transaction's offsets is decided.
 fn mark<'a>(all: &mut Intents, groups: impl Iterator<Item = &'a String>, id: &str, decided: bool) {
     for group in groups {
         let transactions = all.get_mut(group);

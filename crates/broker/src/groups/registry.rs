@@ -1,9 +1,8 @@
-//! The groups by name, each behind its own lock, and the one timer for all of them.
+//! The groups by name, each behind its own lock, and one timer for all of them.
 //!
-//! Locks, in the order in which they may be taken: a group's, then the timer's or a log's, then
-//! that of the topics. The map's lock is never held together with a group's, but at the start
-//! ([`Registry::restore`]), when nobody else is there. A transaction's lock is taken before a
-//! group's.
+//! Lock order: a group's lock, then the timer's or a log's, then the lock of the topics. The map's
+//! lock is never held together with a group's, except at start ([`Registry::restore`]), when there
+//! is no other user. A transaction's lock is taken before a group's.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -29,26 +28,26 @@ use super::share::{Return, ShareGroup, Shares};
 use super::topics_view::TopicsView;
 use crate::state_stream::Refused;
 
-/// All that is kept of classic groups: so much is written to the catalog at each upload, if it has
-/// changed.
+/// Bound on the persisted state of all classic groups. All of it is written to the catalog at each
+/// upload if it has changed.
 const MAX_KEPT_BYTES: usize = 64 << 20;
 
 pub(super) type JoinAnswer = Result<Joined, Refusal>;
 pub(super) type SyncAnswer = Result<Synced, ResponseError>;
 
-/// The clock of all groups; tokio's, so that tests can move it.
+/// The clock of all groups; tokio's, so that tests can control it.
 pub(super) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// A group's place. A slot that was taken out of the map holds a dead group.
+/// A group's entry in the map. A slot that was removed from the map holds a dead group.
 pub(super) struct Slot {
     pub(super) name: Arc<str>,
     live: Mutex<Live>,
 }
 
 impl Slot {
-    /// What a group of this name takes without members, about.
+    /// Estimated memory of a group of this name without members.
     pub(super) fn bytes(name: &str) -> usize {
         size_of::<Self>() + name.len() + 64
     }
@@ -56,16 +55,17 @@ impl Slot {
 
 struct Live {
     group: LiveGroup,
-    /// The entry that the timer has for this group.
+    /// The timer's entry for this group.
     scheduled: Option<Instant>,
-    /// What this group's members have in [`Registry::size_bytes`].
+    /// The bytes of this group's members that are included in [`Registry::size_bytes`].
     counted_bytes: usize,
-    /// What is kept of it as a classic group, as it was put in line; 0 if nothing is.
+    /// Size of the appended record of its persisted state as a classic group; 0 if there is none.
     kept_bytes: usize,
-    /// What is to be kept of it, as long as there is no room for that. Nobody joins or leaves it
-    /// meanwhile, so it is the same at the next attempt; and each request that waits makes one.
+    /// The record of its state that could not be appended for lack of space. No member joins or
+    /// leaves meanwhile, so the record stays valid for the next attempt; each waiting request makes
+    /// one.
     refused: Option<Bytes>,
-    /// The last record of its members that was put in line since the start.
+    /// The last record of its members that was appended since the start.
     last_record: Option<Durable>,
 }
 
@@ -73,11 +73,11 @@ struct Live {
 pub(super) struct Registry {
     rules: Rules,
     consumer_rules: ConsumerRules,
-    /// What is kept of classic groups.
+    /// Persisted state of classic groups.
     kept_log: MemberLog,
     /// Members of consumer groups.
     log: MemberLog,
-    /// What share groups have in flight.
+    /// In-flight records of share groups.
     pub(super) shares: Arc<Shares>,
     max_groups: usize,
     started_at: Instant,
@@ -118,7 +118,7 @@ impl Registry {
         self.slots.read().get(name).cloned()
     }
 
-    /// `None` when there are as many groups as there may be.
+    /// Returns the group, or creates it. `None` if the maximum number of groups is reached.
     pub(super) fn get_or_create(&self, name: &str) -> Option<Arc<Slot>> {
         if let Some(slot) = self.get(name) {
             return Some(slot);
@@ -138,8 +138,8 @@ impl Registry {
         Some(self.insert(&mut slots, name, now()))
     }
 
-    /// For groups that are known from the disk, those with offsets, and those of each type: not
-    /// subject to the bound, since they exist already.
+    /// Restores groups that are known from the disk: those with offsets and those of each type.
+    /// They exist already, so the maximum number of groups does not apply.
     pub(super) fn restore<'a>(
         &self,
         with_offsets: impl Iterator<Item = &'a str>,
@@ -175,13 +175,13 @@ impl Registry {
         }
     }
 
-    /// Whether a group has had no members since the server was started. When it had some before
-    /// that is not known.
+    /// Whether a group has had no members since the server started. Whether it had any before that
+    /// is unknown.
     pub(super) fn was_vacant_at_start(&self, vacant_since: Instant) -> bool {
         vacant_since <= self.started_at
     }
 
-    /// The same for one, which may have come back meanwhile.
+    /// Returns the group, or creates it regardless of the maximum number of groups.
     fn revive(&self, name: &str) -> Arc<Slot> {
         let mut slots = self.slots.write();
         if let Some(slot) = slots.get(name) {
@@ -212,14 +212,14 @@ impl Registry {
         slot
     }
 
-    /// Sorted by name.
+    /// Returns all groups, sorted by name.
     pub(super) fn all(&self) -> Vec<Arc<Slot>> {
         let mut slots: Vec<_> = self.slots.read().values().cloned().collect();
         slots.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         slots
     }
 
-    /// Take out a slot whose group is dead.
+    /// Removes a slot whose group is dead.
     pub(super) fn remove(&self, slot: &Arc<Slot>) {
         let mut slots = self.slots.write();
         if slots.get(&slot.name).is_some_and(|found| Arc::ptr_eq(found, slot)) {
@@ -228,12 +228,13 @@ impl Registry {
         }
     }
 
-    /// An estimate of the memory that all groups and their members take.
+    /// Estimated memory of all groups and their members.
     pub(super) fn size_bytes(&self) -> usize {
         self.size_bytes.load(Ordering::Relaxed)
     }
 
-    /// Look at a group, or do what changes neither its members nor moves a deadline to earlier.
+    /// Reads a group, or applies a change that neither changes its members nor makes a deadline
+    /// earlier.
     pub(super) fn peek<R>(
         &self,
         slot: &Slot,
@@ -242,10 +243,10 @@ impl Registry {
         look(&mut slot.live.lock().group, now())
     }
 
-    /// Do something under the lock of a group of this name that is alive: else the group could be
-    /// deleted at the same time, and what is done be for nobody. One that is missing is made, and
-    /// one that is dead has a successor: whoever let it die may not have taken it out of the map
-    /// yet. Not subject to the bound.
+    /// Runs `act` under the lock of a live group of this name: otherwise the group could be deleted
+    /// at the same time and the action would apply to no group. A missing group is created. A dead
+    /// one is replaced, since it may not have been removed from the map yet. Not subject to the
+    /// maximum number of groups.
     pub(super) fn in_living<R>(&self, name: &str, act: impl Fn() -> R) -> R {
         loop {
             let slot = self.get(name).unwrap_or_else(|| self.revive(name));
@@ -256,7 +257,7 @@ impl Registry {
         }
     }
 
-    /// Let an event happen to a group, and carry out its effects.
+    /// Applies an event to a group and carries out its effects.
     pub(super) fn change<R>(
         &self,
         slot: &Slot,
@@ -271,8 +272,8 @@ impl Registry {
         live: &mut Live,
         event: impl FnOnce(&mut LiveGroup, Instant) -> R,
     ) -> R {
-        // What is left of an earlier event; so that an event finds nothing unwritten, unless there
-        // is no room.
+        // Write what an earlier event left, so that this one finds nothing unwritten unless there
+        // is no space.
         let _ = self.write_locked(slot, live);
         let before = epoch(&live.group);
         let result = event(&mut live.group, now());
@@ -307,14 +308,14 @@ impl Registry {
         result
     }
 
-    // ---- groups that change their type, and the logs ----
+    // ---- type changes, and the logs ----
 
-    /// The consumer group that a classic one becomes with a first member of the other kind: if it
-    /// has no members, or consumers. It is the caller's to put it in the other's place, if it takes
-    /// the member.
+    /// Returns the consumer group that a classic group becomes with its first member of the
+    /// consumer protocol: if it has no members, or if its members are consumers. The caller
+    /// replaces the classic group with it if it accepts the member.
     ///
     /// # Errors
-    /// COORDINATOR_LOAD_IN_PROGRESS: its members cannot be taken over now.
+    /// COORDINATOR_LOAD_IN_PROGRESS: the members cannot be converted now.
     pub(super) fn as_consumer(
         &self,
         group: &LiveGroup,
@@ -329,13 +330,13 @@ impl Registry {
         if classic.protocol_type().is_none_or(|named| named.as_str() != embedded::CONSUMER) {
             return Ok(None);
         }
-        // Who has what is known only when everybody has been told.
+        // The assignment is known only once all members have received theirs.
         let migrants = classic.settled().ok_or(ResponseError::CoordinatorLoadInProgress)?;
         Ok(ConsumerGroup::of_migrants(rules, now, topics, classic.generation(), migrants))
     }
 
-    /// The share group in a slot, for an event; a classic group without members becomes one if
-    /// `convert` says so.
+    /// Returns the share group in a slot, for an event. A classic group without members becomes one
+    /// if `convert` is set.
     pub(super) fn share(
         group: &mut LiveGroup,
         convert: bool,
@@ -350,8 +351,8 @@ impl Registry {
         }
     }
 
-    /// A consumer group whose members all speak the classic protocol becomes a classic group, and
-    /// they join again. If the log takes nothing now, that is tried again with the next event.
+    /// Converts a consumer group whose members all speak the classic protocol to a classic group;
+    /// they join again. If the log accepts no record now, the next event tries again.
     fn let_go(&self, slot: &Slot, live: &mut Live) {
         let LiveGroup::Consumer(group) = &live.group else { return };
         if !group.is_all_classic() || !group.unwritten().is_empty() {
@@ -360,21 +361,21 @@ impl Registry {
         let Ok(durable) = self.log.append(consumer::encode_deletion(&slot.name)) else { return };
         live.last_record = Some(durable);
         tracing::info!(group = &*slot.name, "a consumer group becomes a classic group");
-        // The newest epoch that anybody was told of, so members that have it commit what they have
-        // read before they join again. The group's epoch is ahead of it, by the end of the last
-        // other member.
+        // The newest epoch that any member has received, so that members that have it commit their
+        // progress before they join again. The group's epoch is ahead of it, because the last
+        // member of the consumer protocol has left.
         let (generation, migrants) = (group.state().target_epoch, group.migrants());
         let protocol_type = StrBytes::from_static_str(embedded::CONSUMER);
         let classic = Group::of_migrants(self.rules, now(), generation, protocol_type, migrants);
         live.group = LiveGroup::Classic(classic);
     }
 
-    /// Make a consumer group without members a classic one, and put that in line; a classic one
-    /// stays what it is, and has nothing unwritten. A share group has to have neither members nor
-    /// share partitions.
+    /// Converts a consumer group without members to a classic one and appends the record of it. A
+    /// classic group stays as it is, and must have nothing unwritten. A share group must have
+    /// neither members nor share partitions.
     ///
     /// # Errors
-    /// INCONSISTENT_GROUP_PROTOCOL as long as it has members; a log that takes nothing now.
+    /// INCONSISTENT_GROUP_PROTOCOL while it has members; a log that accepts no record now.
     pub(super) fn make_classic<'a>(
         &self,
         slot: &Slot,
@@ -388,10 +389,10 @@ impl Registry {
             if !consumer.unwritten().is_empty() {
                 return Err(offset_log::Refused::Stream(Refused::NoRoom).into());
             }
-            // Nothing was ever written of a group without an epoch.
+            // A group without an epoch was never written.
             if consumer.state().epoch > 0 {
                 let record = consumer::encode_deletion(&slot.name);
-                // Nobody waits for it: before it is durable there is a consumer group without
+                // No request waits for it: until it is durable there is a consumer group without
                 // members.
                 drop(self.log.append(record).map_err(offset_log::Refused::Stream)?);
             }
@@ -410,14 +411,14 @@ impl Registry {
         }
     }
 
-    /// Put in line what is left unwritten of a group's changes.
+    /// Appends the records of a group's unwritten changes.
     ///
     /// # Returns
-    /// What to wait for before anybody is told of the group's state.
+    /// The record to wait for before the group's state may be shown to a client.
     ///
     /// # Errors
-    /// The log takes nothing now. The changes are kept, and tried again with the next event or
-    /// soon.
+    /// The log accepts no record now. The changes are retained, and tried again with the next event
+    /// or after a delay.
     pub(super) fn write(&self, slot: &Slot) -> Result<Option<Durable>, Refused> {
         let mut live = slot.live.lock();
         self.write_locked(slot, &mut live)?;
@@ -443,8 +444,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Put in line what is kept of a classic group, or that nothing is any more: before all that is
-    /// written of the group of another type that it has become.
+    /// Appends the persisted state of a classic group, or the record that it has none any more,
+    /// before any record of the group of another type that it has become.
     fn keep(&self, slot: &Slot, live: &mut Live) -> Result<(), Refused> {
         let kept = match &live.group {
             LiveGroup::Classic(group) if !group.is_unwritten() => return Ok(()),
@@ -480,8 +481,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Whether there is room for a record of so many bytes of what is kept of a group, in place of
-    /// `instead_of_bytes`. The members of one for which there is none join again after a restart.
+    /// Whether a state record of this many bytes fits in place of one of `instead_of_bytes`. If it
+    /// does not, the members of the group join again after a restart.
     fn may_be_kept(&self, slot: &Slot, instead_of_bytes: usize, bytes: usize) -> bool {
         let others_bytes = self.kept_bytes.load(Ordering::Relaxed) - instead_of_bytes;
         let fits = bytes as u64 <= self.kept_log.max_record_bytes()
@@ -497,12 +498,12 @@ impl Registry {
         fits
     }
 
-    /// Resolves when a write that met a lack of room may succeed.
+    /// Resolves when a write that failed for lack of space may succeed.
     pub(super) async fn room(&self) {
         self.log.room().await;
     }
 
-    /// Expire what is due in the groups whose entries the timer hands out.
+    /// Expires what is due in the groups whose entries the timer returns.
     pub(super) fn expire(&self) {
         let now = now();
         for name in self.timer.take_due(now) {
@@ -528,10 +529,10 @@ impl Registry {
     }
 }
 
-/// Answer who waits.
+/// Answers the waiting requests.
 fn carry_out(slot: &Slot, group: &mut ClassicGroup) {
     for effect in group.take_effects() {
-        // A receiver is gone when its client's connection is.
+        // The receiver is dropped when the client disconnects.
         match effect {
             Effect::Joined(waiter, answer) => drop(waiter.send(answer)),
             Effect::Synced(waiter, answer) => drop(waiter.send(answer)),
@@ -544,7 +545,7 @@ fn dropped(slot: &Slot, member: &str, why: &str) {
     tracing::info!(group = &*slot.name, member, "a member was removed: {why}");
 }
 
-/// The generation of a classic group, the group epoch of another.
+/// The generation of a classic group, or the group epoch of another.
 fn epoch(group: &LiveGroup) -> i32 {
     match group {
         LiveGroup::Classic(group) => group.generation(),
@@ -553,12 +554,12 @@ fn epoch(group: &LiveGroup) -> i32 {
     }
 }
 
-/// When which group, or share partition, has something to expire: one entry for each that has a
-/// deadline. Members' heartbeats only move deadlines to later, so they leave the entry as it is; it
-/// comes up early, and is put where it belongs then.
+/// The deadlines of groups or share partitions: one entry for each that has a deadline. Heartbeats
+/// only move deadlines to later, so they leave the entry unchanged; it then fires early and is
+/// moved to the actual deadline.
 pub(super) struct Timer<K = Arc<str>> {
     entries: Mutex<BTreeSet<(Instant, K)>>,
-    /// The first entry came earlier than it was, or the coordinator closes.
+    /// Notified when the first entry has become earlier, or when the coordinator closes.
     changed: Notify,
 }
 
@@ -597,7 +598,7 @@ impl<K: Clone + Ord> Timer<K> {
         self.entries.lock().first().map(|(at, _)| *at)
     }
 
-    /// Resolves when [`Self::first`] has come earlier, or after [`Self::wake`].
+    /// Resolves when [`Self::first`] has become earlier, or after [`Self::wake`].
     pub(super) async fn changed(&self) {
         self.changed.notified().await;
     }

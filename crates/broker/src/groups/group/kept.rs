@@ -1,4 +1,4 @@
-//! What is kept of a group for the time after a restart: who has what in its last complete
+//! The persisted state of a classic group: the members and assignments of its last complete
 //! generation. Byte layout and crash argument: `docs/format/classic-group-state.md`.
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ const VERSION: u8 = 1;
 const KIND_KEPT: u8 = 1;
 const KIND_FORGOTTEN: u8 = 2;
 
-/// A complete generation.
+/// The persisted state: a complete generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::groups) struct Kept {
     generation: i32,
@@ -26,8 +26,7 @@ pub(in crate::groups) struct Kept {
 }
 
 impl<J, S> Group<J, S> {
-    /// What is to be kept of it; nothing without members, or as long as nobody knows what he is to
-    /// have.
+    /// The state to persist; `None` without members or before the members have their assignments.
     pub(in crate::groups) fn kept(&self) -> Option<Kept> {
         (self.state == State::Stable).then(|| Kept {
             generation: self.generation,
@@ -38,7 +37,8 @@ impl<J, S> Group<J, S> {
         })
     }
 
-    /// The group of which this was kept. All members have a whole session timeout to be heard of.
+    /// Restores the group from its persisted state. Every member has a whole session timeout to
+    /// send a request.
     pub(in crate::groups) fn of_kept(rules: Rules, now: Instant, kept: Kept) -> Self {
         let Kept { generation, protocol_type, protocol, leader, members } = kept;
         let mut group = Self::stable(rules, now, generation, protocol_type, members);
@@ -52,14 +52,15 @@ impl<J, S> Group<J, S> {
 }
 
 impl Kept {
-    /// The record that this is kept of a group.
+    /// Encodes the record that sets the persisted state of a group.
     pub(in crate::groups) fn encode(&self, group: &str) -> Bytes {
         let mut out = header(KIND_KEPT, group);
         self.write(&mut out);
         payload(out)
     }
 
-    /// How long that is, without making it: a group may be as large as the memory for all of them.
+    /// The length of [`Self::encode`]'s record, without building it: a group may be as large as the
+    /// memory for all groups.
     pub(in crate::groups) fn record_bytes(&self, group: &str) -> usize {
         let text_bytes = |text: &str| size_of::<u16>() + text.len();
         let blob_bytes = |blob: &Bytes| size_of::<u32>() + blob.len();
@@ -117,7 +118,7 @@ impl Kept {
     }
 }
 
-/// The record that nothing is kept of a group any more.
+/// Encodes the record that removes the persisted state of a group.
 pub(in crate::groups) fn encode_forgotten(group: &str) -> Bytes {
     payload(header(KIND_FORGOTTEN, group))
 }
@@ -134,7 +135,7 @@ fn payload(out: Writer) -> Bytes {
     Bytes::from(out.into_bytes().into_boxed_slice())
 }
 
-/// Clients say their timeouts in this unit and size.
+/// The protocol's unit and type for timeouts.
 fn millis(timeout: Duration) -> i32 {
     i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX)
 }
@@ -166,7 +167,7 @@ fn bytes(reader: &mut Reader<'_>) -> Result<Bytes, Corrupt> {
     Ok(Bytes::copy_from_slice(reader.bytes()?))
 }
 
-/// What is kept of all classic groups, by name.
+/// The persisted states of all classic groups, by name.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct KeptGroups(pub(in crate::groups) BTreeMap<String, Kept>);
 
@@ -198,7 +199,7 @@ impl Table for KeptGroups {
         Ok(())
     }
 
-    /// What is left may be a generation that has ended.
+    /// What remains may be a generation that has ended.
     fn after_loss(&mut self) {
         self.0.clear();
     }

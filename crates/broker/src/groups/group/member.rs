@@ -7,11 +7,11 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::{JoinEvent, NEW_MEMBER_JOIN_TIMEOUT};
 
-/// What a member takes in memory beside its texts, protocols and assignment; measured by eye, used
-/// for the bound only.
+/// Estimated memory of a member apart from its strings, protocols and assignment; used for the
+/// bound only.
 pub(in crate::groups) const MEMBER_BYTES: usize = 512;
 
-/// What protocols take in memory, about: name and metadata of each.
+/// Estimated memory of protocols: name and metadata of each.
 pub(in crate::groups) fn protocols_bytes<'a>(
     protocols: impl Iterator<Item = (&'a StrBytes, &'a Bytes)>,
 ) -> usize {
@@ -31,19 +31,19 @@ pub(super) struct Member<J, S> {
     pub(super) joining: Option<J>,
     /// Its SyncGroup that waits for the leader's assignment.
     pub(super) syncing: Option<S>,
-    /// It has sent a SyncGroup in this generation.
+    /// Whether it has sent a SyncGroup in this generation.
     pub(super) synced: bool,
-    /// It was heard of since the server started. Until then a static one may have been told of a
-    /// newer id than the one that was kept.
+    /// Whether it has sent a request since the server started. Until then a static member may have
+    /// received a newer id than the persisted one.
     pub(super) was_heard: bool,
-    /// Its first JoinGroup has not been answered yet.
+    /// Whether its first JoinGroup is still unanswered.
     pub(super) is_new: bool,
-    /// It is gone then. `None` only while a request of it waits.
+    /// When it expires. `None` only while a request of it waits.
     pub(super) deadline: Option<Instant>,
 }
 
 impl<J, S> Member<J, S> {
-    /// A sign of life.
+    /// Records a request of the member.
     pub(super) fn touch(&mut self, now: Instant) {
         self.was_heard = true;
         if self.joining.is_none() && self.syncing.is_none() {
@@ -62,7 +62,7 @@ impl<J, S> Member<J, S> {
             .map_or_else(Bytes::new, |(_, bytes)| bytes.clone())
     }
 
-    /// Take over what a repeated JoinGroup says, and let it wait.
+    /// Takes over the values of a repeated JoinGroup, and makes it wait.
     pub(super) fn rejoin(&mut self, now: Instant, join: JoinEvent, waiter: J) -> Option<J> {
         self.update(join);
         self.deadline = self.is_new.then(|| now + NEW_MEMBER_JOIN_TIMEOUT);

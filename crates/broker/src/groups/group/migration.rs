@@ -1,4 +1,4 @@
-//! The members of a group on their way to the other type of group, and back.
+//! Conversion of a group's members to the other type of group, and back.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use kafka_protocol::protocol::StrBytes;
 use super::member::Member;
 use super::{Group, Rules, State};
 
-/// A member as a group of the other type takes it over.
+/// A member in the form in which a group of the other type receives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::groups) struct Migrant {
     pub(in crate::groups) member_id: StrBytes,
@@ -17,19 +17,19 @@ pub(in crate::groups) struct Migrant {
     pub(in crate::groups) client_host: StrBytes,
     pub(in crate::groups) session_timeout: Duration,
     pub(in crate::groups) rebalance_timeout: Duration,
-    /// Name and metadata, most wanted first.
+    /// Name and metadata, in order of preference.
     pub(in crate::groups) protocols: Vec<(StrBytes, Bytes)>,
     pub(in crate::groups) assignment: Bytes,
 }
 
 impl<J, S> Group<J, S> {
-    /// The type of its members' protocol.
+    /// The type of the members' protocol.
     pub(in crate::groups) fn protocol_type(&self) -> Option<&StrBytes> {
         self.protocol_type.as_ref()
     }
 
-    /// The members: who has what is known only while the group is stable, and nobody waits for an
-    /// answer then, but perhaps for the disk.
+    /// The members and their assignments. These are known only while the group is stable, when no
+    /// request waits except possibly for the disk; `None` otherwise.
     pub(in crate::groups) fn settled(&self) -> Option<Vec<Migrant>> {
         let is_settled = self.state == State::Stable && !self.is_unwritten();
         is_settled.then(|| self.migrants())
@@ -49,7 +49,7 @@ impl<J, S> Group<J, S> {
         self.members.iter().map(migrant).collect()
     }
 
-    /// A group of members that come from the other type, and are to join again.
+    /// Creates a group of members that come from the other type and have to join again.
     pub(in crate::groups) fn of_migrants(
         rules: Rules,
         now: Instant,
@@ -62,8 +62,8 @@ impl<J, S> Group<J, S> {
         group
     }
 
-    /// A group in which each of these members has its assignment. Protocol and leader are the
-    /// caller's to tell.
+    /// Creates a group in which each of these members has its assignment. The caller sets protocol
+    /// and leader.
     pub(super) fn stable(
         rules: Rules,
         now: Instant,

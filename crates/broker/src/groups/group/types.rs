@@ -1,4 +1,4 @@
-//! What goes into a group and what comes out.
+//! Input and output types of a classic group.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use kafka_protocol::protocol::StrBytes;
 
 use crate::groups::Sight;
 
-/// A JoinGroup request whose strings and bytes are its own (not slices of a request frame, which
-/// they would keep in memory).
+/// A JoinGroup request that owns its strings and bytes; slices would keep the request frame in
+/// memory.
 #[derive(Clone, Debug)]
 pub(in crate::groups) struct JoinEvent {
-    /// Empty: the client has none yet.
+    /// Empty if the client has none yet.
     pub(in crate::groups) member_id: StrBytes,
-    /// The id that the client gets if it has none.
+    /// The id that the client receives if it has none.
     pub(in crate::groups) fresh_id: StrBytes,
     pub(in crate::groups) instance_id: Option<StrBytes>,
     pub(in crate::groups) client_id: StrBytes,
@@ -22,13 +22,13 @@ pub(in crate::groups) struct JoinEvent {
     pub(in crate::groups) session_timeout: Duration,
     pub(in crate::groups) rebalance_timeout: Duration,
     pub(in crate::groups) protocol_type: StrBytes,
-    /// Name and metadata, most wanted first.
+    /// Name and metadata, in order of preference.
     pub(in crate::groups) protocols: Vec<(StrBytes, Bytes)>,
-    /// The client understands MEMBER_ID_REQUIRED (version 4 and later).
+    /// Whether the client understands MEMBER_ID_REQUIRED (version 4 and later).
     pub(in crate::groups) can_require_id: bool,
-    /// The client understands `skip_assignment` (version 9 and later).
+    /// Whether the client understands `skip_assignment` (version 9 and later).
     pub(in crate::groups) can_skip_assignment: bool,
-    /// The topics that the client may know of.
+    /// The topics that the client may describe.
     pub(in crate::groups) sight: Sight,
 }
 
@@ -43,7 +43,7 @@ pub(in crate::groups) struct SyncEvent {
     pub(in crate::groups) assignments: Vec<(StrBytes, Bytes)>,
 }
 
-/// A member that a successful JoinGroup tells the leader of.
+/// A member in the list that the leader receives with its JoinGroup response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::groups) struct JoinedMember {
     pub(in crate::groups) member_id: StrBytes,
@@ -51,7 +51,7 @@ pub(in crate::groups) struct JoinedMember {
     pub(in crate::groups) metadata: Bytes,
 }
 
-/// A successful JoinGroup.
+/// The answer to a successful JoinGroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::groups) struct Joined {
     pub(in crate::groups) generation: i32,
@@ -60,19 +60,19 @@ pub(in crate::groups) struct Joined {
     pub(in crate::groups) leader: StrBytes,
     pub(in crate::groups) member_id: StrBytes,
     pub(in crate::groups) skip_assignment: bool,
-    /// Empty for all but the leader.
+    /// Empty for all members but the leader.
     pub(in crate::groups) members: Vec<JoinedMember>,
 }
 
-/// A refused JoinGroup.
+/// The answer to a refused JoinGroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::groups) struct Refusal {
     pub(in crate::groups) error: ResponseError,
-    /// The request's member id; with MEMBER_ID_REQUIRED the one to come back with.
+    /// The request's member id; with MEMBER_ID_REQUIRED the id to join with.
     pub(in crate::groups) member_id: StrBytes,
 }
 
-/// A successful SyncGroup.
+/// The answer to a successful SyncGroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::groups) struct Synced {
     pub(in crate::groups) protocol_type: Option<StrBytes>,
@@ -80,18 +80,18 @@ pub(in crate::groups) struct Synced {
     pub(in crate::groups) assignment: Bytes,
 }
 
-/// What is to be done outside.
+/// An action for the caller to carry out.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::groups) enum Effect<J, S> {
     /// Answer a JoinGroup.
     Joined(J, Result<Joined, Refusal>),
     /// Answer a SyncGroup.
     Synced(S, Result<Synced, ResponseError>),
-    /// Tell the operator that a member is gone that did not ask for it.
+    /// Log that a member was removed without its request, with the reason.
     Dropped(StrBytes, &'static str),
 }
 
-/// Where the group is in its life; see the module's picture.
+/// The state of a group; see the diagram of the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::groups) enum State {
     /// No members.
@@ -100,14 +100,14 @@ pub(in crate::groups) enum State {
     Preparing,
     /// The generation is fixed; waiting for the leader's assignment.
     Completing,
-    /// Every member can have its assignment.
+    /// Every member can fetch its assignment.
     Stable,
     /// Deleted, or the coordinator is closing. Nothing leaves this state.
     Dead,
 }
 
 impl State {
-    /// As the protocol spells it.
+    /// The state in the protocol's spelling.
     pub(in crate::groups) fn name(self) -> &'static str {
         match self {
             State::Empty => "Empty",
@@ -119,7 +119,7 @@ impl State {
     }
 }
 
-/// What DescribeGroups and ListGroups show.
+/// The data for DescribeGroups and ListGroups.
 #[derive(Clone, Debug)]
 pub(in crate::groups) struct Description {
     pub(in crate::groups) state: State,
