@@ -20,7 +20,8 @@ use super::{Groups, Shared};
 use crate::wire::once;
 
 impl Groups {
-    /// ListGroups, versions 0 to 5. Filters do not heed case; an empty one lets everything pass.
+    /// Handles ListGroups, versions 0 to 5. Filters ignore case; an empty filter matches
+    /// everything.
     pub async fn list(&self, request: ListGroupsRequest, version: i16) -> ListGroupsResponse {
         let response = ListGroupsResponse::default();
         if let Err(error) = self.shared.check_open() {
@@ -60,8 +61,8 @@ impl Groups {
         response.with_groups(groups)
     }
 
-    /// DescribeGroups, versions 0 to 6. A group that does not exist is "Dead"; since version 6 also
-    /// GROUP_ID_NOT_FOUND.
+    /// Handles DescribeGroups, versions 0 to 6. A group that does not exist has the state "Dead";
+    /// since version 6 also the error GROUP_ID_NOT_FOUND.
     pub async fn describe(
         &self,
         request: DescribeGroupsRequest,
@@ -78,14 +79,14 @@ impl Groups {
         DescribeGroupsResponse::default().with_groups(groups.collect())
     }
 
-    /// Delete a group without members, and its offsets. Durable when it returns.
+    /// Deletes a group without members, and its offsets. Durable when it returns.
     ///
     /// # Errors
     /// GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP; COORDINATOR_NOT_AVAILABLE if it could not be written.
     pub async fn delete_group(&self, group_id: &str) -> Result<(), ResponseError> {
         let shared = &self.shared;
         shared.check_open()?;
-        // Only existing groups get further, so the name is one that a record can hold.
+        // The group exists, so its name fits in a record.
         let slot = shared.registry.get(group_id).ok_or(ResponseError::GroupIdNotFound)?;
         let record = Prepared::from(Record::GroupDeleted { group: group_id.to_owned() });
         let delete = || {
@@ -98,11 +99,11 @@ impl Groups {
 }
 
 impl Shared {
-    /// Put the deletion of a group without members in line; the group is dead then. To take it out
-    /// of the map is the caller's.
+    /// Appends the deletion of a group without members and kills the group. The caller removes it
+    /// from the map.
     pub(super) fn put_deletion(&self, slot: &Slot, record: &Prepared) -> Result<Appended, Blocked> {
-        // The record is in line before the group is dead, and both under the group's lock: a commit
-        // is either before the record and deleted by it, or finds a dead group.
+        // The record is appended before the group is dead, both under the group's lock: a commit
+        // either comes before the record and is deleted by it, or finds a dead group.
         self.registry.change(slot, |group, now| {
             if group.is_dead() {
                 return Err(Blocked::Group(ResponseError::GroupIdNotFound));
@@ -115,8 +116,8 @@ impl Shared {
             if !is_empty {
                 return Err(Blocked::Group(ResponseError::NonEmptyGroup));
             }
-            // What is remembered of its members goes first: in between there is a group with
-            // offsets and no members. So does what it has in flight; it has no offsets.
+            // The persisted state of its members goes first: in between there is a group with
+            // offsets and no members. So do its share partitions; a share group has no offsets.
             let forgotten = self.registry.shares.forget_group(&slot.name);
             drop(forgotten.map_err(Refused::Stream)?);
             let classic = self.registry.make_classic(slot, group, now)?;
@@ -126,7 +127,7 @@ impl Shared {
         })
     }
 
-    /// `None` if there is no such classic group.
+    /// Returns `None` if there is no such classic group.
     fn describe(&self, group_id: &str) -> Result<Option<Description>, ResponseError> {
         self.check_open()?;
         let Some(slot) = self.registry.get(group_id) else { return Ok(None) };
@@ -138,8 +139,8 @@ impl Shared {
     }
 }
 
-/// A filter of ListGroups. It may have a million names, and there are few that groups can have:
-/// each of these is looked for once.
+/// A filter of ListGroups. It may list a million names, but a group can have only a few values:
+/// each of these is searched for once.
 struct Filter<'a> {
     wanted: &'a [StrBytes],
     known: HashMap<&'static str, bool>,

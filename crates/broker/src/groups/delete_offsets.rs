@@ -18,18 +18,18 @@ use super::offsets::Record;
 use super::{Groups, Shared};
 use crate::state_table::MAX_STRING_BYTES;
 
-/// Which topics the members of a group read.
+/// The topics that the members of a group read.
 pub(super) enum Reads {
     These(HashSet<String>),
-    /// Nobody knows: the members are joining, or have not said so in a form that is known.
+    /// Unknown: the members are joining, or have not sent their subscriptions in a known format.
     Unknown,
 }
 
 impl Groups {
-    /// OffsetDelete, version 0. Offsets of topics that members read stay. Durable when it is
-    /// answered. `exists` says whether there is such a partition; it is asked again when the
-    /// deletion is about to be put in line, and must not take another topic of the name for the one
-    /// that was there before.
+    /// Handles OffsetDelete, version 0. Offsets of topics that members read stay. Answers when the
+    /// deletion is durable. `exists` says whether a partition exists; it is called again right
+    /// before the append, and must not accept another topic that was created under the same name
+    /// since.
     pub async fn offset_delete(
         &self,
         request: OffsetDeleteRequest,
@@ -68,7 +68,7 @@ impl Groups {
 }
 
 impl Shared {
-    /// Delete the offsets of those topics that no member reads.
+    /// Deletes the offsets of those topics that no member reads.
     async fn delete_offsets(
         &self,
         group: &str,
@@ -76,7 +76,7 @@ impl Shared {
         exists: impl Fn(&str, i32) -> bool,
     ) -> Result<Reads, ResponseError> {
         self.check_open()?;
-        // Only existing groups get further, so the name is one that a record can hold.
+        // The group exists, so its name fits in a record.
         let slot = self.registry.get(group).ok_or(ResponseError::GroupIdNotFound)?;
         let mut reads = Reads::Unknown;
         self.write(|| {
@@ -85,7 +85,7 @@ impl Shared {
                 reads = Reads::of(live).map_err(Blocked::Group)?;
                 Ok(self.log.append_chosen(|_| {
                     let is_doomed = |(topic, indexes): &&(String, Vec<i32>)| {
-                        // A topic comes and goes as a whole.
+                        // A topic is created and deleted as a whole, so one partition suffices.
                         indexes.first().is_some_and(|index| exists(topic, *index))
                             && !reads.includes(topic)
                     };
@@ -102,10 +102,10 @@ impl Shared {
 }
 
 impl Reads {
-    /// What the members of a group read.
+    /// Returns the topics that the members of a group read.
     ///
     /// # Errors
-    /// The group does not exist, or has members that are no consumers.
+    /// The group does not exist, or has members that are not consumers.
     pub(super) fn of(group: &LiveGroup) -> Result<Self, ResponseError> {
         match group {
             LiveGroup::Classic(group) => Self::of_classic(&group.describe()),

@@ -1,9 +1,9 @@
-//! What consumers write into the metadata and the assignments of the classic protocol (Kafka's
-//! `ConsumerProtocolSubscription` and `ConsumerProtocolAssignment`): only groups that change their
-//! type are looked into, and those of which offsets are deleted or expire.
+//! The formats that consumers embed in the metadata and the assignments of the classic protocol
+//! (Kafka's `ConsumerProtocolSubscription` and `ConsumerProtocolAssignment`). Parsed only for
+//! groups that change their type and for those whose offsets are deleted or expire.
 //!
-//! Read by hand: the decoders of `kafka-protocol` allocate what a length claims, and these bytes no
-//! shape has been held against.
+//! Parsed by hand: the decoders of `kafka-protocol` allocate what a length field claims, and these
+//! bytes have not passed a shape check.
 
 use std::collections::BTreeSet;
 
@@ -15,17 +15,17 @@ use super::topics_view::TopicsView;
 /// The protocol type of consumers.
 pub(super) const CONSUMER: &str = "consumer";
 
-/// What a member wants, and what it has.
+/// A member's subscription and the partitions that it owns.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Subscription {
     pub(super) topics: BTreeSet<String>,
-    /// By name. Members that give up everything before they join again have none.
+    /// By topic name. Empty for members that give up all partitions before they join again.
     owned: Vec<(String, Vec<i32>)>,
     pub(super) rack: Option<String>,
 }
 
 impl Subscription {
-    /// `None` if it is none.
+    /// Parses a subscription; `None` if it is malformed.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let mut input = Input(bytes);
         let version = input.version()?;
@@ -36,31 +36,32 @@ impl Subscription {
             subscription.owned = input.list(Input::topic)?;
         }
         if version >= 2 {
-            // The generation in which it got them.
+            // The generation in which it received them.
             input.i32()?;
         }
         if version >= 3 {
             subscription.rack = input.nullable_string()?;
         }
-        // What newer versions have behind that is of no interest.
+        // Fields of newer versions follow; they are not needed.
         Some(subscription)
     }
 
-    /// What the member has, of topics that exist.
+    /// The member's partitions of topics that exist.
     pub(super) fn owned(&self, topics: &TopicsView) -> Assignment {
         by_id(&self.owned, topics)
     }
 }
 
-/// The topics of a [`Subscription`], whatever there is behind them. `None` if it is none.
+/// Parses only the topics of a [`Subscription`], and ignores what follows them. `None` if they are
+/// malformed.
 pub(super) fn read_topics(bytes: &[u8]) -> Option<Vec<String>> {
     let mut input = Input(bytes);
     input.version()?;
     input.list(Input::string)
 }
 
-/// What a leader has assigned to a member; `None` if it is something else. Nothing at all is no
-/// partitions.
+/// Parses the assignment that a leader has given a member; `None` if it is malformed. Empty bytes
+/// mean no partitions.
 pub(super) fn read_assignment(bytes: &[u8], topics: &TopicsView) -> Option<Assignment> {
     if bytes.is_empty() {
         return Some(Assignment::new());
@@ -70,7 +71,7 @@ pub(super) fn read_assignment(bytes: &[u8], topics: &TopicsView) -> Option<Assig
     Some(by_id(&input.list(Input::topic)?, topics))
 }
 
-/// An assignment as a leader would write it. A topic that is gone has no name, and is left out.
+/// Encodes an assignment as a leader would. A deleted topic has no name and is left out.
 pub(super) fn write_assignment(assignment: &Assignment, topics: &TopicsView) -> Bytes {
     let named =
         assignment.iter().filter_map(|(id, partitions)| Some((topics.name(*id)?, partitions)));
@@ -150,7 +151,7 @@ impl Input<'_> {
         Some((self.string()?, self.list(Self::i32)?))
     }
 
-    /// Grows as elements are there, whatever the length says.
+    /// Allocates as elements are parsed, whatever the length field says.
     fn list<T>(&mut self, mut element: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let len = self.i32()?.max(0);
         let mut list = Vec::new();
@@ -215,7 +216,7 @@ mod tests {
             assert_eq!(read.topics, ["a".to_owned(), "b".to_owned()].into());
             assert_eq!(read.rack.as_deref(), (version >= 3).then_some("r"));
             let owned = read.owned(&topics());
-            // The partition that does not exist is nobody's.
+            // The partition that does not exist is left out.
             let wanted = Assignment::from([(A, [0, 2].into())]);
             assert_eq!(owned, if version >= 1 { wanted } else { Assignment::new() });
             for len in 0..bytes.len() {

@@ -1,5 +1,5 @@
-//! ConsumerGroupHeartbeat and ConsumerGroupDescribe: from the protocol to [`super::consumer`] and
-//! back.
+//! ConsumerGroupHeartbeat and ConsumerGroupDescribe: translation between the protocol and
+//! [`super::consumer`].
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -28,23 +28,23 @@ use super::{ClientInfo, Groups, Shared};
 use crate::state_stream::Refused;
 use crate::wire::once;
 
-/// From this version on members make their ids themselves.
+/// Since this version members generate their ids themselves.
 const FIRST_VERSION_WITH_OWN_IDS: i16 = 1;
 
-/// Bound on the names of the topics that one member subscribes to, together. They go into one
+/// Bound on the total length of the topic names that one member subscribes to. They go into one
 /// record.
 pub(super) const MAX_SUBSCRIPTION_BYTES: usize = 256 << 10;
 
-/// Whether names of these lengths are more than that, as a record has them.
+/// Whether names of these lengths exceed [`MAX_SUBSCRIPTION_BYTES`] in the record's encoding.
 pub(super) fn are_too_long(name_lens: impl Iterator<Item = usize>) -> bool {
     name_lens.map(|len| len + size_of::<u16>()).sum::<usize>() > MAX_SUBSCRIPTION_BYTES
 }
 
-/// Members of a consumer group, as ConsumerGroupDescribe has them.
+/// Member types in ConsumerGroupDescribe.
 const MEMBER_TYPE_CONSUMER: i8 = 1;
 const MEMBER_TYPE_CLASSIC: i8 = 0;
 
-/// What a consumer group has settings of its own for.
+/// The times that can be set per consumer group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConsumerTimes {
     pub(crate) session_timeout: Duration,
@@ -52,7 +52,8 @@ pub(crate) struct ConsumerTimes {
 }
 
 impl Groups {
-    /// ConsumerGroupHeartbeat, versions 0 and 1. Answered when what the answer promises is durable.
+    /// Handles ConsumerGroupHeartbeat, versions 0 and 1. Answers when the state that the response
+    /// shows is durable.
     pub(crate) async fn consumer_heartbeat(
         &self,
         client: ClientInfo,
@@ -82,7 +83,7 @@ impl Groups {
         }
     }
 
-    /// ConsumerGroupDescribe, versions 0 and 1. Shows what is durable.
+    /// Handles ConsumerGroupDescribe, versions 0 and 1. Shows durable state only.
     pub(crate) async fn consumer_describe(
         &self,
         request: ConsumerGroupDescribeRequest,
@@ -116,8 +117,8 @@ impl Shared {
         check_request(request, version)?;
         let beat = beat(client, request);
         let slot = self.consumer_slot(request, &beat, topics)?;
-        // Changes of an earlier event go first, so that not more than one event's are ever held
-        // back.
+        // Changes of an earlier event go first, so that never more than the changes of one event
+        // are pending.
         self.put_in_line(&slot).await?;
         let happen = |group: &mut ConsumerGroup, now| {
             if request.member_epoch >= 0 {
@@ -151,7 +152,7 @@ impl Shared {
                 Fault::new(error, why)
             })?;
             let mut consumer = consumer.ok_or_else(|| not_a_consumer_group(&request.group_id))?;
-            // A group that refuses the member stays what it is.
+            // If the member is refused, the group stays as it is.
             let answer = happen(&mut consumer, now)?;
             if group.vacant_since().is_none() {
                 tracing::info!(group = &*slot.name, "a classic group becomes a consumer group");
@@ -163,7 +164,7 @@ impl Shared {
         Ok(answer)
     }
 
-    /// The group's place; who joins makes one.
+    /// Returns the group's slot; a joining member creates it.
     fn consumer_slot(
         &self,
         request: &ConsumerGroupHeartbeatRequest,
@@ -182,7 +183,8 @@ impl Shared {
         };
         if request.member_epoch >= 0 && subscribes && !is_known() {
             let names = beat.topics.iter().flatten();
-            // What a member that has all of it would take: as current and target assignment.
+            // Memory of a member that has all these partitions: as current and as target
+            // assignment.
             let view = topics.view();
             let subscribed = names.clone().filter_map(|name| view.get(name));
             let most = |(_, partitions)| {
@@ -202,7 +204,7 @@ impl Shared {
         self.registry.get(group_id).ok_or_else(|| not_found(group_id))
     }
 
-    /// Wait until all that is known of a group's members is durable.
+    /// Waits until the state of a group's members is durable.
     pub(super) async fn wait_durable(&self, slot: &Slot) -> Result<(), Fault> {
         let Some(durable) = self.put_in_line(slot).await? else { return Ok(()) };
         durable.await.map_err(|error| {
@@ -211,7 +213,7 @@ impl Shared {
         })
     }
 
-    /// Wait until all that is known of a group's members is in line for the disk; its last record.
+    /// Waits until the state of a group's members is appended, and returns its last record.
     async fn put_in_line(&self, slot: &Slot) -> Result<Option<Durable>, Fault> {
         let give_up_at = now() + self.config.room_timeout;
         loop {
@@ -270,12 +272,12 @@ impl Shared {
     }
 }
 
-/// What the names of topics that a member brings take in memory, about.
+/// Estimated memory of the topic names that a member sends.
 pub(super) fn names_bytes<'a>(names: impl Iterator<Item = &'a String>) -> usize {
     names.map(|name| name.len() + 64).sum()
 }
 
-/// What no state is needed for; the sentences are Kafka's.
+/// Checks a request as far as no state is needed. The messages are Kafka's.
 fn check_request(request: &ConsumerGroupHeartbeatRequest, version: i16) -> Result<(), Fault> {
     let invalid = |message: &str| Err(Fault::new(ResponseError::InvalidRequest, message));
     let epoch = request.member_epoch;
@@ -391,7 +393,7 @@ fn described_member(id: &str, member: &Member, topics: &TopicsView) -> described
     let text = |text: &str| StrBytes::from_string(text.to_owned());
     let assignment = |assignment: &Assignment| {
         let topics = assignment.iter().filter_map(|(topic_id, partitions)| {
-            // A topic that was deleted has no name any more.
+            // A deleted topic has no name any more.
             let name = topics.name(*topic_id)?;
             let partitions = partitions.iter().copied().collect();
             Some(
@@ -433,8 +435,8 @@ pub(super) fn unavailable() -> Fault {
     )
 }
 
-/// The group was deleted after a member that joins had found it. When it comes again there is
-/// another one.
+/// The group was deleted after the joining member had found it. When the member retries, there is
+/// another group.
 pub(super) fn was_deleted() -> Fault {
     Fault::new(
         ResponseError::CoordinatorNotAvailable,

@@ -1,10 +1,10 @@
-//! Puts the changes of groups, and those of share partitions, in line for the disk. Formats and
-//! crash arguments: `docs/format/group-state.md`, `docs/format/classic-group-state.md`,
+//! Appends the changes of groups and of share partitions to the log. Formats and crash arguments:
+//! `docs/format/group-state.md`, `docs/format/classic-group-state.md`,
 //! `docs/format/share-state.md`.
 //!
-//! A group's changes are appended under the group's lock, so they are in its order; which group
-//! comes first is of no interest. Whoever wants to tell of a change waits for the last record of
-//! its group: all records before it are durable then, too.
+//! A group's changes are appended under the group's lock, so they are in the group's order; the
+//! order between groups does not matter. A caller that shows a change to a client waits for the
+//! last record of the group: all records before it are durable then, too.
 
 use alluvium_stream::{Append, NewBatch, Store, StoreError, StreamWriter};
 use bytes::Bytes;
@@ -16,19 +16,18 @@ use super::GroupsError;
 use crate::state_stream::{self, Refused};
 use crate::state_table::{self, Table};
 
-/// Resolves when a record, and all before it, is durable. Any number may wait.
+/// Resolves when a record, and all before it, is durable. Any number of callers may wait.
 pub(crate) type Durable = Shared<futures::future::BoxFuture<'static, Result<(), StoreError>>>;
 
 pub(super) struct MemberLog {
     store: Store,
     stream: StreamWriter,
-    /// Held from the look at the stream's end to the append.
+    /// Held from reading the stream's end to the append.
     appending: Mutex<()>,
 }
 
 impl MemberLog {
-    /// Find the stream that the catalog names under `key`, or create it, and rebuild what it tells
-    /// of.
+    /// Opens the stream that the catalog names under `key`, or creates it, and rebuilds the table.
     pub(super) async fn open<T: Table>(
         store: Store,
         key: &'static str,
@@ -46,7 +45,7 @@ impl MemberLog {
         Ok((Self { store, stream, appending: Mutex::new(()) }, states))
     }
 
-    /// Put a record in line. Does not wait.
+    /// Appends a record. Does not wait.
     pub(super) fn append(&self, payload: Bytes) -> Result<Durable, Refused> {
         let _appending = self.appending.lock();
         let base = self.stream.next_offset();
@@ -55,12 +54,12 @@ impl MemberLog {
         Ok(append.boxed().shared())
     }
 
-    /// The largest record that it ever takes.
+    /// The size of the largest record that the log accepts.
     pub(super) fn max_record_bytes(&self) -> u64 {
         self.store.max_batch_bytes()
     }
 
-    /// Resolves when an append that met a lack of room may succeed.
+    /// Resolves when an append that failed for lack of space may succeed.
     pub(super) async fn room(&self) {
         self.store.room().await;
     }

@@ -1,4 +1,5 @@
-//! JoinGroup, SyncGroup, Heartbeat, LeaveGroup: from the protocol to [`super::group`] and back.
+//! JoinGroup, SyncGroup, Heartbeat, LeaveGroup: translation between the protocol and
+//! [`super::group`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,25 +25,25 @@ use super::registry::{JoinAnswer, SyncAnswer};
 use super::topics_view::TopicsNow;
 use super::{ClientInfo, Groups, MAX_GROUP_ID_BYTES, Shared};
 
-/// Bound on a member's protocols. Clients name one or two; each costs a comparison with every
-/// member's.
+/// Bound on a member's protocols. Clients name one or two; each costs a comparison with those of
+/// every member.
 const MAX_PROTOCOLS: usize = 64;
 
 /// Bound on instance ids and on names of protocols. They are passed on to other members, whose
-/// version of the protocol may have room for 32 767 bytes only, whatever the version did in which
-/// they came.
+/// version of the protocol may have space for 32 767 bytes only, whatever the version in which they
+/// arrived.
 pub(super) const MAX_NAME_BYTES: usize = 1024;
 
-/// The first version of SyncGroup whose clients say the protocol's type and name.
+/// The first version of SyncGroup with the protocol's type and name.
 const FIRST_VERSION_WITH_PROTOCOL: i16 = 5;
 
-/// How much of the client's own name goes into a member id; the rest is a UUID.
+/// How many characters of the client's own name go into a member id; the rest is a UUID.
 const MEMBER_ID_PREFIX_CHARS: usize = 128;
 
 impl Groups {
-    /// JoinGroup, versions 0 to 9. When this returns the group has it; what it returns waits until
-    /// the rebalance is over, up to the members' rebalance timeout, and keeps nothing of the
-    /// request.
+    /// Handles JoinGroup, versions 0 to 9. When this returns, the group has processed the event;
+    /// the returned future waits until the rebalance is over, up to the members' rebalance timeout,
+    /// and holds no part of the request.
     pub(crate) fn join(
         &self,
         client: &ClientInfo,
@@ -57,7 +58,7 @@ impl Groups {
             let refuse = |error| Err(Refusal { error, member_id: member_id.clone() });
             let answer = match started {
                 // A group answers all its waiters before it goes away, so a lost sender means that
-                // the server does.
+                // the server is stopping.
                 Ok(answer) => {
                     answer.await.unwrap_or_else(|_| refuse(ResponseError::CoordinatorNotAvailable))
                 }
@@ -71,8 +72,8 @@ impl Groups {
         }
     }
 
-    /// SyncGroup, versions 0 to 5. What it returns waits until the leader has sent the assignment,
-    /// and keeps nothing of the request.
+    /// Handles SyncGroup, versions 0 to 5. The returned future waits until the leader has sent the
+    /// assignment, and holds no part of the request.
     pub fn sync(
         &self,
         request: &SyncGroupRequest,
@@ -102,14 +103,14 @@ impl Groups {
         }
     }
 
-    /// Heartbeat, versions 0 to 4.
+    /// Handles Heartbeat, versions 0 to 4.
     pub async fn heartbeat(&self, request: HeartbeatRequest) -> HeartbeatResponse {
         let code = code(self.shared.heartbeat(&request));
         HeartbeatResponse::default().with_error_code(code)
     }
 
-    /// LeaveGroup, versions 0 to 5; since version 3 several members in one request, each with its
-    /// own answer.
+    /// Handles LeaveGroup, versions 0 to 5. Since version 3 one request can name several members,
+    /// each with its own answer.
     pub async fn leave(&self, request: LeaveGroupRequest, version: i16) -> LeaveGroupResponse {
         let batched = version >= 3;
         let members = if batched {
@@ -135,7 +136,8 @@ impl Groups {
     }
 }
 
-/// The group, if it is a consumer group with members: these may speak the classic protocol too.
+/// Returns the group if it is a consumer group with members: these may speak the classic protocol
+/// too.
 fn consumer(group: &mut LiveGroup) -> Result<Option<&mut ConsumerGroup>, ResponseError> {
     match group {
         LiveGroup::Consumer(group) if !group.unwritten().is_empty() => {
@@ -147,8 +149,8 @@ fn consumer(group: &mut LiveGroup) -> Result<Option<&mut ConsumerGroup>, Respons
 }
 
 impl Shared {
-    /// Wait until what a client is about to be told of a group is durable: members of a consumer
-    /// group, a complete generation of a classic one.
+    /// Waits until the state of a group that a response shows is durable: members of a consumer
+    /// group, or a complete generation of a classic one.
     async fn told_is_durable(&self, group_id: &str) -> Result<(), ResponseError> {
         match self.registry.get(group_id) {
             Some(slot) => self.wait_durable(&slot).await.map_err(|fault| fault.error),
@@ -196,7 +198,7 @@ impl Shared {
             client_id: own(&client.client_id),
             client_host: own(&client.client_host),
             session_timeout,
-            // Version 0 has no such field, and the session timeout stands for both.
+            // Version 0 has no such field; the session timeout is used for both.
             rebalance_timeout: millis(request.rebalance_timeout_ms).unwrap_or(session_timeout),
             protocol_type: own(&request.protocol_type),
             protocols: request
@@ -273,14 +275,14 @@ impl Shared {
             Some(group) => group.classic_heartbeat(now, member_id, instance_id, generation),
             None => group.classic()?.heartbeat(now, member_id, instance_id, generation),
         };
-        // In a classic group it only moves a deadline to later.
+        // In a classic group it can only move a deadline to later.
         match self.registry.peek(&slot, |group, _| matches!(group, LiveGroup::Classic(_))) {
             true => self.registry.peek(&slot, beat),
             false => self.registry.change(&slot, beat),
         }
     }
 
-    /// An error code for each member.
+    /// Returns an error code for each member.
     fn leave(&self, group_id: &str, members: &[MemberIdentity]) -> Result<Vec<i16>, ResponseError> {
         self.check_group_id(group_id)?;
         let Some(slot) = self.registry.get(group_id) else {
@@ -312,7 +314,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What a member takes in memory; `None` if there is no such member.
+    /// Estimated memory of a member; `None` if there is no such member.
     pub(super) fn member_bytes(
         &self,
         group_id: &str,
@@ -323,13 +325,13 @@ impl Shared {
         self.registry.peek(&slot, |group, _| group.member_bytes(member_id, instance_id))
     }
 
-    /// Whether there is memory for `wanted_bytes` of a member or a group, in place of `held_bytes`
-    /// that it has; `None` if it is new.
+    /// Checks whether there is memory for `wanted_bytes` of a member or a group, in place of the
+    /// `held_bytes` that it has; `None` if it is new.
     ///
-    /// Who is in may have a quarter more than there is for who comes. What members have grows also
-    /// by what others give up; and a group of which a member is refused what is to replace what it
-    /// has falls apart. Nothing that only keeps a member, or gives something back, is asked for
-    /// here.
+    /// Existing members may use a quarter more than new ones. A member's state also grows by what
+    /// others give up, and a group falls apart if one of its members is refused the replacement of
+    /// its state. This check is not used for requests that only keep a member or give something
+    /// back.
     pub(super) fn check_membership_room(
         &self,
         group_id: &str,
@@ -351,7 +353,7 @@ impl Shared {
             max_bytes,
             "a member is refused: the bound on memory is reached"
         );
-        // What others give back is enough, but for what is more than there ever is.
+        // Memory that others free is enough, unless the request exceeds the bound by itself.
         match more_bytes > max_bytes {
             true => Err(ResponseError::PolicyViolation),
             false => Err(ResponseError::CoordinatorNotAvailable),
@@ -359,19 +361,19 @@ impl Shared {
     }
 }
 
-/// `<instance id or client id>-<UUID>`, as Kafka's: people look for their client's name in it.
+/// `<instance id or client id>-<UUID>`, as Kafka's: operators search for their client's name in it.
 fn fresh_member_id(client: &ClientInfo, instance_id: Option<&StrBytes>) -> StrBytes {
     let name = instance_id.unwrap_or(&client.client_id);
     let prefix: String = name.chars().take(MEMBER_ID_PREFIX_CHARS).collect();
     StrBytes::from_string(format!("{prefix}-{}", Uuid::new_v4()))
 }
 
-/// A copy with memory of its own: strings of a request are slices of its frame.
+/// Copies a string: strings of a request are slices of its frame.
 fn own(text: &StrBytes) -> StrBytes {
     StrBytes::from_string(text.as_str().to_owned())
 }
 
-/// `None` for negative numbers.
+/// Converts milliseconds; `None` for negative numbers.
 fn millis(value: i32) -> Option<Duration> {
     u64::try_from(value).ok().map(Duration::from_millis)
 }

@@ -1,9 +1,9 @@
 //! Makes committed offsets durable, and shows only durable ones.
 //!
 //! Records are appended to the offsets stream and queued here, both under one lock, so the queue is
-//! in the stream's order. A record is applied to the table when the stream's durable end has passed
-//! it; the queue's front tells which those are, whichever request is the first to look. A request
-//! that was cancelled while it waited leaves nothing behind that somebody else would not finish.
+//! in the stream's order. A record is applied to the table once the stream's durable end has passed
+//! it, by whichever request accesses the table first. A request that was cancelled while it waited
+//! leaves nothing unfinished.
 
 use std::borrow::Borrow;
 use std::collections::{HashSet, VecDeque};
@@ -23,13 +23,13 @@ const STREAM_KEY: &str = "groups/offsets-stream";
 /// Why a record was not appended; nothing has changed.
 #[derive(Debug)]
 pub(super) enum Refused {
-    /// The table would outgrow its bound.
+    /// The table would exceed its bound.
     TableFull,
-    /// By the stream. See [`OffsetLog::room`] for a lack of room.
+    /// The stream refused it. See [`OffsetLog::room`] for a lack of space.
     Stream(state_stream::Refused),
 }
 
-/// A record with its encoding, made once for however many attempts it takes.
+/// A record with its encoding, made once for any number of attempts.
 pub(super) struct Prepared {
     record: Record,
     payload: Bytes,
@@ -49,16 +49,16 @@ impl From<Record> for Prepared {
     }
 }
 
-/// A record on its way to the disk.
+/// A record that was appended and may not be durable yet.
 pub(super) struct Appended {
     append: Append,
     end: StreamOffset,
 }
 
 pub(super) struct Tail {
-    /// What is durable.
+    /// The durable state.
     table: Offsets,
-    /// What is not known to be durable yet, with the stream offset after it.
+    /// Records that are not known to be durable yet, each with the stream offset after it.
     queue: VecDeque<(StreamOffset, Record)>,
 }
 
@@ -73,7 +73,8 @@ impl Tail {
         }
     }
 
-    /// Does a topic have offsets in any group, or could it, once all is durable that is on its way?
+    /// Returns a predicate: whether a topic has offsets in any group, or may have once all queued
+    /// records are durable.
     pub(super) fn may_have_topics(&self) -> impl Fn(&str) -> bool {
         let on_their_way = self.queue.iter().flat_map(|(_, record)| record.committed());
         let on_their_way: HashSet<&str> = on_their_way.map(|(name, _)| name.as_str()).collect();
@@ -89,7 +90,7 @@ pub(super) struct OffsetLog {
 }
 
 impl OffsetLog {
-    /// Find the stream, or create it, and rebuild the table.
+    /// Opens the stream, or creates it, and rebuilds the table.
     pub(super) async fn open(store: Store, max_table_bytes: usize) -> Result<Self, GroupsError> {
         let stream = state_stream::open(&store, STREAM_KEY, KIND_OFFSETS).await?;
         let replay = stream.replay();
@@ -109,14 +110,15 @@ impl OffsetLog {
         })
     }
 
-    /// Put a record in line. Does not wait; it counts only when [`Self::durable`] says so.
+    /// Appends a record. Does not wait; the record takes effect only when [`Self::durable`]
+    /// returns.
     pub(super) fn append(&self, prepared: &Prepared) -> Result<Appended, Refused> {
         self.append_bounded(&mut self.tail.lock(), prepared)
     }
 
-    /// Put in line what `choose` gives, if it gives anything. Nothing else comes in line between
-    /// its look and that; so if topics are asked for by their ids, either who forgets the offsets
-    /// of one that was deleted finds the record, or `choose` finds no topic.
+    /// Appends the record that `choose` returns, if any. No other record is appended between its
+    /// check and that. So if topics are checked by their ids, either the removal of a deleted
+    /// topic's offsets finds the record, or `choose` finds no topic.
     pub(super) fn append_chosen<P: Borrow<Prepared>>(
         &self,
         choose: impl FnOnce(&Tail) -> Option<P>,
@@ -128,8 +130,8 @@ impl OffsetLog {
 
     fn append_bounded(&self, tail: &mut Tail, prepared: &Prepared) -> Result<Appended, Refused> {
         tail.apply_up_to(self.stream.durable_end());
-        // Records in the queue are not counted: what they can add is bounded by the write-ahead
-        // log's window.
+        // Queued records are not counted: what they can add is bounded by the window of the
+        // write-ahead log.
         let growth = tail.table.growth_bytes(&prepared.record);
         if !self.has_room_for(&tail.table, growth) {
             return Err(Refused::TableFull);
@@ -137,17 +139,17 @@ impl OffsetLog {
         self.append_to(tail, prepared)
     }
 
-    /// Put a record in line that was decided before: the bound does not hold for it.
+    /// Appends a record that was decided before; the bound does not apply to it.
     pub(super) fn append_decided(&self, prepared: &Prepared) -> Result<Appended, Refused> {
         self.append_to(&mut self.tail.lock(), prepared)
     }
 
-    /// Whether a commit may be decided as far as the bound is concerned.
+    /// Whether the bound allows to decide a commit.
     pub(super) fn has_room(&self, group: &str, topics: &[(String, Vec<Position>)]) -> bool {
         self.read(|table| self.has_room_for(table, table.growth_by_commit(group, topics)))
     }
 
-    /// What only overwrites or removes is always taken.
+    /// Records that only overwrite or remove are always accepted.
     fn has_room_for(&self, table: &Offsets, growth_bytes: usize) -> bool {
         growth_bytes == 0 || table.size_bytes() + growth_bytes <= self.max_table_bytes
     }
@@ -165,22 +167,22 @@ impl OffsetLog {
         Ok(Appended { append, end })
     }
 
-    /// Wait until the record is durable; then it is in the table as well.
+    /// Waits until the record is durable; then it is in the table as well.
     pub(super) async fn durable(&self, appended: Appended) -> Result<(), StoreError> {
         appended.append.await?;
         self.tail.lock().apply_up_to(appended.end);
         Ok(())
     }
 
-    /// Look at everything that is durable.
+    /// Reads the durable state.
     pub(super) fn read<R>(&self, look: impl FnOnce(&Offsets) -> R) -> R {
         let mut tail = self.tail.lock();
         tail.apply_up_to(self.stream.durable_end());
         look(&tail.table)
     }
 
-    /// What [`Offsets::expired`] says, if nothing of the group is on its way: that may renew what
-    /// is old.
+    /// Returns [`Offsets::expired`], unless a record of the group is queued: that may renew an old
+    /// offset.
     pub(super) fn expired(&self, group: &str, cutoff_ms: i64) -> Option<Record> {
         let mut tail = self.tail.lock();
         tail.apply_up_to(self.stream.durable_end());
@@ -188,14 +190,14 @@ impl OffsetLog {
         tail.table.expired(group, cutoff_ms).filter(|_| is_settled)
     }
 
-    /// Does the group have offsets, or records on their way?
+    /// Whether the group has offsets or queued records.
     pub(super) fn mentions(&self, group: &str) -> bool {
         let tail = self.tail.lock();
         tail.table.group(group).is_some()
             || tail.queue.iter().any(|(_, record)| record.group() == Some(group))
     }
 
-    /// Resolves when an append that met a lack of room may succeed.
+    /// Resolves when an append that failed for lack of space may succeed.
     pub(super) async fn room(&self) {
         self.store.room().await;
     }

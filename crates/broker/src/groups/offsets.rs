@@ -1,14 +1,14 @@
 //! Committed offsets: the table, the records that change it, and the checkpoint that holds it. No
 //! I/O.
 //!
-//! The offsets of all groups live in one state stream. Each change is one batch of that stream
-//! holding one [`Record`]; the table is the fold of the records in order, and a [`fold`] of a
-//! prefix is that stream's checkpoint.
+//! The offsets of all groups are in one state stream. Each change is one batch of that stream with
+//! one [`Record`]; the table is the fold of the records in order, and a [`fold`] of a prefix is
+//! that stream's checkpoint.
 //!
 //! # Format
 //!
-//! Written as [`crate::state_table`] says. A reader refuses an unknown version or kind: to guess
-//! would lose offsets.
+//! Written as described in [`crate::state_table`]. A reader refuses an unknown version or kind:
+//! guessing would lose offsets.
 //!
 //! **Record**: `version: u8 = 1`, `kind: u8`, then
 //!
@@ -18,16 +18,16 @@
 //! | 2 | group deleted | group: str |
 //! | 3 | topics deleted, in all groups | names: list of str |
 //! | 4 | offsets expired | group: str, topics: list of (name: str, list of partition: i32) |
-//! | 5 | a group had members, so its offsets were of use | group: str, at: i64 (ms since the Unix epoch) |
+//! | 5 | a group had members, so its offsets were in use | group: str, at: i64 (ms since the Unix epoch) |
 //!
-//! Records carry no checksum of their own: the write-ahead log's covers them, and they are kept
+//! Records carry no checksum of their own: the write-ahead log's covers them, and they are stored
 //! nowhere else.
 //!
 //! **Checkpoint**: magic `ALGO`, `version: u8 = 2`, list of groups (group: str, list of topics
 //! (name: str, list of (partition: i32, offset: i64, leader epoch: i32, committed at: i64,
 //! metadata: str))), list of (group: str, had members at: i64), `crc: u32` = CRC32C of all before
 //! it. Groups, topics and partitions are in ascending order, so equal tables have equal bytes.
-//! Version 1, which has no second list, is read.
+//! Version 1, which has no second list, can be read.
 //!
 //! **Quarantine**: magic `ALGQ`, see [`crate::state_table`].
 
@@ -45,22 +45,22 @@ const KIND_TOPICS_DELETED: u8 = 3;
 const KIND_EXPIRED: u8 = 4;
 const KIND_USED: u8 = 5;
 
-/// What an entry, a topic or a group takes in memory beside its strings; measured by eye, used for
-/// the bound only.
+/// Estimated memory of an entry, a topic or a group apart from its strings; used for the bound
+/// only.
 const ENTRY_BYTES: usize = 96;
 
 /// One committed offset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Committed {
     pub(super) offset: i64,
-    /// -1 when the client did not know it.
+    /// -1 if the client did not know it.
     pub(super) leader_epoch: i32,
-    /// When, in milliseconds since the Unix epoch; for retention.
+    /// Time of the commit, in milliseconds since the Unix epoch; for retention.
     pub(super) committed_at_ms: i64,
     pub(super) metadata: String,
 }
 
-/// An offset to be committed.
+/// An offset to commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Position {
     pub(crate) partition: i32,
@@ -80,7 +80,7 @@ pub(super) enum Record {
 }
 
 impl Record {
-    /// The group that it is about; `None` for all.
+    /// The group that it concerns; `None` for all.
     pub(super) fn group(&self) -> Option<&str> {
         match self {
             Record::Commit { group, .. }
@@ -91,7 +91,7 @@ impl Record {
         }
     }
 
-    /// What it gives an offset, by topic.
+    /// The offsets that it commits, by topic.
     pub(super) fn committed(&self) -> &[(String, Vec<Position>)] {
         match self {
             Record::Commit { topics, .. } => topics,
@@ -99,7 +99,7 @@ impl Record {
         }
     }
 
-    /// Strings must not be longer than [`MAX_STRING_BYTES`].
+    /// Encodes the record. Strings must not be longer than [`MAX_STRING_BYTES`].
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.u8(VERSION);
@@ -184,16 +184,16 @@ pub(super) type GroupOffsets = BTreeMap<String, BTreeMap<i32, Committed>>;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Offsets {
     groups: BTreeMap<String, GroupOffsets>,
-    /// When groups were last noted to have members, in milliseconds since the Unix epoch. Only of
-    /// groups with offsets.
+    /// Time of the last record that a group had members, in milliseconds since the Unix epoch. Only
+    /// for groups with offsets.
     used: BTreeMap<String, i64>,
-    /// How many groups have offsets of a topic.
+    /// Number of groups with offsets of a topic.
     readers: BTreeMap<String, usize>,
     size_bytes: usize,
 }
 
 impl Offsets {
-    /// An estimate of the memory it takes.
+    /// Estimated memory of the table.
     pub(super) fn size_bytes(&self) -> usize {
         self.size_bytes
     }
@@ -211,17 +211,17 @@ impl Offsets {
         self.groups.get(group)?.get(topic)?.get(&partition)
     }
 
-    /// Names of the topics of which any group has offsets, in order.
+    /// Names of the topics for which any group has offsets, in order.
     pub(super) fn topics(&self) -> impl Iterator<Item = &str> {
         self.readers.keys().map(String::as_str)
     }
 
-    /// Does any group hold an offset of this topic?
+    /// Whether any group has an offset of this topic.
     pub(super) fn has_topic(&self, topic: &str) -> bool {
         self.readers.contains_key(topic)
     }
 
-    /// By how much applying the record would let the table grow; 0 when it only overwrites or
+    /// By how much the table would grow if the record were applied; 0 if it only overwrites or
     /// removes.
     pub(super) fn growth_bytes(&self, record: &Record) -> usize {
         match record {
@@ -231,7 +231,7 @@ impl Offsets {
         }
     }
 
-    /// The same for a commit that has not become a record yet.
+    /// By how much the table would grow by a commit that is not a record yet.
     pub(super) fn growth_by_commit(
         &self,
         group: &str,
@@ -253,16 +253,16 @@ impl Offsets {
         growth
     }
 
-    /// When the group's offsets were last of use, as far as is noted: one of them was committed, or
-    /// it had members. `None` if it has no offsets.
+    /// When the group's offsets were last in use according to the records: one was committed, or
+    /// the group had members. `None` if it has no offsets.
     pub(super) fn last_use_ms(&self, group: &str) -> Option<i64> {
         let offsets = self.groups.get(group)?.values().flat_map(BTreeMap::values);
         let committed = offsets.map(|committed| committed.committed_at_ms);
         committed.chain(self.used.get(group).copied()).max()
     }
 
-    /// The offsets of one group that were committed at `cutoff_ms` or earlier, as a record that
-    /// removes them; `None` if there are none.
+    /// Returns a record that removes the offsets of one group that were committed at `cutoff_ms` or
+    /// earlier; `None` if there are none.
     pub(super) fn expired(&self, group: &str, cutoff_ms: i64) -> Option<Record> {
         let mut topics = Vec::new();
         for (name, partitions) in self.groups.get(group)? {
@@ -276,7 +276,7 @@ impl Offsets {
         (!topics.is_empty()).then(|| Record::Expired { group: group.to_owned(), topics })
     }
 
-    /// Change the table as the record says. Applying a removal of what is not there does nothing.
+    /// Applies a record. Removing an absent entry does nothing.
     pub(super) fn apply(&mut self, record: Record) {
         match record {
             Record::Commit { group, committed_at_ms, topics } => {
@@ -301,7 +301,7 @@ impl Offsets {
                     names.iter().filter(|name| self.has_topic(name)).collect();
                 let mut doomed = Vec::new();
                 for (group, topics) in self.groups.iter().filter(|_| !names.is_empty()) {
-                    // The smaller of the two is gone through.
+                    // Iterate over the smaller of the two.
                     let of_group: Vec<&String> = match names.len() < topics.len() {
                         true => names.iter().copied().filter(|n| topics.contains_key(*n)).collect(),
                         false => topics.keys().filter(|name| names.contains(name)).collect(),
@@ -320,7 +320,7 @@ impl Offsets {
                 }
             }
             Record::Used { group, at_ms } => {
-                // Else nobody would ever take it out.
+                // Without offsets the entry would never be removed.
                 if self.groups.contains_key(&group) && !self.used.contains_key(&group) {
                     self.size_bytes += named_bytes(&group);
                     self.used.insert(group, at_ms);

@@ -1,4 +1,5 @@
-//! ShareGroupHeartbeat and ShareGroupDescribe: from the protocol to [`super::share`] and back.
+//! ShareGroupHeartbeat and ShareGroupDescribe: translation between the protocol and
+//! [`super::share`].
 
 use std::time::Duration;
 
@@ -23,13 +24,14 @@ use super::topics_view::{TopicsNow, TopicsView};
 use super::{ClientInfo, Groups, Shared};
 use crate::wire::once;
 
-/// The assignor of share groups, by the name that Kafka has for it.
+/// Kafka's name for the assignor of share groups.
 const ASSIGNOR: &str = "simple";
 
 const LEAVES: i32 = -1;
 
 impl Groups {
-    /// ShareGroupHeartbeat, version 1. `session_timeout` and `interval` are the group's settings.
+    /// Handles ShareGroupHeartbeat, version 1. `session_timeout` and `interval` are the group's
+    /// settings.
     pub(crate) async fn share_heartbeat(
         &self,
         client: ClientInfo,
@@ -54,7 +56,7 @@ impl Groups {
         }
     }
 
-    /// ShareGroupDescribe, version 1.
+    /// Handles ShareGroupDescribe, version 1.
     pub(crate) async fn share_describe(
         &self,
         request: ShareGroupDescribeRequest,
@@ -74,7 +76,7 @@ impl Groups {
 }
 
 impl Shared {
-    /// The member's epoch, and what it reads if it may not know.
+    /// Returns the member's epoch, and its assignment if the member may not know it.
     fn share_heartbeat(
         &self,
         client: &ClientInfo,
@@ -88,8 +90,8 @@ impl Shared {
         let beat = beat(client, request);
         self.check_share_room(group_id, &beat, topics).map_err(plain)?;
         let is_joining = request.member_epoch == 0;
-        // A group of members alone is gone after a restart, as they live in memory only. Who goes
-        // on with it is to join again; GROUP_ID_NOT_FOUND would end clients for good.
+        // A group that has only members is gone after a restart, since members are in memory only.
+        // A member that continues has to join again; GROUP_ID_NOT_FOUND would be fatal for clients.
         let unknown = || unknown_member(&beat.member_id);
         let slot = match is_joining {
             true => self.create(group_id).map_err(plain)?,
@@ -99,7 +101,7 @@ impl Shared {
             if is_joining && group.is_dead() {
                 return Err(was_deleted());
             }
-            // Committed offsets would be of no use to a share group.
+            // A share group cannot use committed offsets.
             let convert = is_joining && !self.has_offsets(group_id);
             let Some(share) = Registry::share(group, convert, now) else {
                 let is_nobodys =
@@ -115,7 +117,7 @@ impl Shared {
         })
     }
 
-    /// Whether there is memory for a member that joins, or says that it reads something else.
+    /// Checks whether there is memory for a member that joins or changes its subscription.
     fn check_share_room(
         &self,
         group_id: &str,
@@ -164,7 +166,7 @@ impl Shared {
     }
 }
 
-/// What no state is needed for; the sentences are Kafka's.
+/// Checks a request as far as no state is needed. The messages are Kafka's.
 fn check_request(request: &ShareGroupHeartbeatRequest) -> Result<(), Fault> {
     let invalid = |message: &str| Err(Fault::new(ResponseError::InvalidRequest, message));
     if request.member_id.is_empty() {
@@ -218,7 +220,7 @@ fn answered_assignment(assignment: Assignment) -> answered::Assignment {
 fn described_member(id: &str, member: &ShareMember, topics: &TopicsView) -> described::Member {
     let text = |text: &str| StrBytes::from_string(text.to_owned());
     let assigned = member.assigned.iter().filter_map(|(topic_id, partitions)| {
-        // A topic that was deleted has no name any more.
+        // A deleted topic has no name any more.
         let name = topics.name(*topic_id)?;
         Some(
             described::TopicPartitions::default()

@@ -1,4 +1,4 @@
-//! Where share groups are: as admins see and change it, and as members begin.
+//! Start offsets of share groups: described and changed by admins, initialised for members.
 
 use alluvium_stream::StreamOffset;
 use kafka_protocol::error::ResponseError;
@@ -14,7 +14,7 @@ use super::{Groups, Shared};
 use crate::errors::ApiError;
 
 impl Groups {
-    /// The share partitions of a share group, when what is known of them is durable.
+    /// Returns the share partitions of a share group, once their state is durable.
     ///
     /// # Errors
     /// There is no such share group; the store failed.
@@ -32,13 +32,13 @@ impl Groups {
         Ok(described)
     }
 
-    /// Have the share partitions of a topic begin for a group's members, unless they have begun.
-    /// Does not wait until that is durable. `exists` says whether there is still such a topic.
+    /// Initialises the share partitions of a topic for a group's members, unless they exist. Does
+    /// not wait until that is durable. `exists` says whether the topic still exists.
     ///
     /// # Errors
-    /// There is no such share group, which is UNKNOWN_TOPIC_OR_PARTITION to members: they come
-    /// again when they have joined. A topic that was deleted meanwhile, the bound on share
-    /// partitions, a store that failed.
+    /// There is no such share group: members receive UNKNOWN_TOPIC_OR_PARTITION and retry once they
+    /// have joined. A topic that was deleted meanwhile, the bound on share partitions, a store that
+    /// failed.
     pub(crate) fn begin_shares(
         &self,
         group_id: &str,
@@ -48,7 +48,7 @@ impl Groups {
     ) -> Result<(), ApiError> {
         let unknown = || ApiError::UnknownTopicOrPartition;
         let slot = self.shared.registry.get(group_id).ok_or_else(unknown)?;
-        // Under the group's lock, so that it is not deleted meanwhile.
+        // Under the group's lock, so that the group is not deleted meanwhile.
         self.shared.registry.peek(&slot, |group, _| match group {
             LiveGroup::Share(_) => {
                 self.shares().begin(group_id, topic, starts, false, exists).map(drop)
@@ -57,8 +57,8 @@ impl Groups {
         })
     }
 
-    /// Set where a group without members is in partitions of a topic. It becomes a share group by
-    /// that. `exists` says whether there is still such a topic.
+    /// Sets the start offsets of a group without members in partitions of a topic. Makes it a share
+    /// group. `exists` says whether the topic still exists.
     ///
     /// # Errors
     /// A group with members, or of another type; a topic or a group that was deleted meanwhile;
@@ -86,10 +86,10 @@ impl Groups {
         share::durable(begun).await.map_err(Fault::from)
     }
 
-    /// Whether a group's share partitions can be changed: it is a share group without members.
+    /// Checks that a group's share partitions can be changed: it is a share group without members.
     ///
     /// # Errors
-    /// Why not.
+    /// Why they cannot be changed.
     pub(crate) fn check_alterable(&self, group_id: &str, may_be_new: bool) -> Result<(), Fault> {
         self.shared.check_group_id(group_id).map_err(plain)?;
         let Some(slot) = self.shared.registry.get(group_id) else {
@@ -98,7 +98,7 @@ impl Groups {
         self.shared.registry.peek(&slot, |group, _| match group {
             LiveGroup::Share(group) if group.is_empty() => Ok(()),
             LiveGroup::Share(_) => Err(not_empty(group_id)),
-            // Nobody has used it yet.
+            // The group is unused so far.
             LiveGroup::Classic(_)
                 if may_be_new
                     && group.vacant_since().is_some()
@@ -110,7 +110,8 @@ impl Groups {
         })
     }
 
-    /// Forget where a group without members is in a topic. Whether anything was known of it.
+    /// Deletes the share partitions of a group without members in a topic. Returns whether there
+    /// were any.
     ///
     /// # Errors
     /// A group with members, or of another type; a store that failed.

@@ -1,4 +1,4 @@
-//! The topics of the server at one moment, as the coordinator needs them.
+//! A snapshot of the server's topics, as the coordinator needs it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-/// What a client may see of the topics, now and whenever it is asked.
+/// Decides which topics a client may describe, at the time of each call.
 pub(crate) trait See: Send + Sync {
-    /// Whose sight it is: the same for clients that see the same.
+    /// Identifies the principal: equal for clients that may describe the same topics.
     fn viewer(&self) -> &str;
-    /// Differs from that of every other moment at which anybody saw something else.
+    /// Changes whenever the visible topics of any client may have changed.
     fn version(&self) -> u64;
-    /// Whether it may know of this topic.
+    /// Whether the client may describe this topic.
     fn sees(&self, topic: &str) -> bool;
 }
 
-/// None: it sees everything.
+/// The topic visibility of a client. `None`: it sees all topics.
 #[derive(Clone, Default)]
 pub(crate) struct Sight(pub(crate) Option<Arc<dyn See>>);
 
@@ -40,10 +40,10 @@ impl fmt::Debug for Sight {
     }
 }
 
-/// Where the topics can be looked at. Whoever holds a group's lock meanwhile sees nothing older
-/// than whoever had it before.
+/// Provides snapshots of the topics. Under a group's lock, a snapshot is never older than the one
+/// of the lock's previous holder.
 pub(crate) trait TopicsNow: Sync {
-    /// As they are now.
+    /// Returns the current topics.
     fn view(&self) -> Arc<TopicsView>;
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct TopicsView {
 }
 
 impl TopicsView {
-    /// Topics by name, id and number of partitions.
+    /// Creates a view of topics with their names, ids and numbers of partitions.
     pub(crate) fn new(version: u64, topics: impl Iterator<Item = (Arc<str>, Uuid, u32)>) -> Self {
         let mut view = Self { version, ..Self::default() };
         for (name, id, partitions) in topics {
@@ -67,12 +67,12 @@ impl TopicsView {
         view
     }
 
-    /// Differs from that of every other moment at which the topics were others.
+    /// A number that differs between snapshots with different topics.
     pub(crate) fn version(&self) -> u64 {
         self.version
     }
 
-    /// Id and number of partitions.
+    /// Returns id and number of partitions.
     pub(crate) fn get(&self, name: &str) -> Option<(Uuid, u32)> {
         self.by_name.get(name).copied()
     }
@@ -86,7 +86,7 @@ impl TopicsView {
     }
 }
 
-/// For tests whose topics stay what they are.
+/// For tests with constant topics.
 #[cfg(test)]
 impl TopicsNow for TopicsView {
     fn view(&self) -> Arc<TopicsView> {

@@ -1,4 +1,4 @@
-//! Who is to have which partitions: the server's assignors, as pure functions.
+//! The server's assignors, as pure functions.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -7,23 +7,23 @@ use uuid::Uuid;
 
 use super::state::Assignment;
 
-/// Bound on the passes by which `uniform` evens loads out between sets of topics with different
-/// subscribers. Two or three are enough but for long chains of members that share one topic with
-/// the next; those are evened out further by the next assignment.
+/// Bound on the passes in which `uniform` balances load between sets of topics with different
+/// subscribers. Two or three are enough except for long chains of members that each share one topic
+/// with the next; those are balanced further by the next assignment.
 const MAX_PASSES: usize = 64;
 
-/// An assignor that members can ask for.
+/// An assignor that members can vote for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::groups) enum Assignor {
     /// As even as possible, with as few moves as possible.
     Uniform,
-    /// Of each topic a contiguous range for each member, so that topics with the same subscribers
+    /// A contiguous range of each topic for each member, so that topics with the same subscribers
     /// are assigned alike.
     Range,
 }
 
 impl Assignor {
-    /// The first is the default, as in Kafka's `group.consumer.assignors`.
+    /// All assignors. The first is the default, as in Kafka's `group.consumer.assignors`.
     pub(in crate::groups) const ALL: [Self; 2] = [Self::Uniform, Self::Range];
 
     pub(in crate::groups) fn name(self) -> &'static str {
@@ -37,8 +37,8 @@ impl Assignor {
         Self::ALL.into_iter().find(|assignor| assignor.name() == name)
     }
 
-    /// Assign all partitions of the topics that have subscribers. One assignment for each of
-    /// `members`, in their order.
+    /// Assigns all partitions of the topics that have subscribers. Returns one assignment for each
+    /// of `members`, in their order.
     pub(in crate::groups) fn assign(
         self,
         topics: &[(Uuid, u32)],
@@ -63,7 +63,7 @@ pub(in crate::groups) struct Subscriber<'a> {
     pub(in crate::groups) instance_id: Option<&'a str>,
     /// Indexes of topics, each once.
     pub(in crate::groups) topics: &'a [usize],
-    /// What it was to have until now.
+    /// Its target assignment so far.
     pub(in crate::groups) previous: &'a Assignment,
 }
 
@@ -75,8 +75,8 @@ fn range(
     let mut assignments = vec![Assignment::new(); members.len()];
     for ((topic, count), subscribers) in topics.iter().zip(subscribers) {
         let mut subscribers = subscribers.clone();
-        // Static members first, by the name that outlives a restart, so that they get the same
-        // ranges again.
+        // Static members first, ordered by instance id, which is stable over restarts, so that they
+        // get the same ranges again.
         subscribers.sort_by_key(|member| {
             let Subscriber { id, instance_id, .. } = &members[*member];
             (instance_id.is_none(), *instance_id, *id)
@@ -101,9 +101,9 @@ struct Class {
     subscribers: Vec<usize>,
 }
 
-/// Everybody keeps what he has and may have; what is free goes to those with the least; then
-/// partitions move from those with more to those with less, as long as that makes the two more
-/// equal.
+/// Every member keeps the partitions that it has and may have; free partitions go to the members
+/// with the fewest; then partitions move from members with more to members with fewer, as long as
+/// that makes the two more equal.
 fn uniform(
     topics: &[(Uuid, u32)],
     members: &[Subscriber<'_>],
@@ -131,7 +131,7 @@ fn uniform(
             classes.entry((subscribers.len(), subscribers)).or_default().push(topic);
         }
     }
-    // Those with the fewest subscribers first: for the others there is more choice.
+    // Classes with the fewest subscribers first: the others leave more choice.
     let classes: Vec<Class> = classes
         .into_iter()
         .map(|((_, subscribers), topics)| Class { topics, subscribers })
@@ -156,7 +156,7 @@ fn uniform(
     assignments
 }
 
-/// Give what nobody has to those who have the least.
+/// Gives free partitions to the members with the fewest.
 fn fill(class: &Class, owners: &mut [Vec<Option<usize>>], loads: &mut [usize]) {
     let mut least: BinaryHeap<_> =
         class.subscribers.iter().map(|member| Reverse((loads[*member], *member))).collect();
@@ -171,8 +171,8 @@ fn fill(class: &Class, owners: &mut [Vec<Option<usize>>], loads: &mut [usize]) {
     }
 }
 
-/// Move partitions of these topics while that makes loads more equal; how many were moved. Each
-/// move lowers the sum of the squares of all loads, so this ends.
+/// Moves partitions of these topics while that makes loads more equal, and returns the number of
+/// moves. Each move lowers the sum of the squares of all loads, so this ends.
 fn even_out(class: &Class, owners: &mut [Vec<Option<usize>>], loads: &mut [usize]) -> usize {
     let all = || class.subscribers.iter().map(|member| loads[*member]);
     if all().max() <= all().min().map(|least| least + 1) {
@@ -188,7 +188,7 @@ fn even_out(class: &Class, owners: &mut [Vec<Option<usize>>], loads: &mut [usize
     }
     let mut takers: BTreeSet<(usize, usize)> =
         class.subscribers.iter().map(|member| (loads[*member], *member)).collect();
-    // Those with something of this class to give.
+    // Members that have partitions of this class.
     let mut givers: BTreeSet<(usize, usize)> =
         owned.keys().map(|member| (loads[*member], *member)).collect();
     let mut moves = 0;
@@ -226,8 +226,8 @@ mod tests {
         Uuid::from_u128(index as u128 + 1)
     }
 
-    /// Topics by their partitions, members by their subscriptions; the members are named by their
-    /// index.
+    /// Topics are given by their partition counts, members by their subscriptions; members are
+    /// named by their index.
     fn assign(
         assignor: Assignor,
         counts: &[u32],
@@ -309,7 +309,8 @@ mod tests {
 
     #[test]
     fn uniform_evens_out_over_topics_with_different_subscribers() {
-        // The first has only topic 0, which all have; the others share topic 1 with 9 partitions.
+        // The first member has only topic 0, which all have; the others share topic 1 with 9
+        // partitions.
         let got = assign(Assignor::Uniform, &[3, 9], &[vec![0], vec![0, 1], vec![0, 1]], &[]);
         assert_eq!(got.iter().map(load).collect::<Vec<_>>(), [3, 5, 4]);
     }
@@ -369,7 +370,7 @@ mod tests {
                     }
                 }
                 if assignor == Assignor::Uniform {
-                    // The same again changes nothing.
+                    // A repeated assignment changes nothing.
                     prop_assert_eq!(assign(assignor, &counts, &second, &after), after);
                 }
             }

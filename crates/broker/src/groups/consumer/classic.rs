@@ -1,11 +1,12 @@
-//! Members of a consumer group that speak the classic protocol: a group takes them over with the
-//! first member of the new one, and lets them go with the last. The server assigns to them too.
-//! They hear of a new epoch by REBALANCE_IN_PROGRESS, join again with what they have, and are told
-//! at once what they may have; their generation is their member epoch.
+//! Members of a consumer group that speak the classic protocol. A group takes them over with its
+//! first member of the consumer protocol, and returns them to a classic group when its last such
+//! member leaves. The server computes their assignments too. They learn of a new epoch by
+//! REBALANCE_IN_PROGRESS, join again with their owned partitions, and receive their assignment at
+//! once; their generation is their member epoch.
 //!
-//! What their clients are able to do is kept in memory only: after a restart they are taken for
-//! members of the new protocol, until they show by a request that they are not. They are told to
-//! join again then, by which they say it once more.
+//! The capabilities of their clients are kept in memory only: after a restart they are treated as
+//! members of the consumer protocol until a request shows that they are not. They then have to join
+//! again, which sends the capabilities again.
 
 use bytes::Bytes;
 use kafka_protocol::protocol::StrBytes;
@@ -19,17 +20,17 @@ use crate::groups::group::{
 use crate::groups::heartbeat::are_too_long;
 use crate::groups::membership::MAX_NAME_BYTES;
 
-/// What is known of the client of such a member.
+/// Data about the client of such a member.
 #[derive(Debug)]
 pub(super) struct Classic {
     session_timeout: Duration,
     rebalance_timeout: Duration,
-    /// Name and metadata, most wanted first.
+    /// Name and metadata, in order of preference.
     protocols: Vec<(StrBytes, Bytes)>,
-    /// What its SyncGroup is answered with.
+    /// The assignment that answers its SyncGroup.
     assignment: Bytes,
-    /// It has been told to join again, or has joined and is to send a SyncGroup: it is given up
-    /// then.
+    /// When the member is removed, if it has to join again, or has joined and has to send a
+    /// SyncGroup.
     pub(super) due: Option<Instant>,
 }
 
@@ -44,13 +45,13 @@ impl Classic {
     }
 }
 
-/// The subscription of a member by the first of its protocols, if it is a consumer's.
+/// Parses the subscription in a member's first protocol; `None` if it is not a consumer's.
 fn subscription(protocols: &[(StrBytes, Bytes)]) -> Option<Subscription> {
     Subscription::read(&protocols.first()?.1)
 }
 
-/// Larger than a member of the new protocol may have one. It has to go into one record: a group
-/// whose changes cannot be written answers nobody any more.
+/// Whether the subscription exceeds the limits for a member of the consumer protocol. It has to fit
+/// in one record: a group whose changes cannot be written cannot answer any request.
 fn is_too_large(subscription: &Subscription) -> bool {
     let rack_bytes = subscription.rack.as_ref().map_or(0, String::len);
     are_too_long(subscription.topics.iter().map(String::len)) || rack_bytes > MAX_NAME_BYTES
@@ -61,8 +62,9 @@ fn millis(time: Duration) -> i32 {
 }
 
 impl ConsumerGroup {
-    /// A group that goes on with the members of a classic group, what they have, and its
-    /// generation. `None` if they are no consumers, or want more than such a group's members may.
+    /// Creates a group that continues with the members of a classic group, their assignments and
+    /// its generation. `None` if they are not consumers, or their subscriptions exceed the limits
+    /// for members of a consumer group.
     pub(in crate::groups) fn of_migrants(
         rules: ConsumerRules,
         now: Instant,
@@ -79,7 +81,7 @@ impl ConsumerGroup {
             let subscription =
                 subscription(&migrant.protocols).filter(|wanted| !is_too_large(wanted))?;
             let mut assignment = embedded::read_assignment(&migrant.assignment, topics)?;
-            // A leader that has assigned a partition twice.
+            // The leader may have assigned a partition twice.
             for (topic, partitions) in &mut assignment {
                 partitions.retain(|partition| taken.insert((*topic, *partition)));
             }
@@ -117,7 +119,7 @@ impl ConsumerGroup {
         Some(group)
     }
 
-    /// It has members, and all of them speak the classic protocol.
+    /// Whether it has members and all of them speak the classic protocol.
     pub(in crate::groups) fn is_all_classic(&self) -> bool {
         !self.is_empty() && self.state.members.keys().all(|id| self.classic.contains_key(id))
     }
@@ -127,12 +129,12 @@ impl ConsumerGroup {
         self.classic.contains_key(id)
     }
 
-    /// The same, as far as that is known: of before a restart nobody knows.
+    /// Whether a member may speak the classic protocol; unknown for members from before a restart.
     pub(in crate::groups) fn may_be_classic(&self, id: &str) -> bool {
         self.is_classic(id) || self.unheard.contains_key(id)
     }
 
-    /// Its members, for a classic group.
+    /// Returns its members, for a classic group.
     pub(in crate::groups) fn migrants(&self) -> Vec<Migrant> {
         let own = |text: &str| StrBytes::from_string(text.to_owned());
         let members = self.state.members.iter().filter_map(|(id, member)| {
@@ -151,7 +153,7 @@ impl ConsumerGroup {
         members.collect()
     }
 
-    /// A JoinGroup: a member is new, or has heard of a new epoch. It is never kept waiting.
+    /// Handles a JoinGroup: the member is new, or has learnt of a new epoch. Never waits.
     pub(in crate::groups) fn classic_join(
         &mut self,
         now: Instant,
@@ -195,7 +197,8 @@ impl ConsumerGroup {
         if !known && holder.is_none() && self.state.members.len() >= rules.max_members {
             return refuse(ResponseError::GroupMaxSizeReached, &join.member_id);
         }
-        // From here on nothing fails. A topic that the client may not know of is none for it.
+        // Nothing fails from here on. A topic that the client may not describe does not exist for
+        // it.
         subscription.topics.retain(|topic| join.sight.sees(topic));
         if let Some(holder) = holder.filter(|holder| **holder != *id) {
             self.rename(&holder, &id);
@@ -232,7 +235,7 @@ impl ConsumerGroup {
             generation,
             protocol_type: join.protocol_type,
             protocol,
-            // Nobody: the server assigns.
+            // No leader: the server computes the assignment.
             leader: StrBytes::new(),
             member_id: id,
             skip_assignment: false,
@@ -240,7 +243,7 @@ impl ConsumerGroup {
         })
     }
 
-    /// A SyncGroup: what the member may have since it joined.
+    /// Handles a SyncGroup: returns the member's assignment since it joined.
     pub(in crate::groups) fn classic_sync(
         &mut self,
         now: Instant,
@@ -269,7 +272,7 @@ impl ConsumerGroup {
         })
     }
 
-    /// A Heartbeat. The member learns whether it is to join again.
+    /// Handles a Heartbeat. The error says whether the member has to join again.
     pub(in crate::groups) fn classic_heartbeat(
         &mut self,
         now: Instant,
@@ -287,7 +290,7 @@ impl ConsumerGroup {
         Err(ResponseError::RebalanceInProgress)
     }
 
-    /// One member of a LeaveGroup; a static one may be named by its instance id alone.
+    /// Handles one member of a LeaveGroup; a static one may be named by its instance id alone.
     pub(in crate::groups) fn classic_leave(
         &mut self,
         now: Instant,
@@ -306,7 +309,7 @@ impl ConsumerGroup {
         left.map_err(|fault| fault.error)
     }
 
-    /// A sign of life of a member, if it is one in this generation.
+    /// Checks that the member exists in this generation, and records the request as a heartbeat.
     fn check_classic(
         &mut self,
         now: Instant,
@@ -338,8 +341,8 @@ impl ConsumerGroup {
         if classic.is_some() { Ok(()) } else { Err(ResponseError::RebalanceInProgress) }
     }
 
-    /// There is a newer epoch, or something that the member waits for is free; or,
-    /// `also_to_give_up`, it has to tell what it has.
+    /// Whether there is a newer epoch, or a partition that the member waits for is free; or, with
+    /// `also_to_give_up`, whether the member has to report its owned partitions.
     fn is_to_join_again(&self, id: &str, also_to_give_up: bool) -> bool {
         let Some((key, member)) = self.state.members.get_key_value(id) else { return false };
         let is_free = |topic: &Uuid, partition: &i32| {

@@ -24,11 +24,11 @@ const CHANGE_TARGET: u8 = 5;
 const CHANGE_TARGETED: u8 = 6;
 const CHANGE_CURRENT: u8 = 7;
 
-/// How large a record grows before another one is begun. A change is not split: the largest one
-/// names each partition of a server once.
+/// Size at which a record ends and another begins. A change is not split: the largest one names
+/// each partition of a server once.
 const RECORD_BYTES: usize = 64 << 10;
 
-/// One record of as many changes as it takes, and how many these are. `changes` is not empty.
+/// Encodes as many changes as fit in one record, and returns their number. `changes` is not empty.
 pub(in crate::groups) fn encode_changes(group: &str, changes: &[Change]) -> (Bytes, usize) {
     let mut encoded = Writer::default();
     let mut count = 0;
@@ -45,7 +45,7 @@ pub(in crate::groups) fn encode_changes(group: &str, changes: &[Change]) -> (Byt
     (payload(out), count)
 }
 
-/// The record that a group is gone.
+/// Encodes the record that a group is deleted.
 pub(in crate::groups) fn encode_deletion(group: &str) -> Bytes {
     payload(header(KIND_DELETED, group))
 }
@@ -186,7 +186,7 @@ fn decode_current(reader: &mut Reader<'_>) -> Result<Current, Corrupt> {
     })
 }
 
-/// All groups, as the records tell.
+/// All groups, as rebuilt from the records.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct GroupStates(pub(in crate::groups) BTreeMap<String, GroupState>);
 
@@ -196,7 +196,7 @@ impl Table for GroupStates {
         "the groups of before have no members any more, and all members join again";
     const CHECKPOINT: [u8; 4] = *b"ALGM";
     const QUARANTINE: [u8; 4] = *b"ALGN";
-    /// 2 tells in which epoch members got their partitions.
+    /// Version 2 has the epoch in which members received their partitions.
     const VERSION: u8 = 2;
     const OLDEST_VERSION: u8 = 1;
 
@@ -221,7 +221,7 @@ impl Table for GroupStates {
         Ok(())
     }
 
-    /// What is left of a group may say that two members have a partition.
+    /// The remaining records of a group may give one partition to two members.
     fn after_loss(&mut self) {
         self.0.clear();
     }

@@ -1,5 +1,5 @@
-//! Which topics members' regular expressions match; of those, each member has only what its client
-//! may know of.
+//! The topics that members' regular expressions match. Each member gets only those that its client
+//! may describe.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::pattern::{self, Pattern};
 /// The matches of all members, as far as they have been needed.
 #[derive(Debug, Default)]
 pub(super) struct Matches {
-    /// Of the topics, and of who may know of which.
+    /// Versions of the topics, and of their visibility.
     version: Option<(u64, u64)>,
     /// By regular expression and viewer.
     found: HashMap<(String, String), Vec<Arc<str>>>,
-    /// Of the members that have come since the start.
+    /// Visibility for the members that have sent a heartbeat since the start.
     sights: HashMap<Arc<str>, Sight>,
-    /// The last one of these. A member that has not come yet is taken to see as much.
+    /// The latest of these. Used for members that have not sent a heartbeat yet.
     latest: Sight,
     is_changed: bool,
 }
@@ -34,13 +34,13 @@ impl Matches {
         (regex.to_owned(), self.sight(id).viewer().to_owned())
     }
 
-    /// The names that a member's expression matches. `None` as long as that has not been looked at
-    /// since the start.
+    /// The names that a member's expression matches. `None` if it has not been matched since the
+    /// start.
     pub(super) fn names(&self, id: &str, regex: &str) -> Option<&[Arc<str>]> {
         self.found.get(&self.key(id, regex)).map(Vec::as_slice)
     }
 
-    /// A member has come, and sees this.
+    /// Records the topic visibility of a member that has sent a heartbeat.
     pub(super) fn see(&mut self, state: &GroupState, topics: &TopicsView, id: &str, sight: &Sight) {
         let regex = state.members.get(id).and_then(|member| member.profile.regex.clone());
         let is_other = self.sight(id).viewer() != sight.viewer();
@@ -54,13 +54,12 @@ impl Matches {
         }
     }
 
-    /// Whether there may be something else than there was for [`Self::update`], or was the last
-    /// time.
+    /// Whether nothing has changed since the last [`Self::update`], and that found no changes.
     pub(super) fn is_current(&self, topics: &TopicsView) -> bool {
         self.version == Some((topics.version(), self.latest.version())) && !self.is_changed
     }
 
-    /// Match what the members have with the topics, if either, or what is seen of them, has
+    /// Matches the members' expressions with the topics, if expressions, topics or visibility have
     /// changed.
     pub(super) fn update(&mut self, state: &GroupState, topics: &TopicsView) {
         let version = (topics.version(), self.latest.version());
@@ -77,8 +76,8 @@ impl Matches {
             }
             let sight = self.sight(id);
             let mut matched = matching(regex, topics).unwrap_or_else(|error| {
-                // It was checked when it came: there were other topics then, or another version of
-                // the server.
+                // It was checked when the member sent it, with other topics or by another version
+                // of the server.
                 tracing::warn!(regex, error, "a regular expression of a group matches nothing");
                 Vec::new()
             });
@@ -88,12 +87,12 @@ impl Matches {
         }
     }
 
-    /// Whether a member's matches are others than when this was asked the last time.
+    /// Whether a member's matches have changed since the last call.
     pub(super) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.is_changed)
     }
 
-    /// Forget what no member has.
+    /// Removes entries that no member uses.
     pub(super) fn keep_only(&mut self, state: &GroupState) {
         self.sights.retain(|id, _| state.members.contains_key(id));
         let members = state.members.iter();
@@ -104,22 +103,22 @@ impl Matches {
         self.found.retain(|key, _| used.contains(key));
     }
 
-    /// An estimate of the memory that it takes.
+    /// Estimated memory.
     pub(super) fn size_bytes(&self) -> usize {
         let found = self.found.iter();
         found.map(|((regex, viewer), names)| regex.len() + viewer.len() + names.len() * 16).sum()
     }
 }
 
-/// The names of the topics that an expression matches.
+/// Returns the names of the topics that an expression matches.
 ///
 /// # Errors
-/// Why it is none, or that it takes too long to match.
+/// Why it is invalid, or that it takes too long to match.
 pub(super) fn matching(regex: &str, topics: &TopicsView) -> Result<Vec<Arc<str>>, String> {
     Pattern::new(regex)?.matching(topics.names()).map_err(|costly| costly.to_string())
 }
 
-/// What no group is needed for to see that it is no regular expression.
+/// Checks a regular expression as far as no group is needed.
 pub(in crate::groups) fn check_regex(regex: &str) -> Result<(), Fault> {
     if regex.len() > pattern::MAX_BYTES {
         let (len, most) = (regex.len(), pattern::MAX_BYTES);

@@ -1,5 +1,5 @@
-//! How a member gets from what it has to what it is to have: gives up first, then gets what is
-//! free.
+//! Reconciliation: how a member moves from its current assignment to its target. It gives up
+//! partitions first, then gets the free ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,10 +7,10 @@ use uuid::Uuid;
 
 use super::state::{Assignment, Current, Progress};
 
-/// What a member has next.
+/// Returns the next assignment of a member.
 ///
-/// `owned` is what it says that it has now, if it says so. `is_free` tells whether nobody else has
-/// a partition, or may still have it.
+/// `owned` is the list of partitions that the member reports, if it reports any. `is_free` says
+/// whether no other member has a partition, or may still have it.
 pub(super) fn next(
     current: &Current,
     target: &Assignment,
@@ -22,7 +22,7 @@ pub(super) fn next(
         Progress::Stable if current.epoch == target_epoch => return current.clone(),
         Progress::Stable | Progress::Waiting => current.epoch,
         Progress::Revoking if may_own(owned, &current.revoking) => return current.clone(),
-        // It has given up what it was to give up for an epoch between its own and the target's.
+        // It has given up the partitions that an epoch between its own and the target's revoked.
         Progress::Revoking => current.epoch + 1,
     };
     let kept = intersect(&current.assigned, target);
@@ -56,7 +56,7 @@ pub(super) fn next(
     }
 }
 
-/// Whether a member that says this may have any of those.
+/// Whether a member that reports this may have any of those.
 fn may_own(owned: Option<&Assignment>, partitions: &Assignment) -> bool {
     owned.is_none_or(|owned| {
         partitions
@@ -105,8 +105,8 @@ mod tests {
         Current { epoch, previous_epoch: epoch - 1, progress, assigned, revoking }
     }
 
-    /// Current, target of epoch 5, what the member says it owns, what is free; and what is next:
-    /// epoch, progress, assigned, revoking.
+    /// Current, target of epoch 5, the partitions that the member reports, the free ones; and the
+    /// result: epoch, progress, assigned, revoking.
     #[test]
     fn members_give_up_before_they_get() {
         use Progress::{Revoking, Stable, Waiting};
@@ -127,15 +127,15 @@ mod tests {
             // Waits in its epoch, and gets what has become free.
             (at(5, Waiting, &[1], &[]), &[0, 1], None, &[], (5, Waiting, &[1], &[])),
             (at(5, Waiting, &[1], &[]), &[0, 1], None, &[0], (5, Stable, &[0, 1], &[])),
-            // Must give up: keeps its epoch, and gets nothing before.
+            // Must give up partitions: keeps its epoch, and gets nothing before.
             (at(4, Stable, &[0, 1], &[]), &[1, 2], None, &[2], (4, Revoking, &[1], &[0])),
             (at(4, Stable, &[0, 1], &[]), &[1, 2], Some(&[0, 1]), &[2], (4, Revoking, &[1], &[0])),
-            // Says in the same breath that it has given up.
+            // Reports in the same heartbeat that it has given them up.
             (at(4, Stable, &[0, 1], &[]), &[1, 2], Some(&[1]), &[2], (5, Stable, &[1, 2], &[])),
-            // Has not given up yet, or does not say.
+            // Has not given them up yet, or does not report.
             (at(3, Revoking, &[1], &[0]), &[1, 2], None, &[2], (3, Revoking, &[1], &[0])),
             (at(3, Revoking, &[1], &[0]), &[1, 2], Some(&[0]), &[2], (3, Revoking, &[1], &[0])),
-            // Has: reaches the target, or has to give up once more, an epoch later.
+            // Has given them up: reaches the target, or has to give up more, an epoch later.
             (at(3, Revoking, &[1], &[0]), &[1, 2], Some(&[1]), &[2], (5, Stable, &[1, 2], &[])),
             (at(3, Revoking, &[1], &[0]), &[2], Some(&[1]), &[2], (4, Revoking, &[], &[1])),
         ];

@@ -1,8 +1,8 @@
-//! What a consumer group remembers over a restart: a fold of [`Change`]s. No clock, no I/O.
+//! The persisted state of a consumer group: a fold of [`Change`]s. No clock, no I/O.
 //!
 //! The live group changes its state by [`GroupState::apply`] alone, and a replay does the same, so
-//! the two cannot differ. Every prefix of the changes is a state from which the group goes on: see
-//! `docs/format/group-state.md`.
+//! the two cannot differ. Every prefix of the changes is a state from which the group can continue:
+//! see `docs/format/group-state.md`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,22 +12,21 @@ use uuid::Uuid;
 /// Partitions by topic. No topic in it is without partitions.
 pub(in crate::groups) type Assignment = BTreeMap<Uuid, BTreeSet<i32>>;
 
-/// In which member epoch a member got each of its partitions.
+/// The member epoch in which a member received each of its partitions.
 pub(in crate::groups) type Since = HashMap<(Uuid, i32), i32>;
 
-/// The epoch of a static member that has left for a while.
+/// The epoch of a static member that has left temporarily.
 pub(in crate::groups) const LEFT_FOR_A_WHILE: i32 = -2;
 
-/// What a topic of an assignment, and what a partition of it, take in memory; measured by eye, used
-/// for the bound only.
+/// Estimated memory of a topic of an assignment, and of a partition of it; used for the bound only.
 const TOPIC_BYTES: usize = 96;
 const PARTITION_BYTES: usize = 8;
-/// What an entry of [`GroupState::owners`] takes, with the room that a table has for more.
+/// Estimated memory of an entry of [`GroupState::owners`], including the table's spare capacity.
 const OWNER_BYTES: usize = 96;
-/// What a member takes beside its strings and partitions.
+/// Estimated memory of a member apart from its strings and partitions.
 pub(in crate::groups) const MEMBER_BYTES: usize = 640;
 
-/// What a member says of itself.
+/// The data that a member sends about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::groups) struct Profile {
     pub(in crate::groups) instance_id: Option<String>,
@@ -37,33 +36,33 @@ pub(in crate::groups) struct Profile {
     pub(in crate::groups) rebalance_timeout_ms: i32,
     /// Topics by name, whether they exist or not.
     pub(in crate::groups) topics: BTreeSet<String>,
-    /// And all topics that it matches as a whole.
+    /// A regular expression; every topic whose whole name it matches is subscribed too.
     pub(in crate::groups) regex: Option<String>,
     /// The assignor that the member votes for.
     pub(in crate::groups) assignor: Option<String>,
 }
 
-/// Where a member is on its way to its target.
+/// The progress of a member towards its target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::groups) enum Progress {
-    /// It has what it was to get in its epoch.
+    /// It has the partitions of its epoch's target.
     #[default]
     Stable,
-    /// It has been told to give up partitions, and has not said yet that it did.
+    /// It has to give up partitions, and has not reported yet that it did.
     Revoking,
-    /// It has what is free; others have not released the rest.
+    /// It has the free ones; other members have not released the rest.
     Waiting,
 }
 
-/// What a member has.
+/// The current assignment of a member.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::groups) struct Current {
     pub(in crate::groups) epoch: i32,
-    /// That of before, from which a member may come whose answer was lost.
+    /// The previous epoch. A member that did not receive the last response still has it.
     pub(in crate::groups) previous_epoch: i32,
     pub(in crate::groups) progress: Progress,
     pub(in crate::groups) assigned: Assignment,
-    /// What it may still have, until it says that it has not.
+    /// Partitions that it may still have, until it reports that it has not.
     pub(in crate::groups) revoking: Assignment,
 }
 
@@ -71,7 +70,7 @@ pub(in crate::groups) struct Current {
 pub(in crate::groups) struct Member {
     pub(in crate::groups) profile: Profile,
     pub(in crate::groups) current: Current,
-    /// What it is to have in the group's target epoch.
+    /// Its assignment in the group's target epoch.
     pub(in crate::groups) target: Assignment,
 }
 
@@ -86,7 +85,7 @@ impl Member {
         let owned = [&self.current.assigned, &self.current.revoking];
         let owned: usize = owned.into_iter().map(|all| assignment_bytes(all, owned_bytes)).sum();
         let assignments = owned + assignment_bytes(&self.target, assigned_bytes);
-        // The id is kept in the map, for the timers, and for each partition by reference.
+        // The id is in the map, in the timers, and by reference for each partition.
         MEMBER_BYTES
             + 2 * id.len()
             + client_id.len()
@@ -97,17 +96,17 @@ impl Member {
     }
 }
 
-/// What a topic of which a member has, or is to have, so many partitions takes in memory, about.
+/// Estimated memory of a topic with this many partitions in a current or target assignment.
 pub(in crate::groups) fn assigned_bytes(partitions: usize) -> usize {
     TOPIC_BYTES + partitions * PARTITION_BYTES
 }
 
-/// The same with the entries of who has them.
+/// Estimated memory of a topic with this many partitions, including the entries of their owners.
 pub(in crate::groups) fn owned_bytes(partitions: usize) -> usize {
     assigned_bytes(partitions) + partitions * OWNER_BYTES
 }
 
-/// What an assignment takes, of which each topic takes so much.
+/// Estimated memory of an assignment, with `of_topic` for each topic.
 pub(in crate::groups) fn assignment_bytes(
     assignment: &Assignment,
     of_topic: fn(usize) -> usize,
@@ -115,31 +114,30 @@ pub(in crate::groups) fn assignment_bytes(
     assignment.values().map(|partitions| of_topic(partitions.len())).sum()
 }
 
-/// Who has a partition, or may still have it.
+/// The member that has a partition, or may still have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::groups) struct Owner {
     pub(in crate::groups) id: Arc<str>,
-    /// The member epoch in which it got the partition, which nobody else has had since.
+    /// The member epoch in which it received the partition, which no other member has had since.
     pub(in crate::groups) since_epoch: i32,
 }
 
 /// A change of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::groups) enum Change {
-    /// What the members have subscribed to has changed: which topics these are, or how many
-    /// partitions they have.
+    /// The subscribed topics have changed: which topics exist, or how many partitions they have.
     Topics { group_epoch: i32, hash: u64 },
-    /// A member is new, or says something new of itself.
+    /// A member is new, or has changed its profile.
     Joined { group_epoch: i32, id: String, profile: Profile },
-    /// A member is gone, with all that it had.
+    /// A member is removed, with all that it had.
     Removed { group_epoch: i32, id: String },
     /// A static member has come back under another id.
     Renamed { from: String, to: String },
-    /// What a member is to have.
+    /// The target of a member.
     Target { id: String, target: Assignment },
     /// All members' targets are those of this group epoch.
     Targeted { epoch: i32 },
-    /// What a member has.
+    /// The current assignment of a member.
     Current { id: String, current: Current },
 }
 
@@ -147,21 +145,21 @@ pub(in crate::groups) enum Change {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::groups) struct GroupState {
     pub(in crate::groups) epoch: i32,
-    /// Of the topics that the epoch is about.
+    /// Hash of the topics that the epoch is based on.
     pub(in crate::groups) topics_hash: u64,
     /// The group epoch for which the targets were computed.
     pub(in crate::groups) target_epoch: i32,
     pub(in crate::groups) members: BTreeMap<Arc<str>, Member>,
     /// Derived: member by instance id.
     pub(in crate::groups) static_members: BTreeMap<String, Arc<str>>,
-    /// Derived: who has, or may still have, a partition.
+    /// Derived: the owner of each partition.
     pub(in crate::groups) owners: HashMap<(Uuid, i32), Owner>,
-    /// Derived: what the members take in memory, about.
+    /// Derived: estimated memory of the members.
     pub(in crate::groups) size_bytes: usize,
 }
 
 impl GroupState {
-    /// Change the group. What is said of a member that does not exist changes nothing.
+    /// Applies a change. A change of a member that does not exist has no effect.
     pub(in crate::groups) fn apply(&mut self, change: &Change) {
         match change {
             Change::Topics { group_epoch, hash } => {
@@ -205,7 +203,7 @@ impl GroupState {
         }
     }
 
-    /// Take a member out, with what is derived from it.
+    /// Removes a member, with the derived data.
     fn take(&mut self, id: &str) -> Option<(Arc<str>, Member, Since)> {
         let (id, member) = self.members.remove_entry(id)?;
         self.size_bytes -= member.size_bytes(&id);
@@ -224,14 +222,14 @@ impl GroupState {
         Some((id, member, since))
     }
 
-    /// The member epoch in which a member got a partition that it has, or may still have.
+    /// The member epoch in which a member received a partition that it has, or may still have.
     pub(in crate::groups) fn since(&self, id: &str, partition: (Uuid, i32)) -> Option<i32> {
         let owner = self.owners.get(&partition).filter(|owner| *owner.id == *id)?;
         Some(owner.since_epoch)
     }
 
-    /// Put a member in that is not there. Of its partitions it got those that are not in `since` in
-    /// its present epoch.
+    /// Inserts a member that is not present. Its partitions that are not in `since` were received
+    /// in its current epoch.
     pub(in crate::groups) fn put(&mut self, id: Arc<str>, member: Member, since: &Since) {
         self.size_bytes += member.size_bytes(&id);
         if let Some(instance_id) = &member.profile.instance_id {
@@ -245,7 +243,7 @@ impl GroupState {
     }
 }
 
-/// What a member has, and then what it may still have, each in ascending order.
+/// The partitions that a member has, then those that it may still have, each in ascending order.
 pub(in crate::groups) fn partitions(current: &Current) -> impl Iterator<Item = (Uuid, i32)> {
     let all = current.assigned.iter().chain(&current.revoking);
     all.flat_map(|(topic, partitions)| partitions.iter().map(|partition| (*topic, *partition)))

@@ -1,8 +1,8 @@
-//! The members of one share group, decided purely: who is in it, and reads which partitions.
+//! The members of one share group and their assignments, as a pure state machine.
 //!
-//! Several members may read one partition, so nothing has to be given up before another gets it,
-//! and nothing of this has to survive a restart: members are told UNKNOWN_MEMBER_ID and join again,
-//! and what they had acquired is available then.
+//! Several members may read one partition, so no partition has to be given up before another member
+//! gets it, and nothing here has to survive a restart: members receive UNKNOWN_MEMBER_ID and join
+//! again, and the records that they had acquired are available then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use uuid::Uuid;
 use crate::groups::consumer::{Assignment, Fault, assigned_bytes, assignment_bytes};
 use crate::groups::topics_view::TopicsView;
 
-/// Members of one group (`group.share.max.size`).
+/// Maximum number of members of one group (`group.share.max.size`).
 const MAX_MEMBERS: usize = 200;
 
-/// What a member takes in memory beside its strings and partitions.
+/// Estimated memory of a member apart from its strings and partitions.
 pub(in crate::groups) const MEMBER_BYTES: usize = 512;
 
-/// A heartbeat. What is `None` has not changed.
+/// A heartbeat. Fields that are `None` have not changed.
 #[derive(Clone, Debug)]
 pub(in crate::groups) struct ShareBeat {
     /// Not empty.
@@ -40,10 +40,10 @@ pub(in crate::groups) struct ShareMember {
     pub(in crate::groups) client_host: String,
     pub(in crate::groups) topics: BTreeSet<String>,
     pub(in crate::groups) epoch: i32,
-    /// That of before, from which a member may come whose answer was lost.
+    /// The previous epoch. A member that did not receive the last response still has it.
     previous_epoch: i32,
     pub(in crate::groups) assigned: Assignment,
-    /// When it is given up.
+    /// When it is removed.
     deadline: Instant,
 }
 
@@ -65,10 +65,10 @@ pub(in crate::groups) struct ShareGroup {
     empty_since: Instant,
     /// The version of the topics that the assignment was last compared with.
     compared_with: Option<u64>,
-    /// What it is an assignment of: id and number of partitions of the topics that members have
+    /// The basis of the assignment: id and number of partitions of the topics that members have
     /// subscribed to and that exist.
     ///
-    /// `None` when members have gone since: whoever is left gets what they had.
+    /// `None` after a member has left: the others then get its partitions.
     topics: Option<Vec<(Uuid, u32)>>,
 }
 
@@ -90,27 +90,27 @@ impl ShareGroup {
         self.members.is_empty()
     }
 
-    /// Since when it has no members, if it has none.
+    /// Since when it has had no members; `None` if it has any.
     pub(in crate::groups) fn vacant_since(&self) -> Option<Instant> {
         self.is_empty().then_some(self.empty_since)
     }
 
-    /// The state of the group, as Kafka names it.
+    /// The state of the group, with Kafka's names.
     pub(in crate::groups) fn phase_name(&self) -> &'static str {
         if self.is_empty() { "Empty" } else { "Stable" }
     }
 
-    /// What one of its members takes in memory, about.
+    /// Estimated memory of one of its members.
     pub(in crate::groups) fn member_bytes(&self, id: &str) -> Option<usize> {
         self.members.get(id).map(|member| member.size_bytes(id))
     }
 
-    /// Whether it is a member that has subscribed to just these topics.
+    /// Whether it has this member, with exactly these topics as its subscription.
     pub(in crate::groups) fn subscribes_to(&self, id: &str, topics: &BTreeSet<String>) -> bool {
         self.members.get(id).is_some_and(|member| member.topics == *topics)
     }
 
-    /// An estimate of the memory that the members take.
+    /// Estimated memory of the members.
     pub(in crate::groups) fn size_bytes(&self) -> usize {
         self.members.iter().map(|(id, member)| member.size_bytes(id)).sum()
     }
@@ -120,8 +120,8 @@ impl ShareGroup {
         self.members.values().map(|member| member.deadline).min()
     }
 
-    /// A heartbeat that joins, goes on, or changes the subscription: the member's epoch, and what
-    /// it reads if it may not know.
+    /// Handles a heartbeat that joins, continues, or changes the subscription. Returns the member's
+    /// epoch, and its assignment if the member may not know it.
     pub(in crate::groups) fn heartbeat(
         &mut self,
         now: Instant,
@@ -141,7 +141,7 @@ impl ShareGroup {
                 ),
             ));
         }
-        // From here on nothing fails.
+        // Nothing fails from here on.
         let deadline = now + session_timeout;
         let is_new = known.is_none();
         let key: Arc<str> = id.into();
@@ -187,7 +187,7 @@ impl ShareGroup {
         Ok(())
     }
 
-    /// Time has passed: give up who is due. Their ids.
+    /// Removes the members whose deadlines have passed, and returns their ids.
     pub(in crate::groups) fn tick(&mut self, now: Instant) -> Vec<Arc<str>> {
         let due = self.members.iter().filter(|(_, member)| member.deadline <= now);
         let due: Vec<_> = due.map(|(id, _)| Arc::clone(id)).collect();
@@ -200,7 +200,7 @@ impl ShareGroup {
     fn remove(&mut self, now: Instant, id: &str) {
         self.members.remove(id);
         self.epoch = self.epoch.saturating_add(1);
-        // The others get what it had read with their next heartbeats.
+        // The others get its partitions with their next heartbeats.
         self.compared_with = None;
         self.topics = None;
         if self.is_empty() {
@@ -208,7 +208,7 @@ impl ShareGroup {
         }
     }
 
-    /// Assign anew, in a new epoch, if members or topics are others.
+    /// Computes a new assignment, in a new epoch, if members or topics have changed.
     fn assign(&mut self, topics: &TopicsView, subscribes: bool) {
         if !subscribes && self.compared_with == Some(topics.version()) {
             return;
@@ -227,8 +227,8 @@ impl ShareGroup {
             let subscribers =
                 self.members.iter().filter(|(_, member)| member.topics.contains(*name));
             let subscribers: Vec<&Arc<str>> = subscribers.map(|(id, _)| id).collect();
-            // Each partition has a reader, and each member something to read; the topics begin with
-            // another member each.
+            // Each partition has a reader, and each member something to read. Each topic begins
+            // with a different member.
             let pairs = subscribers.len().max(*partitions as usize);
             for pair in 0..pairs {
                 let member = subscribers[(pair + ordinal) % subscribers.len()];

@@ -1,12 +1,12 @@
-//! Share groups (KIP-932): members share partitions, and say of each record what has become of it.
+//! Share groups (KIP-932): members share partitions, and acknowledge each record individually.
 //!
-//! - `state`: one share partition, purely; `table`: what is remembered of all, with the format.
-//! - `sessions`: which partitions a member fetches, so that it need not say so each time.
-//! - `members`: who is in a group, and gets which partitions, purely.
-//! - here: the share partitions that live, each behind its lock, and their way to the disk.
+//! - `state`: one share partition as a pure state machine; `table`: the persisted state of all,
+//!   with the format.
+//! - `sessions`: the partitions that a member fetches, so that it need not send them each time.
+//! - `members`: the members of a group and their assignments, pure.
+//! - here: the live share partitions, each behind its lock, and their writes.
 //!
-//! Locks, in the order in which they may be taken: a group's, the map's, a share partition's, then
-//! the timer's or the log's.
+//! Lock order: a group's, the map's, a share partition's, then the timer's or the log's.
 
 mod members;
 mod sessions;
@@ -44,31 +44,31 @@ use table::Remembered;
 /// Catalog metadata: the id of the stream, in decimal.
 const STREAM_KEY: &str = "groups/shares-stream";
 
-/// Share partitions of all groups together.
+/// Maximum number of share partitions of all groups together.
 const MAX_PARTITIONS: usize = 200_000;
 
-/// Records of all share partitions together of which it is known what has become of them: each may
+/// Bound on the records of all share partitions together whose delivery state is tracked: each may
 /// be an entry of its own in memory and in the checkpoint. (How many may be between a share
-/// partition's start and its end is another bound, the group's.)
+/// partition's start and its end is a separate bound, set per group.)
 const MAX_TRACKED: u64 = 1_000_000;
 
-/// What one share partition has in [`MAX_TRACKED`] at most: as much as a group's settings may
-/// allow. It has more only after a restart, while nobody knows yet that most of it was compacted
-/// away; that is one entry, however long.
+/// The most that one share partition counts in [`MAX_TRACKED`]: the maximum that a group's settings
+/// allow. It has more only after a restart, until it is known that most of it was compacted away;
+/// that is one entry, however long.
 const MAX_TRACKED_OF_ONE: u64 = 4_000;
 
-/// What each may have in flight, whatever the others have: else what some group has left lying
-/// would stop all. As little as a group's settings may allow.
+/// What each share partition may have in flight, whatever the others have: otherwise records left
+/// unacknowledged by one group would stop all groups. The minimum that a group's settings allow.
 const MIN_IN_FLIGHT: u64 = 100;
 
-/// Share partitions that are looked through for the members of a connection that has ended, before
-/// others have their turn.
+/// Number of share partitions that are checked for the members of a closed connection before the
+/// task yields.
 const RELEASED_AT_ONCE: usize = 256;
 
-/// How often it is told that there is no more room than that.
+/// Minimum time between two warnings that only [`MIN_IN_FLIGHT`] is left.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What a group's settings say.
+/// The settings of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ShareRules {
     pub(crate) lock_duration: Duration,
@@ -78,33 +78,34 @@ pub(crate) struct ShareRules {
     pub(crate) may_renew: bool,
 }
 
-/// Which share partition.
+/// Identifies a share partition.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     group: Arc<str>,
     of: TopicPartition,
 }
 
-/// A share partition's place.
+/// A share partition's entry in the map.
 pub(crate) struct Slot {
     key: Key,
-    /// The record by which it begins, if that was since the start.
+    /// The record by which it begins, if that was written since the start.
     begun: Option<Durable>,
     live: Mutex<Live>,
 }
 
 struct Live {
     state: SharePartition,
-    /// As the group's settings were when they were last looked at.
+    /// The group's setting when it was last read.
     max_deliveries: u16,
-    /// It was deleted, and its place is taken from the map.
+    /// Whether it was deleted and removed from the map.
     is_gone: bool,
-    /// Something was not written that nobody had to wait for: the next record tells everything.
+    /// Whether a write that no request waited for failed: the next record then contains the whole
+    /// state.
     is_behind: bool,
     last_record: Option<Durable>,
-    /// The entry that the timer has for it.
+    /// The timer's entry for it.
     scheduled: Option<Instant>,
-    /// What it has in [`Shares::tracked`].
+    /// Its share of [`Shares::tracked`].
     tracked: u64,
     watchers: Vec<Weak<Notify>>,
 }
@@ -118,19 +119,19 @@ pub(crate) enum NotTaken {
     Log(Refused),
 }
 
-/// What is counted.
+/// Counters of share groups.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ShareCounters {
-    /// Records whose lock was over.
+    /// Records whose lock expired.
     pub(crate) timed_out: Counter,
 }
 
-/// A share partition as admins see it.
+/// A share partition as shown to admins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Described {
     pub(crate) of: TopicPartition,
     pub(crate) start: StreamOffset,
-    /// Offsets behind the start that nobody has to look at any more.
+    /// Offsets after the start that need no delivery any more.
     pub(crate) settled: u64,
 }
 
@@ -147,7 +148,7 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Find the stream, or create it, and rebuild the share partitions.
+    /// Opens the stream, or creates it, and rebuilds the share partitions.
     pub(super) async fn open(store: Store) -> Result<Self, GroupsError> {
         let (log, states) = MemberLog::open::<ShareStates>(store, STREAM_KEY, KIND_SHARES).await?;
         let shares = Self {
@@ -197,9 +198,9 @@ impl Shares {
         places.insert(key, Arc::new(slot));
     }
 
-    // ---- what there is ----
+    // ---- lookup ----
 
-    /// The groups that have share partitions, in order.
+    /// Returns the groups that have share partitions, in order.
     pub(super) fn groups(&self) -> Vec<Arc<str>> {
         let mut groups: Vec<_> =
             self.places.read().keys().map(|key| Arc::clone(&key.group)).collect();
@@ -234,7 +235,7 @@ impl Shares {
         slots.map(|(_, slot)| Arc::clone(slot)).collect()
     }
 
-    /// The share partitions of a group; what is not durable yet may be among it.
+    /// Returns the share partitions of a group, possibly with state that is not durable yet.
     pub(crate) fn describe(&self, group: &str) -> Vec<Described> {
         let describe = |slot: Arc<Slot>| {
             let live = slot.live.lock();
@@ -244,17 +245,17 @@ impl Shares {
         self.of_group(group).into_iter().map(describe).collect()
     }
 
-    // ---- begin and end ----
+    // ---- creation and deletion ----
 
-    /// Have share partitions of a topic begin at these offsets; those that there are stay what they
-    /// are, unless they are to begin anew. `exists` says whether there is still such a topic.
+    /// Creates share partitions of a topic that begin at these offsets. Existing ones stay as they
+    /// are, unless they are to be reset. `exists` says whether the topic still exists.
     ///
     /// # Returns
-    /// What was written, if anything was. See [`Slot::begun`].
+    /// The record that was appended, if any. See [`Slot::begun`].
     ///
     /// # Errors
-    /// A topic that was deleted meanwhile; the bound on share partitions; a log that takes nothing
-    /// now. Nothing has changed.
+    /// A topic that was deleted meanwhile; the bound on share partitions; a log that accepts no
+    /// record now. Nothing has changed.
     pub(super) fn begin(
         &self,
         group: &str,
@@ -264,8 +265,8 @@ impl Shares {
         exists: impl Fn() -> bool,
     ) -> Result<Option<Durable>, ApiError> {
         let mut places = self.places.write();
-        // Under the lock that forgets: who deletes the topic later finds what begins here, and
-        // behind an earlier one nothing would ever end it.
+        // Under the lock that deletions take: a later deletion of the topic finds the share
+        // partitions that begin here, and after an earlier one they would never be deleted.
         if !exists() {
             return Err(ApiError::UnknownTopicOrPartition);
         }
@@ -299,10 +300,11 @@ impl Shares {
         Ok(Some(durable))
     }
 
-    /// Forget the share partitions of a topic. What to wait for; `None` if there are none.
+    /// Deletes the share partitions of a topic. Returns the record to wait for; `None` if there are
+    /// none.
     ///
     /// # Errors
-    /// A log that takes nothing now. Nothing has changed.
+    /// A log that accepts no record now. Nothing has changed.
     pub(super) fn forget_topic(
         &self,
         group: &str,
@@ -311,10 +313,10 @@ impl Shares {
         self.forget(group, |of| of.0 == topic, || table::topic_forgotten(group, topic))
     }
 
-    /// Forget all share partitions of a group.
+    /// Deletes all share partitions of a group.
     ///
     /// # Errors
-    /// A log that takes nothing now. Nothing has changed.
+    /// A log that accepts no record now. Nothing has changed.
     pub(super) fn forget_group(&self, group: &str) -> Result<Option<Durable>, Refused> {
         self.forget(group, |_| true, || table::group_deleted(group))
     }
@@ -340,7 +342,7 @@ impl Shares {
         Ok(Some(durable))
     }
 
-    /// Write a record by which these end. Nothing is written of them after it.
+    /// Appends the record that deletes these share partitions. No record of them follows it.
     fn end_by(&self, slots: &[Arc<Slot>], record: Bytes) -> Result<Durable, Refused> {
         let mut locked: Vec<_> = slots.iter().map(|slot| slot.live.lock()).collect();
         let durable = self.log.append(record)?;
@@ -353,8 +355,8 @@ impl Shares {
         Ok(durable)
     }
 
-    /// Forget what there is of topics that do not exist; what cannot be written now is left for
-    /// the next time.
+    /// Deletes the share partitions of topics that do not exist. A deletion that cannot be written
+    /// now is left for the next call.
     pub(crate) fn forget_missing_topics(&self, exists: impl Fn(Uuid) -> bool) {
         let mut topics: Vec<(Arc<str>, Uuid)> =
             self.places.read().keys().map(|key| (Arc::clone(&key.group), key.of.0)).collect();
@@ -373,8 +375,8 @@ impl Shares {
 
     // ---- records ----
 
-    /// From where to read for a member of the group, whose partition's log begins there. `None` if
-    /// there is nothing to be had now.
+    /// Returns the offset at which to read for a member of the group; the partition's log begins at
+    /// `log_start`. `None` if nothing can be acquired now.
     pub(crate) fn next_read(
         &self,
         slot: &Slot,
@@ -392,8 +394,8 @@ impl Shares {
         live.state.next_read(self.bound(slot, &live, rules))
     }
 
-    /// How many records of it may be in flight: as the group's settings say, as long as there is
-    /// room for all.
+    /// How many records may be in flight: the group's setting, while [`MAX_TRACKED`] leaves space
+    /// for it.
     fn bound(&self, slot: &Slot, live: &Live, rules: &ShareRules) -> u64 {
         let others = self.tracked.load(Ordering::Relaxed).saturating_sub(live.tracked);
         let room = MAX_TRACKED.saturating_sub(others);
@@ -437,11 +439,11 @@ impl Shares {
         acquired
     }
 
-    /// A member says what has become of records: all or nothing.
+    /// Applies a member's acknowledgements: all or none.
     ///
     /// # Returns
-    /// What to wait for before it is told that this is known; and the first offset that was not
-    /// settled before: of what is below nothing was taken.
+    /// The record to wait for before the request is answered; and the first offset that was not
+    /// finished before: nothing below it was changed.
     ///
     /// # Errors
     /// See [`NotTaken`].
@@ -474,7 +476,7 @@ impl Shares {
         Ok((live.last_record.clone(), start))
     }
 
-    /// A member has nothing any more of this group.
+    /// Releases all records of this group that a member has acquired.
     pub(crate) fn release(&self, group: &str, member: &str, why: Return) {
         for slot in self.of_group(group) {
             self.release_of(&slot, |holder| holder == member, why);
@@ -487,13 +489,13 @@ impl Shares {
         self.taken_back(slot, live, &changes);
     }
 
-    /// The member of a group is gone: its session ends, and what it had goes back.
+    /// The member has left the group: its session ends, and its records are released.
     pub(super) fn member_gone(&self, group: &str, member: &str, why: Return) {
         self.sessions.end(group, member);
         self.release(group, member, why);
     }
 
-    /// A connection is gone, and with it the sessions that were begun on it.
+    /// Ends the sessions of a closed connection.
     pub(crate) async fn disconnected(&self, connection: usize) {
         let mut gone = BTreeMap::<Arc<str>, HashSet<Arc<str>>>::new();
         for ShareSession { group, member } in self.sessions.end_all_of(connection) {
@@ -510,8 +512,9 @@ impl Shares {
                 looked_through += 1;
                 if looked_through % RELEASED_AT_ONCE == 0 {
                     yield_now().await;
-                    // Who has begun a session on another connection meanwhile may have got records
-                    // that are not to go back. Those of before wait for the end of their locks.
+                    // A member that has begun a session on another connection since may have
+                    // acquired new records, which must not be released. Those from before wait
+                    // until their locks expire.
                     members.retain(|member| {
                         let (group, member) = (Arc::clone(&group), Arc::clone(member));
                         !self.sessions.is_open(&ShareSession { group, member })
@@ -522,17 +525,17 @@ impl Shares {
         }
     }
 
-    /// When the first lock is over.
+    /// When the first lock expires.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.timer.first()
     }
 
-    /// Resolves when [`Self::deadline`] has come earlier.
+    /// Resolves when [`Self::deadline`] has become earlier.
     pub(super) async fn deadline_changed(&self) {
         self.timer.changed().await;
     }
 
-    /// Take back what was locked for too long.
+    /// Releases records whose locks have expired.
     pub(super) fn expire(&self) {
         let now = now();
         for key in self.timer.take_due(now) {
@@ -552,7 +555,7 @@ impl Shares {
         if changes.is_empty() {
             return;
         }
-        // Nobody waits for it: what a crash forgets of it is how often records were handed out.
+        // No request waits for it: a crash would only lose delivery counts.
         if self.write(slot, live, None, changes).is_err() {
             live.is_behind = true;
         }
@@ -560,20 +563,20 @@ impl Shares {
         live.wake();
     }
 
-    /// Be woken when there may be something to acquire; check after subscribing. Ends when the
-    /// `Notify` is dropped.
+    /// Registers a `Notify` that is woken when there may be something to acquire; check after
+    /// subscribing. Ends when the `Notify` is dropped.
     pub(crate) fn watch(&self, slot: &Slot, notify: &Arc<Notify>) {
         let mut live = slot.live.lock();
         live.watchers.retain(|watcher| watcher.strong_count() > 0);
         live.watchers.push(Arc::downgrade(notify));
     }
 
-    /// Resolves when a write that met a lack of room may succeed.
+    /// Resolves when a write that failed for lack of space may succeed.
     pub(crate) async fn room(&self) {
         self.log.room().await;
     }
 
-    /// Put changes in line by which the state has become what it is, or becomes `next`.
+    /// Appends the changes that led to the current state, or lead to `next`.
     fn write(
         &self,
         slot: &Slot,
@@ -594,7 +597,7 @@ impl Shares {
         Ok(())
     }
 
-    /// Keep what is derived from a state in step with it.
+    /// Updates the data derived from a state.
     fn changed(&self, slot: &Slot, live: &mut Live) {
         self.count(live);
         let deadline = live.state.deadline();
@@ -613,13 +616,13 @@ impl Shares {
 }
 
 impl Slot {
-    /// What to wait for before anybody gets records of it: a crash that forgets where it begins
-    /// would have it begin elsewhere.
+    /// The record to wait for before any client gets records: if a crash lost the start offset, the
+    /// share partition would begin elsewhere.
     pub(crate) fn begun(&self) -> Option<Durable> {
         self.begun.clone()
     }
 
-    /// What to wait for before anybody is told of its state.
+    /// The record to wait for before the state is shown to a client.
     pub(crate) fn last_record(&self) -> Option<Durable> {
         self.live.lock().last_record.clone()
     }
@@ -634,7 +637,7 @@ impl Live {
     }
 }
 
-/// Wait for what was written.
+/// Waits until the record is durable.
 ///
 /// # Errors
 /// The store failed.
@@ -648,7 +651,7 @@ pub(crate) async fn durable(record: Option<Durable>) -> Result<(), ApiError> {
     }
 }
 
-/// What a client is told when the log takes nothing now.
+/// The error for a client when the log accepts no record now.
 pub(crate) fn refused(refused: Refused) -> ApiError {
     match refused {
         Refused::NoRoom => {

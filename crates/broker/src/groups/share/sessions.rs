@@ -1,4 +1,4 @@
-//! Share sessions: which partitions a member fetches, so that its requests name only what changes.
+//! Share sessions: the partitions that a member fetches, so that its requests contain only changes.
 //! One per member and group.
 
 use std::collections::{HashMap, HashSet};
@@ -11,28 +11,28 @@ use prometheus_client::metrics::gauge::Gauge;
 use super::table::TopicPartition;
 use crate::errors::ApiError;
 
-/// Sessions that there may be (`group.share.max.share.sessions`).
+/// Maximum number of sessions (`group.share.max.share.sessions`).
 const MAX_SESSIONS: usize = 2_000;
 
-/// Partitions that all sessions together remember. One has no more than there are.
+/// Maximum number of partitions in all sessions together. One session has no more than exist.
 const MAX_SESSION_PARTITIONS: usize = 500_000;
 
 const INITIAL_EPOCH: i32 = 0;
 const FINAL_EPOCH: i32 = -1;
 
-/// Whose session.
+/// The owner of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ShareSession {
     pub(crate) group: Arc<str>,
     pub(crate) member: Arc<str>,
 }
 
-/// What a request means to its session.
+/// The effect of a request on its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Begun,
     GoesOn,
-    /// The member has nothing any more.
+    /// The session has ended; its records are released.
     Ended,
 }
 
@@ -40,13 +40,13 @@ struct Session {
     next_epoch: i32,
     /// In the order in which they are served.
     partitions: Vec<TopicPartition>,
-    /// On which it was begun.
+    /// The connection on which it was begun.
     connection: usize,
 }
 
 #[derive(Default)]
 struct Cache {
-    /// How many sessions there are.
+    /// The number of sessions.
     open: Gauge<i64, AtomicI64>,
     sessions: HashMap<ShareSession, Session>,
     /// Sessions by connection.
@@ -68,7 +68,7 @@ impl Cache {
         true
     }
 
-    /// A request that goes on with a session.
+    /// Continues a session.
     fn go_on(&mut self, key: &ShareSession, epoch: i32) -> Result<&mut Session, ApiError> {
         let session = self.sessions.get_mut(key).ok_or(ApiError::ShareSessionNotFound)?;
         if session.next_epoch != epoch {
@@ -87,7 +87,7 @@ impl Cache {
 /// All share sessions.
 pub(crate) struct ShareSessions {
     cache: Mutex<Cache>,
-    /// How many there are.
+    /// The number of sessions.
     pub(crate) open: Gauge<i64, AtomicI64>,
 }
 
@@ -99,11 +99,11 @@ impl Default for ShareSessions {
 }
 
 impl ShareSessions {
-    /// A ShareFetch: what it means, and which partitions to read, in this order.
+    /// Applies a ShareFetch. Returns its effect and the partitions to read, in this order.
     ///
     /// # Errors
-    /// A session that does not exist, or an epoch that is not its next one: the member begins a new
-    /// one. Too many sessions.
+    /// A session that does not exist, or an epoch that is not its next one: the member has to begin
+    /// a new session. Too many sessions.
     pub(crate) fn fetch(
         &self,
         key: &ShareSession,
@@ -145,7 +145,7 @@ impl ShareSessions {
         Ok((step, partitions))
     }
 
-    /// These partitions do not exist any more.
+    /// Removes partitions that do not exist any more.
     pub(crate) fn forget(&self, key: &ShareSession, gone: &[TopicPartition]) {
         let cache = &mut *self.cache.lock();
         let Some(session) = cache.sessions.get_mut(key) else { return };
@@ -155,13 +155,13 @@ impl ShareSessions {
         cache.partitions -= before - session.partitions.len();
     }
 
-    /// How many partitions all sessions remember.
+    /// The number of partitions in all sessions.
     #[cfg(test)]
     pub(crate) fn partitions(&self) -> usize {
         self.cache.lock().partitions
     }
 
-    /// A ShareAcknowledge.
+    /// Applies a ShareAcknowledge.
     ///
     /// # Errors
     /// As for [`Self::fetch`]; it cannot begin a session.
@@ -174,27 +174,28 @@ impl ShareSessions {
         }
     }
 
-    /// Whether there is such a session.
+    /// Whether the session exists.
     pub(crate) fn is_open(&self, key: &ShareSession) -> bool {
         self.cache.lock().sessions.contains_key(key)
     }
 
-    /// These partitions have given records: others come first the next time.
+    /// Moves partitions that have delivered records to the end, so that others come first next
+    /// time.
     pub(crate) fn served(&self, key: &ShareSession, served: &[TopicPartition]) {
         let mut cache = self.cache.lock();
         let Some(session) = cache.sessions.get_mut(key) else { return };
         let served: HashSet<_> = served.iter().collect();
-        // Stable: among themselves they stay as they are.
+        // Stable: their relative order does not change.
         session.partitions.sort_by_key(|partition| served.contains(partition));
     }
 
-    /// End a session, if there is one.
+    /// Ends a session, if there is one.
     pub(super) fn end(&self, group: &str, member: &str) {
         let key = ShareSession { group: group.into(), member: member.into() };
         self.cache.lock().remove(&key);
     }
 
-    /// End the sessions that were begun on a connection; whose they were.
+    /// Ends the sessions that were begun on a connection, and returns their owners.
     pub(super) fn end_all_of(&self, connection: usize) -> Vec<ShareSession> {
         let mut cache = self.cache.lock();
         let sessions = cache.connections.remove(&connection).unwrap_or_default();

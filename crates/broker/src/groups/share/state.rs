@@ -1,33 +1,34 @@
-//! One share partition: which records of a partition a share group has in flight, decided purely.
+//! One share partition as a pure state machine: the delivery state of a partition's records for a
+//! share group.
 //!
 //! ```text
 //!            start (Kafka's SPSO)                               end (SPEO)
-//!   settled    | acquired | available | settled | acquired ...   |   never looked at
-//!   -----------+----------+-----------+---------+----------------+-----------------> offsets
+//!   finished   | acquired | available | finished | acquired ...  |   not read yet
+//!   -----------+----------+-----------+----------+---------------+-----------------> offsets
 //! ```
 //!
 //! [`Run`]s cover everything from start to end without holes. Nothing here reads a clock, locks,
-//! waits or writes; what is to be remembered over a restart comes back as [`Change`]s. What is
-//! written when, and why a crash may come at any time: `docs/format/share-state.md`.
+//! waits or writes; changes to persist are returned as [`Change`]s. What is written when, and why a
+//! crash may come at any time: `docs/format/share-state.md`.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use alluvium_stream::StreamOffset;
 
-/// What has become of a record.
+/// The delivery state of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Delivery {
-    /// To be handed out.
+    /// Can be delivered.
     Available,
-    /// A member has it, until then.
+    /// Delivered to a member and locked until the given time.
     Acquired { member: Arc<str>, until: Instant },
-    /// A member has done with it.
+    /// Accepted by a member.
     Acknowledged,
-    /// Nobody gets it any more: a member rejected it, or it was handed out as often as it may be.
+    /// Not delivered any more: a member rejected it, or it reached the delivery limit.
     Archived,
-    /// There is no record for a member: a marker, a record of an aborted transaction, or a
-    /// compacted one. Found out again after a restart.
+    /// Not a record for members: a marker, a record of an aborted transaction, or a compacted one.
+    /// Determined again after a restart.
     Nothing,
 }
 
@@ -36,7 +37,7 @@ impl Delivery {
         matches!(self, Self::Acknowledged | Self::Archived | Self::Nothing)
     }
 
-    /// A restart knows no locks.
+    /// Locks do not survive a restart.
     fn stored(&self) -> Option<Stored> {
         match self {
             Self::Available | Self::Acquired { .. } => Some(Stored::Available),
@@ -47,7 +48,7 @@ impl Delivery {
     }
 }
 
-/// What is remembered over a restart of what has become of a record.
+/// The persisted form of a delivery state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stored {
     Available,
@@ -55,13 +56,13 @@ pub(crate) enum Stored {
     Archived,
 }
 
-/// What the records from `from` up to, without, `to` are from now on.
+/// The new state of the records from `from` to `to` (exclusive).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) from: StreamOffset,
     pub(crate) to: StreamOffset,
     pub(crate) state: Stored,
-    /// How often they were handed out.
+    /// Their delivery count.
     pub(crate) deliveries: u16,
 }
 
@@ -79,28 +80,28 @@ impl Run {
     }
 }
 
-/// What a read has found: the offsets of a batch.
+/// The offsets of a batch that a read has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) from: StreamOffset,
     pub(crate) to: StreamOffset,
-    /// Its records are for members.
+    /// Whether its records are for members.
     pub(crate) is_for_members: bool,
 }
 
-/// How much a member may acquire.
+/// Limits for what a member acquires.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub(crate) max_records: u64,
-    /// Not one record more, also where a batch has more.
+    /// Whether `max_records` is strict, even in the middle of a batch.
     pub(crate) is_exact: bool,
-    /// About how many records are told of together.
+    /// About how many records are reported together.
     pub(crate) batch_records: u64,
     /// Bound on the records in flight.
     pub(crate) max_in_flight: u64,
 }
 
-/// Records that a member has acquired, all handed out as often.
+/// Records that a member has acquired, with the same delivery count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Acquired {
     pub(crate) from: StreamOffset,
@@ -108,7 +109,7 @@ pub(crate) struct Acquired {
     pub(crate) deliveries: u16,
 }
 
-/// What a member says of a record, with its number in the protocol.
+/// The type of an acknowledgement, with its number in the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AckKind {
     /// There was no record.
@@ -116,7 +117,7 @@ pub(crate) enum AckKind {
     Accept = 1,
     Release = 2,
     Reject = 3,
-    /// It needs more time.
+    /// Extends the lock.
     Renew = 4,
 }
 
@@ -128,7 +129,7 @@ impl AckKind {
     }
 }
 
-/// What a member says of the records from `from` up to, without, `to`.
+/// An acknowledgement of the records from `from` to `to` (exclusive).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ack {
     pub(crate) from: StreamOffset,
@@ -136,17 +137,17 @@ pub(crate) struct Ack {
     pub(crate) kind: AckKind,
 }
 
-/// The member does not have all records that it speaks of; nothing has changed.
+/// The member does not hold all records that it acknowledges; nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotAcquired;
 
-/// Why records go back.
+/// Why records are released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Return {
-    /// They were not sent: that was no delivery.
+    /// They were not sent, which does not count as a delivery.
     Unused,
-    /// The member is gone, or has ended its session, without a word: perhaps because of one of
-    /// them.
+    /// The member has gone, or has ended its session, without an acknowledgement; one of the
+    /// records may have caused it.
     Lost,
 }
 
@@ -158,8 +159,8 @@ pub(crate) struct SharePartition {
 }
 
 impl SharePartition {
-    /// As it is remembered: what the changes do not speak of is available, and was never handed
-    /// out.
+    /// Restores the persisted state: records without a change are available, and were never
+    /// delivered.
     pub(crate) fn new(start: StreamOffset, changes: impl IntoIterator<Item = Change>) -> Self {
         let mut new = Self { start, runs: Vec::new() };
         for Change { from, to, state, deliveries } in changes {
@@ -178,34 +179,34 @@ impl SharePartition {
         new
     }
 
-    /// What is before it is done with.
+    /// All records below it are finished.
     pub(crate) fn start(&self) -> StreamOffset {
         self.start
     }
 
-    /// What is behind it was never looked at.
+    /// No record from here on has been read.
     pub(crate) fn end(&self) -> StreamOffset {
         self.runs.last().map_or(self.start, |run| run.to)
     }
 
-    /// Records between start and end.
+    /// Number of records between start and end.
     pub(crate) fn in_flight(&self) -> u64 {
         let records = self.runs.iter().filter(|run| run.delivery != Delivery::Nothing);
         records.map(Run::records).sum()
     }
 
-    /// Offsets between start and end that nobody has to look at any more.
+    /// Number of offsets between start and end that need no delivery any more.
     pub(crate) fn settled(&self) -> u64 {
         self.runs.iter().filter(|run| run.delivery.is_settled()).map(Run::records).sum()
     }
 
-    /// All that a restart is to know besides the start.
+    /// The state to persist, besides the start.
     pub(crate) fn remembered(&self) -> Vec<Change> {
         let changes = self.runs.iter().filter_map(|run| {
             let state = run.delivery.stored()?;
             let Run { from, to, .. } = *run;
             let is_acquired = matches!(run.delivery, Delivery::Acquired { .. });
-            // Nobody has said yet what came of the last one.
+            // The outcome of the current delivery is not known yet.
             let deliveries = run.deliveries - u16::from(is_acquired);
             let is_default = state == Stored::Available && deliveries == 0;
             (!is_default).then_some(Change { from, to, state, deliveries })
@@ -213,7 +214,8 @@ impl SharePartition {
         changes.collect()
     }
 
-    /// From where to read for a member. `None`: as much is in flight as may be.
+    /// Returns the offset at which to read for a member. `None` if the bound on records in flight
+    /// is reached.
     pub(crate) fn next_read(&self, max_in_flight: u64) -> Option<StreamOffset> {
         let available = self.runs.iter().find(|run| run.delivery == Delivery::Available);
         match available {
@@ -222,7 +224,7 @@ impl SharePartition {
         }
     }
 
-    /// When the first lock is over.
+    /// When the first lock expires.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let deadlines = self.runs.iter().filter_map(|run| match &run.delivery {
             Delivery::Acquired { until, .. } => Some(*until),
@@ -231,7 +233,8 @@ impl SharePartition {
         deadlines.min()
     }
 
-    /// The partition's records below `log_start` are gone. Whether that is news.
+    /// Drops the records below `log_start`, which the partition does not have any more. Returns
+    /// whether there were any.
     pub(crate) fn cut(&mut self, log_start: StreamOffset) -> bool {
         if log_start <= self.start {
             return false;
@@ -243,8 +246,8 @@ impl SharePartition {
         true
     }
 
-    /// A member acquires what is available of the batches that a read from `read_from` on has
-    /// found. What lies between them does not exist.
+    /// Acquires for a member the available records of the batches that a read at `read_from` has
+    /// found. Offsets between the batches do not exist.
     pub(crate) fn acquire(
         &mut self,
         read_from: StreamOffset,
@@ -254,7 +257,7 @@ impl SharePartition {
         wanted: Wanted,
     ) -> Vec<Acquired> {
         let mut acquired = Vec::new();
-        // Since the read began everything may have become another: then the next read finds it.
+        // The state may have changed since the read began: then the next read finds it.
         if read_from > self.end() {
             return acquired;
         }
@@ -275,7 +278,7 @@ impl SharePartition {
             if left == 0 {
                 break;
             }
-            // A batch that was begun is taken as a whole, unless that is not wanted.
+            // A batch is acquired as a whole, unless the limit is strict.
             let mut may_take = if wanted.is_exact { left } else { u64::MAX };
             let new_from = self.end().clamp(at, batch.to);
             self.split(at);
@@ -287,7 +290,8 @@ impl SharePartition {
                 }
                 let records = run.records().min(may_take);
                 if records < run.records() {
-                    // The rest stays; one run at most, since nothing may be taken after it.
+                    // The rest stays available; it is one run at most, since nothing may be taken
+                    // after it.
                     let to = StreamOffset(run.from.0 + records);
                     cut = Some(Run { from: to, ..run.clone() });
                     run.to = to;
@@ -305,7 +309,7 @@ impl SharePartition {
             }
             let room = wanted.max_in_flight.saturating_sub(self.in_flight());
             let records = (batch.to.0 - new_from.0).min(room).min(may_take);
-            // Else there would be a hole before it.
+            // Otherwise there would be a hole before it.
             if records > 0 && new_from == self.end() {
                 let (from, to) = (new_from, StreamOffset(new_from.0 + records));
                 self.runs.push(Run { from, to, delivery: lock.clone(), deliveries: 1 });
@@ -322,14 +326,14 @@ impl SharePartition {
         acquired
     }
 
-    /// A member says what has become of records, which must be those that it has. What is before
-    /// the start is of no interest any more.
+    /// Applies acknowledgements of records, which the member must hold. Those below the start are
+    /// ignored.
     ///
     /// # Returns
-    /// What is to be remembered, before anybody is told.
+    /// The changes to persist before the request is answered.
     ///
     /// # Errors
-    /// [`NotAcquired`], and the partition is in no state to be used: the caller has a copy.
+    /// [`NotAcquired`], and the partition is in an inconsistent state: the caller has a copy.
     pub(crate) fn acknowledge(
         &mut self,
         member: &str,
@@ -371,10 +375,10 @@ impl SharePartition {
         Ok(changes)
     }
 
-    /// Some members have nothing any more.
+    /// Releases all records of some members.
     ///
     /// # Returns
-    /// What is to be remembered; nobody has to wait for it.
+    /// The changes to persist; no request has to wait for them.
     pub(crate) fn release(
         &mut self,
         is_of_them: impl Fn(&str) -> bool,
@@ -387,10 +391,10 @@ impl SharePartition {
         })
     }
 
-    /// Time has passed: take back what was locked for too long.
+    /// Releases records whose locks have expired.
     ///
     /// # Returns
-    /// What is to be remembered; nobody has to wait for it.
+    /// The changes to persist; no request has to wait for them.
     pub(crate) fn expire(&mut self, now: Instant, max_deliveries: u16) -> Vec<Change> {
         self.take_back(max_deliveries, |run| match &run.delivery {
             Delivery::Acquired { until, .. } if *until <= now => Some(Return::Lost),
@@ -419,7 +423,7 @@ impl SharePartition {
         changes
     }
 
-    /// There is nothing for members between the two.
+    /// Marks a range without records for members.
     fn settle(&mut self, from: StreamOffset, to: StreamOffset) {
         if from >= to {
             return;
@@ -442,7 +446,7 @@ impl SharePartition {
         }
     }
 
-    /// Let no run reach over this offset.
+    /// Splits the run that spans this offset.
     fn split(&mut self, at: StreamOffset) {
         let place = self.runs.partition_point(|run| run.to <= at);
         let Some(run) = self.runs.get_mut(place).filter(|run| run.from < at) else { return };
@@ -451,7 +455,7 @@ impl SharePartition {
         self.runs.insert(place + 1, rest);
     }
 
-    /// Move the start over what is settled, and make one run of equal ones.
+    /// Moves the start over finished runs, and merges equal neighbours.
     fn tidy(&mut self) {
         let settled = self.runs.iter().take_while(|run| run.delivery.is_settled()).count();
         if let Some(run) = self.runs.drain(..settled).next_back() {
@@ -467,7 +471,7 @@ impl SharePartition {
     }
 }
 
-/// What a record is that nobody has any more, and that was not done with.
+/// The state of a record that is released without an acknowledgement.
 fn returned(deliveries: u16, max_deliveries: u16) -> Stored {
     if deliveries < max_deliveries { Stored::Available } else { Stored::Archived }
 }
@@ -481,8 +485,8 @@ fn give_up(run: &mut Run, state: Stored) -> Change {
     Change { from: run.from, to: run.to, state, deliveries: run.deliveries }
 }
 
-/// Tell of what was acquired together with what came before it, as long as that makes no more than
-/// about `batch_records`, or it is of one batch.
+/// Appends an acquired range to the report, merged with the previous one if that yields no more
+/// than about `batch_records`, or is within one batch.
 fn tell(acquired: &mut Vec<Acquired>, next: Acquired, batch: StreamOffset, batch_records: u64) {
     if let Some(last) = acquired.last_mut()
         && last.to == next.from

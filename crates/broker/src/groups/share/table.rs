@@ -1,4 +1,4 @@
-//! What share groups remember over a restart: `docs/format/share-state.md`.
+//! The persisted state of share groups: `docs/format/share-state.md`.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ const GROUP_DELETED: u8 = 4;
 /// A partition of a topic.
 pub(crate) type TopicPartition = (Uuid, i32);
 
-/// What is remembered of a share partition.
+/// The persisted state of a share partition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Remembered {
     pub(crate) start: StreamOffset,
@@ -31,8 +31,8 @@ pub(crate) struct Remembered {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ShareStates(pub(super) BTreeMap<String, BTreeMap<TopicPartition, Remembered>>);
 
-/// Records have changed; the others are as they were, and what is below `start` is of no interest
-/// any more.
+/// Encodes changes of records. Other records stay as they were, and records below `start` are
+/// dropped.
 pub(super) fn changed(
     group: &str,
     partition: TopicPartition,
@@ -45,7 +45,7 @@ pub(super) fn changed(
     out.into_bytes().into()
 }
 
-/// All that is to be known of these partitions, whether they were known or not.
+/// Encodes the whole state of these partitions, whether they exist or not.
 pub(super) fn set(group: &str, partitions: &[(TopicPartition, Remembered)]) -> Bytes {
     let mut out = begin(SET, group);
     out.list(partitions, |out, (partition, Remembered { start, changes })| {
@@ -116,7 +116,7 @@ fn read_state(reader: &mut Reader<'_>) -> Result<Remembered, Corrupt> {
 }
 
 impl Remembered {
-    /// Take over what has changed.
+    /// Applies later changes.
     pub(super) fn apply(&mut self, later: Self) {
         for change in later.changes {
             let first = self.changes.partition_point(|old| old.to <= change.from);
