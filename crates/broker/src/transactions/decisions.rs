@@ -1,4 +1,4 @@
-//! How transactions have ended, as far as the state stream says it or a marker proves it.
+//! How transactions have ended, as far as the state stream records it or a marker proves it.
 //! Argument: `docs/transactions.md`, "Damage".
 
 use std::collections::{HashMap, HashSet};
@@ -15,7 +15,7 @@ use crate::state_table::{self, Corrupt, Table as _};
 /// A partition: topic id and index.
 pub(super) type Place = (Uuid, i32);
 
-/// Where a batch lies in its partition and in the log.
+/// Position of a batch in its partition and in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct At {
     pub(super) offset: u64,
@@ -23,18 +23,18 @@ pub(super) struct At {
     pub(super) log: LogOffset,
 }
 
-/// How a transaction ends.
+/// The decision on a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Decision {
     pub(super) outcome: Outcome,
-    /// Of the markers.
+    /// Epoch of the markers.
     pub(super) epoch: i16,
-    /// It is the last one, and the transaction is not completed.
+    /// Whether it is the last one of its producer, and the transaction is not completed.
     pub(super) is_due: bool,
     records: Records,
 }
 
-/// Which records of its producer belong to a transaction.
+/// The records of its producer that belong to a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Records {
     /// Those at these offsets of partitions.
@@ -44,7 +44,7 @@ enum Records {
 }
 
 impl Decision {
-    /// Of a transaction with records in these places.
+    /// The decision on a transaction with records in these spans.
     pub(super) fn of_spans(outcome: Outcome, epoch: i16, spans: &[Span]) -> Self {
         let spans = spans.iter().map(|Span { partition, records }| (*partition, records.clone()));
         Self { outcome, epoch, is_due: false, records: Records::Spans(spans.collect()) }
@@ -60,7 +60,7 @@ impl Decision {
         }
     }
 
-    /// The marker in a partition does not lie below this offset.
+    /// The marker in a partition is not below this offset.
     pub(super) fn end(&self, place: Place) -> u64 {
         match &self.records {
             Records::Spans(spans) => spans.get(&place).map_or(0, |records| records.end),
@@ -69,51 +69,51 @@ impl Decision {
     }
 }
 
-/// What is known of the end of a transaction.
+/// What is known about the end of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Known<'a> {
     Decided(&'a Decision),
-    /// Nothing was decided of it.
+    /// It was not decided.
     Undecided,
-    /// It may be decided or not.
+    /// Unknown whether it was decided.
     Unknown,
 }
 
-/// These partitions were added at `at` to a transaction that was open since `from`, or longer.
+/// These partitions were added at `at` to a transaction that was open since `from`, or earlier.
 struct Added {
     from: LogOffset,
     at: LogOffset,
-    /// The next decision about a transaction of the producer that is known.
+    /// The next known decision on a transaction of the producer.
     until: LogOffset,
     places: HashSet<Place>,
-    /// Losses of the state stream before it. If there is another one before `until`, an earlier
-    /// decision may be lost.
+    /// Number of losses of the state stream before it. If there is another one before `until`, an
+    /// earlier decision may be lost.
     losses: usize,
 }
 
-/// The next decision is not known.
+/// Means that no next decision is known.
 const OPEN: LogOffset = LogOffset(u64::MAX);
 
-/// The decisions about the transactions of some producers.
+/// The decisions on the transactions of some producers.
 #[derive(Default)]
 pub(super) struct Decisions {
     by_producer: HashMap<i64, Vec<Decision>>,
-    /// To transactions of which the decision may be lost.
+    /// Additions to transactions whose decision may be lost.
     added: HashMap<i64, Vec<Added>>,
     /// Producers whose last transaction is committed, though its decision is lost.
     committed: HashSet<i64>,
-    /// Some decisions may be missing.
+    /// Whether decisions may be missing.
     is_partial: bool,
-    /// Of the state stream, up to where it is read.
+    /// Number of losses of the state stream, as far as it is read.
     losses: usize,
     ids: HashMap<i64, String>,
 }
 
 impl Decisions {
-    /// What the state stream says of producers that are `wanted`.
+    /// Reads the decisions on producers that are `wanted` from the state stream.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The stream cannot be read.
     pub(super) fn read(
         History { replay, log_ends }: &History,
         wanted: &HashSet<i64>,
@@ -189,7 +189,8 @@ impl Decisions {
         added.push(Added { from, at, until: OPEN, places, losses });
     }
 
-    /// A transaction of the producer has ended. Returns from where on it certainly was this one.
+    /// Records that a transaction of the producer has ended. Returns the position since which it
+    /// certainly was this one.
     fn close(&mut self, producer_id: i64, at: LogOffset) -> Option<LogOffset> {
         let added = self.added.get_mut(&producer_id)?;
         let began = added.iter().find(|added| added.losses == self.losses).map(|added| added.from);
@@ -200,7 +201,8 @@ impl Decisions {
         began
     }
 
-    /// The transaction was open in `part` of the log; it is decided at its end.
+    /// Records a decision on a transaction that was open in `part` of the log; it was made at the
+    /// end of that part.
     fn decide(
         &mut self,
         (producer_id, epoch): (i64, i16),
@@ -215,22 +217,23 @@ impl Decisions {
         self.by_producer.entry(producer_id).or_default().push(decision);
     }
 
-    /// Whether decisions may be missing, so that markers are to be asked ([`Self::prove`]).
+    /// Whether decisions may be missing, so that markers have to be searched ([`Self::prove`]).
     pub(super) fn is_partial(&self) -> bool {
         self.is_partial
     }
 
-    /// Find what the markers of a partition say of transactions whose decisions may be lost.
+    /// Derives lost decisions from the markers of a partition.
     ///
-    /// Each partition of a transaction gets its marker, in the log behind the record that added
-    /// the partition, and in front of whatever the producer does next. So the first marker of
-    /// the producer behind that record is its own, if nothing of the partition is lost between
-    /// them. All that the producer has written in this part of the log is of this transaction.
+    /// Each partition of a transaction gets its marker, in the log after the record that added the
+    /// partition and before anything that the producer does next. So the first marker of the
+    /// producer after that record is the transaction's own, if nothing of the partition is lost
+    /// between them. All that the producer has written in this part of the log belongs to this
+    /// transaction.
     pub(super) fn prove(&mut self, place: Place, History { replay, log_ends }: &History) {
         let mut before: HashMap<i64, LogOffset> = HashMap::new();
         let (mut next, mut lost_to, mut is_mended) = (replay.checkpoint_end, LogOffset(0), false);
         for (batch, log) in replay.batches.iter().zip(log_ends) {
-            // A marker that recovery has written stands where something is lost.
+            // A marker that recovery has written is at a loss.
             if batch.base > next || is_mended {
                 lost_to = *log;
             }
@@ -250,7 +253,7 @@ impl Decisions {
                     && added.at < *log
                     && *log < added.until
             };
-            // Other outcomes than this need no proof.
+            // Only commits need a proof.
             let Some(own) = added.iter().find(own).filter(|_| outcome == Outcome::Commit) else {
                 continue;
             };
@@ -263,8 +266,8 @@ impl Decisions {
         }
     }
 
-    /// What is known of the transaction to which a record of a partition belongs, which this
-    /// producer has written.
+    /// Returns what is known about the transaction that a record of this producer in a partition
+    /// belongs to.
     pub(super) fn of(&self, producer_id: i64, place: Place, at: At) -> Known<'_> {
         let decisions = self.by_producer.get(&producer_id).map_or(&[][..], Vec::as_slice);
         match decisions.iter().find(|decision| decision.holds(place, at)) {

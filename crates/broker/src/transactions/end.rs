@@ -1,5 +1,5 @@
-//! The end of transactions: what follows a decision, transactions that are over their time,
-//! transactional ids that nobody uses.
+//! The end of transactions: the steps after a decision, timeouts, and the expiry of transactional
+//! ids.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::partition::{Partition, unix_time_ms};
 use crate::server::Server;
 use crate::state_stream::Refused;
 
-/// How often ids are looked for that nobody has used for `transactional.id.expiration.ms`.
+/// Interval of the search for ids that were not used for `transactional.id.expiration.ms`.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
-/// Ids that are forgotten before others have their turn.
+/// Number of ids that are removed before the task yields.
 const FORGOTTEN_AT_ONCE: usize = 1_000;
 
-/// Markers of a transaction that are put in line, and transactions that are aborted since they are
-/// over their time, before others have their turn.
+/// Number of markers of a transaction that are appended, or of timed-out transactions that are
+/// aborted, before the task yields.
 const MARKERS_AT_ONCE: usize = 256;
 
-/// After a failure that is not a lack of room.
+/// Delay after a failure other than a lack of space.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Write what follows a decision, in a task of its own; the decision is in line.
+/// Writes what follows a decision, in its own task; the decision is appended.
 pub(super) fn start(server: &Arc<Server>, slot: &Arc<Slot>) {
     let (server, slot) = (server.clone(), slot.clone());
     tokio::spawn(async move {
@@ -43,7 +43,7 @@ pub(super) fn start(server: &Arc<Server>, slot: &Arc<Slot>) {
     });
 }
 
-/// End what a crash has interrupted, before anybody is served.
+/// Ends the transactions that a crash has interrupted, before any client is served.
 pub(super) async fn resume(server: &Arc<Server>) -> Result<(), TransactionsError> {
     let slots: Vec<_> = server.transactions.slots.read().values().cloned().collect();
     for slot in slots {
@@ -57,12 +57,11 @@ pub(super) async fn resume(server: &Arc<Server>) -> Result<(), TransactionsError
     Ok(())
 }
 
-/// What a place in the spans of a decision takes, about.
+/// Estimated size of a span in a decision.
 const SPAN_BYTES: u64 = 40;
 
-/// Say in the decision how a transaction ends where its records lie, so that it can be told after
-/// damage of the log which records are its own. Where there are too many partitions for one record
-/// it is not said.
+/// Adds the spans of the transaction's records to a decision, so that damage of the log does not
+/// make them ambiguous. Left out if there are too many partitions for one record.
 pub(super) fn with_spans(server: &Server, transaction: &Transaction, event: Event) -> Event {
     let Event::Prepared { outcome, marker, identity, is_settled, .. } = event else {
         return event;
@@ -78,8 +77,8 @@ pub(super) fn with_spans(server: &Server, transaction: &Transaction, event: Even
     Event::Prepared { outcome, marker, identity, spans: fit.then_some(spans), is_settled }
 }
 
-/// Append markers, offsets and `Completed`, and wait until they are durable. With `resumed` some of
-/// the markers may be there. An error is a failed store.
+/// Appends markers, offsets and `Completed`, and waits until they are durable. With `resumed` some
+/// of the markers may exist already. An error is a failed store.
 async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<(), String> {
     let transactions = &server.transactions;
     let Some(Ending { outcome, marker, partitions, offsets, spans }) =
@@ -91,7 +90,7 @@ async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<()
         let spans = spans.into_iter().map(|Span { partition, records }| (partition, records));
         spans.collect::<HashMap<_, _>>()
     });
-    // What is open may be a later transaction if the log has lost something.
+    // If the log has lost something, the open transaction may be a later one.
     let is_its_own = |place, first| {
         spans.as_ref().is_none_or(|all| all.get(&place).is_some_and(|of| of.contains(&first)))
     };
@@ -104,7 +103,7 @@ async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<()
         let Some(topic) = server.topics.stored_by_id(topic) else { continue };
         let Some(partition) = topic.partition(index) else { continue };
         // Each partition gets the marker of each transaction that it is part of, so that a marker
-        // proves whose it is if decisions are lost. Written twice, it does no harm.
+        // proves its transaction if decisions are lost. A repeated marker does no harm.
         if resumed && partition.producer_epoch(producer_id).is_some_and(|known| known > epoch) {
             continue;
         }
@@ -117,7 +116,7 @@ async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<()
     if outcome == Outcome::Commit {
         for (group, mut topics) in offsets {
             if resumed && transactions.has_lost {
-                // They may be committed already, and others since.
+                // They may be committed already, and later ones since.
                 for (topic, positions) in &mut topics {
                     positions.retain(|partition, position| {
                         let now = server.groups.committed_offset(&group, topic, *partition);
@@ -140,7 +139,7 @@ async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<()
             Err(refused) => return Err(format!("{refused:?}")),
         }
     };
-    // All that was appended lies before it in the log.
+    // Everything appended above is before it in the log.
     append.await.map_err(|error| error.to_string())?;
     let mut transaction = slot.transaction.lock();
     transactions.apply(slot, &mut transaction, at_ms, Event::Completed);
@@ -150,7 +149,7 @@ async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<()
     Ok(())
 }
 
-/// What is to be done for a transaction whose end is decided.
+/// The work for a transaction whose end is decided.
 struct Ending {
     outcome: Outcome,
     marker: (i64, i16),
@@ -172,8 +171,8 @@ impl Ending {
     }
 }
 
-/// Append a marker as soon as there is room. A partition that was deleted meanwhile needs none
-/// (`None`).
+/// Appends a marker as soon as there is space. Returns `None` for a partition that was deleted
+/// meanwhile, which needs no marker.
 pub(super) async fn append_marker(
     server: &Server,
     partition: &Partition,
@@ -190,7 +189,7 @@ pub(super) async fn append_marker(
     }
 }
 
-/// Abort what is over its time, and forget ids that nobody uses, until the server stops.
+/// Aborts timed-out transactions and removes expired ids, until the server stops.
 pub(crate) async fn run(server: Arc<Server>) {
     let mut next_sweep = Instant::now() + SWEEP_INTERVAL;
     loop {
@@ -215,7 +214,7 @@ pub(crate) async fn run(server: Arc<Server>) {
     }
 }
 
-/// Abort the transactions that are over their time; whether that went well.
+/// Aborts timed-out transactions. Returns whether all were aborted.
 async fn abort_late(server: &Arc<Server>) -> bool {
     let transactions = &server.transactions;
     let now_ms = unix_time_ms();
@@ -245,8 +244,7 @@ async fn abort_late(server: &Arc<Server>) -> bool {
     true
 }
 
-/// Forget the ids that nobody has used for long. What cannot be written now is tried again at the
-/// next look.
+/// Removes expired ids. A removal that cannot be written now is tried again in the next sweep.
 pub(crate) async fn forget_unused(server: &Server) {
     let transactions = &server.transactions;
     let expiration = server.config.transactional_id_expiration;

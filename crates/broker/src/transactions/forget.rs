@@ -1,5 +1,5 @@
-//! Offsets that transactions would commit are forgotten: those of a topic before another one of its
-//! name is created, those of a group with the group.
+//! Removal of staged offsets: those of a topic before another one of its name is created, those of
+//! a group with the group.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,17 +14,16 @@ use super::{Slot, Step, Transactions, WAIT_MAX, durable};
 use crate::groups::Position;
 use crate::server::Server;
 
-/// Transactions that are looked at without a break.
+/// Number of transactions that are checked before the task yields.
 const LOOKED_AT_ONCE: usize = 1_000;
 
 impl Transactions {
-    /// Forget what open transactions have to commit for a topic of this name, which there is not
-    /// any more, and wait for those that are being ended. Durable when it returns. Needed before a
-    /// topic is created: what is to be committed is kept by the topics' names.
+    /// Removes the offsets that open transactions have staged for a deleted topic of this name, and
+    /// waits for transactions that are being ended. Durable when it returns. Needed before a topic
+    /// is created, because staged offsets name topics by name.
     ///
     /// # Errors
-    /// CONCURRENT_TRANSACTIONS: one does not come to its end; a store without room, or a failed
-    /// one.
+    /// CONCURRENT_TRANSACTIONS: a transaction does not end; a store without space, or a failed one.
     pub(crate) async fn forget_offsets(server: &Server, topic: &str) -> Result<(), ResponseError> {
         let slots = server.transactions.with_offsets_of(topic).await;
         let of_topic = |transaction: &Transaction| {
@@ -38,9 +37,9 @@ impl Transactions {
         forget(server, slots, of_topic).await.map(|_| ())
     }
 
-    /// Forget what open transactions have to commit for a group, as far as `is_deleted(topic,
-    /// partition)`, and wait for those that are being ended. Durable when it returns; whether there
-    /// was anything.
+    /// Removes the offsets that open transactions have staged for a group where `is_deleted(topic,
+    /// partition)` holds, and waits for transactions that are being ended. Durable when it returns.
+    /// Returns whether there were any.
     ///
     /// # Errors
     /// As [`Transactions::forget_offsets`].
@@ -65,18 +64,18 @@ impl Transactions {
         forget(server, slots, of_group).await
     }
 
-    /// The transactions that have offsets to commit for a topic of this name. There may be very
-    /// many others, so those who wait for a thread get on meanwhile.
+    /// Returns the transactions with staged offsets for a topic of this name. There may be very
+    /// many others, so it yields now and then.
     ///
-    /// Each one's lock is taken: who has it may have seen the topic that is gone, and is about to
-    /// put its offsets in line.
+    /// Takes the lock of each: its holder may have seen the deleted topic and be about to append
+    /// offsets.
     async fn with_offsets_of(&self, topic: &str) -> Vec<Arc<Slot>> {
         let mut found = Vec::new();
         let has_some = |slot: &Arc<Slot>| {
             let transaction = slot.transaction.lock();
             transaction.offsets.values().any(|topics| topics.contains_key(topic))
         };
-        // One place at a time: one that is held cannot make room for another id.
+        // One slot at a time: a referenced slot cannot be removed in favour of another id.
         let ids: Vec<Arc<str>> = self.slots.read().keys().cloned().collect();
         for some in ids.chunks(LOOKED_AT_ONCE) {
             found.extend(some.iter().filter_map(|id| self.get(id)).filter(has_some));
@@ -86,8 +85,8 @@ impl Transactions {
     }
 }
 
-/// Let in each transaction happen what `events` says of it, durably; whether there was anything.
-/// What is decided takes its course, and is waited for.
+/// Applies the events that `events` returns for each transaction, durably. Returns whether there
+/// were any. Decided transactions are waited for.
 async fn forget(
     server: &Server,
     slots: Vec<Arc<Slot>>,
@@ -116,8 +115,8 @@ async fn forget(
     Ok(is_any)
 }
 
-/// What an event has to say of a topic so that only the offsets stay that are not deleted: first
-/// that there are none, then which there are. Nothing if all of them stay.
+/// Returns the positions of events that keep only the offsets of a topic that are not deleted:
+/// first an empty list, then the rest. Nothing if all of them stay.
 fn without(
     topic: &str,
     positions: &BTreeMap<i32, Position>,

@@ -1,5 +1,5 @@
-//! Markers that the log has lost, with batches behind the loss that hang on them: they are put
-//! where they were lost. Argument: `docs/transactions.md`, "Damage".
+//! Repair of lost markers: a marker that the log has lost, and that later batches depend on, is put
+//! back where it was lost. Argument: `docs/transactions.md`, "Damage".
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -14,32 +14,32 @@ use crate::partition::LEADER_EPOCH;
 use crate::producer_state::ProducerStates;
 use crate::{state_stream, topics};
 
-/// A marker that is lost.
+/// A lost marker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Lost {
     producer_id: i64,
     epoch: i16,
     outcome: Outcome,
     is_known: bool,
-    /// Of the transaction.
+    /// First offset of the transaction.
     first: u64,
     time_ms: i64,
     /// The gaps that it may have been in.
     gaps: Range<usize>,
 }
 
-/// An open transaction on the way through the log.
+/// An open transaction during the pass over the log.
 struct Open {
     /// Its first batch.
     first: At,
     epoch: i16,
     time_ms: i64,
-    /// How many gaps lie before the last batch that is certainly part of it.
+    /// Number of gaps before the last batch that certainly belongs to it.
     gaps_before: usize,
 }
 
 impl Open {
-    /// Its marker is lost, in one of the gaps since its last batch: one that reaches behind `end`.
+    /// Its marker is lost, in one of the gaps since its last batch that extends beyond `end`.
     fn lost(
         &self,
         (producer_id, epoch): (i64, i16),
@@ -60,7 +60,7 @@ impl Open {
     }
 }
 
-/// The markers to put in the gaps of partitions.
+/// Returns the markers to put in the gaps of partitions.
 pub(crate) fn mend(damaged: &Damaged<'_>) -> Vec<(StreamId, Batch)> {
     let streams: HashMap<StreamId, _> = topics::streams(damaged.meta()).collect();
     let lossy: HashSet<StreamId> = damaged.gaps().iter().map(|gap| gap.stream).collect();
@@ -84,7 +84,7 @@ pub(crate) fn mend(damaged: &Damaged<'_>) -> Vec<(StreamId, Batch)> {
     }
     let coordinator = state_stream::id_in(damaged.meta(), STREAM_KEY);
     let state = coordinator.as_ref().and_then(history);
-    // The server does not start with a state stream that cannot be read.
+    // The server does not start if a state stream cannot be read.
     let Some(Ok(mut decisions)) = state.map(|state| Decisions::read(&state, &wanted)) else {
         return Vec::new();
     };
@@ -164,9 +164,9 @@ fn marker(lost: &Lost, offset: u64) -> Batch {
     }
 }
 
-/// The markers that must have been in the gaps of a partition, since what follows of their
-/// producers belongs to later transactions. `known` is asked about the transaction of a producer
-/// whose first batch lies there.
+/// Returns the markers that must have been in the gaps of a partition, because the producers' later
+/// batches belong to later transactions. `known` returns the decision on the transaction of a
+/// producer whose first batch is given.
 fn lost_markers<'a>(
     place: Place,
     History { replay, log_ends }: &History,
@@ -174,7 +174,7 @@ fn lost_markers<'a>(
 ) -> Vec<Lost> {
     let gaps = replay.gaps();
     let checkpoint = replay.checkpoint.as_ref();
-    // A start fails with a checkpoint that cannot be read.
+    // The start fails if a checkpoint cannot be read.
     let states = checkpoint.and_then(|bytes| ProducerStates::decode(bytes, 0).ok());
     let states = states.unwrap_or_default();
     let mut all_open: HashMap<i64, Open> = states
@@ -203,7 +203,7 @@ fn lost_markers<'a>(
                 open.lost((producer_id, open.epoch), (Outcome::Abort, false), &gaps[..passed], 0)
             };
             match (known(producer_id, open.first), marker) {
-                // Whether a marker is its own or a later one's, it ends as was decided.
+                // Whether the marker is its own or a later one's, the outcome is the decided one.
                 (Known::Decided(decision), Some(ends)) if ends == decision.outcome => None,
                 (Known::Decided(decision), None) if decision.holds(place, at) => None,
                 (Known::Decided(decision), _) => {
@@ -225,10 +225,11 @@ fn lost_markers<'a>(
     lost
 }
 
-/// An offset for each lost marker in one of the gaps that it may have been in, and the markers for
-/// which there is none.
+/// Assigns each lost marker an offset in one of the gaps that it may have been in. Returns these
+/// and the markers without an offset.
 fn find_room(mut lost: Vec<Lost>, gaps: &[Range<StreamOffset>]) -> (Vec<(u64, Lost)>, Vec<Lost>) {
-    // Those that have to be in an early gap first: if there is room for all, they all find it.
+    // Those whose last possible gap comes first go first: if there is space for all, each gets an
+    // offset.
     lost.sort_by_key(|lost| (lost.gaps.end, lost.first, lost.producer_id));
     let mut placed = Vec::new();
     for (at, gap) in gaps.iter().enumerate() {

@@ -1,12 +1,11 @@
-//! The coordinator of transactions. Design and crash argument: `docs/transactions.md`.
+//! The transaction coordinator. Design and crash argument: `docs/transactions.md`.
 //!
 //! - `transaction`: one transaction as a pure state machine.
 //! - `record`: the records of the state stream, and its checkpoint.
-//! - `end`: writing markers and offsets of a transaction whose end is decided; time-outs; expiry.
-//! - `decisions`, `mend`, `reconcile`: what is lost to damage of the log.
-//! - `forget`: offsets that are not to be committed any more.
-//! - this file: the transactions by transactional id, each behind its lock, and what requests do to
-//!   them.
+//! - `end`: writes the markers and offsets of a decided transaction; timeouts; expiry of ids.
+//! - `decisions`, `mend`, `reconcile`: repair after damage of the log.
+//! - `forget`: removal of staged offsets that must not be committed any more.
+//! - this file: the transactions by transactional id, each behind its lock, and the requests.
 
 mod decisions;
 mod end;
@@ -52,18 +51,17 @@ use transaction::{End, Init, Transaction};
 
 const STREAM_KEY: &str = "transactions/stream";
 
-/// Transactional ids that are remembered, and their bytes together. Beyond that those go that have
-/// been out of use for the longest.
+/// Bounds on transactional ids: their number, and their total bytes. Beyond that the least recently
+/// used ids are removed.
 const MAX_IDS: usize = 100_000;
 const MAX_IDS_BYTES: usize = 64 << 20;
-/// The longest transactional id that is taken. Longer ones that earlier versions have taken are
-/// remembered like others.
+/// The longest transactional id that is accepted. Longer ones from earlier versions remain valid.
 const MAX_ID_BYTES: usize = 1024;
-/// Bound on the memory for what is part of transactions that have not ended.
+/// Bound on the memory for the contents of transactions that have not ended.
 const MAX_OPEN_BYTES: usize = 64 << 20;
-/// What one of them can have of it.
+/// The most that one transaction can use of it.
 const MAX_TRANSACTION_BYTES: usize = MAX_OPEN_BYTES / 8;
-/// How long a request waits for room in the log, or for the end of a transaction.
+/// How long a request waits for space in the log, or for the end of a transaction.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Why the coordinator could not start.
@@ -72,24 +70,24 @@ pub enum TransactionsError {
     /// The state stream could not be opened.
     #[error("{0}")]
     State(#[from] StateError),
-    /// Its checkpoint or a record is not what this version writes.
+    /// Its checkpoint or a record does not have this version's format.
     #[error("{0}")]
     Corrupt(#[from] Corrupt),
-    /// What a crash has interrupted could not be ended.
+    /// A transaction that a crash interrupted could not be ended.
     #[error("the transaction {id} could not be ended: {cause}")]
     NotEnded {
         /// The transactional id.
         id: String,
-        /// Why not.
+        /// The reason.
         cause: String,
     },
 }
 
-/// A transactional id's place.
+/// A transactional id's entry in the map.
 struct Slot {
     id: Arc<str>,
     transaction: Mutex<Transaction>,
-    /// A transaction has ended.
+    /// Notified when a transaction has ended.
     ended: Notify,
 }
 
@@ -100,42 +98,43 @@ pub(crate) struct Transactions {
     store: Store,
     /// Whether records of the state stream are lost.
     has_lost: bool,
-    /// Locked from its next offset until a record is in line.
+    /// Locked from reading its next offset until the record is appended.
     stream: Mutex<StreamWriter>,
     slots: RwLock<Slots>,
-    /// Ids without an open transaction by when anything was last heard of them, in milliseconds
-    /// since the Unix epoch.
+    /// Ids without an open transaction, by the time of their last event, in milliseconds since the
+    /// Unix epoch.
     unused: Mutex<BTreeSet<(i64, Arc<str>)>>,
-    /// Open transactions by when they are over their time, in milliseconds since the Unix epoch.
+    /// Open transactions by the time at which they time out, in milliseconds since the Unix epoch.
     deadlines: Mutex<BTreeSet<(i64, Arc<str>)>>,
-    /// A deadline came before all others.
+    /// Notified when the earliest deadline has become earlier.
     sooner: Notify,
-    /// They are told which transactions have offsets to commit for them, until those are durable.
+    /// The group coordinator. It tracks the partitions for which transactions have staged offsets,
+    /// until those are durable.
     groups: Groups,
     ids_bytes: AtomicUsize,
-    /// Of what is part of transactions.
+    /// Memory for the contents of transactions.
     open_bytes: AtomicUsize,
-    /// As a metric.
+    /// The number of open transactions, as a metric.
     open: Gauge<i64, AtomicI64>,
 }
 
-/// What DescribeTransactions tells.
+/// The data for DescribeTransactions.
 pub(crate) struct Description {
     pub(crate) state: State,
     pub(crate) producer_id: i64,
     pub(crate) epoch: i16,
     pub(crate) timeout_ms: i32,
-    /// When it began, also of one that has ended; -1 if none has begun.
+    /// When the current or last transaction began; -1 if none has begun.
     pub(crate) started_at_ms: i64,
     pub(crate) partitions: Vec<(Uuid, i32)>,
 }
 
-/// A transaction that a batch may be appended to, as long as this lives.
+/// Holds a transaction open for an append while this value lives.
 pub(crate) struct Admitted<'a>(
     #[expect(dead_code, reason = "it is held")] MutexGuard<'a, Transaction>,
 );
 
-/// Who writes a transactional batch.
+/// The producer that writes a transactional batch.
 #[derive(Clone, Copy)]
 pub(crate) struct Producer<'a> {
     pub(crate) transactional_id: &'a str,
@@ -144,8 +143,8 @@ pub(crate) struct Producer<'a> {
 }
 
 impl Transactions {
-    /// Find or create the state stream, and load what it holds. [`start`] has to follow, once
-    /// partitions and groups are there.
+    /// Opens or creates the state stream, and loads its state. [`start`] has to follow once
+    /// partitions and groups are loaded.
     pub(crate) async fn open(
         store: Store,
         groups: Groups,
@@ -196,8 +195,7 @@ impl Transactions {
         self.slots.read().get(id).cloned()
     }
 
-    /// An id's place; a new one may take the place of those that have been out of use for the
-    /// longest.
+    /// Returns an id's slot. A new id may replace the least recently used ones.
     fn get_or_create(&self, id: &str) -> Result<Arc<Slot>, Blocked> {
         if let Some(slot) = self.get(id) {
             return Ok(slot);
@@ -233,15 +231,16 @@ impl Transactions {
         slot
     }
 
-    /// Forget the id that has been out of use for the longest, if that is since before `before_ms`;
+    /// Removes the least recently used id, if it has not been used since `before_ms`. Returns
     /// whether there was one.
     ///
-    /// Under the lock of all: else a producer could find the place that is about to be dropped.
+    /// Under the lock of the map: otherwise a producer could find the slot that is about to be
+    /// removed.
     fn forget_oldest(&self, slots: &mut Slots, before_ms: i64) -> Result<bool, Refused> {
         let mut unused = self.unused.lock();
         let mut old = unused.iter().take_while(|(at_ms, _)| *at_ms < before_ms);
-        // Whoever has looked an id up may be about to use it. There are not more of these than
-        // requests.
+        // A request that has looked an id up may be about to use it. There are no more of these
+        // than requests.
         let is_free = |slot: &Arc<Slot>| Arc::strong_count(slot) == 1;
         let Some(oldest) = old.find(|(_, id)| slots.get(id).is_some_and(is_free)).cloned() else {
             return Ok(false);
@@ -256,8 +255,8 @@ impl Transactions {
         Ok(true)
     }
 
-    /// Put a record in line and let its event happen; the transaction is locked by the caller. The
-    /// event counts only once the record is durable.
+    /// Appends a record and applies its event; the caller holds the transaction's lock. The event
+    /// takes effect only once the record is durable.
     fn change(
         &self,
         slot: &Slot,
@@ -270,8 +269,8 @@ impl Transactions {
         Ok(append)
     }
 
-    /// Have it decided that a transaction ends by this event. `None` as long as another one of
-    /// which it is decided commits offsets for some of the same partitions.
+    /// Decides the end of a transaction by this event. Returns `None` while another decided
+    /// transaction commits offsets for some of the same partitions.
     fn decide(
         &self,
         slot: &Slot,
@@ -342,7 +341,7 @@ impl Transactions {
         self.open.set(deadlines.len() as i64);
     }
 
-    /// Do what may find no room, again when there is some, for a while.
+    /// Repeats an attempt that may find no space, whenever there is some, for at most [`WAIT_MAX`].
     async fn with_room<T>(
         &self,
         mut attempt: impl FnMut() -> Result<T, Blocked>,
@@ -361,8 +360,8 @@ impl Transactions {
         }
     }
 
-    /// InitProducerId of a transactional producer: its producer id and epoch. `expected` is what it
-    /// says that it is.
+    /// Handles InitProducerId of a transactional producer, and returns its producer id and epoch.
+    /// `expected` is the identity that the client sends.
     pub(crate) async fn init(
         server: &Arc<Server>,
         id: &str,
@@ -400,8 +399,8 @@ impl Transactions {
         Ok(current)
     }
 
-    /// Take steps until there is nothing to do but to wait for the record; who the producer is
-    /// then.
+    /// Runs steps until only the record has to be waited for. Returns the producer's identity from
+    /// then on.
     async fn take_steps(
         server: &Server,
         slot: &Slot,
@@ -425,11 +424,11 @@ impl Transactions {
         }
     }
 
-    /// Let a producer append a batch to a partition, as long as the result lives. The partition
-    /// must be part of the transaction, or the error is `not_added`; with `None` (KIP-890) it
-    /// becomes part of it by this. So it does when the same partition of one of the `deleted`
-    /// topics is part of it: Kafka's transactions have partitions by name, and go on in a topic
-    /// that was created anew.
+    /// Lets a producer append a batch to a partition while the result lives. The partition must be
+    /// part of the transaction, or the error is `not_added`; with `None` (KIP-890) this adds it. It
+    /// is also added if the same partition of one of the `deleted` topics is part of the
+    /// transaction: Kafka's transactions identify partitions by name, and continue in a topic that
+    /// was created again.
     pub(crate) fn admit<'a>(
         &self,
         slot: &'a TransactionRef,
@@ -445,7 +444,7 @@ impl Transactions {
         let mut transaction = slot.0.transaction.lock();
         match transaction.check_open(producer.id, producer.epoch) {
             Ok(()) => {}
-            // Each client knows what this means for a batch.
+            // Every client handles this error for a batch.
             Err(ResponseError::ProducerFenced) => {
                 return Err(refuse(
                     ResponseError::InvalidProducerEpoch,
@@ -475,7 +474,7 @@ impl Transactions {
         }
     }
 
-    /// The transaction that a producer writes in, as soon as no earlier one of it is being ended.
+    /// Returns the transaction of a producer, once no earlier one of it is being ended.
     ///
     /// # Errors
     /// INVALID_PRODUCER_ID_MAPPING if there is none; CONCURRENT_TRANSACTIONS after `until`.
@@ -489,7 +488,7 @@ impl Transactions {
         Ok(TransactionRef(slot))
     }
 
-    /// AddPartitionsToTxn, AddOffsetsToTxn: durable when it returns.
+    /// Handles AddPartitionsToTxn and AddOffsetsToTxn: durable when it returns.
     pub(crate) async fn add(
         &self,
         producer: Producer<'_>,
@@ -515,9 +514,9 @@ impl Transactions {
         durable(append).await
     }
 
-    /// TxnOffsetCommit, of `topics` of the request: durable when it returns. The group must be part
-    /// of the transaction, or the error is `not_added`; with `None` (KIP-890) it becomes part of it
-    /// by this. `exist` is asked when the record is about to be put in line.
+    /// Handles TxnOffsetCommit for `topics` of the request: durable when it returns. The group must
+    /// be part of the transaction, or the error is `not_added`; with `None` (KIP-890) this adds it.
+    /// `exist` is called right before the append.
     pub(crate) async fn add_offsets(
         &self,
         producer: Producer<'_>,
@@ -565,8 +564,8 @@ impl Transactions {
         durable(append).await
     }
 
-    /// EndTxn: the producer id and epoch to go on with. `raises_epoch`: the client knows version 2
-    /// of transactions.
+    /// Handles EndTxn, and returns the producer id and epoch to continue with. `raises_epoch`: the
+    /// client supports version 2 of transactions.
     pub(crate) async fn end(
         server: &Arc<Server>,
         producer: Producer<'_>,
@@ -597,8 +596,8 @@ impl Transactions {
         };
         let until = Instant::now() + WAIT_MAX;
         let (append, current) = Self::take_steps(server, &slot, until, step).await?;
-        // Markers and offsets are in line behind the decision, if there is room: so to wait for the
-        // end is one flush. Without room the decision is enough.
+        // If there is space, markers and offsets are appended right after the decision, so waiting
+        // for the end costs one flush. Without space the decision is enough.
         if append.is_some() && slot.wait_for_end(until).await.is_err() {
             durable(append).await?;
         }
@@ -609,9 +608,9 @@ impl Transactions {
         self.get(id).and_then(|slot| describe(&slot.transaction.lock()))
     }
 
-    /// All transactional ids, sorted.
+    /// Returns all transactional ids, sorted.
     pub(crate) fn all(&self) -> Vec<(Arc<str>, Description)> {
-        // One place at a time: one that is held cannot make room for another id.
+        // One slot at a time: a referenced slot cannot be removed in favour of another id.
         let ids: Vec<Arc<str>> = self.slots.read().keys().cloned().collect();
         let described = |id: Arc<str>| {
             let description = describe(&self.get(&id)?.transaction.lock())?;
@@ -622,11 +621,11 @@ impl Transactions {
         all
     }
 
-    /// Whether there is memory for so much more of a transaction.
+    /// Checks whether a transaction may use this much more memory.
     ///
     /// # Errors
-    /// POLICY_VIOLATION if it has its share, of which it gives back nothing before it ends.
-    /// COORDINATOR_NOT_AVAILABLE if there is nothing left: others end.
+    /// POLICY_VIOLATION if it has its maximum: it frees nothing before it ends.
+    /// COORDINATOR_NOT_AVAILABLE if nothing is left: other transactions end.
     fn check_room(
         &self,
         transaction: &Transaction,
@@ -650,11 +649,11 @@ impl Transactions {
     }
 }
 
-/// A transaction that was looked up.
+/// A reference to a transaction that was looked up.
 pub(crate) struct TransactionRef(Arc<Slot>);
 
 impl Slot {
-    /// Wait until no transaction is being ended.
+    /// Waits until no transaction is being ended.
     async fn wait_for_end(&self, until: Instant) -> Result<(), ResponseError> {
         loop {
             let ended = self.ended.notified();
@@ -668,13 +667,13 @@ impl Slot {
     }
 }
 
-/// How far an attempt has come.
+/// The result of one step.
 enum Step {
     /// The producer has this id and epoch once the record, if there is one, is durable.
     Done(Option<Append>, (i64, i16)),
     /// A transaction is being ended.
     Wait,
-    /// Others are being ended that commit offsets for the same partitions.
+    /// Other transactions are being ended that commit offsets for the same partitions.
     WaitForOthers,
     NeedsProducerId,
 }
@@ -721,7 +720,7 @@ async fn allocate(ids: &ProducerIds) -> Result<i64, ResponseError> {
     })
 }
 
-/// `None` for an id whose first InitProducerId is not through.
+/// Returns `None` for an id whose first InitProducerId has not completed.
 fn describe(transaction: &Transaction) -> Option<Description> {
     let (producer_id, epoch) = transaction.identity.current();
     (producer_id >= 0).then(|| Description {

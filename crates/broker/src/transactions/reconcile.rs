@@ -1,5 +1,5 @@
-//! What the coordinator does at the start, before anybody is served: it ends what a crash has
-//! interrupted, and what damage of the log has left without its end. Argument:
+//! The steps of the coordinator at start, before any client is served: it ends transactions that a
+//! crash interrupted, and those whose end was lost to damage of the log. Argument:
 //! `docs/transactions.md`, "Damage".
 
 use std::collections::{HashMap, HashSet};
@@ -27,7 +27,7 @@ struct Open {
     first: At,
 }
 
-/// Bring coordinator and partitions to one opinion.
+/// Makes the states of coordinator and partitions consistent.
 pub(crate) async fn start(server: &Arc<Server>) -> Result<(), TransactionsError> {
     for partition in server.topics.all().iter().flat_map(|topic| &topic.partitions) {
         for (mended, outcome) in partition.mended() {
@@ -38,7 +38,7 @@ pub(crate) async fn start(server: &Arc<Server>) -> Result<(), TransactionsError>
             });
         }
     }
-    // All that is known is read before anything is written, which may lead to an upload.
+    // All state is read before anything is written, because writing may lead to an upload.
     let all_open = all_open(server);
     let doubtful = doubtful(server);
     let mut wanted: HashSet<i64> = all_open.iter().map(|open| open.producer_id).collect();
@@ -49,7 +49,7 @@ pub(crate) async fn start(server: &Arc<Server>) -> Result<(), TransactionsError>
     resume(server).await?;
     settled(server).await?;
     let last = abort_orphans(server).await?.or(last_decided);
-    // Until a marker is durable, the transaction's records are not shown.
+    // Until a marker is durable, the transaction's records are not visible.
     match last {
         Some(append) => append.await.map_err(|cause| not_ended(&"several", &cause)),
         None => Ok(()),
@@ -90,7 +90,7 @@ fn all_open(server: &Server) -> Vec<Open> {
     all
 }
 
-/// The producers whose open transactions are in doubt.
+/// Returns the producers whose open transactions are in doubt.
 fn doubtful(server: &Server) -> HashSet<i64> {
     let slots = slots(server).into_iter();
     let doubtful = slots.filter_map(|slot| {
@@ -101,7 +101,7 @@ fn doubtful(server: &Server) -> HashSet<i64> {
     doubtful.collect()
 }
 
-/// What is known of how transactions of these producers end.
+/// Returns the known decisions on transactions of these producers.
 fn decisions(server: &Server, wanted: &HashSet<i64>) -> Result<Decisions, TransactionsError> {
     if wanted.is_empty() {
         return Ok(Decisions::default());
@@ -118,7 +118,7 @@ fn decisions(server: &Server, wanted: &HashSet<i64>) -> Result<Decisions, Transa
     Ok(decisions)
 }
 
-/// Write the markers again of transactions of which it is known how they have ended.
+/// Writes the markers of decided transactions again.
 async fn end_decided(
     server: &Server,
     decisions: &Decisions,
@@ -128,7 +128,7 @@ async fn end_decided(
     for Open { topic, partition, place, producer_id, first, .. } in all_open {
         let Known::Decided(decision) = decisions.of(producer_id, place, first) else { continue };
         if decision.is_due {
-            // What follows it is about to be written.
+            // [`resume`] writes the markers of this one.
             continue;
         }
         let (outcome, epoch) = (decision.outcome, decision.epoch);
@@ -150,8 +150,7 @@ async fn end_decided(
     Ok(last)
 }
 
-/// End the open transactions of which records were lost: of the state stream, or of their
-/// partitions.
+/// Ends the open transactions that have lost records: of the state stream, or of their partitions.
 async fn settle(
     server: &Server,
     decisions: &Decisions,
@@ -191,7 +190,7 @@ async fn settle(
                 continue;
             }
         };
-        // Nobody else is there yet who would change it meanwhile.
+        // No client is served yet that could change it meanwhile.
         loop {
             let transactions = &server.transactions;
             let changed = transactions.change(&slot, &mut slot.transaction.lock(), event.clone());
@@ -205,7 +204,7 @@ async fn settle(
     Ok(())
 }
 
-/// Whether a partition that the transaction has added has lost records.
+/// Whether a partition of the transaction has lost records.
 fn has_lost(server: &Server, transaction: &Transaction) -> bool {
     transaction.partitions.iter().any(|(topic, index)| {
         let topic = server.topics.stored_by_id(*topic);
@@ -213,7 +212,7 @@ fn has_lost(server: &Server, transaction: &Transaction) -> bool {
     })
 }
 
-/// The event by which an open transaction is beyond doubt.
+/// Returns the event that ends an open transaction in doubt.
 fn end_in_doubt(
     server: &Server,
     slot: &Slot,
@@ -239,13 +238,13 @@ fn end_in_doubt(
         "the decision about a transaction was lost to damage; it is committed, as one of its markers says"
     );
     server.metrics.ended_after_loss("committed");
-    // Its records have their markers already. What is open is of a later transaction.
+    // Its records have their markers already. An open transaction in a partition is a later one.
     let event = transaction.settle(newest, Outcome::Commit);
     let Event::Prepared { outcome, marker, identity, is_settled, .. } = event else { return event };
     Event::Prepared { outcome, marker, identity, spans: Some(Vec::new()), is_settled }
 }
 
-/// Log that a transaction is aborted, for each partition in which it is open.
+/// Logs that a transaction is aborted, for each partition in which it is open.
 fn tell_aborted(server: &Server, slot: &Slot, transaction: &Transaction, why: &str) {
     let (producer_id, epoch) = transaction.identity.current();
     let transactional_id = &*slot.id;
@@ -263,7 +262,7 @@ fn tell_aborted(server: &Server, slot: &Slot, transaction: &Transaction, why: &s
     }
 }
 
-/// Put an end to the doubt about all transactional ids.
+/// Ends the doubt about all transactional ids.
 async fn settled(server: &Server) -> Result<(), TransactionsError> {
     let slots = slots(server);
     let is_doubtful = |slot: &Arc<Slot>| slot.transaction.lock().doubt.is_open();
@@ -283,7 +282,7 @@ async fn settled(server: &Server) -> Result<(), TransactionsError> {
     Ok(())
 }
 
-/// Abort the open transactions of partitions that the coordinator knows nothing of.
+/// Aborts the open transactions of partitions that the coordinator does not know.
 async fn abort_orphans(server: &Server) -> Result<Option<Append>, TransactionsError> {
     let mut last = None;
     let all_open = all_open(server);

@@ -1,4 +1,4 @@
-//! What the state stream of transactions holds. Layout: `docs/format/transaction-state.md`.
+//! The records of the state stream of transactions. Layout: `docs/format/transaction-state.md`.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::state_table::{Corrupt, Reader, Table, Writer};
 
 const VERSION: u8 = 1;
 const CHECKPOINT_VERSION: u8 = 2;
-/// Did not say where records lie, and in what is doubt.
+/// This version of the checkpoint has neither spans nor doubts.
 const WITHOUT_SPANS: u8 = 1;
 
 const KIND_INITIALISED: u8 = 1;
@@ -29,24 +29,24 @@ const KIND_SETTLED: u8 = 9;
 pub(super) struct Record {
     /// The transactional id.
     pub(super) id: String,
-    /// When, in milliseconds since the Unix epoch.
+    /// The time, in milliseconds since the Unix epoch.
     pub(super) at_ms: i64,
     pub(super) event: Event,
 }
 
-/// What happens to a transaction.
+/// An event of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// Its producer begins, with this identity; nothing is open.
+    /// A producer begins with this identity; no transaction is open.
     Initialised { identity: Identity, timeout_ms: i32 },
-    /// These are part of it from now on; it begins if it has not.
+    /// These become part of the transaction, which begins if it has not.
     Added { partitions: Vec<(Uuid, i32)>, groups: Vec<String> },
-    /// To be committed for the group when it commits. Of a topic without positions nothing is to be
-    /// committed any more.
+    /// Offsets to commit for the group if the transaction commits. An empty list of positions
+    /// removes those of the topic.
     Offsets { group: String, topics: Vec<(String, Vec<Position>)> },
-    /// How it ends is decided. Markers carry `marker` (producer id and epoch); the producer goes on
-    /// with `identity`. Its records lie in `spans`, of which nothing is said in records of earlier
-    /// versions. `is_settled`: a start has decided so, about what is known of before a loss.
+    /// The end is decided. Markers carry `marker` (producer id and epoch); the producer continues
+    /// with `identity`. Its records are in `spans`, which records of earlier versions do not have.
+    /// `is_settled`: a start has decided a transaction that was in doubt after a loss.
     Prepared {
         outcome: Outcome,
         marker: (i64, i16),
@@ -56,14 +56,15 @@ pub(super) enum Event {
     },
     /// Markers and offsets are written.
     Completed,
-    /// The transactional id is forgotten.
+    /// The transactional id is removed.
     Removed,
-    /// Of all transactional ids: a start has ended what was open and in doubt.
+    /// Concerns all transactional ids: a start has ended the open transactions in doubt.
     Settled,
 }
 
 impl Record {
-    /// Strings must not be longer than [`crate::state_table::MAX_STRING_BYTES`].
+    /// Encodes the record. Strings must not be longer than
+    /// [`crate::state_table::MAX_STRING_BYTES`].
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.u8(VERSION);
@@ -305,7 +306,7 @@ fn read_span(reader: &mut Reader<'_>) -> Result<Span, Corrupt> {
     Ok(Span { partition, records: reader.u64()?..reader.u64()? })
 }
 
-/// In records of recovery, and in checkpoints.
+/// Reads the spans of records of recovery, and of checkpoints.
 fn read_spans(reader: &mut Reader<'_>) -> Result<Option<Vec<Span>>, Corrupt> {
     match reader.u8()? {
         0 => Ok(None),

@@ -1,8 +1,8 @@
-//! One transaction as a state machine: what a request decides, and what an event changes. No I/O,
-//! no clock.
+//! One transaction as a state machine: the decisions on requests, and the changes by events. No
+//! I/O, no clock.
 //!
-//! The rules are Kafka's (`TransactionMetadata`, `TransactionCoordinator`), in the words of KIP-98,
-//! KIP-360 and KIP-890.
+//! The rules are Kafka's (`TransactionMetadata`, `TransactionCoordinator`); they are described in
+//! KIP-98, KIP-360 and KIP-890.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,18 +14,18 @@ use super::record::Event;
 use crate::batch::Outcome;
 use crate::groups::Position;
 
-/// Stands for "no producer id" and "no epoch".
+/// Means "no epoch" or "no producer id".
 const NONE: i16 = -1;
 const NO_PRODUCER: i64 = -1;
 
-/// What an element takes in memory beside its strings, about.
+/// Estimated memory of an element apart from its strings.
 const ENTRY_BYTES: usize = 64;
 
-/// The last epoch that a producer is given. The one after it is only ever used to fence it.
+/// The last epoch that a producer receives. The one after it is used only to fence it.
 const LAST_EPOCH: i16 = i16::MAX - 1;
 
-/// Who may write, and who it was before that: a client that has lost an answer asks again as that
-/// one.
+/// The current producer and the previous one: a client that has lost a response repeats the request
+/// with the previous identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) producer_id: i64,
@@ -46,12 +46,12 @@ impl Default for Identity {
 }
 
 impl Identity {
-    /// Producer id and epoch.
+    /// Returns producer id and epoch.
     pub(super) fn current(&self) -> (i64, i16) {
         (self.producer_id, self.epoch)
     }
 
-    /// A new producer, of which this one was the predecessor.
+    /// A new producer that replaces this one.
     fn replaced_by(&self, producer_id: i64, previous_epoch: i16) -> Self {
         Self { producer_id, epoch: 0, previous_producer_id: self.producer_id, previous_epoch }
     }
@@ -80,7 +80,7 @@ impl State {
         State::Completed(Outcome::Abort),
     ];
 
-    /// As Kafka's tools show it.
+    /// The name that Kafka's tools show.
     pub(crate) fn name(self) -> &'static str {
         match self {
             State::Empty => "Empty",
@@ -92,14 +92,14 @@ impl State {
         }
     }
 
-    /// Whether Kafka has a state of this name. It has two more, in which no transaction is ever
-    /// seen here.
+    /// Whether Kafka has a state of this name. Kafka has two more, which no transaction reaches
+    /// here.
     pub(crate) fn is_known(name: &str) -> bool {
         matches!(name, "Dead" | "PrepareEpochFence")
             || Self::ALL.iter().any(|state| state.name() == name)
     }
 
-    /// As the checkpoint has it: Kafka's numbers.
+    /// The number in the checkpoint: Kafka's.
     pub(super) fn number(self) -> u8 {
         Self::ALL.iter().position(|state| *state == self).map_or(0, |at| at as u8)
     }
@@ -112,8 +112,8 @@ impl State {
 /// Offsets to commit, by topic and partition.
 pub(super) type Offsets = BTreeMap<String, BTreeMap<i32, Position>>;
 
-/// Where a transaction has its records in a partition: its producer's in this range are its own,
-/// all of them.
+/// The records of a transaction in a partition: all records of its producer in this range belong to
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     /// Topic id and partition.
@@ -121,30 +121,29 @@ pub(super) struct Span {
     pub(super) records: Range<u64>,
 }
 
-/// Whether what is known of a transaction is the truth, after records of the state stream were
-/// lost.
+/// How reliable a transaction's state is after records of the state stream were lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Doubt {
     #[default]
     None,
-    /// It is what was true before the loss. The transaction may have ended since, and others.
+    /// The state is that from before the loss. The transaction may have ended since, and others.
     Stale,
-    /// What was added later may belong to another transaction than what was added before.
+    /// Later additions may belong to a different transaction than earlier ones.
     Mixed,
-    /// What was open has been ended at a start. Before it, transactions may have ended of which
-    /// nothing is known, and epochs may have been handed out.
+    /// An open transaction was ended at a start. Before it, unknown transactions may have ended and
+    /// unknown epochs may have been issued.
     Settled,
-    /// The last transaction is known again. The next epoch may have been handed out before.
+    /// The last transaction is known again. The next epoch may have been issued before.
     Renew,
 }
 
 impl Doubt {
-    /// Whether a start has to settle it.
+    /// Whether a start has to resolve it.
     pub(super) fn is_open(self) -> bool {
         matches!(self, Self::Stale | Self::Mixed)
     }
 
-    /// As the checkpoint has it.
+    /// The number in the checkpoint.
     pub(super) fn number(self) -> u8 {
         self as u8
     }
@@ -155,15 +154,15 @@ impl Doubt {
     }
 }
 
-/// The transaction of one transactional id: the present one, or the last.
+/// The transaction of one transactional id: the current one, or the last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Transaction {
     pub(super) identity: Identity,
     pub(super) timeout_ms: i32,
     pub(super) state: State,
-    /// Producer id and epoch that the markers of a prepared transaction carry.
+    /// Producer id and epoch of the markers of a prepared transaction.
     pub(super) marker: (i64, i16),
-    /// When the open transaction began, or the one that has ended; -1 if there was none since the
+    /// When the open transaction, or the one that has ended, began; -1 if there was none since the
     /// producer was initialised. Milliseconds since the Unix epoch.
     pub(super) started_at_ms: i64,
     pub(super) updated_at_ms: i64,
@@ -172,34 +171,34 @@ pub(super) struct Transaction {
     pub(super) groups: BTreeSet<String>,
     /// By group.
     pub(super) offsets: BTreeMap<String, Offsets>,
-    /// Where the records of a prepared transaction lie. `None`: not all were told.
+    /// The spans of the records of a prepared transaction. `None`: not recorded for all partitions.
     pub(super) spans: Option<Vec<Span>>,
     pub(super) doubt: Doubt,
 }
 
-/// What an InitProducerId comes to.
+/// The decision on an InitProducerId.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Init {
-    /// The producer begins so. `None`: it has this identity already.
+    /// The producer gets this identity. `None`: it has it already.
     Begin(Option<Identity>),
-    /// It needs a new producer id first.
+    /// A new producer id has to be allocated first.
     NeedsProducerId,
-    /// What is open is to be aborted first, by this event.
+    /// The open transaction has to be aborted first, by this event.
     AbortFirst(Event),
-    /// What is being ended is to be waited for.
+    /// The end of a transaction has to be waited for.
     Wait,
 }
 
-/// What an EndTxn comes to.
+/// The decision on an EndTxn.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// The transaction ends by this event.
     Prepare(Event),
-    /// It has ended that way already: the client asks again.
+    /// It has already ended with this outcome: the client repeats its request.
     Done,
-    /// It ends that way already.
+    /// It is already being ended with this outcome.
     Wait,
-    /// It needs a new producer id first.
+    /// A new producer id has to be allocated first.
     NeedsProducerId,
 }
 
@@ -222,11 +221,11 @@ impl Default for Transaction {
 }
 
 impl Transaction {
-    /// InitProducerId. `expected` is what the client says that it is. `new_producer_id` is one that
-    /// nobody has had.
+    /// Decides on an InitProducerId. `expected` is the identity that the client sends.
+    /// `new_producer_id` is one that was never issued.
     ///
     /// # Errors
-    /// PRODUCER_FENCED: somebody else has come since.
+    /// PRODUCER_FENCED: another producer has initialised since.
     pub(super) fn init(
         &self,
         expected: Option<(i64, i16)>,
@@ -249,12 +248,13 @@ impl Transaction {
         }
         match self.state {
             State::Prepared(_) => return Ok(Init::Wait),
-            // Kafka aborts it for any epoch, and refuses the one who asks afterwards.
+            // Kafka aborts it for any epoch, and refuses the client afterwards.
             State::Ongoing if expected.is_some_and(|expected| expected != current.current()) => {
                 return Err(ResponseError::ProducerFenced);
             }
             State::Ongoing if expected.is_none() => return Ok(Init::AbortFirst(self.fence())),
-            // The same one, which goes on in the raised epoch, and asks for it again if it has to.
+            // The same producer: it continues in the raised epoch, and repeats the request if
+            // necessary.
             State::Ongoing => {
                 let event = self.prepare(Outcome::Abort, true, new_producer_id);
                 return Ok(event.map_or(Init::NeedsProducerId, Init::AbortFirst));
@@ -268,27 +268,27 @@ impl Transaction {
             Some((_, epoch)) if epoch == current.epoch => {
                 Ok(Init::Begin(Some(current.raised(epoch))))
             }
-            // The client has lost the answer.
+            // The client has lost the response.
             Some((_, epoch)) if epoch == current.previous_epoch => Ok(Init::Begin(None)),
             Some(_) => Err(ResponseError::ProducerFenced),
         }
     }
 
-    /// Whether the next producer needs another producer id, since every epoch that is left may have
-    /// been handed out.
+    /// Whether the next producer needs another producer id, because every remaining epoch may have
+    /// been issued.
     fn is_exhausted(&self) -> bool {
         self.identity.epoch >= LAST_EPOCH || matches!(self.doubt, Doubt::Settled | Doubt::Renew)
     }
 
-    /// The open transaction is over its time. Its producer learns of that with what it does next,
-    /// and goes on: who aborts or begins anew as the one that it was is told the epoch that it has
-    /// now, as by Kafka with `transaction.version` 2. Where that would take a new producer id, it
-    /// is fenced, unlike by Kafka.
+    /// Returns the event that aborts an open transaction on timeout. The producer learns of it with
+    /// its next request and continues: if it aborts or initialises with its previous identity, it
+    /// receives the current epoch, as in Kafka with `transaction.version` 2. If that would take a
+    /// new producer id, it is fenced, unlike in Kafka.
     pub(super) fn time_out(&self) -> Event {
         self.prepare(Outcome::Abort, true, None).unwrap_or_else(|| self.fence())
     }
 
-    /// The open transaction is aborted for somebody else, and its producer fenced.
+    /// Returns the event that aborts the open transaction for another producer, and fences its own.
     fn fence(&self) -> Event {
         let identity = self.identity.raised(NONE);
         let marker = identity.current();
@@ -296,7 +296,7 @@ impl Transaction {
         Event::Prepared { outcome, marker, identity, spans: None, is_settled: false }
     }
 
-    /// Whether this producer may add to the transaction now.
+    /// Checks whether this producer may add to the transaction now.
     ///
     /// # Errors
     /// INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS while the last one is
@@ -314,12 +314,12 @@ impl Transaction {
         }
     }
 
-    /// EndTxn. `raises_epoch`: by a client that knows version 2 of transactions, where every end
-    /// raises the epoch.
+    /// Decides on an EndTxn. `raises_epoch`: the client supports version 2 of transactions, where
+    /// every end raises the epoch.
     ///
     /// # Errors
     /// INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, INVALID_TXN_STATE: there is nothing that could
-    /// end so.
+    /// end with this outcome.
     pub(super) fn end(
         &self,
         (producer_id, epoch): (i64, i16),
@@ -334,12 +334,12 @@ impl Transaction {
         }
         let is_prepared = matches!(self.state, State::Prepared(_));
         let has_ended = matches!(self.state, State::Completed(_));
-        // A client that has lost the answer comes with the epoch that it had, which a client of
-        // version 2 has no more.
+        // A client that has lost the response sends its previous epoch, which a client of version 2
+        // does not have any more otherwise.
         let asks_again = raises_epoch && epoch != NONE && epoch == current.previous_epoch && {
             let by_epoch =
                 producer_id == current.producer_id && current.epoch.checked_sub(1) == Some(epoch);
-            // The epoch of before is that of the producer of before.
+            // The previous epoch is that of the previous producer id.
             let by_id = producer_id == current.previous_producer_id && current.epoch == 0;
             (is_prepared || has_ended) && (by_epoch || by_id)
         };
@@ -350,7 +350,7 @@ impl Transaction {
         if !is_next && !asks_again {
             return Err(ResponseError::ProducerFenced);
         }
-        // By version 1 the epoch does not tell which transaction the client asks for.
+        // In version 1 the epoch does not identify the transaction that the client means.
         let is_repetition = asks_again || (!raises_epoch && self.doubt != Doubt::Settled);
         let prepare = || {
             let event = self.prepare(outcome, raises_epoch, new_producer_id);
@@ -360,7 +360,8 @@ impl Transaction {
             State::Ongoing => Ok(prepare()),
             State::Prepared(decided) if decided == outcome => Ok(End::Wait),
             State::Completed(ended) if is_repetition && ended == outcome => Ok(End::Done),
-            // With version 2 a client may abort what it has not begun, for the sake of a new epoch.
+            // In version 2 a client may abort a transaction that it has not begun, to get a new
+            // epoch.
             State::Empty | State::Completed(_)
                 if raises_epoch && !asks_again && outcome == Outcome::Abort =>
             {
@@ -372,8 +373,8 @@ impl Transaction {
         }
     }
 
-    /// The end of the transaction by its own producer, which goes on. `None`: it needs a new
-    /// producer id first.
+    /// Returns the event that ends the transaction by its own producer, which continues. `None`: a
+    /// new producer id has to be allocated first.
     fn prepare(
         &self,
         outcome: Outcome,
@@ -395,24 +396,24 @@ impl Transaction {
         Some(Event::Prepared { outcome, marker, identity, spans, is_settled })
     }
 
-    /// When an open transaction is over its time, in milliseconds since the Unix epoch.
+    /// When the open transaction times out, in milliseconds since the Unix epoch.
     pub(super) fn deadline_ms(&self) -> Option<i64> {
         (self.state == State::Ongoing)
             .then(|| self.started_at_ms.saturating_add(self.timeout_ms.into()))
     }
 
-    /// When anything was last heard of an id that has no transaction to end; -1 if nothing was yet.
+    /// The time of the last event of an id that has no transaction to end; -1 if there was none
+    /// yet.
     pub(super) fn unused_since_ms(&self) -> Option<i64> {
         matches!(self.state, State::Empty | State::Completed(_)).then_some(self.updated_at_ms)
     }
 
-    /// Let an event happen. [`Event::Removed`] changes nothing here: whoever holds the transaction
-    /// drops it.
+    /// Applies an event. [`Event::Removed`] changes nothing here: the caller drops the transaction.
     pub(super) fn apply(&mut self, at_ms: i64, event: Event) {
         self.updated_at_ms = at_ms;
         match event {
             Event::Initialised { identity, timeout_ms } => {
-                // The same producer may ask again.
+                // The same producer may initialise again.
                 if self.doubt.is_open() || identity.producer_id != self.identity.producer_id {
                     self.doubt = Doubt::None;
                 }
@@ -420,7 +421,7 @@ impl Transaction {
                 self.timeout_ms = timeout_ms;
                 self.state = State::Empty;
                 self.started_at_ms = -1;
-                // There is something only if the record of its end was lost.
+                // There is something to clear only if the record of its end was lost.
                 self.close();
             }
             Event::Added { partitions, groups } => {
@@ -438,7 +439,7 @@ impl Transaction {
             }
             Event::Prepared { outcome, marker, identity, spans, is_settled } => {
                 if !is_settled {
-                    // A later transaction than that of before the loss may end.
+                    // The transaction that ends may be a later one than that from before the loss.
                     self.mix();
                 }
                 self.doubt = match self.doubt {
@@ -455,8 +456,8 @@ impl Transaction {
                 self.spans = spans;
             }
             Event::Completed => {
-                // The decision may be lost: then it stays as it was before, in doubt, until it is
-                // known how it was decided.
+                // If the decision is lost, the state stays as before, in doubt, until the decision
+                // is known.
                 let State::Prepared(outcome) = self.state else { return };
                 self.state = State::Completed(outcome);
                 self.close();
@@ -465,7 +466,7 @@ impl Transaction {
         }
     }
 
-    /// Nothing is part of it any more.
+    /// Clears the contents of the transaction.
     fn close(&mut self) {
         self.partitions.clear();
         self.groups.clear();
@@ -473,7 +474,7 @@ impl Transaction {
         self.spans = None;
     }
 
-    /// What follows may belong to a later transaction than what was known before the loss. Offsets
+    /// What follows may belong to a later transaction than the one known before the loss. Offsets
     /// from before the loss are not committed with it: they may be those of an aborted transaction,
     /// and the group would skip records.
     fn mix(&mut self) {
@@ -483,22 +484,23 @@ impl Transaction {
         }
     }
 
-    /// Records that would have followed were lost.
+    /// Records that the following records of the stream were lost.
     pub(super) fn after_loss(&mut self) {
         if self.doubt != Doubt::Mixed {
             self.doubt = Doubt::Stale;
         }
     }
 
-    /// A start has ended what was open.
+    /// Records that a start has ended the open transaction.
     pub(super) fn settled(&mut self) {
         if self.doubt.is_open() && self.state != State::Ongoing {
             self.doubt = Doubt::Settled;
         }
     }
 
-    /// How a start ends an open transaction that is in doubt; `epoch` is the newest one in which
-    /// partitions know its producer. The producer is fenced: another one may have come since.
+    /// Returns the event by which a start ends an open transaction that is in doubt; `epoch` is the
+    /// highest epoch of its producer in any partition. The producer is fenced: another one may have
+    /// initialised since.
     pub(super) fn settle(&self, epoch: i16, outcome: Outcome) -> Event {
         let known = Identity { epoch: epoch.max(self.identity.epoch), ..self.identity };
         let identity = known.raised(NONE);
@@ -518,7 +520,7 @@ impl Transaction {
         }
     }
 
-    /// By how much an event lets it grow, about; 0 if it only overwrites, or takes away.
+    /// Estimated growth by an event; 0 if it only overwrites or removes.
     pub(super) fn growth_bytes(&self, event: &Event) -> usize {
         match event {
             Event::Added { partitions, groups } => {
@@ -549,7 +551,7 @@ impl Transaction {
         }
     }
 
-    /// What it takes in memory beside itself, about.
+    /// Estimated memory of the contents.
     pub(super) fn size_bytes(&self) -> usize {
         let groups: usize = self.groups.iter().map(|group| ENTRY_BYTES + group.len()).sum();
         let positions = self.offsets.values().flatten().flat_map(|(name, partitions)| {
