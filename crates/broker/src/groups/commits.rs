@@ -408,7 +408,7 @@ impl Shared {
                 Err(Blocked::Transaction) => false,
                 Err(Blocked::Log(Refused::TableFull)) => {
                     tracing::warn!(
-                        "a commit is refused: the bound on the memory for committed offsets is reached"
+                        "offset commit refused: memory limit for committed offsets reached"
                     );
                     // Old offsets expire, and consumers treat other errors as fatal.
                     return Err(ResponseError::CoordinatorNotAvailable);
@@ -420,7 +420,7 @@ impl Shared {
                     }
                     state_stream::Refused::Fenced => return Err(ResponseError::NotCoordinator),
                     state_stream::Refused::Failed(cause) => {
-                        tracing::error!("group offsets cannot be written: {cause}");
+                        tracing::error!("committed offsets cannot be written: {cause}");
                         return Err(ResponseError::CoordinatorNotAvailable);
                     }
                 },
@@ -434,16 +434,16 @@ impl Shared {
             };
             if tokio::time::timeout_at(give_up_at.into(), again).await.is_err() {
                 let missing = match is_for_room {
-                    true => "the write-ahead log had no room for too long",
-                    false => "a transaction that commits for the same partitions did not end",
+                    true => "the write-ahead log was full for too long",
+                    false => "a transaction with offsets of the same partitions did not end",
                 };
-                tracing::warn!("a change of group offsets is given up: {missing}");
+                tracing::warn!("change of committed offsets failed: {missing}");
                 return Err(ResponseError::CoordinatorNotAvailable);
             }
         };
         let Some(appended) = appended else { return Ok(()) };
         self.log.durable(appended).await.map_err(|error| {
-            tracing::error!("group offsets could not be written: {error}");
+            tracing::error!("committed offsets could not be written: {error}");
             ResponseError::CoordinatorNotAvailable
         })
     }
@@ -552,7 +552,7 @@ impl Shared {
         let record = Record::Used { group: group_id.to_owned(), at_ms };
         // A record that cannot be written now is left for the next sweep; no request waits for it.
         if let Err(refused) = self.log.append(&Prepared::from(record)) {
-            tracing::debug!(group = group_id, ?refused, "that a group has members is not noted");
+            tracing::debug!(group = group_id, ?refused, "last use of a group not recorded");
         }
     }
 
@@ -583,12 +583,12 @@ impl Shared {
             return;
         }
         match self.log.append(&Prepared::from(Record::Expired { group, topics })) {
-            Ok(_) => tracing::info!(group = group_id, "offsets past their retention are dropped"),
+            Ok(_) => tracing::info!(group = group_id, "expired offsets dropped"),
             Err(refused) => {
                 tracing::warn!(
                     group = group_id,
                     ?refused,
-                    "offsets past their retention stay until the next check"
+                    "expired offsets kept until the next check"
                 );
             }
         }

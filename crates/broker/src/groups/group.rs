@@ -240,7 +240,7 @@ impl<J, S> Group<J, S> {
         }
         let is_leader = self.leader.as_ref() == Some(&sync.member_id);
         let Some(member) = self.members.get_mut(&sync.member_id) else {
-            unreachable!("check_sync has found the member");
+            unreachable!("check_sync found the member");
         };
         member.synced = true;
         if self.state == State::Completing {
@@ -373,7 +373,7 @@ impl<J, S> Group<J, S> {
             // Removing one member may end the rebalance that another waited for, which gives the
             // other a new deadline.
             if self.members.get(&member_id).is_some_and(|member| member.deadline.is_some_and(due)) {
-                self.effects.push(Effect::Dropped(member_id.clone(), "its session timed out"));
+                self.effects.push(Effect::Dropped(member_id.clone(), "session timed out"));
                 self.remove_member(now, &member_id);
             }
         }
@@ -495,7 +495,7 @@ impl<J, S> Group<J, S> {
         }
         let is_leader = self.leader.as_ref() == Some(&join.member_id);
         let Some(member) = self.members.get_mut(&join.member_id) else {
-            unreachable!("check_member has found the member");
+            unreachable!("check_member found the member");
         };
         let unchanged = member.protocols == join.protocols;
         // A follower that joins again with nothing new has only lost the response. The leader joins
@@ -698,7 +698,7 @@ impl<J, S> Group<J, S> {
         for member_id in late {
             self.effects.push(Effect::Dropped(
                 member_id.clone(),
-                "it did not rejoin within the rebalance timeout",
+                "no JoinGroup within the rebalance timeout",
             ));
             self.forget_member(&member_id);
         }
@@ -786,7 +786,7 @@ impl<J, S> Group<J, S> {
         for member_id in silent {
             self.effects.push(Effect::Dropped(
                 member_id.clone(),
-                "it sent no SyncGroup within the rebalance timeout",
+                "no SyncGroup within the rebalance timeout",
             ));
             self.forget_member(&member_id);
         }

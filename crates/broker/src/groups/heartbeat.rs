@@ -148,14 +148,18 @@ impl Shared {
             }
             let consumer = self.registry.as_consumer(group, &topics.view(), now);
             let consumer = consumer.map_err(|error| {
-                let why = "the members of the group are about to get their partitions, try again";
+                let why = "the members of the group are receiving their assignments, try again";
                 Fault::new(error, why)
             })?;
             let mut consumer = consumer.ok_or_else(|| not_a_consumer_group(&request.group_id))?;
             // If the member is refused, the group stays as it is.
             let answer = happen(&mut consumer, now)?;
             if group.vacant_since().is_none() {
-                tracing::info!(group = &*slot.name, "a classic group becomes a consumer group");
+                tracing::info!(
+                    group = &*slot.name,
+                    "a classic group was converted to a consumer \
+                    group"
+                );
             }
             *group = LiveGroup::Consumer(consumer);
             Ok(answer)
@@ -195,7 +199,7 @@ impl Shared {
             let held_bytes =
                 self.member_bytes(group_id, &beat.member_id, beat.instance_id.as_deref());
             self.check_membership_room(group_id, wanted_bytes, held_bytes).map_err(|error| {
-                Fault::new(error, "the bound on the memory for members of groups is reached")
+                Fault::new(error, "the memory limit for group members is reached")
             })?;
         }
         if request.member_epoch == 0 {
@@ -208,7 +212,7 @@ impl Shared {
     pub(super) async fn wait_durable(&self, slot: &Slot) -> Result<(), Fault> {
         let Some(durable) = self.put_in_line(slot).await? else { return Ok(()) };
         durable.await.map_err(|error| {
-            tracing::error!("members of groups could not be written: {error}");
+            tracing::error!("group members could not be written: {error}");
             unavailable()
         })
     }
@@ -223,14 +227,14 @@ impl Shared {
                 Err(Refused::Fenced) => return Err(plain(ResponseError::NotCoordinator)),
                 Err(refused @ (Refused::TooLarge | Refused::Failed(_))) => {
                     let group = &*slot.name;
-                    tracing::error!(group, ?refused, "members of a group cannot be written");
+                    tracing::error!(group, ?refused, "group members cannot be written");
                     return Err(unavailable());
                 }
             }
             if tokio::time::timeout_at(give_up_at.into(), self.registry.room()).await.is_err() {
                 tracing::warn!(
                     group = &*slot.name,
-                    "a member's request is given up: the write-ahead log had no room for too long"
+                    "a member's request failed: the write-ahead log was full for too long"
                 );
                 return Err(unavailable());
             }
@@ -301,7 +305,8 @@ fn check_request(request: &ConsumerGroupHeartbeatRequest, version: i16) -> Resul
             if request.subscribed_topic_names.is_none() && request.subscribed_topic_regex.is_none()
             {
                 return invalid(
-                    "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining.",
+                    "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when \
+                     (re-)joining.",
                 );
             }
         }
@@ -331,7 +336,7 @@ fn check_request(request: &ConsumerGroupHeartbeatRequest, version: i16) -> Resul
     if own_names.any(|name| name.len() > MAX_NAME_BYTES) {
         return Err(Fault::new(
             ResponseError::InvalidRequest,
-            format!("member, instance and rack ids have at most {MAX_NAME_BYTES} bytes"),
+            format!("member, instance and rack ids must have at most {MAX_NAME_BYTES} bytes"),
         ));
     }
     let names = request.subscribed_topic_names.iter().flatten();
@@ -339,7 +344,8 @@ fn check_request(request: &ConsumerGroupHeartbeatRequest, version: i16) -> Resul
         return Err(Fault::new(
             ResponseError::InvalidRequest,
             format!(
-                "the names of a member's topics have at most {MAX_SUBSCRIPTION_BYTES} bytes together"
+                "the topic names of a member must have at most {MAX_SUBSCRIPTION_BYTES} bytes in \
+                 total"
             ),
         ));
     }
@@ -422,7 +428,7 @@ fn described_member(id: &str, member: &Member, topics: &TopicsView) -> described
 pub(super) fn plain(error: ResponseError) -> Fault {
     let message = match error {
         ResponseError::InvalidGroupId => "GroupId can't be empty.",
-        ResponseError::PolicyViolation => "this is more than the memory for members of groups",
+        ResponseError::PolicyViolation => "the request exceeds the memory limit for group members",
         _ => "the coordinator is not available",
     };
     Fault::new(error, message)
@@ -431,7 +437,7 @@ pub(super) fn plain(error: ResponseError) -> Fault {
 pub(super) fn unavailable() -> Fault {
     Fault::new(
         ResponseError::CoordinatorNotAvailable,
-        "the write-ahead log takes nothing now, try again",
+        "the write-ahead log accepts no records now, try again",
     )
 }
 
@@ -440,7 +446,7 @@ pub(super) fn unavailable() -> Fault {
 pub(super) fn was_deleted() -> Fault {
     Fault::new(
         ResponseError::CoordinatorNotAvailable,
-        "the group was deleted at this moment, try again",
+        "the group was deleted during the request, try again",
     )
 }
 

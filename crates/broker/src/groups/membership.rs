@@ -351,7 +351,7 @@ impl Shared {
             group = group_id,
             more_bytes,
             max_bytes,
-            "a member is refused: the bound on memory is reached"
+            "member refused: memory limit reached"
         );
         // Memory that others free is enough, unless the request exceeds the bound by itself.
         match more_bytes > max_bytes {

@@ -189,7 +189,7 @@ impl MemberTimes {
         for [min, value, max] in [heartbeats, sessions] {
             if !(least <= min && min <= value && value <= max && max <= most) {
                 return Err("heartbeat interval and session timeout must be within their bounds, \
-                            and these within 1 ms and 24 h");
+                            and the bounds between 1 ms and 24 h");
             }
         }
         match self.heartbeat_interval < self.session_timeout {
@@ -230,37 +230,37 @@ impl GroupConfig {
             || self.min_session_timeout > self.max_session_timeout
         {
             return refuse(
-                "the least session timeout must be at least 1 ms and not above the greatest",
+                "the minimum session timeout must be at least 1 ms and at most the maximum",
             );
         }
         if self.max_session_timeout > Duration::from_secs(24 * 3600) {
-            return refuse("the greatest session timeout must be at most 24 h");
+            return refuse("the maximum session timeout must be at most 24 h");
         }
         for (kind, times) in [("consumer", &self.consumer), ("share", &self.share)] {
             times.check().map_err(|what| GroupsError::Config(format!("{kind} groups: {what}")))?;
         }
         if self.max_group_members == 0 || self.max_groups == 0 {
-            return refuse("the bounds on groups and on their members must be at least 1");
+            return refuse("the limits of groups and of their members must be at least 1");
         }
         if self.max_membership_bytes < 1 << 20 {
-            return refuse("the bound on the memory for members must be at least 1 MiB");
+            return refuse("the memory limit for group members must be at least 1 MiB");
         }
         if !(1 << 20..=1 << 30).contains(&self.max_offsets_bytes) {
             return refuse(
-                "the bound on the memory for committed offsets must be between 1 MiB and 1 GiB",
+                "the memory limit for committed offsets must be between 1 MiB and 1 GiB",
             );
         }
         if self.max_offset_metadata_bytes > i16::MAX as usize {
             return refuse("offset metadata can be at most 32767 bytes");
         }
         if self.offsets_retention < Duration::from_secs(60) {
-            return refuse("the retention of offsets must be at least 1 min");
+            return refuse("the offset retention must be at least 1 min");
         }
         if self.sweep_interval < Duration::from_secs(1) {
             return refuse("the interval of the retention check must be at least 1 s");
         }
         if self.room_timeout > Duration::from_secs(60) {
-            return refuse("the time that a commit waits for room must be at most 1 min");
+            return refuse("the time that a commit waits for space must be at most 1 min");
         }
         Ok(())
     }
@@ -442,7 +442,7 @@ async fn run_timer(shared: Weak<Shared>) {
         }
     }
     if let Err(error) = sweeping.await {
-        tracing::error!(%error, "the look for old offsets failed");
+        tracing::error!(%error, "offset expiration task failed");
     }
 }
 

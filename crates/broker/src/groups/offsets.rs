@@ -389,7 +389,8 @@ impl Offsets {
 
 impl Table for Offsets {
     const WHAT: &'static str = "committed offsets";
-    const AFTER_LOSS: &'static str = "groups may go back to offsets that they have committed before, or begin as their clients say";
+    const AFTER_LOSS: &'static str = "groups may return to earlier committed offsets, or begin at \
+                                      the offset in their clients' settings";
     const CHECKPOINT: [u8; 4] = *b"ALGO";
     const QUARANTINE: [u8; 4] = *b"ALGQ";
     const VERSION: u8 = CHECKPOINT_VERSION;

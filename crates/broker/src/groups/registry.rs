@@ -131,7 +131,7 @@ impl Registry {
             tracing::warn!(
                 group = name,
                 max_groups = self.max_groups,
-                "a group is refused: there are too many"
+                "group refused: limit reached"
             );
             return None;
         }
@@ -360,7 +360,7 @@ impl Registry {
         }
         let Ok(durable) = self.log.append(consumer::encode_deletion(&slot.name)) else { return };
         live.last_record = Some(durable);
-        tracing::info!(group = &*slot.name, "a consumer group becomes a classic group");
+        tracing::info!(group = &*slot.name, "a consumer group was converted to a classic group");
         // The newest epoch that any member has received, so that members that have it commit their
         // progress before they join again. The group's epoch is ahead of it, because the last
         // member of the consumer protocol has left.
@@ -492,7 +492,8 @@ impl Registry {
                 group = &*slot.name,
                 bytes,
                 others_bytes,
-                "the members of a group are too much to be kept: they will join again after a restart"
+                "members of a group exceed the limit of persisted state, they must join again \
+                 after a restart"
             );
         }
         fits
@@ -520,7 +521,7 @@ impl Registry {
                 }
                 LiveGroup::Share(group) => {
                     for member in group.tick(now) {
-                        dropped(&slot, &member, "its session timed out");
+                        dropped(&slot, &member, "session timed out");
                         self.shares.member_gone(&slot.name, &member, Return::Lost);
                     }
                 }
@@ -542,7 +543,7 @@ fn carry_out(slot: &Slot, group: &mut ClassicGroup) {
 }
 
 fn dropped(slot: &Slot, member: &str, why: &str) {
-    tracing::info!(group = &*slot.name, member, "a member was removed: {why}");
+    tracing::info!(group = &*slot.name, member, "member removed: {why}");
 }
 
 /// The generation of a classic group, or the group epoch of another.

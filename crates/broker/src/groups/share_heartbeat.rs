@@ -184,12 +184,12 @@ fn check_request(request: &ShareGroupHeartbeatRequest) -> Result<(), Fault> {
     }
     let mut ids = request.rack_id.iter().chain([&request.member_id]);
     if ids.any(|id| id.len() > MAX_NAME_BYTES) {
-        return invalid(&format!("member and rack ids have at most {MAX_NAME_BYTES} bytes"));
+        return invalid(&format!("member and rack ids must have at most {MAX_NAME_BYTES} bytes"));
     }
     let names = names.into_iter().flatten();
     if are_too_long(names.map(|name| name.len())) {
         return invalid(&format!(
-            "the names of a member's topics have at most {MAX_SUBSCRIPTION_BYTES} bytes together"
+            "the topic names of a member must have at most {MAX_SUBSCRIPTION_BYTES} bytes in total"
         ));
     }
     Ok(())

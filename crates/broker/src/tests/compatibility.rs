@@ -21,36 +21,46 @@ const KAFKA: &str = include_str!("api-versions-4.3.1.txt");
 const NOTES: &[(&str, &str)] = &[
     (
         "Produce",
-        "Versions 0 to 2 are announced, as by Kafka, since librdkafka before 2.11.1 compresses nothing otherwise; and refused, as by Kafka.",
+        "Versions 0 to 2 are announced, as by Kafka, since librdkafka before 2.11.1 compresses \
+         nothing otherwise; and refused, as by Kafka.",
     ),
     (
         "Fetch",
-        "Each version gets batches of every codec, zstd too, as from Kafka. (KIP-110 has versions below 10 refused; Kafka 4 does not.)",
+        "Each version gets batches of every codec, zstd too, as from Kafka. (KIP-110 has \
+         versions below 10 refused; Kafka 4 does not.)",
     ),
     (
         "ListOffsets",
-        "Objects are not Kafka's remote storage: of what is in that, or not yet, -1 is told, as by Kafka of topics without it.",
+        "Objects are not Kafka's remote storage: of what is in that, or not yet, -1 is told, as \
+         by Kafka of topics without it.",
     ),
     (
         "Metadata",
-        "A topic that a request creates is in its answer; Kafka creates it in the background and answers UNKNOWN_TOPIC_OR_PARTITION at first. So does this server in the half second after a topic of the name was deleted, and creates none then.",
+        "A topic that a request creates is in its answer; Kafka creates it in the background and \
+         answers UNKNOWN_TOPIC_OR_PARTITION at first. So does this server in the half second \
+         after a topic of the name was deleted, and creates none then.",
     ),
     (
         "OffsetCommit",
-        "The `retention_time_ms` of versions 2 to 4 is not heeded: the server's `offsets-retention` holds for all offsets.",
+        "The `retention_time_ms` of versions 2 to 4 is not heeded: the server's \
+         `offsets-retention` holds for all offsets.",
     ),
     (
         "CreateTopics",
-        "One replica: a replication factor of 1 or -1. Of the first 1,000 topics of a request the settings are told.",
+        "One replica: a replication factor of 1 or -1. Of the first 1,000 topics of a request \
+         the settings are told.",
     ),
     (
         "DescribeConfigs",
-        "Topics with all settings of Kafka 4.3; brokers with those that they were started with, that stand in for topics, or that Kafka's operators change while they run; groups. No log levels, no metrics of clients.",
+        "Topics with all settings of Kafka 4.3; brokers with those that they were started with, \
+         that stand in for topics, or that Kafka's operators change while they run; groups. No \
+         log levels, no metrics of clients.",
     ),
     ("AlterConfigs", "As IncrementalAlterConfigs."),
     (
         "IncrementalAlterConfigs",
-        "All settings of topics and groups; of brokers see the table below. What has no effect says so in its documentation.",
+        "All settings of topics and groups; of brokers see the table below. What has no effect \
+         says so in its documentation.",
     ),
     ("ListConfigResources", "Topics, the broker, and groups with settings of their own."),
     ("DescribeLogDirs", "One place, `/alluvium`, of unknown size, never cordoned off."),
@@ -59,22 +69,28 @@ const NOTES: &[(&str, &str)] = &[
     ("AlterPartitionReassignments", "The only assignment is the one that there is."),
     (
         "AlterClientQuotas",
-        "All of Kafka's quotas, by user, client id and address; not by the name of a host. See configuration.md.",
+        "All of Kafka's quotas, by user, client id and address; not by the name of a host. See \
+         configuration.md.",
     ),
     ("ListPartitionReassignments", "None is ever under way."),
     (
         "DescribeQuorum",
-        "The one server is the leader and the only voter; its log end offset is the version of its catalog.",
+        "The one server is the leader and the only voter; its log end offset is the version of \
+         its catalog.",
     ),
     (
         "UpdateFeatures",
-        "The level of each feature belongs to the version of the server: an update to that level succeeds, any other fails with INVALID_UPDATE_VERSION. `kafka-features.sh describe` shows the levels; `upgrade --release-version` fails, since it also raises features that are not here (`kraft.version`, `streams.version`).",
+        "The level of each feature belongs to the version of the server: an update to that level \
+         succeeds, any other fails with INVALID_UPDATE_VERSION. `kafka-features.sh describe` \
+         shows the levels; `upgrade --release-version` fails, since it also raises features that \
+         are not here (`kraft.version`, `streams.version`).",
     ),
     ("AddPartitionsToTxn", "Versions 4 and 5 are for brokers among themselves."),
     ("WriteTxnMarkers", "Version 2 is for brokers among themselves."),
     (
         "ConsumerGroupHeartbeat",
-        "Groups of consumers go over from the classic protocol, and back, with their members. Racks are remembered, not heeded. See consumer-groups.md.",
+        "Groups of consumers go over from the classic protocol, and back, with their members. \
+         Racks are remembered, not heeded. See consumer-groups.md.",
     ),
     ("ShareGroupHeartbeat", "See share-groups.md."),
 ];
@@ -113,31 +129,57 @@ const ABSENT: &[(&str, &str)] = &[
 
 const HEAD: &str = "# What of Kafka's protocol is served
 
-Each API that Apache Kafka 4.3.1 announces to clients (KRaft, one node), with the versions there and here. A client asks for this list with ApiVersions, and
-chooses what both sides have; what is absent is absent from the answer, so that a client knows.
+Each API that Apache Kafka 4.3.1 \
+    announces to clients (KRaft, one node), with the versions there and here. A client asks for \
+    this list with ApiVersions, and
+chooses what both sides have; what is absent is absent from \
+    the answer, so that a client knows.
 
-The coordinators of groups and of transactions keep their state in state streams, not in topics ([0010](decisions/0010-coordinator-state-in-state-streams.md)): `__consumer_offsets` and
-`__transaction_state` are there for clients that look for them, with one partition each, which is always empty: neither producers nor WriteTxnMarkers write there. What is in them on Kafka is asked for by OffsetFetch, DescribeGroups, DescribeTransactions and
+The coordinators of groups and of transactions keep \
+    their state in state streams, not in topics \
+    ([0010](decisions/0010-coordinator-state-in-state-streams.md)): `__consumer_offsets` \
+    and
+`__transaction_state` are there for clients that look for them, with one partition each, \
+    which is always empty: neither producers nor WriteTxnMarkers write there. What is in them on \
+    Kafka is asked for by OffsetFetch, DescribeGroups, DescribeTransactions and
 the like.
 
-## What is checked of a batch
+## \
+    What is checked of a batch
 
-Every batch that a producer sends is checked by Kafka's rules. Its header: length, format, CRC, that offsets and number of records fit each other, codec, producer, transaction. Its records, which are
-decompressed for that: that there are as many as the header says, that each is filled by its fields, that their offset deltas are 0, 1, 2 and so on; their times, and their keys where the topic is compacted. The
-greatest time of the records replaces the one in the header if that is another one. Why, and what it costs: [0016](decisions/0016-compressed-batches-are-checked.md).
+Every batch that a producer sends is checked by Kafka's rules. \
+    Its header: length, format, CRC, that offsets and number of records fit each other, codec, \
+    producer, transaction. Its records, which are
+decompressed for that: that there are as many \
+    as the header says, that each is filled by its fields, that their offset deltas are 0, 1, 2 \
+    and so on; their times, and their keys where the topic is compacted. The
+greatest time of \
+    the records replaces the one in the header if that is another one. Why, and what it costs: \
+    [0016](decisions/0016-compressed-batches-are-checked.md).
 
 What differs from Kafka:
 
-- Offset deltas that are not 0, 1, 2 and so on are refused with INVALID_RECORD. Kafka 4.4 accepts them in batches that are not compressed, where readers then see other offsets than the log has given, and answers UNKNOWN_SERVER_ERROR for compressed ones.
-- Records that cannot be decompressed are refused with INVALID_RECORD, an unknown codec with UNSUPPORTED_COMPRESSION_TYPE; by Kafka 4.4 both with UNKNOWN_SERVER_ERROR.
-- A batch that is followed by other bytes, that carries a producer id but no epoch, or that is marked with the time of the append (INVALID_TIMESTAMP) is refused; Kafka 4.4 accepts these.
-- Records of more than 256 MiB in one batch, decompressed, are refused with INVALID_RECORD. Kafka has no bound.
+- \
+    Offset deltas that are not 0, 1, 2 and so on are refused with INVALID_RECORD. Kafka 4.4 \
+    accepts them in batches that are not compressed, where readers then see other offsets than \
+    the log has given, and answers UNKNOWN_SERVER_ERROR for compressed ones.
+- Records that \
+    cannot be decompressed are refused with INVALID_RECORD, an unknown codec with \
+    UNSUPPORTED_COMPRESSION_TYPE; by Kafka 4.4 both with UNKNOWN_SERVER_ERROR.
+- A batch that is \
+    followed by other bytes, that carries a producer id but no epoch, or that is marked with the \
+    time of the append (INVALID_TIMESTAMP) is refused; Kafka 4.4 accepts these.
+- Records of \
+    more than 256 MiB in one batch, decompressed, are refused with INVALID_RECORD. Kafka has no \
+    bound.
 
 ## API by API
 
-This page is made from the server's table of APIs, and checked against a running server: `UPDATE_DOCS=1 cargo test -p alluvium-broker compatibility`.
+This page is made from the server's table of APIs, and checked \
+    against a running server: `UPDATE_DOCS=1 cargo test -p alluvium-broker compatibility`.
 
-| key | API | Kafka 4.3.1 | here | |
+| \
+    key | API | Kafka 4.3.1 | here | |
 |---:|---|---|---|---|
 ";
 
@@ -148,11 +190,18 @@ const DYNAMIC: &str = include_str!("dynamic-configs-4.4.0.txt");
 const CHANGEABLE: &str = "
 ## Settings of brokers that are changed while the server runs
 
-Every setting that Apache Kafka 4.4.0 lets operators change (`kafka-configs --alter --entity-type brokers`, IncrementalAlterConfigs, AlterConfigs), and what comes of it here. What is *kept* is shown by
-DescribeConfigs, outlives a restart, and changes nothing: it tunes a part of Kafka that this server does not have, or names what it does anyway, so tools that set it (Cruise Control, Strimzi,
-`kafka-reassign-partitions --throttle`) go on. What would promise something that the server does not do is *refused*, with the reason in the answer.
+Every \
+    setting that Apache Kafka 4.4.0 lets operators change (`kafka-configs --alter --entity-type \
+    brokers`, IncrementalAlterConfigs, AlterConfigs), and what comes of it here. What is *kept* \
+    is shown by
+DescribeConfigs, outlives a restart, and changes nothing: it tunes a part of \
+    Kafka that this server does not have, or names what it does anyway, so tools that set it \
+    (Cruise Control, Strimzi,
+`kafka-reassign-partitions --throttle`) go on. What would promise \
+    something that the server does not do is *refused*, with the reason in the answer.
 
-| setting | here | |
+| \
+    setting | here | |
 |---|---|---|
 ";
 
@@ -231,7 +280,8 @@ async fn the_compatibility_document_says_what_a_server_announces() {
     let stored = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         stored == document,
-        "docs/kafka-compatibility.md is not up to date: UPDATE_DOCS=1 cargo test -p alluvium-broker compatibility"
+        "docs/kafka-compatibility.md is not up to date: UPDATE_DOCS=1 cargo test -p \
+         alluvium-broker compatibility"
     );
 
     // The document as it is read, row by row.

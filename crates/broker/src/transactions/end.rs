@@ -37,7 +37,7 @@ pub(super) fn start(server: &Arc<Server>, slot: &Arc<Slot>) {
             tracing::error!(
                 id = &*slot.id,
                 cause,
-                "a transaction cannot be ended before a restart"
+                "transaction cannot be completed before a restart"
             );
         }
     });
@@ -50,7 +50,7 @@ pub(super) async fn resume(server: &Arc<Server>) -> Result<(), TransactionsError
         if !matches!(slot.transaction.lock().state, State::Prepared(_)) {
             continue;
         }
-        tracing::info!(id = &*slot.id, "ending a transaction that was interrupted");
+        tracing::info!(id = &*slot.id, "completing a transaction that was interrupted");
         let ended = complete(server, &slot, true).await;
         ended.map_err(|cause| TransactionsError::NotEnded { id: slot.id.to_string(), cause })?;
     }
@@ -232,11 +232,16 @@ async fn abort_late(server: &Arc<Server>) -> bool {
         let event = with_spans(server, &transaction, transaction.time_out());
         match transactions.change(&slot, &mut transaction, event) {
             Ok(_) => {
-                tracing::info!(id = &*slot.id, "a transaction is over its time and is aborted");
+                tracing::info!(id = &*slot.id, "transaction timed out and is aborted");
                 start(server, &slot);
             }
             Err(refused) => {
-                tracing::warn!(id = &*slot.id, ?refused, "a transaction over its time stays open");
+                tracing::warn!(
+                    id = &*slot.id,
+                    ?refused,
+                    "timed-out transaction could not be \
+                    aborted"
+                );
                 return false;
             }
         }

@@ -123,7 +123,8 @@ fn tell(topic: &str, partition: i32, decisions: &Decisions, lost: &Lost, offset:
             epoch,
             transactional_id,
             first,
-            "a transaction whose end is lost cannot be told from the next one of its producer: there is no lost offset left for its marker"
+            "marker of a transaction was lost to damage and cannot be written again, as no lost \
+             offset is left: the transaction merges with the next one of its producer"
         );
         return;
     };
@@ -137,7 +138,8 @@ fn tell(topic: &str, partition: i32, decisions: &Decisions, lost: &Lost, offset:
             first,
             offset,
             ?outcome,
-            "the marker of a transaction was lost to damage and is written again, as was decided"
+            "marker of a transaction was lost to damage and is written again with the decided \
+             outcome"
         ),
         false => tracing::error!(
             topic,
@@ -147,7 +149,8 @@ fn tell(topic: &str, partition: i32, decisions: &Decisions, lost: &Lost, offset:
             transactional_id,
             first,
             offset,
-            "the end of a transaction was lost to damage, and it is not known how it was decided: it is ABORTED here, from its first offset to the offset of the loss"
+            "end of a transaction was lost to damage and its outcome is unknown: the transaction \
+             is ABORTED from its first offset to the offset of the loss"
         ),
     }
 }

@@ -74,7 +74,7 @@ pub enum TransactionsError {
     #[error("{0}")]
     Corrupt(#[from] Corrupt),
     /// A transaction that a crash interrupted could not be ended.
-    #[error("the transaction {id} could not be ended: {cause}")]
+    #[error("transaction {id} could not be completed: {cause}")]
     NotEnded {
         /// The transactional id.
         id: String,
@@ -131,7 +131,7 @@ pub(crate) struct Description {
 
 /// Holds a transaction open for an append while this value lives.
 pub(crate) struct Admitted<'a>(
-    #[expect(dead_code, reason = "it is held")] MutexGuard<'a, Transaction>,
+    #[expect(dead_code, reason = "held for its lock")] MutexGuard<'a, Transaction>,
 );
 
 /// The producer that writes a transactional batch.
@@ -213,7 +213,7 @@ impl Transactions {
         };
         while !has_room(&slots) {
             if !self.forget_oldest(&mut slots, i64::MAX)? {
-                tracing::warn!(ids = slots.len(), "a transactional id is refused: all are in use");
+                tracing::warn!(ids = slots.len(), "transactional id refused: all ids are in use");
                 return Err(ResponseError::CoordinatorNotAvailable.into());
             }
         }
@@ -448,7 +448,8 @@ impl Transactions {
             Err(ResponseError::ProducerFenced) => {
                 return Err(refuse(
                     ResponseError::InvalidProducerEpoch,
-                    "another producer has come since, or the transaction was over its time",
+                    "another producer with this transactional id has initialised, or the \
+                     transaction has timed out",
                 ));
             }
             Err(kind) => return Err(refuse(kind, &kind.to_string())),
@@ -464,7 +465,7 @@ impl Transactions {
         }
         let event = Event::Added { partitions: vec![partition], groups: Vec::new() };
         self.check_room(&transaction, transaction.growth_bytes(&event))
-            .map_err(|kind| refuse(kind, "too much is part of transactions"))?;
+            .map_err(|kind| refuse(kind, "the memory limit of transactions is reached"))?;
         match self.change(&slot.0, &mut transaction, event) {
             Ok(_) => Ok(Admitted(transaction)),
             Err(Refused::NoRoom) => Err(NotAdmitted::Full),
@@ -637,12 +638,16 @@ impl Transactions {
         if transaction.size_bytes() + more_bytes > MAX_TRANSACTION_BYTES {
             tracing::warn!(
                 bound = MAX_TRANSACTION_BYTES,
-                "refused: too much is part of a transaction"
+                "refused: memory limit of a transaction reached"
             );
             return Err(ResponseError::PolicyViolation);
         }
         if self.open_bytes.load(Ordering::Relaxed) + more_bytes > MAX_OPEN_BYTES {
-            tracing::warn!(bound = MAX_OPEN_BYTES, "refused: too much is part of transactions");
+            tracing::warn!(
+                bound = MAX_OPEN_BYTES,
+                "refused: memory limit of all transactions \
+                reached"
+            );
             return Err(ResponseError::CoordinatorNotAvailable);
         }
         Ok(())
@@ -702,7 +707,7 @@ fn in_protocol(refused: Refused) -> ResponseError {
         Refused::TooLarge => ResponseError::RecordListTooLarge,
         Refused::Fenced => ResponseError::NotCoordinator,
         Refused::Failed(cause) => {
-            tracing::error!("the state of transactions cannot be written: {cause}");
+            tracing::error!("transaction state cannot be written: {cause}");
             ResponseError::CoordinatorNotAvailable
         }
     }
@@ -715,7 +720,7 @@ async fn durable(append: Option<Append>) -> Result<(), ResponseError> {
 
 async fn allocate(ids: &ProducerIds) -> Result<i64, ResponseError> {
     ids.allocate().await.map_err(|error| {
-        tracing::error!(%error, "no producer id");
+        tracing::error!(%error, "producer ID could not be allocated");
         ResponseError::CoordinatorNotAvailable
     })
 }

@@ -140,7 +140,8 @@ async fn end_decided(
             transactional_id = decisions.transactional_id(producer_id),
             first = first.offset,
             ?outcome,
-            "the marker of a transaction was lost to damage and is written again, as was decided"
+            "marker of a transaction was lost to damage and is written again with the decided \
+             outcome"
         );
         let ended = append_marker(server, &partition, (producer_id, epoch), outcome).await;
         last = ended.map_err(|cause| not_ended(&producer_id, &cause))?.or(last);
@@ -182,7 +183,8 @@ async fn settle(
                     server,
                     &slot,
                     &transaction,
-                    "an open transaction is ABORTED: partitions that it has written to have lost records to damage, which may be its own",
+                    "open transaction is ABORTED: its partitions have lost records to damage, \
+                     possibly its own",
                 );
                 server.metrics.ended_after_loss("interrupted");
                 with_spans(server, &transaction, transaction.time_out())
@@ -225,7 +227,8 @@ fn end_in_doubt(
             server,
             slot,
             transaction,
-            "it is not known how a transaction was decided, since records of its state were lost to damage: what is open of it is ABORTED",
+            "decision of a transaction was lost to damage and its outcome is unknown: the \
+             transaction is ABORTED where it is open",
         );
         server.metrics.ended_after_loss("unknown");
         return with_spans(server, transaction, transaction.settle(newest, Outcome::Abort));
@@ -235,7 +238,8 @@ fn end_in_doubt(
         transactional_id = &*slot.id,
         producer_id,
         epoch,
-        "the decision about a transaction was lost to damage; it is committed, as one of its markers says"
+        "decision of a transaction was lost to damage; one of its markers proves a commit, so it \
+         is committed"
     );
     server.metrics.ended_after_loss("committed");
     // Its records have their markers already. An open transaction in a partition is a later one.
@@ -311,7 +315,8 @@ async fn abort_orphans(server: &Server) -> Result<Option<Append>, TransactionsEr
             epoch,
             transactional_id = its_own.map_or("unknown", |slot| &*slot.id),
             first = first.offset,
-            "the end of a transaction was lost to damage, and it is not known how it was decided: it is ABORTED"
+            "end of a transaction was lost to damage and its outcome is unknown: the transaction \
+             is ABORTED"
         );
         let ended = append_marker(server, &partition, (producer_id, epoch), Outcome::Abort).await;
         last = ended.map_err(|cause| not_ended(&producer_id, &cause))?.or(last);

@@ -166,7 +166,7 @@ pub(crate) struct Transactions(pub(super) BTreeMap<String, Transaction>);
 
 impl Table for Transactions {
     const WHAT: &'static str = "transactions";
-    const AFTER_LOSS: &'static str = "what is open is aborted";
+    const AFTER_LOSS: &'static str = "open transactions are aborted";
     const CHECKPOINT: [u8; 4] = *b"ALTX";
     const QUARANTINE: [u8; 4] = *b"ALTQ";
     const VERSION: u8 = CHECKPOINT_VERSION;
@@ -221,7 +221,7 @@ impl Table for Transactions {
                 identity: read_identity(reader)?,
                 timeout_ms: reader.i32()?,
                 state: State::from_number(reader.u8()?)
-                    .ok_or_else(|| Corrupt::new("a transaction in an unknown state"))?,
+                    .ok_or_else(|| Corrupt::new("unknown state of a transaction"))?,
                 marker: (reader.i64()?, read_epoch(reader)?),
                 started_at_ms: reader.i64()?,
                 updated_at_ms: reader.i64()?,
@@ -239,7 +239,7 @@ impl Table for Transactions {
             if version > WITHOUT_SPANS {
                 transaction.spans = read_spans(reader)?;
                 transaction.doubt = Doubt::from_number(reader.u8()?)
-                    .ok_or_else(|| Corrupt::new("a transaction in an unknown doubt"))?;
+                    .ok_or_else(|| Corrupt::new("unknown doubt of a transaction"))?;
             }
             Ok((id, transaction))
         })?;
@@ -264,14 +264,14 @@ fn read_identity(reader: &mut Reader<'_>) -> Result<Identity, Corrupt> {
 }
 
 fn read_epoch(reader: &mut Reader<'_>) -> Result<i16, Corrupt> {
-    reader.i32()?.try_into().map_err(|_| Corrupt::new("a producer epoch out of range"))
+    reader.i32()?.try_into().map_err(|_| Corrupt::new("producer epoch out of range"))
 }
 
 fn read_outcome(reader: &mut Reader<'_>) -> Result<Outcome, Corrupt> {
     match reader.u8()? {
         0 => Ok(Outcome::Abort),
         1 => Ok(Outcome::Commit),
-        _ => Err(Corrupt::new("a transaction with an unknown outcome")),
+        _ => Err(Corrupt::new("unknown outcome of a transaction")),
     }
 }
 

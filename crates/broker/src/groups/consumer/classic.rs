@@ -219,7 +219,7 @@ impl ConsumerGroup {
         let rules = ConsumerRules { session_timeout: join.session_timeout, ..rules };
         self.reconcile(now, rules, &id, Some(&subscription.owned(topics)));
         let Some((key, member)) = self.state.members.get_key_value(id.as_str()) else {
-            unreachable!("the member was found or has joined");
+            unreachable!("the member exists or has just joined");
         };
         let protocol = join.protocols[0].0.clone();
         let classic = Classic {

@@ -115,7 +115,7 @@ fn decode_change(reader: &mut Reader<'_>) -> Result<Change, Corrupt> {
         CHANGE_TARGET => Change::Target { id: reader.str()?, target: decode_assignment(reader)? },
         CHANGE_TARGETED => Change::Targeted { epoch: reader.i32()? },
         CHANGE_CURRENT => Change::Current { id: reader.str()?, current: decode_current(reader)? },
-        kind => return Err(Corrupt::new(format!("a change of the unknown kind {kind}"))),
+        kind => return Err(Corrupt::new(format!("unknown kind of change: {kind}"))),
     })
 }
 
@@ -179,7 +179,7 @@ fn decode_current(reader: &mut Reader<'_>) -> Result<Current, Corrupt> {
             0 => Progress::Stable,
             1 => Progress::Revoking,
             2 => Progress::Waiting,
-            other => return Err(Corrupt::new(format!("a member in the unknown state {other}"))),
+            other => return Err(Corrupt::new(format!("unknown state of a member: {other}"))),
         },
         assigned: decode_assignment(reader)?,
         revoking: decode_assignment(reader)?,
@@ -193,7 +193,7 @@ pub(crate) struct GroupStates(pub(in crate::groups) BTreeMap<String, GroupState>
 impl Table for GroupStates {
     const WHAT: &'static str = "members of consumer groups";
     const AFTER_LOSS: &'static str =
-        "the groups of before have no members any more, and all members join again";
+        "existing groups have lost their members, and all members must join again";
     const CHECKPOINT: [u8; 4] = *b"ALGM";
     const QUARANTINE: [u8; 4] = *b"ALGN";
     /// Version 2 has the epoch in which members received their partitions.

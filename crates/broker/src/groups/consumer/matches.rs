@@ -78,7 +78,12 @@ impl Matches {
             let mut matched = matching(regex, topics).unwrap_or_else(|error| {
                 // It was checked when the member sent it, with other topics or by another version
                 // of the server.
-                tracing::warn!(regex, error, "a regular expression of a group matches nothing");
+                tracing::warn!(
+                    regex,
+                    error,
+                    "regular expression of a group failed, it matches \
+                    nothing"
+                );
                 Vec::new()
             });
             matched.retain(|name| sight.sees(name));
@@ -124,7 +129,7 @@ pub(in crate::groups) fn check_regex(regex: &str) -> Result<(), Fault> {
         let (len, most) = (regex.len(), pattern::MAX_BYTES);
         return Err(Fault::new(
             ResponseError::InvalidRegularExpression,
-            format!("SubscribedTopicRegex has at most {most} bytes, this one {len}."),
+            format!("SubscribedTopicRegex must have at most {most} bytes, but has {len}."),
         ));
     }
     Pattern::new(regex).map(drop).map_err(|error| bad_regex(regex, &error))

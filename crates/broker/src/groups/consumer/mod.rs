@@ -332,7 +332,7 @@ impl ConsumerGroup {
         self.go_towards_epoch(beat, topics);
         self.reconcile(now, rules, id, beat.owned.as_ref());
         let Some(member) = self.state.members.get(id) else {
-            unreachable!("the heartbeat's member was found or has joined");
+            unreachable!("the heartbeat's member exists or has just joined");
         };
         let is_full = beat.rebalance_timeout_ms.is_some()
             && (beat.topics.is_some() || beat.regex.is_some())
@@ -386,11 +386,11 @@ impl ConsumerGroup {
         }
         let due = self.deadlines.iter().filter_map(|(id, deadlines)| {
             if deadlines.session <= now {
-                Some((Arc::clone(id), "its session timed out"))
+                Some((Arc::clone(id), "session timed out"))
             } else if deadlines.revocation.is_some_and(|at| at <= now) {
-                Some((Arc::clone(id), "it did not give up partitions within the rebalance timeout"))
+                Some((Arc::clone(id), "partitions not revoked within the rebalance timeout"))
             } else if self.join_deadline(id).is_some_and(|at| at <= now) {
-                Some((Arc::clone(id), "it did not rejoin, or sync, within the rebalance timeout"))
+                Some((Arc::clone(id), "no JoinGroup or SyncGroup within the rebalance timeout"))
             } else {
                 None
             }
@@ -487,7 +487,8 @@ impl ConsumerGroup {
                 return Err(Fault::new(
                     error,
                     format!(
-                        "Static member {id} with instance id {instance_id} cannot join the group because the instance id is owned by {holder} member."
+                        "Static member {id} with instance id {instance_id} cannot join the group \
+                         because the instance id is owned by {holder} member."
                     ),
                 ));
             }
@@ -505,7 +506,8 @@ impl ConsumerGroup {
             Some(holder) if **holder != *id => Err(Fault::new(
                 ResponseError::FencedInstanceId,
                 format!(
-                    "Static member {id} with instance id {instance_id} was fenced by member {holder}."
+                    "Static member {id} with instance id {instance_id} was fenced by member \
+                     {holder}."
                 ),
             )),
             Some(_) => Ok(()),
@@ -523,7 +525,7 @@ impl ConsumerGroup {
         }
         Err(bad_regex(
             more,
-            &format!("the members of a group have at most {MAX_REGEXES} different ones"),
+            &format!("a group can have at most {MAX_REGEXES} different regular expressions"),
         ))
     }
 
@@ -756,8 +758,9 @@ fn check_member_epoch(member: &Member, beat: &Beat) -> Result<(), Fault> {
     Err(Fault::new(
         ResponseError::FencedMemberEpoch,
         format!(
-            "The consumer group member has a {comparison} member epoch ({}) than the one known by the group coordinator ({known}). \
-             The member must abandon all its partitions and rejoin.",
+            "The consumer group member has a {comparison} member epoch ({}) than the one known \
+             by the group coordinator ({known}). The member must abandon all its partitions and \
+             rejoin.",
             beat.epoch
         ),
     ))

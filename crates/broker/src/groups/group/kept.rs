@@ -160,7 +160,7 @@ fn text(reader: &mut Reader<'_>) -> Result<StrBytes, Corrupt> {
 fn timeout(reader: &mut Reader<'_>) -> Result<Duration, Corrupt> {
     let millis = reader.i32()?;
     let millis = u64::try_from(millis);
-    millis.map(Duration::from_millis).map_err(|_| Corrupt::new("a timeout below 0"))
+    millis.map(Duration::from_millis).map_err(|_| Corrupt::new("negative timeout"))
 }
 
 fn bytes(reader: &mut Reader<'_>) -> Result<Bytes, Corrupt> {
@@ -174,7 +174,7 @@ pub(crate) struct KeptGroups(pub(in crate::groups) BTreeMap<String, Kept>);
 impl Table for KeptGroups {
     const WHAT: &'static str = "members of classic groups";
     const AFTER_LOSS: &'static str =
-        "the groups of before have no members any more, and all members join again";
+        "existing groups have lost their members, and all members must join again";
     const CHECKPOINT: [u8; 4] = *b"ALGC";
     const QUARANTINE: [u8; 4] = *b"ALGD";
     const VERSION: u8 = VERSION;

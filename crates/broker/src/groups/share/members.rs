@@ -170,7 +170,7 @@ impl ShareGroup {
         self.assign(topics, subscribes);
         let epoch = self.epoch;
         let Some(member) = self.members.get_mut(id) else {
-            unreachable!("the heartbeat's member is there or has joined");
+            unreachable!("the heartbeat's member exists or has just joined");
         };
         if member.epoch != epoch {
             (member.previous_epoch, member.epoch) = (member.epoch, epoch);
@@ -256,8 +256,9 @@ fn check_epoch(id: &str, member: &ShareMember, epoch: i32) -> Result<(), Fault> 
     Err(Fault::new(
         ResponseError::FencedMemberEpoch,
         format!(
-            "The share group member {id} has a {comparison} member epoch ({epoch}) than the one known by the group coordinator ({known}). \
-             The member must abandon all its partitions and rejoin."
+            "The share group member {id} has a {comparison} member epoch ({epoch}) than the one \
+             known by the group coordinator ({known}). The member must abandon all its \
+             partitions and rejoin."
         ),
     ))
 }

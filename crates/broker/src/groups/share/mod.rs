@@ -284,10 +284,10 @@ impl Shares {
             tracing::warn!(
                 group = &*group,
                 MAX_PARTITIONS,
-                "share partitions are refused: there are too many"
+                "share partitions refused: limit reached"
             );
             return Err(ApiError::PolicyViolation(format!(
-                "there are {} share partitions already, of at most {MAX_PARTITIONS}",
+                "there are already {} share partitions of at most {MAX_PARTITIONS}",
                 places.len()
             )));
         }
@@ -364,10 +364,12 @@ impl Shares {
         for (group, topic) in topics.into_iter().filter(|(_, topic)| !exists(*topic)) {
             match self.forget_topic(&group, topic) {
                 Ok(_) => {
-                    tracing::info!(group = &*group, %topic, "a share group forgets a deleted topic");
+                    tracing::info!(group = &*group, %topic, "share partitions of a deleted topic \
+                        removed");
                 }
                 Err(refused) => {
-                    tracing::warn!(group = &*group, %topic, ?refused, "share partitions of a deleted topic stay for now");
+                    tracing::warn!(group = &*group, %topic, ?refused, "share partitions of a \
+                        deleted topic could not be removed yet");
                 }
             }
         }
@@ -413,8 +415,8 @@ impl Shares {
             tracing::warn!(
                 group = &*slot.key.group,
                 MAX_TRACKED,
-                "share groups get fewer records at a time: too many records of all of them are neither done with nor before their share partition's start; \
-                 a group that nobody uses any more should be deleted"
+                "share groups get fewer records at a time: the limit of tracked records over all \
+                 groups is reached; delete groups that are not used any more"
             );
         }
     }
@@ -502,7 +504,7 @@ impl Shares {
             tracing::debug!(
                 group = &*group,
                 member = &*member,
-                "a share session ends with its connection"
+                "share session ended with its connection"
             );
             gone.entry(group).or_default().insert(member);
         }
@@ -644,7 +646,7 @@ impl Live {
 pub(crate) async fn durable(record: Option<Durable>) -> Result<(), ApiError> {
     match record {
         Some(record) => record.await.map_err(|error: StoreError| {
-            tracing::error!("the state of share groups could not be written: {error}");
+            tracing::error!("share group state could not be written: {error}");
             ApiError::from(error)
         }),
         None => Ok(()),
@@ -654,10 +656,10 @@ pub(crate) async fn durable(record: Option<Durable>) -> Result<(), ApiError> {
 /// The error for a client when the log accepts no record now.
 pub(crate) fn refused(refused: Refused) -> ApiError {
     match refused {
-        Refused::NoRoom => {
-            ApiError::Storage("the write-ahead log has no room now, try again".into())
+        Refused::NoRoom => ApiError::Storage("the write-ahead log is full, try again".into()),
+        Refused::TooLarge => {
+            ApiError::Storage("the record exceeds the maximum size of the store".into())
         }
-        Refused::TooLarge => ApiError::Storage("the record is larger than the store takes".into()),
         Refused::Fenced => ApiError::NotLeader("another server has taken over".into()),
         Refused::Failed(cause) => ApiError::Storage(cause),
     }

@@ -104,11 +104,11 @@ fn read_state(reader: &mut Reader<'_>) -> Result<Remembered, Corrupt> {
             0 => Stored::Available,
             1 => Stored::Acknowledged,
             2 => Stored::Archived,
-            other => return Err(Corrupt::new(format!("{other} where a record's state should be"))),
+            other => return Err(Corrupt::new(format!("unknown state of a record: {other}"))),
         };
         let deliveries = u16::from_le_bytes(reader.array()?);
         if from >= to {
-            return Err(Corrupt::new(format!("records from {from} to {to}")));
+            return Err(Corrupt::new(format!("invalid range of records: {from} to {to}")));
         }
         Ok(Change { from, to, state, deliveries })
     })?;
@@ -144,7 +144,9 @@ impl Remembered {
 
 impl Table for ShareStates {
     const WHAT: &'static str = "states of share groups";
-    const AFTER_LOSS: &'static str = "records that were acknowledged may be delivered again, and a group whose begin is lost begins as its settings say";
+    const AFTER_LOSS: &'static str = "acknowledged records may be delivered again, and groups \
+                                      whose start offset is lost begin at the offset in their \
+                                      settings";
     const CHECKPOINT: [u8; 4] = *b"ALSG";
     const QUARANTINE: [u8; 4] = *b"ALSN";
     const VERSION: u8 = 1;
