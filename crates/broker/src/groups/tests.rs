@@ -1,5 +1,5 @@
-//! The coordinator on a real store, which lies on a simulated disk: what is durable, what is shown,
-//! what a restart finds.
+//! Tests of the coordinator on a real store over a simulated disk: what is durable, what is
+//! visible, and what a restart restores.
 
 mod bounds;
 mod deleted;
@@ -59,7 +59,7 @@ impl Fold for TestFold {
     }
 }
 
-/// A server's life: disk, catalog and objects outlive the store.
+/// A test environment: disk, catalog and objects outlive the store.
 struct World {
     disk: SimDisk,
     catalog: Arc<dyn Catalog>,
@@ -79,7 +79,7 @@ impl World {
         World { disk, catalog: Arc::new(MemoryCatalog::default()), objects, config }
     }
 
-    /// Let the disk work until `future` is ready.
+    /// Runs the disk until `future` is ready.
     async fn run<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);
         loop {
@@ -118,7 +118,7 @@ impl World {
         .await
     }
 
-    /// The process is gone, the disk is not.
+    /// Crashes the process; the disk stays.
     fn crash(&mut self, store: Store, groups: Groups) {
         self.disk = self.disk.process_crash();
         self.disk.set_mode(Mode::Queued);
@@ -151,7 +151,7 @@ fn join_request(group: &str, member_id: &StrBytes) -> JoinGroupRequest {
         .with_protocols(vec![protocol])
 }
 
-/// As clients do it: once for the id, once more to join.
+/// Joins as clients do: one request for the id, another to join.
 async fn join(groups: &Groups, group: &str, session_timeout_ms: i32) -> JoinGroupResponse {
     let request =
         |id: &StrBytes| join_request(group, id).with_session_timeout_ms(session_timeout_ms);
@@ -182,7 +182,7 @@ fn heartbeat_request(group: &str, joined: &JoinGroupResponse) -> HeartbeatReques
         .with_generation_id(joined.generation_id)
 }
 
-/// A commit by nobody in particular.
+/// A commit without a member.
 fn commit_request(group: &str, offsets: &[(&str, i32, i64)]) -> OffsetCommitRequest {
     let topics = offsets.iter().map(|(topic, partition, offset)| {
         let partition = OffsetCommitRequestPartition::default()
@@ -211,7 +211,7 @@ async fn commit(groups: &Groups, request: OffsetCommitRequest) -> Vec<i16> {
     partitions.map(|partition| partition.error_code).collect()
 }
 
-/// All offsets of a group.
+/// Fetches all offsets of a group.
 async fn fetch(groups: &Groups, group: &str) -> Vec<(String, i32, i64)> {
     let request =
         OffsetFetchRequestGroup::default().with_group_id(group_id(group)).with_topics(None);
@@ -232,7 +232,7 @@ fn found(topic: &str, partition: i32, offset: i64) -> (String, i32, i64) {
     (topic.to_owned(), partition, offset)
 }
 
-/// An answer must be one that its version of the protocol can say.
+/// Checks that a response can be encoded in each of these versions.
 fn encodes(response: &impl Encodable, versions: std::ops::RangeInclusive<i16>) {
     for version in versions {
         let encoded = response.encode(&mut BytesMut::new(), version);
@@ -260,7 +260,7 @@ async fn three_members_share_a_group_and_part() {
 
     let (b, c) = (join(&groups, "g", 10_000), join(&groups, "g", 10_000));
     let a_again = async {
-        // As a client does: it learns of the others by its heartbeat.
+        // As a client does: its heartbeat tells it to join again.
         while groups.heartbeat(heartbeat_request("g", &a)).await.error_code == 0 {
             tokio::task::yield_now().await;
         }
@@ -308,7 +308,7 @@ async fn three_members_share_a_group_and_part() {
 async fn the_timer_removes_a_silent_member_and_lets_the_other_go_on() {
     let world = World::new();
     let (_store, groups) = world.start().await;
-    // The timer sleeps for long when the short session begins.
+    // The timer is in a long sleep when the short session begins.
     assert_eq!(join(&groups, "another", 1_800_000).await.error_code, 0);
     tokio::task::yield_now().await;
     let silent = join(&groups, "g", 50).await;
@@ -356,7 +356,7 @@ async fn committed_offsets_survive_crashes_and_uploads() {
     let expected = [found("topic-a", 0, 11), found("topic-a", 2, 5), found("topic-b", 1, 20)];
     assert_eq!(fetch(&groups, "g").await, expected);
 
-    // From the WAL alone.
+    // From the log alone.
     world.crash(store, groups);
     let (store, groups) = world.start().await;
     assert_eq!(fetch(&groups, "g").await, expected);
@@ -396,7 +396,7 @@ async fn an_offset_is_shown_when_it_is_durable_and_not_before() {
     let request = |offset| commit_request("g", &[("topic", 0, offset)]);
     assert_eq!(world.run(commit(&groups, request(1))).await, [0]);
 
-    // The disk stands still.
+    // The disk does not complete writes.
     let mut second = Box::pin(commit(&groups, request(2)));
     let mut third = Box::pin(commit(&groups, request(3)));
     for _ in 0..100 {
@@ -409,12 +409,12 @@ async fn an_offset_is_shown_when_it_is_durable_and_not_before() {
     }
     assert_eq!(fetch(&groups, "g").await, [found("topic", 0, 1)]);
 
-    // A client that is gone does not keep its commit from taking effect, in order.
+    // The commit of a disconnected client still takes effect, in order.
     drop(second);
     assert_eq!(world.run(third).await, [0]);
     assert_eq!(fetch(&groups, "g").await, [found("topic", 0, 3)]);
 
-    // Nor does it have to be asked for by anybody.
+    // No request has to wait for it.
     let mut fourth = Box::pin(commit(&groups, request(4)));
     tokio::select! {
         biased;
@@ -442,7 +442,7 @@ async fn a_commit_waits_for_room_and_then_asks_the_client_to_come_again() {
         request.topics[0].partitions[0].committed_metadata = Some(note.clone());
         request
     };
-    // More than the window of 64 KiB holds, while the disk stands still.
+    // More than the window of 64 KiB holds, while the disk does not complete writes.
     let commits = (0..20).map(|offset| commit(&groups, request(offset)));
     let mut commits: Vec<_> = commits.map(Box::pin).collect();
     let mut refused = 0;
@@ -459,14 +459,14 @@ async fn a_commit_waits_for_room_and_then_asks_the_client_to_come_again() {
     assert_eq!(fetch(&groups, "g").await, [found("topic", 0, 99)]);
 }
 
-/// Another one has opened the offsets stream, as the next coordinator would.
+/// Another writer has opened the offsets stream, as the next coordinator would.
 #[tokio::test]
 async fn who_does_not_write_the_offsets_does_not_coordinate() {
     let world = World::new();
     let (store, groups) = world.start().await;
     let offsets = |at| commit_request("g", &[("topic", 0, at)]);
     assert_eq!(world.run(commit(&groups, offsets(1))).await, [0]);
-    // The offsets come first, so their stream has the least id.
+    // The offsets come first, so their stream has the lowest id.
     let stream = store.stream_ids().into_iter().min().expect("a stream");
     let epoch = alluvium_stream::StreamEpoch(1);
     let other = world.run(store.open_stream(stream, epoch)).await.expect("it is newer");
@@ -497,7 +497,7 @@ async fn partitions_of_a_commit_are_judged_one_by_one() {
     assert_eq!(fetch(&groups, "g").await, [found("topic", 0, 1)]);
 
     let stranger = commit_request("new", &[("topic", 0, 1)]).with_generation_id_or_member_epoch(3);
-    // Version 9 tells that there is no such group.
+    // Since version 9 the error says that the group does not exist.
     let not_found = ResponseError::GroupIdNotFound.code();
     assert_eq!(commit(&groups, stranger).await, [not_found]);
 }
@@ -596,16 +596,16 @@ async fn groups_are_listed_described_and_deleted() {
     let again = world.run(groups.delete_group("idle")).await;
     assert_eq!(again, Err(ResponseError::GroupIdNotFound));
     assert_eq!(fetch(&groups, "idle").await, []);
-    // A request that has found the group before it was deleted finds a dead one.
+    // A request that found the group before it was deleted sees a dead one.
     let state = groups.shared.registry.peek(&slot, |group, _| group.state_name());
     assert_eq!(state, group::State::Dead.name());
-    // A group of that name can be used again at once.
+    // A group of this name can be used again at once.
     let request = commit_request("idle", &[("topic", 1, 8)]);
     assert_eq!(world.run(commit(&groups, request)).await, [0]);
     assert_eq!(fetch(&groups, "idle").await, [found("topic", 1, 8)]);
 }
 
-/// Nothing comes of it, and it takes no place.
+/// No group is created, so it does not count.
 #[tokio::test]
 async fn who_commits_nothing_makes_no_group() {
     let world = World::new();
@@ -645,7 +645,7 @@ async fn the_sweep_drops_old_offsets_and_empty_groups() {
             }
         })
         .await;
-    // The group itself goes with the next sweep; the one with a member keeps all.
+    // The group itself is removed by the next sweep; the one with a member keeps everything.
     sweep_after(retention + Duration::from_secs(60)).await;
     let listed = list(&groups, 5).await;
     assert_eq!(listed.len(), 1);
@@ -653,8 +653,8 @@ async fn the_sweep_drops_old_offsets_and_empty_groups() {
     assert_eq!(fetch(&groups, "busy").await, [found("topic", 0, 8)]);
 }
 
-/// As in Kafka, for both kinds of groups of consumers: lag of a topic that was given up long ago is
-/// of no interest. As in Kafka it is not waited for how long the group has been empty.
+/// As in Kafka, for classic and consumer groups: the lag of a topic that is not read any more is of
+/// no interest. As in Kafka, it does not matter how long the group has been empty.
 #[tokio::test]
 async fn an_emptied_group_goes_with_the_next_look() {
     let world = World::new();
@@ -682,7 +682,7 @@ async fn the_sweep_drops_old_offsets_of_topics_that_members_read_no_more() {
     for group in ["classic", "connect", "new"] {
         assert_eq!(world.run(commit(&groups, commit_request(group, &all))).await, [0, 0]);
     }
-    // As a consumer says what it reads: the version, one topic, no data of its own.
+    // A consumer's subscription: the version, one topic, no user data.
     let reads = Bytes::from_static(b"\x00\x01\x00\x00\x00\x01\x00\x05topic\xff\xff\xff\xff");
     for (group, protocol_type) in [("classic", "consumer"), ("connect", "connect")] {
         let request = |id: &StrBytes| {
@@ -715,7 +715,7 @@ async fn the_sweep_drops_old_offsets_of_topics_that_members_read_no_more() {
     };
     let (retention, minute) = (world.config.offsets_retention, Duration::from_secs(60));
     sweep_after(retention - minute).await;
-    // Durable with this would be all that was written before it.
+    // When this is durable, everything written before it is, too.
     assert_eq!(world.run(commit(&groups, commit_request("x", &[("topic", 0, 1)]))).await, [0]);
     let both = all.map(|(topic, partition, offset)| found(topic, partition, offset));
     for group in ["classic", "connect", "new"] {
@@ -728,7 +728,7 @@ async fn the_sweep_drops_old_offsets_of_topics_that_members_read_no_more() {
     }
 }
 
-/// Else they would never, on a server that is restarted more often than they expire.
+/// Otherwise they would never expire on a server that is restarted more often.
 #[tokio::test]
 async fn offsets_expire_also_after_a_restart() {
     let mut world = World::new();
@@ -740,7 +740,7 @@ async fn offsets_expire_also_after_a_restart() {
     world.crash(store, groups);
     let (_store, groups) = world.start().await;
     assert_eq!(join(&groups, "busy", 10_000).await.error_code, 0);
-    // Whose members have come again, and have gone since, is without members since then.
+    // A group whose members have come back and left again is without members since then.
     let back = join(&groups, "back", 10_000).await;
     let leave = LeaveGroupRequest::default().with_group_id(group_id("back"));
     let left = groups.leave(leave.with_member_id(back.member_id.clone()), 2).await;
@@ -754,7 +754,7 @@ async fn offsets_expire_also_after_a_restart() {
     let timeout = world.config.max_session_timeout;
     sweep(timeout - minute, retention + minute).await;
     sweep(timeout + minute, retention - minute).await;
-    // Durable with this would be all that was written before it.
+    // When this is durable, everything written before it is, too.
     assert_eq!(world.run(commit(&groups, commit_request("new", &[("topic", 0, 8)]))).await, [0]);
     assert_eq!(fetch(&groups, "idle").await, [found("topic", 0, 7)]);
     sweep(timeout + minute, retention + minute).await;
@@ -769,8 +769,8 @@ async fn offsets_expire_also_after_a_restart() {
     assert_eq!(fetch(&groups, "back").await, [found("topic", 0, 7)]);
 }
 
-/// Members that have nothing to read for long commit nothing: their offsets are of use as long as
-/// they are there.
+/// Members that have nothing to read for long commit nothing: their offsets are in use as long as
+/// the group has members.
 #[tokio::test]
 async fn after_a_restart_it_is_known_for_how_long_there_were_members() {
     let mut world = World::new();
@@ -787,7 +787,7 @@ async fn after_a_restart_it_is_known_for_how_long_there_were_members() {
     };
     let before_the_crash = retention - minute;
     sweep(&groups, before_the_crash, before_the_crash).await;
-    // Durable with this is all that was written before it.
+    // When this is durable, everything written before it is, too.
     assert_eq!(world.run(commit(&groups, commit_request("new", &[("topic", 0, 8)]))).await, [0]);
     world.crash(store, groups);
 

@@ -1,4 +1,4 @@
-//! The state machine by tables, and its records.
+//! Tables of the state machine's decisions, and its records.
 
 use kafka_protocol::error::ResponseError as E;
 
@@ -25,7 +25,7 @@ fn a_producer_begins_as_by_kafka() {
     let new = Transaction::default();
     assert_eq!(new.init(None, None), Ok(Init::NeedsProducerId));
     assert_eq!(new.init(None, Some(5)), begin(5, 0, -1, NONE));
-    // A client that comes from a server that has forgotten it.
+    // A client from a server that has lost its state.
     assert_eq!(new.init(Some((3, 3)), Some(5)), begin(5, 0, -1, NONE));
 
     for state in [State::Empty, State::Completed(Outcome::Commit), State::Completed(Outcome::Abort)]
@@ -36,7 +36,7 @@ fn a_producer_begins_as_by_kafka() {
         assert_eq!(known.init(Some((5, 6)), None), Err(E::ProducerFenced));
         assert_eq!(known.init(Some((5, 8)), None), Err(E::ProducerFenced));
         assert_eq!(known.init(Some((4, 7)), None), Err(E::ProducerFenced));
-        // The answer to 7 was lost.
+        // The response to epoch 7 was lost.
         known.identity = identity(5, 8, -1, 7);
         assert_eq!(known.init(Some((5, 7)), None), Ok(Init::Begin(None)));
 
@@ -60,7 +60,7 @@ fn a_producer_begins_as_by_kafka() {
         is_settled: false,
     };
     assert_eq!(open.init(None, None), Ok(Init::AbortFirst(abort.clone())));
-    // The same one is told the raised epoch, however often it asks.
+    // The same producer receives the raised epoch, however often it asks.
     let raised = identity(5, 8, -1, 7);
     let goes_on = Event::Prepared {
         outcome: Outcome::Abort,
@@ -88,7 +88,7 @@ fn a_producer_begins_as_by_kafka() {
     };
     assert_eq!(last.init(Some((5, i16::MAX - 1)), Some(9)), Ok(Init::AbortFirst(replaced)));
     assert_eq!(open.init(Some((6, 7)), None), Err(E::ProducerFenced));
-    // Who was fenced, or guesses, aborts nobody's transaction.
+    // A fenced producer, or one that guesses, aborts no transaction.
     assert_eq!(open.init(Some((5, 6)), None), Err(E::ProducerFenced));
     assert_eq!(open.init(Some((5, 8)), None), Err(E::ProducerFenced));
     let mut successor = open.clone();
@@ -112,7 +112,7 @@ fn a_transaction_ends_as_by_kafka() {
         }))
     };
     let me = (5, 7);
-    // State, by a client of version 2, wanted, what comes of it.
+    // State, client of version 2, requested outcome, result.
     let table = [
         (State::Ongoing, false, Commit, prepared(Commit, me, identity(5, 7, -1, NONE))),
         (State::Ongoing, false, Abort, prepared(Abort, me, identity(5, 7, -1, NONE))),
@@ -144,7 +144,7 @@ fn a_transaction_ends_as_by_kafka() {
         assert_eq!(known.end((5, 9), outcome, version_2, None), Err(E::ProducerFenced));
         assert_eq!(known.end((4, 7), outcome, version_2, None), Err(E::InvalidProducerIdMapping));
     }
-    // A client of version 2 that has lost the answer.
+    // A client of version 2 that has lost the response.
     for (state, outcome, wanted) in [
         (State::Prepared(Commit), Commit, Ok(End::Wait)),
         (State::Prepared(Commit), Abort, Err(E::InvalidTxnState)),
@@ -158,7 +158,7 @@ fn a_transaction_ends_as_by_kafka() {
         known.identity.previous_epoch = 7;
         assert_eq!(known.end(me, outcome, true, None), wanted, "{state:?} {outcome:?} again");
     }
-    // The last epoch: the next one is another producer's.
+    // The last epoch: the next one belongs to another producer ID.
     let last = transaction(State::Ongoing, 5, i16::MAX - 1);
     let me = (5, i16::MAX - 1);
     assert_eq!(last.end(me, Commit, true, None), Ok(End::NeedsProducerId));
@@ -170,7 +170,7 @@ fn a_transaction_ends_as_by_kafka() {
     assert_eq!(next.end(me, Commit, true, None), Ok(End::Done));
 }
 
-/// As by Kafka 4.3.1 with version 2 of transactions.
+/// As in Kafka 4.3.1 with version 2 of transactions.
 #[test]
 fn a_producer_whose_transaction_was_over_its_time_goes_on() {
     use Outcome::{Abort, Commit};
@@ -186,15 +186,15 @@ fn a_producer_whose_transaction_was_over_its_time_goes_on() {
     assert_eq!(late.end(me, Commit, true, None), Err(E::InvalidTxnState), "nothing was committed");
     assert_eq!(late.init(Some(me), None), Ok(Init::Begin(None)));
     assert_eq!(late.check_open(5, 7), Err(E::ProducerFenced));
-    // A client of version 1 does not learn an epoch from the end of a transaction.
+    // A client of version 1 does not receive an epoch at the end of a transaction.
     assert_eq!(late.end(me, Abort, false, None), Err(E::ProducerFenced));
-    // Somebody else has begun.
+    // Another producer has initialised.
     let Ok(Init::Begin(Some(next))) = late.init(None, None) else { panic!("it begins") };
     late.apply(3, Event::Initialised { identity: next, timeout_ms: 1_000 });
     assert_eq!(late.init(Some(me), None), Err(E::ProducerFenced));
     assert_eq!(late.end(me, Abort, true, None), Err(E::ProducerFenced));
 
-    // The epoch after the last one is nobody's.
+    // The epoch after the last one is never issued.
     let mut last = transaction(State::Ongoing, 5, i16::MAX - 1);
     last.apply(1, last.time_out());
     last.apply(2, Event::Completed);
@@ -299,8 +299,7 @@ fn a_loss_puts_transactions_in_doubt_until_their_state_is_told_again() {
         is_settled: false,
     };
     let begun = Event::Initialised { identity: identity(5, 9, -1, NONE), timeout_ms: 1 };
-    // What is told after the loss, the state then, the doubt, and how many partitions are part of
-    // it.
+    // Events after the loss, the resulting state and doubt, and the number of partitions.
     let table = [
         (vec![], State::Ongoing, Doubt::Stale, 1),
         (vec![added(2)], State::Ongoing, Doubt::Mixed, 2),
@@ -325,7 +324,7 @@ fn a_loss_puts_transactions_in_doubt_until_their_state_is_told_again() {
         if state != State::Ongoing {
             continue;
         }
-        // It ends in an epoch that no partition refuses, and nobody may go on in it.
+        // It ends in an epoch that no partition refuses and in which no producer may continue.
         let event = transaction.settle(20, Abort);
         transaction.apply(2, event);
         let found = (transaction.state, transaction.identity, transaction.doubt);
@@ -348,13 +347,13 @@ fn offsets_of_before_a_loss_are_not_committed_by_a_decision_behind_it() {
         is_settled,
     };
     let begun = Event::Added { partitions: Vec::new(), groups: vec!["group".to_owned()] };
-    // What follows the loss, and the offsets that are to be committed then.
+    // Events after the loss, and the offsets to commit then.
     let table = [
         (vec![prepared(false)], vec![]),
         (vec![begun.clone(), prepared(false)], vec![]),
         (vec![begun, offsets(2), prepared(false)], vec!["topic-2"]),
         (vec![offsets(2), offsets(3), prepared(false)], vec!["topic-2", "topic-3"]),
-        // A start has found a proof that the transaction of before the loss is committed.
+        // A start has found a proof that the transaction from before the loss is committed.
         (vec![prepared(true)], vec!["topic-1"]),
     ];
     for (events, wanted) in table {
@@ -374,7 +373,7 @@ fn offsets_of_before_a_loss_are_not_committed_by_a_decision_behind_it() {
     }
 }
 
-/// Transactions may be lost as a whole, and epochs that were handed out.
+/// Whole transactions may be lost, and epochs that were issued.
 #[test]
 fn who_was_in_doubt_gets_a_new_producer_id() {
     use Outcome::Commit;
@@ -383,11 +382,11 @@ fn who_was_in_doubt_gets_a_new_producer_id() {
     known.after_loss();
     known.settled();
     assert_eq!(known.doubt, Doubt::Settled);
-    // The epoch says which transaction the client asks for, by version 2.
+    // In version 2 the epoch identifies the transaction that the client means.
     assert_eq!(known.end((5, 6), Commit, true, None), Ok(End::Done));
     assert_eq!(known.end((5, 7), Commit, false, None), Err(E::InvalidTxnState));
     let renewed = Identity { previous_epoch: NONE, ..identity(9, 0, 5, NONE) };
-    // After a transaction of version 1, too, whose end tells no new id.
+    // Also after a transaction of version 1, whose end returns no new id.
     for begun in [false, true] {
         if begun {
             known.apply(1, Event::Added { partitions: Vec::new(), groups: vec!["g".to_owned()] });
@@ -410,7 +409,7 @@ fn who_was_in_doubt_gets_a_new_producer_id() {
     known.apply(5, event);
     known.apply(6, Event::Completed);
     assert_eq!((known.identity, known.doubt), (identity(9, 0, 5, 7), Doubt::None));
-    // Who has lost the answer asks again.
+    // A client that has lost the response repeats the request.
     assert_eq!(known.end((5, 7), Commit, true, None), Ok(End::Done));
     assert_eq!(known.init(Some((5, 7)), None), Ok(Init::Begin(None)));
     assert_eq!(known.init(None, None), Ok(Init::Begin(Some(identity(9, 1, 5, NONE)))));
@@ -478,7 +477,7 @@ fn a_checkpoint_of_version_1_still_opens() {
     assert_eq!(state_table::decode::<Table>(&bytes).unwrap(), table);
 }
 
-/// Bytes that format version 1 has written; they must open for ever.
+/// Bytes written by format version 1, which must always be readable.
 #[test]
 fn version_1_still_opens() {
     let record = Record {
@@ -499,8 +498,8 @@ fn version_1_still_opens() {
         &[1],                                  // commit
         &[3, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], // the markers' producer id and epoch
         &[3, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0], // the producer's
-        &[0xff; 8],                            // no other before
-        &[1, 0, 0, 0],                         // the epoch before
+        &[0xff; 8], // no previous producer
+        &[1, 0, 0, 0], // the previous epoch
     ]
     .concat();
     assert_eq!(record.encode(), bytes);
@@ -538,13 +537,13 @@ fn a_checkpoint_holds_every_state_and_folding_in_parts_is_folding_at_once() {
 }
 
 impl Transactions {
-    /// The bytes of all ids, and of what is part of transactions.
+    /// The bytes of all ids, and of the contents of transactions.
     pub(crate) fn sizes(&self) -> (usize, usize) {
         (self.ids_bytes.load(Ordering::Relaxed), self.open_bytes.load(Ordering::Relaxed))
     }
 
-    /// Remember ids of this length until there is no room for another, as if their producers had
-    /// come just now. In memory only.
+    /// Inserts ids of this length until there is no space for another, as if their producers had
+    /// just initialised. In memory only.
     pub(crate) fn fill(&self, len: usize) {
         let mut slots = self.slots.write();
         while slots.len() < MAX_IDS && self.sizes().0 < MAX_IDS_BYTES {
@@ -556,7 +555,7 @@ impl Transactions {
         }
     }
 
-    /// What InitProducerId does, without a look at the id.
+    /// Does what InitProducerId does, without validating the id.
     pub(crate) async fn take(&self, id: &str) {
         let slot = self.insert(&mut self.slots.write(), id.into(), Transaction::default());
         let append = {
@@ -568,13 +567,13 @@ impl Transactions {
         append.await.unwrap();
     }
 
-    /// Do what follows the decision, later.
+    /// Runs the steps that follow the decision.
     pub(crate) fn complete_decided(&self, server: &Arc<Server>, id: &str) {
         end::start(server, &self.get(id).unwrap());
     }
 
-    /// Decide how a transaction ends, durably, and do nothing of what follows; what its markers
-    /// carry.
+    /// Decides the end of a transaction, durably, without the steps that follow. Returns the
+    /// producer id and epoch of its markers.
     pub(crate) async fn decide_only(
         &self,
         id: &str,

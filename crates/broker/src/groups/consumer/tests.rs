@@ -1,5 +1,5 @@
-//! One group on its own: tables of single steps, and any life of a group against what must always
-//! hold.
+//! One group on its own: tables of single steps, and random histories of a group against its
+//! invariants.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -74,7 +74,7 @@ fn the_first_member_gets_everything_and_gives_up_half_to_the_second() {
     let a = beat(&go_on("a", 1));
     let kept = a.assignment.expect("it is told to give up");
     assert_eq!((a.epoch, kept.values().map(BTreeSet::len).sum::<usize>()), (1, 2));
-    // As long as it does not say that it did, it stays where it is, and the other gets nothing.
+    // Until it reports the revocation it stays in its epoch, and the other gets nothing.
     assert_eq!(beat(&go_on("a", 1)), Answer { member_id: "a".into(), epoch: 1, assignment: None });
     assert_eq!(beat(&owns(go_on("a", 1), &parts("t", &[0, 1, 2, 3]))).epoch, 1);
     assert_eq!(beat(&go_on("b", 2)).assignment, None);
@@ -117,13 +117,14 @@ fn members_that_come_with_another_epoch_are_fenced() {
     beat(&join("b", &["t"])).unwrap();
     let kept = beat(&go_on("a", 1)).unwrap().assignment.unwrap();
     beat(&owns(go_on("a", 1), &kept)).unwrap();
-    // The answer with epoch 2 was lost: the former epoch will do, with what the member may have.
+    // The response with epoch 2 was lost: the previous epoch is accepted, with partitions that the
+    // member may have.
     let again = beat(&owns(go_on("a", 1), &kept)).unwrap();
     assert_eq!((again.epoch, again.assignment), (2, Some(kept.clone())));
     assert_eq!(error(beat(&go_on("a", 1))), ResponseError::FencedMemberEpoch);
     let all = parts("t", &[0, 1, 2, 3]);
     assert_eq!(error(beat(&owns(go_on("a", 1), &all))), ResponseError::FencedMemberEpoch);
-    // Fenced, it comes again without anything, under its id.
+    // Fenced, it joins again without partitions, under its id.
     let anew = beat(&join("a", &["t"])).unwrap();
     assert_eq!((anew.epoch, anew.assignment), (2, Some(kept)));
     assert_eq!(group.check_epoch("a", 1), Err(ResponseError::StaleMemberEpoch));
@@ -154,7 +155,7 @@ fn a_static_member_keeps_what_it_has_while_it_is_away() {
     group.heartbeat(now, rules(), &topics, &owns(go_on("a", 1), &kept)).unwrap();
     group.heartbeat(now, rules(), &topics, &go_on("b", 2)).unwrap();
 
-    // Another with its name is refused as long as it is there.
+    // Another member with its instance id is refused while it is there.
     let taken = group.heartbeat(now, rules(), &topics, &named(join("a2", &["t"])));
     assert_eq!(error(taken), ResponseError::UnreleasedInstanceId);
     let fenced = group.heartbeat(now, rules(), &topics, &named(go_on("b", 2)));
@@ -168,12 +169,12 @@ fn a_static_member_keeps_what_it_has_while_it_is_away() {
     assert_eq!(group.state.members["a"].current.epoch, LEFT_FOR_A_WHILE);
     let epoch = group.state.epoch;
     assert_eq!(group.heartbeat(now, rules(), &topics, &go_on("b", 2)).unwrap().assignment, None);
-    // It comes back under another id, and nobody else notices.
+    // It comes back under another id, and no other member is affected.
     let back = group.heartbeat(now, rules(), &topics, &named(join("a2", &["t"]))).unwrap();
     assert_eq!((back.epoch, back.assignment), (2, Some(kept)));
     assert_eq!(group.state.epoch, epoch);
     assert_eq!(group.phase(), Phase::Stable);
-    // If it does not come back in time, it is gone.
+    // If it does not come back in time, it is removed.
     leave(&mut group, "a2", "i").unwrap();
     let later = now + SESSION;
     group.heartbeat(later, rules(), &topics, &go_on("b", 2)).unwrap();
@@ -191,7 +192,7 @@ fn silent_members_and_those_that_give_up_nothing_are_removed() {
     group.heartbeat(now, rules(), &topics, &go_on("a", 1)).unwrap();
     group.written(group.unwritten().len());
     assert_eq!(group.deadline(), Some(now + SESSION));
-    // Both go on, but the first keeps all.
+    // Both continue, but the first keeps everything.
     let mut at = now;
     for _ in 0..2 {
         at += Duration::from_secs(20);
@@ -224,9 +225,9 @@ fn topics_that_come_grow_and_go_make_a_new_epoch() {
     assert_eq!(beat(&created, &go_on("a", 1)), (2, Some(parts("t", &[0]))));
     let grown = view(3, &[("other", 1), ("t", 2)]);
     assert_eq!(beat(&grown, &go_on("a", 2)), (3, Some(parts("t", &[0, 1]))));
-    // A topic that nobody has subscribed to is of no interest.
+    // A topic without subscribers is ignored.
     assert_eq!(beat(&view(4, &[("t", 2)]), &go_on("a", 3)), (3, None));
-    // What is deleted is given up like everything else.
+    // Partitions of a deleted topic are revoked like all others.
     let gone = view(5, &[]);
     assert_eq!(beat(&gone, &go_on("a", 3)), (3, Some(Assignment::new())));
     assert_eq!(beat(&gone, &owns(go_on("a", 3), &Assignment::new())), (4, None));
@@ -251,7 +252,7 @@ fn regular_expressions_match_whole_names_and_follow_the_topics() {
     let second = group.heartbeat(now, rules(), &topics, &go_on("a", 1)).unwrap();
     assert_eq!(second.epoch, 2, "gains alone need no revocation");
     assert_eq!(names(second.assignment).len(), 4);
-    // An empty one takes it away.
+    // An empty one removes it.
     let x = parts("x", &[0]);
     let without = Beat { regex: Some(String::new()), ..owns(go_on("a", 2), &x) };
     let third = group.heartbeat(now, rules(), &topics, &without).unwrap();
@@ -286,7 +287,7 @@ fn the_assignor_with_most_votes_assigns() {
     group.heartbeat(now, rules(), &topics, &with("a", "range")).unwrap();
     assert_eq!(group.assignor(), Assignor::Range);
     group.heartbeat(now, rules(), &topics, &with("b", "range")).unwrap();
-    // Both topics have their only partition at the first member.
+    // The first member has the only partition of both topics.
     assert_eq!(group.state.members["a"].target.len(), 2);
     group.heartbeat(now, rules(), &topics, &with("c", "uniform")).unwrap();
     assert_eq!(group.assignor(), Assignor::Range);
@@ -361,7 +362,7 @@ fn records_of_version_1_stay_readable_and_checkpoints_tell_damage() {
     assert_eq!(states, GroupStates::default());
 }
 
-/// Of before members' epochs were told for each partition.
+/// Written before the epoch of each partition was recorded.
 #[test]
 fn a_checkpoint_of_version_1_has_members_that_got_everything_in_their_present_epoch() {
     let current = |epoch, kept: &[i32], given_up: &[i32]| Change::Current {
@@ -400,8 +401,8 @@ fn a_checkpoint_of_version_1_has_members_that_got_everything_in_their_present_ep
     decode::<GroupStates>(&oldest).expect_err("of a newer program");
 }
 
-/// What a member has committed before it hears of a new epoch counts, as nobody else has had the
-/// partition since (KIP-1251).
+/// Offsets that a member commits before it learns of a new epoch count, as no other member has had
+/// the partition since (KIP-1251).
 #[test]
 fn a_commit_with_an_older_epoch_counts_for_what_the_member_has_had_since() {
     let now = Instant::now();
@@ -433,7 +434,7 @@ fn a_commit_with_an_older_epoch_counts_for_what_the_member_has_had_since() {
     let absent = [Some((topic_id("t"), kept[0])), None].into_iter();
     assert_eq!(group.check_commit("a", 1, absent), stale);
 
-    // What comes back is had from then on.
+    // A partition that comes back is owned from then on.
     group.leave(now, "b", None, false).unwrap();
     group.heartbeat(now, rules(), &topics, &go_on("a", 2)).unwrap();
     let group = ConsumerGroup::new(group.state.clone(), rules(), now);
@@ -445,7 +446,7 @@ fn a_commit_with_an_older_epoch_counts_for_what_the_member_has_had_since() {
     assert_eq!(of(&group, "a", 3, &given), Ok(()));
 }
 
-/// Sees what has no `secret` in its name, until it sees everything.
+/// Sees topics without `secret` in their names, until it sees all.
 struct Clerk {
     viewer: &'static str,
     sees_all: Arc<AtomicBool>,
@@ -488,13 +489,13 @@ fn a_regular_expression_matches_what_the_member_may_know_of() {
     sees_all.store(true, Ordering::Relaxed);
     let clerk = beat(&by("clerk", owns(go_on("clerk", clerk.epoch), &open)));
     assert_eq!(clerk.epoch, boss.epoch + 1);
-    // And back: who has come last is not the measure of all.
+    // And back: the latest member's visibility does not apply to all.
     sees_all.store(false, Ordering::Relaxed);
     let boss = beat(&by("boss", owns(go_on("boss", boss.epoch), &parts("secret", &[0, 1]))));
     assert_eq!(boss.epoch, clerk.epoch + 1);
     let names = |id: &str| group.matches.names(id, ".*").map(<[_]>::len);
     assert_eq!((names("clerk"), names("boss")), (Some(1), Some(2)));
-    // The same after a restart, as far as the members have come.
+    // The same after a restart, for members that have sent a heartbeat.
     let mut again = ConsumerGroup::new(group.state().clone(), rules(), now);
     let beat = by("boss", owns(go_on("boss", boss.epoch), &parts("secret", &[0, 1])));
     let answer = again.heartbeat(now, rules(), &topics, &beat).expect("accepted");

@@ -34,7 +34,7 @@ fn join(client: &str, member_id: &str) -> JoinEvent {
     }
 }
 
-/// A JoinGroup of a version that knows no MEMBER_ID_REQUIRED.
+/// A JoinGroup of a version without MEMBER_ID_REQUIRED.
 fn old_join(client: &str) -> JoinEvent {
     JoinEvent { can_require_id: false, can_skip_assignment: false, ..join(client, "") }
 }
@@ -56,7 +56,7 @@ struct Bench {
     joined: BTreeMap<u32, Result<Joined, Refusal>>,
     synced: BTreeMap<u32, Result<Synced, ResponseError>>,
     dropped: Vec<StrBytes>,
-    /// What was kept of it last.
+    /// Its persisted state.
     kept: Option<Kept>,
 }
 
@@ -78,8 +78,7 @@ impl Bench {
         }
     }
 
-    /// The server has stopped, and is started again: nobody who waits is answered. By way of the
-    /// disk.
+    /// Restarts the server, through the persisted state: waiting requests are not answered.
     fn restart(&mut self) {
         let mut read = KeptGroups::default();
         if let Some(kept) = &self.kept {
@@ -113,7 +112,7 @@ impl Bench {
         }
     }
 
-    /// The waiter; a fresh member id is `m<waiter>`.
+    /// Joins and returns the waiter; a fresh member id is `m<waiter>`.
     fn join(&mut self, event: JoinEvent) -> u32 {
         self.waiters += 1;
         let fresh_id = s(&format!("m{}", self.waiters));
@@ -152,7 +151,7 @@ impl Bench {
         self.group.check_commit(self.now, &s(member_id), None, generation)
     }
 
-    /// Let time pass as the timer would: stop at each deadline on the way.
+    /// Advances the time as the timer would: stops at each deadline on the way.
     fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         for _ in 0..10_000 {
@@ -192,12 +191,12 @@ impl Bench {
         }
     }
 
-    /// One stable generation of static members `i1`, `i2`, ...; the ids that they have.
+    /// Creates one stable generation of static members `i1`, `i2`, ... and returns their ids.
     fn stable_static(&mut self, count: usize) -> Vec<String> {
         let first: Vec<u32> =
             (1..=count).map(|n| self.join(static_join(&format!("i{n}"), ""))).collect();
         let ids: Vec<String> = first.iter().map(|waiter| format!("m{waiter}")).collect();
-        // With no delay the first makes a generation of its own; it comes again and all are in one.
+        // Without a delay the first makes its own generation; it joins again and all are in one.
         if count > 1 {
             self.join(static_join("i1", &ids[0]));
         }
@@ -227,7 +226,7 @@ fn a_new_member_is_given_an_id_to_come_back_with() {
     assert_eq!((joined.generation, &joined.member_id, &joined.leader), (1, &s("m1"), &s("m1")));
     assert_eq!(joined.members.len(), 1);
 
-    // An id that was handed out and never used is forgotten after the session timeout.
+    // An issued id that is never used expires after the session timeout.
     let other = bench.join(join("b", ""));
     assert!(bench.group.vacant_since().is_none());
     bench.sync("m1", 1, &[]);
@@ -269,7 +268,8 @@ fn three_members_join_sync_and_are_stable() {
     let a = bench.sync("m1", 2, &[("m1", "p0"), ("m2", "p1"), ("stranger", "p9")]);
     assert_eq!(bench.group.state(), State::Stable);
     assert_eq!((bench.assignment_of(a), bench.assignment_of(b)), (&b"p0"[..], &b"p1"[..]));
-    // The one that is not in the plan gets nothing, which is an answer too; and it may ask twice.
+    // The member without an assignment gets an empty one, which is an answer too; and it may repeat
+    // the request.
     for _ in 0..2 {
         let c = bench.sync("m3", 2, &[]);
         assert_eq!(bench.assignment_of(c), b"");
@@ -295,7 +295,7 @@ fn a_member_that_leaves_makes_the_others_rejoin() {
     assert_eq!(bench.generation_of(a).generation, generation + 1);
     assert_eq!(bench.generation_of(a).members.len() + bench.generation_of(b).members.len(), 2);
 
-    // The last one out leaves an empty group, whose offsets anybody may set.
+    // The last member leaves an empty group, whose offsets any client may set.
     assert_eq!(bench.leave(&ids[0], None), Ok(()));
     assert_eq!(bench.leave(&ids[1], None), Ok(()));
     assert_eq!(bench.group.state(), State::Empty);
@@ -402,7 +402,7 @@ fn who_waits_does_not_expire() {
     bench.sync("m1", 2, &[("m2", "p1")]);
     assert_eq!(bench.assignment_of(waiting), b"p1");
 
-    // The same for a member that waits in a JoinGroup, for one that does not come.
+    // The same holds for a member that waits in a JoinGroup for an absent one.
     let rejoin = bench.join(with_protocols(join("b", "m2"), &["range", "sticky"]));
     assert_eq!(bench.heartbeat("m2", 2), Err(ResponseError::RebalanceInProgress));
     for _ in 0..11 {
@@ -512,13 +512,13 @@ fn a_static_member_restarts_without_a_rebalance() {
     let sync = bench.sync(&joined.member_id, generation, &[]);
     assert_eq!(bench.assignment_of(sync), ids[1].as_bytes(), "it keeps its former assignment");
 
-    // The leader: it leads under its new name, and is told not to assign again.
+    // The leader: it leads under its new name, and must not assign again.
     let leader = bench.join(static_join("i1", ""));
     let joined = bench.generation_of(leader);
     assert_eq!((&joined.leader, joined.skip_assignment), (&joined.member_id, true));
     assert_eq!((joined.generation, joined.members.len()), (generation, 2));
 
-    // A leader whose client does not know that is told of another leader.
+    // A leader whose client does not support that receives another leader's id.
     let before = bench.generation_of(leader).member_id.clone();
     let old_client = JoinEvent { can_skip_assignment: false, ..static_join("i1", "") };
     let old_client = bench.join(old_client);
@@ -553,12 +553,12 @@ fn the_former_self_of_a_static_member_is_fenced() {
     assert_eq!(bench.refusal_of(rejoin), ResponseError::FencedInstanceId);
     let unknown = bench.join(static_join("i3", &ids[1]));
     assert_eq!(bench.refusal_of(unknown), ResponseError::UnknownMemberId);
-    // An operator removes it by its instance alone.
+    // An operator removes it by its instance id alone.
     assert_eq!(bench.leave("", Some("i2")), Ok(()));
     assert_eq!(bench.leave("", Some("i2")), Err(ResponseError::UnknownMemberId));
     assert_eq!(bench.group.member_count(), 1);
 
-    // While its former self waits for a rebalance, that one is answered.
+    // If its previous incarnation waits for a rebalance, that request is answered.
     bench.join(static_join("i2", ""));
     let newer = bench.join(static_join("i2", ""));
     assert_eq!(bench.refusal_of(newer - 1), ResponseError::FencedInstanceId);
@@ -578,12 +578,12 @@ fn absent_static_members_stay_until_their_session_ends() {
     bench.join(long(static_join("i1", "m1")));
     bench.sync("m1", 2, &[]);
     bench.sync("m2", 2, &[]);
-    // The leader asks for a rebalance; the other is away, and keeps its place.
+    // The leader asks for a rebalance; the other is away, and stays a member.
     let leader = bench.join(long(static_join("i1", "m1")));
     bench.pass(REBALANCE);
     assert_eq!(bench.generation_of(leader).members.len(), 2);
     assert_eq!(bench.dropped, [] as [StrBytes; 0]);
-    // It has sent no SyncGroup when the time for that is over.
+    // It has sent no SyncGroup before its deadline.
     bench.sync("m1", 3, &[]);
     bench.pass(REBALANCE);
     assert_eq!(bench.dropped, [s("m2")]);
@@ -617,14 +617,14 @@ fn the_initial_delay_gathers_members() {
     let a = bench.join(old_join("a"));
     bench.pass(delay * 2 / 3);
     let b = bench.join(old_join("b"));
-    // Prolonged, because somebody came; over, because nobody else did.
+    // Extended, because a member joined; over, because no other did.
     bench.pass(delay);
     assert!(!bench.joined.contains_key(&a));
     bench.pass(delay);
     assert_eq!(bench.generation_of(a).generation, 1);
     assert_eq!(bench.generation_of(b).generation, 1);
 
-    // It is prolonged up to the rebalance timeout only.
+    // It is extended up to the rebalance timeout only.
     let mut bench = Bench::with(Rules { initial_rebalance_delay: delay, max_members: 100 });
     let first = bench.join(old_join("a"));
     for _ in 0..30 {
@@ -691,7 +691,7 @@ fn members_go_on_after_a_restart_in_their_generation() {
             Err(ResponseError::IllegalGeneration)
         );
     }
-    // Whoever lost an answer asks again.
+    // A client that has lost a response repeats the request.
     let again = bench.sync(&third, joined.generation, &[]);
     assert_eq!(bench.assignment_of(again), b"p3");
     let again = bench.join(with_protocols(join("c", &third), &["range", "sticky"]));
@@ -702,12 +702,12 @@ fn members_go_on_after_a_restart_in_their_generation() {
     let synced = bench.sync(&format!("m{back}"), joined.generation, &[]);
     assert_eq!(bench.assignment_of(synced), b"p2");
     assert_eq!(bench.group.state(), State::Stable);
-    // Its new id is kept.
+    // Its new id is persisted.
     bench.restart();
     assert_eq!(bench.heartbeat(&format!("m{back}"), joined.generation), Ok(()));
     assert_eq!(bench.heartbeat(&ids[1], joined.generation), Err(ResponseError::UnknownMemberId));
 
-    // Who does not come has a whole session, and no more.
+    // A member that does not return has a whole session, and no more.
     bench.pass(SESSION * 9 / 10);
     assert_eq!(bench.dropped, [] as [StrBytes; 0]);
     assert_eq!(bench.heartbeat(&third, joined.generation), Ok(()));
@@ -716,7 +716,7 @@ fn members_go_on_after_a_restart_in_their_generation() {
     assert_eq!(bench.heartbeat(&third, joined.generation), Err(ResponseError::RebalanceInProgress));
 }
 
-/// Told that it is fenced, its client would end, and nobody else has its place.
+/// FENCED_INSTANCE_ID would end its client, although no other has its place.
 #[test]
 fn a_static_member_whose_new_id_was_not_kept_joins_again() {
     let mut bench = Bench::new();
@@ -741,7 +741,7 @@ fn a_static_member_whose_new_id_was_not_kept_joins_again() {
     assert_eq!(bench.refusal_of(again), ResponseError::UnknownMemberId);
     let again = bench.join(static_join("i2", ""));
     assert_eq!(bench.generation_of(again).generation, generation);
-    // From now on it is known who has the place.
+    // From now on it is known which member has the instance id.
     for former in [&new_id, &s(&ids[1])] {
         assert_eq!(heartbeat(&mut bench, former), Err(ResponseError::FencedInstanceId));
     }
@@ -783,7 +783,7 @@ fn what_has_no_assignment_yet_is_not_kept_and_an_empty_group_is_forgotten() {
     assert_eq!((bench.group.state(), bench.group.member_count()), (State::Empty, 0));
 }
 
-/// The log has no room.
+/// The log has no space.
 #[test]
 fn nothing_happens_to_a_group_that_could_not_be_written() {
     let mut bench = Bench::new();
@@ -802,7 +802,7 @@ fn nothing_happens_to_a_group_that_could_not_be_written() {
     assert_eq!(bench.group.settled(), None);
     bench.group.not_written(bench.now);
     assert_eq!(bench.group.deadline(), Some(bench.now + RETRY_WRITE));
-    // Its session is over, but nobody is removed before what was decided is in line.
+    // Its session is over, but no member is removed before the earlier decision is appended.
     bench.now += SESSION * 2;
     bench.group.tick(bench.now);
     assert_eq!(bench.group.member_count(), 1);
@@ -831,7 +831,7 @@ fn bytes_that_are_no_record_are_refused() {
     assert_eq!(groups, KeptGroups::default());
 }
 
-/// As a group was written by the first version: it has to be read for ever.
+/// A group as the first version wrote it, which must always be readable.
 #[test]
 fn the_format_is_the_documented_one() {
     let mut bench = Bench::new();

@@ -124,7 +124,7 @@ fn records_survive_encoding() {
     }
 }
 
-/// These bytes were written by version 1; a later version must read them too.
+/// These bytes were written by version 1; later versions must read them too.
 #[test]
 fn version_1_stays_readable() {
     let record: &[u8] = b"\x01\x01\x01\x00g\x05\0\0\0\0\0\0\0\x01\0\0\0\x01\x00t\x01\0\0\0\x02\0\0\0\x05\0\0\0\0\0\0\0\x03\0\0\0\x04\x00note";
@@ -135,7 +135,7 @@ fn version_1_stays_readable() {
     assert_eq!(decode::<Offsets>(&checkpoint), Ok(table(&[commit("g", "t", 2, 5)])));
 }
 
-/// So must these.
+/// These bytes were written by version 2; later versions must read them too.
 #[test]
 fn version_2_stays_readable() {
     let used = Record::Used { group: "g".to_owned(), at_ms: 9 };
@@ -147,7 +147,7 @@ fn version_2_stays_readable() {
     assert_eq!(encode(&table), checkpoint);
 }
 
-/// What is noted of a group is about its offsets, and goes with them.
+/// The record of a group's last use concerns its offsets, and is removed with them.
 #[test]
 fn the_use_of_a_group_is_the_newest_that_is_known() {
     let used = |at_ms| Record::Used { group: "g".to_owned(), at_ms };
@@ -187,7 +187,7 @@ fn a_changed_or_cut_record_is_an_error_or_another_record_but_never_a_panic() {
     }
     Record::decode(b"\x02\x01").expect_err("a version from the future");
     Record::decode(b"\x01\x09").expect_err("an unknown kind");
-    // A count of four billion elements is not believed.
+    // A count of four billion elements is not trusted.
     Record::decode(b"\x01\x03\xff\xff\xff\xff").expect_err("a count without elements");
 }
 
@@ -222,7 +222,7 @@ fn what_can_not_be_read_is_kept_and_reported() {
     decode::<Offsets>(&kept).expect_err("a quarantine is no table");
 }
 
-/// As the first version wrote it: it has to be read for ever.
+/// A quarantine as the first version wrote it, which must always be readable.
 #[test]
 fn the_format_of_a_quarantine_is_the_documented_one() {
     let payload = Bytes::from_static(b"\x09future");
@@ -232,7 +232,7 @@ fn the_format_of_a_quarantine_is_the_documented_one() {
     assert_eq!(kept.escape_ascii().to_string(), expected.escape_ascii().to_string());
     let blobs = quarantined::<Offsets>(expected).expect("it is intact");
     assert_eq!(blobs, [&b"rubbish"[..], b"\x09future"]);
-    // A length is not believed.
+    // A length is not trusted.
     let mut reader = Reader::new(b"\x04\0\0\0cut");
     reader.bytes().expect_err("three bytes of four");
 }

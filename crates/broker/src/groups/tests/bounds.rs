@@ -1,4 +1,4 @@
-//! What is refused: for the bounds on memory, and since no group can answer it.
+//! Refusals: because of memory bounds, and of requests that no group can answer.
 
 use super::*;
 
@@ -43,12 +43,12 @@ async fn requests_that_no_group_can_answer_are_refused() {
     let nobody = JoinGroupResponse::default().with_member_id(s("x"));
     assert_eq!(groups.heartbeat(heartbeat_request("none", &nobody)).await.error_code, unknown);
     assert_eq!(groups.sync(&sync_request("none", &nobody), 4).await.error_code, unknown);
-    // From version 5 on clients say the protocol.
+    // Since version 5 clients send the protocol.
     let inconsistent = ResponseError::InconsistentGroupProtocol.code();
     assert_eq!(groups.sync(&sync_request("none", &nobody), 5).await.error_code, inconsistent);
 }
 
-/// What members take is bounded for those who come. Those that are in go on, and leave, however
+/// Memory for members is bounded for new ones. Existing members can continue and leave, however
 /// full it is.
 #[tokio::test]
 async fn a_full_memory_keeps_nobody_from_staying_or_leaving() {
@@ -85,7 +85,7 @@ async fn a_full_memory_keeps_nobody_from_staying_or_leaving() {
     assert_eq!(code, 0);
     let (code, share_epoch) = share(0, true).await;
     assert_eq!(code, 0);
-    // Static members with a little metadata and very many long names, until no more are taken.
+    // Static members with little metadata and many long names, until no more are accepted.
     let protocol = |n: usize, len: usize| {
         JoinGroupRequestProtocol::default()
             .with_name(s(&format!("{n:01000}")))
@@ -105,19 +105,19 @@ async fn a_full_memory_keeps_nobody_from_staying_or_leaving() {
     }
     assert!((10..18).contains(&taken), "{taken}");
     assert!(groups.shared.registry.size_bytes() <= 1 << 20);
-    // Until the last few KiB are gone too; then one that is in grows beyond what there is for
-    // others.
+    // Until the last few KiB are used too; then an existing member grows beyond the bound for new
+    // ones.
     let full = ResponseError::CoordinatorNotAvailable.code();
     assert_eq!(ask(&classic(0, 1500)).await, 0);
     assert!(groups.shared.registry.size_bytes() > 1 << 20);
     assert_eq!(ask(&join_request("new", &StrBytes::new())).await, full);
     assert_eq!(consumer(consumer_epoch, false).await, (0, consumer_epoch));
     assert_eq!(share(share_epoch, false).await, (0, share_epoch));
-    // As clients do it when an answer was lost.
+    // As clients do when a response was lost.
     assert_eq!(consumer(consumer_epoch, true).await.0, 0);
     assert_eq!(share(share_epoch, true).await.0, 0);
     assert_eq!(ask(&classic(1, 0)).await, 0);
-    // But not without end.
+    // But not without limit.
     let grown = async |n: usize| ask(&classic(n, 1500)).await;
     let mut codes = Vec::new();
     for n in 1..taken {
@@ -181,7 +181,8 @@ async fn the_bound_on_offsets_refuses_new_ones_and_takes_what_overwrites() {
     assert_eq!(world.run(commit(&groups, request("g0", 2))).await, [0]);
     assert_eq!(fetch(&groups, "g0").await, [found("topic", 0, 2)]);
 
-    // What a transaction has decided is taken in any case, and then the table is above its bound.
+    // Offsets that a transaction has decided are always accepted, and then the table is above its
+    // bound.
     let metadata = "n".repeat(12_000);
     let position = Position { partition: 0, offset: 3, leader_epoch: -1, metadata };
     let offsets = BTreeMap::from([(0, position.clone())]);

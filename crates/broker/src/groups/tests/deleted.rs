@@ -1,4 +1,4 @@
-//! Topics that are deleted while what concerns their offsets waits for room in the log.
+//! Topics that are deleted while a change of their offsets waits for space in the log.
 
 use std::pin::pin;
 use std::sync::atomic::AtomicBool;
@@ -13,7 +13,7 @@ use super::*;
 use crate::groups::offset_log::Prepared;
 use crate::groups::offsets::Record;
 
-/// Let the log have no room for anything, as long as the disk stands still.
+/// Fills the log, so that it has no space while the disk does not complete writes.
 fn fill(groups: &Groups) {
     for metadata_bytes in [4096, 64, 0] {
         let metadata = "n".repeat(metadata_bytes);
@@ -35,7 +35,7 @@ impl Topics {
         topic != "topic" || !self.is_deleted.load(Ordering::SeqCst)
     }
 
-    /// Delete the topic and forget its offsets, as DeleteTopics does; another one may have the name
+    /// Deletes the topic and its offsets, as DeleteTopics does; another topic may have the name
     /// from then on.
     async fn delete(&self, world: &World, groups: &Groups) {
         self.is_deleted.store(true, Ordering::SeqCst);
@@ -45,7 +45,7 @@ impl Topics {
     }
 }
 
-/// Consumers of the new topic would begin where the old one ended.
+/// Otherwise consumers of the new topic would begin where the old one ended.
 #[tokio::test]
 async fn a_commit_that_waits_for_room_is_for_no_later_topic_of_the_name() {
     let world = World::new();
@@ -65,7 +65,7 @@ async fn a_commit_that_waits_for_room_is_for_no_later_topic_of_the_name() {
     assert_eq!(fetch(&groups, "g").await, []);
 }
 
-/// The offset that is there in the end is the new topic's.
+/// The remaining offset is the new topic's.
 #[tokio::test]
 async fn a_deletion_of_offsets_that_waits_for_room_is_of_no_later_topic_of_the_name() {
     let world = World::new();

@@ -2,8 +2,7 @@
 
 use super::*;
 
-/// In its generation, with what it has, and with its offsets: from the log alone, and from the
-/// checkpoint.
+/// With their generation, assignment and offsets: from the log alone, and from the checkpoint.
 #[tokio::test]
 async fn members_go_on_after_a_restart() {
     let mut world = World::new();
@@ -35,7 +34,7 @@ async fn members_go_on_after_a_restart() {
         assert_eq!((again.error_code, &again.assignment), (0, &synced.assignment));
     }
 
-    // A member that was not there finds the other one, which joins again when it hears of it.
+    // A new member joins, and the existing one joins again when it learns of it.
     let old = async {
         while groups.heartbeat(heartbeat_request("g", &member)).await.error_code == 0 {
             tokio::task::yield_now().await;
@@ -48,7 +47,7 @@ async fn members_go_on_after_a_restart() {
     assert_eq!((new.error_code, old.error_code), (0, 0));
     assert_eq!((new.generation_id, old.generation_id), (2, 2));
 
-    // They had begun a generation in which nobody has anything yet: that is over.
+    // They had begun a generation that has no assignments yet: it is lost.
     world.crash(store, groups);
     let (store, groups) = world.start().await;
     let unknown = ResponseError::UnknownMemberId.code();
@@ -66,13 +65,13 @@ async fn members_go_on_after_a_restart() {
     assert_eq!(list(&groups, 5).await, [("g".into(), "Empty".into(), String::new())]);
 }
 
-/// Else two could have one partition, each by what it was told.
+/// Otherwise two members could have one partition, each by its own assignment.
 #[tokio::test]
 async fn a_member_is_told_what_it_has_when_that_is_durable_and_not_before() {
     let mut world = World::new();
     let (store, groups) = world.start().await;
     let member = join(&groups, "g", 10_000).await;
-    // The disk stands still.
+    // The disk does not complete writes.
     let mut synced = Box::pin(groups.sync(&sync_request("g", &member), 5));
     for _ in 0..100 {
         tokio::select! {

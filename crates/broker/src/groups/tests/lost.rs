@@ -6,7 +6,8 @@ use super::*;
 use crate::groups::offsets::Record;
 use crate::state_table::{Table, decode, fold, load};
 
-/// What a start and a fold make of records at these offsets in a stream that ends at `end`.
+/// The state that a start and a fold derive from records at these offsets in a stream that ends at
+/// `end`.
 fn after<T: Table + PartialEq + std::fmt::Debug>(records: &[(u64, Bytes)], end: u64) -> T {
     let batch = |(base, payload): &(u64, Bytes)| Batch {
         base: StreamOffset(*base),
@@ -25,7 +26,7 @@ fn after<T: Table + PartialEq + std::fmt::Debug>(records: &[(u64, Bytes)], end: 
         folded = fold::<T>(from..to, folded.as_deref(), batch);
         from = to;
     }
-    // Lost offsets behind the last batch are uploaded by themselves.
+    // Lost offsets after the last batch are uploaded on their own.
     let folded = fold::<T>(from..end, folded.as_deref(), &[]);
     assert_eq!(decode::<T>(&folded.unwrap()).unwrap(), loaded);
     loaded

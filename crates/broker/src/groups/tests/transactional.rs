@@ -1,4 +1,4 @@
-//! Offsets that transactions commit, and the groups that they are for.
+//! Offsets that transactions commit, and their groups.
 
 use std::sync::mpsc;
 use std::thread;
@@ -9,15 +9,15 @@ use super::*;
 use crate::groups::offset_log::Prepared;
 use crate::groups::offsets::Record;
 
-/// An offset of one partition of `topic`, as a transaction hands it over when it commits.
+/// An offset of one partition of `topic`, as a committing transaction passes it.
 fn decided(partition: i32, offset: i64) -> BTreeMap<String, BTreeMap<i32, Position>> {
     let position = Position { partition, offset, leader_epoch: -1, metadata: String::new() };
     BTreeMap::from([("topic".to_owned(), BTreeMap::from([(partition, position)]))])
 }
 
-/// The end of a transaction may come between the death of a group and its end in the map: its
-/// offsets would be without a group until a restart, so nobody could list or delete them, and they
-/// would never expire.
+/// The end of a transaction may come between the death of a group and its removal from the map:
+/// without a group its offsets could not be listed or deleted until a restart, and would never
+/// expire.
 #[tokio::test]
 async fn offsets_that_are_committed_beside_a_deletion_have_a_group() {
     let world = World::new();
@@ -30,10 +30,9 @@ async fn offsets_that_are_committed_beside_a_deletion_have_a_group() {
     assert!(deleted.is_ok());
     let committed = groups.commit_of_transaction("g", decided(1, 9), |_, _| true);
     assert_eq!(world.run(committed).await, Ok(()));
-    // What the deletion does next concerns the group that it has found, and no other one of its
-    // name.
+    // The rest of the deletion concerns the group that it has found, and no other one of its name.
     shared.registry.remove(&slot);
-    // Durable with this is all that was written before it.
+    // When this is durable, everything written before it is, too.
     assert_eq!(world.run(commit(&groups, commit_request("x", &[("topic", 0, 1)]))).await, [0]);
     assert_eq!(fetch(&groups, "g").await, [found("topic", 1, 9)]);
     let names: Vec<String> = list(&groups, 5).await.into_iter().map(|(name, ..)| name).collect();
@@ -42,8 +41,8 @@ async fn offsets_that_are_committed_beside_a_deletion_have_a_group() {
     assert_eq!(fetch(&groups, "g").await, []);
 }
 
-/// As in Kafka. Else a transaction that is aborted would leave nothing where there was something,
-/// and one that is open would have offsets for a group that nobody can list.
+/// As in Kafka. Otherwise an aborted transaction would leave no offset where there was one, and an
+/// open one would have offsets for a group that cannot be listed.
 #[tokio::test]
 async fn the_sweep_leaves_what_an_open_transaction_is_about_to_replace() {
     let world = World::new();
@@ -102,8 +101,8 @@ async fn the_sweep_leaves_what_an_open_transaction_is_about_to_replace() {
     assert_eq!(names().await, [] as [&str; 0]);
 }
 
-/// Commit in a transaction, and have `other` run on a thread of its own from the moment on at which
-/// the offsets may be put in line.
+/// Commits in a transaction, and runs `other` on its own thread from the moment at which the
+/// offsets may be appended.
 fn commit_beside(groups: &Groups, group: &str, other: impl FnOnce() + Send) {
     let request = TxnOffsetCommitRequest::default().with_group_id(group_id(group));
     let (begun, begins) = mpsc::channel();
@@ -124,7 +123,7 @@ fn commit_beside(groups: &Groups, group: &str, other: impl FnOnce() + Send) {
     });
 }
 
-/// Else it could drop what the group has, and the transaction be aborted.
+/// Otherwise it could drop the group's offsets, and the transaction could be aborted.
 #[tokio::test]
 async fn the_sweep_does_not_come_between_the_check_of_a_transactional_commit_and_its_record() {
     let world = World::new();
@@ -139,12 +138,12 @@ async fn the_sweep_does_not_come_between_the_check_of_a_transactional_commit_and
         });
         groups.pending().remove("g", "id");
     }
-    // Durable with this is all that was written before it.
+    // When this is durable, everything written before it is, too.
     assert_eq!(world.run(commit(&groups, commit_request("x", &[("topic", 0, 1)]))).await, [0]);
     assert_eq!(fetch(&groups, "g").await, [found("topic", 0, 7)]);
 }
 
-/// Else the transaction would commit offsets for a group that cannot have any.
+/// Otherwise the transaction would commit offsets for a group that cannot have any.
 #[tokio::test]
 async fn a_group_with_offsets_in_a_transaction_does_not_become_a_share_group() {
     let world = World::new();
@@ -167,7 +166,7 @@ async fn a_group_with_offsets_in_a_transaction_does_not_become_a_share_group() {
     }
 }
 
-/// A request that has found the group before it was deleted finds a dead one.
+/// A request that found the group before it was deleted sees a dead one.
 #[tokio::test]
 async fn nothing_is_committed_for_a_dead_group() {
     let world = World::new();

@@ -10,7 +10,7 @@ use crate::transactions::transaction::Identity;
 const A: Place = (Uuid::from_u128(1), 0);
 const B: Place = (Uuid::from_u128(1), 1);
 
-/// Where something is in the log, and what: of producer 7, whose transactional id is "id".
+/// A position in the log, and its content: of producer 7, whose transactional id is "id".
 type In = (u64, What);
 
 #[derive(Clone)]
@@ -18,7 +18,7 @@ enum What {
     Event(Event),
     Record,
     Marker(i16, Outcome),
-    /// As recovery writes it.
+    /// Written by recovery.
     Mended(Outcome),
     Lost,
 }
@@ -70,7 +70,7 @@ fn prepared(at: u64, outcome: Outcome) -> In {
     (at, What::Event(Event::Prepared { outcome, marker, identity, spans, is_settled }))
 }
 
-/// What is known of the record that partition A has at a place of the log, by the records of the
+/// What is known about the record of partition A at a position of the log, from the records of the
 /// state stream and the marker of partition B; and whether the last transaction is committed.
 fn known(state: &[In], b: &[In], at: u64) -> (Option<Outcome>, bool) {
     let state = [&[begun()], state].concat();
@@ -98,13 +98,13 @@ fn a_commit_marker_behind_the_addition_of_its_partition_proves_the_commit() {
     // Partitions that are added one after the other.
     let state_2 = [added(10, &[A]), added(25, &[B]), (0, Lost)];
     assert_eq!(known(&state_2, std::slice::from_ref(&commit), 15), (Some(Commit), true));
-    // What it has written before this transaction, or behind its marker, belongs to others.
+    // Records before this transaction, or after its marker, belong to others.
     for at in [5, 35] {
         assert_eq!(known(&state, std::slice::from_ref(&commit), at).0, None);
     }
-    // An abort is what becomes of it anyway.
+    // Without a proof it is aborted anyway.
     assert_eq!(known(&state, &[(30, Marker(0, Abort))], 15), (None, false));
-    // An earlier marker is of an earlier transaction, a later one of a later transaction.
+    // An earlier marker belongs to an earlier transaction, a later one to a later transaction.
     assert_eq!(known(&state, &[(5, Marker(0, Commit))], 3), (None, false));
     let first = (30, Marker(0, Abort));
     assert_eq!(known(&state, &[first, (40, Marker(0, Commit))], 15), (None, false));
@@ -116,16 +116,16 @@ fn a_commit_marker_behind_the_addition_of_its_partition_proves_the_commit() {
     );
     let mended = (20, What::Mended(Abort));
     assert_eq!(known(&state, &[(20, Rec), mended, (25, Rec), commit.clone()], 15), (None, false));
-    // What is lost before it was added does not matter.
+    // Losses before it was added do not matter.
     assert_eq!(known(&state, &[(3, Rec), (0, Lost), (6, Rec), commit.clone()], 15).0, Some(Commit));
-    // A partition that may be part of a later transaction only.
+    // A partition that may belong to a later transaction only.
     assert_eq!(
         known(&[added(10, &[A]), (0, Lost)], std::slice::from_ref(&commit), 15),
         (None, false)
     );
     let later = [added(10, &[A]), (0, Lost), added(25, &[B])];
     assert_eq!(known(&later, std::slice::from_ref(&commit), 15), (None, false));
-    // Nothing is lost between that addition and the marker, so it is decided, or is open.
+    // Nothing is lost between that addition and the marker, so it is decided, or open.
     let known_since = [(0, Lost), added(10, &[A, B])];
     assert_eq!(known(&known_since, &[commit], 15), (None, false));
 }
@@ -135,6 +135,6 @@ fn a_marker_behind_the_next_known_decision_proves_nothing_of_what_was_before() {
     let commit = [(30, Marker(0, Commit))];
     let state = |at| [added(10, &[A, B]), (0, Lost), prepared(at, Abort)];
     assert_eq!(known(&state(20), &commit, 15), (None, false));
-    // One in front of it is that of an earlier transaction, not the one that ends then.
+    // One before it is that of an earlier transaction, not the one that ends then.
     assert_eq!(known(&state(40), &commit, 15), (Some(Commit), false));
 }

@@ -5,7 +5,7 @@ use super::super::transaction::Span;
 use super::*;
 use crate::batch::tests::{encode, transactional};
 
-/// What is in the log of producer 7, or is lost.
+/// An entry of the log of producer 7, or a loss.
 #[derive(Clone, Copy)]
 enum In {
     /// One record in this epoch.
@@ -19,7 +19,7 @@ use Outcome::{Abort, Commit};
 
 const PLACE: Place = (uuid::Uuid::from_u128(1), 0);
 
-/// All records are as long as their offsets are many.
+/// Each record is as long as its number of offsets.
 fn history(log: &[In]) -> History {
     let mut batches = Vec::new();
     let mut next = 0;
@@ -43,8 +43,8 @@ fn history(log: &[In]) -> History {
     }
 }
 
-/// The markers that are put into the log: offset, epoch, outcome, whether it is known. Of the
-/// transaction in 0..`end` it is known how it ends.
+/// The markers that are put into the log: offset, epoch, outcome, whether it is known. The end of
+/// the transaction in 0..`end` is known.
 fn mended(log: &[In], decided: Option<(Outcome, i16, u64)>) -> Vec<(u64, i16, Outcome, bool)> {
     mended_with(log, decided, Known::Undecided)
 }
@@ -80,13 +80,13 @@ fn a_marker_goes_where_it_was_lost_if_something_follows_that_would_be_taken_for_
         }
         // The next transaction has lost its records, not its marker.
         assert_eq!(mended(&[Record(0), Gap(3), Marker(1, other)], known), [(1, 1, outcome, true)]);
-        // Its own marker, or one that does the same.
+        // Its own marker, or one with the same effect.
         assert_eq!(mended(&[Record(0), Gap(3), Marker(1, outcome)], known), []);
         // Nothing follows: it is appended at the end, or is about to be.
         assert_eq!(mended(&[Record(0), Gap(3)], known), []);
         // Nothing is lost before its marker.
         assert_eq!(mended(&[Record(0), Marker(1, outcome), Gap(3), Record(1)], known), []);
-        // It goes on behind the loss of some of its records.
+        // It continues after the loss of some of its records.
         let known = Some((outcome, 1, 6));
         let log = [Record(0), Gap(3), Record(0), Record(0), Marker(1, outcome), Record(1)];
         assert_eq!(mended(&log, known), []);
@@ -109,7 +109,7 @@ fn what_is_not_known_to_be_decided_is_aborted_if_it_may_have_ended() {
     assert_eq!(mended(&[Record(0), Gap(3), Marker(1, Commit)], unknown), [(1, 0, Abort, false)]);
     // Nothing follows: the start decides.
     assert_eq!(mended(&[Record(0), Gap(3)], unknown), []);
-    // Nothing was decided: all that follows is part of it, and the coordinator ends it.
+    // It was not decided: all that follows belongs to it, and the coordinator ends it.
     let undecided = Known::Undecided;
     assert_eq!(mended(&[Record(0), Gap(3), Record(0), Gap(1), Record(0)], undecided), []);
 }
@@ -126,7 +126,7 @@ fn every_lost_marker_finds_room_where_it_may_have_been() {
         gaps,
     };
     let gaps = [10, 20].map(|start| StreamOffset(start)..StreamOffset(start + 1));
-    // The one that may have been in either gap gives way.
+    // The one that may have been in either gap takes the other one.
     let (placed, unplaced) = find_room(vec![lost(1, 0..2), lost(2, 0..1)], &gaps);
     assert_eq!(placed, [(10, lost(2, 0..1)), (20, lost(1, 0..2))]);
     assert_eq!(unplaced, []);

@@ -1,5 +1,5 @@
-//! Members that speak the classic protocol among others: taken over, moved, let go; and any life of
-//! such a group.
+//! Members of the classic protocol among others: converted, moved, converted back; and random
+//! histories of such a group.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use kafka_protocol::messages::consumer_protocol_subscription::TopicPartition;
@@ -21,7 +21,7 @@ fn topics() -> TopicsView {
     view(1, &[("t", 4), ("u", 3)])
 }
 
-/// What a consumer writes of itself.
+/// The metadata that a consumer sends.
 fn metadata(names: &[&str], owned: &Assignment, topics: &TopicsView) -> Bytes {
     let owned = owned.iter().map(|(id, partitions)| {
         TopicPartition::default()
@@ -91,7 +91,7 @@ fn a_classic_group_is_taken_over_shares_and_is_let_go() {
     assert_eq!(group.classic_heartbeat(now, &old, None, 7), Ok(()));
     assert_eq!(group.check_epoch("old", 7), Ok(()));
 
-    // The new one waits until the old one has joined again, which gives everything up for that.
+    // The new one waits until the old one has joined again, which gives up all partitions for that.
     let new = group.heartbeat(now, rules(), &topics, &join("new", &["t"])).unwrap();
     assert_eq!((new.epoch, new.assignment), (8, Some(Assignment::new())));
     assert!(!group.is_all_classic());
@@ -156,7 +156,7 @@ fn who_does_not_come_back_is_removed() {
     let migrants = vec![migrant("a", &parts("t", &[0, 1])), migrant("b", &parts("t", &[2, 3]))];
     let mut group = ConsumerGroup::of_migrants(rules(), now, &topics, 1, migrants).unwrap();
     group.heartbeat(now, rules(), &topics, &join("new", &["t"])).unwrap();
-    // It goes on with its heartbeats, and does not join.
+    // It continues its heartbeats, and does not join.
     let mut epoch = group.state.epoch;
     for seconds in (0..60).step_by(10) {
         let at = now + Duration::from_secs(seconds);
@@ -195,7 +195,7 @@ fn who_sends_heartbeats_after_a_restart_has_its_rebalance_timeout_to_join_again(
     assert_eq!(beat(70), (Err(ResponseError::UnknownMemberId), 1));
 }
 
-/// A static member is stopped without a word, and restarted with the other protocol.
+/// A static member is stopped without leaving, and restarted with the other protocol.
 #[test]
 fn a_static_member_that_comes_with_the_other_protocol_is_taken_for_the_one_that_was_there() {
     let (now, topics) = (Instant::now(), topics());
@@ -209,12 +209,12 @@ fn a_static_member_that_comes_with_the_other_protocol_is_taken_for_the_one_that_
     assert!(!group.is_all_classic());
     let fenced = Err(ResponseError::FencedInstanceId);
     assert_eq!(group.classic_heartbeat(now, &text("old"), Some(&text("i")), 7), fenced);
-    // That one says when it goes.
+    // A member of the consumer protocol leaves explicitly.
     let another = group.heartbeat(now, rules(), &topics, &join("another"));
     assert_eq!(error(another), ResponseError::UnreleasedInstanceId);
 }
 
-/// Which protocol the holder of an instance id speaks, nobody knows after a restart.
+/// After a restart the protocol of an instance id's holder is unknown.
 #[test]
 fn a_static_member_comes_again_until_the_one_that_was_there_has_been_heard() {
     let (now, topics) = (Instant::now(), topics());
@@ -243,8 +243,8 @@ fn a_static_member_comes_again_until_the_one_that_was_there_has_been_heard() {
     group.heartbeat(now + SESSION, rules(), &topics, &new).unwrap();
 }
 
-/// Who names a topic learns of it no more than by a heartbeat of the new protocol, which would be
-/// refused.
+/// A client that names a topic learns no more about it than by a heartbeat of the consumer
+/// protocol, which would be refused.
 #[test]
 fn a_member_gets_no_topics_that_it_may_not_know_of() {
     let now = Instant::now();
@@ -282,7 +282,7 @@ fn members_of_another_kind_are_not_taken_over() {
     assert_eq!(refused(garbage).0, ResponseError::InconsistentGroupProtocol);
     let without_id = classic_join("", "f", good());
     assert_eq!(refused(without_id), (ResponseError::MemberIdRequired, "f".to_owned()));
-    // A living member of the new protocol is not pushed out by such a request.
+    // An active member of the consumer protocol is not removed by such a request.
     assert_eq!(refused(classic_join("new", "", good())).0, ResponseError::UnknownMemberId);
     let unknown = Err(ResponseError::UnknownMemberId);
     assert_eq!(group.classic_heartbeat(now, &text("new"), None, 1), unknown);
@@ -290,7 +290,8 @@ fn members_of_another_kind_are_not_taken_over() {
     assert!(group.state.members.contains_key("new"));
 }
 
-/// A change that no record can hold would never be written, and nobody in the group answered.
+/// A change that does not fit in a record would never be written, and no request of the group would
+/// be answered.
 #[test]
 fn a_subscription_that_is_too_large_is_refused() {
     let (now, topics) = (Instant::now(), topics());
@@ -312,9 +313,9 @@ fn a_subscription_that_is_too_large_is_refused() {
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// Whatever the client does next: join, sync, a heartbeat.
+    /// The next step of the client: join, sync, or heartbeat.
     Next(usize),
-    /// The same, and the answer is lost; the client does it again.
+    /// The same, but the response is lost; the client repeats the request.
     Lost(usize),
     Leave(usize),
     Seconds(u64),
@@ -329,8 +330,8 @@ enum Step {
     Beat,
 }
 
-/// Clients 0 and 1 speak the new protocol, 2 the classic one and give everything up to join again,
-/// 3 and 4 the classic one and keep what they may.
+/// Clients 0 and 1 speak the consumer protocol. 2 speaks the classic one and gives up everything to
+/// join again; 3 and 4 speak the classic one and keep what they may.
 #[derive(Clone, Debug, Default)]
 struct Client {
     lives: usize,
@@ -339,7 +340,7 @@ struct Client {
     step: Step,
     used: Assignment,
     is_member: bool,
-    /// It got no answer, so its next heartbeat says everything.
+    /// It got no response, so its next heartbeat contains everything.
     missed_answer: bool,
 }
 
@@ -498,7 +499,7 @@ impl World {
 }
 
 impl Client {
-    /// It has lost everything, and begins anew.
+    /// It has lost everything, and starts again.
     fn stop(&mut self) {
         *self = Self { lives: self.lives, is_member: self.is_member, ..Self::default() };
     }
@@ -525,7 +526,7 @@ proptest! {
         for event in events {
             world.happen(event);
         }
-        // Without faults everybody has its share soon. (Former selves that nobody speaks for
+        // Without faults every client soon has its share. (Previous incarnations without a client
         // expire.)
         for _ in 0..25 {
             for client in (0..CLIENTS).filter(|client| world.clients[*client].is_member).collect::<Vec<_>>() {

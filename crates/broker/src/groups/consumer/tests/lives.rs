@@ -1,5 +1,6 @@
-//! Any life of a group: members that come, go, lose answers, are slow to give up, and restart;
-//! topics that change; a coordinator that crashes in the middle of what it writes.
+//! Random histories of a group: members that join, leave, lose responses, are slow to give up
+//! partitions, and restart; topics that change; a coordinator that crashes in the middle of its
+//! writes.
 
 use proptest::prelude::*;
 
@@ -10,7 +11,7 @@ const TOPICS: [&str; 3] = ["a", "b", "c"];
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// Join, or begin anew.
+    /// Join, or start again.
     Join {
         client: usize,
         subscription: usize,
@@ -24,7 +25,7 @@ enum Event {
         tells_owned: bool,
         answer_is_lost: bool,
     },
-    /// Stop using what is to be given up.
+    /// Stop using revoked partitions.
     GiveUp {
         client: usize,
     },
@@ -37,12 +38,12 @@ enum Event {
         partitions: u32,
     },
     Seconds(u64),
-    /// The coordinator writes only so many of the changes that a heartbeat makes, and starts again.
+    /// The coordinator writes only this many of a heartbeat's changes, and restarts.
     Crash {
         client: usize,
         written: usize,
     },
-    /// It folds its log into a checkpoint.
+    /// The coordinator folds its log into a checkpoint.
     Checkpoint,
 }
 
@@ -65,7 +66,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     prop::collection::vec(event, 1..80)
 }
 
-/// A client: what it was told, and what it uses.
+/// A client: the assignment that it received, and the partitions that it uses.
 #[derive(Clone, Debug, Default)]
 struct Client {
     member_id: String,
@@ -76,7 +77,7 @@ struct Client {
     assigned: Assignment,
     used: Assignment,
     is_member: bool,
-    /// It got no answer, so its next heartbeat says everything.
+    /// It got no response, so its next heartbeat contains everything.
     missed_answer: bool,
 }
 
@@ -87,9 +88,9 @@ struct World {
     clients: Vec<Client>,
     topics: BTreeMap<&'static str, u32>,
     version: u64,
-    /// Who has used a partition last: its member id, and the epoch that it knew.
+    /// The last user of a partition: its member id, and the epoch that it knew.
     last_used: HashMap<(Uuid, i32), (String, i32)>,
-    /// The same of those who had used it before: what they have sent may still come.
+    /// Earlier users, with the same data: their requests may still arrive.
     before: BTreeSet<(String, i32, (Uuid, i32))>,
 }
 
@@ -125,7 +126,7 @@ impl World {
         view(self.version, &topics)
     }
 
-    /// Write the first changes of what is unwritten, each in a record of its own or all in one.
+    /// Writes the first of the unwritten changes, each in its own record or all in one.
     fn write(&mut self, changes: usize) {
         let all = self.group.unwritten()[..changes].to_vec();
         let mut rest = &all[..];
@@ -162,7 +163,7 @@ impl World {
         self.group.heartbeat(self.now, rules(), &self.view(), &beat)
     }
 
-    /// What a client does with the answer to its heartbeat.
+    /// Applies the answer to a client's heartbeat.
     fn hear(&mut self, client: usize, answer: Result<Answer, Fault>) {
         let c = &mut self.clients[client];
         c.missed_answer = false;
@@ -222,7 +223,7 @@ impl World {
     fn happen(&mut self, event: Event) {
         match event {
             Event::Join { client, subscription } => {
-                // A static member that goes down without a word holds its name; one with the same
+                // A static member that stops without leaving holds its name; another with the same
                 // name has to wait.
                 self.join(client, subscription);
             }
@@ -274,13 +275,13 @@ impl World {
             Event::Topic { topic, partitions } => {
                 self.version += 1;
                 let count = self.topics.entry(TOPICS[topic]).or_default();
-                // Topics grow or go.
+                // Topics grow or are deleted.
                 *count = if partitions == 0 { 0 } else { partitions.max(*count) };
             }
             Event::Seconds(seconds) => {
                 self.now += Duration::from_secs(seconds);
                 for (id, _) in self.group.tick(self.now) {
-                    // Its session was over for the client too, which stops.
+                    // The session is over for the client too, which stops.
                     for c in self.clients.iter_mut().filter(|c| *c.member_id == *id) {
                         c.is_member = false;
                         c.used.clear();
@@ -307,8 +308,8 @@ impl World {
         self.group = ConsumerGroup::new(state, rules(), self.now);
     }
 
-    /// Nobody uses what another uses; who uses it may commit, by all that he knows, and who has
-    /// used it before may not.
+    /// Checks that no partition has two users; that its user may commit with the epoch that it
+    /// knows, and earlier users may not.
     fn check(&mut self) {
         let mut users: HashMap<(Uuid, i32), usize> = HashMap::new();
         for (client, c) in self.clients.iter().enumerate() {
@@ -342,10 +343,10 @@ impl World {
         );
     }
 
-    /// All that can go on do, without faults: within a bounded number of rounds everybody has what
-    /// it is to have.
+    /// Lets all clients continue without faults: after a bounded number of rounds each has its
+    /// target.
     fn settle(&mut self) {
-        // Those whose clients are gone expire.
+        // Members without a client expire.
         for _ in 0..4 {
             for client in 0..CLIENTS {
                 if self.clients[client].is_member {
@@ -389,7 +390,7 @@ impl World {
             assert_eq!((&c.used, c.epoch), (&member.current.assigned, member.current.epoch));
             assert_eq!(c.used, member.target);
         }
-        // And nothing more happens.
+        // And nothing changes any more.
         let epoch = self.group.state.epoch;
         for client in 0..CLIENTS {
             if self.clients[client].is_member {

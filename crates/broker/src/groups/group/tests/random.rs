@@ -1,4 +1,4 @@
-//! Random walks: clients that behave, forget, repeat, restart and lie, from a seed.
+//! Random walks from a seed: clients that behave, forget, repeat, restart and lie.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ impl Random {
     }
 }
 
-/// What a client that behaves does next.
+/// The next step of a client that behaves.
 #[derive(Clone, Copy, Default)]
 enum Next {
     #[default]
@@ -38,7 +38,7 @@ enum Next {
     Heartbeat,
 }
 
-/// What a client knows.
+/// The state of a client.
 #[derive(Clone, Default)]
 struct Client {
     next: Next,
@@ -55,13 +55,13 @@ struct Walk {
     random: Random,
     clients: Vec<Client>,
     greatest_generation: i32,
-    /// The last one in which anybody was told what it has.
+    /// The last generation in which any member received its assignment.
     told_generation: i32,
-    /// Who was told to assign, by generation.
+    /// The member that was asked to assign, by generation.
     leaders: BTreeMap<i32, StrBytes>,
     joins: BTreeSet<u32>,
     syncs: BTreeSet<u32>,
-    /// Answered joins that [`Self::check`] has not looked at.
+    /// Answered joins that [`Self::check`] has not checked.
     unseen: BTreeSet<u32>,
 }
 
@@ -145,8 +145,8 @@ impl Walk {
         self.check();
     }
 
-    /// Of the server: requests that wait are lost, and their clients send them again. Whoever was
-    /// told what it has is in the generation that is kept, or an older one.
+    /// Restarts the server: waiting requests are lost, and their clients send them again. A client
+    /// that has received an assignment is in the persisted generation, or an older one.
     fn restart(&mut self) {
         self.bench.restart();
         let generation = self.bench.group.generation;
@@ -186,7 +186,7 @@ impl Walk {
         waiter
     }
 
-    /// Clients take notice of their answers.
+    /// Delivers the answers to the clients.
     fn hear(&mut self) {
         for client in &mut self.clients {
             if let Some(answer) = client.join.and_then(|waiter| self.bench.joined.get(&waiter)) {
@@ -232,7 +232,7 @@ impl Walk {
         assert_eq!(held.len(), held.iter().collect::<BTreeSet<_>>().len());
         assert_eq!(held.iter().collect::<BTreeSet<_>>(), open.collect(), "a SyncGroup is lost");
 
-        // Whatever waits, waits for something that has a deadline.
+        // Every waiting request waits for something with a deadline.
         let (preparing, completing) =
             (group.state == State::Preparing, group.state == State::Completing);
         for (id, member) in &group.members {
@@ -244,7 +244,7 @@ impl Walk {
             assert!(!syncing || completing, "{id} waits in a wrong state");
         }
 
-        // What is kept is what there is, at all times but in a rebalance.
+        // The persisted state is the current one, except in a rebalance.
         match group.state {
             State::Empty => assert_eq!(self.bench.kept, None),
             State::Stable => assert_eq!(self.bench.kept, group.kept()),
@@ -271,7 +271,7 @@ impl Walk {
         assert!(group.members.len() <= group.rules.max_members);
         assert!(group.pending.len() <= group.rules.max_members);
 
-        // In one generation, one member is told to assign.
+        // In one generation, one member is asked to assign.
         let bench = &self.bench;
         let leaders = &mut self.leaders;
         self.unseen.retain(|waiter| {
@@ -301,7 +301,7 @@ fn random_walks_keep_the_invariants_and_end_empty() {
             for _ in 0..120 {
                 walk.step();
             }
-            // Everybody goes silent: all waiters are answered, all members expire.
+            // All clients go silent: all waiters are answered, all members expire.
             walk.bench.pass(Duration::from_secs(3600));
             walk.check();
             assert_eq!(walk.bench.group.state(), State::Empty);
@@ -317,8 +317,8 @@ fn random_walks_keep_the_invariants_and_end_empty() {
     }
 }
 
-/// Wherever a server stops, its clients find a group again in which nobody has what another one
-/// has, and go on until they are gone.
+/// Whenever a server stops, its clients find a group again in which no partition has two owners,
+/// and continue until they are gone.
 #[test]
 fn random_walks_go_on_after_restarts() {
     let mut kept = 0;
@@ -339,7 +339,7 @@ fn random_walks_go_on_after_restarts() {
     assert!(kept > 100, "only {kept} restarts with members");
 }
 
-/// The walks are of use only if they get somewhere.
+/// The walks are useful only if they reach these states.
 #[test]
 fn random_walks_reach_all_states_and_answers() {
     let mut stable = 0;

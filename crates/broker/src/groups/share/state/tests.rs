@@ -23,7 +23,7 @@ fn nothing(from: u64, to: u64) -> Found {
 const WANTED: Wanted =
     Wanted { max_records: 500, is_exact: false, batch_records: 500, max_in_flight: 100 };
 
-/// Two members and a clock that stands still until it is told.
+/// Members and a clock that advances only on request.
 struct Bench {
     partition: SharePartition,
     now: Instant,
@@ -69,7 +69,7 @@ fn records_go_to_one_member_each_and_the_start_follows_what_is_done_with() {
     let mut bench = Bench::new(10);
     assert_eq!(bench.partition.next_read(100), Some(offset(10)));
     assert_eq!(bench.acquire("a", 10, &[batch(8, 13), batch(13, 15)], WANTED), [[10, 15, 1]]);
-    // The other has read the same, and comes too late.
+    // The other has read the same records, but later.
     assert!(bench.acquire("b", 10, &[batch(8, 13), batch(13, 15)], WANTED).is_empty());
     assert_eq!(bench.acquire("b", 15, &[batch(15, 17)], WANTED), [[15, 17, 1]]);
     assert_eq!(bench.ends(), (10, 17));
@@ -101,7 +101,7 @@ fn batches_are_taken_as_a_whole_unless_that_is_too_much() {
     assert_eq!(bench.acquire("a", 0, &found, exact), [[0, 3, 1]]);
     assert_eq!(bench.partition.next_read(100), Some(offset(3)));
     assert_eq!(bench.acquire("b", 3, &found[1..], exact), [[3, 6, 1]]);
-    // What comes back is cut as well.
+    // Released records are split as well.
     bench.partition.release(|member| member == "a", Return::Lost, MAX_DELIVERIES);
     let one = Wanted { max_records: 1, ..exact };
     assert_eq!(bench.acquire("b", 0, &found, one), [[0, 1, 2]]);
@@ -140,7 +140,7 @@ fn what_is_not_for_members_is_passed() {
     assert_eq!(bench.ends(), (22, 22));
     assert!(bench.acquire("a", 22, &[nothing(22, 23)], WANTED).is_empty());
     assert_eq!(bench.ends(), (23, 23));
-    // It is not remembered, and found out again.
+    // It is not persisted, and determined again.
     let mut bench = Bench::new(0);
     bench.acquire("a", 0, &[batch(0, 1), nothing(1, 2), batch(2, 3)], WANTED);
     let changes = bench.acknowledge("a", &[(2, 3, AckKind::Accept)]).unwrap();
@@ -168,7 +168,7 @@ fn locks_end_are_renewed_and_records_are_given_up_at_last() {
     );
     assert_eq!(bench.acknowledge("a", &[(1, 2, AckKind::Accept)]), Err(NotAcquired));
     assert_eq!(bench.acquire("b", 1, &found, WANTED), [[1, 4, 2]]);
-    // Given back unused: that was no delivery.
+    // Released unused: that was no delivery.
     bench.partition.release(|member| member == "b", Return::Unused, MAX_DELIVERIES);
     assert_eq!(bench.acquire("b", 1, &found, WANTED), [[1, 4, 2]]);
     bench.partition.release(|member| member == "b", Return::Lost, MAX_DELIVERIES);
@@ -217,7 +217,7 @@ impl Random {
     }
 }
 
-/// What a record is, record by record.
+/// The expected state of each record.
 #[derive(Clone, Debug, PartialEq)]
 enum Model {
     Available(u16),
@@ -227,12 +227,12 @@ enum Model {
 
 const RECORDS: u64 = 300;
 
-/// A life of a share partition beside a model of a record each, with crashes. What a crash leaves
-/// is what is remembered of changes, all or up to the last answer.
+/// A random history of a share partition, compared with a model of single records, with crashes. A
+/// crash keeps the persisted changes, all or up to the last answer.
 fn live(seed: u64) {
     let mut random = Random(seed);
     let mut now = Instant::now();
-    // The log: batches with and without records for members, some gone by compaction.
+    // The log: batches with and without records for members, some removed by compaction.
     let mut log: Vec<Found> = Vec::new();
     let mut at = 0;
     while at < RECORDS {
@@ -251,7 +251,7 @@ fn live(seed: u64) {
         (0..RECORDS).filter(|at| is_record(*at)).map(|at| (at, Model::Available(0))).collect();
     let mut partition = SharePartition::new(offset(0), []);
     let mut stored = Remembered::default();
-    // Sometimes all there is to know, as after something could not be written.
+    // Sometimes the whole state, as after a failed write.
     let mut writes = Random(!seed);
     let mut remember =
         |stored: &mut Remembered, partition: &SharePartition, changes: Vec<Change>| {
@@ -296,7 +296,7 @@ fn live(seed: u64) {
                     }
                 }
                 assert!(!wanted.is_exact || records <= wanted.max_records, "{case}");
-                // After a crash what is not for members counts, until it is found out again.
+                // After a crash, offsets without records count until they are determined again.
                 assert!(partition.in_flight() <= max_in_flight.max(before), "{case}");
             }
             4..=7 => {
@@ -373,8 +373,8 @@ fn live(seed: u64) {
             }
             10 => {}
             _ => {
-                // A crash: through the bytes of a checkpoint. Locks are gone, and what was done
-                // with stays so.
+                // A crash: through the bytes of a checkpoint. Locks are gone, and finished records
+                // stay finished.
                 partition = stored.live();
                 partition.cut(offset(log_start));
                 for (at, record) in &mut model {
@@ -407,7 +407,7 @@ fn check(partition: &SharePartition, model: &BTreeMap<u64, Model>, case: &str) {
                 }
                 Delivery::Acknowledged | Delivery::Archived | Delivery::Nothing => Model::Done,
             };
-            // Of an offset without a record the partition need not know yet that it has none.
+            // The partition need not know yet that an offset has no record.
             if let Some(record) = model.get(&at) {
                 assert_eq!(shown, *record, "{case}: {at}");
             } else {

@@ -34,7 +34,7 @@ fn later_records_win_and_what_is_below_the_start_is_forgotten() {
             ],
         }
     );
-    // Of what does not exist nothing is known.
+    // Changes of share partitions that do not exist are ignored.
     table.apply_encoded(&changed("g", (topic, 9), StreamOffset(7), &archived)).unwrap();
     table.apply_encoded(&changed("none", (topic, 0), StreamOffset(7), &archived)).unwrap();
     assert_eq!((table.0.len(), table.0["g"].len()), (2, 2));
