@@ -1,4 +1,4 @@
-//! What topics let in, and as what.
+//! Validation of produced batches, and the form in which they are stored.
 
 use bytes::Bytes;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
@@ -14,7 +14,7 @@ use crate::wire::newer::Unchanged;
 
 const HOUR_MS: i64 = 3_600_000;
 
-/// Error code and the records that are blamed.
+/// Returns the error code and the records that are reported as invalid.
 async fn blamed(server: &TestServer, topic: &str, batch: &Bytes) -> (i16, Vec<(i32, String)>) {
     let mut client = server.client().await;
     let response = client.call(9, &produce(topic, 0, batch, -1)).await;
@@ -56,7 +56,7 @@ async fn times_out_of_range_are_refused_record_by_record() {
             assert_eq!(blamed(&server, topic, &batch(&times)).await.0, 0, "{topic} {codec:?}");
         }
     }
-    // As many as that are named of those that are to blame.
+    // At most this many invalid records are reported.
     let (code, records) = blamed(&server, "default", &plain(&vec![now + 2 * HOUR_MS; 300])).await;
     assert_eq!((code, records.len()), (32, 100));
 }
@@ -66,7 +66,7 @@ const FIRST: [u8; 8] = [14, 0, 0, 0, 2, b'k', 1, 0];
 const SECOND: [u8; 8] = [14, 0, 0, 2, 2, b'k', 1, 0];
 const SECOND_WITHOUT_KEY: [u8; 7] = [12, 0, 0, 2, 1, 1, 0];
 
-/// A batch that says to have two records.
+/// A batch whose header claims two records.
 fn of_two(records: &[&[u8]], codec: Codec) -> Bytes {
     let mut batch = plain(&[1_000, 1_000]).to_vec();
     batch.truncate(HEADER_BYTES);
@@ -130,14 +130,14 @@ const CODECS: [Compression; 5] = [
     Compression::Zstd,
 ];
 
-/// A batch whose header gives `claimed_ms` as the greatest timestamp of its records.
+/// A batch whose header gives `claimed_ms` as the maximum timestamp of its records.
 fn claiming(codec: Compression, times_ms: &[i64], claimed_ms: i64) -> Bytes {
     let mut batch = encode(codec, (-1, -1, -1), times_ms).to_vec();
     batch::set_max_timestamp(&mut batch, claimed_ms);
     batch.into()
 }
 
-/// Offset and time that ListOffsets finds for `timestamp_ms`.
+/// The offset and time that ListOffsets returns for `timestamp_ms`.
 async fn offset_at(client: &mut Client, topic: &str, timestamp_ms: i64) -> (i64, i64) {
     let topic = ListOffsetsTopic::default()
         .with_name(TopicName(text(topic)))
@@ -149,12 +149,12 @@ async fn offset_at(client: &mut Client, topic: &str, timestamp_ms: i64) -> (i64,
     (partition.offset, partition.timestamp)
 }
 
-/// kafka-go's `WriteCompressedMessages` puts the last record's time there, other clients -1.
+/// kafka-go's `WriteCompressedMessages` writes the last record's time there, other clients -1.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_greatest_timestamp_is_that_of_the_records_whatever_the_header_says() {
     let server = TestServer::start().await;
     let mut client = server.client().await;
-    // So many records that a batch is decompressed in the background, and so few that it is not.
+    // Enough records for decompression in the background, and too few for it.
     for (size, count) in [("small", 3), ("large", 8_000)] {
         for codec in CODECS {
             for (claim, claimed_ms) in [("last", 1_000), ("none", -1), ("future", 9_000)] {
@@ -191,7 +191,7 @@ async fn a_header_does_not_hide_times_that_are_out_of_range() {
         let batch = claiming(codec, &[now, now + 2 * HOUR_MS, now], now);
         let (code, records) = blamed(&server, "default", &batch).await;
         assert_eq!((code, records.len(), records[0].0), (32, 1, 1), "{codec:?}");
-        // Nor does it make them so.
+        // Nor does it make times invalid that are in range.
         let batch = claiming(codec, &[now, now], now + 2 * HOUR_MS);
         assert_eq!(blamed(&server, "default", &batch).await, (0, vec![]), "{codec:?}");
     }
@@ -218,7 +218,7 @@ async fn batches_are_kept_as_the_topic_wants_them_compressed() {
         for (partition, sent_as) in [(0, Compression::None), (1, Compression::Lz4)] {
             let batch = encode(sent_as, (7, 0, 0), &times);
             assert_eq!(client.produce(topic, partition, &batch).await, (0, 0));
-            // The same again is seen to be that.
+            // A repeated batch is recognised as such.
             assert_eq!(client.produce(topic, partition, &batch).await, (0, 0));
             let (_, high_watermark, kept) = client.fetch(topic, partition, 0).await;
             assert_eq!(high_watermark, 500);
@@ -226,7 +226,7 @@ async fn batches_are_kept_as_the_topic_wants_them_compressed() {
             assert_eq!(records(kept), sent, "{topic}");
         }
     }
-    // What fits compressed only is refused where it is to be kept otherwise.
+    // A batch that fits only when compressed is refused where it must be stored uncompressed.
     let settings = [("compression.type", "uncompressed"), ("max.message.bytes", "4000")];
     server.topic("small", 1, &settings).await;
     let batch = encode(Compression::Zstd, (-1, -1, -1), &times);

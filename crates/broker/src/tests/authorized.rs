@@ -1,4 +1,4 @@
-//! What ACLs allow, over TCP.
+//! Authorization by ACLs, over TCP.
 
 use kafka_protocol::messages::*;
 use uuid::Uuid;
@@ -55,7 +55,7 @@ impl Guarded {
 /// Type and name of a resource, its pattern; operation and permission of User:alice.
 type Acl<'a> = (ResourceType, &'a str, i8, Operation, i8);
 
-/// Of resources with this name, or of all.
+/// A filter for resources with this name, or for all.
 fn any_acl(name: Option<&str>) -> delete_acls_request::DeleteAclsFilter {
     delete_acls_request::DeleteAclsFilter::default()
         .with_resource_type_filter(1)
@@ -107,8 +107,7 @@ impl Client {
     }
 }
 
-/// An API that somebody adds comes here too: without a call of `authorize` it answers something
-/// else.
+/// Covers APIs that are added later, too: one that does not call `authorize` gives another answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_do_nothing_is_refused_by_every_api_that_does_something() {
     let guarded = guarded(false).await;
@@ -123,14 +122,14 @@ async fn who_may_do_nothing_is_refused_by_every_api_that_does_something() {
             let response = examples::decode_response(api.key, version, 7, response);
             let codes = error_codes(&response);
             match api.key {
-                // Open to everybody; or about connections.
+                // Open to all clients, or concerned with connections.
                 ApiKey::ApiVersions
                 | ApiKey::DescribeCluster
                 | ApiKey::SaslHandshake
                 | ApiKey::SaslAuthenticate => {}
-                // They leave out what may not be seen.
+                // These leave out what the client may not describe.
                 ApiKey::ListGroups | ApiKey::ListTransactions => {}
-                // An id that may not be seen does not exist.
+                // An id that the client may not describe does not exist for it.
                 ApiKey::Metadata | ApiKey::DeleteTopics => {
                     assert!(codes.contains(&TOPIC) || codes.contains(&100), "{name}: {response}");
                 }
@@ -144,7 +143,7 @@ async fn who_may_do_nothing_is_refused_by_every_api_that_does_something() {
             }
         }
     }
-    // Nothing has happened.
+    // Nothing has changed.
     assert_eq!(guarded.client("admin").await.topics().await, ["topic"]);
     assert_eq!(guarded.client("admin").await.describe_acls().await, (0, 0));
 }
@@ -157,7 +156,7 @@ async fn acls_allow_and_deny_also_after_a_restart() {
     assert_eq!(alice.topics().await, Vec::<String>::new());
     assert_eq!(alice.produce("topic", 0, &batch).await.0, TOPIC);
     assert_eq!(alice.fetch("topic", 0, 0).await.0, TOPIC);
-    // Of a topic that does not exist it hears the same.
+    // The error for a topic that does not exist is the same.
     assert_eq!(alice.produce("missing", 0, &batch).await.0, TOPIC);
 
     guarded.acl((ResourceType::Topic, "to", PREFIXED, Operation::Write, ALLOW)).await;
@@ -174,7 +173,7 @@ async fn acls_allow_and_deny_also_after_a_restart() {
     assert_eq!(alice.fetch("topic", 0, 0).await.0, TOPIC);
     assert_eq!(alice.produce("topic", 0, &batch).await.0, 0);
 
-    // What was given survives; and the same once more is no other.
+    // ACLs survive a restart, and a repeated ACL is not added twice.
     guarded.acl((ResourceType::Topic, "topic", LITERAL, Operation::Read, DENY)).await;
     guarded.server.restart().await;
     let mut alice = guarded.client("alice").await;
@@ -230,13 +229,14 @@ async fn everybody_may_where_there_is_no_acl_if_the_operator_says_so() {
     assert_eq!(alice.topics().await, ["topic"]);
     guarded.acl((ResourceType::Topic, "topic", LITERAL, Operation::Read, DENY)).await;
     assert_eq!(alice.fetch("topic", 0, 0).await.0, TOPIC);
-    // Who came in without a name is somebody too, and there is an ACL now.
+    // An anonymous client is a principal too, and there is an ACL now.
     let mut anonymous = guarded.server.client().await;
     assert_eq!(anonymous.topics().await, Vec::<String>::new());
 }
 
-/// Of an id that may not be seen Kafka tells that it may not, and of none that it does not exist;
-/// names of topics it tells nobody who may not see them.
+/// For an id that the client may not describe, Kafka answers that it is unauthorized, and for an
+/// unknown one that it does not exist. Names of topics are shown only to clients that may describe
+/// them.
 #[tokio::test(flavor = "multi_thread")]
 async fn committed_offsets_are_shown_by_id_as_by_name() {
     const NO_TOPIC: Uuid = Uuid::from_u128(7);
@@ -267,7 +267,8 @@ async fn committed_offsets_are_shown_by_id_as_by_name() {
     expect((GROUP, GROUP), GROUP, None, false).await;
     guarded.acl((ResourceType::Group, "g", LITERAL, Operation::Read, ALLOW)).await;
     expect((100, TOPIC), 0, Some((TOPIC, -1)), false).await;
-    // Who names a group twice is answered once, as the first time, and hears of no names.
+    // A group that is requested twice is answered once, for its first occurrence, and without
+    // names.
     let wanted = |topics: Option<Vec<_>>| {
         offset_fetch_request::OffsetFetchRequestGroup::default()
             .with_group_id(GroupId(text("g")))
@@ -281,12 +282,12 @@ async fn committed_offsets_are_shown_by_id_as_by_name() {
     expect((100, TOPIC), 0, Some((0, 5)), true).await;
     guarded.acl((ResourceType::Topic, "topic", LITERAL, Operation::Read, ALLOW)).await;
     expect((100, 0), 0, Some((0, 5)), true).await;
-    // Also where all may be read there is no topic without a name.
+    // Even a client that may read all topics gets no topic without a name.
     guarded.acl((ResourceType::Topic, "*", LITERAL, Operation::Read, ALLOW)).await;
     expect((100, 0), 0, Some((0, 5)), true).await;
 }
 
-/// A regular expression is no way to find out what there is.
+/// A regular expression must not reveal which topics exist.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_member_is_not_told_of_topics_that_it_may_not_see() {
     let guarded = guarded(false).await;
@@ -324,7 +325,7 @@ async fn a_member_is_not_told_of_topics_that_it_may_not_see() {
         names.dedup();
         assert_eq!(names, &["seen", "topic"][..of_user]);
     }
-    // Whoever may not see all that members have is told nothing of them.
+    // A client that may not describe all topics of the members sees none of them.
     let describe = ConsumerGroupDescribeRequest::default().with_group_ids(vec![GroupId(text("g"))]);
     let group = guarded.client("alice").await.call(1, &describe).await.groups.remove(0);
     assert_eq!((group.error_code, group.members.len()), (TOPIC, 0));
@@ -363,7 +364,8 @@ async fn a_share_group_is_described_to_who_may_see_its_topics() {
     }
 }
 
-/// What a member may not read it is told of, and it waits for the rest. It has it when it may.
+/// The member gets an error for partitions that it may not read, and waits for the others. It gets
+/// their records once it may.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_share_session_keeps_what_may_not_be_read_yet() {
     use share_fetch_request::{FetchPartition, FetchTopic};
@@ -422,7 +424,7 @@ async fn acls_that_make_no_sense_are_refused() {
     assert_eq!(admin.describe_acls().await, (0, 0));
 }
 
-/// Else a request of some hundred KiB could ask for an answer of many GiB.
+/// Otherwise a request of some hundred KiB could ask for a response of many GiB.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deletion_of_acls_takes_a_bounded_number() {
     let guarded = guarded(false).await;
@@ -449,7 +451,7 @@ async fn a_deletion_of_acls_takes_a_bounded_number() {
     }
 }
 
-/// As in Kafka: who may delete in the cluster needs no right for each topic.
+/// As in Kafka: a client that may delete in the cluster needs no permission for each topic.
 #[tokio::test(flavor = "multi_thread")]
 async fn topics_are_deleted_by_who_may_delete_in_the_cluster() {
     let guarded = guarded(false).await;
@@ -462,7 +464,8 @@ async fn topics_are_deleted_by_who_may_delete_in_the_cluster() {
     assert_eq!(alice.call(5, &request).await.responses[0].error_code, 3);
 }
 
-/// A pattern finds what its client may describe, from the next heartbeat on after that has changed.
+/// A pattern matches the topics that its client may describe, from the next heartbeat after a
+/// change.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_regular_expression_finds_what_the_client_may_describe() {
     let guarded = guarded(false).await;

@@ -1,15 +1,15 @@
-//! A topic that is compacted beside a list of all that was written to it, by seed: records with and
-//! without transactions, tombstones, uploads, passes of log compaction while others write and read,
-//! trims, crashes and power cuts in the middle of all that. `cargo xtask model` goes further.
+//! Random test, by seed, of a compacted topic against a list of all that was written to it: records
+//! with and without transactions, tombstones, uploads, passes of log compaction concurrent with
+//! writes and reads, trims, crashes and power cuts. `cargo xtask model` covers more.
 //!
-//! Everything is acknowledged before the next step begins, so the list knows what a reader must
+//! Every step is acknowledged before the next one begins, so the list determines what a reader must
 //! find:
 //!
-//! - what it finds is in the list, under the same offset, in order;
-//! - the last record of each key is there, or it is a tombstone whose time is over, and then no
-//!   other record of the key is there;
-//! - what was gone once never comes back;
-//! - who reads committed records sees those, and no others.
+//! - every record found is in the list, under the same offset, in order;
+//! - the last record of each key is found, unless it is a tombstone whose retention is over; then
+//!   no other record of the key is found;
+//! - a record that was removed never comes back;
+//! - a reader of committed records sees those, and no others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -34,10 +34,10 @@ const KEYS: u64 = 6;
 
 struct Written {
     key: String,
-    /// None of a tombstone, or of what is no record of the partition's clients: a marker.
+    /// `None` for a tombstone, and for a marker.
     value: Option<String>,
     time_ms: i64,
-    /// Among the transactions.
+    /// Index in the transactions.
     transaction: Option<usize>,
     is_marker: bool,
 }
@@ -49,7 +49,7 @@ struct Run {
     topic_id: uuid::Uuid,
     /// By offset.
     log: Vec<Written>,
-    /// How each has ended; none of an open one.
+    /// How each has ended; `None` for an open one.
     transactions: Vec<Option<Outcome>>,
     /// Each with its open transaction.
     producers: [(Producer, Option<usize>); 2],
@@ -158,7 +158,7 @@ impl Run {
         }
     }
 
-    /// Records, and the batch for a producer.
+    /// Generates records, and the batch for a producer.
     fn batch(&mut self, transaction: Option<usize>) -> (Vec<Written>, Compression) {
         let longest = [10, 500, 20_000][self.random.index(3)];
         let record = |random: &mut Random, index: u64| {
@@ -187,7 +187,8 @@ impl Run {
         self.log.extend(records);
     }
 
-    /// The answer was lost, say: the batch is known, whatever has become of its records.
+    /// Repeats the last batch as if its response was lost: it is recognised, even if its records
+    /// are gone.
     async fn repeat(&mut self) {
         let Some((batch, base)) = &self.plain.2 else { return };
         assert_eq!(self.client.produce(TOPIC, 0, batch).await, (0, *base));
@@ -221,7 +222,7 @@ impl Run {
         self.log.push(marker);
     }
 
-    /// In the background, whatever comes next.
+    /// Begins a pass in the background.
     fn begin_pass(&mut self) {
         if self.pass.as_ref().is_some_and(|pass| !pass.is_finished()) {
             return;
@@ -237,8 +238,7 @@ impl Run {
         assert_eq!(self.server.server().metrics.log_compaction_failures.get(), 0);
     }
 
-    /// As far as can be: then of each key the last record is there before the clean end, and no
-    /// other.
+    /// Compacts as much as possible: then each key has only its last record below the clean end.
     async fn compact(&mut self) {
         self.server.store().flush().await.unwrap();
         self.end_pass().await;
@@ -266,30 +266,30 @@ impl Run {
         }
     }
 
-    /// It counts: it has no transaction, or one that was committed.
+    /// Whether the record counts: it has no transaction, or a committed one.
     fn is_decided(&self, record: &Written) -> bool {
         record.transaction.is_none_or(|at| self.transactions[at] == Some(Outcome::Commit))
     }
 
-    /// There is one with its key among those that counts.
+    /// Whether one of these records with its key counts.
     fn is_replaced(&self, offset: u64, among: Range<u64>) -> bool {
         let record = &self.log[offset as usize];
         let mut others = self.log[among.start as usize..among.end as usize].iter();
         others.any(|other| !other.is_marker && other.key == record.key && self.is_decided(other))
     }
 
-    /// Nothing at or above it is stable.
+    /// No record at or above it is stable.
     fn stable_end(&self) -> u64 {
         let is_open =
             |record: &Written| record.transaction.is_some_and(|at| self.transactions[at].is_none());
         self.log.iter().position(is_open).unwrap_or(self.log.len()) as u64
     }
 
-    /// What readers find from an offset on.
+    /// Checks what readers find from an offset on.
     async fn check(&mut self, from: u64) {
         if self.tombstones_go {
-            // Who reads while two passes go by may miss a tombstone: that is what its retention is
-            // for.
+            // A reader that is overtaken by two passes may miss a tombstone: that is the purpose of
+            // its retention.
             self.end_pass().await;
         }
         let from = from.max(self.start);
@@ -342,7 +342,8 @@ impl Run {
         }
     }
 
-    /// The first record of a time or later is found, or one before it that is gone by now is not.
+    /// Searches for the first record of a time or later: it is found, unless an earlier match was
+    /// removed.
     async fn search(&mut self) {
         let time_ms = self.random.below(1_100).cast_signed();
         let (offset, found_ms) = offset_at(&mut self.client, TOPIC, time_ms).await;
@@ -392,7 +393,7 @@ impl Run {
             }
             how => self.server.kill(how == 1).await,
         }
-        // It was of the server that is gone.
+        // It belonged to the stopped server.
         self.pass = None;
         self.client = self.server.client().await;
         for (producer, _) in &mut self.producers {

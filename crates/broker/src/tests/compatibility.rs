@@ -1,5 +1,5 @@
-//! `docs/kafka-compatibility.md`, from the table of APIs and what is said here about those that
-//! differ from Apache Kafka's; and held against a running server.
+//! Generates `docs/kafka-compatibility.md` from the table of APIs and the notes here on differences
+//! from Apache Kafka, and checks it against a running server.
 //!
 //! With `UPDATE_DOCS=1` the test writes the document instead of failing.
 
@@ -13,11 +13,10 @@ use super::harness::TestServer;
 use crate::api::APIS;
 use crate::configs::broker;
 
-/// What a single node of Apache Kafka 4.3.1 announces, as its own tool prints it.
+/// The versions that a single node of Apache Kafka 4.3.1 announces, as its own tool prints them.
 const KAFKA: &str = include_str!("api-versions-4.3.1.txt");
 
-/// What is to be said of APIs that are served: where versions differ, and where what they do
-/// differs.
+/// Notes on served APIs: where versions differ, and where the behaviour differs.
 const NOTES: &[(&str, &str)] = &[
     (
         "Produce",
@@ -95,7 +94,7 @@ const NOTES: &[(&str, &str)] = &[
     ("ShareGroupHeartbeat", "See share-groups.md."),
 ];
 
-/// Why others are not served.
+/// Why the others are not served.
 const ABSENT: &[(&str, &str)] = &[
     (
         "CreateDelegationToken",
@@ -183,7 +182,7 @@ This page is made from the server's table of APIs, and checked \
 |---:|---|---|---|---|
 ";
 
-/// What can be changed while Apache Kafka 4.4.0 runs: its
+/// Settings that can be changed while Apache Kafka 4.4.0 runs: its
 /// `DynamicBrokerConfig.ALL_DYNAMIC_CONFIGS`, and their types.
 const DYNAMIC: &str = include_str!("dynamic-configs-4.4.0.txt");
 
@@ -209,7 +208,7 @@ fn versions(min: i16, max: i16) -> String {
     if min == max { min.to_string() } else { format!("{min} to {max}") }
 }
 
-/// Key, name and versions of each of Kafka's APIs; the versions are what is printed.
+/// Key, name and printed versions of each of Kafka's APIs.
 fn kafkas() -> Vec<(i16, &'static str, &'static str)> {
     let apis = KAFKA.lines().filter_map(|line| {
         let (api, versions) = line.trim().trim_end_matches(',').split_once(": ")?;
@@ -284,7 +283,7 @@ async fn the_compatibility_document_says_what_a_server_announces() {
          alluvium-broker compatibility"
     );
 
-    // The document as it is read, row by row.
+    // Parse the document row by row.
     let mut told = BTreeMap::new();
     let rows = stored.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
     for row in rows.take_while(|row| row.starts_with('|')) {

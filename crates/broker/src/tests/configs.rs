@@ -1,4 +1,4 @@
-//! Settings: changed, in effect at once, kept, and told as Kafka tells them.
+//! Settings: changed, in effect at once, persisted, and described as Kafka describes them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,7 +22,7 @@ const DELETE: i8 = 1;
 const APPEND: i8 = 2;
 const SUBTRACT: i8 = 3;
 
-/// A change of some settings of one thing; the code and text of its error.
+/// Changes some settings of one resource; returns code and text of the error.
 async fn alter_some(
     client: &mut Client,
     (resource_type, name): (i8, &str),
@@ -57,7 +57,7 @@ pub(super) async fn set_well(client: &mut Client, resource: (i8, &str), name: &s
     assert_eq!(set(client, resource, name, value).await, (0, String::new()), "{name}={value}");
 }
 
-/// The settings of one thing, by name.
+/// Describes the settings of one resource, by name.
 async fn describe(
     client: &mut Client,
     (resource_type, name): (i8, &str),
@@ -99,7 +99,7 @@ async fn a_changed_topic_keeps_its_settings_and_obeys_them_at_once() {
     assert_eq!(client.produce("t", 0, &batch).await, (0, 0));
     server.server().store.flush().await.unwrap();
 
-    // What is only checked changes nothing.
+    // A change with `validate_only` has no effect.
     let small = (batch.len() - 1).to_string();
     let ops = [("max.message.bytes", SET, Some(small.as_str()))];
     assert_eq!(alter_some(&mut client, (TOPIC, "t"), &ops, true).await.0, 0);
@@ -136,8 +136,8 @@ async fn a_changed_topic_keeps_its_settings_and_obeys_them_at_once() {
     assert!(server.server().topics.by_name("t").unwrap().rules.only_compacts);
 }
 
-/// Names, types, defaults, sources and synonyms of a new topic are those of Apache Kafka 4.3.1, as
-/// it tells them.
+/// Names, types, defaults, sources and synonyms of a new topic are those that Apache Kafka 4.3.1
+/// returns.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_topic_is_told_as_kafka_tells_it() {
     let server = TestServer::start().await;
@@ -206,7 +206,7 @@ async fn what_is_set_for_brokers_holds_for_topics_that_say_nothing() {
     assert_eq!(told(&described["retention.ms"]).0, "5");
 }
 
-/// As librdkafka's tests and Kafka's operators do it.
+/// As librdkafka's tests and Kafka's operators set them.
 #[tokio::test]
 async fn what_has_no_effect_is_kept_and_shown() {
     let server = TestServer::start().await;
@@ -222,7 +222,7 @@ async fn what_has_no_effect_is_kept_and_shown() {
     }
 }
 
-/// The codes and words of Apache Kafka 4.3.1, where it refuses these too.
+/// Codes and texts of Apache Kafka 4.3.1, where it refuses these too.
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_are_refused_with_a_reason() {
     let server = TestServer::start().await;
@@ -304,7 +304,7 @@ async fn changes_are_refused_with_a_reason() {
     assert_eq!(alter_some(&mut client, (TOPIC, "t"), &twice, false).await.0, 42);
     let null = [("retention.ms", SET, None)];
     assert_eq!(alter_some(&mut client, (TOPIC, "t"), &null, false).await.0, 42);
-    // One bad setting keeps the others of its resource from being changed.
+    // One invalid setting prevents the change of all others of its resource.
     let half = [("retention.ms", SET, Some("1")), ("retention.bytes", SET, Some("x"))];
     assert_eq!(alter_some(&mut client, (TOPIC, "t"), &half, false).await.0, 40);
     assert_eq!(describe(&mut client, (TOPIC, "t")).await, before);
@@ -340,7 +340,8 @@ async fn all_settings_at_once_take_the_place_of_those_before() {
     assert_eq!(overrides, [("retention.bytes".to_owned(), "9".to_owned())].into());
 }
 
-/// Clients set more, as Kafka lets them; what they cannot send they are told when they do.
+/// Clients may set more, as in Kafka; a batch that the store cannot hold is refused when it is
+/// sent.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bound_above_the_stores_counts_as_the_stores() {
     let mut server = TestServer::start().await;
@@ -360,7 +361,7 @@ async fn a_bound_above_the_stores_counts_as_the_stores() {
     assert_eq!(u64::from(of_another.append.max_batch_bytes), store_bytes);
 }
 
-/// Names that clients and tools look for, with what the server really does.
+/// Names that clients and tools read, with the values in effect.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_tells_what_it_was_started_with_and_what_is_fixed() {
     let server = TestServer::with(16 << 20, |config| {
@@ -385,7 +386,7 @@ async fn a_broker_tells_what_it_was_started_with_and_what_is_fixed() {
     assert_eq!(value("group.share.max.session.timeout.ms"), "120000");
     assert_eq!(value("group.share.session.timeout.ms"), "100000");
     let mut client = server.client().await;
-    // What holds for a group that does not say it, and what it may say.
+    // The value for a group without its own setting, and its bounds.
     assert_eq!(server.server().configs.group_number("g", "consumer.heartbeat.interval.ms"), 500);
     assert_eq!(server.server().configs.group_number("g", "share.session.timeout.ms"), 100_000);
     set_well(&mut client, (GROUP, "g"), "consumer.heartbeat.interval.ms", "100").await;
@@ -442,8 +443,8 @@ async fn groups_have_settings_and_are_listed_with_topics_and_brokers() {
     assert!(server.server().configs.groups().is_empty());
 }
 
-/// A name of Apache Kafka 4.4.0 that can be changed while it runs is changed here too, with an
-/// effect or with a word that it has none; or it is refused with the reason.
+/// A setting that Apache Kafka 4.4.0 can change while it runs can be changed here too, and is
+/// documented if it has no effect; or it is refused with the reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_kafkas_operators_change_is_changed_or_refused_with_the_reason() {
     let server = TestServer::start().await;

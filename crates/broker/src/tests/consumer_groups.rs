@@ -1,5 +1,5 @@
-//! The consumer group protocol over TCP: what members are told, what admins see, what a restart
-//! keeps.
+//! The consumer group protocol over TCP: what members receive, what admins see, what survives a
+//! restart.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ fn owning(
 /// Partitions by topic.
 type Assigned = Vec<(Uuid, Vec<i32>)>;
 
-/// Epoch and assignment of a good answer.
+/// Epoch and assignment of a successful response.
 fn good(response: &ConsumerGroupHeartbeatResponse) -> (i32, Option<Assigned>) {
     assert_eq!(response.error_code, 0, "{:?}", response.error_message);
     let topics = response.assignment.as_ref().map(|assignment| {
@@ -127,7 +127,7 @@ async fn delete(client: &mut Client, name: &str) -> i16 {
     client.call(2, &request).await.results[0].error_code
 }
 
-/// Without an authorizer all that there is, but of groups that there are.
+/// All operations without an authorizer, but only for groups that exist.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_may_be_done_with_a_group_is_told() {
     const ALL: i32 = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11;
@@ -151,7 +151,7 @@ async fn what_may_be_done_with_a_group_is_told() {
         .with_include_authorized_operations(true);
     let groups = client.call(1, &request).await.groups;
     assert_eq!(groups.iter().map(|g| g.authorized_operations).collect::<Vec<_>>(), [ALL, i32::MIN]);
-    // Before version 6 a group that does not exist is one without members.
+    // Before version 6 a group that does not exist is described as one without members.
     for (version, told) in [(5, ALL), (6, i32::MIN)] {
         let request = DescribeGroupsRequest::default()
             .with_groups(vec![group("none")])
@@ -169,7 +169,7 @@ async fn two_members_share_a_topic_and_admins_see_how() {
     let first = client.call(1, &join("g", "a", &["t"])).await;
     assert_eq!(good(&first), (1, Some(vec![(t, vec![0, 1, 2, 3])])));
     assert_eq!((first.member_id.as_deref(), first.heartbeat_interval_ms), (Some("a"), 5000));
-    // In version 0 the server makes the member's id.
+    // In version 0 the server generates the member's id.
     let second = client.call(0, &join("g", "", &["t"])).await;
     assert_eq!(good(&second), (2, Some(vec![])));
     let b = second.member_id.unwrap().as_str().to_owned();
@@ -260,7 +260,7 @@ async fn members_go_on_after_a_restart_without_a_rebalance() {
         client.call(1, &join("gone", "c", &["t"])).await;
         client.call(1, &beat("gone", "c", -1)).await;
         assert_eq!(delete(&mut client, "gone").await, 0);
-        // In the middle of it: the first has been told to give up.
+        // In the middle of a rebalance: the first member has to give up partitions.
         let (_, kept) = good(&client.call(1, &beat("g", "a", 1)).await);
         let kept = kept.unwrap();
         assert_ne!(all, kept);
@@ -301,8 +301,8 @@ async fn nothing_is_promised_before_it_is_durable() {
     server.hold_disk(true);
     let joining = client.send(1, &join("g", "a", &["t"])).await;
     server.begun("ConsumerGroupHeartbeat", 1, 1).await;
-    // A repetition writes nothing, and waits for what the first has written all the same. So does a
-    // look.
+    // A repeated request writes nothing, but waits for the record of the first. So does a describe
+    // request.
     let again = other.send(1, &join("g", "a", &["t"])).await;
     server.begun("ConsumerGroupHeartbeat", 1, 2).await;
     for waiting in [&mut client, &mut other] {
@@ -339,7 +339,7 @@ async fn a_group_without_members_changes_its_type_and_keeps_its_offsets() {
     };
     let joined = client.call(3, &classic_join).await;
     assert_eq!(joined.error_code, 0);
-    // They are no consumers, so they are not taken over.
+    // The members are not consumers, so they are not converted.
     let refused = client.call(1, &join("g", "a", &["t"])).await;
     assert_eq!(refused.error_code, GROUP_ID_NOT_FOUND);
     assert_eq!(refused.error_message.as_deref(), Some("Group g is not a consumer group."));
@@ -443,7 +443,7 @@ async fn members_of_a_classic_group_go_on_after_a_restart_without_a_rebalance() 
     }
 }
 
-/// What a consumer writes of itself, or a leader for a member, in the classic protocol.
+/// Encodes what a consumer, or a leader for a member, embeds in the classic protocol.
 fn embedded<M: kafka_protocol::protocol::Encodable>(message: &M) -> bytes::Bytes {
     use bytes::BufMut;
     let mut bytes = bytes::BytesMut::new();
@@ -496,8 +496,8 @@ async fn a_group_of_classic_consumers_is_taken_over_and_let_go() {
     let joined = old.call(3, &join_as(&StrBytes::new())).await;
     let id = joined.member_id.clone();
     assert_eq!((joined.error_code, joined.generation_id, &joined.leader), (0, 1, &id));
-    // As long as nobody knows what it has, nobody is let in: COORDINATOR_LOAD_IN_PROGRESS, on which
-    // clients try again.
+    // While the assignment is unknown no member is accepted: COORDINATOR_LOAD_IN_PROGRESS, which
+    // clients retry.
     assert_eq!(new.call(1, &join("g", "new", &["t"])).await.error_code, 14);
     let all = TopicPartition::default()
         .with_topic(TopicName(text("t")))
@@ -513,8 +513,8 @@ async fn a_group_of_classic_consumers_is_taken_over_and_let_go() {
     let types: Vec<_> =
         described.members.iter().map(|m| (&*m.member_id == "new", m.member_type)).collect();
     assert!(types.contains(&(true, 1)) && types.contains(&(false, 0)), "{types:?}");
-    // The old one goes on until it hears of it, also with what it commits, in a version that knows
-    // no epochs.
+    // The old one continues until it learns of the new epoch, and commits in a version without
+    // epochs.
     assert_eq!(commit(&mut old, 8, "g", &id, 1).await, 0);
     for version in [8, 9] {
         assert_eq!(commit(&mut old, version, "g", &id, 7).await, ILLEGAL_GENERATION);
@@ -530,7 +530,7 @@ async fn a_group_of_classic_consumers_is_taken_over_and_let_go() {
     assert_eq!((epoch, partitions.unwrap()[0].1.len()), (2, 2));
     assert_eq!(old.call(3, &heartbeat(&id, 2)).await.error_code, 0);
 
-    // After a restart the old one joins again, with what it has; the new one goes on.
+    // After a restart the old one joins again, with its partitions; the new one continues.
     server.crash().await;
     let (mut old, mut new) = (server.client().await, server.client().await);
     assert_eq!(commit(&mut old, 8, "g", &id, 2).await, 0);
@@ -545,7 +545,7 @@ async fn a_group_of_classic_consumers_is_taken_over_and_let_go() {
     assert_eq!(new.call(1, &beat("g", "new", -1)).await.error_code, 0);
     let row = |kind: &str, state: &str| vec![("g".to_owned(), kind.to_owned(), state.to_owned())];
     assert_eq!(listed(&mut new, &[]).await, row("classic", "PreparingRebalance"));
-    // It is in its generation still: it learns that it is to join again, and commits before it
+    // It is still in its generation: it learns that it has to join again, and commits before it
     // does.
     let generation = joined.generation_id;
     assert_eq!(old.call(3, &heartbeat(&id, generation)).await.error_code, REBALANCE_IN_PROGRESS);
@@ -554,7 +554,7 @@ async fn a_group_of_classic_consumers_is_taken_over_and_let_go() {
     assert_eq!((joined.error_code, &joined.leader), (0, &id));
     assert!(joined.generation_id > generation);
     assert_eq!(committed(&mut new, "g", None, -1).await, (0, 7));
-    // What was a consumer group stays a classic one.
+    // A converted group stays classic.
     server.crash().await;
     assert_eq!(listed(&mut server.client().await, &[]).await, row("classic", "Empty"));
 }

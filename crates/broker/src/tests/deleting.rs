@@ -1,4 +1,4 @@
-//! Records and offsets that are deleted, and partitions described some at a time.
+//! Deletion of records and offsets, and paged descriptions of partitions.
 
 use std::pin::pin;
 use std::time::{Duration, Instant};
@@ -48,10 +48,10 @@ async fn records_are_deleted_up_to_an_offset_and_stay_deleted() {
     assert_eq!(delete(&mut client, "t", &wrong).await, told);
     assert_eq!(delete(&mut client, "no", &[(0, 0)]).await, [(0, 3, -1)]);
     assert_eq!(delete(&mut client, "t", &[(0, 2), (1, 0)]).await, [(0, 0, 2), (1, 0, 0)]);
-    // Further back does nothing.
+    // A lower offset has no effect.
     assert_eq!(delete(&mut client, "t", &[(0, 1)]).await, [(0, 0, 2)]);
-    // Of a partition that is named twice the last word counts, and the others are none the worse
-    // for it.
+    // For a partition that is named twice the last offset counts, and other partitions are not
+    // affected.
     let twice = [(0, 1), (0, 3), (1, 0)];
     assert_eq!(delete(&mut client, "t", &twice).await, [(0, 0, 3), (0, 0, 3), (1, 0, 0)]);
     assert_eq!(delete(&mut client, "compacted", &[(0, -1)]).await, [(0, 44, -1)]);
@@ -67,7 +67,7 @@ async fn records_are_deleted_up_to_an_offset_and_stay_deleted() {
     assert_eq!(client.produce("t", 0, &plain(&[1])).await, (0, 4));
 }
 
-/// A consumer that waits at the end goes on; one that comes for what is gone learns it.
+/// A consumer that waits at the end continues; one that fetches deleted records gets an error.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fetch_that_waits_survives_a_deletion() {
     let server = TestServer::start().await;
@@ -86,7 +86,7 @@ async fn a_fetch_that_waits_survives_a_deletion() {
     assert!(partition.records.as_ref().is_some_and(|records| !records.is_empty()));
 }
 
-/// The same offset for some partitions, by nobody in particular.
+/// A commit of the same offset for some partitions, without a member.
 pub(super) fn commit_request(
     group: &str,
     topic: &str,
@@ -181,7 +181,7 @@ async fn offsets_of_topics_that_nobody_reads_are_deleted() {
         .with_protocols(vec![protocol]);
     let joined = client.call(3, &join).await;
     assert_eq!(joined.error_code, 0);
-    // Until the member has its assignment nobody knows what the group reads.
+    // Until the member has its assignment, the subscriptions of the group are unknown.
     assert_eq!(delete_offsets(&mut client, "g", &[("other", 1)]).await, (0, vec![86]));
     let assignment = SyncGroupRequestAssignment::default().with_member_id(joined.member_id.clone());
     let sync = SyncGroupRequest::default()
@@ -200,8 +200,8 @@ async fn delete_topic(client: &mut Client, topic: &str) {
     assert_eq!(client.call(5, &delete).await.responses[0].error_code, 0);
 }
 
-/// kafka-go deletes a topic and then asks for its partitions in a way that may create it. Kafka
-/// needs a moment for that; a client that goes on asking gets the topic.
+/// kafka-go deletes a topic and then requests its metadata in a way that may create it. Kafka takes
+/// a moment to do so; a client that keeps asking gets the topic.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_topic_is_not_created_again_at_once_by_who_looks_for_it() {
     let server = TestServer::start().await;
@@ -228,7 +228,7 @@ async fn a_deleted_topic_is_not_created_again_at_once_by_who_looks_for_it() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(before.elapsed() >= RECREATION_PAUSE);
-    // Others are created at once.
+    // Other topics are created at once.
     let told = client.call(12, &named("new")).await.topics.remove(0);
     assert_eq!((told.error_code, told.partitions.len()), (0, 1));
 
@@ -237,7 +237,7 @@ async fn a_deleted_topic_is_not_created_again_at_once_by_who_looks_for_it() {
     assert!(topics.is_just_deleted("t", before + RECREATION_PAUSE - Duration::from_nanos(1)));
     assert!(!topics.is_just_deleted("t", after + RECREATION_PAUSE));
     assert!(!topics.is_just_deleted("other", after));
-    // Who says that it is to be created gets it.
+    // An explicit request creates it.
     delete_topic(&mut client, "t").await;
     let topic = create_topics_request::CreatableTopic::default()
         .with_name(TopicName(text("t")))
@@ -248,7 +248,7 @@ async fn a_deleted_topic_is_not_created_again_at_once_by_who_looks_for_it() {
     assert_eq!(client.call(12, &named("t")).await.topics[0].partitions.len(), 2);
 }
 
-/// What waits for room in the log means the topic that there was when it came.
+/// A request that waits for space in the log concerns the topic that existed when it arrived.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_was_created_meanwhile_is_not_the_one_that_was_meant() {
     let server = TestServer::simulated(16 << 20).await;
@@ -287,7 +287,7 @@ pub(super) async fn delete_group(client: &mut Client, group: &str) -> i16 {
     client.call(2, &request).await.results[0].error_code
 }
 
-/// A transaction that has been open all the while would bring it back, and the group with it.
+/// A transaction that was open all the time would restore the offsets, and the group with them.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_deleted_of_a_group_is_not_committed_by_a_transaction() {
     for crash in [false, true] {
@@ -305,7 +305,7 @@ async fn what_was_deleted_of_a_group_is_not_committed_by_a_transaction() {
         }
         assert_eq!(delete_group(&mut client, "deleted").await, 0);
         assert_eq!(delete_group(&mut client, "deleted").await, 69);
-        // It has no offsets but those of the transaction.
+        // It has no offsets other than those of the transaction.
         assert_eq!(delete_group(&mut client, "new").await, 0);
         let wanted = [("t", 0), ("t", 2), ("t", 7)];
         assert_eq!(delete_offsets(&mut client, "kept", &wanted).await, (0, vec![0, 0, 3]));
@@ -322,7 +322,7 @@ async fn what_was_deleted_of_a_group_is_not_committed_by_a_transaction() {
         let groups = client.call(4, &ListGroupsRequest::default()).await.groups;
         let names: Vec<&str> = groups.iter().map(|group| group.group_id.as_str()).collect();
         assert_eq!(names, ["kept"]);
-        // What the transaction commits from now on is of another group of that name.
+        // What the transaction commits from now on belongs to another group of that name.
         assert_eq!(producer.commit_offsets("deleted", "other", &[0], 3).await, 0);
         assert_eq!(producer.end(true).await, 0);
         assert_eq!(committed(&mut client, "deleted").await, left[..1]);
@@ -378,7 +378,7 @@ async fn partitions_are_described_page_by_page() {
     assert_eq!(codes, [0, 17, 3]);
     assert_eq!(response.topics[0].partitions[0].isr_nodes, [BrokerId(1)]);
 
-    // A cursor that no answer to this had.
+    // A cursor that no response to this request contained.
     for (topics, cursor) in [(vec!["a"], ("b", 0)), (vec!["a", "b"], ("a", -1))] {
         let cursor = Cursor::default()
             .with_topic_name(TopicName(text(cursor.0)))

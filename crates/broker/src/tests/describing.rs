@@ -1,4 +1,4 @@
-//! What the server tells about its topics, and itself.
+//! Descriptions of topics, and of the server itself.
 
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::{
@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::harness::{TestServer, text};
 
-/// kafka-clients leave the name empty where they mean an id, not null.
+/// kafka-clients send an empty name, not null, when they ask by id.
 #[tokio::test(flavor = "multi_thread")]
 async fn metadata_by_id_does_not_look_at_the_name() {
     let server = TestServer::start().await;
@@ -78,7 +78,7 @@ async fn the_one_server_is_its_own_quorum() {
         assert_eq!((voter.replica_id.0, voter.log_end_offset), (1, partition.high_watermark));
         assert_eq!(voter.last_caught_up_timestamp > 0, version > 0);
         assert_eq!(partition.observers, []);
-        // Each change of what there is moves it on.
+        // Each change of the catalog increases it.
         assert!(partition.high_watermark > last);
         last = partition.high_watermark;
         server.topic(&format!("t{version}"), 1, &[]).await;
@@ -92,8 +92,7 @@ async fn the_one_server_is_its_own_quorum() {
 }
 
 /// Both sides of one table: ApiVersions announces each feature with the one level that
-/// UpdateFeatures accepts, whether it only validates or not, and whatever the type of the update
-/// is.
+/// UpdateFeatures accepts, with and without `validate_only`, and for every type of update.
 #[tokio::test(flavor = "multi_thread")]
 async fn features_are_announced_with_the_levels_that_an_update_accepts() {
     let server = TestServer::start().await;
@@ -144,7 +143,7 @@ fn updates(all: &[(&str, i16, i8)]) -> UpdateFeaturesRequest {
     UpdateFeaturesRequest::default().with_feature_updates(all.iter().map(update).collect())
 }
 
-/// Codes, texts and results are those of Apache Kafka 4.4.0, but for the range of levels.
+/// Codes, texts and results are those of Apache Kafka 4.4.0, except for the range of levels.
 #[tokio::test(flavor = "multi_thread")]
 async fn features_are_not_changed() {
     let server = TestServer::start().await;
@@ -156,7 +155,7 @@ async fn features_are_not_changed() {
     let negative = "A feature version cannot be less than 0.";
     let no_such_type = "The controller does not support the given upgrade type.";
     let (groups, transactions) = ("group.version", "transaction.version");
-    // What is asked for; the level and the feature that the answer names, and the reason.
+    // The updates; level and feature in the expected message, and the reason.
     type Case<'a> = (&'a [(&'a str, i16, i8)], i16, &'a str, &'a str);
     let cases: &[Case<'_>] = &[
         (&[("no.such", 1, 1)], 1, "no.such", no_such),
@@ -204,7 +203,7 @@ async fn features_are_not_changed() {
         let wanted = twice.map(|(name, ..)| (name, 0, Some("NONE")));
         assert!(results.eq(wanted.into_iter().filter(|_| version <= 1)), "{response:?}");
     }
-    // An old client's permission to downgrade does not help it, as in Kafka.
+    // An old client's permission to downgrade has no effect, as in Kafka.
     let mut lower = updates(&[(groups, 0, 1)]);
     lower.feature_updates[0].allow_downgrade = true;
     assert_eq!(client.call(0, &lower).await.error_code, 95);

@@ -1,21 +1,21 @@
-//! Every API in every version that is announced, over TCP, decoded by the client's side of the
-//! protocol library.
+//! Every API in every announced version, over TCP, decoded by the client's side of the protocol
+//! library.
 
 use kafka_protocol::messages::{ApiKey, ApiVersionsRequest, TopicName, create_topics_request};
 
 use super::examples::{self, World};
 use super::harness::{TestServer, text};
 
-/// The error codes that the examples are meant to get, where that is not 0.
+/// The error codes that the examples must get, where that is not 0.
 fn expected_errors(key: ApiKey, version: i16) -> Vec<i16> {
     match key {
         // The member does not exist.
         ApiKey::Heartbeat | ApiKey::SyncGroup => vec![25],
         ApiKey::LeaveGroup if version >= 3 => vec![0, 25],
         ApiKey::LeaveGroup => vec![25],
-        // A member without an id gets one, and has to come again.
+        // A member without an id gets one, and has to join again.
         ApiKey::JoinGroup if version >= 4 => vec![79],
-        // The group does not exist, which versions before 6 told as a state only.
+        // The group does not exist, which versions before 6 show as a state only.
         ApiKey::DescribeGroups if version >= 6 => vec![69],
         ApiKey::DeleteGroups => vec![69],
         // The transaction does not exist.
@@ -26,7 +26,7 @@ fn expected_errors(key: ApiKey, version: i16) -> Vec<i16> {
         ApiKey::ShareGroupHeartbeat => vec![25],
         ApiKey::ShareGroupDescribe => vec![69],
         ApiKey::DescribeShareGroupOffsets | ApiKey::DeleteShareGroupOffsets => vec![69],
-        // Nor does the session; and a fetch makes no group.
+        // The session does not exist either, and a fetch creates no group.
         ApiKey::ShareAcknowledge => vec![122],
         ApiKey::ShareFetch => vec![0, 3, 0],
         ApiKey::DeleteTopics if version >= 6 => vec![0, 100],
@@ -35,11 +35,11 @@ fn expected_errors(key: ApiKey, version: i16) -> Vec<i16> {
         ApiKey::ElectLeaders => vec![0, 84, 3],
         ApiKey::AlterPartitionReassignments => vec![0, 39, 85, 3],
         ApiKey::OffsetDelete => vec![69],
-        // There is nothing to log in for.
+        // The listener has no authentication.
         ApiKey::SaslHandshake | ApiKey::SaslAuthenticate => vec![34],
         // There is no authorizer.
         ApiKey::DescribeAcls | ApiKey::CreateAcls | ApiKey::DeleteAcls => vec![54],
-        // No such user.
+        // The user does not exist.
         ApiKey::DescribeUserScramCredentials => vec![0, 91],
         ApiKey::AlterUserScramCredentials => vec![91, 0],
         _ => vec![],
@@ -61,7 +61,7 @@ async fn every_announced_version_answers() {
     let mut answered = 0;
     for api in announced.api_keys {
         let key = ApiKey::try_from(api.api_key).unwrap();
-        // Of Produce some are announced that are not served.
+        // Some versions of Produce are announced but not served.
         let first = if key == ApiKey::Produce { 3 } else { api.min_version };
         for version in first..=api.max_version {
             let world = World {
@@ -93,8 +93,8 @@ async fn every_announced_version_answers() {
     assert!(answered > 120, "{answered}");
 }
 
-/// What a client needs at least: the versions that kafka-clients 4, librdkafka 2 and franz-go
-/// choose from.
+/// The minimum for clients: the versions that kafka-clients 4, librdkafka 2 and franz-go choose
+/// from.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_announced_versions_are_those_that_clients_need() {
     let server = TestServer::start().await;
@@ -103,7 +103,7 @@ async fn the_announced_versions_are_those_that_clients_need() {
         let api = announced.api_keys.iter().find(|api| api.api_key == key as i16).unwrap();
         (api.min_version, api.max_version)
     };
-    // Those before 3 for the sake of librdkafka, as Kafka; they are refused, as by Kafka.
+    // Those before 3 are announced for librdkafka, as by Kafka; and refused, as by Kafka.
     assert_eq!(range(ApiKey::Produce), (0, 13));
     for version in 0..3 {
         let mut client = server.client().await;
@@ -117,7 +117,7 @@ async fn the_announced_versions_are_those_that_clients_need() {
     assert_eq!(range(ApiKey::ListOffsets), (1, 11));
     assert_eq!(range(ApiKey::DescribeLogDirs), (1, 5));
     assert_eq!(range(ApiKey::ConsumerGroupHeartbeat), (0, 1));
-    // Each is a range that the codec has, or that is read beside it.
+    // Each range is one that the codec supports, or that is decoded in addition to it.
     let beside = [
         ApiKey::OffsetCommit,
         ApiKey::OffsetFetch,
@@ -237,7 +237,7 @@ async fn metadata_creates_topics_where_both_sides_allow_it() {
     assert_eq!(client.call(12, &request("no good", true)).await.topics[0].error_code, 17);
     assert_eq!(client.call(12, &request("no good", false)).await.topics[0].error_code, 17);
 
-    // kafka-clients ask with an empty name beside the id, others with none.
+    // kafka-clients send an empty name with the id, others none.
     for name in [None, Some(TopicName::default())] {
         let by_id = |id| {
             MetadataRequest::default().with_topics(Some(vec![
@@ -263,7 +263,7 @@ async fn metadata_creates_topics_where_both_sides_allow_it() {
     assert_eq!(refused.error_code, 3);
 }
 
-/// Clients and tools look for them, and step over them by their flag.
+/// Clients and tools look for them, and skip them by their flag.
 #[tokio::test(flavor = "multi_thread")]
 async fn internal_topics_are_there_once_they_are_asked_for_and_stay_empty() {
     use kafka_protocol::messages::{FindCoordinatorRequest, MetadataRequest};

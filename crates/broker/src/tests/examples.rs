@@ -1,5 +1,5 @@
-//! A request of every API in every version, with something in every field; and decoding of both
-//! sides by API key.
+//! A request of every API in every version with a value in every field, and decoding of both sides
+//! by API key.
 
 mod admin;
 mod groups;
@@ -16,14 +16,14 @@ use uuid::Uuid;
 use crate::wire::newer::Unchanged;
 use crate::wire::offsets::{OffsetCommit, OffsetFetch};
 
-/// What an example refers to, so that a server can be made to have it.
+/// The names and ids in an example, so that a server can be prepared for it.
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) topic: &'static str,
     pub(crate) topic_id: Uuid,
     pub(crate) group: String,
     pub(crate) batch: Bytes,
-    /// Names for topics to create and to delete: those of each version must differ.
+    /// Names for topics to create and to delete: they must differ between versions.
     pub(crate) unique: String,
 }
 
@@ -43,7 +43,7 @@ fn text(text: &str) -> StrBytes {
     StrBytes::from_string(text.to_owned())
 }
 
-/// A request header and body; `max_wait` of fetches is short.
+/// Encodes a request header and body; `max_wait` of fetches is short.
 pub(crate) fn request(key: ApiKey, version: i16, correlation_id: i32, world: &World) -> Bytes {
     let mut out = header(key as i16, version, correlation_id, key.request_header_version(version));
     out.extend_from_slice(&body(key, version, world));
@@ -69,7 +69,7 @@ pub(crate) fn encode<R: Request>(request: &R, version: i16) -> Bytes {
 }
 
 pub(crate) fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
-    // Fields that a version does not have must keep their defaults, or the encoder refuses.
+    // Fields that a version does not have must keep their defaults, or the encoder fails.
     let from = |first: i16| version >= first;
     let topic = || TopicName(text(world.topic));
     let name_until = |last: i16| if version <= last { topic() } else { TopicName::default() };
@@ -412,7 +412,7 @@ pub(crate) fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
     }
 }
 
-/// Call a generic function with the request type of an API.
+/// Calls a generic function with the request type of an API.
 macro_rules! for_request_of {
     ($key:expr, $call:ident ( $($arg:expr),* )) => {
         match $key {
@@ -488,7 +488,7 @@ macro_rules! for_request_of {
     };
 }
 
-/// Decode a request's header and body; the bytes left behind it.
+/// Decodes a request's header and body; returns the number of bytes after it.
 pub(crate) fn decode_request(key: ApiKey, version: i16, mut bytes: Bytes) -> Result<usize, String> {
     fn decode<R: Request>(bytes: &mut Bytes, version: i16) -> Result<(), String> {
         R::decode(bytes, version).map(drop).map_err(|e| format!("{e:#}"))
@@ -499,7 +499,7 @@ pub(crate) fn decode_request(key: ApiKey, version: i16, mut bytes: Bytes) -> Res
     Ok(bytes.len())
 }
 
-/// Decode a response's header and body, which must be all of `bytes`; the body for people to read.
+/// Decodes a response's header and body, which must be all of `bytes`; returns the body as text.
 pub(crate) fn decode_response(
     key: ApiKey,
     version: i16,

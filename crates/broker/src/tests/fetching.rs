@@ -1,4 +1,4 @@
-//! Fetching: sessions, long poll, limits, offsets by time.
+//! Fetch: sessions, long polling, limits, offsets by time.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn in_session(id: i32, epoch: i32, partitions: &[(i32, i64)]) -> FetchRequest {
     request
 }
 
-/// Partitions with their records' lengths.
+/// Partitions with the lengths of their records.
 fn shape(response: &FetchResponse) -> Vec<(i32, usize)> {
     let partitions = response.responses.iter().flat_map(|topic| &topic.partitions);
     partitions
@@ -49,7 +49,7 @@ async fn a_session_gives_what_is_new() {
     client.produce("t", 2, &batch).await;
     let new = client.call(12, &in_session(id, 2, &[])).await;
     assert_eq!(shape(&new), [(1, batch.len())]);
-    // The client goes on behind it, takes one more partition, and drops one.
+    // The client continues after it, adds a partition, and removes one.
     let mut request = in_session(id, 3, &[(1, 1), (2, 0)]);
     request.forgotten_topics_data =
         vec![ForgottenTopic::default().with_topic(TopicName(text("t"))).with_partitions(vec![0])];
@@ -96,8 +96,8 @@ async fn a_waiting_fetch_is_woken_by_what_becomes_durable() {
     );
 }
 
-/// Else a dozen fetches of what nobody writes any more would have all the memory for answers, for
-/// as long as they like.
+/// Otherwise a dozen fetches of idle partitions could hold the whole response memory for as long as
+/// they wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiting_fetch_holds_nothing() {
     let mut server = TestServer::start().await;
@@ -109,7 +109,7 @@ async fn a_waiting_fetch_holds_nothing() {
     let for_more = |max_wait_ms| fetch("t", &[(0, 0)], max_wait_ms).with_min_bytes(50 << 20);
     let waiting = reader.send(12, &for_more(600_000)).await;
     server.begun("Fetch", 12, 1).await;
-    // Time to read what is there and to begin to wait.
+    // Time to read existing records and to begin to wait.
     sleep(Duration::from_millis(100)).await;
     let given_back = async {
         while server.server().fetch_budget.free_bytes() < all_bytes {
@@ -117,14 +117,14 @@ async fn a_waiting_fetch_holds_nothing() {
         }
     };
     timeout(HANG, given_back).await.expect("a waiting fetch holds memory");
-    // It gets what there is when its time is over, or the server stops.
+    // It returns what is there when its time is over, or the server stops.
     assert_eq!(shape(&other.call(12, &for_more(20)).await), [(0, batch.len())]);
     server.stop().await;
     let response = reader.receive::<FetchRequest>(12, waiting).await;
     assert_eq!(shape(&response), [(0, batch.len())]);
 }
 
-/// Clients that take no answers have all the memory for them.
+/// Clients that do not read their responses hold the whole response memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_memory_for_answers_little_is_read_all_the_same() {
     let server = TestServer::start().await;
@@ -141,10 +141,10 @@ async fn without_memory_for_answers_little_is_read_all_the_same() {
     let (code, _, records) = client.fetch("t", 0, 0).await;
     assert_eq!(code, 0);
     assert!(records.len() >= small.len() && records.len() <= 128 << 10, "{}", records.len());
-    // Nor does one that has no room behind it keep that back.
+    // Nor does a partition without memory keep that one back.
     let response = client.call(12, &fetch("t", &[(0, 0), (1, 0)], 0)).await;
     assert_eq!(shape(&response), [(0, records.len()), (1, 0)]);
-    // One batch that is larger waits for its share.
+    // A single larger batch waits for its share.
     let waiting = client.send(12, &fetch("t", &[(1, 0)], 0)).await;
     server.begun("Fetch", 12, 3).await;
     assert!(timeout(Duration::from_millis(300), client.socket.peek(&mut [0])).await.is_err());
@@ -153,7 +153,7 @@ async fn without_memory_for_answers_little_is_read_all_the_same() {
     assert_eq!(shape(&response), [(1, large.len())]);
 }
 
-/// A client gets one batch at least, and a topic may allow larger ones than others.
+/// A client gets at least one batch, and a topic may allow larger ones than others.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_batch_is_counted_as_what_it_is() {
     const BATCH_BYTES: usize = 6 << 20;
@@ -196,7 +196,7 @@ async fn who_keeps_memory_that_others_wait_for_is_given_up() {
         }
     };
     timeout(HANG, taken).await.expect("its answer is not counted");
-    // Without a need it is given all its time.
+    // While no other request needs the memory, it has its full time.
     sleep(Duration::from_millis(1_500)).await;
     assert!(budget.free_bytes() <= total_bytes - (20 << 20));
     let rest = budget.acquire(budget.free_bytes()).await;
@@ -215,8 +215,8 @@ async fn a_stopping_server_answers_those_who_wait() {
     server.topic("t", 1, &[]).await;
     let mut reader = server.client().await;
     let waiting = reader.send(12, &fetch("t", &[(0, 0)], 600_000)).await;
-    // The request is being handled when a later one of another connection has been answered after
-    // it was counted.
+    // The request is being handled once a later request of another connection has been answered
+    // after it was counted.
     loop {
         let mut metrics = String::new();
         prometheus_client::encoding::text::encode(&mut metrics, &server.registry).unwrap();
@@ -353,8 +353,8 @@ async fn offsets_are_found_by_time_to_the_record() {
     }
 }
 
-/// Nor is the time told of a record that is gone: a deletion may have cut the one off that a batch
-/// is found by.
+/// Nor is the time of a deleted record returned: a deletion may have removed the record that
+/// determines a batch's time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_search_by_time_finds_what_is_left() {
     let server = TestServer::start().await;
@@ -366,7 +366,7 @@ async fn a_search_by_time_finds_what_is_left() {
     }
     assert_eq!(offset(&mut client, 1, 500).await, (0, 1, 1000));
     assert_eq!(delete(&mut client, "t", &[(0, 2)]).await, [(0, 0, 2)]);
-    // Where nothing else is left either there is none.
+    // If nothing else is left, there is none.
     server.topic("alone", 1, &[]).await;
     let batch = encode(Compression::Zstd, (-1, -1, -1), &[10, 1000, 10]);
     assert_eq!(client.produce("alone", 0, &batch).await.0, 0);
@@ -379,7 +379,7 @@ async fn a_search_by_time_finds_what_is_left() {
     let Unchanged(response) = client.call(1, &Unchanged(request)).await;
     let found = &response.topics[0].partitions[0];
     assert_eq!((found.error_code, found.offset, found.timestamp), (0, -1, -1));
-    // Who names a partition twice is told so each time.
+    // A partition that is named twice gets an error each time.
     let topic = topic.with_partitions(vec![wanted.clone(), wanted]);
     let request = ListOffsetsRequest::default().with_topics(vec![topic]);
     let Unchanged(response) = client.call(1, &Unchanged(request)).await;
@@ -452,7 +452,7 @@ async fn the_leader_epoch_has_not_ended() {
     }
 }
 
-/// As Apache Kafka 4: clients that predate zstd in the protocol decompress it if they have the
+/// As Apache Kafka 4: clients older than zstd in the protocol decompress it if they have the
 /// library.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_fetch_version_gets_batches_of_every_codec() {
@@ -476,8 +476,8 @@ async fn every_fetch_version_gets_batches_of_every_codec() {
     }
 }
 
-/// Who asks again and again and goes would have as many batches decompressed at the same time as it
-/// likes.
+/// A client that repeats the request and disconnects could otherwise have any number of batches
+/// decompressed at the same time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_look_into_a_batch_counts_until_it_has_ended() {
     let server = TestServer::start().await;

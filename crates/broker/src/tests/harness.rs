@@ -1,4 +1,4 @@
-//! A server in this process over a real store, and a client of a hundred lines.
+//! A server in this process on a real store, and a minimal client.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -42,7 +42,7 @@ use crate::{Broker, BrokerConfig, BrokerFold};
 /// Long enough for a loaded machine; reached only by a test that hangs.
 pub(super) const HANG: Duration = Duration::from_secs(60);
 
-/// What outlives a server.
+/// The storage that outlives a server.
 enum Backing {
     /// A file, a directory of objects and a catalog on disk.
     Files(TempDir),
@@ -54,7 +54,7 @@ pub(super) struct TestServer {
     backing: Backing,
     config: BrokerConfig,
     wal_bytes: u64,
-    /// What the store is opened with, but for its size.
+    /// The options of the store, except for its size.
     pub(super) options: Options,
     running: Option<Running>,
     pub(super) registry: Registry,
@@ -67,7 +67,7 @@ struct Running {
 }
 
 impl TestServer {
-    /// On files, with the default configuration but for the address.
+    /// Starts a server on files, with the default configuration except for the address.
     pub(super) async fn start() -> Self {
         Self::with(16 << 20, |_| {}).await
     }
@@ -76,7 +76,7 @@ impl TestServer {
         Self::on(Backing::Files(tempfile::tempdir().unwrap()), wal_bytes, configure).await
     }
 
-    /// On a simulated disk.
+    /// Starts a server on a simulated disk.
     pub(super) async fn simulated(wal_bytes: u64) -> Self {
         Self::simulated_with(wal_bytes, |_| {}).await
     }
@@ -151,7 +151,7 @@ impl TestServer {
         self.running = Some(Running { broker, store, stepper });
     }
 
-    /// Where the objects are, of a server on files.
+    /// The directory of the objects of a server on files.
     pub(super) fn objects(&self) -> std::path::PathBuf {
         match &self.backing {
             Backing::Files(dir) => dir.path().join("objects"),
@@ -163,7 +163,7 @@ impl TestServer {
         self.running.as_ref().unwrap().broker.listeners().next().unwrap().1
     }
 
-    /// Where the listener of this name is.
+    /// The address of the listener of this name.
     pub(super) fn addr_of(&self, name: &str) -> SocketAddr {
         let mut listeners = self.running.as_ref().unwrap().broker.listeners();
         listeners.find(|(config, _)| config.name == name).unwrap().1
@@ -173,7 +173,7 @@ impl TestServer {
         &self.running.as_ref().unwrap().broker.server
     }
 
-    /// Wait until so many requests of this API and version have been begun.
+    /// Waits until this many requests of this API and version have begun.
     pub(super) async fn begun(&self, api: &str, version: i16, count: usize) {
         let line = format!(
             "alluvium_kafka_requests_total{{api=\"{api}\",version=\"{version}\"}} {count}\n"
@@ -191,7 +191,7 @@ impl TestServer {
         tokio::time::timeout(HANG, begun).await.expect("the request is not read");
     }
 
-    /// Wait until no client has a connection any more.
+    /// Waits until no client is connected.
     pub(super) async fn all_disconnected(&self) {
         let closed = async {
             while self.server().metrics.connections.get() > 0 {
@@ -201,7 +201,8 @@ impl TestServer {
         tokio::time::timeout(HANG, closed).await.expect("a connection is kept");
     }
 
-    /// Let a client of the first listener that has no connection send a request, up to its answer.
+    /// Sends a request of a client of the first listener without a connection, and waits for its
+    /// response.
     pub(super) async fn send_bare<R: Request>(&self, version: i16, request: &R) -> bool {
         let broker = &self.running.as_ref().unwrap().broker;
         let mut bytes = examples::header(R::KEY, version, 1, R::header_version(version));
@@ -209,8 +210,8 @@ impl TestServer {
         broker.bare_client(0, self.addr().ip()).send(bytes.into(), HANG).await
     }
 
-    /// Let the log have no room for more than a hundred bytes as long as the disk is held: it takes
-    /// markers in this partition until it is full.
+    /// Fills the log with markers in this partition, until it has no space for more than a hundred
+    /// bytes while the disk is held.
     pub(super) fn fill_log(&self, topic: &str) {
         let partition = self.server().topics.by_name(topic).unwrap().partitions[0].clone();
         while partition.append_marker(1, 0, Outcome::Abort).is_ok() {}
@@ -224,25 +225,25 @@ impl TestServer {
         Client::connect(self.addr()).await
     }
 
-    /// Let objects of a simulated server not be read as long as this is kept.
+    /// Blocks reads of a simulated server's objects while the result lives.
     pub(super) async fn hold_objects(&self) -> OwnedMutexGuard<()> {
         let Backing::Simulated { objects, .. } = &self.backing else { panic!("not simulated") };
         objects.reading.clone().lock_owned().await
     }
 
-    /// Let the simulated disk do nothing until it is released.
+    /// Stops the simulated disk until it is released.
     pub(super) fn hold_disk(&self, hold: bool) {
         let stepper = self.running.as_ref().unwrap().stepper.as_ref().expect("a simulated disk");
         stepper.hold(hold);
     }
 
-    /// No change of the catalog is made from now on, until the process ends.
+    /// Blocks changes of the catalog until the process ends.
     pub(super) fn hold_catalog(&self) {
         let Backing::Simulated { catalog, .. } = &self.backing else { panic!("not simulated") };
         catalog.held.store(true, SeqCst);
     }
 
-    /// Stop as one should.
+    /// Stops the server gracefully.
     pub(super) async fn stop(&mut self) {
         let Running { broker, store, stepper } = self.running.take().unwrap();
         tokio::time::timeout(HANG, broker.shutdown()).await.expect("the server does not stop");
@@ -255,9 +256,10 @@ impl TestServer {
         self.run().await;
     }
 
-    /// The same while objects are held, which are not any more when the server starts again.
+    /// Crashes and restarts the server while objects are held; they are released before it starts
+    /// again.
     pub(super) async fn crash_while(&mut self, held: OwnedMutexGuard<()>) {
-        // Time for what begins in the background to come to the objects.
+        // Time for background tasks to reach the objects.
         tokio::time::sleep(Duration::from_millis(20)).await;
         let Running { broker, store, stepper } = self.running.take().unwrap();
         broker.shutdown().await;
@@ -267,13 +269,14 @@ impl TestServer {
         self.run().await;
     }
 
-    /// Stop without closing the store, as a process that is killed does, and start again.
+    /// Stops without closing the store, as a killed process does, and starts again.
     pub(super) async fn crash(&mut self) {
         self.die().await;
         self.run().await;
     }
 
-    /// The same with a write-ahead log whose bytes `damage` has changed meanwhile.
+    /// Crashes and restarts the server, and lets `damage` change the bytes of the write-ahead log
+    /// in between.
     pub(super) async fn crash_and_damage(&mut self, damage: impl FnOnce(&mut [u8])) {
         self.die().await;
         let Backing::Files(dir) = &self.backing else { panic!("simulated") };
@@ -289,8 +292,8 @@ impl TestServer {
         broker.shutdown().await;
         drop(store);
         drop(stepper);
-        // Device and catalog, and the locks on their files, go when the store's tasks have noticed
-        // that they are aborted.
+        // Device and catalog, and the locks on their files, are released when the store's tasks
+        // have noticed that they are aborted.
         if let Backing::Files(dir) = &self.backing {
             let released = || {
                 alluvium_device::open(&dir.path().join("wal"), &OpenOptions::default()).is_ok()
@@ -305,8 +308,8 @@ impl TestServer {
         }
     }
 
-    /// The end of a process at this moment: nothing of it reaches disk, objects or catalog any
-    /// more. With a power cut the simulated disk loses what was not flushed. Then start again.
+    /// Kills the process at this moment, so that no later write reaches disk, objects or catalog,
+    /// and starts again. With a power cut the simulated disk loses unflushed writes.
     pub(super) async fn kill(&mut self, power_cut: bool) {
         let Backing::Simulated { disk, objects, catalog } = &mut self.backing else {
             panic!("not simulated")
@@ -325,7 +328,7 @@ impl TestServer {
         self.run().await;
     }
 
-    /// Create a topic with these settings; its id.
+    /// Creates a topic with these settings, and returns its id.
     pub(super) async fn topic(
         &self,
         name: &str,
@@ -347,7 +350,7 @@ impl TestServer {
         response.topics[0].topic_id
     }
 
-    /// That a good client is still served, after whatever a bad one did.
+    /// Checks that a good client is still served, whatever a bad one did.
     pub(super) async fn assert_alive(&self) {
         let response = self
             .client()
@@ -363,7 +366,7 @@ impl TestServer {
     }
 }
 
-/// What the catalog has outlives its process.
+/// A catalog whose contents outlive its process.
 #[derive(Debug, Default)]
 pub(super) struct MortalCatalog {
     inner: Arc<MemoryCatalog>,
@@ -387,7 +390,7 @@ impl Catalog for MortalCatalog {
     }
 }
 
-/// Objects in memory, of which reads wait while they are held.
+/// Objects in memory whose reads wait while they are held.
 #[derive(Debug, Default)]
 pub(super) struct SlowObjects {
     inner: Arc<InMemory>,
@@ -492,7 +495,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         Self { socket, next_correlation_id: 1 }
     }
 
-    /// Send a request of which the length is put before it.
+    /// Sends a request with its length in front.
     pub(super) async fn send_frame(&mut self, request: &[u8]) {
         self.try_send_frame(request).await.unwrap();
     }
@@ -505,7 +508,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         self.socket.flush().await
     }
 
-    /// Send without waiting for the response; its correlation id.
+    /// Sends a request without waiting for the response, and returns its correlation id.
     pub(super) async fn send<R: Request>(&mut self, version: i16, request: &R) -> i32 {
         let correlation_id = self.next_correlation_id;
         self.next_correlation_id += 1;
@@ -516,7 +519,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         correlation_id
     }
 
-    /// Send so many Produce requests one behind the other; their correlation ids.
+    /// Sends this many Produce requests in a row, and returns their correlation ids.
     pub(super) async fn send_many(&mut self, request: &ProduceRequest, count: usize) -> Vec<i32> {
         let mut ids = Vec::new();
         for _ in 0..count {
@@ -525,7 +528,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         ids
     }
 
-    /// The next response; `None` when the server has closed the connection.
+    /// Receives the next response; `None` if the server has closed the connection.
     pub(super) async fn receive_frame(&mut self) -> Option<Bytes> {
         let receive = async {
             let len = self.socket.read_i32().await.ok()?;
@@ -536,7 +539,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         tokio::time::timeout(HANG, receive).await.expect("no response")
     }
 
-    /// The response to `R`, which must be the next one.
+    /// Receives the response to `R`, which must be the next one.
     pub(super) async fn receive<R: Request>(
         &mut self,
         version: i16,
@@ -557,7 +560,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         self.receive::<R>(version, correlation_id).await
     }
 
-    /// Produce a record set to a partition; error code and base offset.
+    /// Produces a record set to a partition, and returns error code and base offset.
     pub(super) async fn produce(
         &mut self,
         topic: &str,
@@ -569,7 +572,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         (partition.error_code, partition.base_offset)
     }
 
-    /// Fetch a partition once, without waiting; the error code, high watermark and records.
+    /// Fetches a partition once, without waiting, and returns error code, high watermark and
+    /// records.
     pub(super) async fn fetch(
         &mut self,
         topic: &str,
@@ -592,7 +596,7 @@ pub(super) fn produce(topic: &str, partition: i32, records: &Bytes, acks: i16) -
     ProduceRequest::default().with_acks(acks).with_timeout_ms(30_000).with_topic_data(vec![topic])
 }
 
-/// The same of one record each to the first partitions, with all the time that there is.
+/// A Produce request with one record to each of the first partitions, and the maximum timeout.
 pub(super) fn produce_to(topic: &str, partitions: i32) -> ProduceRequest {
     let mut request = produce(topic, 0, &plain(&[1]), -1).with_timeout_ms(i32::MAX);
     let data = &mut request.topic_data[0].partition_data;
@@ -619,7 +623,8 @@ pub(super) fn fetch(topic: &str, partitions: &[(i32, i64)], max_wait_ms: i32) ->
         .with_topics(vec![topic])
 }
 
-/// What a batch is in the log: the bytes that were sent, at its offset, with the one leader epoch.
+/// A batch as stored in the log: the bytes that were sent, with its offset and the one leader
+/// epoch.
 pub(super) fn stored(batch: &Bytes, base_offset: u64) -> Bytes {
     let mut bytes = batch.to_vec();
     crate::batch::place(&mut bytes, base_offset, 0);

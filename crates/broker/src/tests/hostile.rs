@@ -1,5 +1,4 @@
-//! Clients that send what they should not. Each loses its connection at most; the others are served
-//! on.
+//! Clients that send invalid data. Each loses at most its connection; the others are still served.
 
 use std::time::Duration;
 
@@ -52,7 +51,7 @@ async fn unknown_apis_and_versions_close_the_connection_but_for_api_versions() {
         assert_eq!(response.error_code, 35);
         assert_eq!(response.api_keys.len(), crate::api::APIS.len());
     }
-    // The connection goes on with a version that both have.
+    // The connection continues with a version that both sides support.
     assert_eq!(client.call(0, &ApiVersionsRequest::default()).await.error_code, 0);
 }
 
@@ -94,7 +93,7 @@ async fn random_bytes_and_damaged_requests_do_no_harm() {
         let mut bytes = examples::request(api.key, version, 1, &world).to_vec();
         match round % 4 {
             0 => bytes.iter_mut().for_each(|byte| *byte = random.next_u64() as u8),
-            // A good header with noise behind it.
+            // A valid header followed by noise.
             1 => bytes[8..].iter_mut().for_each(|byte| *byte = random.next_u64() as u8),
             _ => {
                 for _ in 0..=random.index(3) {
@@ -106,8 +105,8 @@ async fn random_bytes_and_damaged_requests_do_no_harm() {
         let mut client = server.client().await;
         client.send_frame(&bytes).await;
         client.socket.shutdown().await.unwrap();
-        // Either an answer or a closed connection; a group that waits for members answers when the
-        // client is long gone.
+        // Either a response or a closed connection; a group that waits for members answers long
+        // after the client has disconnected.
         let _ = tokio::time::timeout(Duration::from_millis(200), client.socket.read(&mut [0; 64]))
             .await;
     }
@@ -138,7 +137,7 @@ async fn half_requests_slow_requests_and_idle_clients_are_given_up() {
         config.idle_timeout = Duration::from_secs(1);
     })
     .await;
-    // Gone in the middle.
+    // Disconnected in the middle.
     for _ in 0..20 {
         let mut client = server.client().await;
         client.socket.write_all(&1_000i32.to_be_bytes()).await.unwrap();
@@ -166,7 +165,8 @@ async fn a_client_that_takes_no_responses_is_not_read_for_ever() {
             .await;
     server.topic("t", 1_000, &[]).await;
     let mut client = server.client().await;
-    // Each asks for a response of tens of kilobytes. The server must stop reading, then give up.
+    // Each asks for a response of tens of kilobytes. The server must stop reading, then close the
+    // connection.
     let mut request = examples::header(3, 1, 1, 1);
     request.put_i32(-1);
     let mut frame = BytesMut::new();
@@ -189,7 +189,7 @@ async fn connections_are_bounded() {
     let mut refused = server.client().await;
     assert!(refused.receive_frame().await.is_none());
     clients.pop();
-    // The place is free when the server has seen that the client is gone.
+    // The slot is free when the server has noticed the disconnect.
     let admitted = async {
         loop {
             let mut client = server.client().await;
@@ -202,8 +202,8 @@ async fn connections_are_bounded() {
     tokio::time::timeout(HANG, admitted).await.unwrap();
 }
 
-/// Members that wait for others which never come would else hold their connections when they are
-/// long gone.
+/// Otherwise members that wait for others that never join would hold their connections long after
+/// they have disconnected.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_connection_of_a_member_that_has_gone_is_free() {
     let server = TestServer::with(16 << 20, |config| config.max_connections = 2).await;
@@ -247,7 +247,7 @@ async fn connections_of_an_address_are_bounded() {
     }
     let mut refused = server.client().await;
     assert!(refused.receive_frame().await.is_none());
-    // Those that it has stay.
+    // Existing connections stay.
     for client in &mut clients {
         client.call(0, &ApiVersionsRequest::default()).await;
     }
@@ -259,15 +259,15 @@ async fn large_requests_share_their_memory() {
         config.max_request_bytes = 1 << 20;
         config.queued_request_bytes = 1 << 20;
         config.max_message_bytes = 1 << 20;
-        // Nobody is given up in this test.
+        // No request times out in this test.
         config.transfer_timeout = Duration::from_secs(600);
     })
     .await;
     server.topic("t", 1, &[]).await;
     let batch = plain(&[1; 10_000]);
     assert!(batch.len() > 128 << 10 && batch.len() < 900 << 10, "{}", batch.len());
-    // What has come of the first leaves no room for the second, which has the last place: others
-    // wait, and are served when one of them goes.
+    // The received part of the first leaves no space for the second, which has the last slot:
+    // others wait, and are served when one of them ends.
     let memory = &server.server().request_memory;
     let mut half = Vec::new();
     for sent_bytes in [900 << 10, 200 << 10] {
@@ -296,7 +296,7 @@ async fn large_requests_share_their_memory() {
     assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
 }
 
-/// What a request says of its length is no reason to keep others out.
+/// The length that a request announces must not block others.
 #[tokio::test(flavor = "multi_thread")]
 async fn half_requests_keep_nobody_out() {
     let server = TestServer::start().await;
@@ -308,7 +308,7 @@ async fn half_requests_keep_nobody_out() {
         client.socket.write_all(&vec![0; 200 << 10]).await.unwrap();
         half.push(client);
     }
-    // Each has come so far that it has asked for more.
+    // Each has received so much that it has asked for more memory.
     let asked = async {
         while server.server().request_memory.free_bytes() > (256 << 20) - 5 * (256 << 10) {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -322,7 +322,7 @@ async fn half_requests_keep_nobody_out() {
     assert_eq!(produced.expect("half requests keep others out"), (0, 0));
 }
 
-/// Those that have used up the memory, and send no more, are not waited for one after the other.
+/// Requests that have used up the memory and send no more do not time out one after the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn half_requests_that_have_all_the_memory_give_it_back() {
     let server = TestServer::with(16 << 20, |config| {
@@ -334,7 +334,7 @@ async fn half_requests_that_have_all_the_memory_give_it_back() {
     .await;
     server.topic("t", 1, &[]).await;
     let memory = &server.server().request_memory;
-    // Each has a step when that is to be had, and asks for another.
+    // Each has a step as soon as one is available, and asks for another.
     let mut half = Vec::new();
     for _ in 0..60 {
         let mut client = server.client().await;
@@ -357,7 +357,7 @@ async fn half_requests_that_have_all_the_memory_give_it_back() {
     assert!(frame.len() > 128 << 10, "{}", frame.len());
     let served = async {
         loop {
-            // Its time may be over hardly later than that of the others.
+            // Its time may end only slightly later than that of the others.
             let mut honest = server.client().await;
             if honest.try_send_frame(&frame).await.is_ok() && honest.receive_frame().await.is_some()
             {
@@ -369,7 +369,7 @@ async fn half_requests_that_have_all_the_memory_give_it_back() {
     served.expect("half requests keep others out");
 }
 
-/// All of a request has to come in its time, not each part of it.
+/// The time limit applies to the whole request, not to each part of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_has_one_time_for_all_its_parts() {
     let server =
@@ -379,8 +379,8 @@ async fn a_request_has_one_time_for_all_its_parts() {
     request.put_bytes(0, 200 << 10);
     let frame = [&(request.len() as i32).to_be_bytes()[..], &request[..]].concat();
     let mut client = server.client().await;
-    // In the middle of its length, of what is read at once, and of what is asked memory for: each
-    // part comes within the time.
+    // In the middle of its length, of what is read at once, and of what needs memory: each part
+    // arrives within the time.
     for part in [0..1, 1..100, 100..100 << 10, 100 << 10..frame.len()] {
         let _ = client.socket.write_all(&frame[part]).await;
         tokio::time::sleep(Duration::from_millis(400)).await;
@@ -388,8 +388,7 @@ async fn a_request_has_one_time_for_all_its_parts() {
     assert!(client.receive_frame().await.is_none(), "it was answered");
 }
 
-/// A small request that names the same thing again and again must not be a way to an answer of any
-/// size.
+/// A small request that names the same thing repeatedly must not cause a response of any size.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_request_names_many_times_is_answered_once() {
     let server = TestServer::start().await;
@@ -477,8 +476,8 @@ async fn large_requests_hold_their_budget_until_they_are_answered() {
     let mut client = server.client().await;
     let large = client.send(9, &produce_with_many_elements(5_000)).await;
     let next = client.send(0, &ApiVersionsRequest::default()).await;
-    // The next request is begun when the large one is in line. Its answers take memory as long as
-    // the disk is awaited.
+    // The next request begins when the large one is queued. Its responses hold memory until the
+    // disk is done.
     server.begun("ApiVersions", 0, 1).await;
     assert!(all_bytes - server.server().decoded_budget.free_bytes() > 5_000 * 100);
     server.hold_disk(false);
@@ -495,8 +494,8 @@ async fn answers_that_wait_for_the_disk_are_bounded_by_bytes() {
     server.topic("t", 1, &[]).await;
     server.hold_disk(true);
     let mut client = server.client().await;
-    // Each holds about 200 KB of answers, and the bound is 256 KiB: one waits in the queue, one to
-    // get there, no third is begun.
+    // Each holds about 200 KB of responses, and the bound is 256 KiB: one is queued, one waits for
+    // the queue, no third one begins.
     let mut ids = Vec::new();
     for _ in 0..10 {
         ids.push(client.send(9, &produce_with_many_elements(1_000)).await);
@@ -513,8 +512,7 @@ async fn answers_that_wait_for_the_disk_are_bounded_by_bytes() {
     }
 }
 
-/// Else a few clients that wait as long as they like would keep everybody else's larger requests
-/// out.
+/// Otherwise a few clients that wait as long as they like would block all other larger requests.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_wait_hold_no_memory_for_requests() {
     let server = TestServer::start().await;
@@ -523,7 +521,7 @@ async fn requests_that_wait_hold_no_memory_for_requests() {
         (&server.server().request_memory, &server.server().decoded_budget);
     let all = (of_bytes.free_bytes(), of_elements.free_bytes());
     let given_back = async || {
-        // Time to come to the wait.
+        // Time to begin to wait.
         tokio::time::sleep(Duration::from_millis(100)).await;
         let given_back = async {
             while (of_bytes.free_bytes(), of_elements.free_bytes()) != all {
@@ -533,7 +531,7 @@ async fn requests_that_wait_hold_no_memory_for_requests() {
         tokio::time::timeout(HANG, given_back).await.expect("who waits holds memory");
     };
 
-    // What it does not want any more, and bytes behind its end.
+    // Partitions to forget, and bytes after the end of the request.
     let forgotten = fetch_request::ForgottenTopic::default()
         .with_topic(TopicName(text("t")))
         .with_partitions((0..5_000).collect());
@@ -546,7 +544,7 @@ async fn requests_that_wait_hold_no_memory_for_requests() {
     server.begun("Fetch", 12, 1).await;
     given_back().await;
 
-    // A member that waits for another, which has not heard of it yet.
+    // A member that waits for another, which has not learned of it yet.
     let join = |bytes: usize| {
         let protocol = join_group_request::JoinGroupRequestProtocol::default()
             .with_name(text("range"))
@@ -564,14 +562,14 @@ async fn requests_that_wait_hold_no_memory_for_requests() {
     server.begun("JoinGroup", 2, 2).await;
     given_back().await;
 
-    // What takes memory as long as it waits, does not wait for long.
+    // A request that holds memory while it waits does not wait for long.
     let partitions: Vec<_> = (0..2_000).map(|partition| (partition, 0)).collect();
     let response = server.client().await.call(12, &fetch("t", &partitions, 600_000)).await;
     assert_eq!(response.responses[0].partitions.len(), 2_000);
 }
 
-/// What is small in a request must not become large by being told once for each partition, or for
-/// each name that nobody has.
+/// Small parts of a request must not become large by being repeated for each partition, or for each
+/// unknown name.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_stay_in_proportion_to_their_requests() {
     let server = TestServer::start().await;
@@ -664,7 +662,7 @@ async fn large_answers_share_their_budget() {
         others.push(client);
     }
     server.begun("Metadata", 12, 11).await;
-    // Names that nobody has are told again, and this is what makes an answer large.
+    // Unknown names are repeated in the response, which makes it large.
     let unknown = |n: usize| {
         list_offsets_request::ListOffsetsTopic::default()
             .with_name(TopicName(text(&n.to_string().repeat(10_000))))
@@ -676,7 +674,7 @@ async fn large_answers_share_their_budget() {
     let answered = listing.socket.peek(&mut byte);
     let answered = tokio::time::timeout(Duration::from_millis(300), answered).await;
     assert!(answered.is_err(), "a large answer is not counted");
-    // Small answers do not wait, of the same API neither: not for the bytes, and not for a turn.
+    // Small responses do not wait, even of the same API: neither for the bytes nor for a permit.
     let none = MetadataRequest::default().with_topics(Some(Vec::new()));
     server.client().await.call(12, &none).await;
     server.assert_alive().await;
@@ -692,8 +690,8 @@ async fn large_answers_share_their_budget() {
     assert_eq!(budget.free_bytes(), 1 << 20);
 }
 
-/// Who gets partitions by a rebalance would else not begin as long as others leave large answers to
-/// the same question lie.
+/// Otherwise a client that gets partitions by a rebalance could not begin while others leave large
+/// responses to the same request unread.
 #[tokio::test(flavor = "multi_thread")]
 async fn small_answers_wait_for_no_turn_behind_large_ones() {
     let server = TestServer::start().await;
@@ -727,14 +725,14 @@ async fn small_answers_wait_for_no_turn_behind_large_ones() {
         large.push((client, id));
     }
     server.begun("OffsetFetch", 8, 10).await;
-    // Time to take their turns.
+    // Time to take their permits.
     tokio::time::sleep(Duration::from_millis(100)).await;
     let of_one = offset_fetch_request::OffsetFetchRequestTopics::default()
         .with_name(TopicName(text("t")))
         .with_partition_indexes(vec![5]);
     let response = client.call(8, &of_group(Some(vec![of_one]))).await;
     assert_eq!(response.groups[0].topics[0].partitions[0].committed_offset, 7);
-    // Those that have waited for a turn are put together in it.
+    // The responses that have waited for a permit are then assembled.
     drop(all);
     for (mut client, id) in large {
         let response = client.receive::<OffsetFetchRequest>(8, id).await;
@@ -744,8 +742,8 @@ async fn small_answers_wait_for_no_turn_behind_large_ones() {
     }
 }
 
-/// The server has an assignment once, and a small request without end would have it copied for each
-/// of them.
+/// The server has an assignment once, and any number of small requests would have it copied for
+/// each of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_to_members_of_groups_share_the_budget_of_large_ones() {
     const MIB: usize = 1 << 20;
@@ -766,8 +764,8 @@ async fn answers_to_members_of_groups_share_the_budget_of_large_ones() {
             .with_protocol_type(text("consumer"))
             .with_protocols(vec![protocol])
     };
-    // The leader is told of all members, and again as long as it has not assigned; its answer is
-    // counted as well.
+    // The leader receives all members, and again while it has not assigned; its response is counted
+    // as well.
     let join = member(10 * MIB);
     let joined = server.client().await.call(3, &join).await;
     assert_eq!((joined.error_code, joined.members[0].metadata.len()), (0, 10 * MIB));
@@ -792,8 +790,8 @@ async fn answers_to_members_of_groups_share_the_budget_of_large_ones() {
         let ids = [client.send(2, &sync).await, client.send(2, &sync).await];
         unread.push((client, ids));
     }
-    // Together they have the bytes of one answer: the others are told to come again, and one that
-    // reads has it then.
+    // Together they have the bytes of one response: the others have to retry, and one that reads
+    // has it then.
     let taken = async {
         while budget.free_bytes() > 2 * MIB {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -1,4 +1,4 @@
-//! Fetches of what only objects have, from an object store that hangs.
+//! Cold fetches, from an object store that hangs.
 
 use bytes::Bytes;
 use kafka_protocol::ResponseError;
@@ -13,13 +13,14 @@ use crate::batch::tests::plain;
 /// Longer than a test may take.
 const FOR_EVER_MS: i32 = 600_000;
 
-/// Records of each partition, and the code of its error.
+/// Error code and records of each partition.
 fn records(response: &FetchResponse) -> Vec<(i16, Bytes)> {
     let partitions = response.responses.iter().flat_map(|topic| &topic.partitions);
     partitions.map(|partition| (partition.error_code, partition.records.clone().unwrap())).collect()
 }
 
-/// A batch in partition 0 that is in an object only, and one in partition 1 that is in memory only.
+/// A server with a batch in partition 0 that is only in an object, and one in partition 1 that is
+/// only in memory.
 async fn late_and_young() -> (TestServer, Bytes, Bytes) {
     // Budgets for one response each.
     let mut server = TestServer::simulated_with(16 << 20, |config| {
@@ -78,8 +79,7 @@ async fn a_fetch_has_what_there_is_when_it_has_enough_or_its_time_is_over() {
     let nothing = (0, Bytes::new());
     let response = client.call(12, &both).await;
     assert_eq!(records(&response), [nothing.clone(), (0, young.clone())], "enough without objects");
-    // One batch of all may be larger than what is asked for. It is not kept back for one that is
-    // not there.
+    // A single batch may be larger than requested. It is not kept back for one that is not there.
     let mut one = both.clone();
     one.topics[0].partitions.iter_mut().for_each(|partition| partition.partition_max_bytes = 1);
     let response = client.call(12, &one).await;
@@ -91,7 +91,7 @@ async fn a_fetch_has_what_there_is_when_it_has_enough_or_its_time_is_over() {
         "no error: the time is over"
     );
 
-    // What comes while it waits for an object ends the wait.
+    // A record that arrives while the fetch waits for an object ends the wait.
     let id = client.send(12, &fetch("t", &[(0, 0), (1, 1)], FOR_EVER_MS)).await;
     waiting(&server, 1).await;
     server.client().await.produce("t", 1, &plain(&[8])).await;
@@ -124,7 +124,7 @@ async fn a_search_by_time_ends_by_its_time_and_keeps_no_other_partition_from_its
     };
     let held = server.hold_objects().await;
     let late = (ResponseError::RequestTimedOut.code(), -1);
-    // The first record from a time on, and the one with the greatest time (-3).
+    // The first record from a time on, and the one with the maximum timestamp (-3).
     for timestamp in [2, -3] {
         let response = client.call(10, &by_time(timestamp, 20)).await;
         assert_eq!(answers(&response), [late, (0, 0)], "{timestamp}");

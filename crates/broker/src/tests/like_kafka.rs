@@ -1,5 +1,5 @@
-//! Details of answers that clients and their tests compare with those of Apache Kafka 4.4.0: null
-//! or an empty text, the order of lists, reserved names. Every expectation is what a real 4.4.0
+//! Details of responses that clients and their tests compare with those of Apache Kafka 4.4.0: null
+//! or an empty string, the order of lists, reserved names. Every expectation is what a real 4.4.0
 //! answers.
 
 use std::time::Duration;
@@ -12,7 +12,8 @@ use super::secured::sasl;
 use super::transactions::Producer;
 use crate::{AuthorizationConfig, Mechanism};
 
-/// The nullable texts of successful answers: some are null in Kafka, some empty, and one is "NONE".
+/// The nullable strings of successful responses: some are null in Kafka, some empty, and one is
+/// "NONE".
 #[tokio::test(flavor = "multi_thread")]
 async fn texts_are_null_or_empty_as_in_kafka() {
     let server = TestServer::with(16 << 20, |config| {
@@ -186,8 +187,8 @@ async fn the_log_of_the_controllers_is_no_topic() {
     assert!(server.server().topics.all().is_empty());
 }
 
-/// Transactions that have never begun pass every duration, and those that have ended are as old as
-/// their begin.
+/// Transactions that have never begun match every duration, and the age of those that have ended
+/// counts from their begin.
 #[tokio::test(flavor = "multi_thread")]
 async fn transactions_are_listed_by_the_time_since_they_began() {
     let server = TestServer::start().await;
@@ -198,7 +199,7 @@ async fn transactions_are_listed_by_the_time_since_they_began() {
     assert_eq!(ended.end(true).await, 0);
     let mut open = Producer::init(&server, "open", true).await;
     assert_eq!(open.produce("t", topic_id, 0).await.0, 0);
-    // Kafka asks whether a transaction is older than the duration.
+    // Kafka checks whether a transaction is older than the duration.
     tokio::time::sleep(Duration::from_millis(2)).await;
     let mut client = server.client().await;
     for (duration_ms, expected) in [
@@ -219,7 +220,7 @@ async fn transactions_are_listed_by_the_time_since_they_began() {
     assert_eq!(described[1].transaction_start_time_ms, -1);
 }
 
-/// The first one may follow at once, and the next one only after a while.
+/// The first repetition is accepted at once, and the next one only after a while.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_may_authenticate_again_at_once_but_not_over_and_over() {
     let server = TestServer::with(16 << 20, |config| {

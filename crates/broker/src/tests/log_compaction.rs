@@ -43,7 +43,7 @@ async fn produce(server: &TestServer, topic: &str, records: &[(&str, Option<&str
     base
 }
 
-/// What is there now is compacted.
+/// Waits until all current records are compacted.
 async fn compacted(server: &TestServer, topic: &str) {
     server.store().flush().await.unwrap();
     let partition = server.server().topics.by_name(topic).unwrap().partitions[0].clone();
@@ -58,7 +58,7 @@ async fn compacted(server: &TestServer, topic: &str) {
 
 pub(super) type Record = (u64, String, Option<String>);
 
-/// All records from an offset on, as a client reads them.
+/// Reads all records from an offset on, as a client does.
 pub(super) async fn read_from(
     client: &mut Client,
     topic: &str,
@@ -224,8 +224,8 @@ async fn records_of_aborted_transactions_go_and_committed_ones_stay() {
             }
             produce(&server, "t", &[("other", Some("x"), 1)]).await;
         }
-        // The marker has gone, or not; what the producer writes then is not taken for aborted, and
-        // is compacted only when it is stable.
+        // Whether the marker has gone or not, the producer's later records are not treated as
+        // aborted, and are compacted only when they are stable.
         producer.add("t", &[0]).await;
         assert_eq!(producer.produce("t", topic_id, 0).await, (0, 9));
         server.store().flush().await.unwrap();
@@ -239,8 +239,8 @@ async fn records_of_aborted_transactions_go_and_committed_ones_stay() {
     }
 }
 
-/// What a partition knows of them goes with their records: in memory, in the checkpoint, and after
-/// a restart.
+/// A partition drops the state of aborted transactions together with their records: in memory, in
+/// the checkpoint, and after a restart.
 #[tokio::test(flavor = "multi_thread")]
 async fn aborted_transactions_are_forgotten_with_their_records() {
     let mut server = start().await;
@@ -256,8 +256,8 @@ async fn aborted_transactions_are_forgotten_with_their_records() {
     compacted(&server, "t").await;
     assert_eq!(partition(&server).aborted_transactions(), 0);
 
-    // The next ones are folded into a checkpoint in which nothing is left of those; nothing is
-    // compacted meanwhile.
+    // The next ones are folded into a checkpoint that does not contain those; nothing is compacted
+    // meanwhile.
     producer.add("t", &[0]).await;
     let (code, base) = producer.produce("t", topic_id, 0).await;
     assert_eq!(code, 0);
@@ -285,7 +285,7 @@ async fn aborted_transactions_are_forgotten_with_their_records() {
     assert_eq!(offsets, [next, next + 1], "and was aborted with its producer's next life");
 }
 
-/// Whoever has read their records before is not told that they are committed.
+/// To a reader that has read their records before they must not appear committed.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_has_records_of_a_forgotten_transaction_reads_again() {
     let server = start().await;
@@ -314,7 +314,7 @@ async fn who_has_records_of_a_forgotten_transaction_reads_again() {
     }));
 }
 
-/// The pass is cut off where it waits for objects.
+/// The pass is interrupted where it waits for objects.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_during_a_pass_loses_nothing() {
     let mut server = TestServer::simulated_with(16 << 20, |config| {
@@ -326,7 +326,7 @@ async fn a_crash_during_a_pass_loses_nothing() {
         let value = format!("{round}");
         let held = server.hold_objects().await;
         produce(&server, "t", &[("a", Some(&value), 1), (&value, Some("x"), 1)]).await;
-        // An upload looks for the owner of the objects, which is held too.
+        // An upload checks the ownership of the objects, which is held too.
         drop(held);
         server.store().flush().await.unwrap();
         let held = server.hold_objects().await;
@@ -360,7 +360,7 @@ async fn records_without_a_key_are_refused() {
     assert_eq!(produce(&server, "t", &[("", Some("an empty key is one"), 1)]).await, 0);
 }
 
-/// Both policies: what is old goes, of the rest the last ones stay.
+/// Both policies: old records are removed, and of the others the last ones stay.
 #[tokio::test(flavor = "multi_thread")]
 async fn compacted_topics_can_have_a_retention_too() {
     let mut server = TestServer::with(16 << 20, |config| {
@@ -421,7 +421,7 @@ async fn young_records_stay_and_old_ones_are_compacted_whatever_the_ratio() {
 /// The resource type.
 const TOPIC: i8 = 2;
 
-/// While the object store is away: what waits is seen, and is done soon after.
+/// While the object store is unavailable: the backlog is visible, and is processed soon after.
 #[tokio::test(flavor = "multi_thread")]
 async fn compaction_goes_on_soon_after_an_outage_of_the_object_store() {
     let server = start().await;
@@ -439,7 +439,7 @@ async fn compaction_goes_on_soon_after_an_outage_of_the_object_store() {
     set_well(&mut client, (TOPIC, "t"), ratio, "0").await;
     let metrics = &server.server().metrics;
     let fails = async {
-        // More than once: it is tried again.
+        // More than once: it is retried.
         while metrics.log_compaction_failures.get() < 2 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -467,7 +467,7 @@ async fn compaction_goes_on_soon_after_an_outage_of_the_object_store() {
     assert!(degraded.iter().all(|it| it.reason != Reason::LogCompactionFailing), "{degraded:?}");
 }
 
-/// It would be looked at in an hour.
+/// The next check would be in an hour.
 #[tokio::test(flavor = "multi_thread")]
 async fn how_often_it_is_looked_at_is_changed_while_the_server_runs() {
     use incremental_alter_configs_request::*;

@@ -1,4 +1,4 @@
-//! Objects that are damaged or missing: what clients and operators are told.
+//! Damaged or missing objects: the errors for clients and operators.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ const CORRUPT_MESSAGE: i16 = 2;
 const UNKNOWN_SERVER_ERROR: i16 = -1;
 const KAFKA_STORAGE_ERROR: i16 = 56;
 
-/// A batch in each partition of topic t, in an object only, and the object's file: it begins with
+/// A batch in each partition of topic t, only in an object, and the object's file: it begins with
 /// that of partition 0.
 async fn two_partitions() -> (TestServer, PathBuf) {
     let mut server = TestServer::start().await;
@@ -25,7 +25,7 @@ async fn two_partitions() -> (TestServer, PathBuf) {
     (server, file)
 }
 
-/// A batch in partition 1 of topic t that is in an object only, and the object's file.
+/// A batch in partition 1 of topic t that is only in an object, and the object's file.
 async fn one_object() -> (TestServer, PathBuf) {
     let mut server = TestServer::start().await;
     server.topic("t", 2, &[]).await;
@@ -34,14 +34,14 @@ async fn one_object() -> (TestServer, PathBuf) {
     (server, file)
 }
 
-/// Bring all records into an object and out of memory.
+/// Moves all records to an object and out of memory.
 async fn in_an_object(server: &mut TestServer) -> PathBuf {
     server.store().flush().await.unwrap();
     server.restart().await;
     let streams = server.objects().join("streams");
     let store = std::fs::read_dir(streams).unwrap().next().unwrap().unwrap().path();
     let files = std::fs::read_dir(store).unwrap().map(|file| file.unwrap().path());
-    // The file of a claim that is being written has a number behind its name.
+    // The file of a claim that is being written has a number after its name.
     let is_owner =
         |file: &PathBuf| file.file_name().unwrap().as_encoded_bytes().starts_with(b"owner");
     let mut files: Vec<_> = files.filter(|file| !is_owner(file)).collect();
@@ -84,7 +84,7 @@ async fn damage_ends_a_read_and_is_told_with_topic_and_partition() {
         let stats = server.store().stats();
         assert_eq!((stats.damaged_objects.count, stats.missing_objects.count), (1, 0));
     }
-    // With the topic goes the fault.
+    // Deleting the topic clears the fault.
     let topic = crate::topics::TopicRef::Name("t".into());
     server.server().topics.delete(&topic).await.unwrap();
     assert_eq!(degraded(&server), []);

@@ -1,5 +1,5 @@
 //! Offsets that are lost to damage of the write-ahead log, as clients see them: before the next
-//! record, where a partition ends with them, and in the middle of a partition.
+//! record, at the end of a partition, and in the middle of a partition.
 
 use alluvium_stream::Reason;
 use bytes::Bytes;
@@ -19,7 +19,7 @@ use super::harness::{TestServer, fetch, stored, text};
 use crate::batch::BatchHeader;
 use crate::batch::tests::{encode, plain};
 
-/// Damage the records of the log that hold these bytes.
+/// Damages the records of the log that hold these bytes.
 pub(super) fn damage(wal: &mut [u8], batches: &[Bytes]) {
     for batch in batches {
         let mut starts = wal.windows(batch.len()).enumerate();
@@ -28,14 +28,14 @@ pub(super) fn damage(wal: &mut [u8], batches: &[Bytes]) {
     }
 }
 
-/// Append a record that proves that those before it were durable: without it, damage to the last
+/// Appends a record that proves that those before it were durable: without it, damage to the last
 /// one looks like a torn write.
 pub(super) async fn prove(server: &TestServer) {
     server.topic("proof", 1, &[]).await;
     assert_eq!(server.client().await.produce("proof", 0, &plain(&[1])).await, (0, 0));
 }
 
-/// A fetch of partition 0 of `t` from there: first offset, offset after the last one and number of
+/// Fetches partition 0 of `t` from an offset: first offset, offset after the last one and number of
 /// records of each batch; high watermark, and last stable offset.
 async fn fetched(
     server: &TestServer,
@@ -58,7 +58,7 @@ async fn fetched(
     (batches, partition.high_watermark, partition.last_stable_offset)
 }
 
-/// The offset and timestamp that ListOffsets answers for a time.
+/// The offset and timestamp that ListOffsets returns for a time.
 async fn listed(server: &TestServer, timestamp_ms: i64) -> (i64, i64) {
     let partition = ListOffsetsPartition::default().with_timestamp(timestamp_ms);
     let topic = ListOffsetsTopic::default()
@@ -82,7 +82,7 @@ async fn epoch_end(server: &TestServer) -> (i32, i64) {
     (partition.leader_epoch, partition.end_offset)
 }
 
-/// Batches of two records each: at 0 and 4 they stay, those at 2 and 6 are lost.
+/// Batches of two records each: those at 0 and 4 stay, those at 2 and 6 are lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_get_past_lost_offsets_at_the_end_and_in_the_middle() {
     let mut server = TestServer::start().await;
@@ -134,7 +134,7 @@ async fn clients_get_past_lost_offsets_at_the_end_and_in_the_middle() {
             _ => {}
         }
     }
-    // The gap at the end is one in the middle now.
+    // The gap at the end is in the middle now.
     let next = plain(&[90, 100]);
     assert_eq!(server.client().await.produce("t", 0, &next).await, (0, 8));
     for from in [6, 7, 8] {
@@ -143,7 +143,7 @@ async fn clients_get_past_lost_offsets_at_the_end_and_in_the_middle() {
     assert_eq!(listed(&server, 61).await, (8, 90));
 }
 
-/// A loss in a stream with the server's own state is counted and named as one in a partition is.
+/// A loss in a stream with the server's own state is counted and named like one in a partition.
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_state_is_counted_and_named() {
     let mut server = TestServer::start().await;
@@ -174,8 +174,8 @@ async fn lost_state_is_counted_and_named() {
     assert!(detail.contains(named), "{detail}");
 }
 
-/// What is lost at the end of a partition is known after it was uploaded: a producer that may have
-/// appended it is not refused for ever.
+/// A loss at the end of a partition is still known after the upload: a producer that may have
+/// appended the lost batch is not refused forever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_producer_whose_last_batch_is_lost_goes_on_after_an_upload() {
     let mut server = TestServer::start().await;

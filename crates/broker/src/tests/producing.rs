@@ -1,4 +1,4 @@
-//! Producing: acknowledgements, order, sequences, durability, pushback.
+//! Produce: acknowledgements, order, sequences, durability, backpressure.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ use crate::batch::tests::{encode, plain, transactional};
 use crate::batch::{self, BatchHeader};
 use crate::topics::Topics;
 
-/// Requests that a connection begins before any is answered: those whose answers are in line, the
-/// one that is waited for, and the one whose answer has no place.
+/// Requests that a connection begins before any is answered: those whose responses are queued, the
+/// one that is waited for, and the one whose response has no slot.
 const UNANSWERED: usize = 66;
 
 fn of_producer(id: i64, epoch: i16, sequence: i32, records: usize) -> Bytes {
@@ -166,9 +166,9 @@ async fn nothing_is_acknowledged_or_shown_before_it_is_durable() {
     server.hold_disk(true);
     let batch = of_producer(3, 0, 0, 1);
     let first_id = first.send(9, &produce("t", 0, &batch, -1)).await;
-    // Handled while the one before it waits; answered behind it.
+    // Handled while the previous one waits; answered after it.
     let behind = first.send(0, &ApiVersionsRequest::default()).await;
-    // A request of the other connection that comes later finds the batch in line.
+    // A later request of the other connection finds the batch appended.
     while server
         .store()
         .stream_ids()
@@ -221,7 +221,7 @@ async fn what_was_put_in_line_stays_when_the_client_goes() {
     assert_eq!(server.client().await.produce("t", 0, &of_producer(3, 0, 1, 1)).await, (0, 1));
 }
 
-/// Else a client would send again what is in the log.
+/// Otherwise a client would resend what is in the log.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_timeout_of_a_request_is_for_the_room_in_the_log_and_not_for_the_disk() {
     for acks in [1, -1] {
@@ -260,7 +260,7 @@ async fn the_timeout_of_a_request_is_for_the_room_in_the_log_and_not_for_the_dis
     }
 }
 
-/// A disk that does nothing keeps no connection of a client that has gone.
+/// A stalled disk does not hold the connection of a client that has disconnected.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_waits_for_the_disk_in_place_of_a_client_that_has_gone() {
     let configure = |config: &mut BrokerConfig| config.transfer_timeout = Duration::from_secs(1);
@@ -279,14 +279,14 @@ async fn nobody_waits_for_the_disk_in_place_of_a_client_that_has_gone() {
     server.hold_disk(false);
 }
 
-/// Nor where more was sent than the server reads before it has answered.
+/// Nor if more was sent than the server reads before it has answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_waits_for_the_disk_behind_a_client_that_has_gone() {
     let configure = |config: &mut BrokerConfig| config.transfer_timeout = Duration::from_secs(1);
     let server = TestServer::simulated_with(16 << 20, configure).await;
     server.topic("t", 300, &[]).await;
     server.hold_disk(true);
-    // More answers than may wait; and more bytes of them.
+    // More responses than may wait; and more bytes of them.
     for (partitions, requests) in [(1, UNANSWERED + 4), (300, 4)] {
         let mut client = server.client().await;
         client.send_many(&produce_to("t", partitions), requests).await;
@@ -296,7 +296,7 @@ async fn nobody_waits_for_the_disk_behind_a_client_that_has_gone() {
     server.hold_disk(false);
 }
 
-/// That it has gone is not known where the system could not take all that it has sent.
+/// The disconnect is not noticed if the system could not receive all that the client has sent.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_waits_for_the_disk_for_ever_with_much_that_was_not_read() {
     let configure = |config: &mut BrokerConfig| {
@@ -313,7 +313,7 @@ async fn nobody_waits_for_the_disk_for_ever_with_much_that_was_not_read() {
     server.hold_disk(false);
 }
 
-/// Clients that stay do not keep a server that stops.
+/// Connected clients do not delay the stop of the server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_stops_waits_no_longer_for_what_it_has_not_read() {
     let configure = |config: &mut BrokerConfig| {
@@ -329,7 +329,7 @@ async fn a_server_that_stops_waits_no_longer_for_what_it_has_not_read() {
     timeout(HANG, server.crash()).await.expect("the server does not stop");
 }
 
-/// It may have nothing more to say, and want to know.
+/// It may have nothing more to send, and wait for the response.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_sends_nothing_more_is_answered() {
     let server = TestServer::simulated(16 << 20).await;
@@ -348,7 +348,7 @@ async fn a_client_that_sends_nothing_more_is_answered() {
     assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
 }
 
-/// The same with more than the server reads before it has answered.
+/// The same with more requests than the server reads before it has answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_sends_nothing_more_has_all_its_answers() {
     let configure = |config: &mut BrokerConfig| config.transfer_timeout = Duration::from_secs(5);
@@ -359,7 +359,7 @@ async fn a_client_that_sends_nothing_more_has_all_its_answers() {
     let ids = client.send_many(&produce_to("t", 1), 200).await;
     client.socket.shutdown().await.unwrap();
     server.begun("Produce", 9, UNANSWERED).await;
-    // Time for the server to see that.
+    // Time for the server to notice that.
     tokio::time::sleep(Duration::from_secs(1)).await;
     server.hold_disk(false);
     for (id, offset) in ids.into_iter().zip(0..) {
@@ -418,7 +418,7 @@ async fn a_topic_may_carry_the_time_of_the_append() {
     );
 }
 
-/// What is stored is served to every reader, and a client that meets such records stops at them.
+/// Stored records are served to every reader, and a client stops at invalid ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn uncompressed_records_that_no_reader_could_take_are_refused() {
     let server = TestServer::start().await;
@@ -428,7 +428,7 @@ async fn uncompressed_records_that_no_reader_could_take_are_refused() {
     let edited = |edit: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = good.to_vec();
         edit(&mut bytes);
-        // Computes the CRC again.
+        // Recomputes the CRC.
         let header = BatchHeader::parse(&bytes).unwrap();
         batch::set_max_timestamp(&mut bytes, header.max_timestamp_ms);
         Bytes::from(bytes)
@@ -438,13 +438,15 @@ async fn uncompressed_records_that_no_reader_could_take_are_refused() {
     assert_eq!(good[offset_delta], 0);
     assert_eq!(client.produce("t", 0, &edited(&|b| b[length] += 2)).await, (87, -1));
     assert_eq!(client.produce("t", 0, &edited(&|b| b[offset_delta] = 2)).await, (87, -1));
-    // Its header does not say the greatest timestamp of its records: it is made to, as by Kafka.
+    // Its header does not contain the maximum timestamp of its records: it is corrected, as by
+    // Kafka.
     let boasting = edited(&|b| batch::set_max_timestamp(b, 7_000));
     assert_eq!(client.produce("t", 0, &boasting).await, (0, 0));
     assert_eq!(client.fetch("t", 0, 0).await, (0, 2, stored(&good, 0)));
 }
 
-/// Some clients (Sarama) leave the header's greatest timestamp at -1. Offsets are found by it.
+/// Some clients (Sarama) leave the maximum timestamp in the header at -1. Offsets are searched by
+/// it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_greatest_timestamp_that_is_missing_is_found() {
     let server = TestServer::start().await;
@@ -472,18 +474,18 @@ async fn a_greatest_timestamp_that_is_missing_is_found() {
         assert_eq!((found.offset, found.timestamp), (produced.1 + 1, next + 900), "{codec:?}");
         next += 1_000;
     }
-    // It cannot be found in records that cannot be read.
+    // It cannot be determined from unreadable records.
     let mut damaged = missing(&encode(Compression::None, (-1, -1, -1), &[500, 900]));
     *damaged.last_mut().unwrap() = 0x7f;
     damaged[batch::HEADER_BYTES] = 0xff;
     batch::set_max_timestamp(&mut damaged, -1);
     assert_eq!(client.produce("t", 0, &damaged.into()).await.0, 87);
-    // Without timestamps there is none to be found.
+    // Without timestamps there is none to determine.
     let none = encode(Compression::None, (-1, -1, -1), &[-1, -1]);
     assert_eq!(client.produce("t", 0, &none).await.0, 0);
 }
 
-/// Another one has opened a partition's stream, as the next leader would.
+/// Another writer has opened a partition's stream, as the next leader would.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_does_not_write_to_the_stream_does_not_lead_the_partition() {
     const NOT_LEADER: i16 = 6;
@@ -508,8 +510,8 @@ async fn who_does_not_write_to_the_stream_does_not_lead_the_partition() {
     assert!(refused.to_string().contains("partition 0: stream"), "a start says why: {refused}");
 }
 
-/// No copy is made of a batch that has its memory to itself; and what others have, too, is neither
-/// changed nor kept.
+/// A batch that has its memory to itself is not copied; memory that is shared is neither changed
+/// nor kept.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_cache_keeps_the_memory_that_a_batch_came_in() {
     let server = TestServer::start().await;
@@ -533,8 +535,7 @@ async fn the_log_cache_keeps_the_memory_that_a_batch_came_in() {
     assert_eq!(shared, plain(&[1, 2]), "it is as it was");
 }
 
-/// Those that are read apart from their request, and those that are not, whatever becomes of the
-/// others.
+/// Batches that are read apart from their request, and others, whatever happens to the rest.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_batch_of_a_request_comes_to_its_partition() {
     let server = TestServer::start().await;

@@ -1,4 +1,4 @@
-//! Quotas: told, kept, and felt.
+//! Quotas: described, persisted, and enforced.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::batch::tests::plain;
 use crate::quotas::{Bound, Who};
 use crate::wire::newer::Unchanged;
 
-/// Change the quotas of an entity; the error code.
+/// Changes the quotas of an entity; returns the error code.
 async fn alter(
     client: &mut Client,
     entity: &[(&str, Option<&str>)],
@@ -126,7 +126,7 @@ async fn what_is_no_quota_is_refused() {
         (vec![user, user], good),
         (vec![("user", Some(long.as_str()))], good),
         (vec![("other", Some("u"))], good),
-        // What addresses have, and what they have not.
+        // Quotas that apply to addresses, and others.
         (vec![("ip", Some("1.2.3.4"))], good),
         (vec![("ip", Some("somewhere"))], [(CONNECT, 1.0, false)]),
         (vec![("ip", Some("1.2.3.4"))], [(CONNECT, 1.5, false)]),
@@ -146,8 +146,8 @@ async fn what_is_no_quota_is_refused() {
     assert_eq!(told(&mut client, &[], false).await, []);
 }
 
-/// A client over its quota is told so, and its next request is not read before its time. Nobody
-/// else waits.
+/// A client over its quota receives its throttle time, and its next request is not read earlier. No
+/// other client waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_over_the_quota_is_not_heard_for_a_while() {
     let server = TestServer::start().await;
@@ -173,8 +173,8 @@ async fn who_is_over_the_quota_is_not_heard_for_a_while() {
         begun.elapsed()
     );
 
-    // On another connection nothing comes before the debt is paid, and the answer does not keep its
-    // client waiting.
+    // On another connection no records are returned before the debt is paid, and the response does
+    // not delay its client.
     let fetched = client.call(12, &fetch("t", &[(0, 1_000)], 0)).await;
     let throttle = Duration::from_millis(fetched.throttle_time_ms.try_into().unwrap());
     assert!(throttle > Duration::ZERO && throttle < Duration::from_secs(60), "{throttle:?}");
@@ -184,15 +184,15 @@ async fn who_is_over_the_quota_is_not_heard_for_a_while() {
     let refused = other.call(12, &fetch("t", &[(0, 2_000)], 0)).await;
     assert!(refused.throttle_time_ms > 0);
     assert_eq!((refused.error_code, refused.session_id, refused.responses.len()), (0, 0, 0));
-    // It is not heard before that.
+    // It is not read before that.
     let served = other.call(12, &fetch("t", &[(0, 2_000)], 0)).await;
     let waited = begun.elapsed();
     assert_eq!(served.responses.len(), 1);
     assert!(waited > throttle / 2, "it was served after {waited:?} of {throttle:?}");
 }
 
-/// Many connections, each of which waits for a minute at most, would else leave a debt behind that
-/// nobody ever pays.
+/// Otherwise many connections, each of which waits for a minute at most, would leave a debt that is
+/// never paid.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_debt_is_forgotten_after_a_minute() {
     let server = TestServer::start().await;
@@ -217,7 +217,7 @@ async fn who_owes_and_names_many_partitions_is_told_to_come_again() {
     let mut client = server.client().await;
     let batch = plain(&[1; 1_000]);
     assert_eq!(client.produce("t", 0, &batch).await, (0, 0));
-    // A debt of ten seconds, and what comes then.
+    // A debt of ten seconds, and the next fetch.
     let quota = [(FETCH, (batch.len() / 20) as f64, false)];
     assert_eq!(alter(&mut client, &[("client-id", Some("a test"))], &quota).await, 0);
     let fetched = client.call(12, &fetch("t", &[(0, 0)], 0)).await;
@@ -247,12 +247,12 @@ async fn who_is_not_heard_holds_no_memory_for_requests() {
     assert_eq!(server.server().request_memory.free_bytes(), all_bytes);
 }
 
-/// The time of threads that handle requests, of any kind.
+/// Processor time of threads that handle requests, of any kind.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_has_too_much_done_is_not_heard_for_a_while() {
     let server = TestServer::start().await;
     let mut client = server.client().await;
-    // What is free is ten seconds of the rate, 10 microseconds.
+    // Ten seconds of the rate are free: 10 microseconds.
     let quota = [(HANDLING, 0.0001, false)];
     assert_eq!(alter(&mut client, &[("client-id", Some("a test"))], &quota).await, 0);
     let metadata = MetadataRequest::default().with_topics(Some(vec![]));
@@ -274,7 +274,7 @@ async fn who_has_too_much_done_is_not_heard_for_a_while() {
     assert!(produced.throttle_time_ms > 0);
     let fetched = client.call(12, &fetch("none", &[(0, 0)], 0)).await;
     assert!(fetched.throttle_time_ms > 0);
-    // What has a handler or a codec of its own says so too.
+    // APIs with their own handler or codec return it too.
     let committed = client.call(10, &commit_by_id("g", ("", -1), &[])).await;
     assert!(committed.body.throttle_time_ms > 0);
     let offsets = client.call(10, &fetch_by_id(&[("g", ("", -1), None)], false)).await;
@@ -285,7 +285,7 @@ async fn who_has_too_much_done_is_not_heard_for_a_while() {
     assert!(described.0.throttle_time_ms > 0);
 }
 
-/// Else whoever can connect could make as many names as it likes, or pay with those of others.
+/// Otherwise a client that can connect could create any number of names, or charge those of others.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_has_not_logged_in_is_not_charged() {
     let server = TestServer::with(16 << 20, |config| {
@@ -310,7 +310,7 @@ async fn who_has_not_logged_in_is_not_charged() {
     }
 }
 
-/// Partitions that are created and deleted: versions that know of it are refused, the others wait.
+/// Created and deleted partitions: versions that have the error are refused, the others wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_changes_too_much_is_told_to_wait() {
     const THROTTLING_QUOTA_EXCEEDED: i16 = 89;
@@ -318,7 +318,7 @@ async fn who_changes_too_much_is_told_to_wait() {
     let server = TestServer::start().await;
     server.topic("grows", 1, &[]).await;
     let mut client = server.client().await;
-    // Ten seconds of it are nothing yet, and one partition is a debt of more than a test takes.
+    // Ten seconds of it are less than one partition, which is a debt longer than a test.
     let quota = [(CHANGES, 0.001, false)];
     assert_eq!(alter(&mut client, &[("client-id", Some("a test"))], &quota).await, 0);
     let create = |name: &str| {
@@ -328,13 +328,13 @@ async fn who_changes_too_much_is_told_to_wait() {
             .with_replication_factor(1);
         CreateTopicsRequest::default().with_topics(vec![topic])
     };
-    // What fails for another reason is not charged.
+    // A request that fails for another reason is not charged.
     let twice = client.call(7, &create("grows")).await;
     assert_eq!((twice.topics[0].error_code, twice.throttle_time_ms), (TOPIC_EXISTS, 0));
     let first = client.call(7, &create("first")).await;
     assert_eq!((first.topics[0].error_code, first.throttle_time_ms), (0, 0));
 
-    // Whoever is refused has to wait too; so each on a connection of its own.
+    // A refused client has to wait too, so each uses its own connection.
     let mut other = server.client().await;
     let second = other.call(7, &create("second")).await;
     assert_eq!(second.topics[0].error_code, THROTTLING_QUOTA_EXCEEDED);
@@ -369,7 +369,7 @@ async fn who_connects_too_often_is_turned_away() {
     let mut client = server.client().await;
     let quota = [(CONNECT, 1.0, false)];
     assert_eq!(alter(&mut client, &[("ip", Some("10.0.0.1"))], &quota).await, 0);
-    // Somebody else's.
+    // A quota of another address.
     for _ in 0..30 {
         server.assert_alive().await;
     }
@@ -386,6 +386,6 @@ async fn who_connects_too_often_is_turned_away() {
     }
     // Ten seconds of the rate are free.
     assert!(taken >= 10, "{taken}");
-    // Who is connected already is not concerned.
+    // An existing connection is not affected.
     client.call(9, &MetadataRequest::default().with_topics(Some(vec![]))).await;
 }

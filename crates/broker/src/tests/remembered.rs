@@ -1,5 +1,4 @@
-//! What partitions remember of producers and of aborted transactions is bounded, and is forgotten
-//! in time.
+//! The state of producers and of aborted transactions in partitions is bounded, and expires.
 
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use crate::retention;
 const POLICY_VIOLATION: i16 = 44;
 const TRANSACTION_ABORTABLE: i16 = 120;
 
-/// Transactions that a partition remembers whatever others do.
+/// Transactions that a partition may track whatever others do.
 const FREE: usize = 128;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -35,7 +34,7 @@ async fn no_transaction_begins_that_would_be_one_too_many_and_each_one_ends() {
         open.add("t", &[0]).await;
         assert_eq!(open.produce("t", topic_id, 0).await.0, 0);
 
-        // With that there is no room, be the log all there is or an upload behind it.
+        // Then the bound is reached, whether the state comes from the log alone or from an upload.
         for uploaded in [false, false, true] {
             if uploaded {
                 server.store().flush().await.unwrap();
@@ -48,7 +47,7 @@ async fn no_transaction_begins_that_would_be_one_too_many_and_each_one_ends() {
             producer.add("t", &[0]).await;
             assert_eq!(producer.produce("t", topic_id, 0).await, (refused, -1));
             assert_eq!(totals.refused.get(), 1);
-            // Who is told so aborts, and can.
+            // A producer that gets the error aborts, and can do so.
             assert_eq!(producer.end(false).await, 0);
             assert_eq!(open.produce("t", topic_id, 0).await.0, 0);
             server.crash().await;
@@ -63,7 +62,7 @@ async fn no_transaction_begins_that_would_be_one_too_many_and_each_one_ends() {
         assert_eq!(producer.produce("t", topic_id, 0).await, (refused, -1));
         assert_eq!(producer.end(false).await, 0);
 
-        // Elsewhere transactions go on, and here as soon as the records are gone.
+        // Elsewhere transactions continue, and here once the records are deleted.
         let mut other = Producer::init(&server, "b", version_2).await;
         other.add("t", &[1]).await;
         assert_eq!(other.produce("t", topic_id, 1).await.0, 0);
@@ -76,7 +75,7 @@ async fn no_transaction_begins_that_would_be_one_too_many_and_each_one_ends() {
     }
 }
 
-/// The producers that DescribeProducers tells of partition 0.
+/// The producers that DescribeProducers returns for partition 0.
 async fn known(server: &TestServer) -> Vec<i64> {
     use describe_producers_request::TopicRequest;
     let topic =
@@ -87,7 +86,7 @@ async fn known(server: &TestServer) -> Vec<i64> {
     active.iter().map(|producer| producer.producer_id.0).collect()
 }
 
-/// Let time pass, and what looks at partitions now and then look.
+/// Advances the time, and runs the periodic check of partitions.
 async fn pass(server: &TestServer, time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
@@ -113,13 +112,13 @@ async fn a_quiet_partition_forgets_its_producers() {
     let after = known(&server).await;
     assert!(after.len() == 1 && !after.contains(&QUIET), "what is open stays: {after:?}");
     assert_eq!(server.server().topics.totals.producers.get(), 1);
-    // Of a producer that was forgotten any sequence is taken.
+    // Any sequence of an expired producer is accepted.
     let batch = encode(Compression::None, (QUIET, 0, 77), &[5]);
     assert_eq!(server.client().await.produce("t", 0, &batch).await.0, 0);
 }
 
-/// The times that records carry are the client's: of an import they may be years apart, and one
-/// that got no answer tries again all the same.
+/// Timestamps of records are set by the client: those of an import may be years apart, and a client
+/// without a response retries all the same.
 #[tokio::test]
 async fn a_repetition_is_known_after_a_crash_whatever_the_times_of_records() {
     const IMPORT: i64 = 1_000_000;
@@ -134,8 +133,7 @@ async fn a_repetition_is_known_after_a_crash_whatever_the_times_of_records() {
     for (at, batch) in batches.iter().enumerate() {
         assert_eq!(server.client().await.produce("t", 0, batch).await, (0, at as i64));
     }
-    // From the log alone; then from the checkpoint of an upload, which a present record has
-    // followed.
+    // From the log alone; then from the checkpoint of an upload that a current record has followed.
     for uploaded in [false, true] {
         if uploaded {
             server.store().flush().await.unwrap();

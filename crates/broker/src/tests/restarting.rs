@@ -1,4 +1,4 @@
-//! What a restart keeps.
+//! State that survives a restart.
 
 use bytes::Bytes;
 use kafka_protocol::messages::{
@@ -148,8 +148,7 @@ async fn committed_offsets_survive() {
     }
 }
 
-/// A topic and the offsets of it are deleted one after the other, and anything may happen in
-/// between.
+/// A topic and its offsets are deleted one after the other, and the server may stop in between.
 #[tokio::test(flavor = "multi_thread")]
 async fn offsets_of_a_deleted_topic_do_not_pass_to_the_next_one_of_its_name() {
     use kafka_protocol::messages::offset_commit_request::*;

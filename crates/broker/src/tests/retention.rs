@@ -1,4 +1,4 @@
-//! Old records go, and only those.
+//! Old records are deleted, and only those.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::batch;
 use crate::batch::tests::{encode, plain};
 use crate::partition::unix_time_ms;
 
-/// Produce batches to partition 0, an upload behind each.
+/// Produces batches to partition 0, with an upload after each.
 async fn produce(server: &TestServer, topic: &str, times_ms: &[i64]) {
     let mut client = server.client().await;
     for (number, time_ms) in times_ms.iter().enumerate() {
@@ -56,8 +56,8 @@ async fn records_go_by_age_and_by_size() {
         server.topic(topic, 1, &configs).await;
         produce(&server, topic, &times).await;
     }
-    // An old one behind a young one stays, as long as that does; by size the young one goes, and
-    // then the old one.
+    // An old record after a recent one stays as long as that does; by size the recent one is
+    // deleted, and then the old one.
     for (topic, start) in [("by-age", 2), ("by-size", 3), ("by-both", 4), ("by-less", 1)] {
         starts_at(&server, topic, start).await;
         let mut client = server.client().await;
@@ -72,7 +72,8 @@ async fn records_go_by_age_and_by_size() {
     }
 }
 
-/// The header of a compressed batch says that all of its records are old, but one of them is not.
+/// According to the header of a compressed batch all of its records are old, but one of them is
+/// not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_header_does_not_delete_a_fresh_record() {
     let server = TestServer::with(16 << 20, |config| {
@@ -94,7 +95,7 @@ async fn a_wrong_header_does_not_delete_a_fresh_record() {
     assert_eq!(log_start(&server, "t"), 1);
 }
 
-/// What is in the log alone is not deleted, however old it is.
+/// Records that are only in the log are not deleted, however old they are.
 #[tokio::test(flavor = "multi_thread")]
 async fn records_that_are_not_uploaded_stay() {
     let server = TestServer::with(16 << 20, |config| {
@@ -123,7 +124,7 @@ async fn the_partitions_of_another_leader_keep_no_other_one_back() {
     for partition in [0, 1] {
         assert_eq!(client.produce("t", partition, &old).await, (0, 0));
     }
-    // Before there is an object, with which it could go.
+    // Before there is an object with which it could be deleted.
     let epoch = StreamEpoch(1);
     let _other = server.store().open_stream(partitions[0].stream.id(), epoch).await.unwrap();
     server.server().store.flush().await.unwrap();

@@ -1,4 +1,4 @@
-//! Listeners, TLS, SASL and ACLs, as clients meet them.
+//! Listeners, TLS, SASL and ACLs from the client's side.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -49,12 +49,12 @@ impl Authority {
         self.dir.path().join(name)
     }
 
-    /// Write another certificate and key for the server.
+    /// Writes another certificate and key for the server.
     fn renew(&self) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec!["localhost".into()]).unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        // Both in one file, so that there is no moment at which they do not fit.
+        // Both in one file, so that they match at every moment.
         let both = self.file("next.pem");
         std::fs::write(&both, certificate.pem() + &key.serialize_pem()).unwrap();
         std::fs::rename(&both, self.file("server.pem")).unwrap();
@@ -81,7 +81,7 @@ impl Authority {
         listener
     }
 
-    /// What a client connects with: a certificate of this subject.
+    /// The client configuration with a certificate of this subject.
     fn client(
         &self,
         subject: Option<&[(DnType, &str)]>,
@@ -114,7 +114,7 @@ impl Authority {
         Arc::new(config)
     }
 
-    /// Connect; with a certificate of this subject.
+    /// Connects, with a certificate of this subject.
     async fn connect(
         &self,
         server: &TestServer,
@@ -141,7 +141,7 @@ async fn connect_by(
 
 const BOTH: &[&rustls::SupportedProtocolVersion] = rustls::ALL_VERSIONS;
 
-/// Whether the server still talks to this client.
+/// Whether the server still answers this client.
 async fn served<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin>(
     client: &mut Client<S>,
 ) -> bool {
@@ -214,14 +214,14 @@ async fn records_go_through_tls_in_both_versions() {
         assert_eq!(error, 0);
         assert_eq!(records.len(), batch.len() * (n + 1));
     }
-    // Whoever does not speak TLS is not answered, and disturbs nobody.
+    // A client that does not speak TLS gets no answer, and does not affect others.
     let mut plain = Client::connect(server.addr_of("tls")).await;
     assert!(!served(&mut plain).await);
     let mut client = authority.connect(&server, "tls", None, BOTH).await.unwrap();
     assert!(served(&mut client).await);
 }
 
-/// Also where more was sent than the server reads before it has answered.
+/// Also if more was sent than the server reads before it has answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_waits_for_the_disk_behind_a_secured_client_that_has_gone() {
     let authority = Authority::new();
@@ -241,7 +241,7 @@ async fn nobody_waits_for_the_disk_behind_a_secured_client_that_has_gone() {
     server.hold_disk(false);
 }
 
-/// Before they are told that they are too slow, others come in.
+/// Others are accepted before the silent ones time out.
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_clients_do_not_take_the_turns_of_others() {
     let authority = Authority::new();
@@ -305,7 +305,7 @@ async fn clients_show_certificates_where_they_must() {
         assert!(comes_in("may", Some(alice)).await);
         assert!(comes_in("may", None).await);
         assert!(!comes_in("must", None).await);
-        // No rule makes a name of this one.
+        // No rule maps this one to a name.
         assert!(!comes_in("may", Some(nameless)).await);
     }
     for listener in ["must", "may"] {
@@ -315,8 +315,7 @@ async fn clients_show_certificates_where_they_must() {
     }
 }
 
-/// A session of TLS that goes on would take the certificate from the one before, which nobody looks
-/// at again.
+/// A resumed TLS session would take the certificate from the previous one, without a check.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_that_has_expired_does_not_let_in_who_was_in_before() {
     let authority = Authority::new();
@@ -335,7 +334,7 @@ async fn a_certificate_that_has_expired_does_not_let_in_who_was_in_before() {
             };
             let came_in = comes_in().await && comes_in().await;
             if !came_in {
-                // The machine was too busy for so short a life.
+                // The machine was too busy for such a short validity.
                 assert!(begun.elapsed() + Duration::from_secs(1) > valid, "{version:?}");
                 valid *= 2;
                 continue;
@@ -348,7 +347,8 @@ async fn a_certificate_that_has_expired_does_not_let_in_who_was_in_before() {
     }
 }
 
-/// Whoever logs in by SASL is who it says there; the certificate only has to be trusted.
+/// A client that authenticates by SASL has the name given there; the certificate only has to be
+/// trusted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_needs_no_name_where_its_client_logs_in() {
     let authority = Authority::new();
@@ -379,7 +379,7 @@ pub(super) fn sasl(name: &str, mechanisms: &[Mechanism]) -> ListenerConfig {
 const ALL: &[Mechanism] =
     &[Mechanism::Plain, Mechanism::ScramSha256, Mechanism::ScramSha512, Mechanism::OauthBearer];
 
-/// What an attempt to log in comes to: the code, the last message, how long the session lasts.
+/// The result of an attempt to authenticate: the code, the last message, the session's lifetime.
 pub(super) type Outcome = (i16, Bytes, i64);
 
 impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Client<S> {
@@ -400,13 +400,13 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Client<S> {
         self.token(&format!("\0{user}\0{password}")).await
     }
 
-    /// The code of the answer; `None` if the connection is closed instead.
+    /// The code of the response; `None` if the connection is closed instead.
     async fn try_plain(&mut self, user: &str, password: &str) -> Option<i16> {
         assert_eq!(self.handshake("PLAIN").await, 0);
         let token = format!("\0{user}\0{password}");
         let request = SaslAuthenticateRequest::default().with_auth_bytes(token.into());
         self.send(1, &request).await;
-        // Behind the correlation id.
+        // After the correlation id.
         let answer = self.receive_frame().await?;
         Some(i16::from_be_bytes([answer[4], answer[5]]))
     }
@@ -454,7 +454,7 @@ async fn clients_log_in_with_their_password_also_after_a_restart() {
             assert_eq!(client.scram(hash, "alice", "wonder=land,").await.0, 0);
             assert!(served(&mut client).await);
             client.call(12, &MetadataRequest::default()).await;
-            // Whose session does not end has nothing to log in for again.
+            // A client whose session does not end has no reason to authenticate again.
             assert_eq!(client.handshake("PLAIN").await, 34);
             assert!(served(&mut client).await);
         }
@@ -520,7 +520,7 @@ async fn a_certificate_without_a_name_does_not_let_in() {
         ("organization", organization, true),
         ("organization", name, false),
     ] {
-        // With TLS 1.3 a client has shaken hands before its certificate is looked at.
+        // With TLS 1.3 the client's handshake completes before its certificate is checked.
         let served = match authority.connect(&server, listener, Some(subject), BOTH).await {
             Ok(mut client) => served(&mut client).await,
             Err(_) => false,
@@ -542,7 +542,7 @@ async fn what_was_overheard_does_not_let_in() {
             let first = std::str::from_utf8(&first).unwrap();
             overheard = scram_client::finish(Hash::Sha256, "builder", bare, first).0;
             assert_eq!(client.token(&overheard).await.0, 0);
-            // On the same connection neither: there is no exchange any more.
+            // Nor on the same connection: the exchange is over.
             assert_eq!(client.token(&overheard).await.0, 34);
         } else {
             assert_eq!(client.token(&overheard).await.0, 58);
@@ -567,7 +567,7 @@ async fn a_user_who_does_not_exist_looks_like_one_who_does() {
     }
     assert_eq!((firsts[0].0, firsts[0].1), (firsts[1].0, firsts[1].1));
     assert_ne!(firsts[0].2, firsts[1].2);
-    // The salt stays what it is, of both.
+    // The salt of both stays the same.
     assert_eq!(firsts[..2], firsts[2..]);
 }
 
@@ -583,7 +583,7 @@ async fn before_a_client_has_logged_in_it_is_not_served() {
         client.send_frame(&request).await;
         assert_eq!(client.receive_frame().await.is_some(), allowed, "{}", api.name);
     }
-    // Nor may it send much, or messages out of turn, or ask for a mechanism that is not there.
+    // Nor may it send much, or messages out of order, or ask for a mechanism that is not there.
     use tokio::io::AsyncWriteExt;
     let mut client = Client::connect(server.addr_of("sasl")).await;
     client.socket.write_all(&[0, 1, 0, 1]).await.unwrap();
@@ -616,7 +616,7 @@ async fn messages_of_sasl_may_come_bare() {
     assert!(client.receive_frame().await.is_none());
 }
 
-/// All the clients of a machine come back at once when a server is restarted, and none of them has
+/// All clients of a machine reconnect at once when a server is restarted, and none of them has
 /// failed.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_log_in_at_the_same_time() {
@@ -643,26 +643,26 @@ async fn who_guesses_is_slowed_down() {
     let log_in = async |password: &str| {
         Client::connect(server.addr_of("sasl")).await.try_plain("bob", password).await
     };
-    // A failure is forgotten each second, so the right password may be in time the first time.
+    // A failure expires each second, so the right password may be accepted the first time.
     let mut rounds = 0;
     loop {
         let guesses = futures::future::join_all((0..60).map(|_| log_in("guess")));
-        // Who is in already stays so.
+        // An authenticated client stays so.
         tokio::time::sleep(Duration::from_millis(600)).await;
         let (guesses, again) = tokio::join!(guesses, inside.plain("alice", "wonder=land,"));
         assert_eq!(again.0, 0);
         let told = guesses.iter().filter(|code| **code == Some(58)).count();
         let closed = guesses.iter().filter(|code| code.is_none()).count();
         assert!(closed > 0 && told + closed == 60, "{told} and {closed}");
-        // Now the right password is not looked at either, for a while; nobody says that it is
-        // wrong, by which clients would give up.
+        // Now the right password is not checked either, for a while. The response must not say that
+        // it is wrong, which would be fatal for clients.
         match log_in("builder").await {
             None => break,
             told => assert!(told == Some(0) && rounds < 30, "{told:?}"),
         }
         rounds += 1;
     }
-    // Who is in guesses nobody else's password either: it is not looked at.
+    // An authenticated client cannot guess another user's password either: it is not checked.
     tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!(inside.handshake("PLAIN").await, 0);
     let token = Bytes::from_static(b"\0bob\0builder");
@@ -676,8 +676,8 @@ async fn who_guesses_is_slowed_down() {
     tokio::time::timeout(HANG, forgiven).await.expect("the address stays locked");
 }
 
-/// Who has not logged in keeps no connection by asking for versions again and again; nor does who
-/// was logged in by messages that do not belong there.
+/// An unauthenticated client cannot keep a connection by asking for versions again and again; nor
+/// can an authenticated one by unexpected messages.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_has_not_logged_in_keeps_no_connection() {
     let server = with_users(|config| {
@@ -703,7 +703,7 @@ async fn who_has_not_logged_in_keeps_no_connection() {
     assert!(client.receive_frame().await.is_none());
 }
 
-/// When there are as many users as there may be, their passwords can still be changed.
+/// At the maximum number of users, their passwords can still be changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bound_on_users_is_none_on_changes() {
     let server = TestServer::simulated(16 << 20).await;
@@ -728,8 +728,7 @@ async fn the_bound_on_users_is_none_on_changes() {
     users.change(vec![one(MAX_CREDENTIALS)]).await.unwrap();
 }
 
-/// A password that was changed for one mechanism of SCRAM is the one that counts where it is shown
-/// itself.
+/// A password that was changed for one SCRAM mechanism is the one that counts for PLAIN.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_newest_password_is_that_of_plain() {
     let mut server = with_users(|_| {}).await;
@@ -752,8 +751,8 @@ async fn the_newest_password_is_that_of_plain() {
     }
 }
 
-/// An attempt that is under way takes the place of another one of its address. So nobody keeps one,
-/// neither who is silent nor who asks for something else.
+/// A new attempt takes the slot of another one of its address. So a client cannot hold a slot by
+/// staying silent or by sending something else.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_begins_to_log_in_goes_on_at_once() {
     let server = with_users(|config| {
@@ -807,7 +806,7 @@ async fn tokens_are_taken_and_sessions_end() {
     tokio::time::sleep(Duration::from_millis(1100)).await;
     assert_eq!(client.bearer(&token("carol", 1e11)).await.0, 0);
     client.call(12, &MetadataRequest::default()).await;
-    // Nobody becomes somebody else, by whatever mechanism.
+    // No mechanism changes the identity of a client.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     assert_eq!(client.bearer(&token("mallory", 1e11)).await.0, 58);
     assert!(client.receive_frame().await.is_none());
@@ -818,7 +817,7 @@ async fn tokens_are_taken_and_sessions_end() {
     late.send(12, &MetadataRequest::default()).await;
     assert!(late.receive_frame().await.is_none());
 
-    // One that is refused is told why it is, and takes note.
+    // A client that is refused receives the reason, and acknowledges it.
     let mut client = connect().await;
     let (error, told, _) = client.bearer(&token("carol", 1.0)).await;
     assert_eq!((error, &told[..]), (0, &br#"{"status":"invalid_token"}"#[..]));

@@ -1,6 +1,6 @@
-//! Where the fuzz target `requests` begins: the examples of all APIs and versions, and rows of
-//! requests that build on one another. `cargo xtask fuzz` asks for them; what the bytes mean is
-//! told there.
+//! Seeds of the fuzz target `requests`: the examples of all APIs and versions, and rows of requests
+//! that build on one another. `cargo xtask fuzz` requests them; the target's source documents the
+//! bytes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::batch::tests::{encode as batch, plain, transactional};
 const OPEN: u8 = 0;
 const SECURED: u8 = 1;
 
-/// What one client sends.
+/// The requests of one client.
 struct Row(BytesMut);
 
 impl Row {
@@ -176,7 +176,7 @@ fn seeds_of_the_fuzz_target_fit_into_an_input() {
     let rows = rows();
     assert!(rows.len() > APIS.len());
     for (name, Row(bytes)) in &rows {
-        // What `cargo xtask fuzz` allows.
+        // The limit of `cargo xtask fuzz`.
         assert!(bytes.len() <= 2_048, "{name}: {} bytes", bytes.len());
     }
     if let Some(dir) = std::env::var_os("FUZZ_SEEDS") {

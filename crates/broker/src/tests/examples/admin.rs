@@ -1,4 +1,4 @@
-//! Examples of requests about settings, records and replicas as a whole.
+//! Examples of requests about settings, records and replicas.
 
 use bytes::Bytes;
 use kafka_protocol::messages::*;
@@ -6,7 +6,7 @@ use kafka_protocol::messages::*;
 use super::{World, encode, text};
 use crate::wire::newer::Unchanged;
 
-/// The body of a request, if there is an example of it here.
+/// The body of a request, if this module has an example of it.
 pub(super) fn body(key: ApiKey, version: i16, world: &World) -> Option<Bytes> {
     let topic = || TopicName(text(world.topic));
     let body = match key {

@@ -1,4 +1,4 @@
-//! The client's side of versions that the codec does not have: OffsetCommit and OffsetFetch 10,
+//! The client's side of versions that the codec does not support: OffsetCommit and OffsetFetch 10,
 //! ListOffsets 11, DescribeLogDirs 5.
 
 use anyhow::Result;
@@ -27,7 +27,7 @@ use super::encode;
 use crate::wire::newer::{DescribedLogDirs, Unchanged};
 use crate::wire::offsets::{OffsetCommit, OffsetCommitted, OffsetFetch, OffsetsFetched};
 
-/// A message with one version more than the codec has, and the header that it has in the codec.
+/// Implements a message with one version more than the codec has, and the same header.
 macro_rules! newer {
     ($type:ty, $known:ty) => {
         impl Message for $type {
@@ -73,7 +73,7 @@ impl Request for Unchanged<DescribeLogDirsRequest> {
     type Response = DescribedLogDirs;
 }
 
-/// Lengths here are short: one byte, 0 for null.
+/// Writes a length, which is short here: one byte, 0 for null.
 fn put_len(buf: &mut impl BufMut, len: Option<usize>) {
     let len = len.map_or(0, |len| len + 1);
     assert!(len < 0x80, "{len}");
@@ -100,7 +100,7 @@ fn take_id(buf: &mut Bytes) -> Uuid {
     Uuid::from_slice(&buf.split_to(16)).unwrap()
 }
 
-/// An array; behind each element it has no tags.
+/// Reads an array; its elements have no tags.
 fn take_structs<T>(buf: &mut Bytes, mut take: impl FnMut(&mut Bytes) -> T) -> Vec<T> {
     let len = take_len(buf);
     let element = |_| {

@@ -1,4 +1,4 @@
-//! Logging in, users, and what they may do.
+//! Authentication, users and ACLs.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! Requests of share groups (KIP-932), and the client's side of those that the codec does not have.
+//! Requests of share groups (KIP-932), and the client's side of those that the codec does not
+//! support.
 
 use anyhow::Result;
 use bytes::{Buf, Bytes, BytesMut};
@@ -53,7 +54,7 @@ impl Request for DescribeShareOffsets {
     type Response = Offsets;
 }
 
-/// Both versions are alike.
+/// Both versions are equal.
 #[derive(Debug)]
 pub(crate) struct Fetched(pub(crate) ShareFetchResponse);
 
@@ -80,8 +81,8 @@ impl Encodable for ShareAcknowledge {
     }
 }
 
-/// Version 2 has more bytes behind so many strings and so many other bytes. (Strings here are
-/// short.)
+/// Version 2 has additional bytes after `texts` strings and a number of other bytes. (Strings are
+/// short here.)
 fn put_with<B: ByteBufMut>(
     message: &impl Encodable,
     buf: &mut B,
@@ -159,7 +160,7 @@ impl Decodable for Offsets {
         if version < 1 {
             return Ok(Self(DescribeShareGroupOffsetsResponse::decode(buf, 0)?, Vec::new()));
         }
-        // The lag is behind index, start and epoch of each partition: take them out.
+        // The lag follows index, start and epoch of each partition: remove it.
         let mut all = buf.get_bytes(buf.remaining());
         let (mut known, mut lags) = (BytesMut::new(), Vec::new());
         let mut copy = |all: &mut Bytes, len: usize| {
