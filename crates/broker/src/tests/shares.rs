@@ -1,4 +1,5 @@
-//! Share groups over TCP: what members get, what becomes of records, what a restart keeps.
+//! Share groups over TCP: what members receive, the delivery state of records, what survives a
+//! restart.
 
 use std::time::Duration;
 
@@ -54,7 +55,7 @@ fn beat(name: &str, member: &str, epoch: i32, topics: &[&str]) -> ShareGroupHear
 /// Partitions by topic.
 type Assigned = Vec<(Uuid, Vec<i32>)>;
 
-/// Epoch and assignment of a good answer.
+/// Epoch and assignment of a successful response.
 fn good(response: &ShareGroupHeartbeatResponse) -> (i32, Option<Assigned>) {
     assert_eq!(response.error_code, 0, "{:?}", response.error_message);
     let assignment = response.assignment.as_ref().map(|assignment| {
@@ -80,7 +81,7 @@ struct Member {
 
 /// First and last offset, types.
 type Acked<'a> = (i64, i64, &'a [i8]);
-/// First and last offset, number of deliveries.
+/// First and last offset, delivery count.
 type Got = Vec<(i64, i64, i16)>;
 
 impl Member {
@@ -120,8 +121,8 @@ impl Member {
         ShareFetch { body, acquire_mode: 0, is_renew_ack: false }
     }
 
-    /// Errors of the request, of the partition and of the acknowledgements; what was acquired of
-    /// partition 0.
+    /// Sends a fetch. Returns the errors of the request, of the partition and of the
+    /// acknowledgements, and the acquired records of partition 0.
     async fn send(&mut self, request: &ShareFetch) -> ([i16; 3], Got) {
         let response = self.client.call(2, request).await.0;
         let partition = response.responses.first().and_then(|topic| topic.partitions.first());
@@ -136,14 +137,14 @@ impl Member {
         self.send(&request).await
     }
 
-    /// What was acquired, of an answer without errors.
+    /// Fetches without an error, and returns the acquired records.
     async fn got(&mut self) -> Got {
         let (errors, got) = self.fetch(&[]).await;
         assert_eq!(errors, [0; 3]);
         got
     }
 
-    /// Errors of the request and of the partition.
+    /// Acknowledges, and returns the errors of the request and of the partition.
     async fn acknowledge(&mut self, acks: &[Acked<'_>], close: bool) -> [i16; 2] {
         let batches = acks.iter().map(|(first, last, types)| {
             acked::AcknowledgementBatch::default()
@@ -169,7 +170,7 @@ impl Member {
     }
 }
 
-/// Start and lag of partition 0 of the topic `t`; the error of the group if there is one.
+/// Start and lag of partition 0 of the topic `t`, and the error of the group.
 async fn described(client: &mut Client<TcpStream>, by_name: bool) -> (i16, i64, i64) {
     use kafka_protocol::messages::describe_share_group_offsets_request::*;
     let topic = DescribeShareGroupOffsetsRequestTopic::default()
@@ -228,7 +229,7 @@ async fn members_come_share_and_go() {
         described.members.iter().map(|m| m.assignment.topic_partitions[0].partitions.clone());
     assert_eq!(read.collect::<Vec<_>>(), [[0], [1], [0]]);
 
-    // Members of another kind are not let in, nor does one fence another.
+    // Members of another type are not accepted, and a wrong epoch is fenced.
     let response = client.call(1, &beat("g", "a", later + 5, &[])).await;
     assert_eq!(response.error_code, 110);
     let join = JoinGroupRequest::default()
@@ -254,8 +255,8 @@ async fn members_come_share_and_go() {
     assert_eq!(client.call(1, &beat("g", "a", 0, &[])).await.error_code, INVALID_REQUEST);
 }
 
-/// They have begun no share partitions by which the group would be known. GROUP_ID_NOT_FOUND would
-/// end their clients.
+/// They have no share partitions that would make the group known. GROUP_ID_NOT_FOUND would be fatal
+/// for their clients.
 #[tokio::test(flavor = "multi_thread")]
 async fn members_that_wait_for_a_topic_join_again_after_a_restart() {
     let mut server = TestServer::start().await;
@@ -281,7 +282,7 @@ async fn members_that_wait_for_a_topic_join_again_after_a_restart() {
     }
 }
 
-/// Also where somebody else leaves meanwhile.
+/// Also if another member leaves meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_reads_a_topic_that_was_deleted() {
     let server = TestServer::start().await;
@@ -297,8 +298,8 @@ async fn nobody_reads_a_topic_that_was_deleted() {
     assert_eq!(of_a, Some(vec![]));
 }
 
-/// Its last request waits for room in the log when its client goes: what it had goes back all the
-/// same.
+/// Its last request waits for space in the log when its client disconnects: its records are
+/// released all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_ends_its_session_and_is_gone_keeps_nothing() {
     let (server, topic) = earliest_on(TestServer::simulated(16 << 20).await).await;
@@ -309,7 +310,7 @@ async fn who_ends_its_session_and_is_gone_keeps_nothing() {
     assert_eq!(b.got().await, []);
     server.hold_disk(true);
     server.fill_log("t");
-    // More than the hundred bytes for which there is room.
+    // More than the hundred bytes for which there is space.
     let types = [ACCEPT, REJECT].repeat(100);
     let mut last = a.fetch_of(&[0], &[(0, 199, &types)], 1);
     last.body.share_session_epoch = -1;
@@ -324,7 +325,7 @@ async fn who_ends_its_session_and_is_gone_keeps_nothing() {
             }
         }
     };
-    // Long before the locks are over.
+    // Long before the locks expire.
     let back = tokio::time::timeout(Duration::from_secs(20), back).await;
     assert_eq!(back.expect("they stay locked"), [(0, 199, 2)]);
     server.hold_disk(false);
@@ -343,7 +344,7 @@ async fn records_are_accepted_released_and_rejected() {
     assert_eq!(a.acknowledge(acks, false).await, [0, 0]);
     assert_eq!(described(&mut a.client, true).await, (0, 1, 3));
     assert_eq!(b.got().await, [(1, 1, 2)]);
-    // With the next fetch, and what comes then.
+    // With the next fetch, and the records that arrived since.
     produce(&server, 2).await;
     let (errors, got) = b.fetch(&[(1, 1, &[ACCEPT])]).await;
     assert_eq!((errors, got), ([0; 3], vec![(5, 6, 1)]));
@@ -399,7 +400,7 @@ async fn what_a_member_had_goes_back_when_it_is_gone() {
     let mut b = Member::new(&server, "b", topic).await;
     let mut a = Member::new(&server, "a", topic).await;
     assert_eq!(a.got().await, [(0, 2, 1)]);
-    // It closes its session with a word on some of them.
+    // It closes its session and acknowledges some of them.
     assert_eq!(a.acknowledge(&[(0, 0, &[ACCEPT])], true).await, [0, 0]);
     assert_eq!(b.got().await, [(1, 2, 2)]);
     assert_eq!(b.acknowledge(&[(1, 2, &[RELEASE])], false).await, [0, 0]);
@@ -419,7 +420,7 @@ async fn what_a_member_had_goes_back_when_it_is_gone() {
     assert_eq!(answer, ([0; 3], vec![(1, 2, 5)]));
 }
 
-/// Each of its readers fails with it, says nothing of it, and is started again.
+/// Each of its readers fails on it without an acknowledgement, and is restarted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_that_nobody_gets_on_with_is_given_up() {
     let (server, topic) = earliest().await;
@@ -451,7 +452,7 @@ async fn sessions_have_epochs() {
     assert_eq!(a.fetch(&[]).await.0[0], INVALID_SESSION_EPOCH);
     a.epoch = 1;
     assert_eq!(a.got().await, []);
-    // A group that does not exist has no share partitions, and gets none by a fetch.
+    // A group that does not exist has no share partitions, and a fetch creates none.
     let mut request = a.fetch_of(&[0], &[], 1);
     request.body.group_id = Some(group("missing"));
     request.body.share_session_epoch = 0;
@@ -481,7 +482,7 @@ async fn partitions_that_do_not_exist_are_told_of_once() {
     assert_eq!(a.send(&request).await.0, [0, UNKNOWN_TOPIC_OR_PARTITION, 0]);
     assert_eq!(a.got().await, []);
     assert_eq!(sessions.partitions(), 1);
-    // A topic that is deleted goes from the session.
+    // A deleted topic is removed from the session.
     let request = DeleteTopicsRequest::default()
         .with_topic_names(vec![TopicName(text("t"))])
         .with_timeout_ms(10_000);
@@ -540,7 +541,7 @@ async fn a_group_begins_where_its_settings_say_and_remembers_it() {
     assert_eq!(described(&mut a.client, true).await, (0, 4, 2));
 }
 
-/// Where a group begins is durable before any of its members gets records.
+/// The start offset of a group is durable before any of its members gets records.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_handed_out_before_the_beginning_is_durable() {
     let (server, topic) = earliest_on(TestServer::simulated(16 << 20).await).await;
@@ -556,7 +557,7 @@ async fn nothing_is_handed_out_before_the_beginning_is_durable() {
         }
     };
     tokio::time::timeout(HANG, begun).await.expect("the group does not begin");
-    // What it has begun the other finds, and waits for as well.
+    // The other one finds the same new share partition, and waits for it as well.
     let request = b.fetch_of(&[0], &[], 60_000);
     b.client.send(2, &request).await;
     server.begun("ShareFetch", 2, 2).await;
@@ -591,7 +592,7 @@ async fn the_log_start_moves_the_groups() {
     assert_eq!(described(&mut a.client, true).await, (0, 4, 2));
     let mut b = Member::new(&server, "b", topic).await;
     assert_eq!(b.got().await, []);
-    // What is gone is of no interest; the rest is the member's.
+    // Acknowledgements of deleted records are ignored; the rest is the member's.
     assert_eq!(a.acknowledge(&[(0, 4, &[ACCEPT]), (5, 5, &[RELEASE])], false).await, [0, 0]);
     assert_eq!(b.got().await, [(5, 5, 2)]);
 }
@@ -629,7 +630,7 @@ async fn committed_records_alone_if_the_group_wants_that() {
     assert_eq!(a.acknowledge(&[(3, 4, &[ACCEPT])], false).await, [0, 0]);
     assert_eq!(a.got().await, []);
     assert_eq!(described(&mut a.client, true).await, (0, 6, 0));
-    // What is open is not shown.
+    // Records of an open transaction are not delivered.
     assert_eq!(producer.add("t", &[0]).await, 0);
     assert_eq!(producer.produce("t", topic, 0).await, (0, 6));
     assert_eq!(a.got().await, []);
@@ -699,7 +700,8 @@ fn all_of(from: u64, to: u64) -> Found {
     Found { from: StreamOffset(from), to: StreamOffset(to), is_for_members: true }
 }
 
-/// Acquire what a read from the beginning has found of a share partition; how many records.
+/// Acquires what a read from the beginning has found of a share partition; returns the number of
+/// records.
 fn acquire(server: &TestServer, of: (Uuid, i32), found: &[Found], max_in_flight: u64) -> u64 {
     let shares = server.server().groups.shares();
     let rules = ShareRules { max_in_flight, ..server.server().configs.share_rules("g") };
@@ -728,8 +730,8 @@ async fn what_some_have_left_lying_does_not_stop_the_others() {
     assert_eq!(again, 4_000, "what is available is had whatever there is");
 }
 
-/// Who sets or fetches may have found the topic a moment before. What began then nobody would end
-/// before a restart, nor would the group go.
+/// A request that sets offsets or fetches may have found the topic a moment before its deletion. A
+/// share partition created then would stay until a restart, and keep the group.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_begins_of_a_topic_that_was_deleted_meanwhile() {
     let (server, topic) = earliest().await;
@@ -748,7 +750,7 @@ async fn nothing_begins_of_a_topic_that_was_deleted_meanwhile() {
     }
 }
 
-/// What was found to be nothing is not remembered.
+/// Offsets without records are not persisted.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_compacted_away_does_not_count_after_a_restart() {
     let (mut server, topic) = earliest().await;
@@ -771,7 +773,7 @@ async fn what_was_compacted_away_does_not_count_after_a_restart() {
     assert_eq!(acquire(&server, (other, 0), &[all_of(0, 2_000)], 2_000), 2_000);
 }
 
-/// A group's locks last 15 s at least; so the server is asked directly for a short one.
+/// A group's locks last at least 15 s, so the server is asked directly for a short one.
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_end_by_themselves() {
     let (server, topic) = earliest().await;

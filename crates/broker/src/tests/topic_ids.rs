@@ -1,4 +1,4 @@
-//! OffsetCommit and OffsetFetch by the ids of topics: version 10.
+//! OffsetCommit and OffsetFetch by topic ids: version 10.
 
 use std::slice::from_ref;
 
@@ -22,14 +22,14 @@ const STALE_MEMBER_EPOCH: i16 = 113;
 /// An id that no topic has.
 const NO_TOPIC: Uuid = Uuid::from_u128(7);
 
-/// Who commits or fetches: its id and its generation or epoch.
+/// The member that commits or fetches: its id and its generation or epoch.
 type Member<'a> = (&'a str, i32);
 const NOBODY: Member<'static> = ("", -1);
 
 /// Offsets by topic and partition.
 type Offsets<'a> = &'a [(Uuid, &'a [(i32, i64)])];
 
-/// What is answered by topic and partition.
+/// Error codes by topic and partition.
 pub(super) type Codes = Vec<(Uuid, Vec<(i32, i16)>)>;
 
 pub(super) fn commit_by_id(
@@ -74,7 +74,7 @@ async fn committed_by_id(
     codes(&client.call(10, &commit_by_id(group, member, offsets)).await)
 }
 
-/// A group, who asks, and which topics with which partitions.
+/// A group, the member, and the topics with their partitions.
 type Wanted<'a> = (&'a str, Member<'a>, Option<&'a [(Uuid, &'a [i32])]>);
 
 pub(super) fn fetch_by_id(wanted: &[Wanted<'_>], require_stable: bool) -> OffsetFetch {
@@ -154,7 +154,7 @@ async fn offsets_are_committed_and_fetched_by_id() {
             server.crash().await;
             client = server.client().await;
         }
-        // By name there is the same.
+        // By name the result is the same.
         let named = [("a".to_owned(), 1), ("b".to_owned(), 0)];
         assert_eq!(committed(&mut client, "g").await, named);
         let wanted: [Wanted<'_>; 5] = [
@@ -165,7 +165,7 @@ async fn offsets_are_committed_and_fetched_by_id() {
             ("nobody", NOBODY, None),
         ];
         let all = (0, vec![(a, vec![(1, 0, 6)]), (b, vec![(0, 0, 5)])]);
-        // What is not there comes last, as by Kafka.
+        // Unknown topics come last, as in Kafka.
         let some = vec![
             (a, vec![(1, 0, -1), (0, 0, 7), (2, 0, -1)]),
             (b, vec![(0, 0, -1)]),
@@ -212,7 +212,7 @@ async fn a_topic_that_is_made_again_has_nothing_of_the_first_one() {
     }
 }
 
-/// Become the one member of a classic group: id and generation.
+/// Joins as the only member of a classic group; returns id and generation.
 async fn join_classic(client: &mut Client, group: &str) -> (String, i32) {
     use join_group_request::JoinGroupRequestProtocol;
     let metadata = bytes::Bytes::from_static(b"\0\0\0\0\0\x01\0\x01t\xff\xff\xff\xff");
@@ -233,7 +233,7 @@ async fn join_classic(client: &mut Client, group: &str) -> (String, i32) {
     (joined.member_id.to_string(), joined.generation_id)
 }
 
-/// The group says first who may commit, whatever there is to be committed.
+/// The member is checked first, whatever the topics.
 #[tokio::test(flavor = "multi_thread")]
 async fn members_are_checked_with_ids_as_with_names() {
     let server = TestServer::with(16 << 20, |config| {
@@ -272,7 +272,7 @@ async fn members_are_checked_with_ids_as_with_names() {
             "{group} {member:?}"
         );
     }
-    // Members of classic groups are not asked for.
+    // Members of classic groups are not checked.
     let cases: [(&str, Member<'_>, i16); 5] = [
         ("consumers", ("m", epoch), 0),
         ("consumers", NOBODY, 0),

@@ -1,4 +1,4 @@
-//! Transactions over TCP: what producers may, what readers see, what a crash leaves.
+//! Transactions over TCP: what producers may do, what readers see, what a crash leaves.
 
 mod damaged;
 mod damaged_decisions;
@@ -35,13 +35,13 @@ const INVALID_PRODUCER_ID_MAPPING: i16 = 49;
 const PRODUCER_FENCED: i16 = 90;
 const TRANSACTION_ABORTABLE: i16 = 120;
 
-/// A transactional producer that speaks version 1 of transactions, or version 2 (KIP-890).
+/// A transactional producer of version 1 or version 2 of transactions (KIP-890).
 pub(super) struct Producer {
     client: Client,
     transactional_id: &'static str,
     id: i64,
     epoch: i16,
-    /// The next one of each partition.
+    /// The next sequence of each partition.
     sequences: HashMap<(String, i32), i32>,
     version_2: bool,
 }
@@ -76,7 +76,7 @@ impl Producer {
         topic.results_by_partition[0].partition_error_code
     }
 
-    /// One batch; error code and base offset.
+    /// Produces one batch; returns error code and base offset.
     pub(super) async fn produce(
         &mut self,
         topic: &str,
@@ -87,7 +87,7 @@ impl Producer {
         self.produce_batch((topic, topic_id), partition, encode).await
     }
 
-    /// A batch that is encoded for this producer id, epoch and sequence.
+    /// Produces a batch that is encoded for this producer id, epoch and sequence.
     pub(super) async fn produce_batch(
         &mut self,
         (topic, topic_id): (&str, uuid::Uuid),
@@ -112,13 +112,13 @@ impl Producer {
         (partition.error_code, partition.base_offset)
     }
 
-    /// As the coordinator knows it.
+    /// The producer in the coordinator's form.
     pub(super) fn identity(&self) -> crate::transactions::Producer<'static> {
         let (transactional_id, id, epoch) = (self.transactional_id, self.id, self.epoch);
         crate::transactions::Producer { transactional_id, id, epoch }
     }
 
-    /// To a server that was started again.
+    /// Connects to the restarted server.
     pub(super) async fn reconnect(&mut self, server: &TestServer) {
         self.client = server.client().await;
     }
@@ -141,7 +141,7 @@ impl Producer {
         self.commit_offsets(group, topic, &[0], offset).await
     }
 
-    /// The same offset for some partitions; the error code of the first one.
+    /// Commits the same offset for some partitions; returns the error code of the first one.
     pub(super) async fn commit_offsets(
         &mut self,
         group: &str,
@@ -240,8 +240,8 @@ fn seen(high_watermark: i64, stable_end: i64, batches: &[u64], aborted: &[(i64, 
     Seen { high_watermark, stable_end, batches: batches.to_vec(), aborted: aborted.to_vec() }
 }
 
-/// The committed offset of partition 0, as a reader that wants stable offsets gets it: error code
-/// and offset.
+/// The committed offset of partition 0 for a reader that requires stable offsets: error code and
+/// offset.
 async fn offset(server: &TestServer, group: &str, topic: &str) -> (i16, i64) {
     use offset_fetch_request::*;
     let topic = OffsetFetchRequestTopics::default()
@@ -274,7 +274,7 @@ async fn readers_of_committed_records_see_whole_transactions_only() {
         assert_eq!(producer.end(true).await, 0);
         assert_eq!(committed(&server, "t", 0).await, seen(3, 3, &[0, 2], &[]));
 
-        // Another producer's plain batch, an aborted transaction around it.
+        // Another producer's plain batch inside an aborted transaction.
         if !version_2 {
             assert_eq!(producer.add("t", &[0]).await, 0);
         }
@@ -286,7 +286,8 @@ async fn readers_of_committed_records_see_whole_transactions_only() {
         let all = seen(7, 7, &[0, 2, 3, 5, 6], &[(id, 3)]);
         assert_eq!(committed(&server, "t", 0).await, all);
         assert_eq!(producer.epoch, if version_2 { 2 } else { 0 });
-        // What was added and not written to has a marker all the same; what was not added has none.
+        // A partition that was added and not written to gets a marker; one that was not added gets
+        // none.
         let markers = if version_2 { seen(0, 0, &[], &[]) } else { seen(1, 1, &[0], &[]) };
         assert_eq!(committed(&server, "t", 1).await, markers);
     }
@@ -301,7 +302,7 @@ async fn a_newer_producer_fences_the_older_and_ends_what_it_has_begun() {
         old.add("t", &[0]).await;
         assert_eq!(old.produce("t", topic_id, 0).await, (0, 0));
         let new = Producer::init(&server, "a", version_2).await;
-        // One epoch is used up by the abort.
+        // The abort uses up one epoch.
         assert_eq!((new.id, new.epoch), (old.id, 2));
         assert_eq!(committed(&server, "t", 0).await, seen(3, 3, &[0, 2], &[(old.id, 0)]));
         assert_eq!(old.produce("t", topic_id, 0).await, (INVALID_PRODUCER_EPOCH, -1));
@@ -340,7 +341,7 @@ async fn offsets_come_with_the_commit_and_not_with_an_abort() {
     }
 }
 
-/// Else a power cut could undo what was shown.
+/// Otherwise a power cut could undo what was visible.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_marker_decides_is_shown_when_it_is_durable() {
     let server = TestServer::simulated(16 << 20).await;
@@ -394,7 +395,7 @@ async fn open_transactions_go_on_after_a_crash() {
     }
 }
 
-/// The log was cut behind the decision, before or between the markers.
+/// The log ends after the decision, before or between the markers.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_decided_before_a_crash_is_done_after_it() {
     for markers in 0..=2 {
@@ -423,7 +424,7 @@ async fn what_was_decided_before_a_crash_is_done_after_it() {
                 let aborted: &[_] = if outcome == Outcome::Commit { &[] } else { &[(id, 0)] };
                 for partition in 0..2 {
                     let what = format!("{markers} markers, {outcome:?}, {partition}");
-                    // A marker that is there is written again.
+                    // An existing marker is written again.
                     let wanted = match (partition as usize) < markers {
                         true => seen(4, 4, &[0, 2, 3], aborted),
                         false => seen(3, 3, &[0, 2], aborted),
@@ -519,8 +520,8 @@ async fn operators_see_transactions_and_end_what_hangs() {
     let response = client.call(1, &list(&["Ongoing", "Nonsense"])).await;
     assert_eq!((response.transaction_states.len(), response.unknown_state_filters.len()), (1, 1));
     assert_eq!(client.call(1, &list(&["Nonsense"])).await.transaction_states.len(), 0);
-    // States of Kafka's that no transaction here is ever in are known all the same; of others each
-    // is named once, and case counts.
+    // Kafka's states that no transaction reaches here are known all the same; each unknown one is
+    // returned once, and case matters.
     let filters = ["Dead", "PrepareEpochFence", "CompleteCommit", "x", "empty", "x"];
     let response = client.call(1, &list(&filters)).await;
     assert_eq!(response.transaction_states.len(), 0);
@@ -539,7 +540,7 @@ async fn operators_see_transactions_and_end_what_hangs() {
     assert_eq!(matching(Some("app-.*")).await, (0, "app-1".to_owned()));
     assert_eq!(matching(Some("")).await, (0, "a app-1 b".to_owned()));
     assert_eq!(matching(None).await, (0, "a app-1 b".to_owned()));
-    // INVALID_REGULAR_EXPRESSION
+    // The parentheses do not match.
     assert_eq!(matching(Some("a)|(b")).await, (128, String::new()));
 
     let ids = ["a", "c"].map(|id| TransactionalId(text(id))).to_vec();
@@ -591,7 +592,7 @@ async fn operators_see_transactions_and_end_what_hangs() {
     assert_eq!(committed(&server, "t", 1).await, seen(3, 3, &[0, 2], &[(producer.id, 0)]));
 }
 
-/// Batches of a transaction race with its end: none comes behind the marker.
+/// Batches of a transaction race with its end: none comes after the marker.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_batch_comes_behind_the_end() {
     for round in 0..20 {
@@ -666,7 +667,7 @@ pub(super) async fn delete_topic(server: &TestServer, topic: &str) {
     assert_eq!(server.client().await.call(5, &delete).await.responses[0].error_code, 0);
 }
 
-/// Nobody reads the partition.
+/// No client reads the partition.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_ended_is_forgotten_without_readers() {
     let server = TestServer::start().await;
@@ -680,8 +681,8 @@ async fn what_has_ended_is_forgotten_without_readers() {
     assert!(partition.ending_transactions() <= 2, "{}", partition.ending_transactions());
 }
 
-/// Whoever makes up ids, by their number or by their bytes, stops no transaction and keeps no new
-/// producer out.
+/// A client that makes up ids, by their number or by their bytes, blocks neither transactions nor
+/// new producers.
 #[tokio::test(flavor = "multi_thread")]
 async fn ids_without_end_keep_nobody_from_transactions() {
     for len in [16, 1_024] {
@@ -694,7 +695,7 @@ async fn ids_without_end_keep_nobody_from_transactions() {
         assert_eq!(open.commit_offset("g", "t", 5).await, 0);
         let mut new = Producer::init(&server, "new", true).await;
         assert_eq!(new.produce("t", topic_id, 0).await.0, 0);
-        // The one that has been out of use for the longest has made room.
+        // The least recently used id was removed.
         assert_eq!(idle.produce("t", topic_id, 0).await.0, INVALID_PRODUCER_ID_MAPPING);
 
         server.crash().await;
@@ -732,7 +733,7 @@ async fn a_transactional_id_has_a_bound_and_longer_ones_of_before_go_on() {
     assert_eq!(epoch, 1);
 }
 
-/// What one transaction takes is not there for others before it ends.
+/// Memory of a transaction is not available to others before it ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_transaction_takes_all_the_memory_for_transactions() {
     use txn_offset_commit_request::*;
@@ -764,7 +765,7 @@ async fn no_transaction_takes_all_the_memory_for_transactions() {
         assert!(taken < 100, "there is no bound");
     }
     assert!((15..25).contains(&taken), "{taken}");
-    // What only overwrites is taken.
+    // A request that only overwrites is accepted.
     assert_eq!(greedy.commit_offset("g0", "t", 6).await, 0);
     let mut modest = Producer::init(&server, "modest", true).await;
     assert_eq!(modest.commit_offset("g", "t", 5).await, 0);

@@ -1,5 +1,5 @@
-//! Offsets that a transaction is about to commit: what consumers and admins see of them, and of
-//! their group, before it ends and after.
+//! Staged offsets of a transaction: what consumers and admins see of them, and of their group,
+//! before the transaction ends and after.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -46,7 +46,7 @@ async fn offsets(client: &mut Client, version: i16, group: &str, stable: bool) -
     [0, 1].map(|at: usize| (partitions[at].error_code, partitions[at].committed_offset))
 }
 
-/// What all versions say that know of stable offsets.
+/// The result of all versions with `require_stable`.
 async fn stable_offsets(client: &mut Client, group: &str) -> [(i16, i64); 2] {
     let [first, second, third] = [
         offsets(client, 7, group, true).await,
@@ -57,8 +57,8 @@ async fn stable_offsets(client: &mut Client, group: &str) -> [(i16, i64); 2] {
     first
 }
 
-/// Who asks for stable offsets is told to come again as long as the end is not durable; who does
-/// not sees the old ones.
+/// A client that requires stable offsets has to retry until the end is durable; others see the old
+/// ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn offsets_are_unstable_until_their_transaction_has_ended() {
     for (commits, version_2) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -98,16 +98,16 @@ async fn offsets_are_unstable_until_their_transaction_has_ended() {
     }
 }
 
-/// The offset of a transaction that commits for the partition `index` of `t`, as it is put in line
-/// for the group.
+/// The offset of a committing transaction for the partition `index` of `t`, as it is appended for
+/// the group.
 fn decided(index: i32, offset: i64) -> BTreeMap<String, BTreeMap<i32, Position>> {
     let metadata = String::new();
     let position = Position { partition: index, offset, leader_epoch: -1, metadata };
     BTreeMap::from([("t".to_owned(), BTreeMap::from([(index, position)]))])
 }
 
-/// What is not known to be done is done again after a crash. What was acknowledged behind it must
-/// be there all the same.
+/// Steps that are not known to be complete are repeated after a crash. What was acknowledged after
+/// them must be preserved.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_transaction_commits_again_replaces_nothing_that_was_acknowledged() {
     let configure = |config: &mut BrokerConfig| {
@@ -118,7 +118,7 @@ async fn what_a_transaction_commits_again_replaces_nothing_that_was_acknowledged
     let mut producer = Producer::init(&server, "a", true).await;
     assert_eq!(producer.commit_offset("g", "t", 9).await, 0);
     server.server().transactions.decide_only("a", Outcome::Commit, true).await;
-    // The log is cut before the record that all is done.
+    // The log ends before the record of the completion.
     let committed = server.server().groups.commit_of_transaction("g", decided(0, 9), |_, _| true);
     assert_eq!(committed.await, Ok(()));
     let mut client = server.client().await;
@@ -134,8 +134,8 @@ async fn what_a_transaction_commits_again_replaces_nothing_that_was_acknowledged
     assert_eq!(found, [(0, 9), (0, 11)]);
 }
 
-/// Who commits for a partition for which a transaction is about to commit comes before the decision
-/// or after the end.
+/// A commit for a partition for which a transaction is about to commit comes before the decision or
+/// after the end.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_commits_beside_a_transaction_that_ends_waits_for_its_end() {
     let server = TestServer::start().await;
@@ -163,7 +163,7 @@ async fn who_commits_beside_a_transaction_that_ends_waits_for_its_end() {
     assert_eq!(stable_offsets(&mut client, "g").await, [(0, 11), (0, 11)]);
 }
 
-/// As ListGroups tells: name, state, type and type of protocol.
+/// Rows of ListGroups: name, state, type and protocol type.
 async fn listed(client: &mut Client) -> Vec<[String; 4]> {
     let groups = client.call(5, &ListGroupsRequest::default()).await.groups;
     let row = |group: &list_groups_response::ListedGroup| {
@@ -173,7 +173,7 @@ async fn listed(client: &mut Client) -> Vec<[String; 4]> {
     groups.iter().map(row).collect()
 }
 
-/// As with Kafka it is an empty classic group from the first TxnOffsetCommit on.
+/// As in Kafka it is an empty classic group since the first TxnOffsetCommit.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_that_only_a_transaction_knows_is_one_like_others() {
     for crash in [false, true] {
@@ -198,7 +198,7 @@ async fn a_group_that_only_a_transaction_knows_is_one_like_others() {
             described.iter().map(|g| (g.error_code, g.group_state.as_str())).collect();
         assert_eq!(states, [(0, "Empty"), (69, "Dead")]);
 
-        // Offsets would be of no use to a share group.
+        // A share group cannot use committed offsets.
         let share = ShareGroupHeartbeatRequest::default()
             .with_group_id(GroupId(text("kept")))
             .with_member_id(text("m"))

@@ -1,12 +1,12 @@
-//! Transactions of which the write-ahead log has lost a part to damage while the server was down.
+//! Transactions that have lost a part to damage of the write-ahead log while the server was down.
 
 use super::super::harness::stored;
 use super::super::lost_offsets::{damage, prove};
 use super::damaged_decisions::{PREPARED, begin, flip_batch, flip_state};
 use super::*;
 
-/// Damage the record of the log that holds the batch at this offset of a producer: flip one bit
-/// behind its header.
+/// Damages the record of the log that holds the batch at this offset of a producer: flips one bit
+/// after its header.
 fn flip(wal: &mut [u8], (producer_id, base_offset): (i64, u64), is_control: bool) {
     let starts: Vec<usize> = wal
         .windows(8)
@@ -31,7 +31,7 @@ fn flip_marker(wal: &mut [u8], producer_id: i64, offset: u64) {
     flip(wal, (producer_id, offset), true);
 }
 
-/// Transactions that were ended at the start, by outcome.
+/// Number of transactions that were ended at the start, by outcome.
 fn ended_after_loss(server: &TestServer, outcome: &str) -> u64 {
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &server.registry).unwrap();
@@ -47,8 +47,8 @@ fn cases() -> impl Iterator<Item = (bool, bool, bool)> {
     (0..8).map(|case| (case & 1 != 0, case & 2 != 0, case & 4 != 0))
 }
 
-/// The server is started with the damaged log for the second time, and in the end from what it has
-/// uploaded.
+/// Checks after the first start, after another one with the damaged log, and after one from the
+/// uploaded state.
 async fn restarts(server: &mut TestServer, expected: &Seen) {
     assert_eq!(committed(server, "t", 0).await, *expected);
     server.crash().await;
@@ -114,7 +114,8 @@ async fn a_later_transaction_does_not_decide_about_one_whose_marker_is_lost() {
     }
 }
 
-/// Decision and marker are lost together. What the producer has done next says nothing of it.
+/// Decision and marker are lost together. The producer's next transaction says nothing about the
+/// outcome.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_is_aborted_if_nobody_knows_how_it_was_decided() {
     for (version_2, lost, next) in cases() {
@@ -140,7 +141,7 @@ async fn a_transaction_is_aborted_if_nobody_knows_how_it_was_decided() {
         }
         let expected = Seen { aborted, ..seen(6, 6, &[0, 2, 3, 5], &[]) };
         restarts(&mut server, &expected).await;
-        // The producer's next incarnation goes on.
+        // The producer's next incarnation continues.
         let mut successor = Producer::init(&server, "a", version_2).await;
         begin(&mut successor, &[0]).await;
         assert_eq!(successor.produce("t", topic_id, 0).await, (0, 6));
@@ -205,8 +206,8 @@ async fn an_open_transaction_is_aborted_if_all_that_it_has_written_is_lost() {
     }
 }
 
-/// The decision is lost, and the markers are not. Then one of two markers, too: the other one says
-/// how the transaction ends.
+/// The decision is lost, and the markers are not. In the second case one of two markers is lost,
+/// too: the other one determines the outcome.
 #[tokio::test(flavor = "multi_thread")]
 async fn markers_are_not_contradicted_if_the_decision_is_lost() {
     for (version_2, commits, with_marker) in cases() {
@@ -218,7 +219,7 @@ async fn markers_are_not_contradicted_if_the_decision_is_lost() {
         for partition in [0, 1] {
             assert_eq!(producer.produce("t", topic_id, partition).await, (0, 0));
         }
-        // The marker is of a later millisecond than the transaction's begin.
+        // The marker's timestamp is at least a millisecond after the transaction's begin.
         tokio::time::sleep(Duration::from_millis(2)).await;
         assert_eq!(producer.end(commits).await, 0);
         for partition in [0, 1] {
@@ -256,8 +257,8 @@ async fn markers_are_not_contradicted_if_the_decision_is_lost() {
     }
 }
 
-/// What follows the lost offsets is an open transaction, so a reader of committed records gets to
-/// its first offset and no further.
+/// An open transaction follows the lost offsets, so a reader of committed records gets to its first
+/// offset and no further.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_of_committed_records_gets_past_lost_offsets_before_an_open_transaction() {
     let mut server = TestServer::start().await;

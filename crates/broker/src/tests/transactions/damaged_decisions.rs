@@ -1,5 +1,5 @@
 //! Transactions whose decision is lost to damage of the write-ahead log, together with other
-//! records: no outcome is taken from another transaction, and none is mixed.
+//! records: no outcome is taken from another transaction, and no transaction has mixed outcomes.
 
 use super::*;
 
@@ -9,7 +9,7 @@ const ADDED: u8 = 2;
 pub(super) const PREPARED: u8 = 7;
 const COMPLETED: u8 = 5;
 
-/// Damage the `n`th batch of this producer at this offset of some partition, in log order.
+/// Damages the `n`th batch of this producer at this offset of any partition, in log order.
 pub(super) fn flip_batch(wal: &mut [u8], (producer_id, base_offset): (i64, u64), n: usize) {
     let is_it = |at: &usize| {
         let header = wal.get(*at..).and_then(BatchHeader::parse);
@@ -23,8 +23,7 @@ pub(super) fn flip_batch(wal: &mut [u8], (producer_id, base_offset): (i64, u64),
     wal[at + 65] ^= 1;
 }
 
-/// Damage the `n`th record of this kind that the state stream has of a transactional id of one
-/// letter.
+/// Damages the `n`th record of this kind in the state stream, of a transactional id of one letter.
 pub(super) fn flip_state(wal: &mut [u8], id: u8, kind: u8, n: usize) {
     let begin = [1, kind, 1, 0, id];
     let found = wal.windows(begin.len()).enumerate().filter(|(_, bytes)| *bytes == begin);
@@ -38,14 +37,14 @@ pub(super) async fn begin(producer: &mut Producer, partitions: &[i32]) {
     }
 }
 
-/// Nothing tells that the end of the log is lost, so something else follows.
+/// A loss at the end of the log is not noticed, so another record follows.
 async fn go_on(server: &TestServer) {
     server.topic("other", 1, &[]).await;
     let plain = crate::batch::tests::plain(&[1]);
     assert_eq!(server.client().await.produce("other", 0, &plain).await, (0, 0));
 }
 
-/// After a start, a second one with the same damage, and one from what was uploaded.
+/// Checks after a start, a second one with the same damage, and one from the uploaded state.
 async fn at_each_start(server: &mut TestServer, check: impl AsyncFn(&TestServer, &str)) {
     check(server, "first start").await;
     server.crash().await;
@@ -55,8 +54,8 @@ async fn at_each_start(server: &mut TestServer, check: impl AsyncFn(&TestServer,
     check(server, "after an upload").await;
 }
 
-/// The decision and all markers of an aborted transaction are lost; the marker of the next one,
-/// a commit, is intact.
+/// The decision and all markers of an aborted transaction are lost; the marker of the next one, a
+/// commit, is intact.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_later_commit_does_not_commit_what_was_aborted() {
     for version_2 in [false, true] {
@@ -74,7 +73,7 @@ async fn a_later_commit_does_not_commit_what_was_aborted() {
                 assert_eq!(producer.add_offsets("g").await, 0);
             }
             assert_eq!(producer.commit_offset("g", "t", 1).await, 0);
-            // Markers are of a later millisecond than the begin of the transaction.
+            // The markers' timestamps are at least a millisecond after the transaction's begin.
             tokio::time::sleep(Duration::from_millis(2)).await;
             assert_eq!(producer.end(false).await, 0);
             begin(&mut producer, &[1]).await;
@@ -87,7 +86,8 @@ async fn a_later_commit_does_not_commit_what_was_aborted() {
                     flip_batch(wal, (id, 2), 0);
                     flip_batch(wal, (id, 2), 1);
                     flip_state(wal, b'a', COMPLETED, 0);
-                    // The first one names the partitions and the group, by version 2 each alone.
+                    // The first one names the partitions and the group; in version 2 each has its
+                    // own.
                     let added = if version_2 { 3 } else { 2 };
                     flip_state(wal, b'a', ADDED, added);
                     if !intact_record {
@@ -110,8 +110,8 @@ async fn a_later_commit_does_not_commit_what_was_aborted() {
     }
 }
 
-/// The decision of a transaction in three partitions is lost, and two of its markers. The third
-/// one proves the outcome for all of them, whatever the producer has done next.
+/// The decision of a transaction in three partitions is lost, and two of its markers. The third one
+/// proves the outcome for all of them, whatever the producer has done since.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_marker_of_a_transaction_decides_all_of_its_partitions() {
     for case in 0..16 {
@@ -189,8 +189,8 @@ async fn offsets_are_committed_with_a_transaction_that_a_marker_proves_to_be_com
     }
 }
 
-/// What is lost is of another transactional id. The client asks again how its own transaction has
-/// ended, since it has lost the answer.
+/// The lost records belong to another transactional id. The client repeats the request for the end
+/// of its own transaction, since it has lost the response.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_loss_elsewhere_leaves_what_has_ended_as_it_is() {
     let mut server = TestServer::start().await;
@@ -211,7 +211,7 @@ async fn a_loss_elsewhere_leaves_what_has_ended_as_it_is() {
         server.crash().await;
         producer.reconnect(&server).await;
     }
-    // It goes on.
+    // It continues.
     assert_eq!(producer.produce("t", topic_id, 0).await, (0, 3));
     assert_eq!(producer.end(true).await, 0);
     let old = now;
@@ -222,8 +222,8 @@ async fn a_loss_elsewhere_leaves_what_has_ended_as_it_is() {
     assert_eq!(committed(&server, "t", 0).await, seen(6, 6, &[0, 2, 3, 5], &[]));
 }
 
-/// By version 1 the epoch stays, so the server cannot tell which transaction the client asks for:
-/// that of which it knows, or a later one of which all is lost.
+/// In version 1 the epoch stays, so the server cannot know which transaction the client means: the
+/// known one, or a later one that is lost as a whole.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_of_version_1_does_not_take_the_outcome_of_one_transaction_for_that_of_another() {
     let mut server = TestServer::start().await;
@@ -247,14 +247,14 @@ async fn a_client_of_version_1_does_not_take_the_outcome_of_one_transaction_for_
     assert_eq!(committed(&server, "t", 0).await.aborted, [(id, 3)]);
     producer.reconnect(&server).await;
     assert_eq!(producer.end(true).await, INVALID_TXN_STATE);
-    // It goes on, and what it does now is known.
+    // It continues, and its next transaction is known.
     begin(&mut producer, &[0]).await;
     assert_eq!(producer.produce("t", topic_id, 0).await.0, 0);
     assert_eq!(producer.end(true).await, 0);
     assert_eq!(producer.end(true).await, 0, "it asks again");
 }
 
-/// An epoch that was handed out is not handed out again, though the record of it is lost.
+/// An epoch is not issued twice, although the record of it is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_epoch_is_not_given_to_another_producer() {
     for version_2 in [false, true] {

@@ -1,9 +1,9 @@
-//! What may not become part of a transaction, and who is no producer.
+//! Refused additions to transactions, and invalid producers.
 
 use super::*;
 
-/// A batch that is ahead of the first one of its transaction in a partition does not get in before
-/// it: the first one would be out of order for ever.
+/// A batch that is ahead of the first one of its transaction in a partition is not appended before
+/// it: the first one would be out of order forever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_begins_in_a_partition_with_its_first_batch() {
     let server = TestServer::start().await;
@@ -17,14 +17,15 @@ async fn a_transaction_begins_in_a_partition_with_its_first_batch() {
         assert_eq!(producer.produce("t", topic_id, 0).await, (0, base + 2));
         assert_eq!(producer.end(true).await, 0);
     }
-    // With version 1 the epoch stays, and whoever was forgotten meanwhile goes on where it was.
+    // With version 1 the epoch stays, and a producer whose state has expired meanwhile continues
+    // with its sequence.
     let mut older = Producer::init(&server, "b", false).await;
     assert_eq!(older.add("t", &[0]).await, 0);
     older.sequences.insert(("t".into(), 0), 2);
     assert_eq!(older.produce("t", topic_id, 0).await, (0, 10));
 }
 
-/// As the versions of Kafka know it.
+/// Depends on the version, as in Kafka.
 #[tokio::test(flavor = "multi_thread")]
 async fn offsets_of_a_group_that_was_not_added_are_refused_or_add_it() {
     let server = TestServer::start().await;
@@ -36,7 +37,7 @@ async fn offsets_of_a_group_that_was_not_added_are_refused_or_add_it() {
     }
 }
 
-/// Nobody writes in the topics that stand in for Kafka's own, markers neither.
+/// Clients do not write to the topics that represent Kafka's internal ones, and neither do markers.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_transaction_has_a_part_in_internal_topics() {
     let server = TestServer::start().await;
@@ -65,8 +66,8 @@ async fn who_says_which_producer_it_is_says_id_and_epoch() {
     }
 }
 
-/// Between its first InitProducerId and the record of that an id has no producer, which nobody may
-/// stand in for.
+/// Between its first InitProducerId and the record of that an id has no producer, and no other may
+/// act as one.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_is_the_producer_of_an_id_that_has_none_yet() {
     let server = TestServer::simulated(16 << 20).await;
@@ -74,7 +75,7 @@ async fn nobody_is_the_producer_of_an_id_that_has_none_yet() {
     server.hold_disk(true);
     server.fill_log("t");
     let mut client = server.client().await;
-    // There is room for a hundred bytes.
+    // There is space for a hundred bytes.
     let long: &'static str = Box::leak("a".repeat(500).into_boxed_str());
     assert_eq!(init(&mut client, long, 60_000).await, Err(COORDINATOR_NOT_AVAILABLE));
     let mut nobody = Producer {

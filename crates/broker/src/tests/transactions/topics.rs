@@ -2,8 +2,7 @@
 
 use super::*;
 
-/// Deleted topics are no obstacle, and a new one of the same name has nothing to do with the
-/// transaction.
+/// Deleted topics do not block the transaction, and a new one of the same name is not part of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_outlives_a_topic() {
     let server = TestServer::start().await;
@@ -22,8 +21,8 @@ async fn a_transaction_outlives_a_topic() {
     assert_eq!(offset(&server, "g", "gone").await, (0, -1));
 }
 
-/// The deletion is not durable yet when the transaction has ended, and never becomes so. Else the
-/// topic would have an open transaction for ever then, and the offsets would be lost.
+/// The deletion is not durable when the transaction ends, and never becomes so. Otherwise the topic
+/// would have an open transaction forever, and the offsets would be lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_was_not_deleted_after_all_has_what_a_transaction_has_committed() {
     let mut server = TestServer::simulated(16 << 20).await;
@@ -44,8 +43,7 @@ async fn a_topic_that_was_not_deleted_after_all_has_what_a_transaction_has_commi
     assert_eq!(offset(&server, "g", "t").await, (0, 5));
 }
 
-/// What is to be committed is kept by the names of topics, and another one may have the name by
-/// then.
+/// Staged offsets name topics by name, and another topic may have the name by then.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_topic_gets_no_offsets_of_an_older_one_of_its_name() {
     for (crash, uploaded) in [(false, false), (true, false), (true, true)] {
@@ -58,7 +56,7 @@ async fn a_new_topic_gets_no_offsets_of_an_older_one_of_its_name() {
             assert_eq!(producer.commit_offset("g", "other", 7).await, 0);
             delete_topic(&server, "t").await;
             server.topic("t", 1, &[]).await;
-            // Who asks for one that exists takes nothing from it.
+            // A request to create an existing topic does not remove its offsets.
             let exists = server.server().create_topic("other", 1, Default::default(), false).await;
             assert!(exists.is_err());
             if again {
@@ -80,7 +78,7 @@ async fn a_new_topic_gets_no_offsets_of_an_older_one_of_its_name() {
     }
 }
 
-/// Its offsets may be on their way.
+/// Its offsets may be about to be appended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_is_not_created_before_a_transaction_with_its_name_has_ended() {
     let mut server = TestServer::start().await;
@@ -96,8 +94,9 @@ async fn a_topic_is_not_created_before_a_transaction_with_its_name_has_ended() {
     assert_eq!(offset(&server, "g", "t").await, (0, -1));
 }
 
-/// Nor before the offsets are in line of who has seen the older one. Who has to wait does so on a
-/// thread of its own: one of the runtime's that waits may be the one that all sockets wait for.
+/// Nor before the offsets of a request that has seen the older topic are appended. A task that has
+/// to wait does so on its own thread: a blocked thread of the runtime may be the one that polls all
+/// sockets.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_is_not_created_between_a_look_at_the_older_one_and_the_record() {
     let server = TestServer::start().await;
@@ -117,7 +116,7 @@ async fn a_topic_is_not_created_between_a_look_at_the_older_one_and_the_record()
         let exists = || {
             let exists = at.topics.by_id(id).is_ok();
             looked.send(()).unwrap();
-            // Later looks go on at once.
+            // Later checks continue at once.
             let _ = may_go_on.recv();
             exists
         };
@@ -137,7 +136,7 @@ async fn a_topic_is_not_created_between_a_look_at_the_older_one_and_the_record()
     assert_eq!(offset(&server, "g", "t").await, (0, -1));
 }
 
-/// No topic is created as long as it takes, but everything else goes on.
+/// No topic is created meanwhile, but everything else continues.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_looks_through_all_transactions_makes_way() {
     let server = TestServer::start().await;
@@ -152,8 +151,9 @@ async fn who_looks_through_all_transactions_makes_way() {
     forgotten.await.unwrap();
 }
 
-/// Kafka's transactions have partitions by name: one goes on in a topic that was created anew, and
-/// ends there with a marker. The client has added the partition, and does not do so again.
+/// Kafka's transactions identify partitions by name: one continues in a topic that was created
+/// again, and ends there with a marker. The client has added the partition, and does not do so
+/// again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_goes_on_in_a_topic_that_was_created_anew() {
     for version_2 in [false, true] {
