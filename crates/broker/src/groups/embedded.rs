@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn topics_are_read_as_far_as_they_are_there() {
+    fn topics_are_parsed_regardless_of_what_follows() {
         let bytes = b"\x00\x01\x00\x00\x00\x02\x00\x01a\x00\x02bc\xff\xff\xff\xff";
         assert_eq!(read_topics(bytes), Some(vec!["a".into(), "bc".into()]));
         for cut in 0..13 {
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn subscriptions_of_all_versions_are_read() {
+    fn subscriptions_of_all_versions_are_parsed() {
         for version in 0..=3 {
             let mut told = ConsumerProtocolSubscription::default()
                 .with_topics(vec![text("b"), text("a")])
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn assignments_are_written_as_consumers_read_them() {
+    fn assignments_have_the_format_that_consumers_parse() {
         let assignment = Assignment::from([(A, [0, 2].into()), (Uuid::from_u128(9), [1].into())]);
         let bytes = write_assignment(&assignment, &topics());
         let mut body = bytes.slice(2..);

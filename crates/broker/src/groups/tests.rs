@@ -251,7 +251,7 @@ async fn list(groups: &Groups, version: i16) -> Vec<(String, String, String)> {
 }
 
 #[tokio::test]
-async fn three_members_share_a_group_and_part() {
+async fn three_members_join_a_group_and_leave() {
     let world = World::new();
     let (_store, groups) = world.start().await;
     let a = join(&groups, "g", 10_000).await;
@@ -305,7 +305,7 @@ async fn three_members_share_a_group_and_part() {
 }
 
 #[tokio::test]
-async fn the_timer_removes_a_silent_member_and_lets_the_other_go_on() {
+async fn the_timer_removes_a_silent_member_and_the_other_continues() {
     let world = World::new();
     let (_store, groups) = world.start().await;
     // The timer is in a long sleep when the short session begins.
@@ -321,7 +321,7 @@ async fn the_timer_removes_a_silent_member_and_lets_the_other_go_on() {
 }
 
 #[tokio::test]
-async fn shutdown_answers_who_waits_and_who_comes_later() {
+async fn shutdown_answers_waiting_and_later_requests() {
     let world = World::new();
     let (_store, groups) = world.start().await;
     let gone = ResponseError::CoordinatorNotAvailable.code();
@@ -390,7 +390,7 @@ async fn committed_offsets_survive_crashes_and_uploads() {
 }
 
 #[tokio::test]
-async fn an_offset_is_shown_when_it_is_durable_and_not_before() {
+async fn an_offset_is_visible_only_once_it_is_durable() {
     let world = World::new();
     let (_store, groups) = world.start().await;
     let request = |offset| commit_request("g", &[("topic", 0, offset)]);
@@ -432,7 +432,7 @@ async fn an_offset_is_shown_when_it_is_durable_and_not_before() {
 }
 
 #[tokio::test]
-async fn a_commit_waits_for_room_and_then_asks_the_client_to_come_again() {
+async fn a_commit_waits_for_space_and_then_fails_with_a_retriable_error() {
     let mut world = World::new();
     world.config.room_timeout = Duration::from_millis(20);
     let (_store, groups) = world.start().await;
@@ -461,7 +461,7 @@ async fn a_commit_waits_for_room_and_then_asks_the_client_to_come_again() {
 
 /// Another writer has opened the offsets stream, as the next coordinator would.
 #[tokio::test]
-async fn who_does_not_write_the_offsets_does_not_coordinate() {
+async fn a_coordinator_whose_offsets_stream_was_taken_over_refuses_commits() {
     let world = World::new();
     let (store, groups) = world.start().await;
     let offsets = |at| commit_request("g", &[("topic", 0, at)]);
@@ -477,7 +477,7 @@ async fn who_does_not_write_the_offsets_does_not_coordinate() {
 }
 
 #[tokio::test]
-async fn partitions_of_a_commit_are_judged_one_by_one() {
+async fn partitions_of_a_commit_are_checked_one_by_one() {
     let mut world = World::new();
     world.config.max_offset_metadata_bytes = 3;
     let (_store, groups) = world.start().await;
@@ -503,7 +503,7 @@ async fn partitions_of_a_commit_are_judged_one_by_one() {
 }
 
 #[tokio::test]
-async fn every_version_of_offset_fetch_finds_the_same() {
+async fn every_version_of_offset_fetch_returns_the_same_offsets() {
     let world = World::new();
     let (_store, groups) = world.start().await;
     let request = commit_request("g", &[("topic", 0, 7)]);
@@ -607,7 +607,7 @@ async fn groups_are_listed_described_and_deleted() {
 
 /// No group is created, so it does not count.
 #[tokio::test]
-async fn who_commits_nothing_makes_no_group() {
+async fn an_empty_commit_creates_no_group() {
     let world = World::new();
     let (_store, groups) = world.start().await;
     let request = commit_request("g", &[("gone", 0, 1)]);
@@ -656,7 +656,7 @@ async fn the_sweep_drops_old_offsets_and_empty_groups() {
 /// As in Kafka, for classic and consumer groups: the lag of a topic that is not read any more is of
 /// no interest. As in Kafka, it does not matter how long the group has been empty.
 #[tokio::test]
-async fn an_emptied_group_goes_with_the_next_look() {
+async fn a_group_without_members_and_offsets_is_removed_by_the_next_sweep() {
     let world = World::new();
     let (_store, groups) = world.start().await;
     let request = commit_request("offsets", &[("topic", 0, 7)]);
@@ -675,7 +675,7 @@ async fn an_emptied_group_goes_with_the_next_look() {
 }
 
 #[tokio::test]
-async fn the_sweep_drops_old_offsets_of_topics_that_members_read_no_more() {
+async fn the_sweep_drops_old_offsets_of_topics_without_subscribers() {
     let world = World::new();
     let (_store, groups) = world.start().await;
     let all = [("topic", 0, 7), ("topic-former", 0, 8)];
@@ -730,7 +730,7 @@ async fn the_sweep_drops_old_offsets_of_topics_that_members_read_no_more() {
 
 /// Otherwise they would never expire on a server that is restarted more often.
 #[tokio::test]
-async fn offsets_expire_also_after_a_restart() {
+async fn offsets_expire_after_a_restart() {
     let mut world = World::new();
     let (store, groups) = world.start().await;
     for group in ["idle", "busy", "back"] {
@@ -772,7 +772,7 @@ async fn offsets_expire_also_after_a_restart() {
 /// Members that have nothing to read for long commit nothing: their offsets are in use as long as
 /// the group has members.
 #[tokio::test]
-async fn after_a_restart_it_is_known_for_how_long_there_were_members() {
+async fn the_last_use_of_a_group_survives_a_restart() {
     let mut world = World::new();
     let (store, groups) = world.start().await;
     for group in ["busy", "idle"] {
@@ -819,7 +819,7 @@ async fn a_configuration_out_of_range_is_refused() {
 
 /// A member may find a group a moment before it is deleted.
 #[tokio::test]
-async fn who_joins_a_group_that_was_deleted_comes_again() {
+async fn a_member_that_joins_a_deleted_group_has_to_retry() {
     let world = World::new();
     let (_store, groups) = world.start().await;
     let slot = groups.shared.create("g").expect("there are few groups");

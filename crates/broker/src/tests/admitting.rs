@@ -79,7 +79,7 @@ fn of_two(records: &[&[u8]], codec: Codec) -> Bytes {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_is_compacted_wants_keys() {
+async fn a_compacted_topic_requires_keys() {
     let server = TestServer::start().await;
     server.topic("plain", 1, &[]).await;
     server.topic("compacted", 1, &[("cleanup.policy", "delete,compact")]).await;
@@ -151,7 +151,7 @@ async fn offset_at(client: &mut Client, topic: &str, timestamp_ms: i64) -> (i64,
 
 /// kafka-go's `WriteCompressedMessages` writes the last record's time there, other clients -1.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_greatest_timestamp_is_that_of_the_records_whatever_the_header_says() {
+async fn the_maximum_timestamp_is_computed_from_the_records() {
     let server = TestServer::start().await;
     let mut client = server.client().await;
     // Enough records for decompression in the background, and too few for it.
@@ -198,7 +198,7 @@ async fn a_header_does_not_hide_times_that_are_out_of_range() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn batches_are_kept_as_the_topic_wants_them_compressed() {
+async fn batches_are_stored_with_the_compression_of_the_topic() {
     let server = TestServer::start().await;
     let times: Vec<i64> = (0..500).collect();
     let records = |batch: Bytes| {

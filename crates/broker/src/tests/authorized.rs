@@ -109,7 +109,7 @@ impl Client {
 
 /// Covers APIs that are added later, too: one that does not call `authorize` gives another answer.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_do_nothing_is_refused_by_every_api_that_does_something() {
+async fn every_api_refuses_a_client_without_permissions() {
     let guarded = guarded(false).await;
     for api in crate::api::APIS {
         for version in api.min..=api.max {
@@ -149,7 +149,7 @@ async fn who_may_do_nothing_is_refused_by_every_api_that_does_something() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn acls_allow_and_deny_also_after_a_restart() {
+async fn acls_allow_and_deny_after_a_restart() {
     let mut guarded = guarded(false).await;
     let batch = crate::batch::tests::plain(&[1]);
     let mut alice = guarded.client("alice").await;
@@ -194,7 +194,7 @@ async fn acls_allow_and_deny_also_after_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_is_created_by_who_may_create_it_and_operations_are_told() {
+async fn topics_need_the_create_permission_and_operations_are_described() {
     let guarded = guarded(false).await;
     let mut alice = guarded.client("alice").await;
     let named = |name: &str| {
@@ -223,7 +223,7 @@ async fn a_topic_is_created_by_who_may_create_it_and_operations_are_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn everybody_may_where_there_is_no_acl_if_the_operator_says_so() {
+async fn clients_may_access_resources_without_acls_if_configured() {
     let guarded = guarded(true).await;
     let mut alice = guarded.client("alice").await;
     assert_eq!(alice.topics().await, ["topic"]);
@@ -289,7 +289,7 @@ async fn committed_offsets_are_shown_by_id_as_by_name() {
 
 /// A regular expression must not reveal which topics exist.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_member_is_not_told_of_topics_that_it_may_not_see() {
+async fn a_member_sees_no_topics_that_it_may_not_describe() {
     let guarded = guarded(false).await;
     let server = guarded.server.server();
     let seen = server.create_topic("seen", 2, Default::default(), false).await.unwrap().id;
@@ -336,7 +336,7 @@ async fn a_member_is_not_told_of_topics_that_it_may_not_see() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_share_group_is_described_to_who_may_see_its_topics() {
+async fn describing_a_share_group_needs_permission_for_its_topics() {
     let guarded = guarded(false).await;
     guarded.server.server().create_topic("seen", 1, Default::default(), false).await.unwrap();
     for (kind, name) in [(ResourceType::Topic, "seen"), (ResourceType::Group, "g")] {
@@ -367,7 +367,7 @@ async fn a_share_group_is_described_to_who_may_see_its_topics() {
 /// The member gets an error for partitions that it may not read, and waits for the others. It gets
 /// their records once it may.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_share_session_keeps_what_may_not_be_read_yet() {
+async fn a_share_session_keeps_unauthorized_partitions() {
     use share_fetch_request::{FetchPartition, FetchTopic};
     let guarded = guarded(false).await;
     let server = guarded.server.server();
@@ -410,7 +410,7 @@ async fn a_share_session_keeps_what_may_not_be_read_yet() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn acls_that_make_no_sense_are_refused() {
+async fn invalid_acls_are_refused() {
     let guarded = guarded(false).await;
     let mut admin = guarded.client("admin").await;
     for acl in [
@@ -426,7 +426,7 @@ async fn acls_that_make_no_sense_are_refused() {
 
 /// Otherwise a request of some hundred KiB could ask for a response of many GiB.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deletion_of_acls_takes_a_bounded_number() {
+async fn a_deletion_of_acls_is_bounded() {
     let guarded = guarded(false).await;
     let mut admin = guarded.client("admin").await;
     let acl = |n: usize| {
@@ -453,7 +453,7 @@ async fn a_deletion_of_acls_takes_a_bounded_number() {
 
 /// As in Kafka: a client that may delete in the cluster needs no permission for each topic.
 #[tokio::test(flavor = "multi_thread")]
-async fn topics_are_deleted_by_who_may_delete_in_the_cluster() {
+async fn the_delete_permission_on_the_cluster_covers_all_topics() {
     let guarded = guarded(false).await;
     let mut alice = guarded.client("alice").await;
     let request = DeleteTopicsRequest::default().with_topic_names(vec![TopicName(text("topic"))]);
@@ -467,7 +467,7 @@ async fn topics_are_deleted_by_who_may_delete_in_the_cluster() {
 /// A pattern matches the topics that its client may describe, from the next heartbeat after a
 /// change.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_regular_expression_finds_what_the_client_may_describe() {
+async fn a_regular_expression_matches_topics_that_the_client_may_describe() {
     let guarded = guarded(false).await;
     let hidden = guarded.server.server().create_topic("hidden", 1, Default::default(), false);
     let hidden = hidden.await.unwrap();

@@ -270,7 +270,7 @@ fn document() -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_compatibility_document_says_what_a_server_announces() {
+async fn the_compatibility_document_lists_what_a_server_announces() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/kafka-compatibility.md");
     let document = document();
     if std::env::var_os("UPDATE_DOCS").is_some() {

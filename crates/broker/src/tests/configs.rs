@@ -87,7 +87,7 @@ fn told(config: &DescribeConfigsResourceResult) -> (String, i8, Vec<(String, Str
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_changed_topic_keeps_its_settings_and_obeys_them_at_once() {
+async fn changed_topic_settings_take_effect_at_once_and_persist() {
     let mut server = TestServer::with(16 << 20, |config| {
         config.retention_check_interval = Duration::from_millis(1);
     })
@@ -139,7 +139,7 @@ async fn a_changed_topic_keeps_its_settings_and_obeys_them_at_once() {
 /// Names, types, defaults, sources and synonyms of a new topic are those that Apache Kafka 4.3.1
 /// returns.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_topic_is_told_as_kafka_tells_it() {
+async fn a_new_topic_is_described_as_in_kafka() {
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let configs = describe(&mut server.client().await, (TOPIC, "t")).await;
@@ -157,7 +157,7 @@ async fn a_new_topic_is_told_as_kafka_tells_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_set_for_brokers_holds_for_topics_that_say_nothing() {
+async fn broker_settings_apply_to_topics_without_their_own() {
     let mut server = TestServer::with(16 << 20, |config| config.max_message_bytes = 900_000).await;
     server.topic("t", 1, &[]).await;
     server.topic("own", 1, &[("max.message.bytes", "800000")]).await;
@@ -208,7 +208,7 @@ async fn what_is_set_for_brokers_holds_for_topics_that_say_nothing() {
 
 /// As librdkafka's tests and Kafka's operators set them.
 #[tokio::test]
-async fn what_has_no_effect_is_kept_and_shown() {
+async fn settings_without_effect_are_persisted_and_described() {
     let server = TestServer::start().await;
     let mut client = server.client().await;
     for (name, value) in
@@ -312,7 +312,7 @@ async fn changes_are_refused_with_a_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_settings_at_once_take_the_place_of_those_before() {
+async fn alter_configs_replaces_all_settings() {
     use alter_configs_request::*;
     let server = TestServer::start().await;
     server.topic("t", 1, &[("retention.ms", "5"), ("segment.ms", "7")]).await;
@@ -343,7 +343,7 @@ async fn all_settings_at_once_take_the_place_of_those_before() {
 /// Clients may set more, as in Kafka; a batch that the store cannot hold is refused when it is
 /// sent.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bound_above_the_stores_counts_as_the_stores() {
+async fn a_message_size_limit_above_the_stores_is_capped_by_the_store() {
     let mut server = TestServer::start().await;
     server.topic("t", 1, &[("max.message.bytes", "2147483647")]).await;
     let store_bytes = server.store().max_batch_bytes();
@@ -363,7 +363,7 @@ async fn a_bound_above_the_stores_counts_as_the_stores() {
 
 /// Names that clients and tools read, with the values in effect.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broker_tells_what_it_was_started_with_and_what_is_fixed() {
+async fn a_broker_describes_its_start_options_and_fixed_settings() {
     let server = TestServer::with(16 << 20, |config| {
         config.groups.offsets_retention = Duration::from_secs(3_600);
         config.groups.max_session_timeout = Duration::from_secs(120);
@@ -446,7 +446,7 @@ async fn groups_have_settings_and_are_listed_with_topics_and_brokers() {
 /// A setting that Apache Kafka 4.4.0 can change while it runs can be changed here too, and is
 /// documented if it has no effect; or it is refused with the reason.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_kafkas_operators_change_is_changed_or_refused_with_the_reason() {
+async fn dynamic_broker_settings_are_accepted_or_refused_with_a_reason() {
     let server = TestServer::start().await;
     let mut client = server.client().await;
     let described = describe(&mut client, (BROKER, "1")).await;
@@ -477,7 +477,7 @@ async fn what_kafkas_operators_change_is_changed_or_refused_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_are_bounded_anew_while_the_server_runs() {
+async fn connection_limits_can_be_changed_at_run_time() {
     let mut server = TestServer::start().await;
     let mut first = server.client().await;
     set_well(&mut first, (BROKER, "1"), "max.connections.per.ip.overrides", "127.0.0.1:1").await;

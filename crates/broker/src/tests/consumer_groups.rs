@@ -129,7 +129,7 @@ async fn delete(client: &mut Client, name: &str) -> i16 {
 
 /// All operations without an authorizer, but only for groups that exist.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_may_be_done_with_a_group_is_told() {
+async fn authorized_operations_of_a_group_are_described() {
     const ALL: i32 = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11;
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
@@ -161,7 +161,7 @@ async fn what_may_be_done_with_a_group_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_members_share_a_topic_and_admins_see_how() {
+async fn two_members_share_a_topic_and_admins_see_their_assignments() {
     let server = TestServer::start().await;
     let t = server.topic("t", 4, &[]).await;
     let mut client = server.client().await;
@@ -246,7 +246,7 @@ async fn two_members_share_a_topic_and_admins_see_how() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn members_go_on_after_a_restart_without_a_rebalance() {
+async fn members_continue_after_a_restart_without_a_rebalance() {
     for uploads in [None, Some(false), Some(true)] {
         let mut server = TestServer::start().await;
         let t = server.topic("t", 4, &[]).await;
@@ -293,7 +293,7 @@ async fn members_go_on_after_a_restart_without_a_rebalance() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_promised_before_it_is_durable() {
+async fn no_assignment_is_returned_before_it_is_durable() {
     let mut server = TestServer::simulated(16 << 20).await;
     server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
@@ -369,7 +369,7 @@ async fn a_group_without_members_changes_its_type_and_keeps_its_offsets() {
 
 /// Static or not; closed, killed, and killed after an upload.
 #[tokio::test(flavor = "multi_thread")]
-async fn members_of_a_classic_group_go_on_after_a_restart_without_a_rebalance() {
+async fn members_of_a_classic_group_continue_after_a_restart_without_a_rebalance() {
     use kafka_protocol::messages::SyncGroupRequest;
     use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
     use kafka_protocol::messages::sync_group_request::SyncGroupRequestAssignment;
@@ -453,7 +453,7 @@ fn embedded<M: kafka_protocol::protocol::Encodable>(message: &M) -> bytes::Bytes
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_of_classic_consumers_is_taken_over_and_let_go() {
+async fn a_group_of_classic_consumers_is_converted_and_converted_back() {
     use kafka_protocol::messages::consumer_protocol_assignment::TopicPartition;
     use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
     use kafka_protocol::messages::sync_group_request::SyncGroupRequestAssignment;
@@ -560,7 +560,7 @@ async fn a_group_of_classic_consumers_is_taken_over_and_let_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_classic_group_that_refuses_a_member_stays_what_it_is() {
+async fn a_classic_group_that_refuses_a_member_stays_classic() {
     use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
     use kafka_protocol::messages::{ConsumerProtocolSubscription, SyncGroupRequest};
     let server = TestServer::with(16 << 20, |config| config.groups.max_group_members = 1).await;
@@ -593,7 +593,7 @@ async fn a_classic_group_that_refuses_a_member_stays_what_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn topics_that_are_created_grow_and_are_deleted_reach_the_members() {
+async fn created_grown_and_deleted_topics_reach_the_members() {
     let server = TestServer::start().await;
     let mut client = server.client().await;
     let mut request = join("g", "a", &[]);
@@ -648,7 +648,7 @@ async fn silent_members_are_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_has_its_own_times() {
+async fn a_group_can_have_its_own_timeouts() {
     use kafka_protocol::messages::incremental_alter_configs_request::*;
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
@@ -669,7 +669,7 @@ async fn a_group_has_its_own_times() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_heartbeats_are_refused_with_a_reason() {
+async fn invalid_heartbeats_are_refused_with_a_reason() {
     let server = TestServer::with(16 << 20, |config| config.groups.max_group_members = 1).await;
     server.topic("t", 1, &[]).await;
     let mut client = server.client().await;

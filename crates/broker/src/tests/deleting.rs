@@ -69,7 +69,7 @@ async fn records_are_deleted_up_to_an_offset_and_stay_deleted() {
 
 /// A consumer that waits at the end continues; one that fetches deleted records gets an error.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fetch_that_waits_survives_a_deletion() {
+async fn a_waiting_fetch_survives_a_deletion() {
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let (mut client, mut consumer) = (server.client().await, server.client().await);
@@ -149,7 +149,7 @@ pub(super) async fn delete_offsets(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn offsets_of_topics_that_nobody_reads_are_deleted() {
+async fn offsets_of_topics_without_subscribers_are_deleted() {
     use join_group_request::JoinGroupRequestProtocol;
     use sync_group_request::SyncGroupRequestAssignment;
     let mut server = TestServer::with(16 << 20, |config| {
@@ -203,7 +203,7 @@ async fn delete_topic(client: &mut Client, topic: &str) {
 /// kafka-go deletes a topic and then requests its metadata in a way that may create it. Kafka takes
 /// a moment to do so; a client that keeps asking gets the topic.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_topic_is_not_created_again_at_once_by_who_looks_for_it() {
+async fn a_metadata_request_does_not_recreate_a_topic_deleted_just_now() {
     let server = TestServer::start().await;
     for name in ["t", "other"] {
         server.topic(name, 1, &[]).await;
@@ -250,7 +250,7 @@ async fn a_deleted_topic_is_not_created_again_at_once_by_who_looks_for_it() {
 
 /// A request that waits for space in the log concerns the topic that existed when it arrived.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_was_created_meanwhile_is_not_the_one_that_was_meant() {
+async fn a_request_does_not_apply_to_a_topic_created_after_it_arrived() {
     let server = TestServer::simulated(16 << 20).await;
     server.topic("t", 1, &[]).await;
     server.topic("filler", 1, &[]).await;
@@ -289,7 +289,7 @@ pub(super) async fn delete_group(client: &mut Client, group: &str) -> i16 {
 
 /// A transaction that was open all the time would restore the offsets, and the group with them.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_deleted_of_a_group_is_not_committed_by_a_transaction() {
+async fn deleted_offsets_of_a_group_are_not_committed_by_a_transaction() {
     for crash in [false, true] {
         let mut server = TestServer::start().await;
         server.topic("t", 3, &[]).await;
@@ -394,7 +394,7 @@ async fn partitions_are_described_page_by_page() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn log_dirs_tell_how_large_partitions_are() {
+async fn log_dirs_show_the_size_of_partitions() {
     let server = TestServer::start().await;
     server.topic("t", 2, &[]).await;
     let mut client = server.client().await;

@@ -12,7 +12,7 @@ use super::harness::{TestServer, text};
 
 /// kafka-clients send an empty name, not null, when they ask by id.
 #[tokio::test(flavor = "multi_thread")]
-async fn metadata_by_id_does_not_look_at_the_name() {
+async fn metadata_by_id_ignores_the_name() {
     let server = TestServer::start().await;
     let mut client = server.client().await;
     let id = server.topic("known", 2, &[]).await;
@@ -39,7 +39,7 @@ async fn metadata_by_id_does_not_look_at_the_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_learn_the_rack() {
+async fn clients_receive_the_rack() {
     for rack in [None, Some("eu-1a")] {
         let server =
             TestServer::with(16 << 20, |config| config.rack = rack.map(str::to_owned)).await;

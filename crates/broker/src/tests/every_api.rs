@@ -134,7 +134,7 @@ async fn the_announced_versions_are_those_that_clients_need() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn topics_are_validated_as_by_kafka() {
+async fn topics_are_validated_as_in_kafka() {
     use create_topics_request::*;
     let server = TestServer::with(16 << 20, |config| config.max_partitions = 20).await;
     server.topic("a.b", 1, &[]).await;
@@ -183,7 +183,7 @@ async fn topics_are_validated_as_by_kafka() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn partitions_are_added_as_by_kafka() {
+async fn partitions_are_added_as_in_kafka() {
     use kafka_protocol::messages::CreatePartitionsRequest;
     use kafka_protocol::messages::create_partitions_request::*;
     let server = TestServer::start().await;
@@ -265,7 +265,7 @@ async fn metadata_creates_topics_where_both_sides_allow_it() {
 
 /// Clients and tools look for them, and skip them by their flag.
 #[tokio::test(flavor = "multi_thread")]
-async fn internal_topics_are_there_once_they_are_asked_for_and_stay_empty() {
+async fn internal_topics_appear_when_requested_and_stay_empty() {
     use kafka_protocol::messages::{FindCoordinatorRequest, MetadataRequest};
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;

@@ -33,7 +33,7 @@ fn shape(response: &FetchResponse) -> Vec<(i32, usize)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_session_gives_what_is_new() {
+async fn a_fetch_session_returns_what_is_new() {
     let server = TestServer::start().await;
     server.topic("t", 3, &[]).await;
     let mut client = server.client().await;
@@ -66,7 +66,7 @@ async fn a_session_gives_what_is_new() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiting_fetch_is_woken_by_what_becomes_durable() {
+async fn a_waiting_fetch_is_woken_by_durable_records() {
     let server = TestServer::start().await;
     server.topic("t", 2, &[]).await;
     let (mut reader, mut writer) = (server.client().await, server.client().await);
@@ -99,7 +99,7 @@ async fn a_waiting_fetch_is_woken_by_what_becomes_durable() {
 /// Otherwise a dozen fetches of idle partitions could hold the whole response memory for as long as
 /// they wait.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiting_fetch_holds_nothing() {
+async fn a_waiting_fetch_holds_no_memory() {
     let mut server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let (mut reader, mut other) = (server.client().await, server.client().await);
@@ -126,7 +126,7 @@ async fn a_waiting_fetch_holds_nothing() {
 
 /// Clients that do not read their responses hold the whole response memory.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_memory_for_answers_little_is_read_all_the_same() {
+async fn a_fetch_without_response_memory_returns_little() {
     let server = TestServer::start().await;
     server.topic("t", 2, &[]).await;
     let mut client = server.client().await;
@@ -155,7 +155,7 @@ async fn without_memory_for_answers_little_is_read_all_the_same() {
 
 /// A client gets at least one batch, and a topic may allow larger ones than others.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_large_batch_is_counted_as_what_it_is() {
+async fn a_large_batch_is_charged_with_its_size() {
     const BATCH_BYTES: usize = 6 << 20;
     let server = TestServer::with(128 << 20, |_| {}).await;
     server.topic("t", 1, &[("max.message.bytes", "8000000")]).await;
@@ -174,7 +174,7 @@ async fn a_large_batch_is_counted_as_what_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_keeps_memory_that_others_wait_for_is_given_up() {
+async fn a_client_that_holds_memory_needed_by_others_is_disconnected() {
     let server = TestServer::with(128 << 20, |config| {
         config.transfer_timeout = Duration::from_secs(10);
     })
@@ -210,7 +210,7 @@ async fn who_keeps_memory_that_others_wait_for_is_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stopping_server_answers_those_who_wait() {
+async fn a_stopping_server_answers_waiting_fetches() {
     let mut server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let mut reader = server.client().await;
@@ -232,7 +232,7 @@ async fn a_stopping_server_answers_those_who_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn limits_are_kept_but_for_the_first_batch() {
+async fn fetch_limits_hold_except_for_the_first_batch() {
     let server = TestServer::start().await;
     server.topic("t", 3, &[]).await;
     let mut client = server.client().await;
@@ -269,7 +269,7 @@ async fn limits_are_kept_but_for_the_first_batch() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_places_have_their_errors() {
+async fn invalid_partitions_and_offsets_have_their_errors() {
     let server = TestServer::start().await;
     let id = server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
@@ -356,7 +356,7 @@ async fn offsets_are_found_by_time_to_the_record() {
 /// Nor is the time of a deleted record returned: a deletion may have removed the record that
 /// determines a batch's time.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_search_by_time_finds_what_is_left() {
+async fn a_search_by_time_finds_remaining_records() {
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
@@ -394,7 +394,7 @@ async fn a_search_by_time_finds_what_is_left() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn late_readers_get_the_same_bytes_from_objects() {
+async fn cold_reads_return_the_same_bytes_from_objects() {
     let server = TestServer::start().await;
     server.topic("t", 20, &[]).await;
     let mut client = server.client().await;
@@ -428,7 +428,7 @@ async fn a_deleted_topic_ends_a_waiting_fetch() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_leader_epoch_has_not_ended() {
+async fn the_current_leader_epoch_ends_at_the_high_watermark() {
     use kafka_protocol::messages::offset_for_leader_epoch_request::{
         OffsetForLeaderPartition, OffsetForLeaderTopic,
     };
@@ -479,7 +479,7 @@ async fn every_fetch_version_gets_batches_of_every_codec() {
 /// A client that repeats the request and disconnects could otherwise have any number of batches
 /// decompressed at the same time.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_look_into_a_batch_counts_until_it_has_ended() {
+async fn a_decompression_is_counted_until_it_has_ended() {
     let server = TestServer::start().await;
     let server = server.server();
     let free = server.decompressions.available_permits();

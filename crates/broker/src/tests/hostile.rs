@@ -22,7 +22,7 @@ use super::harness::{HANG, TestServer, fetch, produce, text};
 use crate::batch::tests::plain;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lengths_that_can_not_be_close_the_connection() {
+async fn impossible_lengths_close_the_connection() {
     let server = TestServer::start().await;
     for len in [i32::MAX, i32::MIN, -1, (100 << 20) + 1, 0, 3] {
         let mut client = server.client().await;
@@ -34,7 +34,7 @@ async fn lengths_that_can_not_be_close_the_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unknown_apis_and_versions_close_the_connection_but_for_api_versions() {
+async fn unknown_apis_and_versions_close_the_connection_except_for_api_versions() {
     let server = TestServer::start().await;
     for (key, version) in
         [(999, 0), (-1, 0), (17, 0), (0, 2), (0, 14), (3, -1), (3, 14), (i16::MAX, i16::MAX)]
@@ -114,7 +114,7 @@ async fn random_bytes_and_damaged_requests_do_no_harm() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn arrays_that_are_not_there_cost_nothing() {
+async fn claimed_array_lengths_allocate_nothing() {
     let server = TestServer::start().await;
     for version in [1, 9] {
         let mut request = examples::header(3, version, 1, if version >= 9 { 2 } else { 1 });
@@ -131,7 +131,7 @@ async fn arrays_that_are_not_there_cost_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn half_requests_slow_requests_and_idle_clients_are_given_up() {
+async fn incomplete_and_slow_requests_and_idle_clients_are_disconnected() {
     let server = TestServer::with(16 << 20, |config| {
         config.transfer_timeout = Duration::from_millis(200);
         config.idle_timeout = Duration::from_secs(1);
@@ -159,7 +159,7 @@ async fn half_requests_slow_requests_and_idle_clients_are_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_takes_no_responses_is_not_read_for_ever() {
+async fn a_client_that_reads_no_responses_is_disconnected() {
     let server =
         TestServer::with(16 << 20, |config| config.transfer_timeout = Duration::from_millis(300))
             .await;
@@ -205,7 +205,7 @@ async fn connections_are_bounded() {
 /// Otherwise members that wait for others that never join would hold their connections long after
 /// they have disconnected.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_connection_of_a_member_that_has_gone_is_free() {
+async fn the_connection_of_a_disconnected_member_is_released() {
     let server = TestServer::with(16 << 20, |config| config.max_connections = 2).await;
     let protocol = join_group_request::JoinGroupRequestProtocol::default().with_name(text("range"));
     let join = JoinGroupRequest::default()
@@ -298,7 +298,7 @@ async fn large_requests_share_their_memory() {
 
 /// The length that a request announces must not block others.
 #[tokio::test(flavor = "multi_thread")]
-async fn half_requests_keep_nobody_out() {
+async fn incomplete_requests_do_not_block_others() {
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let mut half = Vec::new();
@@ -324,7 +324,7 @@ async fn half_requests_keep_nobody_out() {
 
 /// Requests that have used up the memory and send no more do not time out one after the other.
 #[tokio::test(flavor = "multi_thread")]
-async fn half_requests_that_have_all_the_memory_give_it_back() {
+async fn incomplete_requests_that_hold_all_memory_release_it() {
     let server = TestServer::with(16 << 20, |config| {
         config.max_request_bytes = 1 << 20;
         config.queued_request_bytes = 1 << 20;
@@ -371,7 +371,7 @@ async fn half_requests_that_have_all_the_memory_give_it_back() {
 
 /// The time limit applies to the whole request, not to each part of it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_has_one_time_for_all_its_parts() {
+async fn the_time_limit_of_a_request_covers_all_its_parts() {
     let server =
         TestServer::with(16 << 20, |config| config.transfer_timeout = Duration::from_millis(600))
             .await;
@@ -390,7 +390,7 @@ async fn a_request_has_one_time_for_all_its_parts() {
 
 /// A small request that names the same thing repeatedly must not cause a response of any size.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_request_names_many_times_is_answered_once() {
+async fn repeated_names_in_a_request_are_answered_once() {
     let server = TestServer::start().await;
     server.topic("t", 2, &[]).await;
     let mut client = server.client().await;
@@ -489,7 +489,7 @@ async fn large_requests_hold_their_budget_until_they_are_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_that_wait_for_the_disk_are_bounded_by_bytes() {
+async fn responses_that_wait_for_the_disk_are_bounded_by_bytes() {
     let server = TestServer::simulated(16 << 20).await;
     server.topic("t", 1, &[]).await;
     server.hold_disk(true);
@@ -514,7 +514,7 @@ async fn answers_that_wait_for_the_disk_are_bounded_by_bytes() {
 
 /// Otherwise a few clients that wait as long as they like would block all other larger requests.
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_wait_hold_no_memory_for_requests() {
+async fn waiting_requests_hold_no_request_memory() {
     let server = TestServer::start().await;
     server.topic("t", 2_000, &[]).await;
     let (of_bytes, of_elements) =
@@ -571,7 +571,7 @@ async fn requests_that_wait_hold_no_memory_for_requests() {
 /// Small parts of a request must not become large by being repeated for each partition, or for each
 /// unknown name.
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_stay_in_proportion_to_their_requests() {
+async fn responses_stay_in_proportion_to_their_requests() {
     let server = TestServer::start().await;
     let mut client = server.client().await;
     let long_name = "\u{e4}".repeat(16_000);
@@ -637,7 +637,7 @@ async fn answers_stay_in_proportion_to_their_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn large_answers_share_their_budget() {
+async fn large_responses_share_their_budget() {
     let server = TestServer::with(16 << 20, |config| {
         config.max_request_bytes = 1 << 20;
         config.queued_request_bytes = 1 << 20;
@@ -693,7 +693,7 @@ async fn large_answers_share_their_budget() {
 /// Otherwise a client that gets partitions by a rebalance could not begin while others leave large
 /// responses to the same request unread.
 #[tokio::test(flavor = "multi_thread")]
-async fn small_answers_wait_for_no_turn_behind_large_ones() {
+async fn small_responses_do_not_wait_for_a_permit_behind_large_ones() {
     let server = TestServer::start().await;
     server.topic("t", 100, &[]).await;
     let mut client = server.client().await;
@@ -745,7 +745,7 @@ async fn small_answers_wait_for_no_turn_behind_large_ones() {
 /// The server has an assignment once, and any number of small requests would have it copied for
 /// each of them.
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_to_members_of_groups_share_the_budget_of_large_ones() {
+async fn responses_to_group_members_share_the_budget_of_large_ones() {
     const MIB: usize = 1 << 20;
     let server = TestServer::with(16 << 20, |config| {
         config.max_request_bytes = 12 << 20;

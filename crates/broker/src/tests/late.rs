@@ -48,7 +48,7 @@ async fn waiting(server: &TestServer, count: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_reads_at_the_tail_does_not_wait_for_who_reads_objects() {
+async fn tail_reads_do_not_wait_for_cold_reads() {
     let (server, late, young) = late_and_young().await;
     let held = server.hold_objects().await;
     let mut readers: Vec<(Client, i32)> = Vec::new();
@@ -71,7 +71,7 @@ async fn who_reads_at_the_tail_does_not_wait_for_who_reads_objects() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fetch_has_what_there_is_when_it_has_enough_or_its_time_is_over() {
+async fn a_fetch_returns_available_records_when_it_has_enough_or_its_time_is_over() {
     let (server, late, young) = late_and_young().await;
     let mut client = server.client().await;
     let held = server.hold_objects().await;
@@ -106,7 +106,7 @@ async fn a_fetch_has_what_there_is_when_it_has_enough_or_its_time_is_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_search_by_time_ends_by_its_time_and_keeps_no_other_partition_from_its_answer() {
+async fn a_search_by_time_times_out_without_delaying_other_partitions() {
     let (server, _, _) = late_and_young().await;
     let mut client = server.client().await;
     let by_time = |timestamp: i64, timeout_ms: i32| {
@@ -138,7 +138,7 @@ async fn a_search_by_time_ends_by_its_time_and_keeps_no_other_partition_from_its
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_reads_objects_for_a_client_that_has_gone() {
+async fn cold_reads_are_cancelled_when_the_client_disconnects() {
     let (server, _, _) = late_and_young().await;
     let _held = server.hold_objects().await;
     let mut client = server.client().await;

@@ -15,7 +15,7 @@ use crate::{AuthorizationConfig, Mechanism};
 /// The nullable strings of successful responses: some are null in Kafka, some empty, and one is
 /// "NONE".
 #[tokio::test(flavor = "multi_thread")]
-async fn texts_are_null_or_empty_as_in_kafka() {
+async fn strings_are_null_or_empty_as_in_kafka() {
     let server = TestServer::with(16 << 20, |config| {
         config.security.authorization = Some(AuthorizationConfig {
             super_users: vec!["User:ANONYMOUS".into()],
@@ -158,7 +158,7 @@ async fn quotas_and_users_are_listed_in_the_order_of_kafka() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_log_of_the_controllers_is_no_topic() {
+async fn the_cluster_metadata_topic_cannot_be_used() {
     let server = TestServer::start().await;
     let mut client = server.client().await;
     let name = || TopicName(text("__cluster_metadata"));
@@ -222,7 +222,7 @@ async fn transactions_are_listed_by_the_time_since_they_began() {
 
 /// The first repetition is accepted at once, and the next one only after a while.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_may_authenticate_again_at_once_but_not_over_and_over() {
+async fn a_client_may_reauthenticate_once_and_then_only_after_a_while() {
     let server = TestServer::with(16 << 20, |config| {
         config.listeners.push(sasl("sasl", &[Mechanism::Plain]));
         config.security.session_lifetime = Some(Duration::from_secs(3_600));

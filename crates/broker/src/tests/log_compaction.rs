@@ -177,7 +177,7 @@ pub(super) async fn offset_at(client: &mut Client, topic: &str, timestamp_ms: i6
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tombstones_go_after_their_time() {
+async fn tombstones_are_removed_after_their_retention() {
     for (retention_ms, stays) in [("0", false), ("3600000", true)] {
         let server = start().await;
         let configs = [COMPACT[0], COMPACT[1], ("delete.retention.ms", retention_ms)];
@@ -199,7 +199,7 @@ async fn tombstones_go_after_their_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_of_aborted_transactions_go_and_committed_ones_stay() {
+async fn records_of_aborted_transactions_are_removed_and_committed_ones_stay() {
     for retention_ms in ["0", "3600000"] {
         let server = start().await;
         let configs = [COMPACT[0], COMPACT[1], ("delete.retention.ms", retention_ms)];
@@ -242,7 +242,7 @@ async fn records_of_aborted_transactions_go_and_committed_ones_stay() {
 /// A partition drops the state of aborted transactions together with their records: in memory, in
 /// the checkpoint, and after a restart.
 #[tokio::test(flavor = "multi_thread")]
-async fn aborted_transactions_are_forgotten_with_their_records() {
+async fn aborted_transactions_are_dropped_with_their_records() {
     let mut server = start().await;
     let topic_id = server.topic("t", 1, &COMPACT).await;
     let mut producer = Producer::init(&server, "a", false).await;
@@ -287,7 +287,7 @@ async fn aborted_transactions_are_forgotten_with_their_records() {
 
 /// To a reader that has read their records before they must not appear committed.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_has_records_of_a_forgotten_transaction_reads_again() {
+async fn a_reader_with_records_of_a_dropped_transaction_reads_again() {
     let server = start().await;
     let topic_id = server.topic("t", 1, &COMPACT).await;
     let mut producer = Producer::init(&server, "a", false).await;
@@ -362,7 +362,7 @@ async fn records_without_a_key_are_refused() {
 
 /// Both policies: old records are removed, and of the others the last ones stay.
 #[tokio::test(flavor = "multi_thread")]
-async fn compacted_topics_can_have_a_retention_too() {
+async fn compacted_topics_can_have_a_retention() {
     let mut server = TestServer::with(16 << 20, |config| {
         config.log_compaction_check_interval = Duration::from_millis(1);
         config.retention_check_interval = Duration::from_millis(1);
@@ -395,7 +395,7 @@ async fn compacted_topics_can_have_a_retention_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn young_records_stay_and_old_ones_are_compacted_whatever_the_ratio() {
+async fn compaction_lag_limits_apply_regardless_of_the_dirty_ratio() {
     let server = start().await;
     let now = crate::partition::unix_time_ms();
     let lag = [COMPACT[0], COMPACT[1], ("min.compaction.lag.ms", "3600000")];
@@ -423,7 +423,7 @@ const TOPIC: i8 = 2;
 
 /// While the object store is unavailable: the backlog is visible, and is processed soon after.
 #[tokio::test(flavor = "multi_thread")]
-async fn compaction_goes_on_soon_after_an_outage_of_the_object_store() {
+async fn compaction_resumes_soon_after_an_outage_of_the_object_store() {
     let server = start().await;
     server.topic("t", 1, &COMPACT).await;
     produce(&server, "t", &[("a", Some("1"), 1)]).await;
@@ -469,7 +469,7 @@ async fn compaction_goes_on_soon_after_an_outage_of_the_object_store() {
 
 /// The next check would be in an hour.
 #[tokio::test(flavor = "multi_thread")]
-async fn how_often_it_is_looked_at_is_changed_while_the_server_runs() {
+async fn the_compaction_check_interval_can_be_changed_at_run_time() {
     use incremental_alter_configs_request::*;
     let server = TestServer::with(16 << 20, |config| {
         config.log_compaction_check_interval = Duration::from_secs(3_600);

@@ -69,7 +69,7 @@ fn degraded(server: &TestServer) -> Vec<(Reason, String)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damage_ends_a_read_and_is_told_with_topic_and_partition() {
+async fn damage_fails_a_read_and_is_reported_with_topic_and_partition() {
     let (server, file) = one_object().await;
     let mut bytes = std::fs::read(&file).unwrap();
     bytes[40] ^= 1;
@@ -91,7 +91,7 @@ async fn damage_ends_a_read_and_is_told_with_topic_and_partition() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_missing_object_ends_a_read_until_it_is_back() {
+async fn a_missing_object_fails_reads_until_it_is_back() {
     let (server, file) = one_object().await;
     let away = file.with_extension("away");
     std::fs::rename(&file, &away).unwrap();
@@ -121,7 +121,7 @@ async fn a_missing_object_ends_a_read_until_it_is_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reads_from_a_cache_do_not_bring_a_missing_object_back() {
+async fn reads_from_a_cache_do_not_hide_a_missing_object() {
     let (server, file) = two_partitions().await;
     let read = async |partition| {
         let response = server.client().await.call(12, &fetch("t", &[(partition, 0)], 0)).await;

@@ -84,7 +84,7 @@ async fn epoch_end(server: &TestServer) -> (i32, i64) {
 
 /// Batches of two records each: those at 0 and 4 stay, those at 2 and 6 are lost.
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_get_past_lost_offsets_at_the_end_and_in_the_middle() {
+async fn clients_pass_lost_offsets_at_the_end_and_in_the_middle() {
     let mut server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
@@ -177,7 +177,7 @@ async fn lost_state_is_counted_and_named() {
 /// A loss at the end of a partition is still known after the upload: a producer that may have
 /// appended the lost batch is not refused forever.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_producer_whose_last_batch_is_lost_goes_on_after_an_upload() {
+async fn a_producer_whose_last_batch_is_lost_continues_after_an_upload() {
     let mut server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let batch = |sequence| encode(Compression::None, (9, 0, sequence), &[1, 2]);

@@ -29,7 +29,7 @@ fn of_producer(id: i64, epoch: i16, sequence: i32, records: usize) -> Bytes {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_sent_comes_back_under_every_compression_and_version() {
+async fn records_are_returned_unchanged_for_every_compression_and_version() {
     let server = TestServer::start().await;
     let id = server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
@@ -78,7 +78,7 @@ async fn what_was_sent_comes_back_under_every_compression_and_version() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refused_batches_have_the_codes_of_kafka_and_change_nothing() {
+async fn refused_batches_have_kafkas_error_codes_and_change_nothing() {
     let server = TestServer::start().await;
     server.topic("t", 1, &[("max.message.bytes", "200")]).await;
     let mut client = server.client().await;
@@ -107,7 +107,7 @@ async fn refused_batches_have_the_codes_of_kafka_and_change_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn repetitions_are_answered_with_the_first_offset_and_gaps_are_refused() {
+async fn repeated_batches_return_the_first_offset_and_sequence_gaps_are_refused() {
     let server = TestServer::start().await;
     server.topic("t", 2, &[]).await;
     let mut client = server.client().await;
@@ -129,7 +129,7 @@ async fn repetitions_are_answered_with_the_first_offset_and_gaps_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_acknowledgement_there_is_no_response_and_an_error_closes() {
+async fn acks_0_has_no_response_and_an_error_closes_the_connection() {
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
@@ -158,7 +158,7 @@ async fn requests_are_handled_and_answered_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_acknowledged_or_shown_before_it_is_durable() {
+async fn records_are_neither_acknowledged_nor_visible_before_they_are_durable() {
     let server = TestServer::simulated(16 << 20).await;
     server.topic("t", 1, &[]).await;
     let (mut first, mut again, mut reader) =
@@ -196,7 +196,7 @@ async fn nothing_is_acknowledged_or_shown_before_it_is_durable() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_put_in_line_stays_when_the_client_goes() {
+async fn appended_records_stay_when_the_client_disconnects() {
     let server = TestServer::simulated(16 << 20).await;
     server.topic("t", 1, &[]).await;
     server.hold_disk(true);
@@ -223,7 +223,7 @@ async fn what_was_put_in_line_stays_when_the_client_goes() {
 
 /// Otherwise a client would resend what is in the log.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_timeout_of_a_request_is_for_the_room_in_the_log_and_not_for_the_disk() {
+async fn the_produce_timeout_covers_waiting_for_log_space_and_not_for_the_disk() {
     for acks in [1, -1] {
         let server = TestServer::simulated(16 << 20).await;
         server.topic("t", 1, &[]).await;
@@ -262,7 +262,7 @@ async fn the_timeout_of_a_request_is_for_the_room_in_the_log_and_not_for_the_dis
 
 /// A stalled disk does not hold the connection of a client that has disconnected.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_waits_for_the_disk_in_place_of_a_client_that_has_gone() {
+async fn a_disconnected_client_does_not_hold_its_connection_during_a_disk_stall() {
     let configure = |config: &mut BrokerConfig| config.transfer_timeout = Duration::from_secs(1);
     let server = TestServer::simulated_with(16 << 20, configure).await;
     server.topic("t", 1, &[]).await;
@@ -281,7 +281,7 @@ async fn nobody_waits_for_the_disk_in_place_of_a_client_that_has_gone() {
 
 /// Nor if more was sent than the server reads before it has answered.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_waits_for_the_disk_behind_a_client_that_has_gone() {
+async fn a_disconnected_client_with_unread_requests_does_not_hold_its_connection() {
     let configure = |config: &mut BrokerConfig| config.transfer_timeout = Duration::from_secs(1);
     let server = TestServer::simulated_with(16 << 20, configure).await;
     server.topic("t", 300, &[]).await;
@@ -298,7 +298,7 @@ async fn nobody_waits_for_the_disk_behind_a_client_that_has_gone() {
 
 /// The disconnect is not noticed if the system could not receive all that the client has sent.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_waits_for_the_disk_for_ever_with_much_that_was_not_read() {
+async fn an_undetected_disconnect_is_closed_after_a_timeout() {
     let configure = |config: &mut BrokerConfig| {
         config.transfer_timeout = Duration::from_secs(1);
         config.idle_timeout = Duration::from_secs(2);
@@ -315,7 +315,7 @@ async fn nobody_waits_for_the_disk_for_ever_with_much_that_was_not_read() {
 
 /// Connected clients do not delay the stop of the server.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_stops_waits_no_longer_for_what_it_has_not_read() {
+async fn a_stopping_server_does_not_wait_for_unread_requests() {
     let configure = |config: &mut BrokerConfig| {
         config.transfer_timeout = Duration::from_secs(1);
         config.shutdown_grace = Duration::from_secs(3_600);
@@ -331,7 +331,7 @@ async fn a_server_that_stops_waits_no_longer_for_what_it_has_not_read() {
 
 /// It may have nothing more to send, and wait for the response.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_sends_nothing_more_is_answered() {
+async fn a_client_that_has_shut_down_its_sending_side_is_answered() {
     let server = TestServer::simulated(16 << 20).await;
     server.topic("t", 1, &[]).await;
     let partition = server.server().topics.by_name("t").unwrap().partitions[0].clone();
@@ -350,7 +350,7 @@ async fn a_client_that_sends_nothing_more_is_answered() {
 
 /// The same with more requests than the server reads before it has answered.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_sends_nothing_more_has_all_its_answers() {
+async fn a_client_that_has_shut_down_its_sending_side_receives_all_responses() {
     let configure = |config: &mut BrokerConfig| config.transfer_timeout = Duration::from_secs(5);
     let server = TestServer::simulated_with(16 << 20, configure).await;
     server.topic("t", 1, &[]).await;
@@ -370,7 +370,7 @@ async fn a_client_that_sends_nothing_more_has_all_its_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn much_more_than_the_wal_holds_goes_through_it() {
+async fn records_beyond_the_size_of_the_log_can_be_produced() {
     let server = TestServer::with(2 << 20, |_| {}).await;
     server.topic("t", 2, &[]).await;
     let batch = encode(Compression::None, (-1, -1, -1), &vec![1; 3_000]);
@@ -397,7 +397,7 @@ async fn much_more_than_the_wal_holds_goes_through_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_may_carry_the_time_of_the_append() {
+async fn a_topic_can_use_log_append_time() {
     let server = TestServer::start().await;
     server.topic("t", 1, &[("message.timestamp.type", "LogAppendTime")]).await;
     let mut client = server.client().await;
@@ -420,7 +420,7 @@ async fn a_topic_may_carry_the_time_of_the_append() {
 
 /// Stored records are served to every reader, and a client stops at invalid ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn uncompressed_records_that_no_reader_could_take_are_refused() {
+async fn uncompressed_records_that_are_unreadable_are_refused() {
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
@@ -448,7 +448,7 @@ async fn uncompressed_records_that_no_reader_could_take_are_refused() {
 /// Some clients (Sarama) leave the maximum timestamp in the header at -1. Offsets are searched by
 /// it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_greatest_timestamp_that_is_missing_is_found() {
+async fn a_missing_maximum_timestamp_is_computed() {
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
@@ -487,7 +487,7 @@ async fn a_greatest_timestamp_that_is_missing_is_found() {
 
 /// Another writer has opened a partition's stream, as the next leader would.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_does_not_write_to_the_stream_does_not_lead_the_partition() {
+async fn a_partition_whose_stream_was_taken_over_has_another_leader() {
     const NOT_LEADER: i16 = 6;
     let server = TestServer::start().await;
     server.topic("t", 2, &[]).await;
@@ -513,7 +513,7 @@ async fn who_does_not_write_to_the_stream_does_not_lead_the_partition() {
 /// A batch that has its memory to itself is not copied; memory that is shared is neither changed
 /// nor kept.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_log_cache_keeps_the_memory_that_a_batch_came_in() {
+async fn the_log_cache_keeps_the_received_memory_of_a_batch() {
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let topic = server.server().topics.by_name("t").unwrap();
@@ -537,7 +537,7 @@ async fn the_log_cache_keeps_the_memory_that_a_batch_came_in() {
 
 /// Batches that are read apart from their request, and others, whatever happens to the rest.
 #[tokio::test(flavor = "multi_thread")]
-async fn each_batch_of_a_request_comes_to_its_partition() {
+async fn each_batch_of_a_request_is_appended_to_its_partition() {
     let server = TestServer::start().await;
     server.topic("t", 3, &[]).await;
     let mut client = server.client().await;

@@ -63,7 +63,7 @@ const CHANGES: &str = "controller_mutation_rate";
 const CONNECT: &str = "connection_creation_rate";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn quotas_are_kept_and_found() {
+async fn quotas_are_persisted_and_described() {
     let mut server = TestServer::start().await;
     let mut client = server.client().await;
     let user = ("user", Some("u"));
@@ -114,7 +114,7 @@ async fn quotas_are_kept_and_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_quota_is_refused() {
+async fn invalid_quotas_are_refused() {
     let server = TestServer::start().await;
     let mut client = server.client().await;
     let user = ("user", Some("u"));
@@ -149,7 +149,7 @@ async fn what_is_no_quota_is_refused() {
 /// A client over its quota receives its throttle time, and its next request is not read earlier. No
 /// other client waits.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_over_the_quota_is_not_heard_for_a_while() {
+async fn a_client_over_its_quota_is_throttled() {
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
@@ -194,7 +194,7 @@ async fn who_is_over_the_quota_is_not_heard_for_a_while() {
 /// Otherwise many connections, each of which waits for a minute at most, would leave a debt that is
 /// never paid.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_debt_is_forgotten_after_a_minute() {
+async fn a_debt_expires_after_a_minute() {
     let server = TestServer::start().await;
     let mut client = server.client().await;
     let quota = [(PRODUCE, 1_000.0, false), (FETCH, 1_000.0, false)];
@@ -211,7 +211,7 @@ async fn a_debt_is_forgotten_after_a_minute() {
 
 /// Nor does it hold the memory that many partitions take.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_owes_and_names_many_partitions_is_told_to_come_again() {
+async fn a_throttled_fetch_of_many_partitions_is_answered_at_once() {
     let server = TestServer::start().await;
     server.topic("t", 2_000, &[]).await;
     let mut client = server.client().await;
@@ -233,7 +233,7 @@ async fn who_owes_and_names_many_partitions_is_told_to_come_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_not_heard_holds_no_memory_for_requests() {
+async fn a_throttled_client_holds_no_request_memory() {
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
@@ -249,7 +249,7 @@ async fn who_is_not_heard_holds_no_memory_for_requests() {
 
 /// Processor time of threads that handle requests, of any kind.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_has_too_much_done_is_not_heard_for_a_while() {
+async fn a_client_over_its_processor_quota_is_throttled() {
     let server = TestServer::start().await;
     let mut client = server.client().await;
     // Ten seconds of the rate are free: 10 microseconds.
@@ -287,7 +287,7 @@ async fn who_has_too_much_done_is_not_heard_for_a_while() {
 
 /// Otherwise a client that can connect could create any number of names, or charge those of others.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_has_not_logged_in_is_not_charged() {
+async fn unauthenticated_clients_are_not_charged() {
     let server = TestServer::with(16 << 20, |config| {
         config.listeners.push(sasl("sasl", &[Mechanism::Plain]));
     })
@@ -312,7 +312,7 @@ async fn who_has_not_logged_in_is_not_charged() {
 
 /// Created and deleted partitions: versions that have the error are refused, the others wait.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_changes_too_much_is_told_to_wait() {
+async fn a_client_over_its_mutation_quota_has_to_wait() {
     const THROTTLING_QUOTA_EXCEEDED: i16 = 89;
     const TOPIC_EXISTS: i16 = 36;
     let server = TestServer::start().await;
@@ -364,7 +364,7 @@ async fn who_changes_too_much_is_told_to_wait() {
 
 /// Connections that an address opens too fast are closed.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_connects_too_often_is_turned_away() {
+async fn connections_over_the_rate_of_an_address_are_closed() {
     let server = TestServer::start().await;
     let mut client = server.client().await;
     let quota = [(CONNECT, 1.0, false)];

@@ -20,7 +20,7 @@ const TRANSACTION_ABORTABLE: i16 = 120;
 const FREE: usize = 128;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_transaction_begins_that_would_be_one_too_many_and_each_one_ends() {
+async fn transactions_over_the_bound_cannot_begin_and_existing_ones_can_end() {
     for (version_2, refused) in [(true, TRANSACTION_ABORTABLE), (false, POLICY_VIOLATION)] {
         let mut server = TestServer::start().await;
         let topic_id = server.topic("t", 2, &[]).await;
@@ -95,7 +95,7 @@ async fn pass(server: &TestServer, time: Duration) {
 }
 
 #[tokio::test]
-async fn a_quiet_partition_forgets_its_producers() {
+async fn producer_state_expires_in_an_idle_partition() {
     const QUIET: i64 = 1_000_000;
     let server = TestServer::start().await;
     let topic_id = server.topic("t", 1, &[]).await;
@@ -120,7 +120,7 @@ async fn a_quiet_partition_forgets_its_producers() {
 /// Timestamps of records are set by the client: those of an import may be years apart, and a client
 /// without a response retries all the same.
 #[tokio::test]
-async fn a_repetition_is_known_after_a_crash_whatever_the_times_of_records() {
+async fn a_repeated_batch_is_recognised_after_a_crash_regardless_of_timestamps() {
     const IMPORT: i64 = 1_000_000;
     const PRESENT: i64 = 1_000_001;
     let mut server = TestServer::start().await;

@@ -113,7 +113,7 @@ async fn topics_ids_settings_and_the_cluster_survive() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn producer_ids_are_never_handed_out_twice() {
+async fn producer_ids_are_never_issued_twice() {
     let mut server = TestServer::start().await;
     let mut seen = std::collections::HashSet::new();
     for how in [Stop::Killed, Stop::Closed, Stop::KilledAfterUpload] {

@@ -35,7 +35,7 @@ async fn starts_at(server: &TestServer, topic: &str, offset: i64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_go_by_age_and_by_size() {
+async fn records_are_deleted_by_age_and_by_size() {
     let mut server = TestServer::with(16 << 20, |config| {
         config.retention_check_interval = Duration::from_millis(1);
     })
@@ -75,7 +75,7 @@ async fn records_go_by_age_and_by_size() {
 /// According to the header of a compressed batch all of its records are old, but one of them is
 /// not.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_header_does_not_delete_a_fresh_record() {
+async fn a_wrong_header_does_not_delete_a_recent_record() {
     let server = TestServer::with(16 << 20, |config| {
         config.retention_check_interval = Duration::from_millis(1);
     })
@@ -112,7 +112,7 @@ async fn records_that_are_not_uploaded_stay() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_partitions_of_another_leader_keep_no_other_one_back() {
+async fn partitions_of_another_leader_do_not_block_retention_of_others() {
     let server = TestServer::with(16 << 20, |config| {
         config.retention_check_interval = Duration::from_millis(1);
     })

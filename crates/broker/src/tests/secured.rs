@@ -151,7 +151,7 @@ async fn served<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin>(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_listener_tells_its_own_address() {
+async fn each_listener_announces_its_own_address() {
     let server = TestServer::with(16 << 20, |config| {
         let local = "127.0.0.1:0".parse().unwrap();
         config.listeners.push(ListenerConfig {
@@ -180,7 +180,7 @@ async fn each_listener_tells_its_own_address() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_bound_on_connections_is_that_of_all_listeners_together() {
+async fn the_connection_limit_applies_to_all_listeners_together() {
     let server = TestServer::with(16 << 20, |config| {
         config.max_connections = 1;
         let local = "127.0.0.1:0".parse().unwrap();
@@ -200,7 +200,7 @@ async fn the_bound_on_connections_is_that_of_all_listeners_together() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_go_through_tls_in_both_versions() {
+async fn records_can_be_produced_and_fetched_with_both_tls_versions() {
     let authority = Authority::new();
     let server =
         TestServer::with(64 << 20, |config| config.listeners.push(authority.listener("tls"))).await;
@@ -223,7 +223,7 @@ async fn records_go_through_tls_in_both_versions() {
 
 /// Also if more was sent than the server reads before it has answered.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_waits_for_the_disk_behind_a_secured_client_that_has_gone() {
+async fn a_disconnected_tls_client_does_not_hold_its_connection_during_a_disk_stall() {
     let authority = Authority::new();
     let server = TestServer::simulated_with(16 << 20, |config| {
         config.transfer_timeout = Duration::from_secs(1);
@@ -243,7 +243,7 @@ async fn nobody_waits_for_the_disk_behind_a_secured_client_that_has_gone() {
 
 /// Others are accepted before the silent ones time out.
 #[tokio::test(flavor = "multi_thread")]
-async fn silent_clients_do_not_take_the_turns_of_others() {
+async fn silent_clients_do_not_block_tls_handshakes_of_others() {
     let authority = Authority::new();
     let server =
         TestServer::with(16 << 20, |config| config.listeners.push(authority.listener("tls"))).await;
@@ -260,7 +260,7 @@ async fn silent_clients_do_not_take_the_turns_of_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn certificates_are_read_again_and_broken_ones_change_nothing() {
+async fn certificates_are_reloaded_and_invalid_ones_are_ignored() {
     let authority = Authority::new();
     let server =
         TestServer::with(16 << 20, |config| config.listeners.push(authority.listener("tls"))).await;
@@ -282,7 +282,7 @@ async fn certificates_are_read_again_and_broken_ones_change_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_show_certificates_where_they_must() {
+async fn client_certificates_are_required_where_configured() {
     let authority = Authority::new();
     let server = TestServer::with(16 << 20, |config| {
         config.listeners.push(authority.mutual("must", true));
@@ -317,7 +317,7 @@ async fn clients_show_certificates_where_they_must() {
 
 /// A resumed TLS session would take the certificate from the previous one, without a check.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_that_has_expired_does_not_let_in_who_was_in_before() {
+async fn an_expired_certificate_cannot_resume_a_session() {
     let authority = Authority::new();
     let server =
         TestServer::with(16 << 20, |config| config.listeners.push(authority.mutual("must", true)))
@@ -350,7 +350,7 @@ async fn a_certificate_that_has_expired_does_not_let_in_who_was_in_before() {
 /// A client that authenticates by SASL has the name given there; the certificate only has to be
 /// trusted.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_needs_no_name_where_its_client_logs_in() {
+async fn a_certificate_needs_no_name_if_its_client_authenticates_by_sasl() {
     let authority = Authority::new();
     let server = with_users(|config| {
         let mut listener = authority.mutual("both", true);
@@ -444,7 +444,7 @@ async fn with_users(configure: impl FnOnce(&mut crate::BrokerConfig)) -> TestSer
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_log_in_with_their_password_also_after_a_restart() {
+async fn clients_authenticate_with_their_passwords_after_a_restart() {
     let mut server = with_users(|_| {}).await;
     for _ in 0..2 {
         let addr = server.addr_of("sasl");
@@ -500,7 +500,7 @@ async fn a_certificate_names_a_user_for_acls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_without_a_name_does_not_let_in() {
+async fn a_certificate_without_a_name_is_refused() {
     let authority = Authority::new();
     let with_rules = |name: &str, rules: &str| {
         let mut listener = authority.mutual(name, true);
@@ -530,7 +530,7 @@ async fn a_certificate_without_a_name_does_not_let_in() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_overheard_does_not_let_in() {
+async fn a_recorded_sasl_exchange_cannot_be_replayed() {
     let server = with_users(|_| {}).await;
     let bare = "n=bob,r=nonce";
     let mut overheard = String::new();
@@ -551,7 +551,7 @@ async fn what_was_overheard_does_not_let_in() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_who_does_not_exist_looks_like_one_who_does() {
+async fn unknown_users_cannot_be_distinguished_from_existing_ones() {
     let mut server = with_users(|_| {}).await;
     let mut firsts = Vec::new();
     for _ in 0..2 {
@@ -572,7 +572,7 @@ async fn a_user_who_does_not_exist_looks_like_one_who_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn before_a_client_has_logged_in_it_is_not_served() {
+async fn unauthenticated_clients_are_not_served() {
     let server = with_users(|_| {}).await;
     let world = super::examples::World::imaginary();
     for api in crate::api::APIS {
@@ -602,7 +602,7 @@ async fn before_a_client_has_logged_in_it_is_not_served() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_of_sasl_may_come_bare() {
+async fn sasl_messages_without_kafka_headers_are_accepted() {
     let server = with_users(|_| {}).await;
     let begin = SaslHandshakeRequest::default().with_mechanism(text("PLAIN"));
     let mut client = Client::connect(server.addr_of("sasl")).await;
@@ -619,7 +619,7 @@ async fn messages_of_sasl_may_come_bare() {
 /// All clients of a machine reconnect at once when a server is restarted, and none of them has
 /// failed.
 #[tokio::test(flavor = "multi_thread")]
-async fn many_log_in_at_the_same_time() {
+async fn many_clients_can_authenticate_at_the_same_time() {
     let server = with_users(|_| {}).await;
     let log_in = async |n: usize| {
         let mut client = Client::connect(server.addr_of("sasl")).await;
@@ -633,7 +633,7 @@ async fn many_log_in_at_the_same_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_guesses_is_slowed_down() {
+async fn password_guessing_is_slowed_down() {
     let server = with_users(|config| {
         config.security.session_lifetime = Some(Duration::from_secs(60));
     })
@@ -679,7 +679,7 @@ async fn who_guesses_is_slowed_down() {
 /// An unauthenticated client cannot keep a connection by asking for versions again and again; nor
 /// can an authenticated one by unexpected messages.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_has_not_logged_in_keeps_no_connection() {
+async fn unauthenticated_clients_cannot_keep_a_connection() {
     let server = with_users(|config| {
         config.security.session_lifetime = Some(Duration::from_secs(10));
     })
@@ -705,7 +705,7 @@ async fn who_has_not_logged_in_keeps_no_connection() {
 
 /// At the maximum number of users, their passwords can still be changed.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_bound_on_users_is_none_on_changes() {
+async fn passwords_can_be_changed_at_the_maximum_number_of_users() {
     let server = TestServer::simulated(16 << 20).await;
     let users = &server.server().authentication.users;
     let iterations = std::num::NonZeroU32::new(4096).unwrap();
@@ -730,7 +730,7 @@ async fn the_bound_on_users_is_none_on_changes() {
 
 /// A password that was changed for one SCRAM mechanism is the one that counts for PLAIN.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_newest_password_is_that_of_plain() {
+async fn plain_accepts_the_newest_password() {
     let mut server = with_users(|_| {}).await;
     let salt = b"salt".to_vec();
     for (hash, password, old) in
@@ -754,7 +754,7 @@ async fn the_newest_password_is_that_of_plain() {
 /// A new attempt takes the slot of another one of its address. So a client cannot hold a slot by
 /// staying silent or by sending something else.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_begins_to_log_in_goes_on_at_once() {
+async fn a_new_authentication_attempt_starts_at_once() {
     let server = with_users(|config| {
         config.security.session_lifetime = Some(Duration::from_secs(60));
         config.transfer_timeout = Duration::from_secs(1);
@@ -782,7 +782,7 @@ async fn who_begins_to_log_in_goes_on_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_are_taken_and_sessions_end() {
+async fn tokens_are_accepted_and_sessions_expire() {
     let key = issuer::Issuer::new();
     let jwks = key.jwks("k");
     let server = TestServer::with(16 << 20, |config| {

@@ -207,7 +207,7 @@ async fn produce(server: &TestServer, records: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn members_come_share_and_go() {
+async fn members_join_share_and_leave() {
     let server = TestServer::start().await;
     let mut client = server.client().await;
     let topic = server.topic("t", 2, &[]).await;
@@ -284,7 +284,7 @@ async fn members_that_wait_for_a_topic_join_again_after_a_restart() {
 
 /// Also if another member leaves meanwhile.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_reads_a_topic_that_was_deleted() {
+async fn a_deleted_topic_is_not_assigned() {
     let server = TestServer::start().await;
     let mut client = server.client().await;
     server.topic("t", 2, &[]).await;
@@ -301,7 +301,7 @@ async fn nobody_reads_a_topic_that_was_deleted() {
 /// Its last request waits for space in the log when its client disconnects: its records are
 /// released all the same.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_ends_its_session_and_is_gone_keeps_nothing() {
+async fn a_member_that_ends_its_session_and_disconnects_holds_no_records() {
     let (server, topic) = earliest_on(TestServer::simulated(16 << 20).await).await;
     produce(&server, 200).await;
     let mut a = Member::new(&server, "a", topic).await;
@@ -359,7 +359,7 @@ async fn records_are_accepted_released_and_rejected() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_a_partition_that_is_named_twice_nothing_is_taken() {
+async fn acknowledgements_of_a_partition_named_twice_are_refused() {
     let (server, topic) = earliest().await;
     produce(&server, 2).await;
     let mut a = Member::new(&server, "a", topic).await;
@@ -372,7 +372,7 @@ async fn of_a_partition_that_is_named_twice_nothing_is_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fetch_waits_for_records_and_for_what_others_give_back() {
+async fn a_fetch_waits_for_new_and_for_released_records() {
     let (server, topic) = earliest().await;
     let mut a = Member::new(&server, "a", topic).await;
     let mut b = Member::new(&server, "b", topic).await;
@@ -394,7 +394,7 @@ async fn a_fetch_waits_for_records_and_for_what_others_give_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_member_had_goes_back_when_it_is_gone() {
+async fn records_of_a_departed_member_are_released() {
     let (server, topic) = earliest().await;
     produce(&server, 3).await;
     let mut b = Member::new(&server, "b", topic).await;
@@ -422,7 +422,7 @@ async fn what_a_member_had_goes_back_when_it_is_gone() {
 
 /// Each of its readers fails on it without an acknowledgement, and is restarted.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_that_nobody_gets_on_with_is_given_up() {
+async fn a_record_is_archived_at_the_delivery_limit() {
     let (server, topic) = earliest().await;
     produce(&server, 1).await;
     for deliveries in 1..=5 {
@@ -462,7 +462,7 @@ async fn sessions_have_epochs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn partitions_that_do_not_exist_are_told_of_once() {
+async fn missing_partitions_are_reported_once() {
     let (server, topic) = earliest().await;
     let sessions = &server.server().groups.shares().sessions;
     let mut a = Member::new(&server, "a", Uuid::from_u128(7)).await;
@@ -494,7 +494,7 @@ async fn partitions_that_do_not_exist_are_told_of_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_answered_survives_every_kind_of_stop() {
+async fn acknowledgements_survive_every_kind_of_stop() {
     for how in ["closed", "killed", "killed after an upload"] {
         let (mut server, topic) = earliest().await;
         produce(&server, 6).await;
@@ -528,7 +528,7 @@ async fn what_was_answered_survives_every_kind_of_stop() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_begins_where_its_settings_say_and_remembers_it() {
+async fn a_group_begins_at_its_configured_offset_and_persists_it() {
     let mut server = TestServer::start().await;
     let topic = server.topic("t", 1, &[]).await;
     produce(&server, 4).await;
@@ -543,7 +543,7 @@ async fn a_group_begins_where_its_settings_say_and_remembers_it() {
 
 /// The start offset of a group is durable before any of its members gets records.
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_handed_out_before_the_beginning_is_durable() {
+async fn no_records_are_delivered_before_the_start_offset_is_durable() {
     let (server, topic) = earliest_on(TestServer::simulated(16 << 20).await).await;
     produce(&server, 3).await;
     let mut a = Member::new(&server, "a", topic).await;
@@ -577,7 +577,7 @@ async fn nothing_is_handed_out_before_the_beginning_is_durable() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_log_start_moves_the_groups() {
+async fn the_log_start_advances_the_start_offset_of_groups() {
     let (server, topic) = earliest().await;
     produce(&server, 3).await;
     produce(&server, 3).await;
@@ -598,7 +598,7 @@ async fn the_log_start_moves_the_groups() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bounds_and_records_are_cut_out_of_batches() {
+async fn record_limits_split_batches() {
     let (server, topic) = earliest().await;
     set(&server, "g", &[("share.partition.max.record.locks", "100")]).await;
     produce(&server, 150).await;
@@ -614,7 +614,7 @@ async fn bounds_and_records_are_cut_out_of_batches() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn committed_records_alone_if_the_group_wants_that() {
+async fn read_committed_groups_get_committed_records_only() {
     use super::transactions::Producer;
     let (server, topic) = earliest().await;
     set(&server, "g", &[("share.isolation.level", "read_committed")]).await;
@@ -639,7 +639,7 @@ async fn committed_records_alone_if_the_group_wants_that() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn admins_set_forget_and_delete() {
+async fn admins_can_set_and_delete_offsets_and_delete_groups() {
     let (mut server, topic) = earliest().await;
     produce(&server, 8).await;
     let mut admin = server.client().await;
@@ -714,7 +714,7 @@ fn acquire(server: &TestServer, of: (Uuid, i32), found: &[Found], max_in_flight:
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_some_have_left_lying_does_not_stop_the_others() {
+async fn unacknowledged_records_of_some_groups_do_not_block_others() {
     let (server, topic) = earliest().await;
     let _member = Member::new(&server, "a", topic).await;
     let starts: Vec<_> = (0..300).map(|partition| (partition, StreamOffset(0))).collect();
@@ -733,7 +733,7 @@ async fn what_some_have_left_lying_does_not_stop_the_others() {
 /// A request that sets offsets or fetches may have found the topic a moment before its deletion. A
 /// share partition created then would stay until a restart, and keep the group.
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_begins_of_a_topic_that_was_deleted_meanwhile() {
+async fn no_share_partition_is_created_for_a_topic_deleted_meanwhile() {
     let (server, topic) = earliest().await;
     let mut member = Member::new(&server, "a", topic).await;
     let delete = DeleteTopicsRequest::default().with_topic_names(vec![TopicName(text("t"))]);
@@ -752,7 +752,7 @@ async fn nothing_begins_of_a_topic_that_was_deleted_meanwhile() {
 
 /// Offsets without records are not persisted.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_compacted_away_does_not_count_after_a_restart() {
+async fn compacted_records_do_not_count_after_a_restart() {
     let (mut server, topic) = earliest().await;
     let other = server.topic("u", 1, &[]).await;
     let _member = Member::new(&server, "a", topic).await;
@@ -775,7 +775,7 @@ async fn what_was_compacted_away_does_not_count_after_a_restart() {
 
 /// A group's locks last at least 15 s, so the server is asked directly for a short one.
 #[tokio::test(flavor = "multi_thread")]
-async fn locks_end_by_themselves() {
+async fn locks_expire() {
     let (server, topic) = earliest().await;
     produce(&server, 2).await;
     let mut a = Member::new(&server, "a", topic).await;

@@ -184,7 +184,7 @@ async fn offsets_are_committed_and_fetched_by_id() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_is_made_again_has_nothing_of_the_first_one() {
+async fn a_topic_that_is_created_again_has_no_offsets_of_the_first_one() {
     let server = TestServer::start().await;
     let first = server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
@@ -235,7 +235,7 @@ async fn join_classic(client: &mut Client, group: &str) -> (String, i32) {
 
 /// The member is checked first, whatever the topics.
 #[tokio::test(flavor = "multi_thread")]
-async fn members_are_checked_with_ids_as_with_names() {
+async fn members_are_checked_by_id_as_by_name() {
     let server = TestServer::with(16 << 20, |config| {
         config.groups.initial_rebalance_delay = std::time::Duration::ZERO;
     })

@@ -294,7 +294,7 @@ async fn readers_of_committed_records_see_whole_transactions_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_newer_producer_fences_the_older_and_ends_what_it_has_begun() {
+async fn a_newer_producer_fences_the_older_and_aborts_its_transaction() {
     for version_2 in [false, true] {
         let server = TestServer::start().await;
         let topic_id = server.topic("t", 1, &[]).await;
@@ -314,7 +314,7 @@ async fn a_newer_producer_fences_the_older_and_ends_what_it_has_begun() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn offsets_come_with_the_commit_and_not_with_an_abort() {
+async fn staged_offsets_take_effect_at_the_commit_and_not_at_an_abort() {
     for version_2 in [false, true] {
         let server = TestServer::start().await;
         server.topic("t", 1, &[]).await;
@@ -343,7 +343,7 @@ async fn offsets_come_with_the_commit_and_not_with_an_abort() {
 
 /// Otherwise a power cut could undo what was visible.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_marker_decides_is_shown_when_it_is_durable() {
+async fn a_transaction_is_visible_once_its_marker_is_durable() {
     let server = TestServer::simulated(16 << 20).await;
     let topic_id = server.topic("t", 1, &[]).await;
     let mut producer = Producer::init(&server, "a", true).await;
@@ -363,7 +363,7 @@ async fn what_a_marker_decides_is_shown_when_it_is_durable() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn open_transactions_go_on_after_a_crash() {
+async fn open_transactions_continue_after_a_crash() {
     for uploaded in [false, true] {
         for commit in [false, true] {
             let mut server = TestServer::start().await;
@@ -397,7 +397,7 @@ async fn open_transactions_go_on_after_a_crash() {
 
 /// The log ends after the decision, before or between the markers.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_decided_before_a_crash_is_done_after_it() {
+async fn a_decided_transaction_is_completed_after_a_crash() {
     for markers in 0..=2 {
         for outcome in [Outcome::Commit, Outcome::Abort] {
             for version_2 in [false, true] {
@@ -441,7 +441,7 @@ async fn what_was_decided_before_a_crash_is_done_after_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_past_its_time_is_aborted_and_its_producer_goes_on() {
+async fn a_timed_out_transaction_is_aborted_and_its_producer_continues() {
     let server = TestServer::start().await;
     let topic_id = server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
@@ -478,7 +478,7 @@ async fn a_transaction_past_its_time_is_aborted_and_its_producer_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_end_can_be_asked_for_again() {
+async fn the_end_of_a_transaction_can_be_requested_again() {
     let server = TestServer::start().await;
     let topic_id = server.topic("t", 1, &[]).await;
     for version_2 in [false, true] {
@@ -498,7 +498,7 @@ async fn an_end_can_be_asked_for_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn operators_see_transactions_and_end_what_hangs() {
+async fn operators_can_list_transactions_and_end_hanging_ones() {
     use describe_producers_request::TopicRequest;
     use write_txn_markers_request::*;
     let server = TestServer::start().await;
@@ -594,7 +594,7 @@ async fn operators_see_transactions_and_end_what_hangs() {
 
 /// Batches of a transaction race with its end: none comes after the marker.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_batch_comes_behind_the_end() {
+async fn no_batch_is_appended_after_the_marker() {
     for round in 0..20 {
         let server = TestServer::start().await;
         let topic_id = server.topic("t", 1, &[]).await;
@@ -669,7 +669,7 @@ pub(super) async fn delete_topic(server: &TestServer, topic: &str) {
 
 /// No client reads the partition.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_has_ended_is_forgotten_without_readers() {
+async fn ended_transactions_are_dropped_without_readers() {
     let server = TestServer::start().await;
     let topic_id = server.topic("t", 1, &[]).await;
     let mut producer = Producer::init(&server, "a", true).await;
@@ -684,7 +684,7 @@ async fn what_has_ended_is_forgotten_without_readers() {
 /// A client that makes up ids, by their number or by their bytes, blocks neither transactions nor
 /// new producers.
 #[tokio::test(flavor = "multi_thread")]
-async fn ids_without_end_keep_nobody_from_transactions() {
+async fn any_number_of_ids_does_not_block_transactions() {
     for len in [16, 1_024] {
         let mut server = TestServer::start().await;
         let topic_id = server.topic("t", 1, &[]).await;
@@ -717,7 +717,7 @@ async fn ids_without_end_keep_nobody_from_transactions() {
 
 /// A hundred thousand of the longest ones would take three gigabytes.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transactional_id_has_a_bound_and_longer_ones_of_before_go_on() {
+async fn transactional_ids_are_bounded_and_longer_ones_from_earlier_builds_remain_valid() {
     let mut server = TestServer::start().await;
     let mut client = server.client().await;
     let too_long = "i".repeat(1_025);
@@ -735,7 +735,7 @@ async fn a_transactional_id_has_a_bound_and_longer_ones_of_before_go_on() {
 
 /// Memory of a transaction is not available to others before it ends.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_transaction_takes_all_the_memory_for_transactions() {
+async fn one_transaction_cannot_use_all_memory_of_transactions() {
     use txn_offset_commit_request::*;
     let server = TestServer::with(64 << 20, |_| {}).await;
     server.topic("t", 100, &[]).await;
@@ -776,7 +776,7 @@ async fn no_transaction_takes_all_the_memory_for_transactions() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_operator_says_how_long_a_transaction_may_take_and_an_id_is_remembered() {
+async fn transaction_timeout_and_expiration_of_ids_are_configurable() {
     const INVALID_TRANSACTION_TIMEOUT: i16 = 50;
     let server = TestServer::with(16 << 20, |config| {
         config.transaction_max_timeout = Duration::from_secs(3_600);

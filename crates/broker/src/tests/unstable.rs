@@ -109,7 +109,7 @@ fn decided(index: i32, offset: i64) -> BTreeMap<String, BTreeMap<i32, Position>>
 /// Steps that are not known to be complete are repeated after a crash. What was acknowledged after
 /// them must be preserved.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_transaction_commits_again_replaces_nothing_that_was_acknowledged() {
+async fn a_repeated_transactional_commit_replaces_no_acknowledged_offset() {
     let configure = |config: &mut BrokerConfig| {
         config.groups.room_timeout = Duration::from_millis(20);
     };
@@ -137,7 +137,7 @@ async fn what_a_transaction_commits_again_replaces_nothing_that_was_acknowledged
 /// A commit for a partition for which a transaction is about to commit comes before the decision or
 /// after the end.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_commits_beside_a_transaction_that_ends_waits_for_its_end() {
+async fn a_commit_concurrent_with_the_end_of_a_transaction_waits_for_it() {
     let server = TestServer::start().await;
     server.topic("t", 2, &[]).await;
     let (core, mut client) = (server.server(), server.client().await);
@@ -175,7 +175,7 @@ async fn listed(client: &mut Client) -> Vec<[String; 4]> {
 
 /// As in Kafka it is an empty classic group since the first TxnOffsetCommit.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_that_only_a_transaction_knows_is_one_like_others() {
+async fn a_group_with_staged_offsets_only_is_an_ordinary_group() {
     for crash in [false, true] {
         let mut server = TestServer::start().await;
         server.topic("t", 2, &[]).await;

@@ -18,7 +18,7 @@ fn identity(id: i64, epoch: i16, previous_id: i64, previous_epoch: i16) -> Ident
 }
 
 #[test]
-fn a_producer_begins_as_by_kafka() {
+fn a_producer_is_initialised_as_in_kafka() {
     let begin = |id, epoch, previous_id, previous_epoch| {
         Ok(Init::Begin(Some(identity(id, epoch, previous_id, previous_epoch))))
     };
@@ -100,7 +100,7 @@ fn a_producer_begins_as_by_kafka() {
 }
 
 #[test]
-fn a_transaction_ends_as_by_kafka() {
+fn a_transaction_ends_as_in_kafka() {
     use Outcome::{Abort, Commit};
     let prepared = |outcome, marker, identity| {
         Ok(End::Prepare(Event::Prepared {
@@ -172,7 +172,7 @@ fn a_transaction_ends_as_by_kafka() {
 
 /// As in Kafka 4.3.1 with version 2 of transactions.
 #[test]
-fn a_producer_whose_transaction_was_over_its_time_goes_on() {
+fn a_producer_continues_after_its_transaction_timed_out() {
     use Outcome::{Abort, Commit};
     let mut late = transaction(State::Ongoing, 5, 7);
     late.apply(1, late.time_out());
@@ -205,7 +205,7 @@ fn a_producer_whose_transaction_was_over_its_time_goes_on() {
 }
 
 #[test]
-fn only_the_present_producer_adds_and_not_while_one_ends() {
+fn only_the_current_producer_adds_and_only_while_no_transaction_is_being_ended() {
     for (state, wanted) in [
         (State::Empty, Ok(())),
         (State::Ongoing, Ok(())),
@@ -262,7 +262,7 @@ fn records() -> Vec<Record> {
 }
 
 #[test]
-fn records_are_read_as_they_were_written_and_damage_is_noticed() {
+fn records_survive_encoding_and_damage_is_detected() {
     for record in records() {
         let bytes = record.encode();
         assert_eq!(Record::decode(&bytes).unwrap(), record);
@@ -274,7 +274,7 @@ fn records_are_read_as_they_were_written_and_damage_is_noticed() {
 }
 
 #[test]
-fn a_topic_without_positions_takes_back_what_was_to_be_committed() {
+fn a_topic_without_positions_removes_its_staged_offsets() {
     let mut transaction = Transaction::default();
     let sizes = records().into_iter().take(5).map(|record| {
         transaction.apply(record.at_ms, record.event);
@@ -288,7 +288,7 @@ fn a_topic_without_positions_takes_back_what_was_to_be_committed() {
 }
 
 #[test]
-fn a_loss_puts_transactions_in_doubt_until_their_state_is_told_again() {
+fn a_loss_puts_transactions_in_doubt_until_their_state_is_known_again() {
     use Outcome::{Abort, Commit};
     let added = |n| Event::Added { partitions: vec![(Uuid::from_u128(n), 0)], groups: Vec::new() };
     let prepared = |outcome| Event::Prepared {
@@ -333,7 +333,7 @@ fn a_loss_puts_transactions_in_doubt_until_their_state_is_told_again() {
 }
 
 #[test]
-fn offsets_of_before_a_loss_are_not_committed_by_a_decision_behind_it() {
+fn offsets_from_before_a_loss_are_not_committed_by_a_later_decision() {
     let offsets = |offset| {
         let position = Position { partition: 0, offset, leader_epoch: -1, metadata: String::new() };
         let topics = vec![(format!("topic-{offset}"), vec![position])];
@@ -375,7 +375,7 @@ fn offsets_of_before_a_loss_are_not_committed_by_a_decision_behind_it() {
 
 /// Whole transactions may be lost, and epochs that were issued.
 #[test]
-fn who_was_in_doubt_gets_a_new_producer_id() {
+fn a_producer_in_doubt_gets_a_new_producer_id() {
     use Outcome::Commit;
     let mut known = transaction(State::Completed(Commit), 5, 7);
     known.identity.previous_epoch = 6;
@@ -416,7 +416,7 @@ fn who_was_in_doubt_gets_a_new_producer_id() {
 }
 
 #[test]
-fn folding_over_a_loss_is_loading_it() {
+fn folding_over_a_loss_equals_loading_it() {
     use alluvium_stream::{Batch, Replay, StreamOffset};
     let batch = |at: usize| Batch {
         base: StreamOffset(at as u64),
@@ -450,7 +450,7 @@ fn folding_over_a_loss_is_loading_it() {
 }
 
 #[test]
-fn what_an_event_adds_is_known_before() {
+fn the_growth_by_an_event_is_estimated_correctly() {
     let mut transaction = Transaction::default();
     for record in records().into_iter().take(4) {
         let (before, growth) = (transaction.size_bytes(), transaction.growth_bytes(&record.event));
@@ -463,7 +463,7 @@ fn what_an_event_adds_is_known_before() {
 
 /// A checkpoint of version 1 has neither spans nor doubt.
 #[test]
-fn a_checkpoint_of_version_1_still_opens() {
+fn a_checkpoint_of_version_1_can_be_read() {
     let records = &records()[..4];
     let mut table = Table::default();
     for record in records {
@@ -479,7 +479,7 @@ fn a_checkpoint_of_version_1_still_opens() {
 
 /// Bytes written by format version 1, which must always be readable.
 #[test]
-fn version_1_still_opens() {
+fn version_1_can_be_read() {
     let record = Record {
         id: "t".to_owned(),
         at_ms: 5,
@@ -498,8 +498,8 @@ fn version_1_still_opens() {
         &[1],                                  // commit
         &[3, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], // the markers' producer id and epoch
         &[3, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0], // the producer's
-        &[0xff; 8], // no previous producer
-        &[1, 0, 0, 0], // the previous epoch
+        &[0xff; 8],                            // no previous producer
+        &[1, 0, 0, 0],                         // the previous epoch
     ]
     .concat();
     assert_eq!(record.encode(), bytes);
@@ -507,7 +507,7 @@ fn version_1_still_opens() {
 }
 
 #[test]
-fn a_checkpoint_holds_every_state_and_folding_in_parts_is_folding_at_once() {
+fn checkpoints_hold_every_state_and_folding_in_steps_equals_folding_at_once() {
     use alluvium_stream::{Batch, Replay, StreamOffset};
     let all = records();
     for end in 0..=all.len() {

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_contiguous_and_alike_for_topics_with_the_same_subscribers() {
+    fn ranges_are_contiguous_and_equal_for_topics_with_the_same_subscribers() {
         let got = assign(Assignor::Range, &[5, 5, 1], &[vec![0, 1, 2], vec![0, 1, 2]], &[]);
         for t in 0..2 {
             assert_eq!(got[0][&topic(t)], BTreeSet::from([0, 1, 2]));
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_follow_the_instance_ids_first() {
+    fn ranges_are_ordered_by_instance_id_first() {
         let topics = [(topic(0), 3)];
         let none = Assignment::new();
         let member =
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn uniform_moves_no_more_than_it_must() {
+    fn uniform_moves_as_few_partitions_as_possible() {
         let members = vec![vec![0, 1]; 3];
         let before = assign(Assignor::Uniform, &[6, 6], &members, &[]);
         assert_eq!(before.iter().map(load).collect::<Vec<_>>(), [4, 4, 4]);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn uniform_evens_out_over_topics_with_different_subscribers() {
+    fn uniform_balances_over_topics_with_different_subscribers() {
         // The first member has only topic 0, which all have; the others share topic 1 with 9
         // partitions.
         let got = assign(Assignor::Uniform, &[3, 9], &[vec![0], vec![0, 1], vec![0, 1]], &[]);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn large_groups_are_assigned_at_once() {
+    fn large_groups_can_be_assigned() {
         let members: Vec<Vec<usize>> = (0..1000).map(|_| (0..100).collect()).collect();
         let got = assign(Assignor::Uniform, &[100; 100], &members, &[]);
         assert!(got.iter().all(|assignment| load(assignment) == 10));

@@ -108,7 +108,7 @@ mod tests {
     /// Current, target of epoch 5, the partitions that the member reports, the free ones; and the
     /// result: epoch, progress, assigned, revoking.
     #[test]
-    fn members_give_up_before_they_get() {
+    fn members_revoke_partitions_before_they_get_new_ones() {
         use Progress::{Revoking, Stable, Waiting};
         type Case<'a> = (
             Current,

@@ -59,7 +59,7 @@ fn error(answer: Result<Answer, Fault>) -> ResponseError {
 }
 
 #[test]
-fn the_first_member_gets_everything_and_gives_up_half_to_the_second() {
+fn the_first_member_gets_all_partitions_and_yields_half_to_the_second() {
     let now = Instant::now();
     let (mut group, topics) = (group(now), view(1, &[("t", 4)]));
     let mut beat = |beat: &Beat| group.heartbeat(now, rules(), &topics, beat).expect("accepted");
@@ -87,7 +87,7 @@ fn the_first_member_gets_everything_and_gives_up_half_to_the_second() {
 }
 
 #[test]
-fn the_phase_tells_how_far_it_is() {
+fn the_phase_follows_the_rebalance() {
     let now = Instant::now();
     let (mut group, topics) = (group(now), view(1, &[("t", 4)]));
     assert_eq!(group.phase(), Phase::Empty);
@@ -107,7 +107,7 @@ fn the_phase_tells_how_far_it_is() {
 }
 
 #[test]
-fn members_that_come_with_another_epoch_are_fenced() {
+fn members_with_a_wrong_epoch_are_fenced() {
     let now = Instant::now();
     let (mut group, topics) = (group(now), view(1, &[("t", 4)]));
     let mut beat = |beat: &Beat| group.heartbeat(now, rules(), &topics, beat);
@@ -133,7 +133,7 @@ fn members_that_come_with_another_epoch_are_fenced() {
 }
 
 #[test]
-fn a_full_group_takes_no_more() {
+fn a_full_group_refuses_new_members() {
     let now = Instant::now();
     let (mut group, topics) = (group(now), view(1, &[("t", 4)]));
     for id in ["a", "b", "c", "d"] {
@@ -145,7 +145,7 @@ fn a_full_group_takes_no_more() {
 }
 
 #[test]
-fn a_static_member_keeps_what_it_has_while_it_is_away() {
+fn a_static_member_keeps_its_partitions_while_it_is_away() {
     let now = Instant::now();
     let (mut group, topics) = (group(now), view(1, &[("t", 4)]));
     let named = |beat: Beat| Beat { instance_id: Some("i".into()), ..beat };
@@ -184,7 +184,7 @@ fn a_static_member_keeps_what_it_has_while_it_is_away() {
 }
 
 #[test]
-fn silent_members_and_those_that_give_up_nothing_are_removed() {
+fn silent_members_and_those_that_revoke_nothing_are_removed() {
     let now = Instant::now();
     let (mut group, topics) = (group(now), view(1, &[("t", 4)]));
     group.heartbeat(now, rules(), &topics, &join("a", &["t"])).unwrap();
@@ -212,7 +212,7 @@ fn silent_members_and_those_that_give_up_nothing_are_removed() {
 }
 
 #[test]
-fn topics_that_come_grow_and_go_make_a_new_epoch() {
+fn created_grown_and_deleted_topics_make_a_new_epoch() {
     let now = Instant::now();
     let mut group = group(now);
     let mut beat = |topics: &TopicsView, beat: &Beat| {
@@ -309,7 +309,7 @@ fn a_restart_makes_no_epoch() {
 }
 
 #[test]
-fn records_of_version_1_stay_readable_and_checkpoints_tell_damage() {
+fn records_of_version_1_are_readable_and_damaged_checkpoints_are_detected() {
     let profile = Profile {
         instance_id: Some("i".into()),
         client_id: "c".into(),
@@ -364,7 +364,7 @@ fn records_of_version_1_stay_readable_and_checkpoints_tell_damage() {
 
 /// Written before the epoch of each partition was recorded.
 #[test]
-fn a_checkpoint_of_version_1_has_members_that_got_everything_in_their_present_epoch() {
+fn members_of_a_version_1_checkpoint_own_their_partitions_since_their_current_epoch() {
     let current = |epoch, kept: &[i32], given_up: &[i32]| Change::Current {
         id: "m".into(),
         current: Current {
@@ -404,7 +404,7 @@ fn a_checkpoint_of_version_1_has_members_that_got_everything_in_their_present_ep
 /// Offsets that a member commits before it learns of a new epoch count, as no other member has had
 /// the partition since (KIP-1251).
 #[test]
-fn a_commit_with_an_older_epoch_counts_for_what_the_member_has_had_since() {
+fn a_commit_with_an_older_epoch_is_valid_for_partitions_owned_since_then() {
     let now = Instant::now();
     let (mut group, topics) = (group(now), view(1, &[("t", 4)]));
     let stale = Err(ResponseError::StaleMemberEpoch);
@@ -467,7 +467,7 @@ impl See for Clerk {
 }
 
 #[test]
-fn a_regular_expression_matches_what_the_member_may_know_of() {
+fn a_regular_expression_matches_topics_that_the_member_may_describe() {
     let now = Instant::now();
     let topics = view(1, &[("open", 2), ("secret", 2)]);
     let sees_all = Arc::new(AtomicBool::new(false));

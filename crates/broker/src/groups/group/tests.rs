@@ -214,7 +214,7 @@ impl Bench {
 }
 
 #[test]
-fn a_new_member_is_given_an_id_to_come_back_with() {
+fn a_new_member_receives_an_id_to_join_with() {
     let mut bench = Bench::new();
     let first = bench.join(join("a", ""));
     assert_eq!(bench.refusal_of(first), ResponseError::MemberIdRequired);
@@ -239,7 +239,7 @@ fn a_new_member_is_given_an_id_to_come_back_with() {
 }
 
 #[test]
-fn three_members_join_sync_and_are_stable() {
+fn three_members_join_sync_and_become_stable() {
     let mut bench = Bench::new();
     let a = bench.join(old_join("a"));
     assert_eq!(bench.generation_of(a).generation, 1);
@@ -305,7 +305,7 @@ fn a_member_that_leaves_makes_the_others_rejoin() {
 }
 
 #[test]
-fn a_silent_member_expires_and_a_heartbeat_keeps_the_others() {
+fn a_silent_member_expires_and_others_stay_by_their_heartbeats() {
     let mut bench = Bench::new();
     let ids = bench.stable_static(2);
     let generation = bench.group.generation();
@@ -320,7 +320,7 @@ fn a_silent_member_expires_and_a_heartbeat_keeps_the_others() {
 }
 
 #[test]
-fn a_rebalance_does_not_wait_for_ever_for_a_member_that_only_heartbeats() {
+fn a_rebalance_removes_a_member_that_only_sends_heartbeats() {
     let mut bench = Bench::new();
     let a = bench.join(old_join("a"));
     bench.sync("m1", bench.generation_of(a).generation, &[]);
@@ -388,7 +388,7 @@ fn a_leader_that_never_assigns_is_removed() {
 }
 
 #[test]
-fn who_waits_does_not_expire() {
+fn a_waiting_member_does_not_expire() {
     let mut bench = Bench::new();
     bench.join(old_join("a"));
     let b = bench.join(old_join("b"));
@@ -416,7 +416,7 @@ fn who_waits_does_not_expire() {
 }
 
 #[test]
-fn an_absent_leader_is_replaced_by_a_member_that_is_there() {
+fn an_absent_leader_is_replaced_by_a_joined_member() {
     let mut bench = Bench::new();
     let long = |event: JoinEvent| JoinEvent { session_timeout: REBALANCE * 3, ..event };
     bench.join(long(static_join("i1", "")));
@@ -430,7 +430,7 @@ fn an_absent_leader_is_replaced_by_a_member_that_is_there() {
 }
 
 #[test]
-fn who_lost_the_answer_gets_it_again_and_the_leader_can_ask_for_a_rebalance() {
+fn a_repeated_join_returns_the_same_answer_and_the_leader_can_start_a_rebalance() {
     let mut bench = Bench::new();
     bench.join(old_join("a"));
     bench.join(old_join("b"));
@@ -455,7 +455,7 @@ fn who_lost_the_answer_gets_it_again_and_the_leader_can_ask_for_a_rebalance() {
 }
 
 #[test]
-fn protocols_must_have_one_in_common_and_the_votes_decide() {
+fn members_must_share_a_protocol_and_votes_select_it() {
     let mut bench = Bench::new();
     let nothing = bench.join(with_protocols(old_join("x"), &[]));
     assert_eq!(bench.refusal_of(nothing), ResponseError::InconsistentGroupProtocol);
@@ -490,7 +490,7 @@ fn protocols_must_have_one_in_common_and_the_votes_decide() {
 }
 
 #[test]
-fn equal_votes_are_decided_by_the_leader() {
+fn the_leader_decides_between_equal_votes() {
     let mut bench = Bench::new();
     bench.join(with_protocols(old_join("a"), &["zeta", "alpha"]));
     bench.join(with_protocols(old_join("b"), &["alpha", "zeta"]));
@@ -539,7 +539,7 @@ fn a_static_member_that_changes_the_protocol_needs_a_rebalance() {
 }
 
 #[test]
-fn the_former_self_of_a_static_member_is_fenced() {
+fn the_previous_incarnation_of_a_static_member_is_fenced() {
     let mut bench = Bench::new();
     let ids = bench.stable_static(2);
     let generation = bench.group.generation();
@@ -590,7 +590,7 @@ fn absent_static_members_stay_until_their_session_ends() {
 }
 
 #[test]
-fn a_full_group_takes_no_more_members() {
+fn a_full_group_refuses_new_members() {
     let rules = Rules { initial_rebalance_delay: Duration::ZERO, max_members: 2 };
     let mut bench = Bench::with(rules);
     bench.stable_static(2);
@@ -635,7 +635,7 @@ fn the_initial_delay_gathers_members() {
 }
 
 #[test]
-fn a_dead_group_sends_everybody_back() {
+fn a_dead_group_answers_all_requests_with_a_retriable_error() {
     let mut bench = Bench::new();
     bench.join(old_join("a"));
     bench.join(old_join("b"));
@@ -654,7 +654,7 @@ fn a_dead_group_sends_everybody_back() {
 }
 
 #[test]
-fn a_rebalance_timeout_of_nothing_does_not_make_the_timer_spin() {
+fn a_rebalance_timeout_of_zero_does_not_make_the_timer_spin() {
     let mut bench = Bench::new();
     let hasty = |event: JoinEvent| JoinEvent { rebalance_timeout: Duration::ZERO, ..event };
     bench.join(hasty(static_join("i1", "")));
@@ -665,7 +665,7 @@ fn a_rebalance_timeout_of_nothing_does_not_make_the_timer_spin() {
 }
 
 #[test]
-fn members_go_on_after_a_restart_in_their_generation() {
+fn members_continue_in_their_generation_after_a_restart() {
     let mut bench = Bench::new();
     let ids = bench.stable_static(2);
     let dynamic = bench.join(with_protocols(old_join("c"), &["range", "sticky"]));
@@ -718,7 +718,7 @@ fn members_go_on_after_a_restart_in_their_generation() {
 
 /// FENCED_INSTANCE_ID would end its client, although no other has its place.
 #[test]
-fn a_static_member_whose_new_id_was_not_kept_joins_again() {
+fn a_static_member_whose_new_id_was_not_persisted_joins_again() {
     let mut bench = Bench::new();
     let ids = bench.stable_static(2);
     let generation = bench.group.generation();
@@ -748,7 +748,7 @@ fn a_static_member_whose_new_id_was_not_kept_joins_again() {
 }
 
 #[test]
-fn what_has_no_assignment_yet_is_not_kept_and_an_empty_group_is_forgotten() {
+fn only_complete_generations_are_persisted_and_empty_groups_are_removed() {
     let mut bench = Bench::new();
     let ids = bench.stable_static(2);
     let generation = bench.group.generation();
@@ -785,7 +785,7 @@ fn what_has_no_assignment_yet_is_not_kept_and_an_empty_group_is_forgotten() {
 
 /// The log has no space.
 #[test]
-fn nothing_happens_to_a_group_that_could_not_be_written() {
+fn a_group_does_not_change_while_its_state_cannot_be_written() {
     let mut bench = Bench::new();
     let first = bench.join(static_join("i1", ""));
     let id = bench.generation_of(first).member_id.clone();
@@ -814,7 +814,7 @@ fn nothing_happens_to_a_group_that_could_not_be_written() {
 }
 
 #[test]
-fn bytes_that_are_no_record_are_refused() {
+fn invalid_records_are_refused() {
     let mut bench = Bench::new();
     bench.stable_static(2);
     let record = bench.kept.unwrap().encode("g");
@@ -833,7 +833,7 @@ fn bytes_that_are_no_record_are_refused() {
 
 /// A group as the first version wrote it, which must always be readable.
 #[test]
-fn the_format_is_the_documented_one() {
+fn the_format_is_as_documented() {
     let mut bench = Bench::new();
     let first = bench.join(static_join("i", ""));
     bench.sync("m1", bench.generation_of(first).generation, &[("m1", "p0")]);

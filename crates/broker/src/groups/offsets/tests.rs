@@ -95,7 +95,7 @@ fn commit(group: &str, topic: &str, partition: i32, offset: i64) -> Record {
 }
 
 #[test]
-fn folding_in_pieces_is_folding_at_once() {
+fn folding_in_steps_equals_folding_at_once() {
     for seed in 0..300 {
         let mut random = Random(seed);
         let records: Vec<Record> = (0..40).map(|_| random.record()).collect();
@@ -126,7 +126,7 @@ fn records_survive_encoding() {
 
 /// These bytes were written by version 1; later versions must read them too.
 #[test]
-fn version_1_stays_readable() {
+fn version_1_is_readable() {
     let record: &[u8] = b"\x01\x01\x01\x00g\x05\0\0\0\0\0\0\0\x01\0\0\0\x01\x00t\x01\0\0\0\x02\0\0\0\x05\0\0\0\0\0\0\0\x03\0\0\0\x04\x00note";
     assert_eq!(Record::decode(record), Ok(commit("g", "t", 2, 5)));
     assert_eq!(commit("g", "t", 2, 5).encode(), record);
@@ -137,7 +137,7 @@ fn version_1_stays_readable() {
 
 /// These bytes were written by version 2; later versions must read them too.
 #[test]
-fn version_2_stays_readable() {
+fn version_2_is_readable() {
     let used = Record::Used { group: "g".to_owned(), at_ms: 9 };
     assert_eq!(used.encode(), b"\x01\x05\x01\x00g\x09\0\0\0\0\0\0\0");
     let body: &[u8] = b"ALGO\x02\x01\0\0\0\x01\x00g\x01\0\0\0\x01\x00t\x01\0\0\0\x02\0\0\0\x05\0\0\0\0\0\0\0\x03\0\0\0\x05\0\0\0\0\0\0\0\x04\x00note\x01\0\0\0\x01\x00g\x09\0\0\0\0\0\0\0";
@@ -149,7 +149,7 @@ fn version_2_stays_readable() {
 
 /// The record of a group's last use concerns its offsets, and is removed with them.
 #[test]
-fn the_use_of_a_group_is_the_newest_that_is_known() {
+fn the_last_use_of_a_group_is_the_newest_record() {
     let used = |at_ms| Record::Used { group: "g".to_owned(), at_ms };
     let mut offsets = table(&[used(7)]);
     assert_eq!((offsets.last_use_ms("g"), offsets.size_bytes()), (None, 0));
@@ -167,7 +167,7 @@ fn the_use_of_a_group_is_the_newest_that_is_known() {
 }
 
 #[test]
-fn a_changed_or_cut_record_is_an_error_or_another_record_but_never_a_panic() {
+fn a_changed_or_truncated_record_never_panics() {
     let mut random = Random(11);
     for _ in 0..200 {
         let bytes = random.record().encode();
@@ -192,7 +192,7 @@ fn a_changed_or_cut_record_is_an_error_or_another_record_but_never_a_panic() {
 }
 
 #[test]
-fn every_changed_bit_of_a_checkpoint_is_noticed() {
+fn every_changed_bit_of_a_checkpoint_is_detected() {
     let used = Record::Used { group: "g".to_owned(), at_ms: 9 };
     let checkpoint = encode(&table(&[commit("g", "t", 0, 5), commit("h", "u", 1, 6), used]));
     for at in 0..checkpoint.len() {
@@ -206,7 +206,7 @@ fn every_changed_bit_of_a_checkpoint_is_noticed() {
 }
 
 #[test]
-fn what_can_not_be_read_is_kept_and_reported() {
+fn unreadable_records_are_quarantined_and_reported() {
     let good = batches(&[commit("g", "t", 0, 5)]);
     let bad = Batch { payload: Bytes::from_static(b"\x09future"), ..good[0].clone() };
     let before = fold(None, &good).expect("a checkpoint");
@@ -224,7 +224,7 @@ fn what_can_not_be_read_is_kept_and_reported() {
 
 /// A quarantine as the first version wrote it, which must always be readable.
 #[test]
-fn the_format_of_a_quarantine_is_the_documented_one() {
+fn the_format_of_a_quarantine_is_as_documented() {
     let payload = Bytes::from_static(b"\x09future");
     let batch = Batch { base: StreamOffset(0), count: 1, max_timestamp_ms: -1, payload };
     let kept = fold(Some(b"rubbish"), &[batch]).expect("a quarantine");

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_remembers_forgets_and_takes_turns() {
+    fn a_session_keeps_its_partitions_and_rotates_them() {
         let sessions = ShareSessions::default();
         let (a, connection) = (key("a"), 7);
         let fetch = |epoch, added: &[i32], forgotten: &[i32]| {

@@ -51,7 +51,7 @@ async fn requests_that_no_group_can_answer_are_refused() {
 /// Memory for members is bounded for new ones. Existing members can continue and leave, however
 /// full it is.
 #[tokio::test]
-async fn a_full_memory_keeps_nobody_from_staying_or_leaving() {
+async fn members_can_continue_and_leave_when_memory_is_full() {
     let mut world = World::new();
     world.config.max_membership_bytes = 1 << 20;
     let (_store, groups) = world.start().await;
@@ -131,7 +131,7 @@ async fn a_full_memory_keeps_nobody_from_staying_or_leaving() {
 
 /// The number of groups is bounded, but their names can be long.
 #[tokio::test]
-async fn the_names_of_groups_take_of_the_bound_on_memory() {
+async fn names_of_groups_count_in_the_memory_limit() {
     let mut world = World::new();
     world.config.max_membership_bytes = 1 << 20;
     let (_store, groups) = world.start().await;
@@ -157,7 +157,7 @@ async fn the_names_of_groups_take_of_the_bound_on_memory() {
 }
 
 #[tokio::test]
-async fn the_bound_on_offsets_refuses_new_ones_and_takes_what_overwrites() {
+async fn the_limit_of_offsets_refuses_new_ones_and_accepts_overwrites() {
     let mut world = World::new();
     world.config.max_offsets_bytes = 1 << 20;
     world.config.max_offset_metadata_bytes = 12_000;

@@ -47,7 +47,7 @@ impl Topics {
 
 /// Otherwise consumers of the new topic would begin where the old one ended.
 #[tokio::test]
-async fn a_commit_that_waits_for_room_is_for_no_later_topic_of_the_name() {
+async fn a_commit_waiting_for_space_does_not_apply_to_a_later_topic_of_the_name() {
     let world = World::new();
     let (_store, groups) = world.start().await;
     let topics = Topics { is_deleted: AtomicBool::new(false) };
@@ -67,7 +67,7 @@ async fn a_commit_that_waits_for_room_is_for_no_later_topic_of_the_name() {
 
 /// The remaining offset is the new topic's.
 #[tokio::test]
-async fn a_deletion_of_offsets_that_waits_for_room_is_of_no_later_topic_of_the_name() {
+async fn an_offset_deletion_waiting_for_space_does_not_apply_to_a_later_topic_of_the_name() {
     let world = World::new();
     let (_store, groups) = world.start().await;
     let topics = Topics { is_deleted: AtomicBool::new(false) };

@@ -4,7 +4,7 @@ use super::*;
 
 /// With their generation, assignment and offsets: from the log alone, and from the checkpoint.
 #[tokio::test]
-async fn members_go_on_after_a_restart() {
+async fn members_continue_after_a_restart() {
     let mut world = World::new();
     let (mut store, mut groups) = world.start().await;
     let member = join(&groups, "g", 10_000).await;
@@ -67,7 +67,7 @@ async fn members_go_on_after_a_restart() {
 
 /// Otherwise two members could have one partition, each by its own assignment.
 #[tokio::test]
-async fn a_member_is_told_what_it_has_when_that_is_durable_and_not_before() {
+async fn a_member_receives_its_assignment_only_once_it_is_durable() {
     let mut world = World::new();
     let (store, groups) = world.start().await;
     let member = join(&groups, "g", 10_000).await;
@@ -88,7 +88,7 @@ async fn a_member_is_told_what_it_has_when_that_is_durable_and_not_before() {
 
 /// It serves its members as long as the server runs.
 #[tokio::test]
-async fn a_group_that_is_too_much_for_a_record_is_not_kept() {
+async fn a_group_too_large_for_a_record_is_not_persisted() {
     let mut world = World::new();
     let (store, groups) = world.start().await;
     let small = join(&groups, "g", 10_000).await;

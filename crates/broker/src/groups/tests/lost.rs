@@ -33,7 +33,7 @@ fn after<T: Table + PartialEq + std::fmt::Debug>(records: &[(u64, Bytes)], end: 
 }
 
 #[test]
-fn members_of_before_a_loss_join_again() {
+fn members_from_before_a_loss_join_again() {
     // Version, kind, name, one change; its kind, epoch 2, hash.
     let changed =
         |name| Bytes::from([&[1, 1, 1, 0, name, 1, 0, 0, 0, 1, 2, 0, 0, 0][..], &[9; 8]].concat());
@@ -55,7 +55,7 @@ fn members_of_before_a_loss_join_again() {
 }
 
 #[test]
-fn committed_offsets_of_before_a_loss_stay() {
+fn committed_offsets_from_before_a_loss_stay() {
     let commit = |offset| {
         let (partition, leader_epoch, metadata) = (0, -1, String::new());
         let position = Position { partition, offset, leader_epoch, metadata };

@@ -19,7 +19,7 @@ fn decided(partition: i32, offset: i64) -> BTreeMap<String, BTreeMap<i32, Positi
 /// without a group its offsets could not be listed or deleted until a restart, and would never
 /// expire.
 #[tokio::test]
-async fn offsets_that_are_committed_beside_a_deletion_have_a_group() {
+async fn offsets_committed_concurrently_with_a_deletion_have_a_group() {
     let world = World::new();
     let (_store, groups) = world.start().await;
     let shared = &groups.shared;
@@ -44,7 +44,7 @@ async fn offsets_that_are_committed_beside_a_deletion_have_a_group() {
 /// As in Kafka. Otherwise an aborted transaction would leave no offset where there was one, and an
 /// open one would have offsets for a group that cannot be listed.
 #[tokio::test]
-async fn the_sweep_leaves_what_an_open_transaction_is_about_to_replace() {
+async fn the_sweep_keeps_offsets_that_an_open_transaction_will_replace() {
     let world = World::new();
     let (_store, groups) = world.start().await;
     let id: Arc<str> = "id".into();
@@ -125,7 +125,7 @@ fn commit_beside(groups: &Groups, group: &str, other: impl FnOnce() + Send) {
 
 /// Otherwise it could drop the group's offsets, and the transaction could be aborted.
 #[tokio::test]
-async fn the_sweep_does_not_come_between_the_check_of_a_transactional_commit_and_its_record() {
+async fn the_sweep_does_not_run_between_the_check_of_a_transactional_commit_and_its_record() {
     let world = World::new();
     let (_store, groups) = world.start().await;
     assert_eq!(world.run(commit(&groups, commit_request("g", &[("topic", 0, 7)]))).await, [0]);

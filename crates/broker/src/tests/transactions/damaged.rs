@@ -59,7 +59,7 @@ async fn restarts(server: &mut TestServer, expected: &Seen) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_marker_is_written_again_with_the_outcome_that_was_decided() {
+async fn a_lost_marker_is_written_again_with_the_decided_outcome() {
     for (version_2, lost, next) in cases() {
         let mut server = TestServer::start().await;
         let topic_id = server.topic("t", 1, &[]).await;
@@ -92,7 +92,7 @@ async fn a_lost_marker_is_written_again_with_the_outcome_that_was_decided() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_later_transaction_does_not_decide_about_one_whose_marker_is_lost() {
+async fn a_later_transaction_does_not_decide_one_whose_marker_is_lost() {
     for (version_2, lost, next) in cases() {
         let mut server = TestServer::start().await;
         let topic_id = server.topic("t", 1, &[]).await;
@@ -117,7 +117,7 @@ async fn a_later_transaction_does_not_decide_about_one_whose_marker_is_lost() {
 /// Decision and marker are lost together. The producer's next transaction says nothing about the
 /// outcome.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_is_aborted_if_nobody_knows_how_it_was_decided() {
+async fn a_transaction_with_a_lost_decision_is_aborted() {
     for (version_2, lost, next) in cases() {
         let mut server = TestServer::start().await;
         let topic_id = server.topic("t", 1, &[]).await;
@@ -151,7 +151,7 @@ async fn a_transaction_is_aborted_if_nobody_knows_how_it_was_decided() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_open_transaction_that_has_lost_records_is_aborted() {
+async fn an_open_transaction_with_lost_records_is_aborted() {
     for version_2 in [false, true] {
         let mut server = TestServer::start().await;
         let topic_id = server.topic("t", 1, &[]).await;
@@ -180,7 +180,7 @@ async fn an_open_transaction_that_has_lost_records_is_aborted() {
 
 /// All records of a transaction in a partition are lost, so none is open there.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_open_transaction_is_aborted_if_all_that_it_has_written_is_lost() {
+async fn an_open_transaction_is_aborted_if_all_its_records_are_lost() {
     for version_2 in [false, true] {
         let mut server = TestServer::start().await;
         let topic_id = server.topic("t", 2, &[]).await;
@@ -260,7 +260,7 @@ async fn markers_are_not_contradicted_if_the_decision_is_lost() {
 /// An open transaction follows the lost offsets, so a reader of committed records gets to its first
 /// offset and no further.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_of_committed_records_gets_past_lost_offsets_before_an_open_transaction() {
+async fn a_reader_of_committed_records_passes_lost_offsets_before_an_open_transaction() {
     let mut server = TestServer::start().await;
     let topic_id = server.topic("t", 1, &[]).await;
     let plain = crate::batch::tests::plain(&[1, 2]);

@@ -57,7 +57,7 @@ async fn at_each_start(server: &mut TestServer, check: impl AsyncFn(&TestServer,
 /// The decision and all markers of an aborted transaction are lost; the marker of the next one, a
 /// commit, is intact.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_later_commit_does_not_commit_what_was_aborted() {
+async fn a_later_commit_does_not_commit_an_aborted_transaction() {
     for version_2 in [false, true] {
         for intact_record in [false, true] {
             let told = format!("version 2: {version_2}, record: {intact_record}");
@@ -113,7 +113,7 @@ async fn a_later_commit_does_not_commit_what_was_aborted() {
 /// The decision of a transaction in three partitions is lost, and two of its markers. The third one
 /// proves the outcome for all of them, whatever the producer has done since.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_marker_of_a_transaction_decides_all_of_its_partitions() {
+async fn a_commit_marker_decides_all_partitions_of_its_transaction() {
     for case in 0..16 {
         let [version_2, uploaded, commits, next] = [1, 2, 4, 8].map(|bit| case & bit != 0);
         let told = format!("2: {version_2}, uploaded: {uploaded}, {commits}, {next}");
@@ -158,7 +158,7 @@ async fn a_commit_marker_of_a_transaction_decides_all_of_its_partitions() {
 
 /// The offsets of a transaction that a marker proves to be committed are committed, too.
 #[tokio::test(flavor = "multi_thread")]
-async fn offsets_are_committed_with_a_transaction_that_a_marker_proves_to_be_committed() {
+async fn offsets_of_a_transaction_with_a_proven_commit_are_committed() {
     for version_2 in [false, true] {
         let mut server = TestServer::start().await;
         let topic_id = server.topic("t", 1, &[]).await;
@@ -192,7 +192,7 @@ async fn offsets_are_committed_with_a_transaction_that_a_marker_proves_to_be_com
 /// The lost records belong to another transactional id. The client repeats the request for the end
 /// of its own transaction, since it has lost the response.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_loss_elsewhere_leaves_what_has_ended_as_it_is() {
+async fn a_loss_of_other_records_does_not_change_ended_transactions() {
     let mut server = TestServer::start().await;
     let topic_id = server.topic("t", 1, &[]).await;
     let mut producer = Producer::init(&server, "a", true).await;
@@ -225,7 +225,7 @@ async fn a_loss_elsewhere_leaves_what_has_ended_as_it_is() {
 /// In version 1 the epoch stays, so the server cannot know which transaction the client means: the
 /// known one, or a later one that is lost as a whole.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_of_version_1_does_not_take_the_outcome_of_one_transaction_for_that_of_another() {
+async fn a_client_of_version_1_never_receives_the_outcome_of_another_transaction() {
     let mut server = TestServer::start().await;
     let topic_id = server.topic("t", 1, &[]).await;
     let mut producer = Producer::init(&server, "a", false).await;
@@ -256,7 +256,7 @@ async fn a_client_of_version_1_does_not_take_the_outcome_of_one_transaction_for_
 
 /// An epoch is not issued twice, although the record of it is lost.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_epoch_is_not_given_to_another_producer() {
+async fn a_lost_epoch_is_not_issued_to_another_producer() {
     for version_2 in [false, true] {
         let mut server = TestServer::start().await;
         let topic_id = server.topic("t", 1, &[]).await;

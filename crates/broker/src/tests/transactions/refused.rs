@@ -39,7 +39,7 @@ async fn offsets_of_a_group_that_was_not_added_are_refused_or_add_it() {
 
 /// Clients do not write to the topics that represent Kafka's internal ones, and neither do markers.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_transaction_has_a_part_in_internal_topics() {
+async fn transactions_cannot_write_to_internal_topics() {
     let server = TestServer::start().await;
     server.topic("__consumer_offsets", 1, &[]).await;
     let mut producer = Producer::init(&server, "a", false).await;
@@ -50,7 +50,7 @@ async fn no_transaction_has_a_part_in_internal_topics() {
 
 /// With a transactional id or without one.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_says_which_producer_it_is_says_id_and_epoch() {
+async fn producer_id_and_epoch_must_be_sent_together() {
     let server = TestServer::start().await;
     let mut client = server.client().await;
     for id in [None, Some("a")] {
@@ -69,7 +69,7 @@ async fn who_says_which_producer_it_is_says_id_and_epoch() {
 /// Between its first InitProducerId and the record of that an id has no producer, and no other may
 /// act as one.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_the_producer_of_an_id_that_has_none_yet() {
+async fn an_id_without_producer_refuses_every_producer() {
     let server = TestServer::simulated(16 << 20).await;
     server.topic("t", 1, &[]).await;
     server.hold_disk(true);

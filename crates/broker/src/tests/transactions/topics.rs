@@ -24,7 +24,7 @@ async fn a_transaction_outlives_a_topic() {
 /// The deletion is not durable when the transaction ends, and never becomes so. Otherwise the topic
 /// would have an open transaction forever, and the offsets would be lost.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_was_not_deleted_after_all_has_what_a_transaction_has_committed() {
+async fn a_topic_whose_deletion_is_lost_keeps_its_committed_transactions() {
     let mut server = TestServer::simulated(16 << 20).await;
     let topic_id = server.topic("t", 1, &[]).await;
     let mut producer = Producer::init(&server, "a", true).await;
@@ -45,7 +45,7 @@ async fn a_topic_that_was_not_deleted_after_all_has_what_a_transaction_has_commi
 
 /// Staged offsets name topics by name, and another topic may have the name by then.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_topic_gets_no_offsets_of_an_older_one_of_its_name() {
+async fn a_new_topic_gets_no_staged_offsets_of_an_older_one_of_its_name() {
     for (crash, uploaded) in [(false, false), (true, false), (true, true)] {
         for again in [false, true] {
             let mut server = TestServer::start().await;
@@ -98,7 +98,7 @@ async fn a_topic_is_not_created_before_a_transaction_with_its_name_has_ended() {
 /// to wait does so on its own thread: a blocked thread of the runtime may be the one that polls all
 /// sockets.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_is_not_created_between_a_look_at_the_older_one_and_the_record() {
+async fn a_topic_is_not_created_between_the_check_of_the_older_one_and_the_record() {
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let mut producer = Producer::init(&server, "a", true).await;
@@ -138,7 +138,7 @@ async fn a_topic_is_not_created_between_a_look_at_the_older_one_and_the_record()
 
 /// No topic is created meanwhile, but everything else continues.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_looks_through_all_transactions_makes_way() {
+async fn a_search_of_all_transactions_yields_to_other_tasks() {
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let mut producer = Producer::init(&server, "a", true).await;
@@ -155,7 +155,7 @@ async fn who_looks_through_all_transactions_makes_way() {
 /// again, and ends there with a marker. The client has added the partition, and does not do so
 /// again.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_goes_on_in_a_topic_that_was_created_anew() {
+async fn a_transaction_continues_in_a_topic_that_was_created_again() {
     for version_2 in [false, true] {
         for commit in [true, false] {
             let server = TestServer::start().await;

@@ -86,7 +86,7 @@ fn known(state: &[In], b: &[In], at: u64) -> (Option<Outcome>, bool) {
 }
 
 #[test]
-fn a_commit_marker_behind_the_addition_of_its_partition_proves_the_commit() {
+fn a_commit_marker_after_the_addition_of_its_partition_proves_the_commit() {
     let state = [added(10, &[A, B]), (0, Lost)];
     let commit = (30, Marker(0, Commit));
     for epoch in [0, 1] {
@@ -131,7 +131,7 @@ fn a_commit_marker_behind_the_addition_of_its_partition_proves_the_commit() {
 }
 
 #[test]
-fn a_marker_behind_the_next_known_decision_proves_nothing_of_what_was_before() {
+fn a_marker_after_the_next_known_decision_proves_nothing_about_earlier_transactions() {
     let commit = [(30, Marker(0, Commit))];
     let state = |at| [added(10, &[A, B]), (0, Lost), prepared(at, Abort)];
     assert_eq!(known(&state(20), &commit, 15), (None, false));

@@ -69,7 +69,7 @@ fn mended_with(
 }
 
 #[test]
-fn a_marker_goes_where_it_was_lost_if_something_follows_that_would_be_taken_for_its_transaction() {
+fn a_lost_marker_is_put_back_if_a_later_batch_would_be_attributed_to_its_transaction() {
     for outcome in [Commit, Abort] {
         let other = if outcome == Commit { Abort } else { Commit };
         let known = Some((outcome, 1, 1));
@@ -97,7 +97,7 @@ fn a_marker_goes_where_it_was_lost_if_something_follows_that_would_be_taken_for_
 }
 
 #[test]
-fn what_is_not_known_to_be_decided_is_aborted_if_it_may_have_ended() {
+fn a_transaction_without_known_decision_is_aborted_if_it_may_have_ended() {
     let unknown = Known::Unknown;
     let mended = |log: &[In], known| mended_with(log, None, known);
     for epoch in [0, 1] {
@@ -115,7 +115,7 @@ fn what_is_not_known_to_be_decided_is_aborted_if_it_may_have_ended() {
 }
 
 #[test]
-fn every_lost_marker_finds_room_where_it_may_have_been() {
+fn every_lost_marker_gets_an_offset_in_a_possible_gap() {
     let lost = |first, gaps| Lost {
         producer_id: 7,
         epoch: 0,

@@ -80,7 +80,7 @@ fn migrant(id: &str, assignment: &Assignment) -> Migrant {
 }
 
 #[test]
-fn a_classic_group_is_taken_over_shares_and_is_let_go() {
+fn a_classic_group_is_converted_to_a_consumer_group_and_back() {
     let (now, topics) = (Instant::now(), topics());
     let all = parts("t", &[0, 1, 2, 3]);
     let migrants = vec![migrant("old", &all)];
@@ -125,7 +125,7 @@ fn a_classic_group_is_taken_over_shares_and_is_let_go() {
 }
 
 #[test]
-fn a_member_that_keeps_what_it_may_gives_up_the_rest_first() {
+fn a_cooperative_member_revokes_partitions_before_others_get_them() {
     let (now, topics) = (Instant::now(), topics());
     let all = parts("t", &[0, 1, 2, 3]);
     let migrants = vec![migrant("old", &all)];
@@ -151,7 +151,7 @@ fn a_member_that_keeps_what_it_may_gives_up_the_rest_first() {
 }
 
 #[test]
-fn who_does_not_come_back_is_removed() {
+fn a_classic_member_that_does_not_rejoin_is_removed() {
     let (now, topics) = (Instant::now(), topics());
     let migrants = vec![migrant("a", &parts("t", &[0, 1])), migrant("b", &parts("t", &[2, 3]))];
     let mut group = ConsumerGroup::of_migrants(rules(), now, &topics, 1, migrants).unwrap();
@@ -178,7 +178,7 @@ fn who_does_not_come_back_is_removed() {
 
 /// Its client may have minutes of work before it joins, and sends heartbeats meanwhile.
 #[test]
-fn who_sends_heartbeats_after_a_restart_has_its_rebalance_timeout_to_join_again() {
+fn a_member_with_heartbeats_after_a_restart_has_its_rebalance_timeout_to_join_again() {
     let (now, topics) = (Instant::now(), topics());
     let migrants = vec![migrant("old", &parts("t", &[0, 1, 2, 3]))];
     let group = ConsumerGroup::of_migrants(rules(), now, &topics, 7, migrants).unwrap();
@@ -197,7 +197,7 @@ fn who_sends_heartbeats_after_a_restart_has_its_rebalance_timeout_to_join_again(
 
 /// A static member is stopped without leaving, and restarted with the other protocol.
 #[test]
-fn a_static_member_that_comes_with_the_other_protocol_is_taken_for_the_one_that_was_there() {
+fn a_static_member_can_restart_with_the_other_protocol() {
     let (now, topics) = (Instant::now(), topics());
     let all = parts("t", &[0, 1, 2, 3]);
     let named = |id: &str| Migrant { instance_id: Some(text("i")), ..migrant(id, &all) };
@@ -216,7 +216,7 @@ fn a_static_member_that_comes_with_the_other_protocol_is_taken_for_the_one_that_
 
 /// After a restart the protocol of an instance id's holder is unknown.
 #[test]
-fn a_static_member_comes_again_until_the_one_that_was_there_has_been_heard() {
+fn a_static_member_has_to_retry_until_the_protocol_of_the_holder_is_known() {
     let (now, topics) = (Instant::now(), topics());
     let all = parts("t", &[0, 1, 2, 3]);
     let old = Migrant { instance_id: Some(text("i")), ..migrant("old", &all) };
@@ -246,7 +246,7 @@ fn a_static_member_comes_again_until_the_one_that_was_there_has_been_heard() {
 /// A client that names a topic learns no more about it than by a heartbeat of the consumer
 /// protocol, which would be refused.
 #[test]
-fn a_member_gets_no_topics_that_it_may_not_know_of() {
+fn a_member_gets_no_topics_that_it_may_not_describe() {
     let now = Instant::now();
     let topics = view(1, &[("open", 2), ("secret", 2)]);
     let mut group = group(now);
@@ -263,7 +263,7 @@ fn a_member_gets_no_topics_that_it_may_not_know_of() {
 }
 
 #[test]
-fn members_of_another_kind_are_not_taken_over() {
+fn members_that_are_not_consumers_are_not_converted() {
     let (now, topics) = (Instant::now(), topics());
     let mut other = migrant("connect", &Assignment::new());
     other.protocols[0].1 = Bytes::from_static(b"?");
@@ -520,7 +520,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn no_life_of_a_mixed_group_gives_a_partition_to_two(events in events()) {
+    fn a_partition_of_a_mixed_group_never_has_two_owners(events in events()) {
         let now = Instant::now();
         let mut world = World { now, group: group(now), clients: vec![Client::default(); CLIENTS] };
         for event in events {

@@ -407,7 +407,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn no_life_of_a_group_gives_a_partition_to_two(events in events()) {
+    fn a_partition_never_has_two_owners(events in events()) {
         let mut world = World::new();
         for event in events {
             world.happen(event);

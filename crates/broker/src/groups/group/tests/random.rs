@@ -320,7 +320,7 @@ fn random_walks_keep_the_invariants_and_end_empty() {
 /// Whenever a server stops, its clients find a group again in which no partition has two owners,
 /// and continue until they are gone.
 #[test]
-fn random_walks_go_on_after_restarts() {
+fn random_walks_continue_after_restarts() {
     let mut kept = 0;
     for seed in 0..300 {
         let mut walk = Walk::new(seed);

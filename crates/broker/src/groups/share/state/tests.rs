@@ -64,7 +64,7 @@ impl Bench {
 }
 
 #[test]
-fn records_go_to_one_member_each_and_the_start_follows_what_is_done_with() {
+fn each_record_goes_to_one_member_and_the_start_follows_finished_records() {
     use AckKind::{Accept, Reject, Release};
     let mut bench = Bench::new(10);
     assert_eq!(bench.partition.next_read(100), Some(offset(10)));
@@ -92,7 +92,7 @@ fn records_go_to_one_member_each_and_the_start_follows_what_is_done_with() {
 }
 
 #[test]
-fn batches_are_taken_as_a_whole_unless_that_is_too_much() {
+fn batches_are_acquired_as_a_whole_unless_the_limit_is_strict() {
     let few = Wanted { max_records: 3, ..WANTED };
     let found = [batch(0, 2), batch(2, 12), batch(12, 14)];
     assert_eq!(Bench::new(0).acquire("a", 0, &found, few), [[0, 12, 1]]);
@@ -120,7 +120,7 @@ fn batches_are_taken_as_a_whole_unless_that_is_too_much() {
 }
 
 #[test]
-fn what_was_acquired_is_told_in_pieces_of_about_the_wanted_size() {
+fn acquired_records_are_reported_in_ranges_of_about_the_batch_size() {
     let small = Wanted { batch_records: 4, ..WANTED };
     let found = [batch(0, 2), batch(2, 4), batch(4, 10), batch(10, 11)];
     let told = Bench::new(0).acquire("a", 0, &found, small);
@@ -128,7 +128,7 @@ fn what_was_acquired_is_told_in_pieces_of_about_the_wanted_size() {
 }
 
 #[test]
-fn what_is_not_for_members_is_passed() {
+fn offsets_without_records_for_members_are_skipped() {
     let mut bench = Bench::new(0);
     // A marker at 3, an aborted batch at 6 to 8, nothing from 8 to 20.
     let found = [batch(0, 3), nothing(3, 4), batch(4, 6), nothing(6, 8), batch(20, 22)];
@@ -153,7 +153,7 @@ fn what_is_not_for_members_is_passed() {
 }
 
 #[test]
-fn locks_end_are_renewed_and_records_are_given_up_at_last() {
+fn locks_expire_and_renew_and_records_are_archived_at_the_delivery_limit() {
     let mut bench = Bench::new(0);
     let found = [batch(0, 4)];
     bench.acquire("a", 0, &found, WANTED);
@@ -425,7 +425,7 @@ fn check(partition: &SharePartition, model: &BTreeMap<u64, Model>, case: &str) {
 
 /// `SHARE_SEED` replays one.
 #[test]
-fn random_lives_agree_with_a_model_of_single_records() {
+fn random_histories_agree_with_a_model_of_single_records() {
     if let Ok(seed) = std::env::var("SHARE_SEED") {
         return live(seed.parse().unwrap());
     }

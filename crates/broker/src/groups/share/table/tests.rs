@@ -18,7 +18,7 @@ fn table() -> ShareStates {
 }
 
 #[test]
-fn later_records_win_and_what_is_below_the_start_is_forgotten() {
+fn later_changes_win_and_those_below_the_start_are_dropped() {
     let topic = Uuid::from_u128(7);
     let mut table = table();
     let archived = [change(8, 11, Stored::Archived, 3)];
@@ -44,7 +44,7 @@ fn later_records_win_and_what_is_below_the_start_is_forgotten() {
 }
 
 #[test]
-fn checkpoints_come_back_and_damage_is_seen() {
+fn checkpoints_are_restored_and_damage_is_detected() {
     let table = table();
     let bytes = encode(&table);
     assert_eq!(decode::<ShareStates>(&bytes).unwrap(), table);
@@ -70,7 +70,7 @@ fn checkpoints_come_back_and_damage_is_seen() {
 
 /// The bytes of format version 1.
 #[test]
-fn the_format_stays_what_it_is() {
+fn records_have_the_documented_format() {
     let record = changed(
         "g",
         (Uuid::from_u128(7), 2),
