@@ -20,58 +20,58 @@ const KAFKA: &str = include_str!("api-versions-4.3.1.txt");
 const NOTES: &[(&str, &str)] = &[
     (
         "Produce",
-        "Versions 0 to 2 are announced, as by Kafka, since librdkafka before 2.11.1 compresses \
-         nothing otherwise; and refused, as by Kafka.",
+        "Versions 0 to 2 are announced and refused, as by Kafka: librdkafka before 2.11.1 does \
+         not compress otherwise.",
     ),
     (
         "Fetch",
-        "Each version gets batches of every codec, zstd too, as from Kafka. (KIP-110 has \
-         versions below 10 refused; Kafka 4 does not.)",
+        "Each version gets batches of every codec, including zstd, as from Kafka 4. (KIP-110 \
+         refuses versions below 10.)",
     ),
     (
         "ListOffsets",
-        "Objects are not Kafka's remote storage: of what is in that, or not yet, -1 is told, as \
-         by Kafka of topics without it.",
+        "Objects are not Kafka's remote storage: offsets in remote storage, or not in it yet, \
+         are -1, as in Kafka for topics without it.",
     ),
     (
         "Metadata",
-        "A topic that a request creates is in its answer; Kafka creates it in the background and \
-         answers UNKNOWN_TOPIC_OR_PARTITION at first. So does this server in the half second \
-         after a topic of the name was deleted, and creates none then.",
+        "The response contains a topic that the request creates. Kafka creates it in the \
+         background and answers UNKNOWN_TOPIC_OR_PARTITION at first. This server answers so for \
+         half a second after a topic of the name was deleted, and does not create it then.",
     ),
     (
         "OffsetCommit",
-        "The `retention_time_ms` of versions 2 to 4 is not heeded: the server's \
-         `offsets-retention` holds for all offsets.",
+        "The `retention_time_ms` of versions 2 to 4 is ignored: the server's \
+         `offsets-retention` applies to all offsets.",
     ),
     (
         "CreateTopics",
-        "One replica: a replication factor of 1 or -1. Of the first 1,000 topics of a request \
-         the settings are told.",
+        "One replica: a replication factor of 1 or -1. The response contains the settings of \
+         the first 1,000 topics of a request.",
     ),
     (
         "DescribeConfigs",
-        "Topics with all settings of Kafka 4.3; brokers with those that they were started with, \
-         that stand in for topics, or that Kafka's operators change while they run; groups. No \
-         log levels, no metrics of clients.",
+        "Topics with all settings of Kafka 4.3; brokers with the settings of their start, the \
+         defaults of topics, and those that Kafka's operators change at run time; groups. No log \
+         levels, no client metrics.",
     ),
     ("AlterConfigs", "As IncrementalAlterConfigs."),
     (
         "IncrementalAlterConfigs",
-        "All settings of topics and groups; of brokers see the table below. What has no effect \
-         says so in its documentation.",
+        "All settings of topics and groups; of brokers see the table below. The documentation of \
+         a setting says if it has no effect.",
     ),
-    ("ListConfigResources", "Topics, the broker, and groups with settings of their own."),
-    ("DescribeLogDirs", "One place, `/alluvium`, of unknown size, never cordoned off."),
-    ("AlterReplicaLogDirs", "There is nowhere to move a replica to."),
-    ("ElectLeaders", "Each partition has its one leader: no election is ever needed."),
-    ("AlterPartitionReassignments", "The only assignment is the one that there is."),
+    ("ListConfigResources", "Topics, the broker, and groups with their own settings."),
+    ("DescribeLogDirs", "One directory, `/alluvium`, of unknown size, never cordoned."),
+    ("AlterReplicaLogDirs", "There is no other directory to move a replica to."),
+    ("ElectLeaders", "Each partition has its only leader: no election is ever needed."),
+    ("AlterPartitionReassignments", "Only the current assignment is accepted."),
     (
         "AlterClientQuotas",
-        "All of Kafka's quotas, by user, client id and address; not by the name of a host. See \
+        "All of Kafka's quotas, by user, client id and address; not by host name. See \
          configuration.md.",
     ),
-    ("ListPartitionReassignments", "None is ever under way."),
+    ("ListPartitionReassignments", "Always empty."),
     (
         "DescribeQuorum",
         "The one server is the leader and the only voter; its log end offset is the version of \
@@ -79,17 +79,17 @@ const NOTES: &[(&str, &str)] = &[
     ),
     (
         "UpdateFeatures",
-        "The level of each feature belongs to the version of the server: an update to that level \
+        "The version of the server determines the level of each feature: an update to that level \
          succeeds, any other fails with INVALID_UPDATE_VERSION. `kafka-features.sh describe` \
          shows the levels; `upgrade --release-version` fails, since it also raises features that \
-         are not here (`kraft.version`, `streams.version`).",
+         do not exist here (`kraft.version`, `streams.version`).",
     ),
-    ("AddPartitionsToTxn", "Versions 4 and 5 are for brokers among themselves."),
-    ("WriteTxnMarkers", "Version 2 is for brokers among themselves."),
+    ("AddPartitionsToTxn", "Versions 4 and 5 are for requests between brokers."),
+    ("WriteTxnMarkers", "Version 2 is for requests between brokers."),
     (
         "ConsumerGroupHeartbeat",
-        "Groups of consumers go over from the classic protocol, and back, with their members. \
-         Racks are remembered, not heeded. See consumer-groups.md.",
+        "Groups of consumers convert from the classic protocol, and back, with their members. \
+         Racks are stored but not used. See consumer-groups.md.",
     ),
     ("ShareGroupHeartbeat", "See share-groups.md."),
 ];
@@ -106,12 +106,12 @@ const ABSENT: &[(&str, &str)] = &[
     ("UnregisterBroker", "There is one broker, which cannot be unregistered."),
     (
         "GetTelemetrySubscriptions",
-        "No metrics of clients are collected; Kafka announces it only with a plugin that does.",
+        "Client metrics are not collected; Kafka announces it only with a plug-in that does.",
     ),
     ("PushTelemetry", "As GetTelemetrySubscriptions."),
     (
         "AddRaftVoter",
-        "The catalog is the server's own: there are no controllers that could come and go.",
+        "The catalog is local to the server: there are no controllers to add or remove.",
     ),
     ("RemoveRaftVoter", "As AddRaftVoter."),
     ("InitializeShareGroupState", "Between brokers."),
@@ -121,64 +121,50 @@ const ABSENT: &[(&str, &str)] = &[
     ("ReadShareGroupStateSummary", "Between brokers."),
     (
         "StreamsGroupHeartbeat",
-        "Kafka Streams uses classic groups unless it is told otherwise (KIP-1071).",
+        "Kafka Streams uses classic groups unless configured otherwise (KIP-1071).",
     ),
     ("StreamsGroupDescribe", "As StreamsGroupHeartbeat."),
 ];
 
-const HEAD: &str = "# What of Kafka's protocol is served
+const HEAD: &str = r"# Supported parts of Kafka's protocol
 
-Each API that Apache Kafka 4.3.1 \
-    announces to clients (KRaft, one node), with the versions there and here. A client asks for \
-    this list with ApiVersions, and
-chooses what both sides have; what is absent is absent from \
-    the answer, so that a client knows.
+Each API that Apache Kafka 4.3.1 announces to clients (KRaft, one node), with its versions there
+and here. A client requests this list with ApiVersions and chooses a version that both sides
+support; APIs that are not supported are not in the response.
 
-The coordinators of groups and of transactions keep \
-    their state in state streams, not in topics \
-    ([0010](decisions/0010-coordinator-state-in-state-streams.md)): `__consumer_offsets` \
-    and
-`__transaction_state` are there for clients that look for them, with one partition each, \
-    which is always empty: neither producers nor WriteTxnMarkers write there. What is in them on \
-    Kafka is asked for by OffsetFetch, DescribeGroups, DescribeTransactions and
-the like.
+The coordinators of groups and of transactions keep their state in state streams, not in topics
+([0010](decisions/0010-coordinator-state-in-state-streams.md)). `__consumer_offsets` and
+`__transaction_state` exist for clients that look for them, with one partition each, which is
+always empty: neither producers nor WriteTxnMarkers write to them. OffsetFetch, DescribeGroups,
+DescribeTransactions and similar APIs return what Kafka stores in these topics.
 
-## \
-    What is checked of a batch
+## Validation of batches
 
-Every batch that a producer sends is checked by Kafka's rules. \
-    Its header: length, format, CRC, that offsets and number of records fit each other, codec, \
-    producer, transaction. Its records, which are
-decompressed for that: that there are as many \
-    as the header says, that each is filled by its fields, that their offset deltas are 0, 1, 2 \
-    and so on; their times, and their keys where the topic is compacted. The
-greatest time of \
-    the records replaces the one in the header if that is another one. Why, and what it costs: \
-    [0016](decisions/0016-compressed-batches-are-checked.md).
+Every batch that a producer sends is validated by Kafka's rules. Header: length, format, CRC,
+consistency of offsets and number of records, codec, producer, transaction. Records, which are
+decompressed for this: their number matches the header, the fields of each fill it, their offset
+deltas are 0, 1, 2 and so on; their timestamps, and their keys if the topic is compacted. The
+maximum timestamp of the records replaces the one in the header if that differs.
+[0016](decisions/0016-compressed-batches-are-checked.md) explains the reason and the cost.
 
-What differs from Kafka:
+Differences from Kafka:
 
-- \
-    Offset deltas that are not 0, 1, 2 and so on are refused with INVALID_RECORD. Kafka 4.4 \
-    accepts them in batches that are not compressed, where readers then see other offsets than \
-    the log has given, and answers UNKNOWN_SERVER_ERROR for compressed ones.
-- Records that \
-    cannot be decompressed are refused with INVALID_RECORD, an unknown codec with \
-    UNSUPPORTED_COMPRESSION_TYPE; by Kafka 4.4 both with UNKNOWN_SERVER_ERROR.
-- A batch that is \
-    followed by other bytes, that carries a producer id but no epoch, or that is marked with the \
-    time of the append (INVALID_TIMESTAMP) is refused; Kafka 4.4 accepts these.
-- Records of \
-    more than 256 MiB in one batch, decompressed, are refused with INVALID_RECORD. Kafka has no \
-    bound.
+- Offset deltas that are not 0, 1, 2 and so on are refused with INVALID_RECORD. Kafka 4.4 accepts
+  them in uncompressed batches, where readers then see other offsets than the log has assigned,
+  and answers UNKNOWN_SERVER_ERROR for compressed ones.
+- Records that cannot be decompressed are refused with INVALID_RECORD, an unknown codec with
+  UNSUPPORTED_COMPRESSION_TYPE; by Kafka 4.4 both with UNKNOWN_SERVER_ERROR.
+- A batch that is followed by other bytes, that carries a producer id but no epoch, or that is
+  marked with the time of the append (INVALID_TIMESTAMP) is refused; Kafka 4.4 accepts these.
+- Records of more than 256 MiB in one batch, decompressed, are refused with INVALID_RECORD. Kafka
+  has no limit.
 
-## API by API
+## APIs
 
-This page is made from the server's table of APIs, and checked \
-    against a running server: `UPDATE_DOCS=1 cargo test -p alluvium-broker compatibility`.
+This page is generated from the server's table of APIs, and checked against a running server:
+`UPDATE_DOCS=1 cargo test -p alluvium-broker compatibility`.
 
-| \
-    key | API | Kafka 4.3.1 | here | |
+| key | API | Kafka 4.3.1 | here | |
 |---:|---|---|---|---|
 ";
 
@@ -186,21 +172,17 @@ This page is made from the server's table of APIs, and checked \
 /// `DynamicBrokerConfig.ALL_DYNAMIC_CONFIGS`, and their types.
 const DYNAMIC: &str = include_str!("dynamic-configs-4.4.0.txt");
 
-const CHANGEABLE: &str = "
-## Settings of brokers that are changed while the server runs
+const CHANGEABLE: &str = r"
+## Broker settings that can be changed at run time
 
-Every \
-    setting that Apache Kafka 4.4.0 lets operators change (`kafka-configs --alter --entity-type \
-    brokers`, IncrementalAlterConfigs, AlterConfigs), and what comes of it here. What is *kept* \
-    is shown by
-DescribeConfigs, outlives a restart, and changes nothing: it tunes a part of \
-    Kafka that this server does not have, or names what it does anyway, so tools that set it \
-    (Cruise Control, Strimzi,
-`kafka-reassign-partitions --throttle`) go on. What would promise \
-    something that the server does not do is *refused*, with the reason in the answer.
+Every setting that Apache Kafka 4.4.0 lets operators change (`kafka-configs --alter --entity-type
+brokers`, IncrementalAlterConfigs, AlterConfigs), and its effect here. A *kept* setting is shown by
+DescribeConfigs, survives a restart, and changes nothing: it tunes a part of Kafka that this server
+does not have, or names what it does anyway, so that tools that set it (Cruise Control, Strimzi,
+`kafka-reassign-partitions --throttle`) work. A setting that would promise something that the
+server does not do is *refused*, with the reason in the response.
 
-| \
-    setting | here | |
+| setting | here | |
 |---|---|---|
 ";
 
