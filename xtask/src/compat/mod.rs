@@ -54,7 +54,7 @@ enum Suite {
     KafkaClients,
     /// Listeners with TLS and SASL, and ACLs, as four kinds of clients meet them.
     Security,
-    /// librdkafka's tests, in quick mode.
+    /// All of librdkafka's tests that run on one node.
     Librdkafka,
     /// The tests of confluent-kafka-go that talk to a server.
     ConfluentKafka,

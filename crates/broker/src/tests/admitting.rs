@@ -122,6 +122,58 @@ async fn the_records_of_every_batch_are_checked_compressed_or_not() {
     }
 }
 
+/// A frame of LZ4 with one block that is not compressed. `check` is the second byte of the
+/// descriptor's xxHash32.
+fn lz4_frame(descriptor: &[u8], check: u8, content: &[u8]) -> Vec<u8> {
+    let mut frame = vec![0x04, 0x22, 0x4d, 0x18];
+    frame.extend(descriptor);
+    frame.push(check);
+    frame.extend((content.len() as u32 | 1 << 31).to_le_bytes());
+    frame.extend(content);
+    frame.extend([0; 4]);
+    frame
+}
+
+/// Kafka's `Lz4BlockInputStream`, by which its broker and its Java clients read, refuses these.
+#[tokio::test(flavor = "multi_thread")]
+async fn lz4_frames_that_kafkas_clients_cannot_read_are_refused() {
+    let server = TestServer::start().await;
+    server.topic("plain", 1, &[]).await;
+    server.topic("other", 1, &[("compression.type", "zstd")]).await;
+    let small = of_two(&[&FIRST, &SECOND], Codec::None);
+    // More than is decompressed on a serving thread.
+    let large = plain(&vec![1_000; 40_000]);
+    for (size, uncompressed) in [("small", small), ("large", large)] {
+        let records = &uncompressed[HEADER_BYTES..];
+        let with_block_mode = |mode| {
+            let mut encoder = lz4::EncoderBuilder::new().block_mode(mode).build(vec![]).unwrap();
+            std::io::copy(&mut &records[..], &mut encoder).unwrap();
+            let (frame, finished) = encoder.finish();
+            finished.unwrap();
+            frame
+        };
+        let independent = with_block_mode(lz4::BlockMode::Independent);
+        let cut = |bytes| independent[..independent.len() - bytes].to_vec();
+        let frames = [
+            ("independent blocks", independent.clone(), true),
+            ("dependent blocks", with_block_mode(lz4::BlockMode::Linked), false),
+            ("without the content's checksum", cut(4), false),
+            ("without the end mark", cut(8), false),
+            ("one stored block", lz4_frame(&[0x60, 0x70], 0x73, records), true),
+            ("a dictionary", lz4_frame(&[0x61, 0x70, 0, 0, 0, 0], 0xd3, records), false),
+        ];
+        for (what, frame, is_readable) in frames {
+            let mut batch = uncompressed[..HEADER_BYTES].to_vec();
+            batch.extend(frame);
+            batch::set_codec(&mut batch, Codec::Lz4);
+            for topic in ["plain", "other"] {
+                let (code, _) = blamed(&server, topic, &batch.clone().into()).await;
+                assert_eq!(code, if is_readable { 0 } else { 87 }, "{size}, {what}, {topic}");
+            }
+        }
+    }
+}
+
 const CODECS: [Compression; 5] = [
     Compression::None,
     Compression::Gzip,
