@@ -24,8 +24,8 @@ const NAMED_RECORDS: usize = 100;
 /// and the bytes are those that were received.
 ///
 /// # Errors
-/// Those of [`batch::check_produced`] and [`records::check_plain`]; [`ApiError::RejectedRecords`]
-/// if records violate the topic's settings.
+/// Those of [`batch::check_produced`], [`records::check_frame`] and [`records::check_plain`];
+/// [`ApiError::RejectedRecords`] if records violate the topic's settings.
 pub(crate) async fn admit(
     server: &Server,
     rules: AppendRules,
@@ -35,11 +35,14 @@ pub(crate) async fn admit(
     let header = batch::check_produced(&batch, version, rules.max_batch_bytes)?;
     let summary = if header.codec() == Some(Codec::None) {
         records::check_plain(&header, &batch[HEADER_BYTES..])?
-    } else if let Some(small) = records::small_summary(&batch)? {
-        small
     } else {
-        let batch = batch.clone();
-        server.look_into(move || records::summary(&batch)).await?
+        records::check_frame(&header, &batch[HEADER_BYTES..])?;
+        if let Some(small) = records::small_summary(&batch)? {
+            small
+        } else {
+            let batch = batch.clone();
+            server.look_into(move || records::summary(&batch)).await?
+        }
     };
     let now_ms = unix_time_ms();
     if !summary.obeys(rules, now_ms) {

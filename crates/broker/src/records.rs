@@ -7,19 +7,18 @@
 //! [`small_summary`] or [`summary`].
 
 use std::cell::RefCell;
-use std::io::{self, BufRead, Read, Write};
+use std::io::{self, BufRead, Read};
 
-use crate::batch::{self, BatchHeader, Codec, HEADER_BYTES};
+use crate::batch::{BatchHeader, Codec, HEADER_BYTES};
 use crate::errors::ApiError;
 
-use decompress::{Scratch, SnappyBlocks, decompress};
+use decompress::{Scratch, decompress};
 
+mod compress;
 mod decompress;
 
-/// The last level at which zstd's window is no larger than a usual batch. Level 22 uses tables of
-/// 700 MiB; with a window of 2 MiB they have 20 MiB.
-const ZSTD_LAST_SMALL_LEVEL: i32 = 9;
-const ZSTD_WINDOW_LOG: u32 = 21;
+pub(crate) use compress::{compress_all, recompress};
+pub(crate) use decompress::check_frame;
 
 /// The decompressed size up to which a batch is decompressed on a serving thread: it takes less
 /// than a millisecond with the slowest codec.
@@ -280,112 +279,6 @@ fn invalid(error: &io::Error) -> ApiError {
     ApiError::InvalidRecord(format!("the batch's records are invalid: {error}"))
 }
 
-/// Recompresses a batch with another codec at `level`; the records stay the same.
-///
-/// # Errors
-/// [`ApiError::InvalidRecord`] if the records cannot be read, [`ApiError::BatchTooLarge`] if the
-/// result exceeds `max_bytes`.
-pub(crate) fn recompress(
-    batch: &[u8],
-    codec: Codec,
-    level: i32,
-    max_bytes: usize,
-) -> Result<Vec<u8>, ApiError> {
-    let header = BatchHeader::parse(batch).ok_or_else(|| invalid(&bad("no header")))?;
-    let mut records = decompress(&header, &batch[HEADER_BYTES..]).map_err(|e| invalid(&e))?;
-    let mut out = Bounded { bytes: batch[..HEADER_BYTES].to_vec(), max_bytes };
-    compress(&mut records, codec, level, &mut out).map_err(|error| match error.kind() {
-        io::ErrorKind::FileTooLarge => {
-            ApiError::BatchTooLarge { len_bytes: max_bytes as u64 + 1, max_bytes: max_bytes as u64 }
-        }
-        _ => invalid(&error),
-    })?;
-    batch::set_codec(&mut out.bytes, codec);
-    Ok(out.bytes)
-}
-
-fn compress(
-    records: &mut impl Read,
-    codec: Codec,
-    level: i32,
-    out: &mut Bounded,
-) -> io::Result<()> {
-    match codec {
-        Codec::None => {
-            io::copy(records, out)?;
-        }
-        Codec::Gzip => {
-            let level = u32::try_from(level)
-                .map_or_else(|_| flate2::Compression::default(), flate2::Compression::new);
-            let mut encoder = flate2::write::GzEncoder::new(out, level);
-            io::copy(records, &mut encoder)?;
-            encoder.finish()?;
-        }
-        Codec::Snappy => {
-            out.write_all(SnappyBlocks::MAGIC)?;
-            out.write_all(&[0, 0, 0, 1, 0, 0, 0, 1])?;
-            let mut block = Vec::with_capacity(SnappyBlocks::BLOCK_BYTES);
-            loop {
-                block.clear();
-                records.by_ref().take(SnappyBlocks::BLOCK_BYTES as u64).read_to_end(&mut block)?;
-                if block.is_empty() {
-                    break;
-                }
-                let compressed = snap::raw::Encoder::new().compress_vec(&block)?;
-                let len =
-                    u32::try_from(compressed.len()).map_err(|_| bad("a block is too long"))?;
-                out.write_all(&len.to_be_bytes())?;
-                out.write_all(&compressed)?;
-            }
-        }
-        Codec::Lz4 => {
-            // As Kafka's clients write it: the Java client cannot read linked blocks. Level 9
-            // selects the fast compressor.
-            let mut encoder = lz4::EncoderBuilder::new()
-                .block_size(lz4::BlockSize::Max64KB)
-                .block_mode(lz4::BlockMode::Independent)
-                .block_checksum(lz4::liblz4::BlockChecksum::NoBlockChecksum)
-                .checksum(lz4::ContentChecksum::NoChecksum)
-                .level(if level == 9 { 0 } else { u32::try_from(level).unwrap_or(0) })
-                .build(out)?;
-            io::copy(records, &mut encoder)?;
-            encoder.finish().1?;
-        }
-        Codec::Zstd => {
-            let mut encoder = zstd::stream::write::Encoder::new(out, level)?;
-            if level > ZSTD_LAST_SMALL_LEVEL {
-                use zstd::stream::raw::CParameter;
-                encoder.window_log(ZSTD_WINDOW_LOG)?;
-                encoder.set_parameter(CParameter::HashLog(ZSTD_WINDOW_LOG - 1))?;
-                encoder.set_parameter(CParameter::ChainLog(ZSTD_WINDOW_LOG))?;
-            }
-            io::copy(records, &mut encoder)?;
-            encoder.finish()?;
-        }
-    }
-    Ok(())
-}
-
-/// A byte buffer with a limit.
-struct Bounded {
-    bytes: Vec<u8>,
-    max_bytes: usize,
-}
-
-impl Write for Bounded {
-    fn write(&mut self, more: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + more.len() > self.max_bytes {
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
-        self.bytes.extend_from_slice(more);
-        Ok(more.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// A record of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record<'a> {
@@ -509,21 +402,6 @@ fn put_varint(out: &mut [u8], value: i64) -> usize {
     len + 1
 }
 
-/// Compresses the records of a batch at the codec's default level.
-///
-/// # Errors
-/// The codec fails, for which it has no reason.
-pub(crate) fn compress_all(codec: Codec, mut records: &[u8]) -> io::Result<Vec<u8>> {
-    let level = match codec {
-        Codec::Gzip => -1,
-        Codec::Lz4 => 9,
-        Codec::None | Codec::Snappy | Codec::Zstd => 3,
-    };
-    let mut out = Bounded { bytes: Vec::new(), max_bytes: usize::MAX };
-    compress(&mut records, codec, level, &mut out)?;
-    Ok(out.bytes)
-}
-
 /// A reader of the decompressed records in `body`, the part of a batch after its header.
 fn records<'a>(
     header: &BatchHeader,
@@ -600,6 +478,7 @@ mod tests {
     use kafka_protocol::records::{Compression, RecordBatchDecoder};
     use proptest::prelude::*;
 
+    use super::decompress::SnappyBlocks;
     use super::*;
     use crate::batch;
 

@@ -10,8 +10,19 @@ const {
 
 CompressionCodecs[CompressionTypes.Snappy] = require('kafkajs-snappy')
 const lz4 = require('lz4js')
+const xxh32 = require('lz4js/xxh32')
+const LZ4_BLOCK_BYTES = 4 << 20
+// lz4js marks the blocks of a frame as dependent on each other, which Kafka refuses to read. One
+// block alone depends on none, so that its frame may be marked as independent.
+function lz4Frame(buffer) {
+  check(buffer.length <= LZ4_BLOCK_BYTES, `${buffer.length} bytes do not fit a block of LZ4`)
+  const frame = Buffer.from(lz4.compress(buffer))
+  frame[4] |= 0x20
+  frame[6] = xxh32.hash(0, frame, 4, 2) >> 8
+  return frame
+}
 CompressionCodecs[CompressionTypes.LZ4] = () => ({
-  compress: async encoder => Buffer.from(lz4.compress(encoder.buffer)),
+  compress: async encoder => lz4Frame(encoder.buffer),
   decompress: async buffer => Buffer.from(lz4.decompress(buffer)),
 })
 // KafkaJS has none of its own. Node has one from 22.15 on.

@@ -2,8 +2,9 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 
-use super::{MAX_UNPACKED_BYTES, bad};
+use super::{MAX_UNPACKED_BYTES, bad, invalid};
 use crate::batch::{BatchHeader, Codec};
+use crate::errors::ApiError;
 
 /// The greatest number of bytes to which one batch is decompressed.
 const MAX_DECOMPRESSED_BYTES: u64 = 256 << 20;
@@ -77,6 +78,74 @@ fn check_zstd_windows(mut body: &[u8]) -> io::Result<()> {
         let len = zstd::zstd_safe::find_frame_compressed_size(body)
             .map_err(|code| bad(zstd::zstd_safe::get_error_name(code)))?;
         body = body.get(len..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+/// Checks that every client can decompress a produced batch, of which the part behind the header is
+/// `body`. A batch may pass that cannot be decompressed at all.
+///
+/// # Errors
+/// [`ApiError::InvalidRecord`] if Kafka's clients cannot read it.
+pub(crate) fn check_frame(header: &BatchHeader, body: &[u8]) -> Result<(), ApiError> {
+    match header.codec() {
+        Some(Codec::Lz4) => check_lz4_frame(body).map_err(|e| invalid(&e)),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that Kafka's clients can read a frame of LZ4 from a producer: its blocks do not depend on
+/// each other, it needs no dictionary, and its end mark is there. The decoder here does not need
+/// that. Bytes behind the frame are not read by either.
+///
+/// The rules are those of `Lz4BlockInputStream` of Apache Kafka 4.4.0, the layout is that of the LZ4
+/// frame format 1.6.
+///
+/// # Errors
+/// What is wrong with the frame.
+fn check_lz4_frame(body: &[u8]) -> io::Result<()> {
+    const MAGIC: [u8; 4] = 0x184d_2204_u32.to_le_bytes();
+    const VERSION: u8 = 0b1100_0000;
+    const INDEPENDENT_BLOCKS: u8 = 0b10_0000;
+    const BLOCK_CHECKSUMS: u8 = 0b1_0000;
+    const CONTENT_SIZE: u8 = 0b1000;
+    const CONTENT_CHECKSUM: u8 = 0b100;
+    const DICTIONARY_ID: u8 = 1;
+    const CHECKSUM_BYTES: usize = 4;
+    let ends_early = || bad("an LZ4 frame ends early");
+    let skip = |rest: &mut &[u8], len_bytes: usize| {
+        *rest = rest.get(len_bytes..).ok_or_else(ends_early)?;
+        Ok::<(), io::Error>(())
+    };
+    let Some((&MAGIC, [flags, _block_size, rest @ ..])) = body.split_first_chunk::<4>() else {
+        return Err(bad("not an LZ4 frame"));
+    };
+    if flags & VERSION != 0b0100_0000 {
+        return Err(bad("an LZ4 frame of an unknown version"));
+    }
+    if flags & INDEPENDENT_BLOCKS == 0 {
+        return Err(bad("blocks of an LZ4 frame depend on each other"));
+    }
+    if flags & DICTIONARY_ID != 0 {
+        return Err(bad("an LZ4 frame needs a dictionary"));
+    }
+    let mut rest = rest;
+    let content_size_bytes = if flags & CONTENT_SIZE == 0 { 0 } else { 8 };
+    let descriptor_checksum_bytes = 1;
+    skip(&mut rest, content_size_bytes + descriptor_checksum_bytes)?;
+    loop {
+        let (block, behind) = rest.split_first_chunk::<4>().ok_or_else(ends_early)?;
+        rest = behind;
+        // The highest bit marks a block that is not compressed.
+        let block_bytes = u32::from_le_bytes(*block) & !(1 << 31);
+        if block_bytes == 0 {
+            break;
+        }
+        let checksum_bytes = if flags & BLOCK_CHECKSUMS == 0 { 0 } else { CHECKSUM_BYTES };
+        skip(&mut rest, block_bytes as usize + checksum_bytes)?;
+    }
+    if flags & CONTENT_CHECKSUM != 0 {
+        skip(&mut rest, CHECKSUM_BYTES)?;
     }
     Ok(())
 }

@@ -142,7 +142,7 @@ async fn lz4_frames_that_kafkas_clients_cannot_read_are_refused() {
     server.topic("other", 1, &[("compression.type", "zstd")]).await;
     let small = of_two(&[&FIRST, &SECOND], Codec::None);
     // More than is decompressed on a serving thread.
-    let large = plain(&vec![1_000; 40_000]);
+    let large = plain(&vec![1_000; 20_000]);
     for (size, uncompressed) in [("small", small), ("large", large)] {
         let records = &uncompressed[HEADER_BYTES..];
         let with_block_mode = |mode| {
