@@ -6,7 +6,8 @@ use bytes::Bytes;
 use kafka_protocol::messages::fetch_request::{FetchPartition, ForgottenTopic};
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::{
-    FetchRequest, FetchResponse, ListOffsetsRequest, OffsetForLeaderEpochRequest, TopicName,
+    ApiKey, ApiVersionsRequest, FetchRequest, FetchResponse, ListOffsetsRequest,
+    OffsetForLeaderEpochRequest, TopicName,
 };
 use kafka_protocol::records::Compression;
 use tokio::time::{sleep, timeout};
@@ -456,23 +457,43 @@ async fn the_current_leader_epoch_ends_at_the_high_watermark() {
 /// library.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_fetch_version_gets_batches_of_every_codec() {
+    const CODECS: [Compression; 5] = [
+        Compression::None,
+        Compression::Gzip,
+        Compression::Snappy,
+        Compression::Lz4,
+        Compression::Zstd,
+    ];
     let server = TestServer::start().await;
-    server.topic("t", 3, &[]).await;
+    // A partition for each codec, and one with batches of all.
+    let all = CODECS.len();
+    let id = server.topic("t", all as i32 + 1, &[]).await;
     let mut client = server.client().await;
-    let plain = plain(&[1]);
-    let [zstd, lz4] =
-        [Compression::Zstd, Compression::Lz4].map(|codec| encode(codec, (-1, -1, -1), &[2]));
-    for (partition, batch) in [(0, &plain), (0, &zstd), (0, &plain), (1, &zstd), (2, &lz4)] {
-        assert_eq!(client.produce("t", partition, batch).await.0, 0);
+    let mut expected = vec![Vec::new(); all + 1];
+    for (partition, codec) in CODECS.into_iter().enumerate() {
+        let batch = encode(codec, (-1, -1, -1), &[2]);
+        for partition in [partition, all] {
+            let next = client.produce("t", partition as i32, &batch).await;
+            assert_eq!(next.0, 0, "{codec:?}");
+            expected[partition].extend_from_slice(&stored(&batch, next.1 as u64));
+        }
     }
-    for version in 4..=12 {
-        let request = fetch("t", &[(0, 0), (1, 0), (2, 0)], 0);
+    let announced = client.call(0, &ApiVersionsRequest::default()).await;
+    let announced = announced.api_keys.iter().find(|api| api.api_key == ApiKey::Fetch as i16);
+    let announced = announced.expect("Fetch is announced");
+    assert_eq!((announced.min_version, announced.max_version), (4, 18));
+    for version in announced.min_version..=announced.max_version {
+        let partitions: Vec<_> = (0..=all).map(|partition| (partition as i32, 0)).collect();
+        let mut request = fetch("t", &partitions, 0);
+        if version >= 13 {
+            request.topics[0].topic = Default::default();
+            request.topics[0].topic_id = id;
+        }
         let response = client.call(version, &request).await;
-        let partitions = response.responses[0].partitions.iter();
-        let got: Vec<(i16, usize)> =
-            partitions.map(|p| (p.error_code, p.records.as_ref().map_or(0, Bytes::len))).collect();
-        let expected = [(0, 2 * plain.len() + zstd.len()), (0, zstd.len()), (0, lz4.len())];
-        assert_eq!(got, expected, "version {version}");
+        for (partition, expected) in response.responses[0].partitions.iter().zip(&expected) {
+            let got = (partition.error_code, partition.records.as_deref());
+            assert_eq!(got, (0, Some(&expected[..])), "v{version}, {}", partition.partition_index);
+        }
     }
 }
 
