@@ -389,7 +389,8 @@ impl Offsets {
 
 impl Table for Offsets {
     const WHAT: &'static str = "committed offsets";
-    const AFTER_LOSS: &'static str = "groups may return to earlier committed offsets, or begin at \
+    const AFTER_LOSS: &'static str = "groups may return to earlier committed offsets, have offsets \
+                                      of a deleted topic in a new one of its name, or begin at \
                                       the offset in their clients' settings";
     const CHECKPOINT: [u8; 4] = *b"ALGO";
     const QUARANTINE: [u8; 4] = *b"ALGQ";

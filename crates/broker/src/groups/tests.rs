@@ -4,7 +4,7 @@
 mod bounds;
 mod deleted;
 mod kept;
-mod lost;
+pub(super) mod lost;
 mod transactional;
 
 use std::collections::BTreeMap;

@@ -118,6 +118,11 @@ fn read_state(reader: &mut Reader<'_>) -> Result<Remembered, Corrupt> {
 impl Remembered {
     /// Applies later changes.
     pub(super) fn apply(&mut self, later: Self) {
+        // The start never moves back but by a record of kind 2, so such a record was lost to
+        // damage. What is known here is from before it: the group reads on from the new start.
+        if later.start < self.start {
+            *self = Self { start: later.start, changes: Vec::new() };
+        }
         for change in later.changes {
             let first = self.changes.partition_point(|old| old.to <= change.from);
             let behind = self.changes.partition_point(|old| old.from < change.to);
@@ -144,9 +149,9 @@ impl Remembered {
 
 impl Table for ShareStates {
     const WHAT: &'static str = "states of share groups";
-    const AFTER_LOSS: &'static str = "acknowledged records may be delivered again, and groups \
-                                      whose start offset is lost begin at the offset in their \
-                                      settings";
+    const AFTER_LOSS: &'static str = "acknowledged records may be delivered again, a position that \
+                                      an administrator has set may be undone, and groups whose \
+                                      start offset is lost begin at the offset in their settings";
     const CHECKPOINT: [u8; 4] = *b"ALSG";
     const QUARANTINE: [u8; 4] = *b"ALSN";
     const VERSION: u8 = 1;

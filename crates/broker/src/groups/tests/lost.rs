@@ -8,7 +8,10 @@ use crate::state_table::{Table, decode, fold, load};
 
 /// The state that a start and a fold derive from records at these offsets in a stream that ends at
 /// `end`.
-fn after<T: Table + PartialEq + std::fmt::Debug>(records: &[(u64, Bytes)], end: u64) -> T {
+pub(in crate::groups) fn after<T: Table + PartialEq + std::fmt::Debug>(
+    records: &[(u64, Bytes)],
+    end: u64,
+) -> T {
     let batch = |(base, payload): &(u64, Bytes)| Batch {
         base: StreamOffset(*base),
         count: 1,

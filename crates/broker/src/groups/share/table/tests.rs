@@ -1,4 +1,5 @@
 use super::*;
+use crate::groups::tests::lost::after;
 use crate::state_table::{decode, encode};
 
 fn change(from: u64, to: u64, state: Stored, deliveries: u16) -> Change {
@@ -66,6 +67,56 @@ fn checkpoints_are_restored_and_damage_is_detected() {
         changed("g", (Uuid::nil(), 0), StreamOffset(5), &[change(6, 6, Stored::Archived, 1)]);
     assert!(ShareStates::default().apply_encoded(&empty).is_err());
     assert!(ShareStates::default().apply_encoded(&[1, 9, 0, 0]).is_err(), "an unknown kind");
+}
+
+/// A lost record may only have records delivered again: none is skipped that no member has
+/// acknowledged.
+#[test]
+fn a_lost_record_of_a_share_group_only_has_records_delivered_again() {
+    let partition = (Uuid::from_u128(7), 0);
+    let begun = |start| {
+        set("g", &[(partition, Remembered { start: StreamOffset(start), changes: vec![] })])
+    };
+    let acknowledged = |start, from, to| {
+        let change = change(from, to, Stored::Acknowledged, 1);
+        changed("g", partition, StreamOffset(start), &[change])
+    };
+    let remembered = |records: &[(u64, Bytes)], end| {
+        let table: ShareStates = after(records, end);
+        table.0.get("g").map(|partitions| {
+            let Remembered { start, changes } = &partitions[&partition];
+            let changes = changes.iter().map(|change| {
+                assert_eq!(change.state, Stored::Acknowledged);
+                change.from.0..change.to.0
+            });
+            (start.0, changes.collect::<Vec<_>>())
+        })
+    };
+
+    // Lost are acknowledgements: of 2 and 3, or of 0 and 1 with the start's move.
+    let records = [(0, begun(0)), (1, acknowledged(0, 2, 4)), (2, acknowledged(0, 6, 8))];
+    assert_eq!(remembered(&records, 3), Some((0, vec![2..4, 6..8])));
+    let records = [(0, begun(0)), (2, acknowledged(0, 6, 8))];
+    assert_eq!(remembered(&records, 3), Some((0, vec![6..8])));
+    assert_eq!(remembered(&[(0, begun(0))], 2), Some((0, vec![])));
+    // The next record has the start, which moves over what members are done with only.
+    let records = [(0, begun(0)), (2, acknowledged(2, 6, 8))];
+    assert_eq!(remembered(&records, 3), Some((2, vec![6..8])));
+
+    // Lost is the record of an administrator who has set the group back to 3.
+    let before = [(0, begun(10)), (1, acknowledged(10, 12, 14))];
+    assert_eq!(remembered(&before, 3), Some((10, vec![12..14])));
+    let records = [before.as_slice(), &[(3, acknowledged(3, 5, 6))]].concat();
+    assert_eq!(remembered(&records, 4), Some((3, vec![5..6])));
+    // Forward to 20.
+    let records = [before.as_slice(), &[(3, acknowledged(20, 25, 26))]].concat();
+    assert_eq!(remembered(&records, 4), Some((20, vec![25..26])));
+
+    // Lost is the group's first record: it begins as its settings say.
+    assert_eq!(remembered(&[(1, acknowledged(0, 6, 8))], 2), None);
+    // Lost is the deletion of a group; another one of its name begins.
+    let records = [before.as_slice(), &[(3, begun(4))]].concat();
+    assert_eq!(remembered(&records, 4), Some((4, vec![])));
 }
 
 /// The bytes of format version 1.
