@@ -379,7 +379,7 @@ impl Collector for StoreCollector {
                 "Times that nothing was deleted or trimmed since another server owns the objects",
                 stats.owner_conflicts,
             ),
-            ("append_pushbacks", "Appends that found no room", stats.pushbacks),
+            ("append_pushbacks", "Appends that found no room", stats.refused_appends),
             ("wal_records", "Records appended", wal.records),
             ("wal_payload_bytes", "Payload of the records appended", wal.payload_bytes),
             ("wal_device_bytes", "Bytes of block writes", wal.device_bytes),

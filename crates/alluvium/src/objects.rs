@@ -388,7 +388,7 @@ async fn ask(
     wal_id: Option<Uuid>,
     is_known: &(dyn Fn(&str) -> bool + Sync),
 ) -> Result<Option<bool>, Failure> {
-    let asked = alluvium_stream::try_objects(store, wal_id, is_known);
+    let asked = alluvium_stream::probe_objects(store, wal_id, is_known);
     match tokio::time::timeout(CHECK, asked).await {
         Ok(Ok(found)) => Ok(Some(found)),
         Ok(Err(error)) if error.is_permanent() => {

@@ -44,7 +44,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use alluvium_stream::{
-    Batch, Change, Damaged, Fold, KIND_LOG, Store, StoreError, StreamId, StreamOffset,
+    Batch, Change, DamagedStreams, Fold, KIND_LOG, Store, StoreError, StreamId, StreamOffset,
 };
 use bytes::Bytes;
 use kafka_protocol::protocol::StrBytes;
@@ -169,7 +169,7 @@ impl Fold for BrokerFold {
         }
     }
 
-    fn mend(&self, damaged: &Damaged<'_>) -> Vec<(StreamId, Batch)> {
+    fn repair(&self, damaged: &DamagedStreams<'_>) -> Vec<(StreamId, Batch)> {
         transactions::mend(damaged)
     }
 }

@@ -64,7 +64,7 @@ pub(crate) struct Before {
 
 /// Why a batch was not appended.
 pub(crate) enum NotAdmitted {
-    /// No free space, see [`Store::room`].
+    /// No free space, see [`Store::wait_for_space`].
     Full,
     Refused(ApiError),
 }
@@ -127,7 +127,7 @@ impl Partition {
             producers.replay(replay.checkpoint_end, &replay.batches, replay.end, started_ms);
         producers.start_clock(started_ms);
         producers.forget_aborted(clean_end.max(stream.start_offset()));
-        stream.settle(clean_end);
+        stream.raise_checkpoint_start(clean_end);
         let unstable = producers.first_unstable(stream.durable_end()).is_some();
         Ok(Self {
             stream,
@@ -208,7 +208,7 @@ impl Partition {
     /// transactions that were aborted before it, so these are dropped (`docs/log-compaction.md`).
     pub(crate) fn compacted(&self, end: StreamOffset) {
         self.forget_aborted(&mut self.producers.lock(), end);
-        self.stream.settle(end);
+        self.stream.raise_checkpoint_start(end);
     }
 
     /// Drops the aborted transactions whose records are deleted.
@@ -421,7 +421,9 @@ impl Partition {
             };
             match attempted {
                 Err(NotAdmitted::Full) => {
-                    timeout_at(deadline, store.room()).await.map_err(|_| ApiError::TimedOut)?;
+                    timeout_at(deadline, store.wait_for_space())
+                        .await
+                        .map_err(|_| ApiError::TimedOut)?;
                 }
                 Err(NotAdmitted::Refused(error)) => return Err(error),
                 Ok(appended) => return Ok(appended),

@@ -43,7 +43,7 @@ pub enum StateError {
 /// Why a record was not appended; nothing has changed.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// The store has no free space now; see [`Store::room`].
+    /// The store has no free space now; see [`Store::wait_for_space`].
     NoRoom,
     /// The record is larger than the store accepts.
     TooLarge,

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::objects::Cause;
+use crate::objects::RequestClass;
 
 /// The bucket's capacity in time: a pause of at most this long is made up for.
 const BURST: Duration = Duration::from_millis(250);
@@ -33,7 +33,7 @@ struct State {
     free_bytes: f64,
     filled_at: Instant,
     /// The first entry waits for the bucket, the others for those before them.
-    queue: BTreeMap<(Cause, u64), Arc<Notify>>,
+    queue: BTreeMap<(RequestClass, u64), Arc<Notify>>,
     next_ticket: u64,
 }
 
@@ -53,7 +53,7 @@ impl Bandwidth {
     }
 
     /// Waits until a transfer of `bytes` may start. Dropping the future uses no bytes.
-    pub(crate) async fn acquire(&self, cause: Cause, bytes: u64) {
+    pub(crate) async fn acquire(&self, cause: RequestClass, bytes: u64) {
         let Some(rate) = self.bytes_per_s else { return };
         let place = {
             let mut state = self.state.lock();
@@ -95,7 +95,7 @@ impl Bandwidth {
 }
 
 impl State {
-    fn first_in_line(&self, cause: Cause) -> bool {
+    fn first_in_line(&self, cause: RequestClass) -> bool {
         self.queue.first_key_value().is_none_or(|((first, _), _)| cause < *first)
     }
 
@@ -120,7 +120,7 @@ impl State {
         Duration::from_secs_f64((-self.free_bytes).max(0.0) / rate)
     }
 
-    fn queue_up<'a>(&mut self, bandwidth: &'a Bandwidth, cause: Cause) -> Place<'a> {
+    fn queue_up<'a>(&mut self, bandwidth: &'a Bandwidth, cause: RequestClass) -> Place<'a> {
         let at = (cause, self.next_ticket);
         self.next_ticket += 1;
         let turn = Arc::new(Notify::new());
@@ -132,7 +132,7 @@ impl State {
 /// A position in the queue; dropping it, served or not, wakes the next entry.
 struct Place<'a> {
     bandwidth: &'a Bandwidth,
-    at: (Cause, u64),
+    at: (RequestClass, u64),
     turn: Arc<Notify>,
 }
 
@@ -154,7 +154,7 @@ mod tests {
 
     /// Starts transfers in this order, each after the previous one has queued; returns their order
     /// and times in ms.
-    async fn starts(rate: u64, transfers: &[(Cause, u64)]) -> Vec<(usize, u64)> {
+    async fn starts(rate: u64, transfers: &[(RequestClass, u64)]) -> Vec<(usize, u64)> {
         let bandwidth = Arc::new(Bandwidth::new(rate));
         let (started, begun) = (Arc::new(Mutex::new(Vec::new())), Instant::now());
         let mut tasks = Vec::new();
@@ -176,7 +176,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn urgent_transfers_go_first_and_the_rate_holds() {
-        use Cause::{Compaction, Read, Upload};
+        use RequestClass::{Compaction, Read, Upload};
         // The bucket's 256 KiB pay for a quarter of the first transfer; each MiB takes a second.
         let order = [Compaction, Read, Compaction, Upload, Read, Upload];
         let started = starts(MIB, &order.map(|cause| (cause, MIB))).await;
@@ -185,7 +185,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn without_a_bound_no_transfer_waits() {
-        let started = starts(0, &[(Cause::Compaction, 1 << 60), (Cause::Upload, 1 << 60)]).await;
+        let started =
+            starts(0, &[(RequestClass::Compaction, 1 << 60), (RequestClass::Upload, 1 << 60)])
+                .await;
         assert_eq!(started, [(0, 0), (1, 0)]);
         assert!(Bandwidth::new(0).try_acquire_spare(1 << 60));
     }
@@ -193,12 +195,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_cancelled_wait_frees_its_queue_position() {
         let bandwidth = Arc::new(Bandwidth::new(MIB));
-        bandwidth.acquire(Cause::Upload, MIB).await;
+        bandwidth.acquire(RequestClass::Upload, MIB).await;
         let wait = |cause| {
             let bandwidth = bandwidth.clone();
             tokio::spawn(async move { bandwidth.acquire(cause, MIB).await })
         };
-        let (first, second) = (wait(Cause::Upload), wait(Cause::Read));
+        let (first, second) = (wait(RequestClass::Upload), wait(RequestClass::Read));
         tokio::task::yield_now().await;
         first.abort();
         let begun = Instant::now();
@@ -212,10 +214,10 @@ mod tests {
         assert!(bandwidth.try_acquire_spare(MIB / 2 - 1));
         assert!(!bandwidth.try_acquire_spare(1), "half of the bucket stays");
         tokio::time::advance(Duration::from_secs(1)).await;
-        bandwidth.acquire(Cause::Upload, 2 * MIB).await;
+        bandwidth.acquire(RequestClass::Upload, 2 * MIB).await;
         let waiting = tokio::spawn({
             let bandwidth = bandwidth.clone();
-            async move { bandwidth.acquire(Cause::Compaction, 1).await }
+            async move { bandwidth.acquire(RequestClass::Compaction, 1).await }
         });
         tokio::task::yield_now().await;
         assert!(!bandwidth.try_acquire_spare(0), "a transfer is queued");
@@ -228,7 +230,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(3600)).await;
         let begun = Instant::now();
         for _ in 0..9 {
-            bandwidth.acquire(Cause::Read, MIB / 4).await;
+            bandwidth.acquire(RequestClass::Read, MIB / 4).await;
         }
         // The first is paid from the bucket, the second finds it empty and without debt.
         assert_eq!(begun.elapsed().as_millis(), 7 * 250);

@@ -91,15 +91,15 @@ pub enum Change {
     /// Records that both headers of the WAL have this mark. Does nothing if a greater one is
     /// recorded.
     WalMarked(u64),
-    /// Begins a run of the store with this commit. The last [`LIVES_KEPT`] runs are kept.
-    BeginLife {
+    /// Begins a run of the store with this commit. The last [`INCARNATIONS_KEPT`] runs are kept.
+    BeginIncarnation {
         /// Random. Nil stands for no run: only the version is raised.
         id: Uuid,
         /// The new version of the catalog, unless that is already greater.
         version: u64,
     },
     /// Removes an object that was deleted from the object store. Does nothing if there is none.
-    ForgetObject(ObjectId),
+    RemoveObject(ObjectId),
 }
 
 /// A stream's part in an upload.
@@ -172,11 +172,11 @@ pub struct ObjectInfo {
 }
 
 /// Number of runs of the store that a catalog keeps.
-pub const LIVES_KEPT: usize = 1000;
+pub const INCARNATIONS_KEPT: usize = 1000;
 
 /// A run of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Life {
+pub struct Incarnation {
     /// The version of the catalog before this run: the last one of the previous run.
     pub after_version: u64,
     /// Random.
@@ -198,8 +198,8 @@ pub struct Snapshot {
     /// Raised by each commit. A WAL with a greater mark was in use with a newer catalog than this
     /// one.
     pub version: u64,
-    /// See [`Change::BeginLife`]; in order.
-    pub lives: Vec<Life>,
+    /// See [`Change::BeginIncarnation`]; in order.
+    pub incarnations: Vec<Incarnation>,
     /// See [`Change::WalMarked`]; never decreases. A WAL with a lower mark is an old copy.
     pub wal_mark: u64,
     /// Streams by id.
@@ -254,7 +254,7 @@ pub trait Catalog: Send + Sync + 'static {
 
     /// Applies all of `changes` in order, or none; they are durable when it returns. Blocking.
     /// Raises [`Snapshot::version`] by one, also for an empty list, or to the version of a
-    /// [`Change::BeginLife`], and returns it.
+    /// [`Change::BeginIncarnation`], and returns it.
     ///
     /// Refused with nothing changed: creating a stream that exists or whose id was never handed
     /// out; deleting, trimming, uploading or opening one that does not exist; moving an uploaded

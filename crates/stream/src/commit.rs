@@ -232,8 +232,8 @@ impl Shared {
                 | Change::LogUploaded(_)
                 | Change::Replaced(_)
                 | Change::WalMarked(_)
-                | Change::BeginLife { .. }
-                | Change::ForgetObject(_) => {
+                | Change::BeginIncarnation { .. }
+                | Change::RemoveObject(_) => {
                     return invalid(format!("only the store itself may do this: {change:?}"));
                 }
             };
@@ -294,8 +294,8 @@ impl Shared {
             | Change::LogUploaded(_)
             | Change::Replaced(_)
             | Change::WalMarked(_)
-            | Change::BeginLife { .. }
-            | Change::ForgetObject(_) => unreachable!("refused by check"),
+            | Change::BeginIncarnation { .. }
+            | Change::RemoveObject(_) => unreachable!("refused by check"),
         }
     }
 
@@ -446,7 +446,7 @@ impl Shared {
     pub(crate) async fn forget(self: &Arc<Self>, ids: Vec<ObjectId>) -> Result<(), StoreError> {
         let shared = self.clone();
         self.change(async move {
-            shared.write_catalog(ids.iter().copied().map(Change::ForgetObject).collect()).await?;
+            shared.write_catalog(ids.iter().copied().map(Change::RemoveObject).collect()).await?;
             let mut table = shared.object_table.lock();
             for id in &ids {
                 table.retired.remove(id);

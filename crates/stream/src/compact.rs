@@ -16,7 +16,7 @@ use crate::catalog::{CatalogError, ObjectInfo, ObjectRange};
 use crate::commit::Replacement;
 use crate::health::Reason;
 use crate::object::Block;
-use crate::objects::{Cause, ObjectError, Scan, index};
+use crate::objects::{ObjectError, RequestClass, Scan, index};
 use crate::options::Options;
 use crate::output::{Attempt, Output, give_up};
 use crate::owner;
@@ -199,7 +199,8 @@ impl Indexes {
         if let Some(known) = self.by_object.get(&object.id) {
             return Ok(known.clone());
         }
-        let read: Arc<[Block]> = index(shared.objects.way(Cause::Compaction), object).await?.into();
+        let read: Arc<[Block]> =
+            index(shared.objects.way(RequestClass::Compaction), object).await?.into();
         if self.blocks + read.len() > BLOCKS_KEPT {
             *self = Self::default();
         }
@@ -440,7 +441,7 @@ struct Origin {
 
 /// Creates an object of about this much payload.
 fn output<'a>(shared: &'a Shared, attempt: &'a Attempt, bytes: u64) -> Output<'a> {
-    Output::new(shared.objects.way(Cause::Compaction), attempt, bytes)
+    Output::new(shared.objects.way(RequestClass::Compaction), attempt, bytes)
 }
 
 /// Objects to be committed.
@@ -691,7 +692,7 @@ impl<'a> Sources<'a> {
         runs: &[Run],
         indexes: &mut Indexes,
     ) -> Result<Self, ObjectError> {
-        let way = shared.objects.way(Cause::Compaction);
+        let way = shared.objects.way(RequestClass::Compaction);
         let mut wanted: HashMap<ObjectId, (Arc<ObjectInfo>, HashSet<StreamId>)> = HashMap::new();
         for run in runs {
             for range in &run.ranges {

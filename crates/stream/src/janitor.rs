@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::catalog::CatalogError;
 use crate::health::Reason;
-use crate::objects::{Cause, ObjectError, Request, within};
+use crate::objects::{ObjectError, Request, RequestClass, within};
 use crate::owner;
 use crate::store::{Shared, StoreError};
 use crate::upload::{backoff, object_prefix};
@@ -193,7 +193,8 @@ async fn list_orphans(shared: &Shared) -> Result<BTreeSet<String>, ObjectError> 
     let Some(oldest) = SystemTime::now().checked_sub(shared.options.orphan_age) else {
         return Ok(orphans); // nothing can be that old
     };
-    let mut listing = shared.objects.store(Cause::CleanUp).list(Some(&prefix.as_str().into()));
+    let mut listing =
+        shared.objects.store(RequestClass::CleanUp).list(Some(&prefix.as_str().into()));
     while let Some(object) = within(Request::List, &prefix, listing.try_next()).await? {
         let name = object.location.to_string();
         // Checked after it was listed: if it was about to be committed then, it still is, or is in

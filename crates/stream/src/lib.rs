@@ -18,7 +18,6 @@ mod ends;
 mod health;
 mod janitor;
 mod losses;
-mod mend;
 mod numbers;
 pub mod object;
 mod object_table;
@@ -30,6 +29,7 @@ mod pace;
 pub mod panics;
 mod record;
 mod recover;
+mod repair;
 mod search;
 mod store;
 mod stream;
@@ -44,15 +44,15 @@ pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
 pub use compact::{Rewrite, Rewritten, StoredPart};
 pub use health::{Degraded, Reason};
 pub use losses::LostObjects;
-pub use mend::Damaged;
 pub use numbers::{Lost, UploadFailing};
 pub use objects::{
-    DiskCacheStats, ErrorKind, ObjectError, Orphan, ReadStats, Requests, StoredObject, Survey,
-    Wrong, list_objects, local_objects, object_size, survey, try_objects,
+    DiskCacheStats, ErrorKind, Mismatch, ObjectError, Orphan, ReadStats, Requests, StoredObject,
+    Survey, list_objects, local_objects, object_size, probe_objects, survey,
 };
 pub use options::{DiskCacheOptions, Options};
 pub use record::{End, Ends, StreamRecord, decode_record};
 pub use recover::{Gap, GapCause, Recovery};
+pub use repair::DamagedStreams;
 pub use store::{Opened, Stats, Store, StoreError};
 pub use stream::{FetchError, Fetched, History, Replay, Stream, Watch};
 pub use types::{

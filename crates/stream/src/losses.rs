@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::health::{Faults, Reason};
-use crate::objects::{Cause, ErrorKind, OWNER_OBJECT, ObjectError, object_size};
+use crate::objects::{ErrorKind, OWNER_OBJECT, ObjectError, RequestClass, object_size};
 use crate::recover::{Gap, GapCause};
 use crate::store::Shared;
 use crate::stream::FetchError;
@@ -149,7 +149,7 @@ impl Shared {
         let error = match error {
             ObjectError::Store { name, reason, kind: ErrorKind::NotFound } => {
                 let owner = format!("{}/{OWNER_OBJECT}", object_prefix(self.wal_id));
-                let store = self.objects.store(Cause::CleanUp);
+                let store = self.objects.store(RequestClass::CleanUp);
                 match object_size(store, &owner.as_str().into()).await {
                     Ok(Some(_)) => ObjectError::Store { name, reason, kind: ErrorKind::NotFound },
                     Ok(None) => ObjectError::failed(

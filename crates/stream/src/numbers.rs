@@ -49,7 +49,7 @@ pub(crate) struct Numbers {
     pub(crate) orphans_deleted: AtomicU64,
     pub(crate) clean_up_failures: AtomicU64,
     pub(crate) owner_conflicts: AtomicU64,
-    pub(crate) pushbacks: AtomicU64,
+    pub(crate) refused_appends: AtomicU64,
     pub(crate) compactions: AtomicU64,
     pub(crate) compacted_bytes: AtomicU64,
     pub(crate) compaction_failures: AtomicU64,

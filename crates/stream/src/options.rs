@@ -99,7 +99,7 @@ pub struct Options {
     /// Hard bound on the bytes in flight from objects to readers, verified or not, for all readers
     /// together; a single larger batch is read alone. What has arrived is bounded by
     /// `block_cache_bytes` and by what readers hold. Default 128 MiB, at least 8 MiB.
-    pub late_read_bytes: u64,
+    pub cold_read_bytes: u64,
     /// Bound on the bytes per second to and from the object store. Uploads have priority over cold
     /// reads, and cold reads over object compaction. Default 0: no bound; otherwise at least 1 MiB.
     pub object_store_bytes_per_s: u64,
@@ -134,7 +134,7 @@ impl Default for Options {
             block_cache_bytes: 64 * MIB,
             disk_cache: None,
             compaction_bytes: 256 * MIB,
-            late_read_bytes: 128 * MIB,
+            cold_read_bytes: 128 * MIB,
             object_store_bytes_per_s: 0,
             background_threads: 0,
             retry_initial: Duration::from_millis(100),
@@ -158,7 +158,7 @@ impl Options {
             cache_bytes,
             upload_bytes,
             upload_interval,
-            late_read_bytes,
+            cold_read_bytes,
             object_store_bytes_per_s: rate,
             retry_initial,
             retry_max,
@@ -196,8 +196,8 @@ impl Options {
         if compaction_bytes > MAX_COMPACTION_BYTES {
             return reject(format!("compaction_bytes = {compaction_bytes} is more than 32 GiB"));
         }
-        if late_read_bytes < 8 * MIB {
-            return reject(format!("late_read_bytes = {late_read_bytes} is less than 8 MiB"));
+        if cold_read_bytes < 8 * MIB {
+            return reject(format!("cold_read_bytes = {cold_read_bytes} is less than 8 MiB"));
         }
         if rate > 0 && rate < MIB {
             return reject(format!(
@@ -295,7 +295,7 @@ mod tests {
                 .contains("upload_interval = 0ns")
         );
         assert!(
-            refused(Options { late_read_bytes: MIB, ..good() }).contains("late_read_bytes = 1048")
+            refused(Options { cold_read_bytes: MIB, ..good() }).contains("cold_read_bytes = 1048")
         );
         assert!(
             refused(Options { object_store_bytes_per_s: 7, ..good() }).contains("bytes_per_s = 7")

@@ -14,8 +14,10 @@ use object_store::{ObjectStoreExt, PutPayload};
 use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
-use crate::catalog::Life;
-use crate::objects::{Cause, OWNER_OBJECT, ObjectError, Request, object_size, try_objects, within};
+use crate::catalog::Incarnation;
+use crate::objects::{
+    OWNER_OBJECT, ObjectError, Request, RequestClass, object_size, probe_objects, within,
+};
 use crate::store::Shared;
 use crate::upload::{object_prefix, unix_ms};
 
@@ -32,7 +34,7 @@ pub(crate) struct Owner {
     epoch: u32,
     node_id: u32,
     /// In order; the last one is this run.
-    lives: Vec<Life>,
+    incarnations: Vec<Incarnation>,
     /// Held during a claim, so that no claim undoes a later one. Contains the object's content when
     /// this run last owned the objects.
     claiming: tokio::sync::Mutex<Option<Claim>>,
@@ -41,12 +43,12 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    pub(crate) fn new(wal: &Wal, lives: Vec<Life>) -> Self {
+    pub(crate) fn new(wal: &Wal, incarnations: Vec<Incarnation>) -> Self {
         let HeaderInfo { epoch, node_id, .. } = wal.header();
         Self {
             epoch,
             node_id,
-            lives,
+            incarnations,
             claiming: tokio::sync::Mutex::default(),
             looking: Arc::default(),
         }
@@ -62,14 +64,14 @@ impl Owner {
         drop(self.looking.lock().await);
     }
 
-    fn life(&self) -> Uuid {
-        self.lives.last().expect("the current run is in the list").id
+    fn incarnation(&self) -> Uuid {
+        self.incarnations.last().expect("the current run is in the list").id
     }
 
     fn claim(&self, version: u64) -> Claim {
         Claim {
             epoch: self.epoch,
-            life: self.life(),
+            incarnation: self.incarnation(),
             node_id: self.node_id,
             version,
             written_at_ms: unix_ms().cast_unsigned(),
@@ -79,8 +81,9 @@ impl Owner {
     /// Whether the claim was made by an earlier run that the catalog records, before the next run
     /// began.
     fn is_past(&self, claim: &Claim) -> bool {
-        let mut lives = self.lives.iter().skip_while(|life| life.id != claim.life);
-        lives.nth(1).is_some_and(|next| claim.version <= next.after_version)
+        let mut incarnations =
+            self.incarnations.iter().skip_while(|incarnation| incarnation.id != claim.incarnation);
+        incarnations.nth(1).is_some_and(|next| claim.version <= next.after_version)
     }
 
     /// Returns what the object means for this run, which needs the object to record catalog version
@@ -88,8 +91,12 @@ impl Owner {
     fn judge(&self, found: Option<&Claim>, needed: u64) -> Standing {
         match found {
             None => Standing::Free,
-            Some(claim) if claim.life == self.life() && claim.version >= needed => Standing::Owner,
-            Some(claim) if claim.life == self.life() || self.is_past(claim) => Standing::Free,
+            Some(claim) if claim.incarnation == self.incarnation() && claim.version >= needed => {
+                Standing::Owner
+            }
+            Some(claim) if claim.incarnation == self.incarnation() || self.is_past(claim) => {
+                Standing::Free
+            }
             Some(_) => Standing::Anothers,
         }
     }
@@ -99,7 +106,8 @@ impl Owner {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Claim {
     epoch: u32,
-    life: Uuid,
+    #[serde(rename = "life")]
+    incarnation: Uuid,
     node_id: u32,
     /// The version of the catalog.
     version: u64,
@@ -180,7 +188,7 @@ async fn claim_objects(shared: &Shared, needed: u64) -> Result<bool, ObjectError
         return Ok(true);
     }
     shared.numbers.owner_conflicts.fetch_add(1, Ordering::Relaxed);
-    let Some(Claim { epoch, life: theirs, node_id, version, .. }) = found else {
+    let Some(Claim { epoch, incarnation: theirs, node_id, version, .. }) = found else {
         tracing::warn!("owner object {name} is missing after a successful PUT");
         return Ok(false);
     };
@@ -191,7 +199,7 @@ async fn claim_objects(shared: &Shared, needed: u64) -> Result<bool, ObjectError
          the WAL, or one of the two runs from a copy. If the other one is gone for good, delete \
          that object",
         owner.node_id,
-        owner.life(),
+        owner.incarnation(),
         owner.epoch,
     );
     Ok(false)
@@ -199,7 +207,7 @@ async fn claim_objects(shared: &Shared, needed: u64) -> Result<bool, ObjectError
 
 async fn read(shared: &Shared, name: &str) -> Result<Option<Claim>, ObjectError> {
     let claim = within(Request::Get, name, async {
-        let found = shared.objects.store(Cause::CleanUp).get(&name.into()).await?;
+        let found = shared.objects.store(RequestClass::CleanUp).get(&name.into()).await?;
         if found.meta.size > MAX_BYTES {
             return Err(unreadable(&format!("it has {} bytes", found.meta.size)));
         }
@@ -220,10 +228,10 @@ async fn read(shared: &Shared, name: &str) -> Result<Option<Claim>, ObjectError>
 async fn check_is_same(shared: &Shared, name: &str) -> Result<(), ObjectError> {
     let newest = || shared.object_table.lock().newest();
     let Some(object) = newest() else { return Ok(()) };
-    let store = shared.objects.store(Cause::CleanUp);
+    let store = shared.objects.store(RequestClass::CleanUp);
     let is_known = |name: &str| shared.object_table.lock().is_live_name(name);
     if object_size(store, &object.name.as_str().into()).await?.is_some()
-        || try_objects(store, Some(shared.wal_id), &is_known).await?
+        || probe_objects(store, Some(shared.wal_id), &is_known).await?
         || newest().is_none()
     {
         return Ok(());
@@ -251,7 +259,7 @@ fn encode(claim: &Claim) -> Vec<u8> {
 async fn write(shared: &Shared, name: &str, claim: &Claim) -> Result<(), ObjectError> {
     let bytes = encode(claim);
     let path = name.into();
-    let put = shared.objects.store(Cause::CleanUp).put(&path, PutPayload::from(bytes));
+    let put = shared.objects.store(RequestClass::CleanUp).put(&path, PutPayload::from(bytes));
     within(Request::Put, name, put).await.map(drop)
 }
 
@@ -264,7 +272,7 @@ mod tests {
     fn the_length_of_an_owner_object_does_not_change() {
         let claim = |epoch, node_id, version, written_at_ms| Claim {
             epoch,
-            life: Uuid::from_u128(1),
+            incarnation: Uuid::from_u128(1),
             node_id,
             version,
             written_at_ms,
@@ -278,17 +286,19 @@ mod tests {
 
     #[test]
     fn claims_of_other_runs_are_judged_by_version() {
-        let lives = [(1, 10), (2, 19), (3, 49)];
-        let lives =
-            lives.map(|(id, after_version)| Life { after_version, id: Uuid::from_u128(id) });
+        let incarnations = [(1, 10), (2, 19), (3, 49)];
+        let incarnations = incarnations
+            .map(|(id, after_version)| Incarnation { after_version, id: Uuid::from_u128(id) });
         let me = Owner {
             epoch: 5,
             node_id: 0,
-            lives: lives.to_vec(),
+            incarnations: incarnations.to_vec(),
             claiming: tokio::sync::Mutex::default(),
             looking: Arc::default(),
         };
-        let of = |life, version| Some(Claim { life: Uuid::from_u128(life), ..me.claim(version) });
+        let of = |incarnation, version| {
+            Some(Claim { incarnation: Uuid::from_u128(incarnation), ..me.claim(version) })
+        };
         for (found, standing, why) in [
             (None, Standing::Free, "no claim"),
             (of(3, 60), Standing::Owner, "of this run"),

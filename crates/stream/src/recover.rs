@@ -14,13 +14,13 @@ use uuid::Uuid;
 
 use crate::cache::LogCache;
 use crate::catalog::{
-    Catalog, CatalogError, Change, Life, ObjectInfo, RESTORE, Snapshot, StreamRow,
+    Catalog, CatalogError, Change, Incarnation, ObjectInfo, RESTORE, Snapshot, StreamRow,
 };
 use crate::ends::{self, Ends, Evidence, GoesOn, LargestCount};
-use crate::mend;
 use crate::numbers::Lost;
 use crate::options::Options;
 use crate::record::{self, End, StreamRecord};
+use crate::repair;
 use crate::store::{Ids, ObjectTable, StoreError, Used};
 use crate::tail::{self, BATCH_OVERHEAD_BYTES, Cached, StreamState, Tail};
 use crate::types::{Fold, ObjectId, StreamId, StreamOffset};
@@ -154,7 +154,7 @@ pub(crate) struct Recovered {
     /// The catalog's version after the last commit of the opening.
     pub(crate) version: u64,
     /// The runs that the catalog keeps, with this one as the last.
-    pub(crate) lives: Vec<Life>,
+    pub(crate) incarnations: Vec<Incarnation>,
 }
 
 /// Recovers a store. Blocking. After an error the WAL is unchanged, unless only the last step has
@@ -191,7 +191,7 @@ pub(crate) fn recover(
 
     let (next_stream, next_object) = (snapshot.next_stream_id, snapshot.next_object_id);
     let bind = snapshot.wal_id.is_none().then_some(Change::BindWal(header.wal_id));
-    let mut lives = snapshot.lives.clone();
+    let mut incarnations = snapshot.incarnations.clone();
     let mut replay = Replay::new(snapshot, LogCache::new(options.cache_bytes))?;
     let mut visit = |record: Record| replay.visit(&record).map_err(Into::into);
     // In this order: the mark is never ahead of the true catalog.
@@ -199,10 +199,10 @@ pub(crate) fn recover(
     // Above all versions of a server that was taken over, regardless of how many commits it has
     // made since.
     let epoch = header.epoch.saturating_add(1);
-    let begin = Change::BeginLife { id, version: u64::from(epoch) << 32 };
+    let begin = Change::BeginIncarnation { id, version: u64::from(epoch) << 32 };
     let begin: Vec<_> = bind.into_iter().chain([begin]).collect();
     let mark = catalog.commit(&begin)?;
-    lives.push(Life { after_version: version, id });
+    incarnations.push(Incarnation { after_version: version, id });
     let wal_options = alluvium_wal::Options { mark: Some(mark), ..wal_options.clone() };
     let opened = Wal::open(device, &wal_options, progress, &mut visit);
     let (wal, report) = opened.map_err(|error| match error {
@@ -218,7 +218,7 @@ pub(crate) fn recover(
     let is_covered = replay.evidence.covered_to() > replay.last_batch;
     let bound = kept_count.filter(|kept| replay.largest_count <= kept.0);
     replay.skip_lost(&report, uploaded, bound.unwrap_or(LargestCount::UNKNOWN));
-    replay.mend(fold, report.start).map_err(StoreError::Failed)?;
+    replay.repair(fold, report.start).map_err(StoreError::Failed)?;
     let mut done = vec![Change::WalMarked(mark)];
     // What is skipped must be in the log before a lower bound is recorded, with which the next
     // recovery would skip less.
@@ -303,7 +303,7 @@ pub(crate) fn recover(
         ids,
         ends,
         version,
-        lives,
+        incarnations,
     })
 }
 
@@ -409,8 +409,8 @@ impl Replay {
     }
 
     /// Fills gaps with batches of the owner; called when all gaps are known.
-    fn mend(&mut self, fold: &dyn Fold, log_start: LogOffset) -> Result<(), String> {
-        let costs = mend::mend(fold, &mut self.streams, &self.meta, &self.gaps, log_start)?;
+    fn repair(&mut self, fold: &dyn Fold, log_start: LogOffset) -> Result<(), String> {
+        let costs = repair::mend(fold, &mut self.streams, &self.meta, &self.gaps, log_start)?;
         for cost_bytes in costs {
             self.cache.restore(cost_bytes);
         }

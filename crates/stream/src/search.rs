@@ -251,7 +251,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::objects::Cause;
+    use crate::objects::RequestClass;
     use crate::output::{Attempt, Output};
     use crate::store::tests::small_store;
     use crate::types::{KIND_LOG, StreamId};
@@ -273,7 +273,7 @@ mod tests {
     async fn object(stream: &Stream, id: u64, bases: std::ops::Range<u64>) -> Range {
         let (nonce, name) = (Uuid::from_u128(id.into()), format!("object-{id}"));
         let attempt = Attempt { id: ObjectId(1000 + id), nonce, name };
-        let way = stream.shared.objects.way(Cause::Upload);
+        let way = stream.shared.objects.way(RequestClass::Upload);
         let mut output = Output::new(way, &attempt, 0);
         let mut range = None;
         for base in bases {
@@ -311,7 +311,7 @@ mod tests {
     async fn delete(stream: &Stream, ranges: &[Range]) {
         for range in ranges {
             let name = range.object.name.as_str().into();
-            stream.shared.objects.store(Cause::CleanUp).delete(&name).await.unwrap();
+            stream.shared.objects.store(RequestClass::CleanUp).delete(&name).await.unwrap();
         }
     }
 

@@ -192,7 +192,7 @@ pub struct Stats {
     /// Failed attempts to delete an unneeded object or to list the objects.
     pub clean_up_failures: u64,
     /// Appends refused because the log, the window or the log cache was full.
-    pub pushbacks: u64,
+    pub refused_appends: u64,
     /// What was lost before the start. Constant while the store is open.
     pub lost: Lost,
     /// Deletions of objects and trims of the WAL that were refused because another store owns the
@@ -328,7 +328,7 @@ impl Store {
         let objects = Objects::new(&objects, &options, losses.clone())?;
         let shared = Arc::new(Shared {
             wal_id: recovered.recovery.wal.wal_id,
-            owner: Owner::new(&recovered.wal, recovered.lives),
+            owner: Owner::new(&recovered.wal, recovered.incarnations),
             wal: recovered.wal,
             objects,
             readers: Readers::default(),
@@ -446,7 +446,7 @@ impl Store {
     /// store has failed or closed. Await it after [`crate::AppendError::Full`], then try again; an
     /// event between the two is not lost. Waiters are not ordered: a batch that needs much space at
     /// once may have to try repeatedly while smaller ones take it.
-    pub async fn room(&self) {
+    pub async fn wait_for_space(&self) {
         self.shared.room.wait().await;
     }
 
@@ -541,7 +541,7 @@ impl Store {
             orphans_deleted: shared.numbers.orphans_deleted.load(Ordering::Relaxed),
             clean_up_failures: shared.numbers.clean_up_failures.load(Ordering::Relaxed),
             owner_conflicts: shared.numbers.owner_conflicts.load(Ordering::Relaxed),
-            pushbacks: shared.numbers.pushbacks.load(Ordering::Relaxed),
+            refused_appends: shared.numbers.refused_appends.load(Ordering::Relaxed),
             lost: shared.numbers.lost,
             wal: shared.wal.stats(),
         }

@@ -52,7 +52,7 @@ pub struct Fetched {
     /// The offset below which everything is durable: Kafka's high watermark.
     pub durable_end: StreamOffset,
     /// The last batches are from an object, or the next ones are in one and were not waited for.
-    pub late: bool,
+    pub cold: bool,
 }
 
 impl Fetched {
@@ -61,7 +61,7 @@ impl Fetched {
     pub fn gap(&self, from: StreamOffset) -> std::ops::Range<StreamOffset> {
         let end = match self.batches.first() {
             Some(first) => first.base,
-            None if self.late => from,
+            None if self.cold => from,
             None => self.durable_end,
         };
         from..end.max(from)
@@ -202,7 +202,7 @@ impl Stream {
             }
             reading.add(read);
         }
-        if reading.is_late() && !reading.batches.is_empty() {
+        if reading.is_cold() && !reading.batches.is_empty() {
             let reader = self.shared.readers.take(self.state.id, from);
             self.leave(reader, reading.next);
         }
@@ -226,7 +226,7 @@ impl Stream {
             let (objects, budget) = (&self.shared.objects, &mut reading.budget);
             let read = objects.fetch(&range.object, self.state.id, reading.next, budget, until);
             match read.await {
-                Ok(Part { batches, late: None }) => {
+                Ok(Part { batches, cold: None }) => {
                     let nothing_there = batches.is_empty() && !reading.budget.is_spent();
                     reading.add(batches);
                     // Not skipped: batches that the catalog records are lost.
@@ -237,7 +237,7 @@ impl Stream {
                         break;
                     }
                 }
-                Ok(Part { batches, late: Some(ticket) }) => {
+                Ok(Part { batches, cold: Some(ticket) }) => {
                     reading.add(batches);
                     let mut reader = reader.unwrap_or_default();
                     reader.waited_for(ticket);
@@ -255,7 +255,7 @@ impl Stream {
                 }
             }
         }
-        if reading.is_late() && !reading.batches.is_empty() {
+        if reading.is_cold() && !reading.batches.is_empty() {
             self.leave(reader, reading.next);
         }
         Ok(reading.fetched())
@@ -291,9 +291,9 @@ impl Stream {
     /// Declares that checkpoints need not describe anything before `to`, as if it was trimmed
     /// ([`crate::Fold::fold`]). Nothing else changes and nothing is stored: the owner calls this
     /// again after a restart. Does nothing if a later offset was declared before.
-    pub fn settle(&self, to: StreamOffset) {
+    pub fn raise_checkpoint_start(&self, to: StreamOffset) {
         let mut tail = self.state.tail.lock();
-        tail.settled = tail.settled.max(to);
+        tail.checkpoint_start = tail.checkpoint_start.max(to);
     }
 
     /// Returns the checkpoint and all batches after it, taken at one moment, for rebuilding state
@@ -333,7 +333,7 @@ struct Reading {
     start: StreamOffset,
     durable_end: StreamOffset,
     /// The last lookup found an object.
-    late: bool,
+    cold: bool,
 }
 
 impl Reading {
@@ -346,7 +346,7 @@ impl Reading {
             budget,
             start: none,
             durable_end: none,
-            late: false,
+            cold: false,
         }
     }
 
@@ -370,14 +370,14 @@ impl Reading {
         }
         match tail.source(self.next, &mut self.budget, durable) {
             Source::Cached(young) => {
-                self.late = false;
+                self.cold = false;
                 if !self.overlaps(&young) {
                     self.batches.extend(young);
                 }
                 Ok(None)
             }
             Source::Object(range) => {
-                self.late = true;
+                self.cold = true;
                 Ok(Some(range))
             }
         }
@@ -402,13 +402,13 @@ impl Reading {
         self.batches.extend(batches);
     }
 
-    fn is_late(&self) -> bool {
-        self.late
+    fn is_cold(&self) -> bool {
+        self.cold
     }
 
     fn fetched(self) -> Fetched {
-        let Self { batches, start, durable_end, late, .. } = self;
-        Fetched { batches, start, durable_end, late }
+        let Self { batches, start, durable_end, cold, .. } = self;
+        Fetched { batches, start, durable_end, cold }
     }
 }
 

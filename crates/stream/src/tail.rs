@@ -160,7 +160,7 @@ pub(crate) struct Tail {
     pub(crate) checkpoint: Option<Bytes>,
     /// The owner declared that checkpoints need not describe anything before this offset, just as
     /// for `start`.
-    pub(crate) settled: StreamOffset,
+    pub(crate) checkpoint_start: StreamOffset,
     /// In offset order, and so in log order.
     batches: VecDeque<Cached>,
     /// In offset order; all end after `start`.

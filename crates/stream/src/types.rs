@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use crate::mend::Damaged;
+use crate::repair::DamagedStreams;
 
 /// Identifies a stream; never reused, not even after the stream is deleted.
 #[derive(
@@ -130,7 +130,7 @@ pub trait Fold: Send + Sync + 'static {
     /// after a restart the parts and the time may differ. Runs on a thread that may block.
     ///
     /// A checkpoint need not describe anything below `start`: it cannot be read any more, or the
-    /// owner has declared so ([`crate::Stream::settle`]).
+    /// owner has declared so ([`crate::Stream::raise_checkpoint_start`]).
     fn fold(
         &self,
         stream: StreamId,
@@ -145,7 +145,7 @@ pub trait Fold: Send + Sync + 'static {
     /// the streams are read or folded. The same loss is found at every start until the batches
     /// behind it are uploaded, so the result must be a function of the contents of the log and the
     /// catalog.
-    fn mend(&self, damaged: &Damaged<'_>) -> Vec<(StreamId, Batch)> {
+    fn repair(&self, damaged: &DamagedStreams<'_>) -> Vec<(StreamId, Batch)> {
         let _ = damaged;
         Vec::new()
     }

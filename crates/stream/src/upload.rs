@@ -27,7 +27,7 @@ use uuid::Uuid;
 use crate::catalog::{CatalogError, ObjectInfo, ObjectRange};
 use crate::commit::UploadPart;
 use crate::object::BLOCK_TARGET_BYTES;
-use crate::objects::{Cause, OBJECTS_DIRECTORY, ObjectError, object_size};
+use crate::objects::{OBJECTS_DIRECTORY, ObjectError, RequestClass, object_size};
 use crate::output::{Attempt, Output};
 use crate::owner;
 use crate::pace::Pace;
@@ -54,7 +54,7 @@ struct Part {
     /// Batches that end at or before this offset are folded, but not written.
     start: StreamOffset,
     /// The checkpoint need not describe anything before this offset.
-    settled: StreamOffset,
+    checkpoint_start: StreamOffset,
 }
 
 impl Part {
@@ -208,7 +208,7 @@ async fn are_there(shared: &Shared, objects: &[Arc<ObjectInfo>]) -> Result<bool,
     let mut backoff = Backoff::new(shared);
     for object in objects {
         loop {
-            let store = shared.objects.store(Cause::Upload);
+            let store = shared.objects.store(RequestClass::Upload);
             match object_size(store, &object.name.as_str().into()).await {
                 Ok(Some(bytes)) if bytes == object.size_bytes => break,
                 Ok(_) => return Ok(false),
@@ -240,11 +240,11 @@ fn plan(shared: &Shared, cut: LogOffset) -> Vec<Part> {
     let streams: Vec<_> = shared.streams.read().values().cloned().collect();
     let parts = streams.into_iter().filter_map(|stream| {
         let tail = stream.tail.lock();
-        let settled = tail.start.max(tail.settled);
+        let checkpoint_start = tail.start.max(tail.checkpoint_start);
         let (to, written_to) = tail.pinned_end(cut)?;
         let (from, start) = (tail.uploaded_end, tail.start);
         drop(tail);
-        Some(Part { stream, from, to, written_to, start, settled })
+        Some(Part { stream, from, to, written_to, start, checkpoint_start })
     });
     let mut parts: Vec<_> = parts.collect();
     parts.sort_by_key(|part| part.stream.id);
@@ -309,7 +309,7 @@ fn fold_part(fold: &dyn Fold, part: &Part) -> Folded {
                 part.stream.id,
                 part.stream.kind,
                 offsets,
-                part.settled,
+                part.checkpoint_start,
                 checkpoint.as_deref(),
                 &batches,
             )
@@ -331,7 +331,8 @@ async fn write_until_done(
     let mut backoff = Backoff::new(shared);
     loop {
         let attempt = Attempt::new(shared, id);
-        let mut output = Output::new(shared.objects.way(Cause::Upload), &attempt, payload_bytes);
+        let mut output =
+            Output::new(shared.objects.way(RequestClass::Upload), &attempt, payload_bytes);
         let error = match write(shared, &mut output, pace, parts).await {
             Ok(written) => return Ok(written),
             Err(error) => error,

@@ -20,7 +20,7 @@ use crate::types::{NewBatch, StreamEpoch, StreamId, StreamOffset};
 /// Why a batch was not appended. Nothing has changed.
 #[derive(Debug, thiserror::Error)]
 pub enum AppendError {
-    /// There is no space now: await [`crate::Store::room`] and try again.
+    /// There is no space now: await [`crate::Store::wait_for_space`] and try again.
     #[error("the write-ahead log or the log cache is full")]
     Full,
     /// The batch can never be appended.
@@ -259,7 +259,7 @@ impl Shared {
         Err(match refused {
             Wal::OverCapacity { .. } => self.turn_away(seen),
             Wal::WindowFull { .. } => {
-                self.numbers.pushbacks.fetch_add(1, Ordering::Relaxed);
+                self.numbers.refused_appends.fetch_add(1, Ordering::Relaxed);
                 self.room.full(seen);
                 AppendError::Full
             }
@@ -274,7 +274,7 @@ impl Shared {
     /// Refuses a batch with more records than recovery allows for, until the catalog records the
     /// new maximum. That is rare: the number only doubles and never decreases.
     fn raise_largest_count(self: &Arc<Self>, count: u32, seen: u64) -> AppendError {
-        self.numbers.pushbacks.fetch_add(1, Ordering::Relaxed);
+        self.numbers.refused_appends.fetch_add(1, Ordering::Relaxed);
         self.room.full(seen);
         if self.ends.begin_to_raise() {
             let shared = self.clone();
@@ -292,7 +292,7 @@ impl Shared {
 
     /// Refuses a batch that needs space which an upload must free first.
     fn turn_away(&self, seen: u64) -> AppendError {
-        self.numbers.pushbacks.fetch_add(1, Ordering::Relaxed);
+        self.numbers.refused_appends.fetch_add(1, Ordering::Relaxed);
         self.room.full(seen);
         self.request_upload();
         self.failure().map_or(AppendError::Full, AppendError::Failed)

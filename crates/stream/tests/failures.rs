@@ -35,7 +35,9 @@ async fn fail_the_log(world: &World, life: &Life, id: StreamId) {
 async fn assert_stopped(life: &Life, world: &World, id: StreamId, why: &str) {
     let cause = tokio::time::timeout(HANG, life.store.failed()).await.expect("it is reported");
     assert!(cause.to_string().contains(why), "{cause}");
-    tokio::time::timeout(HANG, life.store.room()).await.expect("waiters for space are woken");
+    tokio::time::timeout(HANG, life.store.wait_for_space())
+        .await
+        .expect("waiters for space are woken");
     let flushed = tokio::time::timeout(HANG, life.store.flush()).await.expect(
         "and so are waiters \
                                                                                for an upload",

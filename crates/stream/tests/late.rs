@@ -90,10 +90,10 @@ async fn a_fetch_past_its_deadline_finds_the_data_the_next_time() {
     let reading = life.objects.reading.lock().await;
     for _ in 0..3 {
         let fetched = stream.fetch_until(StreamOffset(0), 50 * MIB, ready(())).await.unwrap();
-        assert!(fetched.late && fetched.batches.is_empty());
+        assert!(fetched.cold && fetched.batches.is_empty());
         assert!(fetched.durable_end == all[0][5].end());
     }
-    assert!(stream.fetch_now(StreamOffset(0), MIB).unwrap().late);
+    assert!(stream.fetch_now(StreamOffset(0), MIB).unwrap().cold);
     eventually("it continues", || reads(&life) == 1).await;
     drop(reading);
     eventually("the index is there", || life.store.stats().block_cache_used_bytes > 0).await;
@@ -200,7 +200,7 @@ async fn nothing_is_read_ahead_for_a_random_reader() {
 #[tokio::test]
 async fn five_hundred_readers_stay_within_the_bound() {
     let mut world = large_world(6);
-    world.options.late_read_bytes = 8 << 20;
+    world.options.cold_read_bytes = 8 << 20;
     let (life, all) = late(&world, 8, 1, 4).await;
     let streams: Vec<_> = all.iter().map(|batches| stream_of(&life, batches)).collect();
     *life.objects.chance.lock() = Some(Random::new(6)); // responses take a while
@@ -239,7 +239,7 @@ async fn reads_return_what_was_written_whatever_happens() {
         let mut world = large_world(seed);
         // From a cache for hardly anything to one for everything.
         world.options.block_cache_bytes = (3 << 20) << seed;
-        world.options.late_read_bytes = 8 << 20;
+        world.options.cold_read_bytes = 8 << 20;
         let (life, all) = late(&world, 2, 3, 6).await;
         *life.objects.chance.lock() = Some(Random::new(seed));
         life.objects.reads_fail_permille.store(100, Ordering::SeqCst);

@@ -195,7 +195,9 @@ impl Run {
                 Err(AppendError::Full) => {
                     // Otherwise it would wait forever.
                     life.objects.down.store(false, Ordering::SeqCst);
-                    tokio::time::timeout(HANG, life.store.room()).await.expect("a lost wake-up");
+                    tokio::time::timeout(HANG, life.store.wait_for_space())
+                        .await
+                        .expect("a lost wake-up");
                 }
                 Err(error) => panic!("append: {error}"),
             }

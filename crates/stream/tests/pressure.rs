@@ -62,11 +62,14 @@ async fn many_writers_share_a_small_wal_without_end() {
     for (i, (stream, batches)) in all.iter().enumerate() {
         writers.spawn(write(life.store.clone(), stream.id(), batches.clone(), 1 + i));
     }
-    eventually("all writers are refused", || life.store.stats().pushbacks >= 16).await;
+    eventually("all writers are refused", || life.store.stats().refused_appends >= 16).await;
     life.objects.down.store(false, Ordering::SeqCst);
     tokio::time::timeout(HANG, writers.join_all()).await.expect("a writer is stuck");
     let stats = life.store.stats();
-    assert!(stats.uploads > 5 && stats.pushbacks > 0, "the test caused no backpressure: {stats:?}");
+    assert!(
+        stats.uploads > 5 && stats.refused_appends > 0,
+        "the test caused no backpressure: {stats:?}"
+    );
     assert!(stats.wal.payload_bytes > 7 << 20, "several laps");
     assert!(stats.cache_used_bytes <= stats.cache_bound_bytes);
     for (stream, batches) in &all {
@@ -237,7 +240,7 @@ async fn an_object_store_that_is_down_causes_backpressure_and_no_loss() {
     eventually("it keeps trying", || life.objects.failed.load(Ordering::SeqCst) > 3).await;
     let woken = tokio::time::timeout(Duration::from_millis(50), async {
         loop {
-            life.store.room().await;
+            life.store.wait_for_space().await;
             if stream.append(new_batch(refused)).is_ok() {
                 break;
             }
@@ -476,7 +479,7 @@ async fn a_wal_that_was_made_smaller_is_uploaded_sooner() {
         }
     }
     assert_eq!(resizing.await.unwrap().capacity_bytes, SMALLER_BYTES);
-    assert_eq!(life.store.stats().pushbacks, 0);
+    assert_eq!(life.store.stats().refused_appends, 0);
     drop(stream);
     life.close().await;
 }

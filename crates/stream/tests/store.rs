@@ -463,7 +463,7 @@ async fn after_close_and_after_a_failure_nothing_hangs() {
     assert!(matches!(store.commit(vec![delete(id)]).await, Err(StoreError::Closed)));
     assert!(store.failure().unwrap().contains("closed"));
     assert_eq!(store.failure_unless_closed(), None);
-    tokio::time::timeout(HANG, store.room()).await.unwrap();
+    tokio::time::timeout(HANG, store.wait_for_space()).await.unwrap();
 
     let life = world.start().await;
     let stream = life.open(id).await;
@@ -480,6 +480,6 @@ async fn after_close_and_after_a_failure_nothing_hangs() {
     assert!(error.to_string().contains("simulated disk"), "names the device: {error}");
     assert!(matches!(stream.append(new_batch(&batch(id, 2, 1, 1))), Err(AppendError::Failed(_))));
     assert_eq!(read_from(&stream, 0, 10).await.len(), 1, "what is durable can still be read");
-    tokio::time::timeout(HANG, life.store.room()).await.unwrap();
+    tokio::time::timeout(HANG, life.store.wait_for_space()).await.unwrap();
     assert!(life.store.flush().await.is_err());
 }

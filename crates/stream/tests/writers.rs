@@ -213,7 +213,7 @@ async fn a_writer_that_waits_for_space_learns_that_it_is_fenced() {
                 loop {
                     let next = new_batch(&batch(id, older.next_offset().0, 1, 5000));
                     match older.append(next) {
-                        Err(AppendError::Full) => store.room().await,
+                        Err(AppendError::Full) => store.wait_for_space().await,
                         other => return other.map(drop),
                     }
                 }
@@ -364,7 +364,7 @@ async fn batches_are_in_the_order_of_their_writers() {
                             accepted.lock().push((base.0, epoch));
                         }
                         Err(AppendError::Fenced { .. }) => return,
-                        Err(AppendError::Full) => store.room().await,
+                        Err(AppendError::Full) => store.wait_for_space().await,
                         Err(error) => panic!("{error}"),
                     }
                 }

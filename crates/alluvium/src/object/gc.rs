@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use alluvium_stream::{Orphan, Survey, Wrong};
+use alluvium_stream::{Mismatch, Orphan, Survey};
 use clap::Args;
 use serde::Serialize;
 
@@ -95,13 +95,13 @@ pub(super) async fn run(args: &GcArgs) -> Result<(), Failure> {
     let failed = |error: alluvium_stream::ObjectError| {
         Failure::Failed(format!("object store {url}: {error}"))
     };
-    let Survey { right, orphans, wrong } =
+    let Survey { matching, orphans, mismatches } =
         alluvium_stream::survey(&*store, &snapshot).await.map_err(failed)?;
     let contents = Contents::of(&snapshot);
     let report = Report {
-        right,
+        right: matching,
         orphans: orphans.iter().map(|orphan| OrphanView::of(orphan, args)).collect(),
-        wrong: wrong.iter().map(|wrong| WrongView::of(wrong, &contents)).collect(),
+        wrong: mismatches.iter().map(|wrong| WrongView::of(wrong, &contents)).collect(),
     };
     if args.json {
         output::json(&report)?;
@@ -135,7 +135,7 @@ impl OrphanView {
 }
 
 impl WrongView {
-    fn of(wrong: &Wrong, contents: &Contents<'_>) -> Self {
+    fn of(wrong: &Mismatch, contents: &Contents<'_>) -> Self {
         Self {
             object: wrong.object.name.clone(),
             size_bytes: wrong.object.size_bytes,

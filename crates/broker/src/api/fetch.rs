@@ -156,7 +156,7 @@ impl Read {
         loop {
             let before = partition.before_reading();
             let fetched = partition.stream.fetch_now(from, limit_bytes)?;
-            if fetched.late && fetched.batches.is_empty() {
+            if fetched.cold && fetched.batches.is_empty() {
                 return Ok(None);
             }
             let read = Self::new(partition, fetched, from, limit_bytes, before, read_committed);

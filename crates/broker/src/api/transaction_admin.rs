@@ -213,7 +213,7 @@ async fn write_marker(
             Ok(append) => return Ok(append.await?),
             Err(NotAdmitted::Refused(error)) => return Err(error),
             Err(NotAdmitted::Full) => {
-                let room = timeout_at(until, cx.server.store.room()).await;
+                let room = timeout_at(until, cx.server.store.wait_for_space()).await;
                 room.map_err(|_| ApiError::TimedOut)?;
             }
         }

@@ -61,6 +61,6 @@ impl MemberLog {
 
     /// Resolves when an append that failed for lack of space may succeed.
     pub(super) async fn room(&self) {
-        self.store.room().await;
+        self.store.wait_for_space().await;
     }
 }

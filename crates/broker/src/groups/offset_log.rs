@@ -199,6 +199,6 @@ impl OffsetLog {
 
     /// Resolves when an append that failed for lack of space may succeed.
     pub(super) async fn room(&self) {
-        self.store.room().await;
+        self.store.wait_for_space().await;
     }
 }

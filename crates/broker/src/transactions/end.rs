@@ -135,7 +135,7 @@ async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<()
     let append: Append = loop {
         match transactions.append(&slot.id, at_ms, &Event::Completed) {
             Ok(append) => break append,
-            Err(Refused::NoRoom) => transactions.store.room().await,
+            Err(Refused::NoRoom) => transactions.store.wait_for_space().await,
             Err(refused) => return Err(format!("{refused:?}")),
         }
     };
@@ -183,7 +183,7 @@ pub(super) async fn append_marker(
         match partition.append_marker(producer_id, epoch, outcome) {
             Ok(append) => return Ok(Some(append)),
             Err(AppendError::Deleted) => return Ok(None),
-            Err(AppendError::Full) => server.store.room().await,
+            Err(AppendError::Full) => server.store.wait_for_space().await,
             Err(error) => return Err(error.to_string()),
         }
     }

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use alluvium_stream::{Batch, Damaged, History, LogOffset, StreamId, StreamOffset};
+use alluvium_stream::{Batch, DamagedStreams, History, LogOffset, StreamId, StreamOffset};
 
 use super::STREAM_KEY;
 use super::decisions::{At, Decisions, Known, Place};
@@ -61,7 +61,7 @@ impl Open {
 }
 
 /// Returns the markers to put in the gaps of partitions.
-pub(crate) fn mend(damaged: &Damaged<'_>) -> Vec<(StreamId, Batch)> {
+pub(crate) fn mend(damaged: &DamagedStreams<'_>) -> Vec<(StreamId, Batch)> {
     let streams: HashMap<StreamId, _> = topics::streams(damaged.meta()).collect();
     let lossy: HashSet<StreamId> = damaged.gaps().iter().map(|gap| gap.stream).collect();
     let history = |stream: &StreamId| damaged.history(*stream);

@@ -354,7 +354,7 @@ impl Transactions {
                 Err(Blocked::Log(Refused::NoRoom)) => {}
                 Err(Blocked::Log(refused)) => return Err(in_protocol(refused)),
             }
-            if timeout_at(until, self.store.room()).await.is_err() {
+            if timeout_at(until, self.store.wait_for_space()).await.is_err() {
                 return Err(ResponseError::CoordinatorNotAvailable);
             }
         }

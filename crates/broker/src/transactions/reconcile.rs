@@ -198,7 +198,7 @@ async fn settle(
             let changed = transactions.change(&slot, &mut slot.transaction.lock(), event.clone());
             match changed {
                 Ok(_) => break,
-                Err(Refused::NoRoom) => server.store.room().await,
+                Err(Refused::NoRoom) => server.store.wait_for_space().await,
                 Err(refused) => return Err(not_ended(&slot.id, &format!("{refused:?}"))),
             }
         }
@@ -276,7 +276,7 @@ async fn settled(server: &Server) -> Result<(), TransactionsError> {
     loop {
         match server.transactions.append("", unix_time_ms(), &Event::Settled) {
             Ok(_) => break,
-            Err(Refused::NoRoom) => server.store.room().await,
+            Err(Refused::NoRoom) => server.store.wait_for_space().await,
             Err(refused) => return Err(not_ended(&"several", &format!("{refused:?}"))),
         }
     }

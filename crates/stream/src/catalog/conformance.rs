@@ -6,7 +6,8 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::{
-    Catalog, Change, LIVES_KEPT, Life, ObjectInfo, ObjectRange, Replaced, Snapshot, Uploaded,
+    Catalog, Change, INCARNATIONS_KEPT, Incarnation, ObjectInfo, ObjectRange, Replaced, Snapshot,
+    Uploaded,
 };
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 
@@ -124,10 +125,10 @@ fn everything_comes_back(catalog: &dyn Catalog) {
     assert_eq!(objects, [object(0), object(1)], "an object without a range is kept");
     assert_eq!(found.meta["topic/a"], [1, 2]);
 
-    catalog.commit(&[Change::ForgetObject(ObjectId(1))]).expect("forget");
+    catalog.commit(&[Change::RemoveObject(ObjectId(1))]).expect("forget");
     let objects: Vec<_> = catalog.load().expect("load").objects.into_values().collect();
     assert_eq!(objects, [object(0)]);
-    catalog.commit(&[Change::ForgetObject(ObjectId(1))]).expect("forgetting twice is harmless");
+    catalog.commit(&[Change::RemoveObject(ObjectId(1))]).expect("forgetting twice is harmless");
     assert_eq!(catalog.load().expect("load").next_object_id, 2, "a used id is not forgotten");
 }
 
@@ -373,7 +374,7 @@ fn each_commit_raises_the_version(catalog: &dyn Catalog) {
 }
 
 fn the_last_runs_are_kept(catalog: &dyn Catalog) {
-    let count = LIVES_KEPT + 2;
+    let count = INCARNATIONS_KEPT + 2;
     let mut all = Vec::new();
     for (ids, ahead) in [(0..2, 1000), (2..count - 1, 1), (count - 1..count, 0)] {
         let before = catalog.load().expect("load").version;
@@ -382,15 +383,15 @@ fn the_last_runs_are_kept(catalog: &dyn Catalog) {
         for id in ids.map(|id| Uuid::from_u128(id as u128)) {
             // Most of them in one commit, to save time.
             let after_version = if begin.is_empty() { before } else { before.max(version - 1) };
-            all.push(Life { after_version, id });
-            begin.push(Change::BeginLife { id, version });
+            all.push(Incarnation { after_version, id });
+            begin.push(Change::BeginIncarnation { id, version });
         }
         let now = catalog.commit(&begin).expect("never refused");
         assert_eq!(now, version.max(before + 1), "a version never goes back");
         assert_eq!(catalog.load().expect("load").version, now);
     }
-    let lives = catalog.load().expect("load").lives;
-    assert!(lives == all[2..], "in order, each with the version before it");
+    let incarnations = catalog.load().expect("load").incarnations;
+    assert!(incarnations == all[2..], "in order, each with the version before it");
 }
 
 fn metadata_is_kept(catalog: &dyn Catalog) {

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{
-    Catalog, CatalogError, Change, LIVES_KEPT, Life, ObjectInfo, ObjectRange, RedbCatalog,
-    Snapshot, StreamRow, Uploaded,
+    Catalog, CatalogError, Change, INCARNATIONS_KEPT, Incarnation, ObjectInfo, ObjectRange,
+    RedbCatalog, Snapshot, StreamRow, Uploaded,
 };
 use crate::object::{FOOTER_BYTES, HEADER_BYTES};
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
@@ -37,7 +37,8 @@ struct Content {
     uploaded_log: u64,
     version: u64,
     wal_mark: u64,
-    lives: Vec<LifeEntry>,
+    #[serde(rename = "lives")]
+    incarnations: Vec<IncarnationEntry>,
     streams: Vec<StreamEntry>,
     objects: Vec<ObjectInfo>,
     meta: Vec<MetaEntry>,
@@ -45,7 +46,7 @@ struct Content {
 
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct LifeEntry {
+struct IncarnationEntry {
     after_version: u64,
     id: Uuid,
 }
@@ -122,7 +123,7 @@ impl Content {
             uploaded_log,
             version,
             wal_mark,
-            lives,
+            incarnations,
             streams,
             objects,
             meta,
@@ -147,7 +148,10 @@ impl Content {
             key: key.clone(),
             value: Hex(value.clone()),
         };
-        let life = |life: &Life| LifeEntry { after_version: life.after_version, id: life.id };
+        let incarnation = |incarnation: &Incarnation| IncarnationEntry {
+            after_version: incarnation.after_version,
+            id: incarnation.id,
+        };
         Self {
             wal_id: *wal_id,
             next_stream_id: *next_stream_id,
@@ -155,7 +159,7 @@ impl Content {
             uploaded_log: uploaded_log.0,
             version: *version,
             wal_mark: *wal_mark,
-            lives: lives.iter().map(life).collect(),
+            incarnations: incarnations.iter().map(incarnation).collect(),
             streams: streams.iter().map(stream).collect(),
             objects: objects.values().cloned().collect(),
             meta: meta.iter().map(entry).collect(),
@@ -181,7 +185,10 @@ impl Content {
             };
             (StreamId(entry.id), row)
         };
-        let life = |entry: LifeEntry| Life { after_version: entry.after_version, id: entry.id };
+        let incarnation = |entry: IncarnationEntry| Incarnation {
+            after_version: entry.after_version,
+            id: entry.id,
+        };
         Snapshot {
             wal_id: self.wal_id,
             next_stream_id: self.next_stream_id,
@@ -189,7 +196,7 @@ impl Content {
             uploaded_log: LogOffset(self.uploaded_log),
             version: self.version,
             wal_mark: self.wal_mark,
-            lives: self.lives.into_iter().map(life).collect(),
+            incarnations: self.incarnations.into_iter().map(incarnation).collect(),
             streams: self.streams.into_iter().map(stream).collect(),
             objects: self.objects.into_iter().map(|object| (object.id, object)).collect(),
             meta: self.meta.into_iter().map(|MetaEntry { key, value }| (key, value.0)).collect(),
@@ -288,12 +295,17 @@ fn check(snapshot: &Snapshot) -> Result<(), String> {
             before = range.end;
         }
     }
-    if !snapshot.lives.is_sorted_by_key(|life| life.after_version)
-        || snapshot.lives.last().is_some_and(|life| life.after_version >= snapshot.version)
+    if !snapshot.incarnations.is_sorted_by_key(|incarnation| incarnation.after_version)
+        || snapshot
+            .incarnations
+            .last()
+            .is_some_and(|incarnation| incarnation.after_version >= snapshot.version)
     {
         return Err("a run that begins after a later one or after the catalog's version".into());
     }
-    if snapshot.lives.len() > LIVES_KEPT || snapshot.lives.iter().any(|life| life.id.is_nil()) {
+    if snapshot.incarnations.len() > INCARNATIONS_KEPT
+        || snapshot.incarnations.iter().any(|incarnation| incarnation.id.is_nil())
+    {
         return Err("more runs than a catalog keeps, or one without an id".into());
     }
     for (id, ObjectInfo { size_bytes, index_position, index_bytes, .. }) in &snapshot.objects {
@@ -338,7 +350,7 @@ fn changes(snapshot: &Snapshot) -> Vec<Change> {
         uploaded_log,
         version,
         wal_mark,
-        lives,
+        incarnations,
         streams,
         objects,
         meta,
@@ -352,11 +364,18 @@ fn changes(snapshot: &Snapshot) -> Vec<Change> {
     // A run begins after the version that was raised before it, and raises the version to that
     // before the next run.
     let raised = |after: u64| after.saturating_add(1);
-    let first = lives.first().map_or(*version, |first| raised(first.after_version));
-    changes.push(Change::BeginLife { id: Uuid::nil(), version: first });
-    let next = lives.iter().skip(1).map(|life| raised(life.after_version)).chain([*version]);
-    let begin = |(life, version): (&Life, u64)| Change::BeginLife { id: life.id, version };
-    changes.extend(lives.iter().zip(next).map(begin));
+    let first = incarnations.first().map_or(*version, |first| raised(first.after_version));
+    changes.push(Change::BeginIncarnation { id: Uuid::nil(), version: first });
+    let next = incarnations
+        .iter()
+        .skip(1)
+        .map(|incarnation| raised(incarnation.after_version))
+        .chain([*version]);
+    let begin = |(incarnation, version): (&Incarnation, u64)| Change::BeginIncarnation {
+        id: incarnation.id,
+        version,
+    };
+    changes.extend(incarnations.iter().zip(next).map(begin));
     let put = |(key, value): (&String, &Vec<u8>)| Change::PutMeta {
         key: key.clone(),
         value: value.clone(),
@@ -367,7 +386,7 @@ fn changes(snapshot: &Snapshot) -> Vec<Change> {
     if let Some(last) = next_object_id.checked_sub(1).map(ObjectId)
         && !objects.contains_key(&last)
     {
-        changes.extend([Change::AddObject(nothing(last)), Change::ForgetObject(last)]);
+        changes.extend([Change::AddObject(nothing(last)), Change::RemoveObject(last)]);
     }
     changes.extend(objects.values().cloned().map(Change::AddObject));
     for (id, row) in streams {
@@ -473,13 +492,15 @@ mod tests {
                 Change::OpenStream { id: StreamId(1), epoch: StreamEpoch(u64::MAX) },
                 Change::PutMeta { key: "quote \" and \u{e9}".into(), value: vec![0, 0xff] },
                 Change::AddObject(nothing(last)),
-                Change::ForgetObject(last),
+                Change::RemoveObject(last),
                 Change::WalMarked(3),
             ])
             .unwrap();
-        for life in 1..3 {
-            let version = life << 32;
-            catalog.commit(&[Change::BeginLife { id: Uuid::from_u128(7), version }]).unwrap();
+        for incarnation in 1..3 {
+            let version = incarnation << 32;
+            catalog
+                .commit(&[Change::BeginIncarnation { id: Uuid::from_u128(7), version }])
+                .unwrap();
             catalog.commit(&[]).unwrap();
         }
         catalog.load().unwrap()
@@ -516,13 +537,15 @@ mod tests {
     #[test]
     fn all_runs_that_a_catalog_keeps_are_imported() {
         let catalog = MemoryCatalog::default();
-        for life in 0..LIVES_KEPT as u64 + 2 {
-            let change =
-                Change::BeginLife { id: Uuid::from_u128(life.into()), version: life << 32 };
+        for incarnation in 0..INCARNATIONS_KEPT as u64 + 2 {
+            let change = Change::BeginIncarnation {
+                id: Uuid::from_u128(incarnation.into()),
+                version: incarnation << 32,
+            };
             catalog.commit(&[change]).unwrap();
         }
         let snapshot = catalog.load().unwrap();
-        assert_eq!(snapshot.lives.len(), LIVES_KEPT);
+        assert_eq!(snapshot.incarnations.len(), INCARNATIONS_KEPT);
         let imported = MemoryCatalog::default();
         import(&imported, &snapshot).unwrap();
         assert_eq!(imported.load().unwrap(), snapshot);
@@ -533,9 +556,9 @@ mod tests {
     #[test]
     fn a_great_version_costs_an_import_nothing() {
         let version = u64::MAX - 1;
-        let first = Life { after_version: version - 7, id: Uuid::from_u128(1) };
-        for lives in [vec![], vec![first], vec![Life { after_version: 0, ..first }]] {
-            let snapshot = Snapshot { version, lives, ..Snapshot::default() };
+        let first = Incarnation { after_version: version - 7, id: Uuid::from_u128(1) };
+        for incarnations in [vec![], vec![first], vec![Incarnation { after_version: 0, ..first }]] {
+            let snapshot = Snapshot { version, incarnations, ..Snapshot::default() };
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join("catalog");
             import_file(&path, &read(&exported(&snapshot)).unwrap()).unwrap();
@@ -601,8 +624,8 @@ mod tests {
             ("does not exist", |s| drop(s.objects.remove(&ObjectId(1)))),
             ("do not add up to its size", |s| object(s).index_bytes = 1 << 40),
             ("do not add up to its size", |s| object(s).index_position = u64::MAX),
-            ("without an id", |s| s.lives[1].id = Uuid::nil()),
-            ("more runs", |s| s.lives = vec![s.lives[0]; LIVES_KEPT + 1]),
+            ("without an id", |s| s.incarnations[1].id = Uuid::nil()),
+            ("more runs", |s| s.incarnations = vec![s.incarnations[0]; INCARNATIONS_KEPT + 1]),
         ];
         fn row(snapshot: &mut Snapshot) -> &mut StreamRow {
             snapshot.streams.get_mut(&StreamId(0)).unwrap()

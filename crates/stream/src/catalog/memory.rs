@@ -3,7 +3,8 @@
 use parking_lot::Mutex;
 
 use super::{
-    Catalog, CatalogError, Change, LIVES_KEPT, Life, Snapshot, StreamRow, Uploaded, refusal,
+    Catalog, CatalogError, Change, INCARNATIONS_KEPT, Incarnation, Snapshot, StreamRow, Uploaded,
+    refusal,
 };
 
 /// A catalog that holds everything in memory. A "restart" in a test opens another store on the same
@@ -104,14 +105,14 @@ fn apply(state: &mut Snapshot, change: &Change) -> Result<(), CatalogError> {
             }
         }
         Change::LogUploaded(to) => state.uploaded_log = *to,
-        Change::BeginLife { id, version } => {
+        Change::BeginIncarnation { id, version } => {
             if !id.is_nil() {
-                state.lives.push(Life { after_version: state.version, id: *id });
+                state.incarnations.push(Incarnation { after_version: state.version, id: *id });
             }
             // The commit raises it by one.
             state.version = state.version.max(version.saturating_sub(1));
-            let too_many = state.lives.len().saturating_sub(LIVES_KEPT);
-            state.lives.drain(..too_many);
+            let too_many = state.incarnations.len().saturating_sub(INCARNATIONS_KEPT);
+            state.incarnations.drain(..too_many);
         }
         Change::WalMarked(mark) => state.wal_mark = state.wal_mark.max(*mark),
         Change::Replaced(replaced) => {
@@ -127,7 +128,7 @@ fn apply(state: &mut Snapshot, change: &Change) -> Result<(), CatalogError> {
             let gone = first..first + replaced.old.len();
             stream.ranges.splice(gone, [replaced.new.clone()]);
         }
-        Change::ForgetObject(id) => drop(state.objects.remove(id)),
+        Change::RemoveObject(id) => drop(state.objects.remove(id)),
     }
     Ok(())
 }

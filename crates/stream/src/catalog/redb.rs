@@ -15,8 +15,8 @@ use redb::{
 use uuid::Uuid;
 
 use super::{
-    Catalog, CatalogError, Change, LIVES_KEPT, Life, RESTORE, Replaced, Snapshot, StreamRow,
-    Uploaded, refusal,
+    Catalog, CatalogError, Change, INCARNATIONS_KEPT, Incarnation, RESTORE, Replaced, Snapshot,
+    StreamRow, Uploaded, refusal,
 };
 use crate::panics;
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
@@ -27,8 +27,8 @@ mod space;
 
 use disk::{Disk, RESERVE_BYTES, Reserve, Watched};
 use rows::{
-    decode_lives, decode_object, decode_range, decode_stream, decode_wal_id, encode_lives,
-    encode_object, encode_range, encode_stream,
+    decode_incarnations, decode_object, decode_range, decode_stream, decode_wal_id,
+    encode_incarnations, encode_object, encode_range, encode_stream,
 };
 use space::no_reserve;
 
@@ -50,7 +50,7 @@ const KEY_UPLOADED_LOG: &str = "uploaded_log";
 const KEY_VERSION: &str = "version";
 const KEY_WAL_MARK: &str = "wal_mark";
 const KEY_WAL: &str = "wal_id";
-const KEY_LIVES: &str = "lives";
+const KEY_INCARNATIONS: &str = "lives";
 const KEY_ROWS: &str = "rows";
 
 /// The catalog is small and read once, so a small page cache suffices; redb's default of 1 GiB
@@ -294,8 +294,8 @@ impl RedbCatalog {
         if let Some(id) = transaction.open_table(IDENTITY)?.get(KEY_WAL)? {
             snapshot.wal_id = Some(decode_wal_id(id.value())?);
         }
-        if let Some(lives) = transaction.open_table(IDENTITY)?.get(KEY_LIVES)? {
-            snapshot.lives = decode_lives(lives.value())?;
+        if let Some(incarnations) = transaction.open_table(IDENTITY)?.get(KEY_INCARNATIONS)? {
+            snapshot.incarnations = decode_incarnations(incarnations.value())?;
         }
         let Snapshot { streams, objects, meta, .. } = &mut snapshot;
         // Each row is read once, so the checksum is complete when everything is decoded.
@@ -615,26 +615,29 @@ impl<'t> Tables<'t> {
             Change::LogUploaded(to) => {
                 self.put_counter(KEY_UPLOADED_LOG, to.0)?;
             }
-            Change::BeginLife { id, version } => {
+            Change::BeginIncarnation { id, version } => {
                 let after_version = self.counter(KEY_VERSION)?;
                 // The commit raises it by one.
                 self.put_counter(KEY_VERSION, after_version.max(version.saturating_sub(1)))?;
                 if id.is_nil() {
                     return Ok(());
                 }
-                let lives = self.identity.get(KEY_LIVES)?.map(|row| decode_lives(row.value()));
-                let mut lives = lives.transpose()?.unwrap_or_default();
-                lives.push(Life { after_version, id: *id });
-                let kept = &lives[lives.len().saturating_sub(LIVES_KEPT)..];
-                let row = encode_lives(kept);
-                put(&mut self.sum, &mut self.identity, &KEY_LIVES, &row.as_slice())?;
+                let incarnations = self
+                    .identity
+                    .get(KEY_INCARNATIONS)?
+                    .map(|row| decode_incarnations(row.value()));
+                let mut incarnations = incarnations.transpose()?.unwrap_or_default();
+                incarnations.push(Incarnation { after_version, id: *id });
+                let kept = &incarnations[incarnations.len().saturating_sub(INCARNATIONS_KEPT)..];
+                let row = encode_incarnations(kept);
+                put(&mut self.sum, &mut self.identity, &KEY_INCARNATIONS, &row.as_slice())?;
             }
             Change::WalMarked(mark) => {
                 let mark = self.counter(KEY_WAL_MARK)?.max(*mark);
                 self.put_counter(KEY_WAL_MARK, mark)?;
             }
             Change::Replaced(replaced) => self.replace(replaced)?,
-            Change::ForgetObject(id) => remove(sum, &mut self.objects, &id.0)?,
+            Change::RemoveObject(id) => remove(sum, &mut self.objects, &id.0)?,
         }
         Ok(())
     }

@@ -30,7 +30,7 @@ pub struct Requests {
 
 /// What requests are made for, the most urgent first. Reads at a stream's tail need no request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Cause {
+pub(crate) enum RequestClass {
     /// While an upload waits, the log fills up; when it is full, writers wait.
     Upload,
     /// A reader waits for it.
@@ -42,11 +42,11 @@ pub(crate) enum Cause {
     CleanUp,
 }
 
-const CAUSES: [(Cause, &str); 4] = [
-    (Cause::Upload, "upload"),
-    (Cause::Read, "read"),
-    (Cause::Compaction, "compaction"),
-    (Cause::CleanUp, "clean-up"),
+const CAUSES: [(RequestClass, &str); 4] = [
+    (RequestClass::Upload, "upload"),
+    (RequestClass::Read, "read"),
+    (RequestClass::Compaction, "compaction"),
+    (RequestClass::CleanUp, "clean-up"),
 ];
 
 #[derive(Clone, Copy)]
@@ -86,7 +86,7 @@ impl CountedStores {
         Self(CAUSES.map(|_| Counted { inner: store.clone(), counters: Arc::default() }))
     }
 
-    pub(crate) fn get(&self, cause: Cause) -> &dyn ObjectStore {
+    pub(crate) fn get(&self, cause: RequestClass) -> &dyn ObjectStore {
         &self.0[cause as usize]
     }
 

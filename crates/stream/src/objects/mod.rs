@@ -25,7 +25,7 @@ use crate::upload::object_prefix;
 
 use crate::bandwidth::Bandwidth;
 
-pub(crate) use counted::Cause;
+pub(crate) use counted::RequestClass;
 pub use counted::Requests;
 pub use disk::DiskCacheStats;
 pub use error::{ErrorKind, ObjectError};
@@ -34,7 +34,7 @@ pub use local::local_objects;
 pub use numbers::ReadStats;
 pub(crate) use read::{Budget, Enough, Objects, Part, READ_BYTES};
 pub(crate) use scan::{Scan, index};
-pub use survey::{Orphan, Survey, Wrong, survey};
+pub use survey::{Mismatch, Orphan, Survey, survey};
 pub use whole::{StoredObject, list_objects, object_size};
 pub(crate) use write::Writer;
 
@@ -48,7 +48,7 @@ pub(crate) const OWNER_OBJECT: &str = "owner";
 pub(crate) struct Way<'a> {
     pub(crate) store: &'a dyn ObjectStore,
     bandwidth: &'a Bandwidth,
-    cause: Cause,
+    cause: RequestClass,
 }
 
 impl Way<'_> {
@@ -111,7 +111,7 @@ pub(crate) async fn within<T>(
 ///
 /// # Errors
 /// The error that any other request would get now; see [`ObjectError::is_permanent`].
-pub async fn try_objects(
+pub async fn probe_objects(
     store: &dyn ObjectStore,
     wal_id: Option<Uuid>,
     is_known: &(dyn Fn(&str) -> bool + Sync),

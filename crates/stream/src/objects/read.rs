@@ -18,7 +18,7 @@ use super::counted::CountedStores;
 use super::disk::{DiskCache, DiskCacheStats};
 use super::flight::{Flight, Flights, Ticket, UnderWay};
 use super::numbers::{Ahead, ReadNumbers, ReadStats};
-use super::{Cause, ObjectError, Request, Requests, Way, within};
+use super::{ObjectError, Request, RequestClass, Requests, Way, within};
 use crate::background::Background;
 use crate::bandwidth::Bandwidth;
 use crate::catalog::ObjectInfo;
@@ -145,7 +145,7 @@ impl Objects {
         losses: Arc<Losses>,
     ) -> Result<Self, StoreError> {
         let background = Arc::new(Background::start(options.background_threads)?);
-        let ahead_bytes = (options.late_read_bytes / 2).min(options.block_cache_bytes / 4);
+        let ahead_bytes = (options.cold_read_bytes / 2).min(options.block_cache_bytes / 4);
         let cache_bytes = options.block_cache_bytes - ahead_bytes;
         let expected_items =
             usize::try_from(cache_bytes >> 18).unwrap_or(usize::MAX).clamp(16, 1 << 20);
@@ -164,7 +164,7 @@ impl Objects {
             DefaultHashBuilder::default(),
             DefaultLifecycle::default(),
         );
-        let room_units = units(options.late_read_bytes);
+        let room_units = units(options.cold_read_bytes);
         let core = Core {
             stores: CountedStores::new(store),
             cache,
@@ -184,12 +184,12 @@ impl Objects {
     }
 
     /// Returns the access to the object store for transfers of many bytes.
-    pub(crate) fn way(&self, cause: Cause) -> Way<'_> {
+    pub(crate) fn way(&self, cause: RequestClass) -> Way<'_> {
         Way { store: self.store(cause), bandwidth: &self.core.bandwidth, cause }
     }
 
     /// Returns the object store for requests of this class.
-    pub(crate) fn store(&self, cause: Cause) -> &dyn ObjectStore {
+    pub(crate) fn store(&self, cause: RequestClass) -> &dyn ObjectStore {
         self.core.stores.get(cause)
     }
 
@@ -224,7 +224,7 @@ impl Objects {
     /// Deletes an object; a missing one counts as deleted.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), ObjectError> {
         let path = name.into();
-        let deleted = self.store(Cause::CleanUp).delete(&path);
+        let deleted = self.store(RequestClass::CleanUp).delete(&path);
         match within(Request::Delete, name, deleted).await {
             Err(error) if !error.is_not_found() => Err(error),
             _ => Ok(()),

@@ -15,11 +15,11 @@ use crate::upload::{object_id, object_prefix};
 #[derive(Debug, Default)]
 pub struct Survey {
     /// Number of objects that match the catalog.
-    pub right: usize,
+    pub matching: usize,
     /// Objects that the catalog does not record, by name.
     pub orphans: Vec<Orphan>,
     /// Objects in the catalog that are missing or have another size.
-    pub wrong: Vec<Wrong>,
+    pub mismatches: Vec<Mismatch>,
 }
 
 /// An object that the catalog does not record.
@@ -38,7 +38,7 @@ pub struct Orphan {
 
 /// An object that differs from its entry in the catalog.
 #[derive(Debug)]
-pub struct Wrong {
+pub struct Mismatch {
     /// Its entry in the catalog.
     pub object: ObjectInfo,
     /// Its length, if it exists.
@@ -59,7 +59,7 @@ pub async fn survey(store: &dyn ObjectStore, snapshot: &Snapshot) -> Result<Surv
     let ranges = snapshot.streams.values().flat_map(|stream| &stream.ranges);
     let needed: BTreeSet<ObjectId> = ranges.map(|range| range.object).collect();
     let mut survey = Survey::default();
-    let wrong = |object: &ObjectInfo, found_bytes| Wrong {
+    let mismatch = |object: &ObjectInfo, found_bytes| Mismatch {
         object: object.clone(),
         found_bytes,
         is_needed: needed.contains(&object.id),
@@ -67,8 +67,8 @@ pub async fn survey(store: &dyn ObjectStore, snapshot: &Snapshot) -> Result<Surv
     let prefix = Path::from(object_prefix(wal_id));
     for meta in list_objects(store, Some(&prefix)).await? {
         match known.remove(meta.location.as_ref()) {
-            Some(object) if object.size_bytes == meta.size => survey.right += 1,
-            Some(object) => survey.wrong.push(wrong(object, Some(meta.size))),
+            Some(object) if object.size_bytes == meta.size => survey.matching += 1,
+            Some(object) => survey.mismatches.push(mismatch(object, Some(meta.size))),
             None => survey.orphans.push(Orphan {
                 is_past: object_id(meta.location.as_ref())
                     .is_some_and(|id| id.0 < snapshot.next_object_id),
@@ -78,7 +78,7 @@ pub async fn survey(store: &dyn ObjectStore, snapshot: &Snapshot) -> Result<Surv
             }),
         }
     }
-    survey.wrong.extend(known.into_values().map(|object| wrong(object, None)));
-    survey.wrong.sort_by_key(|wrong| wrong.object.id);
+    survey.mismatches.extend(known.into_values().map(|object| mismatch(object, None)));
+    survey.mismatches.sort_by_key(|mismatch| mismatch.object.id);
     Ok(survey)
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use object_store::{MultipartUpload, ObjectStoreExt, PutPayload};
 use tokio::task::{JoinError, JoinSet};
 
-use super::{Cause, ObjectError, Request, Way, within};
+use super::{ObjectError, Request, RequestClass, Way, within};
 
 /// Objects up to this size are one PUT; larger ones are written in parts of exactly this size,
 /// except the last. At least 5 MiB, S3's minimum.
@@ -145,10 +145,10 @@ fn part_bytes(payload_bytes: u64) -> usize {
     usize::try_from(least).unwrap_or(usize::MAX).max(PART_BYTES)
 }
 
-fn parts_in_flight(cause: Cause) -> usize {
+fn parts_in_flight(cause: RequestClass) -> usize {
     match cause {
-        Cause::Compaction => COMPACTED_PARTS_IN_FLIGHT,
-        Cause::Upload | Cause::Read | Cause::CleanUp => PARTS_IN_FLIGHT,
+        RequestClass::Compaction => COMPACTED_PARTS_IN_FLIGHT,
+        RequestClass::Upload | RequestClass::Read | RequestClass::CleanUp => PARTS_IN_FLIGHT,
     }
 }
 
@@ -286,10 +286,14 @@ mod tests {
     }
 
     fn writer<'a>(store: &'a Store, unlimited: &'a Bandwidth) -> Writer<'a> {
-        writer_for(Cause::Upload, store, unlimited)
+        writer_for(RequestClass::Upload, store, unlimited)
     }
 
-    fn writer_for<'a>(cause: Cause, store: &'a Store, unlimited: &'a Bandwidth) -> Writer<'a> {
+    fn writer_for<'a>(
+        cause: RequestClass,
+        store: &'a Store,
+        unlimited: &'a Bandwidth,
+    ) -> Writer<'a> {
         Writer::new(Way { store, bandwidth: unlimited, cause }, "a", 0)
     }
 
@@ -329,7 +333,7 @@ mod tests {
             (2 * PART_BYTES, vec![PART_BYTES; 2]),
             (7 * PART_BYTES + 5, [vec![PART_BYTES; 7], vec![5]].concat()),
         ] {
-            for (cause, bound) in [(Cause::Upload, 4), (Cause::Compaction, 2)] {
+            for (cause, bound) in [(RequestClass::Upload, 4), (RequestClass::Compaction, 2)] {
                 let store = Store(InMemory::new(), Arc::default());
                 write(&mut writer_for(cause, &store, &unlimited), len).await.unwrap();
                 assert_eq!(*store.1.parts.lock(), parts);

@@ -247,7 +247,9 @@ pub async fn append(
         match stream.append(new_batch(batch)) {
             Ok(append) => return append,
             Err(AppendError::Full) => {
-                tokio::time::timeout(HANG, store.room()).await.expect("a wake-up was lost");
+                tokio::time::timeout(HANG, store.wait_for_space())
+                    .await
+                    .expect("a wake-up was lost");
             }
             Err(error) => panic!("append: {error}"),
         }

@@ -4,14 +4,14 @@
 use uuid::Uuid;
 
 use super::Failure;
-use crate::catalog::{Life, ObjectInfo, ObjectRange, StreamRow};
+use crate::catalog::{Incarnation, ObjectInfo, ObjectRange, StreamRow};
 use crate::types::{ObjectId, StreamEpoch, StreamOffset};
 
 /// From before there were epochs.
 const STREAM_BYTES_V1: usize = 1 + 1 + 8 + 8;
 const STREAM_BYTES: usize = STREAM_BYTES_V1 + 8;
 const RANGE_BYTES: usize = 1 + 8 + 8 + 8 + 8;
-const LIFE_BYTES: usize = 8 + 16;
+const INCARNATION_BYTES: usize = 8 + 16;
 const VALUE_VERSION: u8 = 1;
 const STREAM_VERSION: u8 = 2;
 
@@ -78,30 +78,30 @@ pub(super) fn decode_range(start: StreamOffset, value: &[u8]) -> Result<ObjectRa
     })
 }
 
-pub(super) fn encode_lives(lives: &[Life]) -> Vec<u8> {
+pub(super) fn encode_incarnations(incarnations: &[Incarnation]) -> Vec<u8> {
     let mut value = vec![VALUE_VERSION];
-    for Life { after_version, id } in lives {
+    for Incarnation { after_version, id } in incarnations {
         value.extend(after_version.to_le_bytes());
         value.extend(id.as_bytes());
     }
     value
 }
 
-pub(super) fn decode_lives(value: &[u8]) -> Result<Vec<Life>, Failure> {
+pub(super) fn decode_incarnations(value: &[u8]) -> Result<Vec<Incarnation>, Failure> {
     let damaged = || Failure::Value(format!("a `lives` row of {} bytes", value.len()));
     let (&version, rows) = value.split_first().ok_or_else(damaged)?;
     if version != VALUE_VERSION {
         return Err(Failure::Value(format!("a `lives` row of version {version}")));
     }
-    let (lives, rest) = rows.as_chunks::<LIFE_BYTES>();
+    let (incarnations, rest) = rows.as_chunks::<INCARNATION_BYTES>();
     if !rest.is_empty() {
         return Err(damaged());
     }
-    let decode = |life: &[u8; LIFE_BYTES]| {
-        let id = Uuid::from_slice(&life[8..]).expect("16 bytes");
-        Life { after_version: u64_at(life, 0), id }
+    let decode = |incarnation: &[u8; INCARNATION_BYTES]| {
+        let id = Uuid::from_slice(&incarnation[8..]).expect("16 bytes");
+        Incarnation { after_version: u64_at(incarnation, 0), id }
     };
-    Ok(lives.iter().map(decode).collect())
+    Ok(incarnations.iter().map(decode).collect())
 }
 
 fn u64_at(value: &[u8], at: usize) -> u64 {
@@ -150,15 +150,16 @@ mod tests {
         bytes.extend([0xff; 8]);
         assert_eq!(encode_range(&range).as_slice(), bytes);
         assert!(decode_range(StreamOffset(5), &bytes).is_ok_and(|decoded| decoded == range));
-        let lives = [1, 2].map(|id| Life { after_version: id + 6, id: Uuid::from_u128(id.into()) });
+        let incarnations =
+            [1, 2].map(|id| Incarnation { after_version: id + 6, id: Uuid::from_u128(id.into()) });
         let mut bytes = vec![1, 7, 0, 0, 0, 0, 0, 0, 0];
         bytes.extend([0; 15]);
         bytes.extend([1, 8, 0, 0, 0, 0, 0, 0, 0]);
         bytes.extend([0; 15]);
         bytes.push(2);
-        assert_eq!(encode_lives(&lives), bytes);
-        assert!(decode_lives(&bytes).is_ok_and(|decoded| decoded == lives));
-        assert!([&bytes[..0], &bytes[..48]].iter().all(|cut| decode_lives(cut).is_err()));
+        assert_eq!(encode_incarnations(&incarnations), bytes);
+        assert!(decode_incarnations(&bytes).is_ok_and(|decoded| decoded == incarnations));
+        assert!([&bytes[..0], &bytes[..48]].iter().all(|cut| decode_incarnations(cut).is_err()));
         let object = br#"{"id":1,"name":"a/b","size_bytes":2,"index_position":3,"index_bytes":4,"index_crc32c":5,"created_at_ms":6}"#;
         assert!(
             decode_object(object)

@@ -187,7 +187,7 @@ fn a_catalog_with_rows_missing_or_wrong_is_refused_with_advice() {
             it.open_table(IDENTITY).unwrap().insert(KEY_WAL, b"x".as_slice()).unwrap();
         }),
         ("lives", |it| {
-            it.open_table(IDENTITY).unwrap().insert(KEY_LIVES, b"x".as_slice()).unwrap();
+            it.open_table(IDENTITY).unwrap().insert(KEY_INCARNATIONS, b"x".as_slice()).unwrap();
         }),
         ("checksum", |it| {
             it.open_table(META).unwrap().insert("x", b"x".as_slice()).unwrap();

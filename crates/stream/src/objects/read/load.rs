@@ -11,7 +11,7 @@ use crate::catalog::ObjectInfo;
 use crate::object::{self, Block, Damage};
 use crate::objects::get::{get, read_again};
 use crate::objects::numbers::Ahead;
-use crate::objects::{Cause, ObjectError};
+use crate::objects::{ObjectError, RequestClass};
 use crate::types::Batch;
 
 /// Larger data is decoded on a thread that may block. A MiB takes less time than a task may run
@@ -56,7 +56,7 @@ impl Core {
         if object.index_bytes == 0 {
             return Ok(Bytes::new());
         }
-        self.bandwidth.acquire(Cause::Read, object.index_bytes).await;
+        self.bandwidth.acquire(RequestClass::Read, object.index_bytes).await;
         let len_bytes = usize::try_from(object.index_bytes).unwrap_or(usize::MAX);
         Ok(self.get(object, object.index_position, vec![len_bytes]).await?.remove(0))
     }
@@ -146,7 +146,7 @@ impl Core {
     ) -> Result<Vec<Bytes>, ObjectError> {
         let owed_bytes = span_bytes(blocks).saturating_sub(granted_bytes);
         if owed_bytes > 0 {
-            self.bandwidth.acquire(Cause::Read, owed_bytes).await;
+            self.bandwidth.acquire(RequestClass::Read, owed_bytes).await;
         }
         let lens = blocks.iter().map(|block| block.len_bytes as usize).collect();
         self.get(object, blocks[0].position, lens).await
@@ -162,7 +162,7 @@ impl Core {
         let (batches, bytes) = match decode_block(block, bytes).await {
             Ok(decoded) => decoded,
             Err(damage) => {
-                self.bandwidth.acquire(Cause::Read, u64::from(block.len_bytes)).await;
+                self.bandwidth.acquire(RequestClass::Read, u64::from(block.len_bytes)).await;
                 let lens = vec![block.len_bytes as usize];
                 let bytes = self.get(object, block.position, lens).await?.remove(0);
                 read_again(&object.name, &damage, decode_block(block, bytes).await)
@@ -187,7 +187,7 @@ impl Core {
         lens: Vec<usize>,
     ) -> Result<Vec<Bytes>, ObjectError> {
         self.numbers.get(lens.iter().map(|len| *len as u64).sum());
-        let got = get(self.stores.get(Cause::Read), &object.name, from, lens).await;
+        let got = get(self.stores.get(RequestClass::Read), &object.name, from, lens).await;
         match &got {
             Ok(_) => self.losses.was_read(object.id),
             Err(_) => self.numbers.failed(),

@@ -155,7 +155,7 @@ async fn a_block_as_large_as_half_of_the_cache_is_kept() {
 /// Writes an object of this number of batches, each a block of a MiB.
 async fn written(objects: &Objects, stream: StreamId, batches: u64) -> Arc<ObjectInfo> {
     let attempt = Attempt { id: ObjectId(1), nonce: Uuid::from_u128(1), name: "o".into() };
-    let mut output = Output::new(objects.way(Cause::Upload), &attempt, 0);
+    let mut output = Output::new(objects.way(RequestClass::Upload), &attempt, 0);
     let mut range = None;
     for base in 0..batches {
         let payload = Bytes::from(vec![base as u8; (1 << 20) - ENTRY_BYTES]);
@@ -197,7 +197,7 @@ async fn writing_and_reading_keep_to_the_rate() {
 #[tokio::test(start_paused = true)]
 async fn read_ahead_uses_only_spare_memory_and_bandwidth() {
     let options =
-        Options { late_read_bytes: 16 << 20, block_cache_bytes: 16 << 20, ..Options::default() };
+        Options { cold_read_bytes: 16 << 20, block_cache_bytes: 16 << 20, ..Options::default() };
     let objects = Objects::new(&store(), &options, Arc::default()).unwrap();
     let stream = StreamId(7);
     let object = written(&objects, stream, 12).await;
@@ -255,7 +255,7 @@ async fn many_readers_of_an_unreadable_index_retry_once_together() {
 async fn failed_reads_are_counted() {
     let objects = objects(1 << 20);
     let object = written(&objects, StreamId(7), 1).await;
-    let store = objects.store(Cause::Upload);
+    let store = objects.store(RequestClass::Upload);
     let whole = store.get(&"o".into()).await.unwrap().bytes().await.unwrap();
     let last_of_index = usize::try_from(object.index_position + object.index_bytes).unwrap() - 1;
     for (at, failures) in [(last_of_index, 1), (100, 2), (0, 2)] {

@@ -10,13 +10,13 @@ use crate::tail::{self, Cached, Tail};
 use crate::types::{Batch, Fold, StreamId};
 
 /// The streams as recovery found them.
-pub struct Damaged<'a> {
+pub struct DamagedStreams<'a> {
     pub(crate) streams: &'a HashMap<StreamId, (u8, Tail)>,
     pub(crate) meta: &'a BTreeMap<String, Vec<u8>>,
     pub(crate) gaps: &'a [Gap],
 }
 
-impl Damaged<'_> {
+impl DamagedStreams<'_> {
     /// Returns what is lost, by stream and offset.
     pub fn gaps(&self) -> &[Gap] {
         self.gaps
@@ -44,7 +44,7 @@ impl Damaged<'_> {
 ///
 /// # Errors
 /// A batch does not lie within a gap.
-pub(crate) fn mend(
+pub(crate) fn repair(
     fold: &dyn Fold,
     streams: &mut HashMap<StreamId, (u8, Tail)>,
     meta: &BTreeMap<String, Vec<u8>>,
@@ -54,7 +54,7 @@ pub(crate) fn mend(
     if gaps.is_empty() {
         return Ok(Vec::new());
     }
-    let batches = fold.mend(&Damaged { streams, meta, gaps });
+    let batches = fold.repair(&DamagedStreams { streams, meta, gaps });
     let mut costs = Vec::with_capacity(batches.len());
     for (id, batch) in batches {
         let lies_in = |gap: &Gap| gap.offsets.start <= batch.base && batch.end() <= gap.offsets.end;
@@ -98,14 +98,14 @@ mod tests {
             None
         }
 
-        fn mend(&self, damaged: &Damaged<'_>) -> Vec<(StreamId, Batch)> {
+        fn repair(&self, damaged: &DamagedStreams<'_>) -> Vec<(StreamId, Batch)> {
             let replay = damaged.replay(StreamId(1)).unwrap();
             assert_eq!(
                 replay.gaps(),
                 damaged.gaps().iter().map(|gap| gap.offsets.clone()).collect::<Vec<_>>()
             );
             let batch = |(id, base): &(u64, u64)| {
-                let payload = Bytes::from_static(b"mended");
+                let payload = Bytes::from_static(b"repair");
                 let base = StreamOffset(*base);
                 (StreamId(*id), Batch { base, count: 1, max_timestamp_ms: -1, payload })
             };
@@ -114,7 +114,7 @@ mod tests {
     }
 
     /// Stream 1 is uploaded up to 10, has batches at 12 and 13, and ends at 16.
-    fn mended(batches: &[(u64, u64)]) -> Result<Vec<(u64, u64)>, String> {
+    fn repaired(batches: &[(u64, u64)]) -> Result<Vec<(u64, u64)>, String> {
         let mut tail = Tail::restored(StreamOffset(0), StreamOffset(10), None, VecDeque::new());
         for base in [12, 13] {
             let payload = Bytes::from_static(b"kept");
@@ -136,7 +136,7 @@ mod tests {
         };
         let gaps = [lost(10, 12), lost(14, 16)];
         let owner = Owner(batches.to_vec());
-        let costs = mend(&owner, &mut streams, &BTreeMap::new(), &gaps, LogOffset(7))?;
+        let costs = repair(&owner, &mut streams, &BTreeMap::new(), &gaps, LogOffset(7))?;
         assert_eq!(costs, vec![tail::cost_bytes(6); batches.len()]);
         let (_, tail) = &streams[&StreamId(1)];
         assert_eq!(tail.next, StreamOffset(16));
@@ -146,16 +146,16 @@ mod tests {
     #[test]
     fn batches_in_gaps_become_durable_with_the_batch_before_them() {
         let before = [(12, 1_200), (13, 1_300)];
-        assert_eq!(mended(&[]).unwrap(), before);
+        assert_eq!(repaired(&[]).unwrap(), before);
         let all = [(10, 7), (11, 7), (12, 1_200), (13, 1_300), (14, 1_300), (15, 1_300)];
-        assert_eq!(mended(&[(1, 15), (1, 11), (1, 10), (1, 14)]).unwrap(), all);
+        assert_eq!(repaired(&[(1, 15), (1, 11), (1, 10), (1, 14)]).unwrap(), all);
     }
 
     #[test]
     fn a_batch_outside_of_a_gap_is_refused() {
         for wrong in [(1, 9), (1, 12), (1, 16), (2, 10)] {
-            assert!(mended(&[wrong]).is_err(), "{wrong:?}");
+            assert!(repaired(&[wrong]).is_err(), "{wrong:?}");
         }
-        assert!(mended(&[(1, 10), (1, 10)]).is_err(), "the offset is taken");
+        assert!(repaired(&[(1, 10), (1, 10)]).is_err(), "the offset is taken");
     }
 }
