@@ -120,10 +120,10 @@ impl Subject<'_> {
     fn keeps_concurrent_requests_apart(&self) {
         let device = self.open();
         let page = PAGE_BYTES as u64;
-        let place = |index: u64| DeviceOffset(index * 2 * page);
+        let position = |index: u64| DeviceOffset(index * 2 * page);
         let content: Vec<_> = (0..200).map(|index| pattern(&device, PAGE_BYTES, index)).collect();
         let write = |index: usize, durable| Request::Write {
-            at: place(index as u64),
+            at: position(index as u64),
             buf: content[index].clone(),
             durable,
         };
@@ -133,7 +133,7 @@ impl Subject<'_> {
         let mixed = (0..100)
             .flat_map(|index| {
                 let buf = device.alloc(PAGE_BYTES);
-                [write(index + 100, index % 3 == 0), Request::Read { at: place(index as u64), buf }]
+                [write(index + 100, index % 3 == 0), Request::Read { at: position(index as u64), buf }]
             })
             .collect();
         for (index, pair) in self.submit(&device, mixed).chunks(2).enumerate() {
@@ -143,7 +143,7 @@ impl Subject<'_> {
         }
         for (index, content) in content.iter().enumerate() {
             assert_eq!(
-                *self.read(&device, place(index as u64).0, PAGE_BYTES),
+                *self.read(&device, position(index as u64).0, PAGE_BYTES),
                 **content,
                 "page {index}"
             );

@@ -36,17 +36,17 @@ impl FileBytes {
     /// # Errors
     /// The errors of `pread(2)`, except for interruption by a signal.
     pub fn read_more(&mut self, file: &File, at: u64, most_bytes: usize) -> io::Result<usize> {
-        let room = self.memory.spare_capacity_mut();
-        let most_bytes = most_bytes.min(room.len());
-        let room = &mut room[..most_bytes];
-        let came_bytes = retry_on_intr(|| {
-            let (came, _) = pread(file, &mut *room, at)?;
-            Ok(came.len())
+        let free = self.memory.spare_capacity_mut();
+        let most_bytes = most_bytes.min(free.len());
+        let free = &mut free[..most_bytes];
+        let read_bytes = retry_on_intr(|| {
+            let (read, _) = pread(file, &mut *free, at)?;
+            Ok(read.len())
         })?;
-        // SAFETY: the read has initialised `came_bytes` bytes after the present length, within the
+        // SAFETY: the read has initialised `read_bytes` bytes after the present length, within the
         // capacity.
-        unsafe { self.memory.set_len(self.memory.len() + came_bytes) };
-        Ok(came_bytes)
+        unsafe { self.memory.set_len(self.memory.len() + read_bytes) };
+        Ok(read_bytes)
     }
 
     /// Discards the bytes and keeps the memory.
@@ -113,7 +113,7 @@ mod tests {
         loop {
             match read.read_more(&file, at, usize::MAX).unwrap() {
                 0 => break,
-                came => at += came as u64,
+                read => at += read as u64,
             }
         }
         assert!((PAGE_BYTES..=2 * PAGE_BYTES).contains(&read.len()), "{}", read.len());

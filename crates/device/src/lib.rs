@@ -30,7 +30,7 @@ pub use error::{DeviceError, OpenError, ReserveError};
 pub use file_bytes::FileBytes;
 pub use memory::Words;
 pub use open::{Access, Durability, Engine, OpenOptions, Progress, open};
-pub use priority::make_way;
+pub use priority::lower_thread_priority;
 pub use read_rings::{FileRead, ReadRings};
 
 use std::fmt;

@@ -383,7 +383,7 @@ impl Device for Memory {
     }
 
     fn submit(&self, request: Request, done: Completion) {
-        let job = self.core.admit(request, done);
+        let job = self.core.accept(request, done);
         let jobs = self.jobs.as_ref().expect("taken by the drop alone");
         jobs.send(job).expect("the thread ends with the queue");
     }

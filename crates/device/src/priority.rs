@@ -21,7 +21,7 @@ const NICE: i32 = 10;
 ///
 /// # Errors
 /// The kernel or the container refuses one of the two; the other is attempted regardless.
-pub fn make_way() -> io::Result<()> {
+pub fn lower_thread_priority() -> io::Result<()> {
     let priority = IOPRIO_CLASS_IDLE << IOPRIO_CLASS_SHIFT;
     // SAFETY: the call takes three integers and changes nothing but the calling thread's priority.
     let set = unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, priority) };
@@ -44,7 +44,7 @@ mod tests {
         };
         let before = own("thread-self");
         let after = std::thread::spawn(move || {
-            make_way().unwrap();
+            lower_thread_priority().unwrap();
             // SAFETY: it takes two integers and changes nothing.
             let class = unsafe { libc::syscall(libc::SYS_ioprio_get, IOPRIO_WHO_PROCESS, 0) };
             (own("thread-self"), class >> IOPRIO_CLASS_SHIFT)

@@ -223,7 +223,7 @@ struct Medium {
 struct State {
     mode: Mode,
     /// Set after a power cut or crash: this disk only returns errors, and its successor takes over.
-    gone: bool,
+    ended: bool,
     random: Random,
     storage: Storage,
     queue: Vec<Queued>,
@@ -299,7 +299,7 @@ impl SimDisk {
             Arc::new(Core::new(geometry, None)),
             State {
                 mode: Mode::Immediate,
-                gone: false,
+                ended: false,
                 random: Random::new(options.seed),
                 storage,
                 queue: Vec::new(),
@@ -455,8 +455,8 @@ impl SimDisk {
         let core = Arc::new(Core::new(geometry, None));
         let (successor, orphans) = {
             let state = &mut *self.0.medium.state.lock();
-            assert!(!state.gone, "this disk has ended; use its successor");
-            state.gone = true;
+            assert!(!state.ended, "this disk has ended; use its successor");
+            state.ended = true;
             let orphans = std::mem::take(&mut state.queue);
             let mut successor = state.successor(end, orphans.iter().map(|queued| &queued.job));
             if let Some(reservation) = &mut successor.reservation {
@@ -465,33 +465,33 @@ impl SimDisk {
             (successor, orphans)
         };
         for Queued { job, from, .. } in orphans {
-            from.settle(job, Err(gone())).run();
+            from.complete(job, Err(ended())).run();
         }
         Self::assemble(core, successor)
     }
 }
 
-fn gone() -> io::Error {
+fn ended() -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, "the power was cut or the process killed")
 }
 
 impl Inner {
     /// Executes one transfer of the request that `choose` picks.
     fn step(&self, choose: impl FnOnce(&mut State) -> Option<usize>) -> bool {
-        let settled = {
+        let completed = {
             let state = &mut *self.medium.state.lock();
             let Some(index) = choose(state) else { return false };
             let queued = state.queue.swap_remove(index);
             let from = queued.from.clone();
             match state.execute(queued) {
-                Ok((job, result)) => from.settle(job, result),
+                Ok((job, result)) => from.complete(job, result),
                 Err(unfinished) => {
                     state.queue.push(unfinished);
                     return true;
                 }
             }
         };
-        settled.run(); // not under the lock: completions submit
+        completed.run(); // not under the lock: completions submit
         true
     }
 }
@@ -500,7 +500,7 @@ impl State {
     /// Executes one transfer. Returns the outcome of the request, or the request itself if more is
     /// to be done.
     fn execute(&mut self, mut queued: Queued) -> Result<(Job, io::Result<()>), Queued> {
-        let refusal = if self.gone { Some(gone()) } else { queued.from.refusal(&queued.job) };
+        let refusal = if self.ended { Some(ended()) } else { queued.from.refusal(&queued.job) };
         if let Some(refusal) = refusal {
             return Ok((queued.job, Err(refusal)));
         }
@@ -654,7 +654,7 @@ impl State {
         };
         Self {
             mode: Mode::Immediate,
-            gone: false,
+            ended: false,
             random: random.clone(),
             storage,
             queue: Vec::new(),
@@ -709,24 +709,24 @@ impl Device for SimDisk {
     }
 
     fn submit(&self, request: Request, done: Completion) {
-        let job = self.0.core.admit(request, done);
-        let settled = {
+        let job = self.0.core.accept(request, done);
+        let completed = {
             let state = &mut *self.0.medium.state.lock();
             let from = self.0.core.clone();
             let mut queued = Queued { job, mark: state.storage.mark(), from };
-            if state.mode == Mode::Queued && !state.gone {
+            if state.mode == Mode::Queued && !state.ended {
                 state.queue.push(queued);
                 self.0.medium.changed.notify_all();
                 return;
             }
             loop {
                 match state.execute(queued) {
-                    Ok((job, result)) => break self.0.core.settle(job, result),
+                    Ok((job, result)) => break self.0.core.complete(job, result),
                     Err(unfinished) => queued = unfinished,
                 }
             }
         };
-        settled.run(); // not under the lock: completions submit
+        completed.run(); // not under the lock: completions submit
     }
 
     fn failure(&self) -> Option<DeviceError> {

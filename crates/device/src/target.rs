@@ -66,13 +66,13 @@ impl Drop for Claim {
 impl Target {
     pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
         let exclusive = options.access == Access::Exclusive;
-        let looked = rustix::fs::stat(path);
-        let (stat, claim) = match (looked, options.create_bytes) {
+        let found = rustix::fs::stat(path);
+        let (stat, claim) = match (found, options.create_bytes) {
             (Err(Errno::NOENT), Some(bytes)) if exclusive => {
                 let claim = create(path, bytes, options)?;
                 (rustix::fs::fstat(&claim.0), Some(claim))
             }
-            (looked, _) => (looked, None),
+            (found, _) => (found, None),
         };
         let stat = stat.map_err(|errno| error(path, "reading its status", errno))?;
         let file_type = FileType::from_raw_mode(stat.st_mode);

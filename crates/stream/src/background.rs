@@ -12,7 +12,7 @@ use crate::store::StoreError;
 const FILES_AT_A_TIME: usize = 4;
 
 /// The runtime of cold reads and object compaction: either threads of low priority
-/// ([`alluvium_device::make_way`]), so that producers get the processor and the disk first, or the
+/// ([`alluvium_device::lower_thread_priority`]), so that producers get the processor and the disk first, or the
 /// runtime in which the store was opened.
 pub(crate) struct Background {
     handle: Handle,
@@ -89,7 +89,7 @@ async fn run_on<T: Send + 'static>(
 /// Lowers the priority of the calling thread.
 pub(crate) fn make_way() {
     // It works without a low priority, too.
-    if let Err(error) = alluvium_device::make_way() {
+    if let Err(error) = alluvium_device::lower_thread_priority() {
         tracing::debug!("cannot lower the priority of a thread: {error}");
     }
 }

@@ -317,7 +317,7 @@ fn an_unreservable_disk_is_refused_only_if_a_reservation_is_requested() {
 #[test]
 fn a_disk_reserved_by_other_software_is_left_alone() {
     let stranger = new_disk();
-    stranger.reserve_as_stranger();
+    stranger.reserve_with_other_key();
     let before = stranger.image();
     let host = stranger.other_host();
     let error = try_open(host.device(), &reserving()).unwrap_err();

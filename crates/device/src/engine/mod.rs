@@ -231,7 +231,7 @@ impl Core {
     }
 
     /// Turns a request into a job. Panics if the request is unaligned or outside the device.
-    pub(crate) fn admit(&self, request: Request, completion: Completion) -> Job {
+    pub(crate) fn accept(&self, request: Request, completion: Completion) -> Job {
         let (at, len, body) = match request {
             Request::Read { at: DeviceOffset(at), buf } => (at, buf.len(), Body::Read(buf)),
             Request::Write { at: DeviceOffset(at), buf, durable } => {
@@ -276,7 +276,7 @@ impl Core {
     }
 
     /// Ends a job. Nothing is acknowledged after the latch, whatever `result` says.
-    pub(crate) fn settle(&self, job: Job, result: io::Result<()>) -> Settled {
+    pub(crate) fn complete(&self, job: Job, result: io::Result<()>) -> Completed {
         let (at, len) = job.extent();
         let error = |source: io::Error| DeviceError {
             device: self.name.clone(),
@@ -304,15 +304,15 @@ impl Core {
             Body::Read(buf) => Some(buf),
             Body::Write { .. } | Body::Flush => None,
         };
-        Settled { completion: job.completion, outcome: outcome.map(|()| buf) }
+        Completed { completion: job.completion, outcome: outcome.map(|()| buf) }
     }
 
     /// Ends a job and runs its completion. A panicking completion latches the device: the
     /// requester's state is unknown, and the engine's thread must continue for other requests.
     pub(crate) fn finish(&self, job: Job, result: io::Result<()>) {
         let (operation, (at, len)) = (job.operation(), job.extent());
-        let settled = self.settle(job, result);
-        if catch_unwind(AssertUnwindSafe(|| settled.run())).is_err() {
+        let completed = self.complete(job, result);
+        if catch_unwind(AssertUnwindSafe(|| completed.run())).is_err() {
             self.latch_with(DeviceError {
                 device: self.name.clone(),
                 operation,
@@ -337,7 +337,7 @@ impl Core {
 pub(crate) trait Engine: Send + Sync + fmt::Debug {
     fn core(&self) -> &Core;
     fn pool(&self) -> &Arc<Pool>;
-    /// Starts a job of [`Core::admit`], which ends in [`Core::finish`].
+    /// Starts a job of [`Core::accept`], which ends in [`Core::finish`].
     fn push(&self, job: Job);
 }
 
@@ -363,7 +363,7 @@ impl<E: Engine> Device for E {
     }
 
     fn submit(&self, request: Request, done: Completion) {
-        self.push(self.core().admit(request, done));
+        self.push(self.core().accept(request, done));
     }
 
     fn failure(&self) -> Option<DeviceError> {
@@ -372,12 +372,12 @@ impl<E: Engine> Device for E {
 }
 
 /// A finished job whose completion has not run yet.
-pub(crate) struct Settled {
+pub(crate) struct Completed {
     completion: Completion,
     outcome: Result<Option<AlignedBuf>, DeviceError>,
 }
 
-impl Settled {
+impl Completed {
     pub(crate) fn run(self) {
         (self.completion)(self.outcome);
     }

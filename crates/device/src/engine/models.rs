@@ -231,15 +231,15 @@ fn all_failures_report_the_first_cause_and_no_write_follows_it() {
 fn a_request_submitted_after_a_visible_failure_is_refused() {
     loom::model(|| {
         let (core, said) = (Arc::new(core()), Arc::new(Said::default()));
-        let failing = core.admit(write(1), said.completion());
+        let failing = core.accept(write(1), said.completion());
         let thread = {
             let core = core.clone();
             thread::spawn(move || core.finish(failing, Err(Errno::IO.into())))
         };
-        let other: Job = core.admit(write(2), Box::new(|_| ()));
+        let other: Job = core.accept(write(2), Box::new(|_| ()));
         core.finish(other, Ok(()));
         let first = said.wait_for(1).remove(0).unwrap_err();
-        let late = core.admit(write(3), said.completion());
+        let late = core.accept(write(3), said.completion());
         assert!(core.refusal(&late).is_some());
         core.finish(late, Ok(()));
         assert_eq!(said.wait_for(2)[1].as_ref().unwrap_err().at, first.at);

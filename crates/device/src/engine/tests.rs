@@ -353,7 +353,7 @@ fn nothing_is_acknowledged_after_the_latch() {
         let tx = tx.clone();
         let buf = AlignedBuf::zeroed(4096).freeze();
         let request = Request::Write { at: DeviceOffset(4096), buf, durable: true };
-        core.admit(request, Box::new(move |outcome| tx.send(outcome).unwrap()))
+        core.accept(request, Box::new(move |outcome| tx.send(outcome).unwrap()))
     };
     let (fails, succeeds) = (job(), job());
     assert!(core.refusal(&succeeds).is_none());

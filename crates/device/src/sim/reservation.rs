@@ -110,7 +110,7 @@ impl SimDisk {
 
     /// Reserves the disk as other software does, with another key. Panics if it is reserved
     /// already.
-    pub fn reserve_as_stranger(&self) {
+    pub fn reserve_with_other_key(&self) {
         let key = reserve::KEY + 1;
         self.register(0, key).and_then(|()| Reservations::reserve(self, key)).expect("it is free");
     }
@@ -127,7 +127,7 @@ impl SimDisk {
         command: impl FnOnce(&mut Reservation, &Arc<Core>) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         let state = &mut *self.0.medium.state.lock();
-        if state.gone {
+        if state.ended {
             return Err(Refusal::System(rustix::io::Errno::IO));
         }
         match &mut state.reservation {

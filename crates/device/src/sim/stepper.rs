@@ -11,14 +11,14 @@ use crate::sync::thread::{self, JoinHandle};
 /// [`Mode::Immediate`] again.
 pub struct Stepper {
     disk: SimDisk,
-    told: Arc<Told>,
+    flags: Arc<Flags>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Flags for the thread, changed under the lock of the disk's state so that the thread does not
 /// miss a change.
 #[derive(Default)]
-struct Told {
+struct Flags {
     hold: AtomicBool,
     stop: AtomicBool,
 }
@@ -27,25 +27,25 @@ impl Stepper {
     /// Sets the disk to [`Mode::Queued`] and starts the thread.
     pub fn start(disk: SimDisk) -> Self {
         disk.set_mode(Mode::Queued);
-        let told = Arc::new(Told::default());
+        let flags = Arc::new(Flags::default());
         let thread = thread::spawn({
-            let (disk, told) = (disk.clone(), told.clone());
+            let (disk, flags) = (disk.clone(), flags.clone());
             move || {
-                while disk.wait_queued(&told) {
+                while disk.wait_queued(&flags) {
                     disk.step();
                 }
             }
         });
-        Self { disk, told, thread: Some(thread) }
+        Self { disk, flags, thread: Some(thread) }
     }
 
     /// While `hold` is set, queued requests are not executed. A request already being executed
     /// completes.
     pub fn hold(&self, hold: bool) {
-        self.tell(&self.told.hold, hold);
+        self.set(&self.flags.hold, hold);
     }
 
-    fn tell(&self, what: &AtomicBool, value: bool) {
+    fn set(&self, what: &AtomicBool, value: bool) {
         let state = self.disk.0.medium.state.lock();
         what.store(value, Ordering::Release);
         drop(state);
@@ -55,7 +55,7 @@ impl Stepper {
 
 impl Drop for Stepper {
     fn drop(&mut self) {
-        self.tell(&self.told.stop, true);
+        self.set(&self.flags.stop, true);
         let stopped = self.thread.take().map(JoinHandle::join);
         // A panic of a completion has been reported on its thread; do not hide it from a test that
         // continues.
@@ -68,13 +68,13 @@ impl Drop for Stepper {
 
 impl SimDisk {
     /// Blocks until a request can be executed; false if the thread has to end.
-    fn wait_queued(&self, told: &Told) -> bool {
+    fn wait_queued(&self, flags: &Flags) -> bool {
         let mut state = self.0.medium.state.lock();
         loop {
-            if told.stop.load(Ordering::Acquire) {
+            if flags.stop.load(Ordering::Acquire) {
                 return false;
             }
-            if !state.queue.is_empty() && !told.hold.load(Ordering::Acquire) {
+            if !state.queue.is_empty() && !flags.hold.load(Ordering::Acquire) {
                 return true;
             }
             self.0.medium.changed.wait(&mut state);

@@ -370,7 +370,7 @@ fn a_lost_write_is_acknowledged_and_gone() {
 
 #[test]
 fn a_misdirected_write_lands_elsewhere() {
-    let mut places = BTreeSet::new();
+    let mut positions = BTreeSet::new();
     for seed in 0..100 {
         let disk = disk(seed, Faults { misdirected_write: 1.0, ..NOTHING_SURVIVES });
         write(&disk, 5, 1, true).unwrap();
@@ -378,9 +378,9 @@ fn a_misdirected_write_lands_elsewhere() {
         let hit: Vec<u64> = (0..64).filter(|at| page(&disk, *at) == [1; PAGE_BYTES]).collect();
         assert_eq!(hit.len(), 1, "seed {seed}: {hit:?}");
         assert_ne!(hit[0], 5);
-        places.extend(hit);
+        positions.extend(hit);
     }
-    assert!(places.len() > 30 && places.contains(&6), "{places:?}");
+    assert!(positions.len() > 30 && positions.contains(&6), "{positions:?}");
 }
 
 #[test]

@@ -197,7 +197,7 @@ fn concurrent_reservations_have_one_winner() {
 #[test]
 fn a_reservation_with_another_key_is_left_alone() {
     let stranger = disk();
-    stranger.reserve_as_stranger();
+    stranger.reserve_with_other_key();
     let host = stranger.other_host();
     for _ in 0..2 {
         let error = take(&host).unwrap_err();
@@ -215,8 +215,8 @@ fn registrations_of_other_software_on_this_host_stay() {
         let host = disk();
         let other = host.other_host();
         match holder {
-            "this host" => host.reserve_as_stranger(),
-            "another host" => other.reserve_as_stranger(),
+            "this host" => host.reserve_with_other_key(),
+            "another host" => other.reserve_with_other_key(),
             _ => {}
         }
         if holder != "this host" {
