@@ -133,7 +133,10 @@ impl Subject<'_> {
         let mixed = (0..100)
             .flat_map(|index| {
                 let buf = device.alloc(PAGE_BYTES);
-                [write(index + 100, index % 3 == 0), Request::Read { at: position(index as u64), buf }]
+                [
+                    write(index + 100, index % 3 == 0),
+                    Request::Read { at: position(index as u64), buf },
+                ]
             })
             .collect();
         for (index, pair) in self.submit(&device, mixed).chunks(2).enumerate() {
@@ -191,7 +194,8 @@ impl Subject<'_> {
             [1, 512, page - 1, capacity - 512, capacity, capacity + page, u64::MAX - page + 1];
         for at in offsets.map(DeviceOffset) {
             let refused = |request: Request| {
-                let submit = || device.submit(request, Box::new(|_| panic!("completed although refused")));
+                let submit =
+                    || device.submit(request, Box::new(|_| panic!("completed although refused")));
                 catch_unwind(AssertUnwindSafe(submit)).is_err()
             };
             let buf = device.alloc(PAGE_BYTES);

@@ -3,6 +3,7 @@
 
 mod arena;
 mod buffer;
+mod claim;
 #[cfg(test)]
 mod conformance;
 mod copy;
@@ -12,6 +13,7 @@ mod file_bytes;
 mod memory;
 pub mod model;
 mod open;
+mod options;
 mod priority;
 mod read_rings;
 mod reserve;
@@ -29,7 +31,8 @@ pub use copy::copy_in_steps;
 pub use error::{DeviceError, OpenError, ReserveError};
 pub use file_bytes::FileBytes;
 pub use memory::Words;
-pub use open::{Access, Durability, Engine, OpenOptions, Progress, open};
+pub use open::open;
+pub use options::{Access, Durability, Engine, OpenOptions, Progress};
 pub use priority::lower_thread_priority;
 pub use read_rings::{FileRead, ReadRings};
 

@@ -212,9 +212,7 @@ impl Ring {
                     // has taken, and never takes the others: only `submit_and_wait` hands entries
                     // over.
                     Err(error) => {
-                        tracing::info!(
-                            "io_uring_enter failed ({error:?}): the ring is abandoned"
-                        );
+                        tracing::info!("io_uring_enter failed ({error:?}): the ring is abandoned");
                         is_sound = false;
                         in_flight -= self.0.submission().len();
                     }

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
 
 use crate::ReserveError;
-use crate::target::Claim;
+use crate::claim::Claim;
 
 /// The key of every owner: `ALLUVWAL`, which `sg_persist` and `nvme` print in hexadecimal as
 /// 414c4c555657414c. All owners use the same key so that a successor knows its predecessor's; the

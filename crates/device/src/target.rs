@@ -21,7 +21,8 @@ use rustix::io::Errno;
 use rustix::process::Resource;
 
 use crate::buffer::PAGE_BYTES;
-use crate::open::{Access, OpenOptions, Progress};
+use crate::claim::Claim;
+use crate::options::{Access, OpenOptions, Progress};
 use crate::{AlignedBuf, OpenError};
 
 /// Bytes per write while a file is pre-written.
@@ -36,31 +37,6 @@ pub(crate) struct Target {
     pub(crate) logical_block_bytes: u32,
     pub(crate) block_device: bool,
     pub(crate) volatile_cache: bool,
-}
-
-/// An exclusive claim on a target: as long as it exists, no other opener can write to the target.
-///
-/// It is a descriptor of its own that carries no requests: io_uring holds the file of a request for
-/// a moment after the request has completed, and with it any lock on that open file. This
-/// descriptor's lock is released exactly when it is dropped.
-#[derive(Debug)]
-pub(crate) struct Claim(OwnedFd);
-
-impl Claim {
-    pub(crate) fn fd(&self) -> &OwnedFd {
-        &self.0
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        // Closing alone would leave a file locked while a child process that was just forked still
-        // has its copy of the descriptor. On a block device there is no lock, and unlocking is
-        // harmless.
-        if let Err(errno) = rustix::fs::flock(&self.0, FlockOperation::Unlock) {
-            tracing::warn!("unlocking a target failed: {errno}");
-        }
-    }
 }
 
 impl Target {
@@ -147,8 +123,7 @@ fn measure_block_device(
             format!("its logical block of {logical_block_bytes} bytes is larger than {PAGE_BYTES}");
         return Err(unsuitable(path, reason));
     }
-    let bytes =
-        block_device_bytes(&fd).map_err(|errno| error(path, "reading its size", errno))?;
+    let bytes = block_device_bytes(&fd).map_err(|errno| error(path, "reading its size", errno))?;
     let capacity_bytes = whole_pages(bytes);
     if capacity_bytes == 0 {
         return Err(unsuitable(path, format!("has a size of {bytes} bytes")));
@@ -284,15 +259,15 @@ fn measure_file(path: &Path, fd: OwnedFd, claim: Option<Arc<Claim>>) -> Result<T
 /// attempt overwrites. The lock on `path.creating` serialises concurrent creators.
 fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Claim, OpenError> {
     if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES as u64) {
-        let reason =
-            format!("cannot have {bytes} bytes: not a positive multiple of {PAGE_BYTES}");
+        let reason = format!("cannot have {bytes} bytes: not a positive multiple of {PAGE_BYTES}");
         return Err(unsuitable(path, reason));
     }
     if !directory(path).is_dir() {
         return Err(OpenError::NotFound(directory(path).to_owned()));
     }
     if is_among_devices(directory(path)) {
-        let reason = "no such device, and a file in its place would be in memory. Is the disk attached?";
+        let reason =
+            "no such device, and a file in its place would be in memory. Is the disk attached?";
         return Err(unsuitable(path, reason.into()));
     }
     let creating = suffixed(path, ".creating");
@@ -343,10 +318,7 @@ fn lengthen(
     if written.is_err()
         && let Err(left) = rustix::fs::ftruncate(fd, length)
     {
-        tracing::warn!(
-            "{}: could not be truncated to {length} bytes: {left}",
-            path.display()
-        );
+        tracing::warn!("{}: could not be truncated to {length} bytes: {left}", path.display());
     }
     written
 }

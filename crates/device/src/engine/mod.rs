@@ -22,12 +22,13 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use crate::buffer::Pool;
+use crate::claim::Claim;
 use crate::error::Reserved;
-use crate::open::Progress;
+use crate::options::Progress;
 use crate::reserve;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, OnceLock};
-use crate::target::{self, Claim};
+use crate::target;
 use crate::{
     AlignedBuf, Completion, Device, DeviceError, DeviceOffset, Geometry, OpenError, PAGE_BYTES,
     Request, ReserveError, SharedBuf,
@@ -199,9 +200,8 @@ impl Core {
             return Err(unsuitable("is open read-only".into()));
         };
         if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES as u64) {
-            let reason = format!(
-                "cannot have {bytes} bytes: not a positive multiple of {PAGE_BYTES}"
-            );
+            let reason =
+                format!("cannot have {bytes} bytes: not a positive multiple of {PAGE_BYTES}");
             return Err(unsuitable(reason));
         }
         let _one_at_a_time = self.resizing.lock();
@@ -266,10 +266,7 @@ impl Core {
         } else if let Some(cause) = self.latch.get() {
             Some(io::Error::other(cause.clone()))
         } else if self.geometry.read_only {
-            Some(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                "the device is open read-only",
-            ))
+            Some(io::Error::new(io::ErrorKind::PermissionDenied, "the device is open read-only"))
         } else {
             None
         }
