@@ -29,12 +29,12 @@
 #![forbid(unsafe_code)]
 
 pub mod fuzz;
-mod life;
 mod model;
+mod old_owner;
 mod plug;
 mod resize;
 mod ring;
-mod rival;
+mod simulation;
 mod traffic;
 
 use std::fmt;
@@ -192,7 +192,9 @@ pub fn run_seed(seed: u64) -> Result<Outcome, Failure> {
 
 /// Runs one simulation.
 pub fn run(plan: Plan) -> Result<Outcome, Failure> {
-    life::Run::new(plan).and_then(life::Run::run).map_err(|what| Failure { plan, what })
+    simulation::Simulation::new(plan)
+        .and_then(simulation::Simulation::run)
+        .map_err(|what| Failure { plan, what })
 }
 
 /// Runs the seeds `start..start + count` on all processors; the first failure (by seed) ends the

@@ -170,16 +170,16 @@ struct State {
     /// The window in the first header, for [`Mutation::UnsaidGrowth`].
     window: Option<[u8; 8]>,
     /// The old owner's path to this disk.
-    rival: Option<Arc<Plug>>,
-    adrift: Option<Adrift>,
+    old_owner: Option<Arc<Plug>>,
+    taken_over: Option<TakenOver>,
 }
 
 /// The state of an owner whose log has been taken over.
-struct Adrift {
+struct TakenOver {
     fenced: bool,
     /// Whether requests are held until [`Plug::arrive`].
-    waits: bool,
-    waiting: Vec<(Request, Completion)>,
+    holds: bool,
+    held: Vec<(Request, Completion)>,
     counts: Arrivals,
 }
 
@@ -206,8 +206,8 @@ impl Plug {
             copies: false,
             headers: 0,
             window: None,
-            rival: None,
-            adrift: None,
+            old_owner: None,
+            taken_over: None,
         });
         Arc::new(Self { disk, mutation, faults, hits, state })
     }
@@ -223,8 +223,8 @@ impl Plug {
     }
 
     /// Makes the old owner's requests arrive while this device is used.
-    pub(crate) fn set_rival(&self, rival: Option<Arc<Self>>) {
-        self.state.lock().rival = rival;
+    pub(crate) fn set_old_owner(&self, old_owner: Option<Arc<Self>>) {
+        self.state.lock().old_owner = old_owner;
     }
 
     /// The disk after the cut.
@@ -233,7 +233,7 @@ impl Plug {
     }
 
     /// Whether the cut happens at this write, and how.
-    fn burns_down(&self) -> Option<End> {
+    fn takes_cut(&self) -> Option<End> {
         let mut state = self.state.lock();
         let (left, end) = state.fuse.take()?;
         if left == 0 {
@@ -345,38 +345,38 @@ impl Plug {
 
     /// Declares this disk taken over: requests are held until they [arrive](Self::arrive), and do
     /// not see the disk's queue.
-    pub(crate) fn set_adrift(&self, fenced: bool) {
-        let adrift =
-            Adrift { fenced, waits: true, waiting: Vec::new(), counts: Arrivals::default() };
-        self.state.lock().adrift = Some(adrift);
+    pub(crate) fn set_taken_over(&self, fenced: bool) {
+        let taken_over =
+            TakenOver { fenced, holds: true, held: Vec::new(), counts: Arrivals::default() };
+        self.state.lock().taken_over = Some(taken_over);
     }
 
     /// Lets one held request arrive, chosen at random. Returns false if there is none.
     pub(crate) fn arrive(&self) -> bool {
         let mut state = self.state.lock();
-        let State { adrift: Some(adrift), random, .. } = &mut *state else { return false };
-        if adrift.waiting.is_empty() {
+        let State { taken_over: Some(taken_over), random, .. } = &mut *state else { return false };
+        if taken_over.held.is_empty() {
             return false;
         }
-        let (request, done) = adrift.waiting.swap_remove(random.index(adrift.waiting.len()));
-        let fenced = adrift.fenced;
+        let (request, done) = taken_over.held.swap_remove(random.index(taken_over.held.len()));
+        let fenced = taken_over.fenced;
         drop(state);
         self.arrived(fenced, request, done);
         true
     }
 
     /// Lets all held requests arrive, and future ones at once.
-    pub(crate) fn hurry(&self) {
-        self.state.lock().adrift.as_mut().expect("an old owner's").waits = false;
+    pub(crate) fn release_all(&self) {
+        self.state.lock().taken_over.as_mut().expect("an old owner's").holds = false;
         while self.arrive() {}
     }
 
     /// Ends the disk. Returns the counts of the old owner's writes.
-    pub(crate) fn sink(&self) -> Arrivals {
+    pub(crate) fn finish(&self) -> Arrivals {
         let mut state = self.state.lock();
-        let adrift = state.adrift.as_mut().expect("an old owner's");
-        (adrift.fenced, adrift.waits) = (true, false);
-        let (lost, counts) = (std::mem::take(&mut adrift.waiting), adrift.counts);
+        let taken_over = state.taken_over.as_mut().expect("an old owner's");
+        (taken_over.fenced, taken_over.holds) = (true, false);
+        let (lost, counts) = (std::mem::take(&mut taken_over.held), taken_over.counts);
         drop(state);
         for (request, done) in lost {
             done(Err(refusal(&request)));
@@ -421,7 +421,7 @@ impl Plug {
     }
 
     fn count(&self, count: impl FnOnce(&mut Arrivals)) {
-        count(&mut self.state.lock().adrift.as_mut().expect("an old owner's").counts);
+        count(&mut self.state.lock().taken_over.as_mut().expect("an old owner's").counts);
     }
 }
 
@@ -451,11 +451,11 @@ impl Device for Plug {
 
     fn submit(&self, request: Request, done: Completion) {
         let mut state = self.state.lock();
-        if let Some(adrift) = &mut state.adrift {
-            if adrift.waits {
-                return adrift.waiting.push((request, done));
+        if let Some(taken_over) = &mut state.taken_over {
+            if taken_over.holds {
+                return taken_over.held.push((request, done));
             }
-            let fenced = adrift.fenced;
+            let fenced = taken_over.fenced;
             drop(state);
             return self.arrived(fenced, request, done);
         }
@@ -466,13 +466,13 @@ impl Device for Plug {
             }
             _ => u64::from(state.random.chance(0.2)),
         };
-        let (copies, headers, rival) = (state.copies, state.headers, state.rival.clone());
+        let (copies, headers, old_owner) = (state.copies, state.headers, state.old_owner.clone());
         drop(state);
         for _ in 0..arrivals {
-            rival.as_ref().map(|rival| rival.arrive());
+            old_owner.as_ref().map(|old_owner| old_owner.arrive());
         }
         match request {
-            Request::Write { at, buf, durable } => match self.burns_down() {
+            Request::Write { at, buf, durable } => match self.takes_cut() {
                 None => self.write(at.0, buf, durable, done),
                 Some(end) => {
                     self.disk.set_mode(Mode::Queued);

@@ -4,10 +4,10 @@ use alluvium_device::SharedDevice;
 use alluvium_wal::{OpenError, Record, Wal};
 
 use crate::Profile;
-use crate::life::Run;
 use crate::ring::{DATA_START, PAGE, Ring};
+use crate::simulation::Simulation;
 
-impl Run {
+impl Simulation {
     /// Resizes the log to any size, sometimes with a power cut meanwhile.
     pub(crate) fn resize(&mut self) -> Result<(), String> {
         let device: SharedDevice = self.disk.device();
@@ -25,11 +25,11 @@ impl Run {
             plug.set_fuse(Some((self.random.below(8), self.end())));
         }
         let errors = self.failures();
-        self.misbehave(0.1);
+        self.inject_failures(0.1);
         let device: SharedDevice = plug.clone();
         let result = Wal::resize(&device, wanted, None);
         self.disk.set_faults(self.usual);
-        self.say(|| format!("resize to {wanted}: {result:?}"));
+        self.trace(|| format!("resize to {wanted}: {result:?}"));
         let failed = self.failures() > errors;
         match (&result, plug.successor()) {
             (_, Some(successor)) => {

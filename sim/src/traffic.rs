@@ -154,7 +154,7 @@ impl Traffic {
     }
 
     /// Polls the futures and records their results.
-    pub(crate) fn settle(
+    pub(crate) fn poll_futures(
         &mut self,
         model: &mut Model,
         outcome: &mut Outcome,
@@ -220,7 +220,7 @@ impl Traffic {
     }
 
     /// Checks, after the WAL has stopped, that no future is left pending.
-    pub(crate) fn abandoned(&mut self) -> Result<(), String> {
+    pub(crate) fn check_stopped(&mut self) -> Result<(), String> {
         let mut cx = Context::from_waker(Waker::noop());
         let durable = self.wal.durable();
         for append in &mut self.appends {

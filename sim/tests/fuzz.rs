@@ -70,8 +70,8 @@ fn a_trusted_volatile_cache_is_found() {
     let mut random = Random::new(1);
     let found = (0..300).any(|_| {
         let data: Vec<u8> = (0..200).map(|_| random.next_u64() as u8).collect();
-        let life = fuzz::recovery_on(&data, Durability::Device);
-        life.is_err_and(|what| what.starts_with("the promised record"))
+        let result = fuzz::recovery_on(&data, Durability::Device);
+        result.is_err_and(|what| what.starts_with("the promised record"))
     });
     assert!(found, "not found in 300 runs on a disk with a trusted cache");
 }

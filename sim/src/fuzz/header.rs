@@ -162,7 +162,7 @@ pub fn headers(data: &[u8]) -> Result<(), String> {
     if ranges != expected || report.end.0 != header.durable {
         return Err(format!("{header:?}: {report:?}"));
     }
-    use_up(&disk, &meter, &header)
+    use_at_limits(&disk, &meter, &header)
 }
 
 /// Which slot is valid, or why none is.
@@ -231,18 +231,18 @@ fn fields(info: &HeaderInfo) -> Header {
 }
 
 /// Section 3: counters stay below 2^63. A writer needs a reserve for itself.
-fn used_up(header: &Header) -> bool {
+fn is_exhausted(header: &Header) -> bool {
     let near = (1 << 63) - (1 << 60);
     header.epoch == u32::MAX || header.generation >= near || header.durable >= near
 }
 
 /// Opens the log whatever its numbers are, appends, and finds the records again after a power cut.
-fn use_up(disk: &SimDisk, meter: &Arc<Meter>, before: &Header) -> Result<(), String> {
+fn use_at_limits(disk: &SimDisk, meter: &Arc<Meter>, before: &Header) -> Result<(), String> {
     let opened = Wal::open(meter.device(), &options(), None, &mut |_| Ok(()));
     let (wal, report) = match opened {
-        Ok(_) if used_up(before) => return Err(format!("{before:?} was opened")),
+        Ok(_) if is_exhausted(before) => return Err(format!("{before:?} was opened")),
         Ok(opened) => opened,
-        Err(OpenError::InvalidOption(_)) if used_up(before) => return Ok(()),
+        Err(OpenError::InvalidOption(_)) if is_exhausted(before) => return Ok(()),
         Err(cause) => return Err(format!("{before:?} cannot be opened: {cause}")),
     };
     let after = fields(&wal.header());
@@ -280,7 +280,7 @@ fn use_up(disk: &SimDisk, meter: &Arc<Meter>, before: &Header) -> Result<(), Str
     });
     let (wal, report) = match opened {
         Ok(opened) => opened,
-        Err(OpenError::InvalidOption(_)) if used_up(&last) => return Ok(()),
+        Err(OpenError::InvalidOption(_)) if is_exhausted(&last) => return Ok(()),
         Err(cause) => return Err(format!("{after:?}, two records later: {cause}")),
     };
     let lens: Vec<usize> = records.iter().map(|(_, payload)| payload.len()).collect();

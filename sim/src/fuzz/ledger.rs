@@ -243,7 +243,7 @@ impl Ledger {
     }
 
     /// Continues the log at the end of the walk.
-    pub(super) fn go_on(&mut self, log: &Log, walked: &Walked) {
+    pub(super) fn continue_from(&mut self, log: &Log, walked: &Walked) {
         self.promise(walked);
         // If an old record is back, the log may end inside the record that replaced it.
         while let Some(last) = self.live.last_entry() {

@@ -41,7 +41,7 @@ impl Meter {
         self.plug.lock().fuse = Some((writes, power_cut));
     }
 
-    pub(super) fn forget_fuse(&self) {
+    pub(super) fn clear_fuse(&self) {
         self.plug.lock().fuse = None;
     }
 
@@ -51,7 +51,7 @@ impl Meter {
     }
 
     /// Whether the cut happens at this write, and how.
-    fn burns_down(&self) -> Option<bool> {
+    fn takes_cut(&self) -> Option<bool> {
         let fuse = &mut self.plug.lock().fuse;
         let (left, power_cut) = fuse.take()?;
         if left > 0 {
@@ -98,7 +98,7 @@ impl Device for Meter {
             }
         }
         let write = matches!(request, Request::Write { .. });
-        let pulled = if write { self.burns_down() } else { None };
+        let pulled = if write { self.takes_cut() } else { None };
         if pulled.is_some() {
             self.disk.set_mode(Mode::Queued);
         }

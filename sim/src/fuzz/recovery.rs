@@ -31,16 +31,16 @@ pub fn recovery(data: &[u8]) -> Result<(), String> {
 /// With [`Durability::Device`] the disk's cache is trusted, which loses records: a negative
 /// control.
 pub fn recovery_on(data: &[u8], durability: Durability) -> Result<(), String> {
-    let Err(what) = Life::new(Input(data), durability)?.run() else { return Ok(()) };
+    let Err(what) = History::new(Input(data), durability)?.run() else { return Ok(()) };
     // Run again, to record how it happened.
-    let mut life = Life::new(Input(data), durability)?;
-    life.story = Some(Vec::new());
-    let again = life.run();
-    let story = life.story.unwrap_or_default().join("\n");
+    let mut history = History::new(Input(data), durability)?;
+    history.story = Some(Vec::new());
+    let again = history.run();
+    let story = history.story.unwrap_or_default().join("\n");
     Err(format!("{what}, or, replayed, {again:?}, after:\n{story}"))
 }
 
-struct Life<'a> {
+struct History<'a> {
     input: Input<'a>,
     /// The events, one line each, if they are recorded.
     story: Option<Vec<String>>,
@@ -54,7 +54,7 @@ struct Life<'a> {
     snapshots: Vec<Vec<u8>>,
 }
 
-impl<'a> Life<'a> {
+impl<'a> History<'a> {
     fn new(mut input: Input<'a>, durability: Durability) -> Result<Self, String> {
         let chances = [0.0, 0.5, 0.9, 1.0];
         let faults = Faults {
@@ -82,7 +82,7 @@ impl<'a> Life<'a> {
         Ok(Self { input, story: None, disk, ledger, slots_hit, cut_off: None, snapshots })
     }
 
-    fn say(&mut self, what: impl FnOnce() -> String) {
+    fn trace(&mut self, what: impl FnOnce() -> String) {
         if let Some(story) = &mut self.story {
             story.push(what());
         }
@@ -104,7 +104,7 @@ impl<'a> Life<'a> {
             if last {
                 return Ok(());
             }
-            self.live(wal, &meter)?;
+            self.run_owner(wal, &meter)?;
             self.snapshots.push(self.disk.image());
             if self.snapshots.len() > SNAPSHOTS {
                 self.snapshots.remove(0);
@@ -168,7 +168,7 @@ impl<'a> Life<'a> {
         let log = self.log(self.header()?);
         let expected = log.walk();
         let found = scan(&self.disk.device())?;
-        self.say(|| match &found {
+        self.trace(|| match &found {
             None => "the end cannot be read".into(),
             Some(Walked { records, damage, end, .. }) => {
                 let (Header { epoch, trim, .. }, count) = (log.header, records.len());
@@ -208,13 +208,13 @@ impl<'a> Life<'a> {
                 if found.as_ref() != Some(&walked) {
                     return Err(differ(&log.header, &Some(walked), &found));
                 }
-                meter.forget_fuse();
-                self.ledger.go_on(&log, &walked);
+                meter.clear_fuse();
+                self.ledger.continue_from(&log, &walked);
                 self.slots_hit = [false; 2];
                 Ok(Some((wal, meter)))
             }
             Err(cause) => {
-                self.say(|| format!("opening: {cause}"));
+                self.trace(|| format!("opening: {cause}"));
                 let successor = meter.successor();
                 self.disk = successor.ok_or_else(|| format!("cannot be opened: {cause}"))?;
                 // The walk was complete: the cut happens at a write, and nothing is written before
@@ -232,10 +232,10 @@ impl<'a> Life<'a> {
         let capacity = self.capacity();
         let meter = self.meter(true, 6);
         let resized = Wal::resize(&meter.device(), capacity, None);
-        self.say(|| format!("resize to {capacity}: {resized:?}"));
+        self.trace(|| format!("resize to {capacity}: {resized:?}"));
         match (resized, meter.successor()) {
             (Ok(_), successor) => {
-                self.ledger.go_on(&log, &walked);
+                self.ledger.continue_from(&log, &walked);
                 self.slots_hit = [false; 2];
                 self.disk = successor.unwrap_or(self.disk.clone());
             }
@@ -252,7 +252,7 @@ impl<'a> Life<'a> {
 
     // -- Traffic
 
-    fn live(&mut self, wal: Wal, meter: &Meter) -> Result<(), String> {
+    fn run_owner(&mut self, wal: Wal, meter: &Meter) -> Result<(), String> {
         self.disk.set_mode(Mode::Queued);
         if self.input.once_in(3) {
             meter.set_fuse(self.input.below(24), self.power_cut());
@@ -275,10 +275,10 @@ impl<'a> Life<'a> {
                 14 => break,
                 _ => close = true,
             }
-            self.settle(&wal);
+            self.promise_durable(&wal);
         }
-        self.settle(&wal);
-        self.say(|| format!("ends: {:?}", wal.stats()));
+        self.promise_durable(&wal);
+        self.trace(|| format!("ends: {:?}", wal.stats()));
         if close && meter.successor().is_none() {
             self.disk.set_mode(Mode::Immediate);
             let end = wal.appended().0;
@@ -288,7 +288,7 @@ impl<'a> Life<'a> {
                 Err(_) => {}
             }
         }
-        meter.forget_fuse();
+        meter.clear_fuse();
         let power_cut = self.power_cut();
         self.disk = match meter.successor() {
             Some(successor) => successor,
@@ -312,7 +312,7 @@ impl<'a> Life<'a> {
         let (head, body) = payload.split_at(payload.len().min(self.input.u8() as usize));
         match wal.append_shared(&[head], &Bytes::copy_from_slice(body)) {
             Ok(append) => {
-                self.say(|| format!("{append:?}, durable {durable}"));
+                self.trace(|| format!("{append:?}, durable {durable}"));
                 let range = append.offset().0..append.end().0;
                 self.ledger.append(range, epoch, durable.0, &payload);
                 Ok(())
@@ -333,7 +333,7 @@ impl<'a> Life<'a> {
         }
         let to = bounds[self.input.below(bounds.len() as u64) as usize];
         if self.ledger.ask_trim(to) {
-            self.say(|| format!("trim to {to}"));
+            self.trace(|| format!("trim to {to}"));
             drop(wal.trim(..LogOffset(to)));
         }
     }
@@ -341,7 +341,7 @@ impl<'a> Life<'a> {
     fn request_resize(&mut self, wal: &Wal) -> Result<(), String> {
         let capacity = self.capacity();
         let requested = wal.request_resize(capacity);
-        self.say(|| format!("request for {capacity}: {requested:?}"));
+        self.trace(|| format!("request for {capacity}: {requested:?}"));
         match requested {
             Ok(_) | Err(ResizeError::Refused { .. }) => Ok(()),
             Err(cause) => Err(format!("request for {capacity}: {cause}")),
@@ -349,7 +349,7 @@ impl<'a> Life<'a> {
     }
 
     /// Records the log's acknowledgements as promises.
-    fn settle(&mut self, wal: &Wal) {
+    fn promise_durable(&mut self, wal: &Wal) {
         self.ledger.acknowledge(wal.durable().0);
         self.ledger.trim(wal.stats().trimmed.0);
     }
@@ -405,7 +405,7 @@ impl<'a> Life<'a> {
                 continue;
             }
             let at = page + range.start as u64;
-            self.say(|| format!("damage at {at}"));
+            self.trace(|| format!("damage at {at}"));
             self.disk.poke(at, &after[range]);
             for (slot, hit) in SLOT_AT.iter().zip(&mut self.slots_hit) {
                 *hit |= *slot == page;

@@ -7,13 +7,13 @@ use alluvium_device::sim::Mode;
 use alluvium_wal::{LogOffset, WalError};
 
 use crate::Profile;
-use crate::life::Run;
 use crate::plug::Plug;
 use crate::ring::{PAGE, SLOT_AT};
+use crate::simulation::Simulation;
 use crate::traffic::Traffic;
 
 /// An old owner.
-pub(crate) struct Rival {
+pub(crate) struct OldOwner {
     traffic: Traffic,
     pub(crate) plug: Arc<Plug>,
     /// Whether the disk refuses its writes.
@@ -24,13 +24,13 @@ pub(crate) struct Rival {
     quiet: bool,
 }
 
-impl Run {
+impl Simulation {
     /// Keeps the owner of the log running as an old owner.
     pub(crate) fn take_over(
         &mut self,
         mut traffic: Traffic,
         plug: Arc<Plug>,
-    ) -> Result<Rival, String> {
+    ) -> Result<OldOwner, String> {
         let Self { model, random, outcome, .. } = self;
         let quiet = random.chance(0.5);
         for _ in 0..if quiet { 0 } else { random.below(20) } {
@@ -41,12 +41,12 @@ impl Run {
             self.disk.set_mode(Mode::Immediate);
         }
         let fenced = self.plan.profile == Profile::PowerCut || self.random.chance(0.3);
-        plug.set_adrift(fenced);
+        plug.set_taken_over(fenced);
         // Requests that have reached the disk are executed, and the next owner finds the result.
         // Requests that follow from them are late.
         self.disk.set_mode(Mode::Immediate);
         let Self { model, random, outcome, .. } = self;
-        traffic.settle(model, outcome)?;
+        traffic.poll_futures(model, outcome)?;
         for _ in 0..if quiet { 0 } else { random.below(10) } {
             traffic.append(model, random, outcome)?;
         }
@@ -55,29 +55,31 @@ impl Run {
         }
         outcome.takeovers += 1;
         outcome.fenced += u64::from(fenced);
-        self.say(|| format!("-- taken over, fenced: {fenced}"));
-        Ok(Rival { durable: traffic.wal.durable(), traffic, plug, fenced, quiet })
+        self.trace(|| format!("-- taken over, fenced: {fenced}"));
+        Ok(OldOwner { durable: traffic.wal.durable(), traffic, plug, fenced, quiet })
     }
 
     /// Lets the old owner continue as if nothing had happened.
-    pub(crate) fn rival_acts(&mut self, rival: &mut Rival) -> Result<(), String> {
+    pub(crate) fn old_owner_acts(&mut self, old_owner: &mut OldOwner) -> Result<(), String> {
         match self.random.below(8) {
-            0..4 if !rival.quiet => rival.traffic.append_late(&mut self.model, &mut self.random),
-            4 => rival.traffic.trim_late(),
-            _ => drop(rival.plug.arrive()),
+            0..4 if !old_owner.quiet => {
+                old_owner.traffic.append_late(&mut self.model, &mut self.random)
+            }
+            4 => old_owner.traffic.trim_late(),
+            _ => drop(old_owner.plug.arrive()),
         }
-        if rival.traffic.wal.stopped().is_some() {
-            rival.traffic.abandoned()?;
+        if old_owner.traffic.wal.stopped().is_some() {
+            old_owner.traffic.check_stopped()?;
         }
-        rival.check_fence()
+        old_owner.check_fence()
     }
 
     /// Lets the old owner try to close the log.
-    pub(crate) fn rival_closes(&mut self, mut rival: Rival) -> Result<(), String> {
-        rival.plug.hurry();
+    pub(crate) fn old_owner_closes(&mut self, mut old_owner: OldOwner) -> Result<(), String> {
+        old_owner.plug.release_all();
         let headers = self.headers();
-        let result = rival.traffic.wal.clone().close();
-        self.say(|| format!("the old owner closes: {result:?}"));
+        let result = old_owner.traffic.wal.clone().close();
+        self.trace(|| format!("the old owner closes: {result:?}"));
         match result {
             Err(WalError::Fenced { .. }) => self.outcome.noticed += 1,
             Err(WalError::Device(_)) => {}
@@ -86,16 +88,16 @@ impl Run {
         if self.headers() != headers {
             return Err("an old owner has written a header while closing".into());
         }
-        rival.traffic.abandoned()?;
-        rival.check_fence()?;
-        self.rival_goes(Some(rival));
+        old_owner.traffic.check_stopped()?;
+        old_owner.check_fence()?;
+        self.old_owner_ends(Some(old_owner));
         Ok(())
     }
 
     /// Ends the old owner, because its disk is gone or it is no longer needed.
-    pub(crate) fn rival_goes(&mut self, rival: Option<Rival>) {
-        if let Some(rival) = rival {
-            let counts = rival.plug.sink();
+    pub(crate) fn old_owner_ends(&mut self, old_owner: Option<OldOwner>) {
+        if let Some(old_owner) = old_owner {
+            let counts = old_owner.plug.finish();
             self.outcome.refused_writes += counts.refused;
             self.outcome.late_writes += counts.landed;
             self.outcome.late_headers += counts.headers;
@@ -107,7 +109,7 @@ impl Run {
     }
 }
 
-impl Rival {
+impl OldOwner {
     fn check_fence(&self) -> Result<(), String> {
         let durable = self.traffic.wal.durable();
         match self.fenced && durable != self.durable {

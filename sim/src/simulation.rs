@@ -8,14 +8,14 @@ use alluvium_wal::{FormatOptions, OpenError, Options, Record, RecoveryReport, Wa
 use parking_lot::Mutex;
 
 use crate::model::{Model, Seen};
+use crate::old_owner::OldOwner;
 use crate::plug::{End, Hits, Mutation, Plug, WriteFaults};
 use crate::ring::{DATA_START, PAGE, SLOT_AT};
-use crate::rival::Rival;
 use crate::traffic::Traffic;
 use crate::{Outcome, Plan, Profile};
 
 /// The state of a simulation.
-pub(crate) struct Run {
+pub(crate) struct Simulation {
     pub(crate) plan: Plan,
     pub(crate) random: Random,
     pub(crate) disk: SimDisk,
@@ -33,10 +33,10 @@ enum Opened {
     /// interruption came after the walk was complete.
     Interrupted(Option<Vec<Record>>),
     /// Faults have destroyed the log; the simulation ends here.
-    Beyond(String),
+    Destroyed(String),
 }
 
-impl Run {
+impl Simulation {
     pub(crate) fn new(plan: Plan) -> Result<Self, String> {
         let mut random = Random::new(plan.seed ^ 0x5eed_0fa1_1f07);
         let ring_pages = match random.below(4) {
@@ -70,34 +70,34 @@ impl Run {
         let model = Model::new(plan.seed, &header);
         let (hits, outcome) = (Arc::default(), Outcome::default());
         let run = Self { plan, random, disk, usual, model, hits, outcome };
-        run.say(|| format!("{header:?}"));
+        run.trace(|| format!("{header:?}"));
         Ok(run)
     }
 
-    pub(crate) fn say(&self, what: impl FnOnce() -> String) {
+    pub(crate) fn trace(&self, what: impl FnOnce() -> String) {
         if self.plan.verbose {
             eprintln!("{}", what());
         }
     }
 
     pub(crate) fn run(mut self) -> Result<Outcome, String> {
-        let lives = 2 + self.random.below(5);
-        let mut rival = None;
-        for life in 0..=lives {
-            self.say(|| format!("-- run {life} of {lives}"));
-            let Some((wal, plug)) = self.open(life == lives, &mut rival)? else { break };
-            if life == lives {
+        let runs = 2 + self.random.below(5);
+        let mut old_owner = None;
+        for run in 0..=runs {
+            self.trace(|| format!("-- run {run} of {runs}"));
+            let Some((wal, plug)) = self.open(run == runs, &mut old_owner)? else { break };
+            if run == runs {
                 break;
             }
-            rival = self.live(wal, &plug, rival)?;
-            if rival.is_none() {
-                self.decay();
+            old_owner = self.run_owner(wal, &plug, old_owner)?;
+            if old_owner.is_none() {
+                self.damage_at_rest();
                 if self.random.chance(0.25) {
                     self.resize()?;
                 }
             }
         }
-        self.rival_goes(rival);
+        self.old_owner_ends(old_owner);
         self.count_faults();
         Ok(self.outcome)
     }
@@ -126,7 +126,7 @@ impl Run {
     }
 
     /// With `probability`, if the profile allows it, makes requests fail for a while.
-    pub(crate) fn misbehave(&mut self, probability: f64) {
+    pub(crate) fn inject_failures(&mut self, probability: f64) {
         // An unreadable header does not count, and the other one may be an old owner's.
         let allowed = self.plan.profile == Profile::Faults && !self.hits.lock().late_header;
         if allowed && self.random.chance(probability) {
@@ -151,7 +151,7 @@ impl Run {
     }
 
     /// Damages bytes at rest.
-    fn decay(&mut self) {
+    fn damage_at_rest(&mut self) {
         if self.plan.profile != Profile::Faults {
             return;
         }
@@ -164,7 +164,7 @@ impl Run {
             if at < DATA_START && self.hits.lock().late_header {
                 continue;
             }
-            self.say(|| format!("rot at {at}"));
+            self.trace(|| format!("rot at {at}"));
             self.disk.rot(at..at + 1, 1);
             self.hits.lock().add(at..at + 1);
         }
@@ -188,15 +188,15 @@ impl Run {
     fn open(
         &mut self,
         last: bool,
-        rival: &mut Option<Rival>,
+        old_owner: &mut Option<OldOwner>,
     ) -> Result<Option<(Wal, Arc<Plug>)>, String> {
         let mut before: Option<Vec<Record>> = None;
         loop {
             let interrupt = !last && self.random.chance(0.25);
-            match self.try_open(interrupt, before.as_deref(), rival)? {
+            match self.try_open(interrupt, before.as_deref(), old_owner)? {
                 Opened::Traffic(wal, plug) => return Ok(Some((wal, plug))),
-                Opened::Beyond(why) => {
-                    self.say(|| format!("ended by faults: {why}"));
+                Opened::Destroyed(why) => {
+                    self.trace(|| format!("ended by faults: {why}"));
                     return Ok(None);
                 }
                 Opened::Interrupted(records) => {
@@ -214,22 +214,22 @@ impl Run {
         &mut self,
         interrupt: bool,
         before: Option<&[Record]>,
-        rival: &mut Option<Rival>,
+        old_owner: &mut Option<OldOwner>,
     ) -> Result<Opened, String> {
         let plug = self.plug();
         if interrupt {
             plug.set_fuse(Some((self.random.below(2), self.end())));
         }
-        plug.set_rival(rival.as_ref().map(|rival| rival.plug.clone()));
+        plug.set_old_owner(old_owner.as_ref().map(|old_owner| old_owner.plug.clone()));
         let device: SharedDevice = plug.clone();
         let (errors, counters) = (self.failures(), self.disk.counters());
         let found = match Wal::inspect(&self.disk.device()) {
             Ok(found) => found,
-            Err(cause) => return self.not_opened(&cause, errors, rival),
+            Err(cause) => return self.not_opened(&cause, errors, old_owner),
         };
         self.model.resized(&found.header, &mut self.hits.lock());
         self.model.check_headers(&found, &self.hits.lock())?;
-        self.misbehave(0.15);
+        self.inject_failures(0.15);
         let mut options = self.options();
         self.model.mark_asked = self.model.mark_asked.max(found.header.mark);
         options.mark = self.model.next_mark(&mut self.random, 0.5);
@@ -240,11 +240,11 @@ impl Run {
         });
         self.disk.set_faults(self.usual);
         let read_errors = self.disk.counters().read_errors > counters.read_errors;
-        let hits = if read_errors { everything() } else { self.hits.lock().clone() };
+        let hits = if read_errors { hits_everywhere() } else { self.hits.lock().clone() };
         match opened {
             Ok((wal, report)) => {
                 plug.set_fuse(None);
-                self.say(|| format!("{report}"));
+                self.trace(|| format!("{report}"));
                 let seen = Seen { records: &records, report: &report, header: &found.header };
                 self.model.recovered(&seen, &hits)?;
                 self.model.opened(&wal, options.mark)?;
@@ -253,11 +253,11 @@ impl Run {
                     && before != records
                 {
                     return Err(
-                        "two recoveries of the same log differ without a write in between".into(),
+                        "two recoveries of the same log differ without a write in between".into()
                     );
                 }
                 self.check_report(&wal, &records, &report)?;
-                if rival.is_none() {
+                if old_owner.is_none() {
                     // Both headers are new.
                     self.hits.lock().late_header = false;
                 }
@@ -272,15 +272,15 @@ impl Run {
                 }
                 match plug.successor() {
                     Some(successor) => {
-                        self.say(|| {
+                        self.trace(|| {
                             format!("interrupted after {} records: {cause}", records.len())
                         });
                         self.outcome.interrupted += 1;
-                        self.rival_goes(rival.take());
+                        self.old_owner_ends(old_owner.take());
                         self.replace_disk(successor);
                         Ok(Opened::Interrupted(Some(records)))
                     }
-                    None => self.not_opened(&cause, errors, rival),
+                    None => self.not_opened(&cause, errors, old_owner),
                 }
             }
         }
@@ -292,9 +292,9 @@ impl Run {
         &mut self,
         cause: &OpenError,
         errors: u64,
-        rival: &mut Option<Rival>,
+        old_owner: &mut Option<OldOwner>,
     ) -> Result<Opened, String> {
-        self.say(|| format!("not opened: {cause}"));
+        self.trace(|| format!("not opened: {cause}"));
         if self.plan.profile == Profile::PowerCut {
             return Err(format!("cannot be opened: {cause}"));
         }
@@ -308,15 +308,19 @@ impl Run {
                 if failed =>
             {
                 // The next attempt finds everything.
-                self.rival_goes(rival.take());
+                self.old_owner_ends(old_owner.take());
                 self.replace_disk(self.disk.process_crash());
                 Ok(Opened::Interrupted(None))
             }
-            OpenError::Fenced { .. } if rival.as_ref().is_some_and(|rival| !rival.fenced) => {
+            OpenError::Fenced { .. }
+                if old_owner.as_ref().is_some_and(|old_owner| !old_owner.fenced) =>
+            {
                 self.outcome.openings_refused += 1;
                 Ok(Opened::Interrupted(None))
             }
-            _ if self.hits.lock().any_in(&(0..DATA_START)) => Ok(Opened::Beyond(cause.to_string())),
+            _ if self.hits.lock().any_in(&(0..DATA_START)) => {
+                Ok(Opened::Destroyed(cause.to_string()))
+            }
             _ => Err(format!("cannot be opened: {cause}")),
         }
     }
@@ -372,17 +376,17 @@ impl Run {
     // -- Traffic
 
     /// Runs the traffic of one owner. Returns the owner if it does not end.
-    fn live(
+    fn run_owner(
         &mut self,
         wal: Wal,
         plug: &Arc<Plug>,
-        mut rival: Option<Rival>,
-    ) -> Result<Option<Rival>, String> {
+        mut old_owner: Option<OldOwner>,
+    ) -> Result<Option<OldOwner>, String> {
         self.disk.set_mode(Mode::Queued);
         if self.random.chance(0.5) {
             plug.set_fuse(Some((self.random.below(60), self.end())));
         }
-        self.misbehave(0.15);
+        self.inject_failures(0.15);
         let (append, step, trim) =
             (self.random.below(8), 1 + self.random.below(6), 1 + self.random.below(3));
         // Sometimes records of many blocks.
@@ -411,23 +415,23 @@ impl Run {
                     appended += 1;
                 }
             }
-            if let Some(old) = &mut rival
+            if let Some(old) = &mut old_owner
                 && self.random.chance(0.3)
             {
-                self.rival_acts(old)?;
+                self.old_owner_acts(old)?;
             }
-            if let Some(old) = rival.take_if(|_| self.random.chance(0.02)) {
-                self.rival_closes(old)?;
+            if let Some(old) = old_owner.take_if(|_| self.random.chance(0.02)) {
+                self.old_owner_closes(old)?;
             }
-            traffic.settle(&mut self.model, &mut self.outcome)?;
+            traffic.poll_futures(&mut self.model, &mut self.outcome)?;
             if let Some(successor) = plug.successor() {
-                self.rival_goes(rival);
+                self.old_owner_ends(old_owner);
                 self.died(&traffic, successor);
                 return Ok(None);
             }
         }
-        if let Some(old) = rival {
-            self.rival_closes(old)?;
+        if let Some(old) = old_owner {
+            self.old_owner_closes(old)?;
         }
         match self.random.below(10) {
             0..2 => {
@@ -452,7 +456,7 @@ impl Run {
 
     /// Continues after a power cut or crash during traffic.
     fn died(&mut self, traffic: &Traffic, successor: SimDisk) {
-        self.say(|| {
+        self.trace(|| {
             let stats = traffic.wal.stats();
             format!(
                 "interrupted: trimmed {}, durable {}, appended {}",
@@ -469,7 +473,7 @@ impl Run {
         let failed = wal.stats().failed;
         match (wal.close(), plug.successor()) {
             (Ok(()), successor) => {
-                self.say(|| format!("closed at {end}"));
+                self.trace(|| format!("closed at {end}"));
                 self.outcome.closes += 1;
                 self.model.acknowledged(end);
                 self.model.trimmed = trim_asked;
@@ -495,7 +499,7 @@ impl Run {
 }
 
 /// Faults anywhere: reads failed at unknown positions.
-fn everything() -> Hits {
+fn hits_everywhere() -> Hits {
     let mut hits = Hits::default();
     hits.add(0..u64::MAX);
     hits
