@@ -49,7 +49,7 @@ impl Subject<'_> {
         loop {
             match (self.open)() {
                 Err(OpenError::InUse(_)) if Instant::now() < deadline => thread::yield_now(),
-                opened => return opened.expect("the target is there, and free"),
+                opened => return opened.expect("the target exists and is free"),
             }
         }
     }

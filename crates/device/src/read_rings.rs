@@ -142,7 +142,7 @@ impl fmt::Debug for ReadRings {
     }
 }
 
-/// A ring with no read in flight: whoever takes it waits for everything that was submitted.
+/// A ring with no read in flight: its user waits for everything that it has submitted.
 struct Ring(IoUring);
 
 impl Ring {

@@ -86,9 +86,9 @@ fn place(from: Ring, ring_bytes: u64, live: &Range<u64>) -> Option<(Ring, Vec<Ra
     let len = live.end - live.start;
     // Candidate positions of the first live byte.
     let candidates = [
-        Some(first), // unchanged
+        Some(first),                                 // unchanged
         (last + ring_bytes + PAGE).checked_sub(len), // the last live page unchanged
-        Some(last + PAGE), // after the live pages
+        Some(last + PAGE),                           // after the live pages
         Some(0),
         Some(ring_bytes - len),
     ];

@@ -335,11 +335,7 @@ mod tests {
             );
         }
         mark.watermark().advance(5);
-        assert_eq!(
-            count.0.load(Ordering::Relaxed),
-            1,
-            "only the waker of the last poll is woken"
-        );
+        assert_eq!(count.0.load(Ordering::Relaxed), 1, "only the waker of the last poll is woken");
         mark.watermark().advance(100);
         assert_eq!(mark.watermark().places(), 0);
     }

@@ -34,7 +34,7 @@ struct State {
     holds: bool,
     held: Vec<(Request, Completion)>,
     /// Requests until the host dies.
-    lives: Option<usize>,
+    requests_left: Option<usize>,
 }
 
 impl Host {
@@ -62,7 +62,7 @@ impl Host {
     }
 
     fn dies(state: &mut State) -> bool {
-        match &mut state.lives {
+        match &mut state.requests_left {
             Some(0) => true,
             Some(left) => {
                 *left -= 1;
@@ -274,20 +274,20 @@ fn the_headers_are_read_again_after_the_reservation() {
 fn a_takeover_interrupted_anywhere_can_be_repeated() {
     let mut died = 0;
     for cut in [false, true] {
-        for lives in 0.. {
+        for requests_left in 0.. {
             let disk = new_disk();
             let (old, _) = take_over(&disk);
             append(&old, b'a').unwrap();
             append(&old, b'b').unwrap();
             let second = Host::of(&disk.other_host(), || {});
-            second.0.state.lock().lives = Some(lives);
+            second.0.state.lock().requests_left = Some(requests_left);
             let opened = try_open(second.device(), &reserving());
             let done = opened.is_ok();
             died += usize::from(!done);
             let third = second.0.disk.other_host();
             let third = if cut { third.power_cut() } else { third };
             let (new, found) = take_over(&third);
-            assert_eq!(found, b"ab", "after {lives} requests");
+            assert_eq!(found, b"ab", "after {requests_left} requests");
             append(&new, b'x').unwrap();
             let before = third.image();
             assert!(append(&old, b'c').is_err());

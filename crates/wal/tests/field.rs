@@ -270,12 +270,10 @@ fn an_oversized_record_is_refused_and_the_largest_always_fits() {
     let (wal, ..) = try_open(disk.device(), &options).unwrap();
     let before = wal.stats();
     let large = vec![7; max as usize + 1];
-    assert!(
-        matches!(
-            wal.append(&[&large]),
-            Err(AppendError::TooLarge { max_bytes, .. }) if max_bytes == max
-        )
-    );
+    assert!(matches!(
+        wal.append(&[&large]),
+        Err(AppendError::TooLarge { max_bytes, .. }) if max_bytes == max
+    ));
     assert!(matches!(wal.append(&[]), Err(AppendError::Empty)));
     assert!(matches!(wal.append(&[&[], &[]]), Err(AppendError::Empty)));
     assert_eq!(wal.stats(), before);
@@ -530,12 +528,10 @@ fn format_refuses_to_destroy_other_data() {
     let device = disk.device();
     let refused = Wal::format(&device, &FormatOptions::default()).unwrap_err().to_string();
     assert!(refused.contains("ext4") && refused.contains("force"), "{refused}");
-    assert!(
-        matches!(
-            Wal::inspect(&device),
-            Err(OpenError::NotAWal { looks_like, .. }) if looks_like.contains("ext4")
-        )
-    );
+    assert!(matches!(
+        Wal::inspect(&device),
+        Err(OpenError::NotAWal { looks_like, .. }) if looks_like.contains("ext4")
+    ));
     Wal::format(&device, &FormatOptions { force: true, ..FormatOptions::default() }).unwrap();
     let refused = Wal::format(&device, &FormatOptions::default()).unwrap_err().to_string();
     assert!(refused.contains("an Alluvium WAL"), "{refused}");

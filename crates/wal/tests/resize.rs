@@ -34,7 +34,7 @@ fn log(ring: u64, start: u64, end: u64) -> SimDisk {
     let (wal, ..) = open(&disk);
     let mut traffic = Traffic::new(&wal, Vec::new());
     traffic.append_until(start * PAGE + 900, 0);
-    traffic.give_up_all();
+    traffic.trim_all();
     traffic.append_until(end * PAGE - 3000, u64::MAX);
     drop(wal);
     disk.power_cut()
@@ -76,7 +76,7 @@ impl<'a> Traffic<'a> {
         }
     }
 
-    fn give_up_all(&mut self) {
+    fn trim_all(&mut self) {
         self.wal.trim(..self.wal.durable()).wait().unwrap();
         self.live.clear();
     }
@@ -84,7 +84,7 @@ impl<'a> Traffic<'a> {
 
 /// Checks that a log as on `disk` holds `before` and continues to work: three laps are appended,
 /// with a crash in between.
-fn goes_on(disk: &SimDisk, before: &[Record]) {
+fn check_continues(disk: &SimDisk, before: &[Record]) {
     let ring_bytes = Wal::inspect(&disk.device()).unwrap().ring_bytes;
     let mut disk = copy_of(disk, 0);
     let mut expected = before.to_vec();
@@ -162,7 +162,7 @@ fn a_log_grows_and_shrinks_with_all_its_records() {
             let (report, records) = scan(&disk);
             assert_eq!(records, before, "{shape:?} to {target}");
             assert_eq!((report.end, report.damage.len()), (new.durable, 0));
-            goes_on(&disk, &before);
+            check_continues(&disk, &before);
         }
     }
 }
@@ -197,7 +197,7 @@ fn an_immovable_log_is_refused_and_the_disk_is_unchanged() {
         drop(wal);
         let disk = disk.power_cut();
         resize(&disk, targets[0]).unwrap();
-        goes_on(&disk, std::slice::from_ref(keep));
+        check_continues(&disk, std::slice::from_ref(keep));
     }
 }
 
@@ -216,7 +216,7 @@ fn a_random_log_resizes_to_a_random_size_without_loss() {
         match resize(&disk, target) {
             Ok(_) => {
                 resized += 1;
-                goes_on(&disk.power_cut(), &before);
+                check_continues(&disk.power_cut(), &before);
             }
             Err(OpenError::ResizeBlocked { .. }) => {
                 refused += 1;
@@ -336,9 +336,9 @@ fn a_power_cut_leaves_either_capacity_and_all_records() {
                 assert!(report.damage.is_empty());
                 if seed < 3 {
                     // It can be abandoned, and it can be repeated.
-                    goes_on(&copy_of(&after, seed), &before);
+                    check_continues(&copy_of(&after, seed), &before);
                     resize(&after, target).unwrap();
-                    goes_on(&after, &before);
+                    check_continues(&after, &before);
                 }
             }
         }
@@ -421,7 +421,7 @@ fn either_header_alone_is_enough_at_any_moment() {
                     before,
                     "{shape:?} to {target}, request {left}, without slot at {slot}"
                 );
-                goes_on(&rotten, &before);
+                check_continues(&rotten, &before);
             }
         }
     }
@@ -443,7 +443,7 @@ fn log_with_a_hole() -> (SimDisk, LogOffset) {
         .queued()
         .iter()
         .position(|(_, at, _)| *at == device_at(last.0 / PAGE * PAGE))
-        .expect("it is on its way");
+        .expect("the write is in flight");
     disk.step_at(at);
     disk.set_faults(Faults { survives_power_cut: 0.0, ..Faults::default() });
     (disk.power_cut(), last)
@@ -508,7 +508,7 @@ fn a_log_that_was_never_opened_shrinks() {
     assert_eq!(header(&disk).window_bytes, DEVICE * PAGE / 2);
     let resized = resize(&disk, 40).unwrap();
     assert_eq!((resized.window_bytes, resized.epoch), (20 * PAGE, 0), "it stays one");
-    goes_on(&disk, &[]);
+    check_continues(&disk, &[]);
 }
 
 #[test]
@@ -548,7 +548,7 @@ fn invalid_sizes_are_refused_and_nothing_is_written() {
     }
     assert!(disk.image() == image);
     resize(&disk, DEVICE).unwrap();
-    goes_on(&disk, &scan(&disk).1);
+    check_continues(&disk, &scan(&disk).1);
 }
 
 #[test]
@@ -580,7 +580,7 @@ fn an_unreadable_page_is_not_left_behind() {
         }
         disk.clear_zones();
         assert_eq!(scan(&disk).1, before, "to {target}");
-        goes_on(&disk, &before);
+        check_continues(&disk, &before);
     }
     // If the bad page may be the end of the log, it is unknown what has to be moved.
     let image = disk.image();
@@ -589,7 +589,7 @@ fn an_unreadable_page_is_not_left_behind() {
     assert!(matches!(resize(&disk, 36), Err(OpenError::EndUnreadable { .. })));
     assert!(disk.image() == image);
     disk.clear_zones();
-    goes_on(&disk, &before);
+    check_continues(&disk, &before);
 }
 
 #[test]
@@ -631,6 +631,6 @@ fn one_header_is_enough_to_start_a_resize() {
         assert!(after.slots.iter().all(
             |slot| matches!(slot, Slot::Valid(header) if header.capacity_bytes == capacity(36))
         ));
-        goes_on(&disk, &before);
+        check_continues(&disk, &before);
     }
 }

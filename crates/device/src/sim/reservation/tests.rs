@@ -211,7 +211,7 @@ fn a_reservation_with_another_key_is_left_alone() {
 /// For example a cluster's own fencing, which identifies a host by its registered key.
 #[test]
 fn registrations_of_other_software_on_this_host_stay() {
-    for holder in ["this host", "another host", "nobody"] {
+    for holder in ["this host", "another host", "no host"] {
         let host = disk();
         let other = host.other_host();
         match holder {
