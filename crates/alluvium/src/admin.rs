@@ -158,7 +158,7 @@ impl Collector for ProcessCollector {
         encode_gauges(&mut encoder, &gauges)?;
         let dropped = (
             "log_dropped_lines",
-            "Lines of the log that were dropped since standard error did not take them",
+            "Log lines dropped because standard error did not accept them",
             log_queue::dropped_lines(),
         );
         encode_counters(&mut encoder, &[dropped])
@@ -235,23 +235,23 @@ impl Collector for StoreCollector {
         let failing = stats.upload_failing.as_ref();
         let gauges: [(&str, &str, u64); 33] = [
             ("streams", "Streams that exist", count(stats.streams)),
-            ("log_cache_bound_bytes", "Bound of the log cache", stats.cache_bound_bytes),
-            ("log_cache_used_bytes", "Batches in the log cache", stats.cache_used_bytes),
+            ("log_cache_limit_bytes", "Size limit of the log cache", stats.cache_bound_bytes),
+            ("log_cache_used_bytes", "Bytes of batches in the log cache", stats.cache_used_bytes),
             (
                 "log_cache_pinned_bytes",
-                "Batches in the log cache that are not uploaded yet",
+                "Bytes of batches in the log cache that are not uploaded yet",
                 stats.cache_pinned_bytes,
             ),
             (
                 "log_behind_bytes",
-                "What the write-ahead log has grown by since the last upload began",
+                "Growth of the write-ahead log since the last upload began",
                 stats.log_behind_bytes,
             ),
-            ("block_cache_used_bytes", "Blocks of objects in memory", stats.block_cache_used_bytes),
-            ("late_reads_waiting", "Reads that wait for the object store now", stats.reads.waiting),
+            ("block_cache_used_bytes", "Memory of cached blocks of objects", stats.block_cache_used_bytes),
+            ("cold_reads_waiting", "Cold reads that wait for the object store", stats.reads.waiting),
             (
                 "read_ahead_unread_bytes",
-                "Bytes of blocks that are being read ahead, or were and nobody has wanted yet",
+                "Bytes of blocks being read ahead or read ahead and not used yet",
                 stats.reads.ahead_unread_bytes,
             ),
             ("objects", "Objects in use", count(stats.objects)),
@@ -261,68 +261,68 @@ impl Collector for StoreCollector {
             ("wal_used_bytes", "Bytes of the ring that cannot be reused yet", wal.used_bytes),
             (
                 "wal_resize_to_bytes",
-                "Capacity that the write-ahead log is to have, if that is another one; else 0",
+                "Target capacity of a resize in progress, otherwise 0",
                 wal.resize_to_bytes.unwrap_or(0),
             ),
             (
                 "wal_resize_distance_bytes",
-                "What has to be trimmed before it has that capacity, at most",
+                "Upper bound of the bytes to trim before the resize is complete",
                 wal.resize_distance_bytes,
             ),
             (
                 "wal_oldest_seconds",
-                "At most so old is the oldest record that is not uploaded and trimmed",
+                "Upper bound of the age of the oldest record that is not uploaded and trimmed",
                 stats.log_age.as_secs(),
             ),
-            ("wal_window_bytes", "Bound on bytes appended and not durable", wal.window_bytes),
+            ("wal_window_bytes", "Limit on bytes appended and not durable", wal.window_bytes),
             ("wal_window_used_bytes", "Bytes appended and not durable", wal.window_used_bytes),
             ("wal_writes_in_flight", "Block writes in flight", count(wal.in_flight)),
             ("wal_sealed_blocks", "Blocks waiting for an I/O slot", count(wal.sealed_blocks)),
             (
                 "wal_failed",
-                "1 once a write or flush has failed: nothing is acknowledged any more",
+                "1 after a write or flush has failed: nothing is acknowledged",
                 u64::from(wal.failed),
             ),
             (
-                "upload_failures_in_a_row",
-                "Failed attempts since an upload has succeeded; 0 while they do",
+                "consecutive_upload_failures",
+                "Failed upload attempts since the last success",
                 failing.map_or(0, |failing| failing.failures.into()),
             ),
             (
                 "upload_failing_seconds",
-                "Time since the first of these failures",
+                "Time since uploads began to fail, 0 while they succeed",
                 failing.map_or(0, |failing| failing.elapsed.as_secs()),
             ),
             (
                 "objects_orphaned",
-                "Old objects that the catalog does not know and that are still there",
+                "Old objects that are not in the catalog and not deleted yet",
                 count(stats.orphans),
             ),
             (
                 "objects_damaged",
-                "Objects in use that were found to be damaged",
+                "Objects in use that are known to be damaged",
                 count(stats.damaged_objects.count),
             ),
             (
                 "objects_missing",
-                "Objects in use that were found not to be there",
+                "Objects in use that are known to be missing",
                 count(stats.missing_objects.count),
             ),
             (
                 "recovery_damaged_ranges",
-                "Parts of the write-ahead log that were durable once and could not be read back at the start",
+                "Parts of the write-ahead log that were durable and could not be read by recovery",
                 count(stats.lost.damaged_ranges),
             ),
-            ("recovery_damaged_bytes", "Size of these parts", stats.lost.damaged_bytes),
+            ("recovery_damaged_bytes", "Bytes of the damaged parts of the write-ahead log", stats.lost.damaged_bytes),
             (
                 "recovery_lost_offset_ranges",
                 "Ranges of offsets that the start found lost",
                 count(stats.lost.gaps),
             ),
-            ("recovery_lost_offsets", "Offsets in these ranges", stats.lost.offsets),
+            ("recovery_lost_offsets", "Lost offsets found by recovery", stats.lost.offsets),
             (
                 "recovery_skipped_offset_ranges",
-                "Ranges of offsets that the start has skipped, since they may have been used and lost",
+                "Ranges of offsets skipped by recovery because they may have been used and lost",
                 count(stats.lost.skipped_gaps),
             ),
             (
@@ -330,69 +330,69 @@ impl Collector for StoreCollector {
                 "Offsets in these ranges: an upper bound",
                 stats.lost.skipped_offsets,
             ),
-            ("wal_durable_offset", "Log offset up to which everything is durable", wal.durable.0),
+            ("wal_durable_offset", "Log offset below which everything is durable", wal.durable.0),
         ];
         encode_gauges(&mut encoder, &gauges)?;
         let counters: [(&str, &str, u64); 25] = [
             ("uploads", "Uploads committed", stats.uploads),
             ("uploaded_bytes", "Bytes of objects committed", stats.uploaded_bytes),
-            ("compactions", "Compactions committed", stats.compactions),
-            ("compacted_bytes", "Bytes of objects that compactions wrote", stats.compacted_bytes),
+            ("object_compactions", "Object compactions committed", stats.compactions),
+            ("object_compacted_bytes", "Bytes of objects written by object compaction", stats.compacted_bytes),
             (
-                "compaction_failures",
-                "Compactions given up, or to be tried again",
+                "object_compaction_failures",
+                "Failed object compactions, including those that are retried",
                 stats.compaction_failures,
             ),
-            ("upload_failures", "Failed attempts of uploads", stats.upload_failures),
+            ("upload_failures", "Failed upload attempts", stats.upload_failures),
             ("objects_orphans_deleted", "Orphaned objects deleted", stats.orphans_deleted),
             (
-                "clean_up_failures",
-                "Failed attempts to delete, forget or list objects",
+                "object_cleaner_failures",
+                "Failed attempts to delete, unregister or list objects",
                 stats.clean_up_failures,
             ),
-            ("late_read_gets", "Ranged GETs of blocks and indexes", stats.reads.gets),
-            ("late_read_get_bytes", "Bytes that these asked for", stats.reads.get_bytes),
+            ("cold_read_gets", "Ranged GETs of blocks and indexes", stats.reads.gets),
+            ("cold_read_get_bytes", "Bytes requested by ranged GETs of blocks and indexes", stats.reads.get_bytes),
             (
-                "late_read_failures",
-                "Blocks and indexes that could not be read, or are damaged",
+                "cold_read_failures",
+                "Blocks and indexes that could not be read or are damaged",
                 stats.reads.failures,
             ),
             (
-                "late_read_bytes",
-                "Bytes of record batches that readers got from objects or the caches of these",
+                "cold_read_bytes",
+                "Bytes of record batches returned by cold reads",
                 stats.reads.returned_bytes,
             ),
-            ("block_cache_hits", "Blocks that were wanted, and in memory", stats.reads.hits),
-            ("block_cache_misses", "Blocks that were wanted, and waited for", stats.reads.misses),
+            ("block_cache_hits", "Blocks found in the block cache", stats.reads.hits),
+            ("block_cache_misses", "Blocks not found in the block cache", stats.reads.misses),
             (
                 "read_ahead_used_bytes",
-                "Bytes of blocks that were read ahead, and then wanted",
+                "Bytes of blocks that were read ahead and then used",
                 stats.reads.ahead_used_bytes,
             ),
             (
                 "read_ahead_wasted_bytes",
-                "Bytes of blocks that were read ahead, and left the memory before anybody wanted them",
+                "Bytes of blocks that were read ahead and evicted unused",
                 stats.reads.ahead_wasted_bytes,
             ),
             (
                 "objects_owner_conflicts",
-                "Times that nothing was deleted or trimmed since another server owns the objects",
+                "Deletions and trims refused because another server owns the objects",
                 stats.owner_conflicts,
             ),
-            ("append_pushbacks", "Appends that found no room", stats.refused_appends),
+            ("refused_appends", "Appends refused or delayed because the log or its cache was full", stats.refused_appends),
             ("wal_records", "Records appended", wal.records),
             ("wal_payload_bytes", "Payload of the records appended", wal.payload_bytes),
             ("wal_device_bytes", "Bytes of block writes", wal.device_bytes),
             ("wal_block_writes", "Block writes completed", wal.block_writes),
             ("wal_flushed_writes", "Writes that carried a flush or FUA", wal.flushed_writes),
             ("wal_header_writes", "Header slots written", wal.header_writes),
-            ("wal_padding_bytes", "Bytes that filled up blocks to a page", wal.padding_bytes),
+            ("wal_padding_bytes", "Padding of blocks to a whole page", wal.padding_bytes),
         ];
         encode_counters(&mut encoder, &counters)?;
         encode_times(
             &mut encoder,
             "wal_flush_duration_seconds",
-            "From a block's way to the device until it is written and flushed",
+            "Time from submitting a block to the device until it is written and flushed",
             &wal.write_times,
         )?;
         encode_degraded(&mut encoder, &self.store.degraded())?;
@@ -420,44 +420,44 @@ fn encode_disk_cache(
     stats: &DiskCacheStats,
 ) -> Result<(), fmt::Error> {
     let gauges = [
-        ("disk_cache_open", "1 while readers look into the disk cache", u64::from(stats.is_open)),
+        ("disk_cache_open", "1 while cold reads use the disk cache", u64::from(stats.is_open)),
         (
             "disk_cache_failed",
-            "1 once the disk cache could not be opened, was given up, or takes nothing any more",
+            "1 after the disk cache could not be opened, was disabled, or stopped accepting writes",
             u64::from(stats.has_failed),
         ),
         ("disk_cache_entries", "Blocks and indexes in the disk cache", stats.entries as u64),
-        ("disk_cache_used_bytes", "Room on disk that the disk cache takes", stats.disk_bytes),
-        ("disk_cache_memory_bytes", "Memory of the disk cache, with its index", stats.memory_bytes),
+        ("disk_cache_used_bytes", "Disk space of the disk cache", stats.disk_bytes),
+        ("disk_cache_memory_bytes", "Memory of the disk cache, including its index", stats.memory_bytes),
     ];
     encode_gauges(encoder, &gauges)?;
     let counters = [
-        ("disk_cache_hits", "Blocks and indexes that the disk cache had", stats.hits),
+        ("disk_cache_hits", "Blocks and indexes found in the disk cache", stats.hits),
         (
             "disk_cache_hit_bytes",
-            "Bytes of blocks and indexes that the disk cache had",
+            "Bytes of blocks and indexes found in the disk cache",
             stats.hit_bytes,
         ),
-        ("disk_cache_misses", "Blocks and indexes that the disk cache had not", stats.misses),
-        ("disk_cache_writes", "Blocks and indexes that were put into the disk cache", stats.writes),
+        ("disk_cache_misses", "Blocks and indexes not found in the disk cache", stats.misses),
+        ("disk_cache_writes", "Blocks and indexes written to the disk cache", stats.writes),
         (
             "disk_cache_written_bytes",
-            "Bytes of blocks and indexes that were put into the disk cache",
+            "Bytes of blocks and indexes written to the disk cache",
             stats.written_bytes,
         ),
         (
             "disk_cache_dropped_writes",
-            "Blocks and indexes that were not put into the disk cache: its disk did not keep up, they are too large, or a write failed",
+            "Blocks and indexes not written to the disk cache: too large, its disk was too slow, or a write failed",
             stats.dropped_writes,
         ),
         (
             "disk_cache_evicted",
-            "Blocks and indexes that the disk cache has removed for room",
+            "Blocks and indexes evicted from the disk cache",
             stats.evicted,
         ),
         (
             "disk_cache_damaged",
-            "Blocks and indexes in the disk cache that were damaged",
+            "Damaged blocks and indexes found in the disk cache",
             stats.damaged,
         ),
         (
@@ -482,7 +482,7 @@ fn encode_requests(
         })
     };
     family("alluvium_object_store_requests", "Requests to the object store.", &|it| it.count)?;
-    let help = "Bytes of objects in these requests and their answers.";
+    let help = "Bytes of objects transferred by requests to the object store.";
     family("alluvium_object_store_bytes", help, &|it| it.bytes)
 }
 

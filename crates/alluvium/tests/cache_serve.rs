@@ -676,7 +676,7 @@ fn eviction_that_fails_is_told_until_it_does_its_work_again() {
         let (_, health) = server.get("/healthz");
         let (_, metrics) = server.get("/metrics");
         let metric =
-            metrics.lines().find_map(|it| it.strip_prefix("alluvium_cache_upkeep_failed "));
+            metrics.lines().find_map(|it| it.strip_prefix("alluvium_cache_maintenance_failed "));
         let info = Client::new(server).bulk(&["INFO"]).unwrap();
         let info = String::from_utf8(info).unwrap();
         let info = info.lines().find_map(|it| it.strip_prefix("upkeep_failed:"));

@@ -53,7 +53,7 @@ fn consumed(server: &Server) -> u64 {
 }
 
 fn gets(server: &Server) -> u64 {
-    metric(server, "late_read_gets_total")
+    metric(server, "cold_read_gets_total")
 }
 
 #[test]

@@ -229,14 +229,14 @@ fn uploads_that_fail_are_told_while_the_server_serves() {
     assert_eq!(health.0, "HTTP/1.1 200 OK");
     assert_eq!(metric(&server, failing), 1);
     contains(&health.1, &["uploads", " in a row", "write-ahead log", "log cache", "objects"]);
-    assert!(metric(&server, "alluvium_upload_failures_in_a_row") > 0);
+    assert!(metric(&server, "alluvium_consecutive_upload_failures") > 0);
     assert_eq!(produce(&server.kafka, "orders", b"another").unwrap(), 0);
 
     fs::remove_file(&objects).unwrap();
     fs::rename(&away, &objects).unwrap();
     assert_eq!(server.wait_for_health("ok").1, "ok\n");
     assert_eq!(metric(&server, failing), 0);
-    assert_eq!(metric(&server, "alluvium_upload_failures_in_a_row"), 0);
+    assert_eq!(metric(&server, "alluvium_consecutive_upload_failures"), 0);
     assert!(metric(&server, "alluvium_upload_failures_total") > 0);
 }
 

@@ -279,12 +279,12 @@ pub(crate) fn register_shares(registry: &mut Registry, shares: &Shares) {
 pub(crate) fn register_producers(registry: &mut Registry, totals: &Totals) {
     let registry = registry.sub_registry_with_prefix("alluvium_kafka");
     registry.register(
-        "remembered_producers",
+        "tracked_producers",
         "Producer IDs tracked, summed over partitions",
         totals.producers.clone(),
     );
     registry.register(
-        "remembered_transactions",
+        "tracked_transactions",
         "Open and aborted transactions tracked, summed over partitions",
         totals.transactions.clone(),
     );

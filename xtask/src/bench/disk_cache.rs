@@ -179,8 +179,8 @@ fn late(
     Ok(Reading {
         seconds: ended - begun,
         mebibytes,
-        gets: value("alluvium_late_read_gets_total")?,
-        fetched_mebibytes: value("alluvium_late_read_get_bytes_total")? / MEBIBYTE,
+        gets: value("alluvium_cold_read_gets_total")?,
+        fetched_mebibytes: value("alluvium_cold_read_get_bytes_total")? / MEBIBYTE,
         // A server without a disk cache may have no such metric.
         dropped: metrics.get("alluvium_disk_cache_dropped_writes_total").unwrap_or(0.0),
     })

@@ -128,7 +128,7 @@ fn settle(server: &Server) -> Result<(), Error> {
     loop {
         let metrics = server.metrics()?;
         let pinned = metrics.get("alluvium_log_cache_pinned_bytes");
-        let written = metrics.get("alluvium_compacted_bytes_total");
+        let written = metrics.get("alluvium_object_compacted_bytes_total");
         // It appears with the first compaction.
         let read =
             metrics.get("alluvium_object_store_bytes_total{cause=\"compaction\",kind=\"get\"}");

@@ -186,10 +186,10 @@ impl Test<'_> {
         let mut client = self.endless(&server, 192);
         let mut client = Running(client.stdout(Stdio::null()).spawn()?);
         eventually("producers are pushed back", || {
-            Ok(server.metric("alluvium_append_pushbacks_total")? > 0.0)
+            Ok(server.metric("alluvium_refused_appends_total")? > 0.0)
         })?;
         eventually("uploads fail", || {
-            Ok(server.metric("alluvium_upload_failures_in_a_row")? > 0.0)
+            Ok(server.metric("alluvium_consecutive_upload_failures")? > 0.0)
         })?;
         proxy.set(Weather::Clear);
         match wait(&mut client.0, LOAD_LIMIT)? {

@@ -31,7 +31,7 @@ impl Test<'_> {
             })?;
             follow(&mut self.endless(&server, 1), LIMIT, |_| ())?;
             eventually("uploads fail", || {
-                Ok(server.metric("alluvium_upload_failures_in_a_row")? > 0.0)
+                Ok(server.metric("alluvium_consecutive_upload_failures")? > 0.0)
             })?;
             no_secret("the server's log", &server.log()?)?;
         }

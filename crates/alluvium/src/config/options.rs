@@ -1,4 +1,4 @@
-//! What a person may write, on the command line, in the environment and in the file.
+//! The options of `alluvium serve` on the command line, in the environment and in the file.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::listeners::Listeners;
 use crate::per_ip::PerIp;
 use crate::units::{Size, Span};
 
-/// The options of `alluvium serve`, as a person wrote them.
+/// The options of `alluvium serve` as written by the user.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct ServeOptions {
@@ -23,114 +23,113 @@ pub(crate) struct ServeOptions {
     #[serde(skip)]
     pub(crate) config: Option<PathBuf>,
 
-    /// Directory of the catalog, and by default of the write-ahead log and the objects; created if
-    /// it is missing. Default ./data.
+    /// Directory of the catalog and, by default, of the write-ahead log and the objects; created if
+    /// it does not exist. Default ./data.
     #[arg(long, env = "ALLUVIUM_DATA_DIR", value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
 
-    /// Address of the Kafka port in plain text; port 0 takes a free one. An address other than
+    /// Address of the plaintext Kafka port; port 0 selects a free one. An address other than
     /// loopback needs --allow-plaintext-network. Default 127.0.0.1:9092, or none if there is a
     /// --listener.
     #[arg(long, env = "ALLUVIUM_LISTEN", value_name = "ADDR:PORT")]
     #[serde(deserialize_with = "from_text")]
     pub(crate) listen: Option<Address>,
 
-    /// Name and port under which clients reach this server. Default: the address that it listens
-    /// on.
+    /// Host name and port that are announced to clients. Default: the address of --listen.
     #[arg(long, env = "ALLUVIUM_ADVERTISE", value_name = "HOST:PORT")]
     #[serde(deserialize_with = "from_text")]
     pub(crate) advertise: Option<HostPort>,
 
-    /// More ports for clients, with TLS and authentication: `{name = "tls", listen =
-    /// "0.0.0.0:9093", protocol = "SSL", ...}`, several of these in brackets; in the file one
-    /// `[[listener]]` each. What they have stands in docs/configuration.md. Default none.
+    /// Further Kafka ports, with TLS and authentication: `{name = "tls", listen = "0.0.0.0:9093",
+    /// protocol = "SSL", ...}`, several of these in brackets; in the file one `[[listener]]` each.
+    /// docs/configuration.md lists their keys. Default none.
     #[arg(long, env = "ALLUVIUM_LISTENER", value_name = "{...}")]
     pub(crate) listener: Option<Listeners>,
 
-    /// Clients that have logged in by SASL do so again after this time at the latest
+    /// Time after which clients that have logged in by SASL have to do so again
     /// (`connections.max.reauth.ms`). Default none, 1s to 365 days.
     #[arg(long, env = "ALLUVIUM_SESSION_LIFETIME", value_name = "TIME")]
     pub(crate) session_lifetime: Option<Span>,
 
-    /// For OAUTHBEARER: the keys that tokens are signed with, a JWKS document in a file or at an
-    /// https:// URL. Default none.
+    /// For OAUTHBEARER: the keys that verify tokens, a JWKS document in a file or at an https://
+    /// URL. Default none.
     #[arg(long, env = "ALLUVIUM_OAUTH_JWKS", value_name = "FILE|URL")]
     pub(crate) oauth_jwks: Option<String>,
 
-    /// The issuer that each token must have (`iss`). Default none.
+    /// Required issuer of tokens (`iss`). Default none.
     #[arg(long, env = "ALLUVIUM_OAUTH_ISSUER", value_name = "TEXT")]
     pub(crate) oauth_issuer: Option<String>,
 
-    /// The audience that each token must name (`aud`). Default none.
+    /// Required audience of tokens (`aud`). Default none.
     #[arg(long, env = "ALLUVIUM_OAUTH_AUDIENCE", value_name = "TEXT")]
     pub(crate) oauth_audience: Option<String>,
 
-    /// Scopes that each token must have, with spaces between them. Default none.
+    /// Required scopes of tokens, separated by spaces. Default none.
     #[arg(long, env = "ALLUVIUM_OAUTH_SCOPE", value_name = "TEXT")]
     pub(crate) oauth_scope: Option<String>,
 
-    /// The claim that is the user's name. Default sub.
+    /// The claim that holds the user's name. Default sub.
     #[arg(long, env = "ALLUVIUM_OAUTH_PRINCIPAL_CLAIM", value_name = "NAME")]
     pub(crate) oauth_principal_claim: Option<String>,
 
-    /// How far the clocks of this machine and of the issuer may be apart. Default 30s, 0s to 1h.
+    /// Tolerated difference between the clocks of this machine and of the issuer. Default 30s, 0s
+    /// to 1h.
     #[arg(long, env = "ALLUVIUM_OAUTH_CLOCK_SKEW", value_name = "TIME")]
     pub(crate) oauth_clock_skew: Option<Span>,
 
-    /// Ask the ACLs before anything is done: what they do not allow is refused. Default false.
+    /// Check ACLs: operations that they do not allow are refused. Default false.
     #[arg(long, env = "ALLUVIUM_AUTHORIZATION", value_name = "BOOL",
           num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) authorization: Option<bool>,
 
-    /// Users who may do everything, as in `User:admin;User:CN=ops,O=example` (`super.users`).
-    /// Default none.
+    /// Users with all rights, such as `User:admin;User:CN=ops,O=example` (`super.users`). Default
+    /// none.
     #[arg(long, env = "ALLUVIUM_SUPER_USERS", value_name = "USERS")]
     pub(crate) super_users: Option<String>,
 
-    /// Allow everything to everybody where a resource has no ACL
+    /// Allow all operations to all users on a resource that has no ACL
     /// (`allow.everyone.if.no.acl.found`). Default false.
     #[arg(long, env = "ALLUVIUM_ALLOW_EVERYONE_IF_NO_ACL_FOUND", value_name = "BOOL",
           num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) allow_everyone_if_no_acl_found: Option<bool>,
 
-    /// Listen on the network without encryption or without authentication: everybody who reaches
-    /// the port, or the way to it, can read and write everything. Default false.
+    /// Listen on the network without encryption or without authentication: everyone who can reach
+    /// the port, or the path to it, can read and write everything. Default false.
     #[arg(long, env = "ALLUVIUM_ALLOW_PLAINTEXT_NETWORK", value_name = "BOOL",
           num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) allow_plaintext_network: Option<bool>,
 
-    /// The write-ahead log: a raw block device (/dev/...), or a file, which is created and
-    /// pre-written. Default: `wal` in the data directory.
+    /// The write-ahead log: a raw block device (/dev/...), or a file, which is created and written
+    /// in full. Default: `wal` in the data directory.
     #[arg(long, env = "ALLUVIUM_WAL", value_name = "PATH")]
     pub(crate) wal: Option<PathBuf>,
 
-    /// Size of a new write-ahead log. An existing one keeps its size, whatever is said here:
+    /// Size of a new write-ahead log. An existing log keeps its size regardless of this option;
     /// `alluvium wal resize` changes it, also while the server runs. Default 2GiB (of a block
     /// device: all of it), 64MiB to 16TiB.
     #[arg(long, env = "ALLUVIUM_WAL_CAPACITY", value_name = "SIZE")]
     pub(crate) wal_capacity: Option<Size>,
 
-    /// Reserve the device of the write-ahead log for this machine, so that it refuses what an
-    /// earlier server still writes from another one. For a whole SCSI disk or NVMe namespace with
-    /// persistent reservations; refused elsewhere. It stays reserved when the server ends. Default
-    /// false.
+    /// Reserve the device of the write-ahead log for this machine, so that it refuses writes of an
+    /// earlier server on another machine. Requires a whole SCSI disk or NVMe namespace with
+    /// persistent reservations. The reservation stays when the server ends. Default false.
     #[arg(long, env = "ALLUVIUM_WAL_RESERVE", value_name = "BOOL",
           num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) wal_reserve: Option<bool>,
 
-    /// Format the write-ahead log although its target holds something else. What it holds is lost.
-    /// An existing write-ahead log is never formatted by this command. On the command line only.
+    /// Format the write-ahead log although its target holds other data, which is lost. This command
+    /// never formats an existing write-ahead log. Command line only.
     #[arg(long)]
     #[serde(skip)]
     pub(crate) force_format: bool,
 
-    /// Where records settle: s3://bucket/prefix, file:///absolute/path, or memory:// for trials
-    /// (lost at the end of the process). The credentials for S3 come from AWS_ACCESS_KEY_ID and
-    /// AWS_SECRET_ACCESS_KEY, or from the machine. Default: `objects` in the data directory.
+    /// Object store for uploaded records: s3://bucket/prefix, file:///absolute/path, or memory://
+    /// for trials (lost when the process ends). The credentials for S3 come from AWS_ACCESS_KEY_ID
+    /// and AWS_SECRET_ACCESS_KEY, or from the machine. Default: `objects` in the data directory.
     #[arg(long, env = "ALLUVIUM_OBJECT_STORE", value_name = "URL")]
     pub(crate) object_store: Option<String>,
 
-    /// Where S3 is spoken, if not at AWS: `https://s3.example.org`. Default: AWS_ENDPOINT_URL_S3,
+    /// S3 endpoint, if it is not AWS: `https://s3.example.org`. Default: AWS_ENDPOINT_URL_S3,
     /// AWS_ENDPOINT_URL, or AWS.
     #[arg(long, env = "ALLUVIUM_S3_ENDPOINT", value_name = "URL")]
     pub(crate) s3_endpoint: Option<String>,
@@ -139,112 +138,111 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_S3_REGION", value_name = "NAME")]
     pub(crate) s3_region: Option<String>,
 
-    /// Name the bucket in the path (`https://host/bucket`) and not in the host's name
+    /// Put the bucket into the path (`https://host/bucket`) instead of the host name
     /// (`https://bucket.host`). Default true with an endpoint, false at AWS.
     #[arg(long, env = "ALLUVIUM_S3_PATH_STYLE", value_name = "BOOL",
           num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) s3_path_style: Option<bool>,
 
-    /// Use an endpoint with http:// that is not on loopback: everybody on the way can read and
+    /// Use an http:// endpoint that is not on loopback: everyone on the network path can read and
     /// change all records. Default false.
     #[arg(long, env = "ALLUVIUM_S3_ALLOW_HTTP", value_name = "BOOL",
           num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) s3_allow_http: Option<bool>,
 
-    /// Certificates (PEM) that are trusted beside the system's. Default: none.
+    /// Certificates (PEM) that are trusted in addition to the system's. Default: none.
     #[arg(long, env = "ALLUVIUM_S3_CA_FILE", value_name = "FILE")]
     pub(crate) s3_ca_file: Option<PathBuf>,
 
     /// What makes an acknowledged record durable: `dsync` = each write is followed by a flush or
-    /// carries FUA; `device` = the device is trusted to keep what it has acknowledged, for disks
-    /// with power-loss protection only; `auto` = dsync wherever there is a volatile write cache,
-    /// and for every file. Default auto.
+    /// carries FUA; `device` = the device is relied on to keep completed writes, for disks with
+    /// power-loss protection only; `auto` = dsync for every file and every device with a volatile
+    /// write cache. Default auto.
     #[arg(long, env = "ALLUVIUM_DURABILITY", value_name = "auto|dsync|device")]
     #[serde(deserialize_with = "from_text")]
     pub(crate) durability: Option<Durability>,
 
-    /// How the device is driven: io_uring, threads (where the kernel or the container refuses
-    /// io_uring), or auto, which takes io_uring if it can. Default auto.
+    /// I/O engine of the device: io_uring, threads (where the kernel or the container refuses
+    /// io_uring), or auto, which prefers io_uring. Default auto.
     #[arg(long, env = "ALLUVIUM_ENGINE", value_name = "auto|io_uring|threads")]
     #[serde(deserialize_with = "from_text")]
     pub(crate) engine: Option<Engine>,
 
-    /// Memory for recent records: what is not uploaded yet (if the object store cannot be reached,
-    /// as much as this is taken, and no more), and behind it what tail readers want. Default 1GiB,
-    /// 16MiB to 1TiB.
+    /// Memory for recent records: those that are not uploaded yet (while the object store is
+    /// unreachable, at most this much is accepted), and uploaded ones that consumers at the tail
+    /// read. Default 1GiB, 16MiB to 1TiB.
     #[arg(long, env = "ALLUVIUM_LOG_CACHE", value_name = "SIZE")]
     pub(crate) log_cache: Option<Size>,
 
-    /// Memory for what was read from objects, and may be wanted again. A quarter of it may be read
-    /// ahead. Default 64MiB, 16MiB to 1TiB.
+    /// Memory for blocks that were read from objects. A quarter of it is available to read-ahead.
+    /// Default 64MiB, 16MiB to 1TiB.
     #[arg(long, env = "ALLUVIUM_BLOCK_CACHE", value_name = "SIZE")]
     pub(crate) block_cache: Option<Size>,
 
-    /// Memory for what is on its way from objects to consumers: what they fetch at the same time.
-    /// Default 128MiB, 8MiB to 1TiB.
+    /// Memory for cold reads in flight, from objects to consumers. Default 128MiB, 8MiB to 1TiB.
     #[arg(long, env = "ALLUVIUM_LATE_READ_MEMORY", value_name = "SIZE")]
     pub(crate) late_read_memory: Option<Size>,
 
-    /// Directory of a cache on a local disk for what was read from objects, which outlives the
-    /// server; created if it is missing, and for it alone. What is in it may be lost at any time.
-    /// Default none.
+    /// Directory of a cache on a local disk for blocks that were read from objects, kept across
+    /// restarts; created if it does not exist, and used for nothing else. Its contents may be lost
+    /// at any time. Default none.
     #[arg(long, env = "ALLUVIUM_DISK_CACHE", value_name = "DIR")]
     pub(crate) disk_cache: Option<PathBuf>,
 
-    /// Disk space for --disk-cache; the oldest blocks make room, but for those that were read
-    /// again. Default 16GiB, 128MiB to 16TiB.
+    /// Disk space for --disk-cache. When it is full, the oldest blocks are evicted, except those
+    /// that were read again. Default 16GiB, 128MiB to 16TiB.
     #[arg(long, env = "ALLUVIUM_DISK_CACHE_SIZE", value_name = "SIZE")]
     pub(crate) disk_cache_size: Option<Size>,
 
-    /// Memory for --disk-cache: for what waits to be written, and was written last; 21 to 43 bytes
-    /// for each block come on top, 85 at most, of the most blocks that there were at one time. The
-    /// more, the fewer files are open. Default 128MiB, 16MiB and a 16384th of the disk space to
+    /// Memory for --disk-cache: blocks that wait to be written or were written last; in addition it
+    /// uses 21 to 43 bytes, at most 85, per block at the largest number of blocks so far. More
+    /// memory means fewer open files. Default 128MiB, 16MiB and a 16384th of the disk space to
     /// 1TiB.
     #[arg(long, env = "ALLUVIUM_DISK_CACHE_MEMORY", value_name = "SIZE")]
     pub(crate) disk_cache_memory: Option<Size>,
 
-    /// Bound on the traffic with the object store, in bytes per second, both ways together: uploads
-    /// go before what consumers read from objects. Default none, 1MiB to 1TiB.
+    /// Limit on the traffic with the object store in bytes per second, both directions together;
+    /// uploads take precedence over cold reads. Default none, 1MiB to 1TiB.
     #[arg(long, env = "ALLUVIUM_OBJECT_STORE_RATE", value_name = "SIZE")]
     pub(crate) object_store_rate: Option<Size>,
 
-    /// Upload when this much is waiting; at most a quarter of the write-ahead log and half of the
-    /// log cache. Default 512MiB, or that bound if it is smaller; at least 1MiB.
+    /// Upload when this many bytes wait; at most a quarter of the write-ahead log and half of the
+    /// log cache. Default 512MiB, or that limit if it is smaller; at least 1MiB.
     #[arg(long, env = "ALLUVIUM_UPLOAD_SIZE", value_name = "SIZE")]
     pub(crate) upload_size: Option<Size>,
 
-    /// Upload at least this often when anything is waiting. Default 1m, 100ms to 24h.
+    /// Longest time that appended records wait for an upload. Default 1m, 100ms to 24h.
     #[arg(long, env = "ALLUVIUM_UPLOAD_INTERVAL", value_name = "TIME")]
     pub(crate) upload_interval: Option<Span>,
 
-    /// Payload at which compaction ends an object of a partition. What is smaller than an eighth of
-    /// it is brought together in the background; 0 switches compaction off. Default 256MiB, 64KiB
-    /// to 32GiB or 0.
+    /// Payload at which object compaction completes an object of a partition. Objects smaller than
+    /// an eighth of it are merged in the background; 0 disables object compaction. Default 256MiB,
+    /// 64KiB to 32GiB or 0.
     #[arg(long, env = "ALLUVIUM_COMPACTION_SIZE", value_name = "SIZE")]
     pub(crate) compaction_size: Option<Size>,
 
-    /// How often partitions of compacted topics are looked at for records to drop
-    /// (`log.cleaner.backoff.ms`). Default 15s, 1ms to 24h.
+    /// Interval of the checks of compacted topics for records to remove (`log.cleaner.backoff.ms`).
+    /// Default 15s, 1ms to 24h.
     #[arg(long, env = "ALLUVIUM_LOG_COMPACTION_INTERVAL", value_name = "TIME")]
     pub(crate) log_compaction_interval: Option<Span>,
 
-    /// Address for /metrics (Prometheus), /livez, /readyz and /healthz, or `none`. It follows the
-    /// same rule as --listen. Default 127.0.0.1:9644.
+    /// Address for /metrics (Prometheus), /livez, /readyz and /healthz, or `none`. The rule of
+    /// --listen about other addresses than loopback applies. Default 127.0.0.1:9644.
     #[arg(long, env = "ALLUVIUM_ADMIN_LISTEN", value_name = "ADDR:PORT|none")]
     #[serde(deserialize_with = "from_text")]
     pub(crate) admin_listen: Option<AdminListen>,
 
-    /// This server's id among the brokers (`node.id`), and in the write-ahead log's header. Default
-    /// 1, 0 to 2147483647.
+    /// ID of this server among the brokers (`node.id`), and in the header of the write-ahead log.
+    /// Default 1, 0 to 2147483647.
     #[arg(long, env = "ALLUVIUM_NODE_ID", value_name = "N")]
     pub(crate) node_id: Option<u32>,
 
-    /// Where this server stands, for clients that ask (`broker.rack`). Default none, 1 to 249
+    /// Location of this server, as announced to clients (`broker.rack`). Default none, 1 to 249
     /// bytes.
     #[arg(long, env = "ALLUVIUM_RACK", value_name = "NAME")]
     pub(crate) rack: Option<String>,
 
-    /// Id of the cluster. Default: the stored one, a random one at the very first start. 1 to 249
+    /// ID of the cluster. Default: the stored one, or a random one at the first start. 1 to 249
     /// characters.
     #[arg(long, env = "ALLUVIUM_CLUSTER_ID", value_name = "ID")]
     pub(crate) cluster_id: Option<String>,
@@ -254,8 +252,8 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_AUTO_CREATE_TOPICS", value_name = "BOOL")]
     pub(crate) auto_create_topics: Option<bool>,
 
-    /// Partitions of a topic that is created without a number (`num.partitions`). Default 1, 1 to
-    /// 10000.
+    /// Number of partitions of a topic that is created without one (`num.partitions`). Default 1, 1
+    /// to 10000.
     #[arg(long, env = "ALLUVIUM_DEFAULT_PARTITIONS", value_name = "N")]
     pub(crate) default_partitions: Option<u32>,
 
@@ -263,152 +261,151 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_MAX_MESSAGE_SIZE", value_name = "SIZE")]
     pub(crate) max_message_size: Option<Size>,
 
-    /// Bound on open connections (`max.connections`, which has none in Kafka); one more is closed
-    /// at once. Each takes 15KiB to 0.5MiB. Default 10000, 1 to 100000.
+    /// Limit on open connections (`max.connections`, unlimited in Kafka); further ones are closed
+    /// at once. Each uses 15KiB to 0.5MiB. Default 10000, 1 to 100000.
     #[arg(long, env = "ALLUVIUM_MAX_CONNECTIONS", value_name = "N")]
     pub(crate) max_connections: Option<u32>,
 
-    /// The same for those from one address (`max.connections.per.ip`). Default none, 1 to
+    /// Limit on open connections from one address (`max.connections.per.ip`). Default none, 1 to
     /// 2147483647.
     #[arg(long, env = "ALLUVIUM_MAX_CONNECTIONS_PER_IP", value_name = "N")]
     pub(crate) max_connections_per_ip: Option<u32>,
 
-    /// Addresses for which another bound holds, 0 for none at all: `10.0.0.1:500,10.0.0.2:0`
+    /// Limits for single addresses, 0 for unlimited: `10.0.0.1:500,10.0.0.2:0`
     /// (`max.connections.per.ip.overrides`). Default none.
     #[arg(long, env = "ALLUVIUM_MAX_CONNECTIONS_PER_IP_OVERRIDES", value_name = "IP:N,...")]
     #[serde(deserialize_with = "from_text")]
     pub(crate) max_connections_per_ip_overrides: Option<PerIp>,
 
-    /// A connection without a request for so long is closed (`connections.max.idle.ms`). Default
-    /// 10m, 1s to 720h.
+    /// Time without a request after which a connection is closed (`connections.max.idle.ms`).
+    /// Default 10m, 1s to 720h.
     #[arg(long, env = "ALLUVIUM_IDLE_TIMEOUT", value_name = "TIME")]
     pub(crate) idle_timeout: Option<Span>,
 
-    /// Memory for requests that are being read and handled, the first 64KiB of each not counted;
-    /// who sends more waits (`queued.max.request.bytes`). Default 256MiB, 100MiB to 1TiB.
+    /// Memory for requests that are being read and handled, except the first 64KiB of each; when it
+    /// is used up, larger requests are not read until memory is free (`queued.max.request.bytes`).
+    /// Default 256MiB, 100MiB to 1TiB.
     #[arg(long, env = "ALLUVIUM_QUEUED_REQUEST_MEMORY", value_name = "SIZE")]
     pub(crate) queued_request_memory: Option<Size>,
 
-    /// Longest timeout that a producer may give its transactions (`transaction.max.timeout.ms`).
-    /// Default 15m, 1s to 24h.
+    /// Longest timeout of a producer's transactions (`transaction.max.timeout.ms`). Default 15m, 1s
+    /// to 24h.
     #[arg(long, env = "ALLUVIUM_TRANSACTION_MAX_TIMEOUT", value_name = "TIME")]
     pub(crate) transaction_max_timeout: Option<Span>,
 
-    /// A transactional id is forgotten so long after its last transaction
-    /// (`transactional.id.expiration.ms`); looked at once an hour. Default 168h, 1h to 576h.
+    /// Time after its last transaction after which a transactional ID is removed
+    /// (`transactional.id.expiration.ms`); checked once an hour. Default 168h, 1h to 576h.
     #[arg(long, env = "ALLUVIUM_TRANSACTIONAL_ID_EXPIRATION", value_name = "TIME")]
     pub(crate) transactional_id_expiration: Option<Span>,
 
-    /// A committed offset is dropped when it is this old and its group has been without members for
-    /// as long, or its members do not read the topic (`offsets.retention.minutes`). Default 168h,
-    /// 1m to 87600h.
+    /// Age at which a committed offset is removed, if its group has had no members for as long or
+    /// its members do not subscribe to the topic (`offsets.retention.minutes`). Default 168h, 1m to
+    /// 87600h.
     #[arg(long, env = "ALLUVIUM_OFFSETS_RETENTION", value_name = "TIME")]
     pub(crate) offsets_retention: Option<Span>,
 
-    /// Longest text that a client may commit beside an offset (`offset.metadata.max.bytes`).
-    /// Default 4KiB, 0 to 32767B.
+    /// Longest metadata of a committed offset (`offset.metadata.max.bytes`). Default 4KiB, 0 to
+    /// 32767B.
     #[arg(long, env = "ALLUVIUM_OFFSET_METADATA_MAX_SIZE", value_name = "SIZE")]
     pub(crate) offset_metadata_max_size: Option<Size>,
 
-    /// How long the first rebalance of an empty classic group waits for more members
-    /// (`group.initial.rebalance.delay.ms`, which Kafka has at 3s). Default 0ms, up to 5m.
+    /// Time that the first rebalance of an empty classic group waits for more members
+    /// (`group.initial.rebalance.delay.ms`, 3s in Kafka). Default 0ms, up to 5m.
     #[arg(long, env = "ALLUVIUM_GROUP_INITIAL_REBALANCE_DELAY", value_name = "TIME")]
     pub(crate) group_initial_rebalance_delay: Option<Span>,
 
-    /// Shortest session timeout that a member of a classic group may ask for
-    /// (`group.min.session.timeout.ms`). Default 6s, 1ms to --group-max-session-timeout.
+    /// Shortest session timeout of a member of a classic group (`group.min.session.timeout.ms`).
+    /// Default 6s, 1ms to --group-max-session-timeout.
     #[arg(long, env = "ALLUVIUM_GROUP_MIN_SESSION_TIMEOUT", value_name = "TIME")]
     pub(crate) group_min_session_timeout: Option<Span>,
 
-    /// The longest one (`group.max.session.timeout.ms`). Default 30m, 1ms to 24h.
+    /// Longest session timeout of a member of a classic group (`group.max.session.timeout.ms`).
+    /// Default 30m, 1ms to 24h.
     #[arg(long, env = "ALLUVIUM_GROUP_MAX_SESSION_TIMEOUT", value_name = "TIME")]
     pub(crate) group_max_session_timeout: Option<Span>,
 
-    /// How often members of consumer groups are told to send a heartbeat
-    /// (`group.consumer.heartbeat.interval.ms`). Default 5s,
-    /// --group-consumer-min-heartbeat-interval to --group-consumer-max-heartbeat-interval.
+    /// Heartbeat interval of members of consumer groups (`group.consumer.heartbeat.interval.ms`).
+    /// Default 5s, --group-consumer-min-heartbeat-interval to
+    /// --group-consumer-max-heartbeat-interval.
     #[arg(long, env = "ALLUVIUM_GROUP_CONSUMER_HEARTBEAT_INTERVAL", value_name = "TIME")]
     pub(crate) group_consumer_heartbeat_interval: Option<Span>,
 
-    /// The shortest heartbeat interval that a consumer group may have
+    /// Shortest heartbeat interval of a consumer group
     /// (`group.consumer.min.heartbeat.interval.ms`). Default 5s, 1ms to
     /// --group-consumer-heartbeat-interval.
     #[arg(long, env = "ALLUVIUM_GROUP_CONSUMER_MIN_HEARTBEAT_INTERVAL", value_name = "TIME")]
     pub(crate) group_consumer_min_heartbeat_interval: Option<Span>,
 
-    /// The longest one (`group.consumer.max.heartbeat.interval.ms`). Default 15s,
-    /// --group-consumer-heartbeat-interval to 24h.
+    /// Longest heartbeat interval of a consumer group (`group.consumer.max.heartbeat.interval.ms`).
+    /// Default 15s, --group-consumer-heartbeat-interval to 24h.
     #[arg(long, env = "ALLUVIUM_GROUP_CONSUMER_MAX_HEARTBEAT_INTERVAL", value_name = "TIME")]
     pub(crate) group_consumer_max_heartbeat_interval: Option<Span>,
 
-    /// A member of a consumer group that sends no heartbeat for so long is removed
+    /// Time without a heartbeat after which a member of a consumer group is removed
     /// (`group.consumer.session.timeout.ms`). Default 45s, --group-consumer-min-session-timeout to
     /// --group-consumer-max-session-timeout, more than --group-consumer-heartbeat-interval.
     #[arg(long, env = "ALLUVIUM_GROUP_CONSUMER_SESSION_TIMEOUT", value_name = "TIME")]
     pub(crate) group_consumer_session_timeout: Option<Span>,
 
-    /// The shortest session timeout that a consumer group may have
-    /// (`group.consumer.min.session.timeout.ms`). Default 45s, 1ms to
-    /// --group-consumer-session-timeout.
+    /// Shortest session timeout of a consumer group (`group.consumer.min.session.timeout.ms`).
+    /// Default 45s, 1ms to --group-consumer-session-timeout.
     #[arg(long, env = "ALLUVIUM_GROUP_CONSUMER_MIN_SESSION_TIMEOUT", value_name = "TIME")]
     pub(crate) group_consumer_min_session_timeout: Option<Span>,
 
-    /// The longest one (`group.consumer.max.session.timeout.ms`). Default 1m,
-    /// --group-consumer-session-timeout to 24h.
+    /// Longest session timeout of a consumer group (`group.consumer.max.session.timeout.ms`).
+    /// Default 1m, --group-consumer-session-timeout to 24h.
     #[arg(long, env = "ALLUVIUM_GROUP_CONSUMER_MAX_SESSION_TIMEOUT", value_name = "TIME")]
     pub(crate) group_consumer_max_session_timeout: Option<Span>,
 
-    /// How often members of share groups are told to send a heartbeat
-    /// (`group.share.heartbeat.interval.ms`). Default 5s, --group-share-min-heartbeat-interval to
-    /// --group-share-max-heartbeat-interval.
+    /// Heartbeat interval of members of share groups (`group.share.heartbeat.interval.ms`). Default
+    /// 5s, --group-share-min-heartbeat-interval to --group-share-max-heartbeat-interval.
     #[arg(long, env = "ALLUVIUM_GROUP_SHARE_HEARTBEAT_INTERVAL", value_name = "TIME")]
     pub(crate) group_share_heartbeat_interval: Option<Span>,
 
-    /// The shortest heartbeat interval that a share group may have
-    /// (`group.share.min.heartbeat.interval.ms`). Default 5s, 1ms to
-    /// --group-share-heartbeat-interval.
+    /// Shortest heartbeat interval of a share group (`group.share.min.heartbeat.interval.ms`).
+    /// Default 5s, 1ms to --group-share-heartbeat-interval.
     #[arg(long, env = "ALLUVIUM_GROUP_SHARE_MIN_HEARTBEAT_INTERVAL", value_name = "TIME")]
     pub(crate) group_share_min_heartbeat_interval: Option<Span>,
 
-    /// The longest one (`group.share.max.heartbeat.interval.ms`). Default 15s,
-    /// --group-share-heartbeat-interval to 24h.
+    /// Longest heartbeat interval of a share group (`group.share.max.heartbeat.interval.ms`).
+    /// Default 15s, --group-share-heartbeat-interval to 24h.
     #[arg(long, env = "ALLUVIUM_GROUP_SHARE_MAX_HEARTBEAT_INTERVAL", value_name = "TIME")]
     pub(crate) group_share_max_heartbeat_interval: Option<Span>,
 
-    /// A member of a share group that sends no heartbeat for so long is removed
+    /// Time without a heartbeat after which a member of a share group is removed
     /// (`group.share.session.timeout.ms`). Default 45s, --group-share-min-session-timeout to
     /// --group-share-max-session-timeout, more than --group-share-heartbeat-interval.
     #[arg(long, env = "ALLUVIUM_GROUP_SHARE_SESSION_TIMEOUT", value_name = "TIME")]
     pub(crate) group_share_session_timeout: Option<Span>,
 
-    /// The shortest session timeout that a share group may have
-    /// (`group.share.min.session.timeout.ms`). Default 45s, 1ms to --group-share-session-timeout.
+    /// Shortest session timeout of a share group (`group.share.min.session.timeout.ms`). Default
+    /// 45s, 1ms to --group-share-session-timeout.
     #[arg(long, env = "ALLUVIUM_GROUP_SHARE_MIN_SESSION_TIMEOUT", value_name = "TIME")]
     pub(crate) group_share_min_session_timeout: Option<Span>,
 
-    /// The longest one
-    /// (`group.share.max.session.timeout.ms`). Default 1m, --group-share-session-timeout to 24h.
+    /// Longest session timeout of a share group (`group.share.max.session.timeout.ms`). Default 1m,
+    /// --group-share-session-timeout to 24h.
     #[arg(long, env = "ALLUVIUM_GROUP_SHARE_MAX_SESSION_TIMEOUT", value_name = "TIME")]
     pub(crate) group_share_max_session_timeout: Option<Span>,
 
-    /// Members that a classic or a consumer group may have (`group.max.size`,
-    /// `group.consumer.max.size`, which have no bound in Kafka). Default 5000, 1 to 1000000.
+    /// Largest number of members of a classic or consumer group (`group.max.size`,
+    /// `group.consumer.max.size`, unlimited in Kafka). Default 5000, 1 to 1000000.
     #[arg(long, env = "ALLUVIUM_GROUP_MAX_SIZE", value_name = "N")]
     pub(crate) group_max_size: Option<u32>,
 
-    /// How often to look for committed offsets that are too old, and for groups that have neither
-    /// members nor offsets (`offsets.retention.check.interval.ms`). Default 10m, 1s to 24h.
+    /// Interval of the checks for expired committed offsets, and for groups with neither members
+    /// nor offsets (`offsets.retention.check.interval.ms`). Default 10m, 1s to 24h.
     #[arg(long, env = "ALLUVIUM_OFFSETS_RETENTION_CHECK_INTERVAL", value_name = "TIME")]
     pub(crate) offsets_retention_check_interval: Option<Span>,
 
-    /// What is logged: error, warn, info, debug, trace, or a filter such as
+    /// Log level: error, warn, info, debug, trace, or a filter such as
     /// `info,alluvium_stream=debug`. Default info.
     #[arg(long, env = "ALLUVIUM_LOG", value_name = "LEVEL")]
     pub(crate) log: Option<String>,
 }
 
 impl ServeOptions {
-    /// Each option from `self`, or else from `other`.
+    /// Takes each option from `self`, and otherwise from `other`.
     pub(super) fn or(self, other: Self) -> Self {
         Self {
             config: self.config.or(other.config),
@@ -537,7 +534,7 @@ pub(super) fn read_file(path: &Path) -> Result<ServeOptions, ConfigError> {
     })
 }
 
-/// For options whose type reads itself from a string.
+/// Deserializes an optional value whose type parses a string.
 pub(crate) fn from_text<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -547,7 +544,7 @@ where
     text.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
-/// The same, for what has to be there.
+/// Deserializes a required value whose type parses a string.
 pub(crate) fn required_text<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

@@ -168,12 +168,12 @@ impl Collector for CacheCollector {
                 stats.damaged_bytes,
             ),
             (
-                "cache_kept_aside_files",
+                "cache_set_aside_files",
                 "Files that openings could not use and have set aside (*.journal.damaged)",
                 of(stats.kept_aside.files),
             ),
             (
-                "cache_kept_aside_bytes",
+                "cache_set_aside_bytes",
                 "Total size of the files set aside, which are outside the disk budget",
                 stats.kept_aside.bytes,
             ),
@@ -184,7 +184,7 @@ impl Collector for CacheCollector {
                 cache.failure().is_some().into(),
             ),
             (
-                "cache_upkeep_failed",
+                "cache_maintenance_failed",
                 "1 while background work such as eviction fails: it is retried, and writers that \
                  need the space get errors",
                 stats.upkeep_failed.into(),
