@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use alluvium_stream::{Degraded, DiskCacheStats, Reason, Requests, Store};
-use alluvium_wal::Times;
+use alluvium_wal::DurationHistogram;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -204,13 +204,13 @@ fn encode_times(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
-    times: &Times,
+    times: &DurationHistogram,
 ) -> Result<(), fmt::Error> {
     let seconds = |bound: Duration| match bound {
         Duration::MAX => f64::INFINITY,
         bound => bound.as_secs_f64(),
     };
-    let steps: Vec<_> = times.steps().map(|(bound, count)| (seconds(bound), count)).collect();
+    let steps: Vec<_> = times.buckets().map(|(bound, count)| (seconds(bound), count)).collect();
     let (name, help) = (format!("alluvium_{name}"), format!("{help}."));
     let mut metric = encoder.encode_descriptor(&name, &help, None, MetricType::Histogram)?;
     metric.encode_histogram::<NoLabelSet>(times.sum().as_secs_f64(), times.count(), &steps, None)

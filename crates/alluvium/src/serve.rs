@@ -437,7 +437,7 @@ mod tests {
             end: LogOffset(0),
             clean_shutdown: true,
             damage: vec![],
-            damaged_places: vec![],
+            damaged_ranges: vec![],
             dropped_records: 0,
             epoch: 2,
             ring_bytes: 1 << 20,

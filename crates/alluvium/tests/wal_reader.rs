@@ -177,7 +177,7 @@ fn append_one(wal: &Wal, payload: &[u8]) -> Append {
         match wal.append(&[payload]) {
             Ok(append) => return append,
             // The window grows with the load.
-            Err(AppendError::WindowFull { .. }) => wal.wait_room().wait(),
+            Err(AppendError::WindowFull { .. }) => wal.wait_space().wait(),
             Err(other) => panic!("{other}"),
         }
     }

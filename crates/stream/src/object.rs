@@ -1,7 +1,7 @@
 //! Encoding and verified decoding of objects, without I/O. Layout and rationale:
 //! `docs/format/object.md`.
 
-use alluvium_wal::crc32c_of_both;
+use alluvium_wal::crc32c_concat;
 use bytes::{BufMut, Bytes, BytesMut};
 use object_store::PutPayload;
 use uuid::Uuid;
@@ -193,7 +193,7 @@ impl Encoder {
         open.len_bytes = piece_bytes
             .and_then(|bytes| open.len_bytes.checked_add(bytes))
             .expect("a block is one batch or at most the target size");
-        open.crc32c = crc32c_of_both(open.crc32c, crc32c, piece.len() as u32);
+        open.crc32c = crc32c_concat(open.crc32c, crc32c, piece.len() as u32);
         self.pieces.push(piece);
     }
 

@@ -48,7 +48,7 @@ const ENDS_HEADER_BYTES: usize = 2 * HEADER_BYTES;
 const ENTRY_BYTES: usize = 16;
 const BOUNDS_ENTRY_BYTES: usize = 24;
 /// The part of a damaged record that recovery gets must include both headers.
-const _: () = assert!(ENDS_HEADER_BYTES <= alluvium_wal::DamagedPlace::HEAD_BYTES);
+const _: () = assert!(ENDS_HEADER_BYTES <= alluvium_wal::DamagedRange::HEAD_BYTES);
 
 /// A decoded record of the WAL.
 #[derive(Clone, Debug, PartialEq, Eq)]

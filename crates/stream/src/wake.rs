@@ -6,7 +6,7 @@ use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use alluvium_wal::{LogOffset, Room};
+use alluvium_wal::{LogOffset, Space};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
@@ -82,7 +82,7 @@ pub(crate) struct Wakes {
 struct WalRoom {
     /// A writer waits for the WAL, and [`RoomGate::open`] will be called for it.
     waiting: bool,
-    ticket: Option<Room>,
+    ticket: Option<Space>,
 }
 
 impl Wakes {
@@ -102,7 +102,7 @@ impl Wakes {
 
     /// Opens the gate when the WAL has more space. The ticket was taken before the append that
     /// failed.
-    pub(crate) fn wait_for_wal(&self, ticket: Room) {
+    pub(crate) fn wait_for_wal(&self, ticket: Space) {
         let mut room = self.wal_room.lock();
         if !room.waiting {
             *room = WalRoom { waiting: true, ticket: Some(ticket) };
@@ -127,7 +127,7 @@ impl Wakes {
 /// Runs the waking task. Ends when the WAL has failed.
 pub(crate) async fn run(shared: Arc<Shared>) {
     let wakes = &shared.wakes;
-    let mut room: Option<Room> = None;
+    let mut room: Option<Space> = None;
     loop {
         if let Some(ticket) = wakes.wal_room.lock().ticket.take() {
             room = Some(ticket);

@@ -245,7 +245,7 @@ impl Shared {
             Ok(append) => return Ok(append),
             Err(Wal::OverCapacity { .. } | Wal::WindowFull { .. }) => {
                 // Try again after taking the ticket, so that space freed in between is not missed.
-                let ticket = self.wal.wait_room();
+                let ticket = self.wal.wait_space();
                 match self.wal.append_shared(&[header], payload) {
                     Ok(append) => return Ok(append),
                     Err(refused) => {

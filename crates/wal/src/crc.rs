@@ -46,7 +46,7 @@ const fn multiply(mut a: u32, b: u32) -> u32 {
 
 /// Returns the CRC-32C of the concatenation of two parts, from the checksum of each and the length
 /// of the second in bytes.
-pub fn crc32c_of_both(first: u32, second: u32, second_bytes: u32) -> u32 {
+pub fn crc32c_concat(first: u32, second: u32, second_bytes: u32) -> u32 {
     let bytes = second_bytes.to_le_bytes();
     let shift = |crc, (shifts, byte): (&[u32; 256], u8)| match byte {
         0 => crc,
@@ -68,7 +68,7 @@ mod tests {
                 let (head, body) = bytes[..first + second].split_at(first);
                 let both = crc32c::crc32c(&bytes[..first + second]);
                 let (head, body) = (crc32c::crc32c(head), crc32c::crc32c(body));
-                assert_eq!(crc32c_of_both(head, body, second as u32), both, "{first}, {second}");
+                assert_eq!(crc32c_concat(head, body, second as u32), both, "{first}, {second}");
             }
         }
     }
@@ -81,7 +81,7 @@ mod tests {
             for len in [1 << bits, with_lower_ones, !(1 << bits)] {
                 let (first, second) = (0x1234_5678 ^ len, 0x9abc_def0);
                 let both = crc32c::crc32c_combine(first, second, len as usize);
-                assert_eq!(crc32c_of_both(first, second, len), both, "{len}");
+                assert_eq!(crc32c_concat(first, second, len), both, "{len}");
             }
         }
     }

@@ -245,7 +245,7 @@ pub enum AppendError {
         ring_bytes: u64,
     },
     /// The window is full until more is durable; wait with
-    /// [`Wal::wait_room`](crate::Wal::wait_room).
+    /// [`Wal::wait_space`](crate::Wal::wait_space).
     #[error(
         "the WAL's window is full: {needed_bytes} bytes needed, {free_bytes} of {window_bytes} free"
     )]

@@ -297,9 +297,9 @@ pub(crate) fn change(
 ) -> Result<HeaderInfo, OpenError> {
     let fenced = |cause| OpenError::Fenced { device: device.geometry().name.clone(), cause };
     let second = first.next();
-    let readable = look(device, &found.next()).map_err(fenced)?;
+    let readable = check_slots(device, &found.next()).map_err(fenced)?;
     device.write_durable(HEADER_SLOT_AT[1 - newest], first.page(device))?;
-    look(device, &second).map_err(fenced)?;
+    check_slots(device, &second).map_err(fenced)?;
     device.write_durable(HEADER_SLOT_AT[newest], second.page(device))?;
     // A header write of an old owner that was in flight may have overwritten the first one. If it
     // arrives later, it is the owner's last: its next check finds the second. So both have to be
@@ -323,7 +323,7 @@ pub(crate) fn change(
 
 /// Checks both slots before `header` is written. An unreadable slot is no evidence of another
 /// writer; returns which slots are readable.
-pub(crate) fn look(device: &dyn Device, header: &HeaderInfo) -> Result<[bool; 2], WalError> {
+pub(crate) fn check_slots(device: &dyn Device, header: &HeaderInfo) -> Result<[bool; 2], WalError> {
     let mut readable = [false; 2];
     for (slot, readable) in readable.iter_mut().enumerate() {
         let Ok(found) = read_slot(device, slot) else { continue };

@@ -72,13 +72,13 @@ mod window;
 mod writer;
 
 pub use alluvium_device::DeviceOffset;
-pub use crc::crc32c_of_both;
+pub use crc::crc32c_concat;
 pub use error::{AppendError, OpenError, ResizeError, VisitError, WalError};
 pub use layout::LogOffset;
 pub use options::{FormatOptions, Options};
-pub use report::{Damage, DamagedPlace, HeaderInfo, Inspection, Record, RecoveryReport, Slot};
-pub use stats::{Stats, Times};
-pub use wal::{Append, Durable, Resizing, Room, Trim, Wal};
+pub use report::{Damage, DamagedRange, HeaderInfo, Inspection, Record, RecoveryReport, Slot};
+pub use stats::{DurationHistogram, Stats};
+pub use wal::{Append, Durable, Resizing, Space, Trim, Wal};
 
 /// A progress callback of a long operation: bytes done, and an estimate of the total that may be
 /// too low.

@@ -35,7 +35,7 @@ impl Source for At {
     fn watermark(&self) -> &Watermark {
         &self.0.mark
     }
-    fn hopeless(&self) -> Option<&'static str> {
+    fn failure(&self) -> Option<&'static str> {
         self.0.stopped.get().copied()
     }
 }
@@ -85,7 +85,7 @@ fn waiters_are_woken_when_their_target_is_reached_and_not_before() {
         for waiter in waiters {
             assert_eq!(waiter.join().unwrap(), Ok(()));
         }
-        assert_eq!(log.0.mark.places(), 0);
+        assert_eq!(log.0.mark.entries(), 0);
     });
 }
 
@@ -103,7 +103,7 @@ fn a_concurrently_raised_watermark_never_goes_back() {
         assert_eq!(log.0.mark.get(), 2);
         other.join().unwrap();
         assert_eq!(waiter.join().unwrap(), Ok(()));
-        assert_eq!(log.0.mark.places(), 0);
+        assert_eq!(log.0.mark.entries(), 0);
     });
 }
 
@@ -116,7 +116,7 @@ fn a_dropped_future_does_not_affect_other_waiters() {
         log.complete(1);
         assert_eq!(waiter.join().unwrap(), Ok(()));
         impatient.join().unwrap();
-        assert_eq!(log.0.mark.places(), 0);
+        assert_eq!(log.0.mark.entries(), 0);
     });
 }
 
@@ -134,7 +134,7 @@ fn the_waker_of_the_last_poll_is_woken() {
         });
         log.complete(1);
         assert_eq!(waiter.join().unwrap(), Ok(()));
-        assert_eq!(log.0.mark.places(), 0);
+        assert_eq!(log.0.mark.entries(), 0);
     });
 }
 
@@ -281,7 +281,7 @@ fn a_refused_writer_that_waits_for_space_gets_it() {
     with_full_window(|wal| {
         while let Err(refused) = wal.append(&[&[2; 8 << 10]]).map(drop) {
             assert!(matches!(refused, AppendError::WindowFull { .. }));
-            wal.wait_room().wait();
+            wal.wait_space().wait();
         }
     });
 }
@@ -290,10 +290,10 @@ fn a_refused_writer_that_waits_for_space_gets_it() {
 fn two_writers_that_wait_for_space_both_get_it() {
     with_full_window(|wal| {
         let write = |wal: &Wal| loop {
-            let room = wal.wait_room();
+            let space = wal.wait_space();
             match wal.append(&[&[2; 8 << 10]]) {
                 Ok(_) => break,
-                Err(AppendError::WindowFull { .. }) => room.wait(),
+                Err(AppendError::WindowFull { .. }) => space.wait(),
                 Err(other) => panic!("{other}"),
             }
         };

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::layout::{LogOffset, RECORD_HEADER_BYTES, page_floor};
 use crate::record::{Codec, Kind, MAGIC_PREFIX, RecordHeader};
-use crate::report::{Damage, DamagedPlace, HeaderInfo, Record, RecoveryReport};
+use crate::report::{Damage, DamagedRange, HeaderInfo, Record, RecoveryReport};
 use crate::tape::Tape;
 use crate::{OpenError, Progress, VisitError};
 
@@ -17,7 +17,7 @@ pub(crate) type Visit<'a> = &'a mut dyn FnMut(Record) -> Result<(), VisitError>;
 
 /// The content at a position of the log.
 #[derive(Debug)]
-enum Place {
+enum Content {
     /// An intact record.
     Data(RecordHeader, Bytes),
     /// A padding record.
@@ -28,7 +28,7 @@ enum Place {
     Nothing(String),
 }
 
-impl Place {
+impl Content {
     fn header(&self) -> Option<&RecordHeader> {
         match self {
             Self::Data(header, _) | Self::Padding(header) | Self::BadPayload(header) => {
@@ -96,7 +96,7 @@ impl<'a> Reader<'a> {
         if header.end() > self.limit {
             return Err(format!("record header with an end of {}, beyond the ring", header.end()));
         }
-        let reaches_over = |place: LogOffset| x < place && place < header.end();
+        let reaches_over = |y: LogOffset| x < y && y < header.end();
         if reaches_over(self.header.durable) || reaches_over(self.header.epoch_start) {
             return Err("record header whose record overlaps another one".into());
         }
@@ -106,20 +106,20 @@ impl<'a> Reader<'a> {
         Ok(header)
     }
 
-    fn place(&mut self, x: LogOffset, before: u32) -> Place {
+    fn content_at(&mut self, x: LogOffset, before: u32) -> Content {
         let header = match self.header_at(x, before) {
             Ok(header) => header,
-            Err(reason) => return Place::Nothing(reason),
+            Err(reason) => return Content::Nothing(reason),
         };
         if header.kind == Kind::Padding {
-            return Place::Padding(header);
+            return Content::Padding(header);
         }
         let from = LogOffset(x.0 + RECORD_HEADER_BYTES as u64);
         let payload = self.tape.take(from, header.payload_len as usize);
         if crc32c::crc32c(&payload) == header.payload_crc {
-            Place::Data(header, payload)
+            Content::Data(header, payload)
         } else {
-            Place::BadPayload(header)
+            Content::BadPayload(header)
         }
     }
 
@@ -185,7 +185,7 @@ pub(crate) fn walk(
         known: header.durable,
         epoch: 0,
         progress,
-        told: 0,
+        next_progress: 0,
         report: RecoveryReport {
             wal_id: header.wal_id,
             records: 0,
@@ -194,7 +194,7 @@ pub(crate) fn walk(
             end: header.trim,
             clean_shutdown: header.clean_shutdown,
             damage: Vec::new(),
-            damaged_places: Vec::new(),
+            damaged_ranges: Vec::new(),
             dropped_records: 0,
             epoch: header.epoch,
             ring_bytes: header.ring().bytes(),
@@ -216,7 +216,7 @@ struct Walk<'a> {
     epoch: u32,
     progress: Option<Progress>,
     /// Bytes of the log at which `progress` is called next.
-    told: u64,
+    next_progress: u64,
     report: RecoveryReport,
 }
 
@@ -228,29 +228,29 @@ impl Walk<'_> {
     fn run(&mut self, visit: Visit<'_>) -> Result<LogOffset, OpenError> {
         let mut x = self.header.trim;
         loop {
-            self.tell(x);
+            self.report_progress(x);
             self.reader.tape.unreadable = None;
-            let place = self.reader.place(x, self.epoch);
-            let intact = matches!(place, Place::Data(..) | Place::Padding(_));
+            let content = self.reader.content_at(x, self.epoch);
+            let intact = matches!(content, Content::Data(..) | Content::Padding(_));
             let at_clean_end = self.header.clean_shutdown && x == self.header.durable;
             let mut beyond = Beyond::default();
             if !intact && !at_clean_end && x >= self.known {
-                beyond = self.look_beyond(x, &place);
+                beyond = self.search_beyond(x, &content);
                 self.known = self.known.max(beyond.proof);
             }
-            match (judge(at_clean_end, intact, x < self.known), place) {
-                (Verdict::Take, Place::Data(header, payload)) => {
+            match (judge(at_clean_end, intact, x < self.known), content) {
+                (Verdict::Take, Content::Data(header, payload)) => {
                     self.report.records += 1;
                     self.report.payload_bytes += payload.len() as u64;
                     visit(Record { offset: x, end: header.end(), epoch: header.epoch, payload })
                         .map_err(|source| OpenError::Visit { at: x, source })?;
                     x = self.passed(&header);
                 }
-                (Verdict::Take, Place::Padding(header)) => x = self.passed(&header),
-                (Verdict::Take, Place::BadPayload(_) | Place::Nothing(_)) => {
+                (Verdict::Take, Content::Padding(header)) => x = self.passed(&header),
+                (Verdict::Take, Content::BadPayload(_) | Content::Nothing(_)) => {
                     unreachable!("only an intact record is taken")
                 }
-                (Verdict::Damage, place) => x = self.damaged(x, &place),
+                (Verdict::Damage, content) => x = self.damaged(x, &content),
                 (Verdict::End, _) => {
                     if let Some((at, cause)) = beyond.unreadable {
                         return Err(OpenError::EndUnreadable { at, cause });
@@ -262,15 +262,15 @@ impl Walk<'_> {
         }
     }
 
-    fn tell(&mut self, x: LogOffset) {
+    fn report_progress(&mut self, x: LogOffset) {
         let done = x.0 - self.header.trim.0;
         if let Some(progress) = &self.progress
-            && done >= self.told
+            && done >= self.next_progress
         {
             // The length of the log is known only at its end; it is at least what is known to be
             // durable.
             progress(done, self.known.0.max(x.0) - self.header.trim.0);
-            self.told = done + PROGRESS_STEP;
+            self.next_progress = done + PROGRESS_STEP;
         }
     }
 
@@ -284,15 +284,15 @@ impl Walk<'_> {
     /// Records the damage at `x` and returns the next position to examine: the one after it if its
     /// header is intact and not an old one, otherwise the next header, but not beyond what is known
     /// to have been durable, where a record began in any case.
-    fn damaged(&mut self, x: LogOffset, place: &Place) -> LogOffset {
-        let reason = match (&self.reader.tape.unreadable, place) {
+    fn damaged(&mut self, x: LogOffset, content: &Content) -> LogOffset {
+        let reason = match (&self.reader.tape.unreadable, content) {
             (Some((_, cause)), _) => format!("not readable: {cause}"),
-            (None, Place::Nothing(reason)) => reason.clone(),
+            (None, Content::Nothing(reason)) => reason.clone(),
             (None, _) => "payload with a wrong checksum".into(),
         };
         let from = LogOffset(x.0 + 1);
-        let end = place.header().map_or(self.known, RecordHeader::end).min(self.known);
-        let next = match place.header() {
+        let end = content.header().map_or(self.known, RecordHeader::end).min(self.known);
+        let next = match content.header() {
             // A record never contains another. If a record of a later epoch is inside this one,
             // this header is old, and reappeared because the write over it was lost.
             Some(header) if header.epoch < self.header.epoch => {
@@ -303,9 +303,9 @@ impl Walk<'_> {
         };
         let next = next.unwrap_or(end);
         let head = self.head(x, next);
-        self.report.damaged_places.push(DamagedPlace {
+        self.report.damaged_ranges.push(DamagedRange {
             range: x..next,
-            is_one_record: place.header().is_some_and(|header| header.end() == next),
+            is_one_record: content.header().is_some_and(|header| header.end() == next),
             head,
         });
         match self.report.damage.last_mut() {
@@ -322,7 +322,7 @@ impl Walk<'_> {
     /// The bytes where the payload of a record at `x` begins, as far as they are before `next`.
     fn head(&mut self, x: LogOffset, next: LogOffset) -> Bytes {
         let from = x.0 + RECORD_HEADER_BYTES as u64;
-        let len = next.0.saturating_sub(from).min(DamagedPlace::HEAD_BYTES as u64);
+        let len = next.0.saturating_sub(from).min(DamagedRange::HEAD_BYTES as u64);
         let mut head = vec![0; len as usize];
         // Unreadable bytes are read as zeros. They are part of the damage already recorded.
         self.reader.tape.read(LogOffset(from), &mut head);
@@ -333,7 +333,7 @@ impl Walk<'_> {
     /// the durable offset: if `x` was not durable, nothing is beyond `x + window`. If it was, and
     /// the log continues, a proof of it may be as far as the window after that, since each record's
     /// proof may be a window old.
-    fn look_beyond(&self, x: LogOffset, place: &Place) -> Beyond {
+    fn search_beyond(&self, x: LogOffset, content: &Content) -> Beyond {
         let reach = |windows: u64| LogOffset(x.0 + windows * self.header.window_bytes);
         let mut reader = Reader::new(self.device, self.header, reach(2));
         let mut beyond =
@@ -341,12 +341,12 @@ impl Walk<'_> {
         let mut to = reach(1);
         let mut epoch = self.epoch;
         // The next record header follows directly, unless that is damaged too.
-        let mut from = place.header().map_or(LogOffset(x.0 + 1), RecordHeader::end);
+        let mut from = content.header().map_or(LogOffset(x.0 + 1), RecordHeader::end);
         while let Some(here) = reader.find(from, to, epoch) {
-            let place = reader.place(here, epoch);
-            let header = place.header().expect("a header was found here");
+            let content = reader.content_at(here, epoch);
+            let header = content.header().expect("a header was found here");
             beyond.proof = beyond.proof.max(header.proof);
-            beyond.records += u64::from(matches!(place, Place::Data(..)));
+            beyond.records += u64::from(matches!(content, Content::Data(..)));
             (epoch, from, to) = (header.epoch, header.end(), reach(2));
         }
         beyond.unreadable = beyond.unreadable.or(reader.tape.unreadable);

@@ -35,21 +35,21 @@ pub struct Damage {
     pub reason: String,
 }
 
-/// A single damaged place of the log; several adjacent ones may form one [`Damage`].
+/// A single damaged range of the log; several adjacent ones may form one [`Damage`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DamagedPlace {
+pub struct DamagedRange {
     /// Range of the log. A record starts here, and another one, or the end of the log, follows.
     pub range: Range<LogOffset>,
     /// Whether the record header is intact: the range is then exactly one record, and only its
     /// payload is damaged.
     pub is_one_record: bool,
     /// The first bytes of the payload as they are on the device, if a record header precedes them:
-    /// at most [`DamagedPlace::HEAD_BYTES`]. Not verified by any checksum of the log.
+    /// at most [`DamagedRange::HEAD_BYTES`]. Not verified by any checksum of the log.
     pub head: Bytes,
 }
 
-impl DamagedPlace {
-    /// Upper bound of [`DamagedPlace::head`].
+impl DamagedRange {
+    /// Upper bound of [`DamagedRange::head`].
     pub const HEAD_BYTES: usize = 96;
 }
 
@@ -83,9 +83,9 @@ pub struct RecoveryReport {
     pub clean_shutdown: bool,
     /// Acknowledged data that cannot be read back, in log order. Never handed out.
     pub damage: Vec<Damage>,
-    /// The same damage place by place, with the remains of each record, for a user that can
-    /// identify from them what was lost.
-    pub damaged_places: Vec<DamagedPlace>,
+    /// The same damage without merging adjacent ranges, with the remains of each record, for a user
+    /// that can identify from them what was lost.
+    pub damaged_ranges: Vec<DamagedRange>,
     /// Intact records behind the end. A crash lost something before them, so they were never
     /// acknowledged.
     pub dropped_records: u64,

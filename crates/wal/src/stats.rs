@@ -43,7 +43,7 @@ pub struct Stats {
     /// Bytes of padding that filled blocks up to a page boundary.
     pub padding_bytes: u64,
     /// Durations of block writes, including their flushes.
-    pub write_times: Times,
+    pub write_times: DurationHistogram,
     /// The requested capacity, if a resize is pending or taking effect.
     pub resize_to_bytes: Option<u64>,
     /// Upper bound of the bytes by which the trim offset has to move before the pending resize
@@ -53,20 +53,20 @@ pub struct Stats {
     pub failed: bool,
 }
 
-/// The first bound of [`Times`]; each is twice the one before.
+/// The first bound of [`DurationHistogram`]; each is twice the one before.
 const FIRST_BOUND: Duration = Duration::from_micros(50);
 const BOUNDS: usize = 18;
 
 /// A histogram of durations, in steps of a factor of two, from 50 us to 6.6 s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Times {
+pub struct DurationHistogram {
     /// Counts by the first bound that is not exceeded; the last one counts durations above all
     /// bounds.
     counts: [u64; BOUNDS + 1],
     sum: Duration,
 }
 
-impl Times {
+impl DurationHistogram {
     pub(crate) fn add(&mut self, took: Duration) {
         let within = Self::bounds().position(|bound| took <= bound);
         self.counts[within.unwrap_or(BOUNDS)] += 1;
@@ -75,7 +75,7 @@ impl Times {
 
     /// Each bound in ascending order, with the number of durations up to it and above the previous
     /// bound. The last bound is [`Duration::MAX`].
-    pub fn steps(&self) -> impl Iterator<Item = (Duration, u64)> {
+    pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> {
         Self::bounds().chain([Duration::MAX]).zip(self.counts)
     }
 
@@ -101,15 +101,15 @@ mod tests {
     #[test]
     fn a_duration_counts_under_the_first_bound_it_does_not_exceed() {
         let micros = Duration::from_micros;
-        let mut times = Times::default();
-        let bounds: Vec<_> = times.steps().map(|(bound, _)| bound).collect();
+        let mut times = DurationHistogram::default();
+        let bounds: Vec<_> = times.buckets().map(|(bound, _)| bound).collect();
         assert_eq!(bounds[..3], [micros(50), micros(100), micros(200)]);
         assert_eq!(bounds[17..], [micros(50 << 17), Duration::MAX]);
         for took in [Duration::ZERO, micros(50), micros(51), micros(100), micros(50 << 17)] {
             times.add(took);
         }
         times.add(micros((50 << 17) + 1));
-        let counts: Vec<_> = times.steps().map(|(_, count)| count).collect();
+        let counts: Vec<_> = times.buckets().map(|(_, count)| count).collect();
         assert_eq!((counts[..2].to_vec(), counts[17..].to_vec()), (vec![2, 2], vec![1, 1]));
         assert_eq!((times.count(), times.sum()), (6, micros(202 + (100 << 17))));
     }

@@ -137,7 +137,7 @@ impl Watermark {
         }
     }
 
-    /// Registers for a wake-up when the number reaches `target`. `hopeless` returns, under the
+    /// Registers for a wake-up when the number reaches `target`. `failure` returns, under the
     /// lock, the reason if that can no longer happen; the code that causes it calls
     /// [`Watermark::wake_all`] afterwards, so that no waiter is missed.
     fn poll<E>(
@@ -145,7 +145,7 @@ impl Watermark {
         target: u64,
         id: &mut Option<u64>,
         cx: &Context<'_>,
-        hopeless: impl Fn() -> Option<E>,
+        failure: impl Fn() -> Option<E>,
     ) -> Poll<Result<(), E>> {
         if self.get() >= target {
             return Poll::Ready(Ok(()));
@@ -153,22 +153,22 @@ impl Watermark {
         let waker = cx.waker().clone(); // dropped after the lock, like the one that it replaces
         let mut waiters = self.waiters.lock();
         // Before reading the number: a target reached before the stop has not failed.
-        let hopeless = hopeless();
+        let failure = failure();
         if self.get() >= target {
             return Poll::Ready(Ok(()));
         }
-        if let Some(error) = hopeless {
+        if let Some(error) = failure {
             return Poll::Ready(Err(error));
         }
-        let (place, replaced) = waiters.register(target, *id, waker);
-        *id = Some(place);
+        let (entry, replaced) = waiters.register(target, *id, waker);
+        *id = Some(entry);
         drop(waiters);
         drop(replaced);
         Poll::Pending
     }
 
     #[cfg(test)]
-    pub(crate) fn places(&self) -> usize {
+    pub(crate) fn entries(&self) -> usize {
         self.waiters.lock().queue.len()
     }
 }
@@ -177,7 +177,7 @@ impl Watermark {
 pub(crate) trait Source {
     type Error;
     fn watermark(&self) -> &Watermark;
-    fn hopeless(&self) -> Option<Self::Error>;
+    fn failure(&self) -> Option<Self::Error>;
 }
 
 /// A future that resolves when a watermark reaches a value, or never will. Dropping it removes it
@@ -204,7 +204,7 @@ impl<S: Source + Unpin> Future for Wait<S> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        this.source.watermark().poll(this.target, &mut this.id, cx, || this.source.hopeless())
+        this.source.watermark().poll(this.target, &mut this.id, cx, || this.source.failure())
     }
 }
 
@@ -264,7 +264,7 @@ mod tests {
         fn watermark(&self) -> &Watermark {
             self.0.mark.as_ref().unwrap()
         }
-        fn hopeless(&self) -> Option<&'static str> {
+        fn failure(&self) -> Option<&'static str> {
             self.0.stopped.load(Ordering::Acquire).then_some("stopped")
         }
     }
@@ -309,7 +309,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(mark.watermark().places(), 0);
+        assert_eq!(mark.watermark().entries(), 0);
     }
 
     #[test]
@@ -323,21 +323,21 @@ mod tests {
         }
         let waker = Waker::from(count.clone());
         assert!(Pin::new(&mut kept).poll(&mut Context::from_waker(&waker)).is_pending());
-        assert_eq!(mark.watermark().places(), 1);
+        assert_eq!(mark.watermark().entries(), 1);
         for target in 0..10_000 {
             let mut dropped = Wait::new(mark.clone(), 10 + target % 7);
             let mut cx = Context::from_waker(Waker::noop());
             assert!(Pin::new(&mut dropped).poll(&mut cx).is_pending());
             drop(dropped);
             assert!(
-                mark.watermark().places() <= 2 * ABANDONED_KEPT + 2,
+                mark.watermark().entries() <= 2 * ABANDONED_KEPT + 2,
                 "bounded by the futures alive"
             );
         }
         mark.watermark().advance(5);
         assert_eq!(count.0.load(Ordering::Relaxed), 1, "only the waker of the last poll is woken");
         mark.watermark().advance(100);
-        assert_eq!(mark.watermark().places(), 0);
+        assert_eq!(mark.watermark().entries(), 0);
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl Wal {
         progress: Option<Progress>,
         visit: &mut dyn FnMut(Record) -> Result<(), VisitError>,
     ) -> Result<(Self, RecoveryReport), OpenError> {
-        let look = || {
+        let read_header = || {
             let Inspection { header, newest, ring_bytes, .. } = header::inspect(&*device)?;
             options.check(ring_bytes)?;
             if let Some(given) = options.mark.filter(|given| *given <= header.mark) {
@@ -104,15 +104,15 @@ impl Wal {
             }
             Ok::<_, OpenError>((header::next_epoch(&header)?, header, newest))
         };
-        let mut looked = look()?;
+        let mut current = read_header()?;
         if options.reserve {
             device.reserve()?;
             let name = &device.geometry().name;
             tracing::info!("{name}: reserved for this host; other hosts cannot write to it");
             // From here on there is no other writer; headers read earlier may have changed since.
-            looked = look()?;
+            current = read_header()?;
         }
-        let (epoch, found, slot) = looked;
+        let (epoch, found, slot) = current;
         // A readable record may be only in a volatile cache, left by a process that was killed. It
         // must not be lost after it has been handed out.
         device.flush()?;
@@ -200,7 +200,7 @@ impl Wal {
     ///
     /// # Errors
     /// The ring is full until a trim ([`AppendError::OverCapacity`]), or the window until more is
-    /// durable ([`AppendError::WindowFull`]): [`Wal::wait_room`] waits for either. The record is
+    /// durable ([`AppendError::WindowFull`]): [`Wal::wait_space`] waits for either. The record is
     /// empty or larger than [`Options::max_record_bytes`]. The WAL has failed or is closed.
     pub fn append(&self, parts: &[&[u8]]) -> Result<Append, AppendError> {
         self.append_shared(parts, &Bytes::new())
@@ -243,9 +243,9 @@ impl Wal {
     /// offset has moved since the last refusal (or, if there was none, since this call), or the WAL
     /// has stopped. With several writers, create it before an append that may be refused, so that
     /// no move is missed; it costs nothing until it is polled.
-    pub fn wait_room(&self) -> Room {
+    pub fn wait_space(&self) -> Space {
         let marks = &self.handle.shared.marks;
-        Room { wait: Wait::new(MovesOf(marks.clone()), marks.next_move()) }
+        Space { wait: Wait::new(MovesOf(marks.clone()), marks.next_move()) }
     }
 
     /// Trims everything before `to.end`, which must be the start or the end of a record and
@@ -441,20 +441,20 @@ impl fmt::Debug for Durable {
     }
 }
 
-/// The future of [`Wal::wait_room`].
+/// The future of [`Wal::wait_space`].
 #[must_use = "it does nothing unless it is polled"]
-pub struct Room {
+pub struct Space {
     wait: Wait<MovesOf>,
 }
 
-impl Room {
+impl Space {
     /// Blocks the thread until it resolves.
     pub fn wait(self) {
         block_on(self);
     }
 }
 
-impl Future for Room {
+impl Future for Space {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -463,9 +463,9 @@ impl Future for Room {
     }
 }
 
-impl fmt::Debug for Room {
+impl fmt::Debug for Space {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Room(move {})", self.wait.target())
+        write!(f, "Space(move {})", self.wait.target())
     }
 }
 

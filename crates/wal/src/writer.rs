@@ -15,7 +15,7 @@ use alluvium_device::{AlignedBuf, DeviceError, Request, SharedDevice};
 use bytes::Bytes;
 
 use crate::block::{Block, Tail};
-use crate::crc::crc32c_of_both;
+use crate::crc::crc32c_concat;
 use crate::header;
 use crate::layout::{HEADER_SLOT_AT, HEADER_SLOT_BYTES, LogOffset, Ring};
 use crate::limit::{Alarm, Limiter};
@@ -25,7 +25,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, OnceLock};
 use crate::wait::{Source, Wait, Watermark};
 use crate::window::{Cursors, WindowSize};
-use crate::{AppendError, Options, Stats, Times, WalError};
+use crate::{AppendError, DurationHistogram, Options, Stats, WalError};
 use resizing::Resizing;
 
 pub(crate) use resizing::Outcome;
@@ -149,7 +149,7 @@ struct Counters {
     requests: u64,
     header_writes: u64,
     padding_bytes: u64,
-    write_times: Times,
+    write_times: DurationHistogram,
     moves: u64,
 }
 
@@ -310,7 +310,7 @@ impl Shared {
         };
         let head_crc = head.iter().fold(0, |crc, piece| crc32c::crc32c_append(crc, piece));
         let body_crc = crc32c::crc32c(body);
-        let payload_crc = crc32c_of_both(head_crc, body_crc, payload_len - head_bytes as u32);
+        let payload_crc = crc32c_concat(head_crc, body_crc, payload_len - head_bytes as u32);
         let _guard = StopOnPanic::new(self);
         let mut state = self.state.lock();
         if let Some(cause) = self.marks.stopped.get() {
@@ -431,15 +431,15 @@ impl Shared {
     /// Writes a header, unless the log has been taken over.
     fn submit_header(self: &Arc<Self>, write: Option<HeaderWrite>) {
         if let Some(write) = write {
-            self.look(0, write);
+            self.check_slot(0, write);
         }
     }
 
     /// Checks `slot` and the following ones before `write`.
-    fn look(self: &Arc<Self>, slot: usize, write: HeaderWrite) {
+    fn check_slot(self: &Arc<Self>, slot: usize, write: HeaderWrite) {
         let buf = self.device.alloc(HEADER_SLOT_BYTES as usize);
         let shared = self.clone();
-        let looked = move |result: Result<Option<AlignedBuf>, DeviceError>| {
+        let checked = move |result: Result<Option<AlignedBuf>, DeviceError>| {
             let _guard = StopOnPanic::new(&shared);
             if shared.marks.stopped.get().is_some() {
                 return;
@@ -450,11 +450,11 @@ impl Shared {
                 return shared.taken_over(cause);
             }
             match slot {
-                0 => shared.look(1, write),
+                0 => shared.check_slot(1, write),
                 _ => shared.write_header(write),
             }
         };
-        self.device.submit(Request::Read { at: HEADER_SLOT_AT[slot], buf }, Box::new(looked));
+        self.device.submit(Request::Read { at: HEADER_SLOT_AT[slot], buf }, Box::new(checked));
     }
 
     fn taken_over(&self, cause: WalError) {
@@ -536,7 +536,7 @@ impl Shared {
                 HeaderInfo { durable, clean_shutdown: true, ..newest.next() },
             );
         };
-        if let Err(cause) = header::look(&*self.device, &header) {
+        if let Err(cause) = header::check_slots(&*self.device, &header) {
             self.taken_over(cause.clone());
             return Err(cause);
         }
@@ -726,7 +726,7 @@ macro_rules! sources {
             fn watermark(&self) -> &Watermark {
                 &self.0.$watermark
             }
-            fn hopeless(&self) -> Option<WalError> {
+            fn failure(&self) -> Option<WalError> {
                 self.0.stopped()
             }
         }

@@ -310,7 +310,7 @@ fn the_ring_is_reused_only_after_the_header_is_durable() {
     );
     let before = wal.stats();
     disk.set_mode(Mode::Queued);
-    let room = wal.wait_room();
+    let space = wal.wait_space();
     let mut trim = wal.trim(to(wal.durable()));
     // Two header writes, each after a check of both slots.
     for _ in 0..6 {
@@ -322,7 +322,7 @@ fn the_ring_is_reused_only_after_the_header_is_durable() {
         assert!(disk.step());
     }
     assert!(matches!(poll(&mut trim), Poll::Ready(Ok(()))));
-    assert!(poll(room).is_ready());
+    assert!(poll(space).is_ready());
     assert_eq!(wal.stats().appended, before.appended, "refusals change nothing");
     wal.append(&[&[2; 4000]]).map(drop).unwrap();
 }
@@ -343,13 +343,13 @@ fn a_full_window_refuses_appends_until_records_are_durable() {
     assert!(matches!(refused, AppendError::WindowFull { window_bytes: 65536, .. }), "{refused}");
     // The whole window, less up to a page of padding in each of the first blocks.
     assert!(taken.len() >= 56, "{} records of 1032 bytes in 64 KiB", taken.len());
-    let mut room = wal.wait_room();
-    assert!(poll(&mut room).is_pending());
+    let mut space = wal.wait_space();
+    assert!(poll(&mut space).is_pending());
     disk.run_until_idle();
-    assert!(poll(&mut room).is_ready());
+    assert!(poll(&mut space).is_ready());
     assert!(taken.into_iter().all(|append| matches!(poll(append), Poll::Ready(Ok(())))));
     // Created after the move that followed the refusal: it resolves at once.
-    assert!(poll(wal.wait_room()).is_ready());
+    assert!(poll(wal.wait_space()).is_ready());
     wal.append(&[&[1; 1000]]).map(drop).unwrap();
 }
 
@@ -455,7 +455,7 @@ fn the_first_error_latches_and_every_waiter_gets_it() {
         disk.set_faults(Faults::default());
         let refused = wal.append(&[b"later"]).unwrap_err();
         assert_eq!(refused.to_string(), cause.to_string());
-        assert!(poll(wal.wait_room()).is_ready());
+        assert!(poll(wal.wait_space()).is_ready());
         assert!(matches!(
             poll(wal.wait_durable(LogOffset(1 << 40))),
             Poll::Ready(Err(WalError::Device(_)))

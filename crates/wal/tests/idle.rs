@@ -42,11 +42,11 @@ fn damage_to_the_last_record_of_an_idle_log_is_reported() {
         assert_eq!(names(&records), b"ab");
         assert_eq!((report.damage.len(), report.end), (1, end), "{len} bytes at {at}");
         assert_eq!(report.damage[0].range, last..end);
-        let places = &report.damaged_places;
-        assert_eq!((places.len(), places[0].range.clone()), (1, last..end));
-        assert_eq!(places[0].is_one_record, at > HEADER, "whether the record header is intact");
-        let expected = disk.peek(device_at(last.0 + HEADER), places[0].head.len());
-        assert_eq!((&places[0].head[..], places[0].head.len()), (&expected[..], 96));
+        let ranges = &report.damaged_ranges;
+        assert_eq!((ranges.len(), ranges[0].range.clone()), (1, last..end));
+        assert_eq!(ranges[0].is_one_record, at > HEADER, "whether the record header is intact");
+        let expected = disk.peek(device_at(last.0 + HEADER), ranges[0].head.len());
+        assert_eq!((&ranges[0].head[..], ranges[0].head.len()), (&expected[..], 96));
     }
 }
 

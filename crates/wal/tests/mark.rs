@@ -195,18 +195,18 @@ fn a_close_waits_for_a_mark() {
 }
 
 /// Runs a callback when a header write has reached the disk, before the writer gets its completion.
-struct Told {
+struct Notified {
     disk: SimDisk,
     hook: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
 }
 
-impl std::fmt::Debug for Told {
+impl std::fmt::Debug for Notified {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.disk.fmt(f)
     }
 }
 
-impl Device for Told {
+impl Device for Notified {
     fn geometry(&self) -> &Geometry {
         self.disk.geometry()
     }
@@ -218,13 +218,13 @@ impl Device for Told {
             Request::Write { at, .. } if at.0 < DATA_START => self.hook.lock().clone(),
             _ => None,
         };
-        let told = move |result| {
+        let notify = move |result| {
             if let Some(hook) = hook {
                 hook();
             }
             done(result);
         };
-        self.disk.submit(request, Box::new(told));
+        self.disk.submit(request, Box::new(notify));
     }
     fn failure(&self) -> Option<DeviceError> {
         self.disk.failure()
@@ -233,13 +233,13 @@ impl Device for Told {
 
 #[test]
 fn a_writer_recognises_its_own_headers() {
-    let device = Arc::new(Told { disk: new_disk(), hook: Mutex::default() });
+    let device = Arc::new(Notified { disk: new_disk(), hook: Mutex::default() });
     let (wal, ..) = try_open(device.clone(), &options()).unwrap();
     wal.verify_owner().unwrap();
-    let looks = Arc::new(Mutex::new(Vec::new()));
+    let checks = Arc::new(Mutex::new(Vec::new()));
     let hook = {
-        let (wal, looks) = (wal.clone(), looks.clone());
-        move || looks.lock().push(wal.verify_owner())
+        let (wal, checks) = (wal.clone(), checks.clone());
+        move || checks.lock().push(wal.verify_owner())
     };
     *device.hook.lock() = Some(Arc::new(hook));
     for mark in 1..4 {
@@ -247,8 +247,8 @@ fn a_writer_recognises_its_own_headers() {
     }
     wal.clone().close().unwrap();
     *device.hook.lock() = None;
-    assert_eq!(looks.lock().len(), 3 * 2 + 1);
-    assert!(looks.lock().iter().all(Result::is_ok), "{looks:?}");
+    assert_eq!(checks.lock().len(), 3 * 2 + 1);
+    assert!(checks.lock().iter().all(Result::is_ok), "{checks:?}");
     assert!(matches!(wal.verify_owner(), Err(WalError::Closed)));
 }
 

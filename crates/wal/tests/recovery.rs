@@ -53,7 +53,7 @@ fn a_dropped_record_stays_dropped_when_the_hole_is_filled_exactly_up_to_it() {
     for name in b'x'..=b'y' {
         wal.append(&[&vec![name; len]]).unwrap().wait().unwrap();
     }
-    assert_eq!(wal.appended(), last, "the next place is the one of the old record");
+    assert_eq!(wal.appended(), last, "the next record starts where the old one did");
     assert_eq!(cut.peek(device_at(last.0), 4), b"ALRD", "which is still on the disk");
     let (_, report, records) = open(&cut.power_cut());
     assert_eq!(names(&records), b"axy");
@@ -386,9 +386,9 @@ fn progress_ends_at_the_end_of_the_log() {
     }
     wal.close().unwrap();
     let calls = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
-    let told = calls.clone();
+    let seen = calls.clone();
     let progress: alluvium_wal::Progress =
-        std::sync::Arc::new(move |done, total| told.lock().unwrap().push((done, total)));
+        std::sync::Arc::new(move |done, total| seen.lock().unwrap().push((done, total)));
     Wal::scan(&disk.device(), Some(progress), &mut |_| Ok(())).unwrap();
     let calls = calls.lock().unwrap();
     assert!(calls.len() >= 7, "{calls:?}");

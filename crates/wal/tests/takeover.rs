@@ -235,7 +235,7 @@ fn all_waiters_are_woken_with_the_cause() {
         (0..10).map(|name| old.append(&[&vec![name; 3000]]).unwrap()).collect();
     let mut durable = old.wait_durable(LogOffset(1 << 40));
     let mut trim = old.trim(..kept);
-    let mut room = old.wait_room();
+    let mut space = old.wait_space();
     open_on(&Host::of(&disk));
 
     let wakes = Arc::new(Wakes::default());
@@ -246,7 +246,7 @@ fn all_waiters_are_woken_with_the_cause() {
     }
     assert!(Pin::new(&mut durable).poll(&mut cx).is_pending());
     assert!(Pin::new(&mut trim).poll(&mut cx).is_pending());
-    assert!(Pin::new(&mut room).poll(&mut cx).is_pending());
+    assert!(Pin::new(&mut space).poll(&mut cx).is_pending());
 
     // The checks of both slots; the blocks are still in flight.
     let reads = || {
@@ -266,7 +266,7 @@ fn all_waiters_are_woken_with_the_cause() {
     );
     assert!(matches!(poll(durable), Poll::Ready(Err(WalError::Fenced { .. }))));
     assert!(matches!(poll(trim), Poll::Ready(Err(WalError::Fenced { .. }))));
-    assert!(poll(room).is_ready());
+    assert!(poll(space).is_ready());
     // Late completions acknowledge nothing and submit nothing.
     host.release();
     assert_eq!(host.held(), 0);
@@ -713,7 +713,7 @@ fn a_writer_that_has_stopped_writes_no_header() {
     let end = append(&wal, b'a', 5000);
     disk.set_mode(Mode::Queued);
     let trim = wal.trim(..end);
-    assert_eq!(disk.queued().len(), 1, "the first look");
+    assert_eq!(disk.queued().len(), 1, "the first check");
     let before = headers(&disk);
     drop(wal);
     disk.run_until_idle();

@@ -97,11 +97,11 @@ fn write(wal: &Wal, writer: u64, written: &Mutex<BTreeMap<u64, Vec<u8>>>) {
         let payload = vec![(writer * 64 + index % 64) as u8; len(writer, index) as usize];
         let append = loop {
             // Created before the append that may be refused: no move is missed.
-            let room = wal.wait_room();
+            let space = wal.wait_space();
             match wal.append(&[&payload]) {
                 Ok(append) => break append,
                 Err(AppendError::WindowFull { .. } | AppendError::OverCapacity { .. }) => {
-                    room.wait();
+                    space.wait();
                 }
                 Err(cause) => panic!("{cause}"),
             }

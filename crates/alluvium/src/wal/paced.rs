@@ -274,7 +274,7 @@ impl<'a> Appender<'a> {
     /// Append a record, as soon as there is room. `None` if there was none until `give_up`.
     fn append(&mut self, give_up: Instant) -> Result<Option<LogOffset>, Failure> {
         loop {
-            let room = self.wal.wait_room();
+            let room = self.wal.wait_space();
             match self.wal.append_shared(&[], &self.payload) {
                 Ok(append) => return Ok(Some(append.end())),
                 Err(_) if Instant::now() >= give_up => return Ok(None),

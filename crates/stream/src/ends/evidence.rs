@@ -92,7 +92,7 @@ impl Evidence {
         self.covered.push(LogOffset(0)..uploaded);
         self.covered.sort_by_key(|range| range.start);
         let mut unknown = Vec::new();
-        for place in &report.damaged_places {
+        for place in &report.damaged_ranges {
             let mut range = place.range.clone();
             let bytes = range.end.0 - range.start.0;
             if let Some(left) = remains(&place.head)

@@ -19,7 +19,7 @@ const EARLY_WRITES: usize = 2;
 const EARLY_PACED_WRITES: usize = 3;
 
 /// A record that is being placed into blocks.
-struct Placing {
+struct Placement {
     offset: LogOffset,
     end: LogOffset,
     /// Whether a block may exceed its size to complete the record.
@@ -71,7 +71,7 @@ impl State {
             proof: self.cursors.durable(),
             payload_crc,
         });
-        let record = Placing {
+        let record = Placement {
             offset,
             end,
             // With blocks queued before it there is no hurry, and equally sized blocks are best.
@@ -92,7 +92,7 @@ impl State {
                 at = self.put(shared, &record, at, Piece::Copied(piece));
             }
         }
-        assert_eq!(at, end, "the record's place in the log");
+        assert_eq!(at, end, "the record's position in the log");
         self.window.appended(&self.cursors);
         self.counters.records += 1;
         self.counters.payload_bytes += u64::from(payload_len);
@@ -103,7 +103,7 @@ impl State {
     fn put(
         &mut self,
         shared: &Shared,
-        record: &Placing,
+        record: &Placement,
         mut at: LogOffset,
         piece: Piece<'_>,
     ) -> LogOffset {
