@@ -264,7 +264,7 @@ fn records_that_do_not_fit_keep_the_log_as_it_is() {
     let before = std::fs::read(&target.path).unwrap();
     let larger = ((8 << 20) + 4096).to_string();
     let said = refused(1, &["wal", "resize", target.arg(), "--capacity", &larger]);
-    contains(&said, &["8196KiB", "no part of it can be moved", "Nothing was changed"]);
+    contains(&said, &["8196KiB", "cannot be moved through free space", "Nothing was changed"]);
     assert!(std::fs::read(&target.path).unwrap() == before, "nor is the file longer");
     ok(&["wal", "resize", target.arg(), "--capacity", "24MiB"]);
 }

@@ -384,7 +384,7 @@ fn prewrite(
         && range.end > limit
     {
         let reason = format!(
-            "cannot have {} bytes: this process is limited to files of {limit} bytes (ulimit -f)",
+            "cannot have {} bytes: a file is limited to {limit} bytes (ulimit -f)",
             range.end
         );
         return Err(unsuitable(path, reason));

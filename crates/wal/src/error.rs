@@ -21,7 +21,7 @@ pub enum OpenError {
     #[error(transparent)]
     Reserve(#[from] ReserveError),
     /// Both header slots are empty.
-    #[error("{device}: holds no WAL; format it first")]
+    #[error("{device}: holds no WAL: the device is not formatted")]
     NotFormatted {
         /// Name of the device.
         device: String,
