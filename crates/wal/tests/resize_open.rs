@@ -54,7 +54,7 @@ struct Known {
 }
 
 /// A run of a writer whose disk executes requests in random order.
-struct Life {
+struct Session {
     disk: SimDisk,
     wal: Wal,
     random: Random,
@@ -64,7 +64,7 @@ struct Life {
     resized: u64,
 }
 
-impl Life {
+impl Session {
     /// Recovers the log and compares it with `known`.
     fn open(disk: SimDisk, mut known: Known, random: Random) -> Self {
         let (wal, report, records) = open(&disk);
@@ -145,7 +145,7 @@ impl Life {
         self.resizes.push((ring_pages, resizing));
     }
 
-    fn settle(&mut self) {
+    fn poll_futures(&mut self) {
         let known = &mut self.known;
         known.durable = self.wal.durable().0;
         self.trims.retain_mut(|(to, trim)| match poll(trim) {
@@ -173,12 +173,12 @@ impl Life {
 
     fn run_until_idle(&mut self) {
         self.disk.run_until_idle();
-        self.settle();
+        self.poll_futures();
     }
 
     /// Cuts the power; returns the writer's knowledge and the disk.
-    fn die(mut self) -> (SimDisk, Known, Random) {
-        self.settle();
+    fn cut_power(mut self) -> (SimDisk, Known, Random) {
+        self.poll_futures();
         (self.disk.power_cut(), self.known, self.random)
     }
 
@@ -202,22 +202,22 @@ impl Life {
 
 /// A log in a ring of `ring` pages from about page `start` to about page `end`, with nothing
 /// outstanding.
-fn life(ring: u64, start: u64, end: u64, seed: u64) -> Life {
+fn session(ring: u64, start: u64, end: u64, seed: u64) -> Session {
     let disk = formatted(ring, seed);
-    let mut life = Life::open(disk, Known::default(), Random::new(seed));
-    life.append_until(start * PAGE + 900, 0);
-    life.append_until(end * PAGE - 2000, (end - start) * PAGE);
-    life
+    let mut session = Session::open(disk, Known::default(), Random::new(seed));
+    session.append_until(start * PAGE + 900, 0);
+    session.append_until(end * PAGE - 2000, (end - start) * PAGE);
+    session
 }
 
 /// Continues for two laps, with a power cut in between, and checks that nothing is lost.
-fn goes_on(disk: SimDisk, known: Known, random: Random) {
-    let mut life = Life::open(disk, known, random);
+fn check_continues(disk: SimDisk, known: Known, random: Random) {
+    let mut session = Session::open(disk, known, random);
     for _ in 0..2 {
-        let ring_bytes = life.wal.stats().ring_bytes;
-        life.append_until(life.wal.appended().0 + ring_bytes, ring_bytes / 2);
-        let (disk, known, random) = life.die();
-        life = Life::open(disk, known, random);
+        let ring_bytes = session.wal.stats().ring_bytes;
+        session.append_until(session.wal.appended().0 + ring_bytes, ring_bytes / 2);
+        let (disk, known, random) = session.cut_power();
+        session = Session::open(disk, known, random);
     }
 }
 
@@ -226,112 +226,112 @@ fn a_log_in_one_piece_is_resized_at_once() {
     for (from, start, end, to) in
         [(40, 45, 60, 128), (40, 45, 60, 32), (40, 68, 79, 41), (128, 130, 150, 32)]
     {
-        let mut life = life(from, start, end, 0);
-        let before = life.wal.header();
-        life.resize(to);
-        assert_eq!(life.wal.stats().resize_to_bytes, Some(capacity(to)));
-        assert_eq!(life.wal.stats().resize_distance_bytes, 0);
-        life.run_until_idle();
-        assert_eq!((life.resized, life.resizes.len()), (1, 0), "{from} to {to}");
-        let (header, stats) = (life.wal.header(), life.wal.stats());
+        let mut session = session(from, start, end, 0);
+        let before = session.wal.header();
+        session.resize(to);
+        assert_eq!(session.wal.stats().resize_to_bytes, Some(capacity(to)));
+        assert_eq!(session.wal.stats().resize_distance_bytes, 0);
+        session.run_until_idle();
+        assert_eq!((session.resized, session.resizes.len()), (1, 0), "{from} to {to}");
+        let (header, stats) = (session.wal.header(), session.wal.stats());
         assert_eq!(header.capacity_bytes, capacity(to));
         assert_eq!(header.generation, before.generation + 2, "one change");
         assert_eq!((stats.ring_bytes, stats.resize_to_bytes), (to * PAGE, None));
-        let (disk, known, random) = life.die();
-        goes_on(disk, known, random);
+        let (disk, known, random) = session.cut_power();
+        check_continues(disk, known, random);
     }
 }
 
 /// A log that holds only the repeated bytes of a page can be placed anywhere.
 #[test]
 fn an_empty_log_is_resized_at_once_wherever_it_ends() {
-    let mut life = life(128, 150, 250, 0);
-    life.trim(life.wal.durable().0);
-    life.run_until_idle();
-    assert_ne!(life.wal.appended().0 % PAGE, 0);
-    life.resize(32);
-    life.run_until_idle();
-    assert_eq!(life.resized, 1);
-    let (disk, known, random) = life.die();
-    goes_on(disk, known, random);
+    let mut session = session(128, 150, 250, 0);
+    session.trim(session.wal.durable().0);
+    session.run_until_idle();
+    assert_ne!(session.wal.appended().0 % PAGE, 0);
+    session.resize(32);
+    session.run_until_idle();
+    assert_eq!(session.resized, 1);
+    let (disk, known, random) = session.cut_power();
+    check_continues(disk, known, random);
 }
 
 #[test]
 fn a_log_across_the_end_waits_for_the_trim_to_pass_it() {
-    let mut life = life(40, 72, 90, 0);
-    life.resize(64);
-    life.run_until_idle();
-    assert_eq!(life.wal.stats().resize_to_bytes, Some(capacity(64)));
-    assert_eq!(life.wal.stats().resize_distance_bytes, (80 - 72) * PAGE);
-    assert_eq!(life.wal.stats().ring_bytes, 40 * PAGE);
-    life.append_until(95 * PAGE, 17 * PAGE);
-    assert_eq!(life.resized, 0, "it goes on as it is");
-    life.append_until(99 * PAGE, 17 * PAGE);
-    assert_eq!((life.resized, life.wal.stats().ring_bytes), (1, 64 * PAGE));
-    let (disk, known, random) = life.die();
-    goes_on(disk, known, random);
+    let mut session = session(40, 72, 90, 0);
+    session.resize(64);
+    session.run_until_idle();
+    assert_eq!(session.wal.stats().resize_to_bytes, Some(capacity(64)));
+    assert_eq!(session.wal.stats().resize_distance_bytes, (80 - 72) * PAGE);
+    assert_eq!(session.wal.stats().ring_bytes, 40 * PAGE);
+    session.append_until(95 * PAGE, 17 * PAGE);
+    assert_eq!(session.resized, 0, "the log is unchanged until then");
+    session.append_until(99 * PAGE, 17 * PAGE);
+    assert_eq!((session.resized, session.wal.stats().ring_bytes), (1, 64 * PAGE));
+    let (disk, known, random) = session.cut_power();
+    check_continues(disk, known, random);
 }
 
 #[test]
 fn a_log_that_is_to_shrink_keeps_to_the_smaller_ring() {
-    let mut life = life(100, 150, 170, 0);
-    life.resize(40);
-    while life.append(4064) {
-        life.run_until_idle();
+    let mut session = session(100, 150, 170, 0);
+    session.resize(40);
+    while session.append(4064) {
+        session.run_until_idle();
     }
-    let refused = life.wal.append(&[&[0; 4064]]);
+    let refused = session.wal.append(&[&[0; 4064]]);
     let Err(AppendError::OverCapacity { ring_bytes, .. }) = refused else {
         panic!("{refused:?}");
     };
-    assert_eq!((ring_bytes, life.wal.stats().ring_bytes), (40 * PAGE, 100 * PAGE));
-    assert!(life.wal.stats().used_bytes <= 40 * PAGE);
+    assert_eq!((ring_bytes, session.wal.stats().ring_bytes), (40 * PAGE, 100 * PAGE));
+    assert!(session.wal.stats().used_bytes <= 40 * PAGE);
 
     // After the withdrawal the whole ring is available again, and waiters for space are woken.
-    let mut space = life.wal.wait_space();
+    let mut space = session.wal.wait_space();
     assert!(poll(&mut space).is_pending());
-    life.resize(100);
+    session.resize(100);
     assert!(poll(&mut space).is_ready());
-    life.settle();
-    assert_eq!((life.resized, life.wal.stats().resize_to_bytes), (1, None));
-    assert!(life.append(4064));
-    life.run_until_idle();
+    session.poll_futures();
+    assert_eq!((session.resized, session.wal.stats().resize_to_bytes), (1, None));
+    assert!(session.append(4064));
+    session.run_until_idle();
 
-    life.resize(40);
-    let distance = life.wal.stats().resize_distance_bytes;
+    session.resize(40);
+    let distance = session.wal.stats().resize_distance_bytes;
     assert_eq!(distance, (200 - 150) * PAGE);
-    life.append_until(199 * PAGE, 30 * PAGE);
-    assert_eq!(life.resized, 1);
-    life.append_until(240 * PAGE, 30 * PAGE);
-    assert_eq!((life.resized, life.wal.stats().ring_bytes), (2, 40 * PAGE));
-    let (disk, known, random) = life.die();
-    goes_on(disk, known, random);
+    session.append_until(199 * PAGE, 30 * PAGE);
+    assert_eq!(session.resized, 1);
+    session.append_until(240 * PAGE, 30 * PAGE);
+    assert_eq!((session.resized, session.wal.stats().ring_bytes), (2, 40 * PAGE));
+    let (disk, known, random) = session.cut_power();
+    check_continues(disk, known, random);
 }
 
 #[test]
 fn blocks_wait_for_the_headers_and_appends_do_not() {
-    let mut life = life(40, 45, 60, 0);
-    assert!(life.append(9000));
-    assert_eq!(life.wal.stats().in_flight, 1);
-    life.resize(64);
-    assert!(life.append(9000) && life.append(300));
-    assert_eq!(life.wal.stats().in_flight, 1, "held back");
-    while life.wal.stats().ring_bytes == 40 * PAGE {
-        let blocks = life.disk.queued().iter().filter(|(_, at, _)| *at >= DATA_START).count();
-        assert!(blocks <= 1 && life.wal.stats().in_flight <= 1);
-        assert!(life.disk.step());
+    let mut session = session(40, 45, 60, 0);
+    assert!(session.append(9000));
+    assert_eq!(session.wal.stats().in_flight, 1);
+    session.resize(64);
+    assert!(session.append(9000) && session.append(300));
+    assert_eq!(session.wal.stats().in_flight, 1, "held back");
+    while session.wal.stats().ring_bytes == 40 * PAGE {
+        let blocks = session.disk.queued().iter().filter(|(_, at, _)| *at >= DATA_START).count();
+        assert!(blocks <= 1 && session.wal.stats().in_flight <= 1);
+        assert!(session.disk.step());
     }
-    assert!(life.wal.stats().in_flight > 0, "and on they go");
-    life.run_until_idle();
-    assert_eq!(life.wal.durable(), life.wal.appended());
-    let (disk, known, random) = life.die();
-    goes_on(disk, known, random);
+    assert!(session.wal.stats().in_flight > 0, "blocks are written again");
+    session.run_until_idle();
+    assert_eq!(session.wal.durable(), session.wal.appended());
+    let (disk, known, random) = session.cut_power();
+    check_continues(disk, known, random);
 }
 
 #[test]
 fn appended_but_unsubmitted_bytes_have_to_fit_too() {
     // The submitted part is inside the smaller ring, the queued part behind it is not.
-    let life = life(100, 105, 125, 0);
-    let (disk, ..) = life.die();
+    let session = session(100, 105, 125, 0);
+    let (disk, ..) = session.cut_power();
     let (wal, ..) = try_open(disk.device(), &Options { io_depth: 1, ..options() }).unwrap();
     disk.set_mode(Mode::Queued);
     while wal.append(&[&[1; 4064]]).is_ok() {}
@@ -350,10 +350,10 @@ fn appended_but_unsubmitted_bytes_have_to_fit_too() {
 
 #[test]
 fn only_the_last_request_counts() {
-    let mut life = life(40, 72, 90, 0);
-    let mut first = life.wal.request_resize(capacity(64)).unwrap();
-    let mut again = life.wal.request_resize(capacity(64)).unwrap();
-    let mut second = life.wal.request_resize(capacity(50)).unwrap();
+    let mut session = session(40, 72, 90, 0);
+    let mut first = session.wal.request_resize(capacity(64)).unwrap();
+    let mut again = session.wal.request_resize(capacity(64)).unwrap();
+    let mut second = session.wal.request_resize(capacity(50)).unwrap();
     for replaced in [&mut first, &mut again] {
         let outcome = poll(replaced);
         let Poll::Ready(Err(ResizeError::Replaced { capacity_bytes })) = outcome else {
@@ -362,53 +362,53 @@ fn only_the_last_request_counts() {
         assert_eq!(capacity_bytes, capacity(50));
     }
     assert!(poll(&mut second).is_pending());
-    let present = life.wal.request_resize(capacity(40)).unwrap().wait().unwrap();
-    assert_eq!(present, life.wal.header(), "nothing is written");
+    let present = session.wal.request_resize(capacity(40)).unwrap().wait().unwrap();
+    assert_eq!(present, session.wal.header(), "nothing is written");
     assert!(matches!(poll(&mut second), Poll::Ready(Err(ResizeError::Replaced { .. }))));
 
     // A resize whose headers are being written takes effect, and the next one follows it.
-    life.trim(life.wal.durable().0);
-    life.run_until_idle();
-    life.resize(64);
-    assert!(life.disk.step());
-    life.resize(70);
-    life.resize(80);
-    let mut same = life.wal.request_resize(capacity(80)).unwrap();
-    life.run_until_idle();
-    assert_eq!((life.resized, life.resizes.len()), (2, 0), "64, then 80");
+    session.trim(session.wal.durable().0);
+    session.run_until_idle();
+    session.resize(64);
+    assert!(session.disk.step());
+    session.resize(70);
+    session.resize(80);
+    let mut same = session.wal.request_resize(capacity(80)).unwrap();
+    session.run_until_idle();
+    assert_eq!((session.resized, session.resizes.len()), (2, 0), "64, then 80");
     assert!(
         matches!(poll(&mut same), Poll::Ready(Ok(header)) if header.capacity_bytes == capacity(80))
     );
-    life.resize(64);
-    assert!(life.disk.step());
-    life.resize(64);
-    life.resize(80);
-    life.run_until_idle();
-    assert_eq!((life.resized, life.wal.stats().ring_bytes), (5, 80 * PAGE));
+    session.resize(64);
+    assert!(session.disk.step());
+    session.resize(64);
+    session.resize(80);
+    session.run_until_idle();
+    assert_eq!((session.resized, session.wal.stats().ring_bytes), (5, 80 * PAGE));
 }
 
 #[test]
 fn an_invalid_capacity_changes_nothing() {
-    let mut life = life(40, 45, 60, 0);
-    let before = life.wal.stats();
-    let refused = life.wal.request_resize(capacity(DEVICE + 1)).unwrap_err();
+    let mut session = session(40, 45, 60, 0);
+    let before = session.wal.stats();
+    let refused = session.wal.request_resize(capacity(DEVICE + 1)).unwrap_err();
     assert!(matches!(refused, ResizeError::LargerThanDevice { .. }), "{refused}");
     for (bytes, reason) in [
         (capacity(40) + 1, "not a multiple of 4096"),
         (capacity(31), "less than 196608"),
         (0, "less than 196608"),
     ] {
-        let refused = life.wal.request_resize(bytes).unwrap_err().to_string();
+        let refused = session.wal.request_resize(bytes).unwrap_err().to_string();
         assert!(refused.contains(reason), "{refused}");
     }
-    assert_eq!(life.wal.stats(), before);
+    assert_eq!(session.wal.stats(), before);
     // The device can be enlarged.
-    life.disk.set_capacity(capacity(200), None).unwrap();
-    life.resize(200);
-    life.run_until_idle();
-    assert_eq!(life.resized, 1);
-    let (disk, known, random) = life.die();
-    goes_on(disk, known, random);
+    session.disk.set_capacity(capacity(200), None).unwrap();
+    session.resize(200);
+    session.run_until_idle();
+    assert_eq!(session.resized, 1);
+    let (disk, known, random) = session.cut_power();
+    check_continues(disk, known, random);
 }
 
 #[test]
@@ -424,11 +424,11 @@ fn a_ring_of_less_than_two_windows_is_refused() {
 #[test]
 fn waiters_for_a_resize_are_notified_when_the_log_stops() {
     // A close withdraws a resize that has not begun.
-    let life = life(40, 72, 90, 0);
-    life.disk.set_mode(Mode::Immediate);
-    let mut waiting = life.wal.request_resize(capacity(64)).unwrap();
+    let session = session(40, 72, 90, 0);
+    session.disk.set_mode(Mode::Immediate);
+    let mut waiting = session.wal.request_resize(capacity(64)).unwrap();
     assert!(poll(&mut waiting).is_pending());
-    let Life { wal, disk, .. } = life;
+    let Session { wal, disk, .. } = session;
     wal.close().unwrap();
     let outcome = poll(&mut waiting);
     assert!(
@@ -465,10 +465,10 @@ fn waiters_for_a_resize_are_notified_when_the_log_stops() {
 
 #[test]
 fn a_close_waits_for_a_resize_that_has_begun() {
-    let mut life = life(40, 45, 60, 0);
-    life.resize(64);
-    assert!(life.disk.step());
-    let Life { wal, disk, mut resizes, .. } = life;
+    let mut session = session(40, 45, 60, 0);
+    session.resize(64);
+    assert!(session.disk.step());
+    let Session { wal, disk, mut resizes, .. } = session;
     let stepper = alluvium_device::sim::Stepper::start(disk.clone());
     wal.close().unwrap();
     assert!(matches!(poll(&mut resizes[0].1), Poll::Ready(Ok(_))));
@@ -493,34 +493,34 @@ fn a_power_cut_at_any_moment_leaves_a_whole_log() {
     let mut found = [0, 0];
     for (shape, seed) in shapes.iter().flat_map(|shape| (0..4).map(move |seed| (shape, seed))) {
         let &(from, start, end, to) = shape;
-        let (disk, known, _) = life(from, start, end, seed).die();
+        let (disk, known, _) = session(from, start, end, seed).cut_power();
         let image = disk.image();
         for cut in 0.. {
             let disk = SimDisk::from_image(&image, sim_options(seed + cut));
-            let mut life = Life::open(disk, known.clone(), Random::new(seed));
+            let mut session = Session::open(disk, known.clone(), Random::new(seed));
             let mut steps = 0;
-            let mut cut_here = |life: &mut Life| {
-                life.settle();
+            let mut cut_here = |session: &mut Session| {
+                session.poll_futures();
                 steps += 1;
-                steps > cut || !life.disk.step()
+                steps > cut || !session.disk.step()
             };
             // Four blocks in flight, then the request, then more than a lap.
             for _ in 0..4 {
-                life.append(15_000);
+                session.append(15_000);
             }
-            life.resize(to);
+            session.resize(to);
             let mut over = false;
             for _ in 0..20 {
-                life.append(15_000);
-                life.append(700);
-                life.trim_some(900);
-                over = over || (0..4).any(|_| cut_here(&mut life));
+                session.append(15_000);
+                session.append(700);
+                session.trim_some(900);
+                over = over || (0..4).any(|_| cut_here(&mut session));
             }
             while !over {
-                over = cut_here(&mut life);
+                over = cut_here(&mut session);
             }
             let done = steps <= cut;
-            let (disk, known, random) = life.die();
+            let (disk, known, random) = session.cut_power();
             let capacity_bytes = Wal::inspect(&disk.device()).unwrap().header.capacity_bytes;
             found[usize::from(capacity_bytes == capacity(to))] += 1;
             let inspection = Wal::inspect(&disk.device()).unwrap();
@@ -529,12 +529,12 @@ fn a_power_cut_at_any_moment_leaves_a_whole_log() {
                 for at in [0, 32 * 1024] {
                     let rotten = SimDisk::from_image(&disk.image(), SimOptions::default());
                     flip(&rotten, at + 48, 3);
-                    drop(Life::open(rotten, known.clone(), Random::new(seed)));
+                    drop(Session::open(rotten, known.clone(), Random::new(seed)));
                 }
             }
             match (cut + seed) % 20 {
-                0 => goes_on(disk, known, random),
-                _ => drop(Life::open(disk, known, random)),
+                0 => check_continues(disk, known, random),
+                _ => drop(Session::open(disk, known, random)),
             }
             if done {
                 break;
@@ -547,35 +547,35 @@ fn a_power_cut_at_any_moment_leaves_a_whole_log() {
 /// Runs of any length under any traffic, with requests for any capacity at any moment.
 #[test]
 fn random_resize_requests_lose_nothing() {
-    let (mut resized, mut lives) = (0, 0);
+    let (mut resized, mut sessions) = (0, 0);
     for seed in 0..150 {
         let mut random = Random::new(seed);
         let (mut disk, mut known) = (formatted(32 + random.below(97), seed), Known::default());
         for _ in 0..4 {
-            let mut life = Life::open(disk, known, random);
-            let often = 1 + life.random.below(60);
-            let (append, step) = (1 + life.random.below(8), 1 + life.random.below(8));
-            for _ in 0..100 + life.random.below(900) {
-                match life.random.below(append + step + 1) {
-                    dice if dice < append => drop(life.append_any()),
-                    dice if dice < append + step => drop(life.disk.step()),
+            let mut session = Session::open(disk, known, random);
+            let often = 1 + session.random.below(60);
+            let (append, step) = (1 + session.random.below(8), 1 + session.random.below(8));
+            for _ in 0..100 + session.random.below(900) {
+                match session.random.below(append + step + 1) {
+                    dice if dice < append => drop(session.append_any()),
+                    dice if dice < append + step => drop(session.disk.step()),
                     _ => {
-                        let permille = life.random.below(1001);
-                        life.trim_some(permille);
+                        let permille = session.random.below(1001);
+                        session.trim_some(permille);
                     }
                 }
-                if life.random.below(often) == 0 {
-                    let pages = 32 + life.random.below(DEVICE - 31);
-                    life.resize(pages);
+                if session.random.below(often) == 0 {
+                    let pages = 32 + session.random.below(DEVICE - 31);
+                    session.resize(pages);
                 }
-                life.settle();
+                session.poll_futures();
             }
-            (resized, lives) = (resized + life.resized, lives + 1);
-            (disk, known, random) = life.die();
+            (resized, sessions) = (resized + session.resized, sessions + 1);
+            (disk, known, random) = session.cut_power();
         }
-        drop(Life::open(disk, known, random));
+        drop(Session::open(disk, known, random));
     }
-    assert!(resized > 2 * lives, "{resized} resizes in {lives} lives");
+    assert!(resized > 2 * sessions, "{resized} resizes in {sessions} sessions");
 }
 
 /// Every append is acknowledged, and eventually every request is granted.
@@ -586,25 +586,25 @@ fn a_request_is_granted_within_two_laps() {
         let from = 32 + random.below(97);
         let start = random.below(300);
         let end = start + 3 + random.below(from - 8);
-        let mut life = life(from, start, end, seed);
+        let mut session = session(from, start, end, seed);
         let to = 32 + random.below(97);
-        let (trim, mut appends) = (life.known.trimmed, Vec::<Append>::new());
-        life.resize(to);
-        let distance = life.wal.stats().resize_distance_bytes;
+        let (trim, mut appends) = (session.known.trimmed, Vec::<Append>::new());
+        session.resize(to);
+        let distance = session.wal.stats().resize_distance_bytes;
         assert!(distance <= 2 * from * PAGE);
-        while life.resized == 0 {
+        while session.resized == 0 {
             // Fill the log as far as possible.
-            while let Ok(append) = life.wal.append(&[&[1; 3000]]) {
+            while let Ok(append) = session.wal.append(&[&[1; 3000]]) {
                 appends.push(append);
             }
-            life.run_until_idle();
+            session.run_until_idle();
             appends.retain_mut(|append| poll(append).is_pending());
             assert!(appends.is_empty(), "everything written is acknowledged");
-            let trimmed = life.wal.stats().trimmed.0;
-            assert!(life.resized > 0 || trimmed < trim + distance + PAGE, "{from} to {to}");
-            life.trims.push((trimmed, life.wal.trim(..life.wal.durable())));
-            life.run_until_idle();
+            let trimmed = session.wal.stats().trimmed.0;
+            assert!(session.resized > 0 || trimmed < trim + distance + PAGE, "{from} to {to}");
+            session.trims.push((trimmed, session.wal.trim(..session.wal.durable())));
+            session.run_until_idle();
         }
-        assert_eq!(life.wal.stats().ring_bytes, to * PAGE);
+        assert_eq!(session.wal.stats().ring_bytes, to * PAGE);
     }
 }
