@@ -1,6 +1,7 @@
 //! Validation of produced batches, and the form in which they are stored.
 
 use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::{ListOffsetsRequest, TopicName};
 use kafka_protocol::records::{Compression, RecordBatchDecoder};
@@ -44,10 +45,18 @@ async fn times_out_of_range_are_refused_record_by_record() {
         let ahead = batch(&[now, now + 2 * HOUR_MS, 5, now + 3 * HOUR_MS]);
         let (code, records) = blamed(&server, "default", &ahead).await;
         let indexes: Vec<i32> = records.iter().map(|(index, _)| *index).collect();
-        assert_eq!((code, indexes), (32, vec![1, 3]), "{codec:?}");
+        assert_eq!(
+            (code, indexes),
+            (ResponseError::InvalidTimestamp.code(), vec![1, 3]),
+            "{codec:?}"
+        );
         assert!(records[0].1.contains(&format!("Timestamp {}", now + 2 * HOUR_MS)));
         let (code, records) = blamed(&server, "strict", &batch(&[now, now - 2 * HOUR_MS])).await;
-        assert_eq!((code, records.len(), records[0].0), (32, 1, 1), "{codec:?}");
+        assert_eq!(
+            (code, records.len(), records[0].0),
+            (ResponseError::InvalidTimestamp.code(), 1, 1),
+            "{codec:?}"
+        );
         for (topic, times) in [
             ("default", vec![now + HOUR_MS / 2, 0, -1]),
             ("strict", vec![now - HOUR_MS / 2, -1]),
@@ -58,7 +67,7 @@ async fn times_out_of_range_are_refused_record_by_record() {
     }
     // At most this many invalid records are reported.
     let (code, records) = blamed(&server, "default", &plain(&vec![now + 2 * HOUR_MS; 300])).await;
-    assert_eq!((code, records.len()), (32, 100));
+    assert_eq!((code, records.len()), (ResponseError::InvalidTimestamp.code(), 100));
 }
 
 // Varints are zigzag: 1 is -1, 2 is 1. Length, attributes, timestamp, offset, key, value, headers.
@@ -87,7 +96,11 @@ async fn a_compacted_topic_requires_keys() {
         let batch = of_two(&[&FIRST, &SECOND_WITHOUT_KEY], codec);
         assert_eq!(blamed(&server, "plain", &batch).await, (0, vec![]), "{codec:?}");
         let (code, records) = blamed(&server, "compacted", &batch).await;
-        assert_eq!((code, records.len(), records[0].0), (87, 1, 1), "{codec:?}");
+        assert_eq!(
+            (code, records.len(), records[0].0),
+            (ResponseError::InvalidRecord.code(), 1, 1),
+            "{codec:?}"
+        );
         assert!(records[0].1.contains("without key"));
     }
     assert_eq!(blamed(&server, "compacted", &plain(&[1, 2])).await.0, 0);
@@ -112,7 +125,11 @@ async fn the_records_of_every_batch_are_checked_compressed_or_not() {
             let batch = of_two(records, codec);
             for topic in topics {
                 let (code, blamed) = blamed(&server, topic, &batch).await;
-                assert_eq!((code, blamed), (87, vec![]), "{topic} {codec:?} {n}");
+                assert_eq!(
+                    (code, blamed),
+                    (ResponseError::InvalidRecord.code(), vec![]),
+                    "{topic} {codec:?} {n}"
+                );
             }
         }
         let good = of_two(&[&FIRST, &SECOND], codec);
@@ -242,7 +259,11 @@ async fn a_header_does_not_hide_times_that_are_out_of_range() {
     for codec in CODECS {
         let batch = claiming(codec, &[now, now + 2 * HOUR_MS, now], now);
         let (code, records) = blamed(&server, "default", &batch).await;
-        assert_eq!((code, records.len(), records[0].0), (32, 1, 1), "{codec:?}");
+        assert_eq!(
+            (code, records.len(), records[0].0),
+            (ResponseError::InvalidTimestamp.code(), 1, 1),
+            "{codec:?}"
+        );
         // Nor does it make times invalid that are in range.
         let batch = claiming(codec, &[now, now], now + 2 * HOUR_MS);
         assert_eq!(blamed(&server, "default", &batch).await, (0, vec![]), "{codec:?}");

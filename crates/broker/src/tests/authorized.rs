@@ -1,5 +1,6 @@
 //! Authorization by ACLs, over TCP.
 
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::*;
 use uuid::Uuid;
 
@@ -11,11 +12,11 @@ use super::topic_ids::{codes, commit_by_id, fetch_by_id};
 use crate::security::{ALLOW, DENY, LITERAL, Operation, PREFIXED, ResourceType};
 use crate::{AuthorizationConfig, Mechanism};
 
-const TOPIC: i16 = 29;
-const UNKNOWN_TOPIC: i16 = 3;
-const GROUP: i16 = 30;
-const CLUSTER: i16 = 31;
-const TRANSACTIONAL_ID: i16 = 53;
+const TOPIC: i16 = ResponseError::TopicAuthorizationFailed.code();
+const UNKNOWN_TOPIC: i16 = ResponseError::UnknownTopicOrPartition.code();
+const GROUP: i16 = ResponseError::GroupAuthorizationFailed.code();
+const CLUSTER: i16 = ResponseError::ClusterAuthorizationFailed.code();
+const TRANSACTIONAL_ID: i16 = ResponseError::TransactionalIdAuthorizationFailed.code();
 
 struct Guarded {
     server: TestServer,
@@ -131,7 +132,11 @@ async fn every_api_refuses_a_client_without_permissions() {
                 ApiKey::ListGroups | ApiKey::ListTransactions => {}
                 // An id that the client may not describe does not exist for it.
                 ApiKey::Metadata | ApiKey::DeleteTopics => {
-                    assert!(codes.contains(&TOPIC) || codes.contains(&100), "{name}: {response}");
+                    assert!(
+                        codes.contains(&TOPIC)
+                            || codes.contains(&ResponseError::UnknownTopicId.code()),
+                        "{name}: {response}"
+                    );
                 }
                 _ => {
                     let refused =
@@ -162,7 +167,10 @@ async fn acls_allow_and_deny_after_a_restart() {
     guarded.acl((ResourceType::Topic, "to", PREFIXED, Operation::Write, ALLOW)).await;
     assert_eq!(alice.topics().await, ["topic"]);
     assert_eq!(alice.produce("topic", 0, &batch).await.0, 0);
-    assert_eq!(alice.produce("tomorrow", 0, &batch).await.0, 3);
+    assert_eq!(
+        alice.produce("tomorrow", 0, &batch).await.0,
+        ResponseError::UnknownTopicOrPartition.code()
+    );
     assert_eq!(alice.fetch("topic", 0, 0).await.0, TOPIC);
     let init = InitProducerIdRequest::default().with_transactional_id(None);
     assert_eq!(alice.call(4, &init).await.error_code, 0);
@@ -253,7 +261,10 @@ async fn committed_offsets_are_shown_by_id_as_by_name() {
             let expected = [(NO_TOPIC, vec![(0, unknown)]), (id, vec![(0, known)])];
             assert_eq!(codes(&alice.call(10, &commit).await), expected);
             let topics = found.map(|(code, offset)| {
-                vec![(id, vec![(0, code, offset)]), (NO_TOPIC, vec![(0, 100, -1)])]
+                vec![
+                    (id, vec![(0, code, offset)]),
+                    (NO_TOPIC, vec![(0, ResponseError::UnknownTopicId.code(), -1)]),
+                ]
             });
             let expected = (group, topics.unwrap_or_default());
             assert_eq!(super::topic_ids::offsets(&alice.call(10, &some).await), [expected]);
@@ -419,7 +430,7 @@ async fn invalid_acls_are_refused() {
         (ResourceType::Topic, "a", 1, Operation::Read, ALLOW),
         (ResourceType::Topic, "a", LITERAL, Operation::Read, 1),
     ] {
-        assert_eq!(admin.create_acl(acl).await, 42, "{acl:?}");
+        assert_eq!(admin.create_acl(acl).await, ResponseError::InvalidRequest.code(), "{acl:?}");
     }
     assert_eq!(admin.describe_acls().await, (0, 0));
 }
@@ -441,7 +452,11 @@ async fn a_deletion_of_acls_is_bounded() {
     };
     let create = CreateAclsRequest::default().with_creations((0..400).map(acl).collect());
     assert!(admin.call(3, &create).await.results.iter().all(|result| result.error_code == 0));
-    for (filters, code) in [(251, 44), (10_001, 44), (250, 0)] {
+    for (filters, code) in [
+        (251, ResponseError::PolicyViolation.code()),
+        (10_001, ResponseError::PolicyViolation.code()),
+        (250, 0),
+    ] {
         let request = DeleteAclsRequest::default().with_filters(vec![any_acl(None); filters]);
         let results = admin.call(3, &request).await.filter_results;
         assert_eq!(results.len(), filters);
@@ -461,7 +476,10 @@ async fn the_delete_permission_on_the_cluster_covers_all_topics() {
     let all = (ResourceType::Cluster, "kafka-cluster", LITERAL, Operation::Delete, ALLOW);
     guarded.acl(all).await;
     assert_eq!(alice.call(5, &request).await.responses[0].error_code, 0);
-    assert_eq!(alice.call(5, &request).await.responses[0].error_code, 3);
+    assert_eq!(
+        alice.call(5, &request).await.responses[0].error_code,
+        ResponseError::UnknownTopicOrPartition.code()
+    );
 }
 
 /// A pattern matches the topics that its client may describe, from the next heartbeat after a

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::describe_configs_response::DescribeConfigsResourceResult;
 use kafka_protocol::messages::*;
 
@@ -105,7 +106,7 @@ async fn changed_topic_settings_take_effect_at_once_and_persist() {
     assert_eq!(alter_some(&mut client, (TOPIC, "t"), &ops, true).await.0, 0);
     assert_eq!(client.produce("t", 1, &batch).await, (0, 0));
     assert_eq!(alter_some(&mut client, (TOPIC, "t"), &ops, false).await.0, 0);
-    assert_eq!(client.produce("t", 1, &batch).await.0, 10);
+    assert_eq!(client.produce("t", 1, &batch).await.0, ResponseError::MessageTooLarge.code());
     let ops = [("max.message.bytes", DELETE, None)];
     assert_eq!(alter_some(&mut client, (TOPIC, "t"), &ops, false).await.0, 0);
     assert_eq!(client.produce("t", 1, &batch).await, (0, 1));
@@ -172,7 +173,7 @@ async fn broker_settings_apply_to_topics_without_their_own() {
     assert_eq!(limit(&described), ("900000".into(), 4, synonyms));
 
     set_well(&mut client, (BROKER, ""), "message.max.bytes", "61").await;
-    assert_eq!(client.produce("t", 0, &batch).await.0, 10);
+    assert_eq!(client.produce("t", 0, &batch).await.0, ResponseError::MessageTooLarge.code());
     assert_eq!(client.produce("own", 0, &batch).await.0, 0);
     set_well(&mut client, (BROKER, "1"), "message.max.bytes", "700000").await;
     assert_eq!(client.produce("t", 0, &batch).await.0, 0);
@@ -200,7 +201,7 @@ async fn broker_settings_apply_to_topics_without_their_own() {
     let mut client = server.client().await;
     let ops = [("message.max.bytes", DELETE, None)];
     assert_eq!(alter_some(&mut client, (BROKER, "1"), &ops, false).await.0, 0);
-    assert_eq!(client.produce("t", 0, &batch).await.0, 10);
+    assert_eq!(client.produce("t", 0, &batch).await.0, ResponseError::MessageTooLarge.code());
     set_well(&mut client, (BROKER, ""), "log.retention.ms", "5").await;
     let described = describe(&mut client, (TOPIC, "t")).await;
     assert_eq!(told(&described["retention.ms"]).0, "5");
@@ -225,62 +226,105 @@ async fn settings_without_effect_are_persisted_and_described() {
 /// Codes and texts of Apache Kafka 4.3.1, where it refuses these too.
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_are_refused_with_a_reason() {
+    use ResponseError as E;
     let server = TestServer::start().await;
     server.topic("t", 1, &[("min.compaction.lag.ms", "100")]).await;
     let mut client = server.client().await;
     let before = describe(&mut client, (TOPIC, "t")).await;
     for (resource, name, operation, value, code, reason) in [
-        ((TOPIC, "t"), "nope", SET, "1", 40, "Unknown topic config name: nope"),
+        ((TOPIC, "t"), "nope", SET, "1", E::InvalidConfig, "Unknown topic config name: nope"),
         (
             (TOPIC, "t"),
             "nope",
             APPEND,
             "1",
-            40,
+            E::InvalidConfig,
             "Can't APPEND to key nope because its type is not LIST.",
         ),
-        ((TOPIC, "t"), "retention.ms", SUBTRACT, "1", 40, "Can't SUBTRACT to key retention.ms"),
-        ((TOPIC, "t"), "retention.ms", SET, "-2", 40, "Value must be at least -1"),
-        ((TOPIC, "t"), "cleanup.policy", APPEND, "x", 40, "String must be one of: compact, delete"),
-        ((TOPIC, "t"), "max.compaction.lag.ms", SET, "50", 40, "conflict topic config setting"),
-        ((TOPIC, "t"), "retention.ms", 7, "1", 42, "Unknown operations type 7"),
-        ((TOPIC, "zz"), "retention.ms", SET, "1", 3, "does not exist"),
-        ((TOPIC, "z z"), "retention.ms", SET, "1", 17, "letters, digits"),
-        ((TOPIC, ""), "retention.ms", SET, "1", 42, "Default topic resources are not allowed."),
+        (
+            (TOPIC, "t"),
+            "retention.ms",
+            SUBTRACT,
+            "1",
+            E::InvalidConfig,
+            "Can't SUBTRACT to key retention.ms",
+        ),
+        ((TOPIC, "t"), "retention.ms", SET, "-2", E::InvalidConfig, "Value must be at least -1"),
+        (
+            (TOPIC, "t"),
+            "cleanup.policy",
+            APPEND,
+            "x",
+            E::InvalidConfig,
+            "String must be one of: compact, delete",
+        ),
+        (
+            (TOPIC, "t"),
+            "max.compaction.lag.ms",
+            SET,
+            "50",
+            E::InvalidConfig,
+            "conflict topic config setting",
+        ),
+        ((TOPIC, "t"), "retention.ms", 7, "1", E::InvalidRequest, "Unknown operations type 7"),
+        ((TOPIC, "zz"), "retention.ms", SET, "1", E::UnknownTopicOrPartition, "does not exist"),
+        ((TOPIC, "z z"), "retention.ms", SET, "1", E::InvalidTopicException, "letters, digits"),
+        (
+            (TOPIC, ""),
+            "retention.ms",
+            SET,
+            "1",
+            E::InvalidRequest,
+            "Default topic resources are not allowed.",
+        ),
         (
             (BROKER, ""),
             "num.partitions",
             SET,
             "3",
-            42,
+            E::InvalidRequest,
             "Cannot update these configs dynamically: [num.partitions]",
         ),
-        ((BROKER, ""), "num.io.threads", SET, "0", 42, "Value must be at least 1"),
-        ((BROKER, ""), "retention.ms", SET, "3", 42, "Cannot update these configs dynamically"),
+        ((BROKER, ""), "num.io.threads", SET, "0", E::InvalidRequest, "Value must be at least 1"),
+        (
+            (BROKER, ""),
+            "retention.ms",
+            SET,
+            "3",
+            E::InvalidRequest,
+            "Cannot update these configs dynamically",
+        ),
         (
             (BROKER, "1"),
             "message.max.bytes",
             SET,
             "x",
-            42,
+            E::InvalidRequest,
             "Invalid value x for configuration message.max.bytes: Not a number of type INT",
         ),
-        ((BROKER, "9"), "message.max.bytes", SET, "99", 42, "Unexpected broker id, expected 1"),
+        (
+            (BROKER, "9"),
+            "message.max.bytes",
+            SET,
+            "99",
+            E::InvalidRequest,
+            "Unexpected broker id, expected 1",
+        ),
         (
             (BROKER, "x"),
             "message.max.bytes",
             SET,
             "99",
-            42,
+            E::InvalidRequest,
             "Broker id must be an integer, but it is: x",
         ),
-        ((GROUP, "g"), "nope", SET, "1", 40, "Unknown group config name: nope"),
+        ((GROUP, "g"), "nope", SET, "1", E::InvalidConfig, "Unknown group config name: nope"),
         (
             (GROUP, "g"),
             "consumer.session.timeout.ms",
             SET,
             "1",
-            40,
+            E::InvalidConfig,
             "consumer.session.timeout.ms must be in the range 45000 to 60000 inclusive.",
         ),
         (
@@ -288,25 +332,41 @@ async fn changes_are_refused_with_a_reason() {
             "consumer.session.timeout.ms",
             SET,
             "50000",
-            42,
+            E::InvalidRequest,
             "Default group resources are not allowed.",
         ),
-        ((CLIENT_METRICS, "m"), "interval.ms", SET, "1000", 42, "client metrics"),
-        ((BROKER_LOGGER, "1"), "root", SET, "DEBUG", 42, "log levels"),
-        ((77, "m"), "interval.ms", SET, "1000", 42, "Unsupported resource type: 77"),
+        (
+            (CLIENT_METRICS, "m"),
+            "interval.ms",
+            SET,
+            "1000",
+            E::InvalidRequest,
+            "client metrics",
+        ),
+        ((BROKER_LOGGER, "1"), "root", SET, "DEBUG", E::InvalidRequest, "log levels"),
+        ((77, "m"), "interval.ms", SET, "1000", E::InvalidRequest, "Unsupported resource type: 77"),
     ] {
         let ops = [(name, operation, Some(value))];
         let (got, message) = alter_some(&mut client, resource, &ops, false).await;
-        assert_eq!(got, code, "{resource:?} {name}: {message}");
+        assert_eq!(got, code.code(), "{resource:?} {name}: {message}");
         assert!(message.contains(reason), "{resource:?} {name}: {message}");
     }
     let twice = [("retention.ms", SET, Some("1")), ("retention.ms", SET, Some("2"))];
-    assert_eq!(alter_some(&mut client, (TOPIC, "t"), &twice, false).await.0, 42);
+    assert_eq!(
+        alter_some(&mut client, (TOPIC, "t"), &twice, false).await.0,
+        ResponseError::InvalidRequest.code()
+    );
     let null = [("retention.ms", SET, None)];
-    assert_eq!(alter_some(&mut client, (TOPIC, "t"), &null, false).await.0, 42);
+    assert_eq!(
+        alter_some(&mut client, (TOPIC, "t"), &null, false).await.0,
+        ResponseError::InvalidRequest.code()
+    );
     // One invalid setting prevents the change of all others of its resource.
     let half = [("retention.ms", SET, Some("1")), ("retention.bytes", SET, Some("x"))];
-    assert_eq!(alter_some(&mut client, (TOPIC, "t"), &half, false).await.0, 40);
+    assert_eq!(
+        alter_some(&mut client, (TOPIC, "t"), &half, false).await.0,
+        ResponseError::InvalidConfig.code()
+    );
     assert_eq!(describe(&mut client, (TOPIC, "t")).await, before);
     assert!(server.server().configs.groups().is_empty());
 }
@@ -333,9 +393,18 @@ async fn alter_configs_replaces_all_settings() {
         let responses = client.call(2, &request).await.responses;
         responses.iter().map(|response| response.error_code).collect::<Vec<_>>()
     };
-    assert_eq!(codes(request(&["t", "t"], "9")).await, [42, 42]);
-    assert_eq!(codes(request(&["t", "zz"], "x")).await, [40, 3]);
-    assert_eq!(codes(request(&["zz", "t"], "9")).await, [3, 0]);
+    assert_eq!(
+        codes(request(&["t", "t"], "9")).await,
+        [ResponseError::InvalidRequest.code(), ResponseError::InvalidRequest.code()]
+    );
+    assert_eq!(
+        codes(request(&["t", "zz"], "x")).await,
+        [ResponseError::InvalidConfig.code(), ResponseError::UnknownTopicOrPartition.code()]
+    );
+    assert_eq!(
+        codes(request(&["zz", "t"], "9")).await,
+        [ResponseError::UnknownTopicOrPartition.code(), 0]
+    );
     let overrides = server.server().topics.by_name("t").unwrap().overrides.clone();
     assert_eq!(overrides, [("retention.bytes".to_owned(), "9".to_owned())].into());
 }
@@ -393,7 +462,7 @@ async fn a_broker_describes_its_start_options_and_fixed_settings() {
     set_well(&mut client, (GROUP, "g"), "share.session.timeout.ms", "120000").await;
     let (code, message) =
         set(&mut client, (GROUP, "g"), "consumer.heartbeat.interval.ms", "99").await;
-    assert_eq!(code, 40);
+    assert_eq!(code, ResponseError::InvalidConfig.code());
     assert!(message.contains("in the range 100 to 15000 inclusive"), "{message}");
     assert_eq!(value("offsets.retention.minutes"), "60");
     assert_eq!(value("group.max.session.timeout.ms"), "120000");
@@ -435,7 +504,10 @@ async fn groups_have_settings_and_are_listed_with_topics_and_brokers() {
     let all: Vec<(i8, String)> = vec![topic, broker, group.clone()];
     assert_eq!(list(&mut client, 1, &[]).await, (0, all));
     assert_eq!(list(&mut client, 1, &[GROUP, GROUP, CLIENT_METRICS]).await, (0, vec![group]));
-    assert_eq!(list(&mut client, 1, &[77]).await, (35, vec![]));
+    assert_eq!(
+        list(&mut client, 1, &[77]).await,
+        (ResponseError::UnsupportedVersion.code(), vec![])
+    );
     assert_eq!(list(&mut client, 0, &[]).await, (0, vec![]));
 
     let ops = [(session, DELETE, None)];
@@ -504,6 +576,6 @@ async fn connection_limits_can_be_changed_at_run_time() {
         ("transaction.partition.verification.enable", "false"),
     ] {
         let (code, message) = set(&mut first, (BROKER, ""), name, value).await;
-        assert_eq!(code, 42, "{name}: {message}");
+        assert_eq!(code, ResponseError::InvalidRequest.code(), "{name}: {message}");
     }
 }

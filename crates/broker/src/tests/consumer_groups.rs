@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::consumer_group_describe_response::DescribedGroup;
 use kafka_protocol::messages::consumer_group_heartbeat_request::TopicPartitions;
 use kafka_protocol::messages::{
@@ -16,11 +17,11 @@ use uuid::Uuid;
 
 use super::harness::{Client, HANG, TestServer, text};
 
-const STALE_MEMBER_EPOCH: i16 = 113;
-const FENCED_MEMBER_EPOCH: i16 = 110;
-const UNKNOWN_MEMBER_ID: i16 = 25;
-const GROUP_ID_NOT_FOUND: i16 = 69;
-const INVALID_REQUEST: i16 = 42;
+const STALE_MEMBER_EPOCH: i16 = ResponseError::StaleMemberEpoch.code();
+const FENCED_MEMBER_EPOCH: i16 = ResponseError::FencedMemberEpoch.code();
+const UNKNOWN_MEMBER_ID: i16 = ResponseError::UnknownMemberId.code();
+const GROUP_ID_NOT_FOUND: i16 = ResponseError::GroupIdNotFound.code();
+const INVALID_REQUEST: i16 = ResponseError::InvalidRequest.code();
 
 fn group(name: &str) -> GroupId {
     GroupId(text(name))
@@ -227,7 +228,10 @@ async fn two_members_share_a_topic_and_admins_see_their_assignments() {
             .with_partitions(vec![partition]);
         OffsetDeleteRequest::default().with_group_id(group("g")).with_topics(vec![topic])
     };
-    assert_eq!(client.call(0, &forget).await.topics[0].partitions[0].error_code, 86);
+    assert_eq!(
+        client.call(0, &forget).await.topics[0].partitions[0].error_code,
+        ResponseError::GroupSubscribedToTopic.code()
+    );
     assert_eq!(delete(&mut client, "g").await, 68);
     for member in ["a", &b] {
         let left = client.call(1, &beat("g", member, -1)).await;
@@ -349,7 +353,10 @@ async fn a_group_without_members_changes_its_type_and_keeps_its_offsets() {
 
     assert_eq!(good(&client.call(1, &join("g", "a", &["t"])).await).0, 1);
     assert_eq!(committed(&mut client, "g", Some("a"), 1).await, (0, 7));
-    assert_eq!(client.call(3, &classic_join).await.error_code, 23);
+    assert_eq!(
+        client.call(3, &classic_join).await.error_code,
+        ResponseError::InconsistentGroupProtocol.code()
+    );
     let heartbeat = HeartbeatRequest::default().with_group_id(group("g")).with_member_id(text("a"));
     assert_eq!(client.call(4, &heartbeat).await.error_code, UNKNOWN_MEMBER_ID);
     assert_eq!(client.call(1, &leave(&text("a"))).await.error_code, UNKNOWN_MEMBER_ID);
@@ -373,7 +380,7 @@ async fn members_of_a_classic_group_continue_after_a_restart_without_a_rebalance
     use kafka_protocol::messages::SyncGroupRequest;
     use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
     use kafka_protocol::messages::sync_group_request::SyncGroupRequestAssignment;
-    const FENCED_INSTANCE_ID: i16 = 82;
+    const FENCED_INSTANCE_ID: i16 = ResponseError::FencedInstanceId.code();
     let mut server = TestServer::start().await;
     let mut client = server.client().await;
     let range = JoinGroupRequestProtocol::default().with_name(text("range"));
@@ -404,7 +411,7 @@ async fn members_of_a_classic_group_continue_after_a_restart_without_a_rebalance
     let mut members = Vec::new();
     for name in ["dynamic", "static"] {
         let mut joined = client.call(5, &join_as(name, &StrBytes::new())).await;
-        if joined.error_code == 79 {
+        if joined.error_code == ResponseError::MemberIdRequired.code() {
             joined = client.call(5, &join_as(name, &joined.member_id)).await;
         }
         assert_eq!((joined.error_code, joined.generation_id), (0, 1), "{name}");
@@ -459,8 +466,8 @@ async fn a_group_of_classic_consumers_is_converted_and_converted_back() {
     use kafka_protocol::messages::sync_group_request::SyncGroupRequestAssignment;
     use kafka_protocol::messages::*;
     use kafka_protocol::protocol::Decodable;
-    const REBALANCE_IN_PROGRESS: i16 = 27;
-    const ILLEGAL_GENERATION: i16 = 22;
+    const REBALANCE_IN_PROGRESS: i16 = ResponseError::RebalanceInProgress.code();
+    const ILLEGAL_GENERATION: i16 = ResponseError::IllegalGeneration.code();
     let mut server = TestServer::start().await;
     server.topic("t", 4, &[]).await;
     let (mut old, mut new) = (server.client().await, server.client().await);
@@ -498,7 +505,10 @@ async fn a_group_of_classic_consumers_is_converted_and_converted_back() {
     assert_eq!((joined.error_code, joined.generation_id, &joined.leader), (0, 1, &id));
     // While the assignment is unknown no member is accepted: COORDINATOR_LOAD_IN_PROGRESS, which
     // clients retry.
-    assert_eq!(new.call(1, &join("g", "new", &["t"])).await.error_code, 14);
+    assert_eq!(
+        new.call(1, &join("g", "new", &["t"])).await.error_code,
+        ResponseError::CoordinatorLoadInProgress.code()
+    );
     let all = TopicPartition::default()
         .with_topic(TopicName(text("t")))
         .with_partitions(vec![0, 1, 2, 3]);
@@ -582,7 +592,10 @@ async fn a_classic_group_that_refuses_a_member_stays_classic() {
         .with_generation_id(1);
     assert_eq!(client.call(3, &sync).await.error_code, 0);
 
-    assert_eq!(client.call(1, &join("g", "new", &["t"])).await.error_code, 81);
+    assert_eq!(
+        client.call(1, &join("g", "new", &["t"])).await.error_code,
+        ResponseError::GroupMaxSizeReached.code()
+    );
     let stable = ("g".to_owned(), "classic".to_owned(), "Stable".to_owned());
     assert_eq!(listed(&mut client, &[]).await, [stable]);
     let heartbeat = HeartbeatRequest::default()
@@ -700,7 +713,10 @@ async fn invalid_heartbeats_are_refused_with_a_reason() {
         assert!(response.error_message.is_some_and(|message| !message.is_empty()), "case {at}");
     }
     assert_eq!(client.call(1, &good()).await.error_code, 0);
-    assert_eq!(client.call(1, &join("g", "b", &["t"])).await.error_code, 81);
+    assert_eq!(
+        client.call(1, &join("g", "b", &["t"])).await.error_code,
+        ResponseError::GroupMaxSizeReached.code()
+    );
     assert_eq!(client.call(1, &beat("g", "b", 1)).await.error_code, UNKNOWN_MEMBER_ID);
     assert_eq!(client.call(1, &beat("g", "a", 9)).await.error_code, FENCED_MEMBER_EPOCH);
 }

@@ -4,6 +4,7 @@ use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use futures::poll;
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::*;
 
 use super::harness::{Client, TestServer, produce, text};
@@ -46,7 +47,10 @@ async fn records_are_deleted_up_to_an_offset_and_stay_deleted() {
     let wrong = [(0, 5), (0, -2), (7, 0), (0, i64::MAX)];
     let told = [(0, 1, -1), (0, 1, -1), (7, 3, -1), (0, 1, -1)];
     assert_eq!(delete(&mut client, "t", &wrong).await, told);
-    assert_eq!(delete(&mut client, "no", &[(0, 0)]).await, [(0, 3, -1)]);
+    assert_eq!(
+        delete(&mut client, "no", &[(0, 0)]).await,
+        [(0, ResponseError::UnknownTopicOrPartition.code(), -1)]
+    );
     assert_eq!(delete(&mut client, "t", &[(0, 2), (1, 0)]).await, [(0, 0, 2), (1, 0, 0)]);
     // A lower offset has no effect.
     assert_eq!(delete(&mut client, "t", &[(0, 1)]).await, [(0, 0, 2)]);
@@ -54,8 +58,14 @@ async fn records_are_deleted_up_to_an_offset_and_stay_deleted() {
     // affected.
     let twice = [(0, 1), (0, 3), (1, 0)];
     assert_eq!(delete(&mut client, "t", &twice).await, [(0, 0, 3), (0, 0, 3), (1, 0, 0)]);
-    assert_eq!(delete(&mut client, "compacted", &[(0, -1)]).await, [(0, 44, -1)]);
-    assert_eq!(delete(&mut client, "__consumer_offsets", &[(0, -1)]).await, [(0, 17, -1)]);
+    assert_eq!(
+        delete(&mut client, "compacted", &[(0, -1)]).await,
+        [(0, ResponseError::PolicyViolation.code(), -1)]
+    );
+    assert_eq!(
+        delete(&mut client, "__consumer_offsets", &[(0, -1)]).await,
+        [(0, ResponseError::InvalidTopicException.code(), -1)]
+    );
     assert_eq!(delete(&mut client, "both", &[(0, -1)]).await, [(0, 0, 4)]);
     server.crash().await;
     let mut client = server.client().await;
@@ -82,7 +92,10 @@ async fn a_waiting_fetch_survives_a_deletion() {
     assert_eq!((produced.base_offset, produced.log_start_offset), (1, 1));
     let fetched = consumer.receive::<FetchRequest>(12, id).await;
     let partition = &fetched.responses[0].partitions[0];
-    assert_eq!((partition.error_code, partition.log_start_offset), (0, 1));
+    assert_eq!(
+        (partition.error_code, partition.log_start_offset),
+        (0, ResponseError::OffsetOutOfRange.code())
+    );
     assert!(partition.records.as_ref().is_some_and(|records| !records.is_empty()));
 }
 
@@ -161,9 +174,22 @@ async fn offsets_of_topics_without_subscribers_are_deleted() {
     let mut client = server.client().await;
     commit(&mut client, "g", "read", &[0, 1]).await;
     commit(&mut client, "g", "other", &[0, 1]).await;
-    assert_eq!(delete_offsets(&mut client, "no", &[("read", 0)]).await, (69, vec![]));
+    assert_eq!(
+        delete_offsets(&mut client, "no", &[("read", 0)]).await,
+        (ResponseError::GroupIdNotFound.code(), vec![])
+    );
     let wanted = [("other", 0), ("other", 9), ("no", 0)];
-    assert_eq!(delete_offsets(&mut client, "g", &wanted).await, (0, vec![0, 3, 3]));
+    assert_eq!(
+        delete_offsets(&mut client, "g", &wanted).await,
+        (
+            0,
+            vec![
+                0,
+                ResponseError::UnknownTopicOrPartition.code(),
+                ResponseError::UnknownTopicOrPartition.code()
+            ]
+        )
+    );
     server.crash().await;
     let mut client = server.client().await;
     let left = [("other".to_owned(), 1), ("read".to_owned(), 0), ("read".to_owned(), 1)];
@@ -182,7 +208,10 @@ async fn offsets_of_topics_without_subscribers_are_deleted() {
     let joined = client.call(3, &join).await;
     assert_eq!(joined.error_code, 0);
     // Until the member has its assignment, the subscriptions of the group are unknown.
-    assert_eq!(delete_offsets(&mut client, "g", &[("other", 1)]).await, (0, vec![86]));
+    assert_eq!(
+        delete_offsets(&mut client, "g", &[("other", 1)]).await,
+        (0, vec![ResponseError::GroupSubscribedToTopic.code()])
+    );
     let assignment = SyncGroupRequestAssignment::default().with_member_id(joined.member_id.clone());
     let sync = SyncGroupRequest::default()
         .with_group_id(GroupId(text("g")))
@@ -191,7 +220,10 @@ async fn offsets_of_topics_without_subscribers_are_deleted() {
         .with_assignments(vec![assignment]);
     assert_eq!(client.call(3, &sync).await.error_code, 0);
     let wanted = [("read", 0), ("other", 1)];
-    assert_eq!(delete_offsets(&mut client, "g", &wanted).await, (0, vec![86, 0]));
+    assert_eq!(
+        delete_offsets(&mut client, "g", &wanted).await,
+        (0, vec![ResponseError::GroupSubscribedToTopic.code(), 0])
+    );
     assert_eq!(committed(&mut client, "g").await, left[1..]);
 }
 
@@ -224,7 +256,10 @@ async fn a_metadata_request_does_not_recreate_a_topic_deleted_just_now() {
             assert_eq!(told.partitions.len(), 1);
             break;
         }
-        assert_eq!((told.error_code, told.partitions.len()), (3, 0));
+        assert_eq!(
+            (told.error_code, told.partitions.len()),
+            (ResponseError::UnknownTopicOrPartition.code(), 0)
+        );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(before.elapsed() >= RECREATION_PAUSE);
@@ -304,11 +339,17 @@ async fn deleted_offsets_of_a_group_are_not_committed_by_a_transaction() {
             assert_eq!(producer.commit_offsets(group, "other", &[0], 9).await, 0);
         }
         assert_eq!(delete_group(&mut client, "deleted").await, 0);
-        assert_eq!(delete_group(&mut client, "deleted").await, 69);
+        assert_eq!(
+            delete_group(&mut client, "deleted").await,
+            ResponseError::GroupIdNotFound.code()
+        );
         // It has no offsets other than those of the transaction.
         assert_eq!(delete_group(&mut client, "new").await, 0);
         let wanted = [("t", 0), ("t", 2), ("t", 7)];
-        assert_eq!(delete_offsets(&mut client, "kept", &wanted).await, (0, vec![0, 0, 3]));
+        assert_eq!(
+            delete_offsets(&mut client, "kept", &wanted).await,
+            (0, vec![0, 0, ResponseError::UnknownTopicOrPartition.code()])
+        );
         if crash {
             server.crash().await;
             client = server.client().await;
@@ -375,7 +416,14 @@ async fn partitions_are_described_page_by_page() {
         .with_response_partition_limit(2_000);
     let response = client.call(0, &request).await;
     let codes: Vec<i16> = response.topics.iter().map(|topic| topic.error_code).collect();
-    assert_eq!(codes, [0, 17, 3]);
+    assert_eq!(
+        codes,
+        [
+            0,
+            ResponseError::InvalidTopicException.code(),
+            ResponseError::UnknownTopicOrPartition.code()
+        ]
+    );
     assert_eq!(response.topics[0].partitions[0].isr_nodes, [BrokerId(1)]);
 
     // A cursor that no response to this request contained.
@@ -389,7 +437,13 @@ async fn partitions_are_described_page_by_page() {
             .with_cursor(Some(cursor));
         let response = client.call(0, &request).await;
         assert_eq!(response.topics.len(), topics.len());
-        assert!(response.topics.iter().all(|topic| topic.error_code == 42), "{response:?}");
+        assert!(
+            response
+                .topics
+                .iter()
+                .all(|topic| topic.error_code == ResponseError::InvalidRequest.code()),
+            "{response:?}"
+        );
     }
 }
 

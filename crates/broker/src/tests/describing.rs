@@ -1,5 +1,6 @@
 //! Descriptions of topics, and of the server itself.
 
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::{
     ApiVersionsRequest, DescribeClusterRequest, DescribeQuorumRequest, MetadataRequest, TopicName,
@@ -32,7 +33,7 @@ async fn metadata_by_id_ignores_the_name() {
             assert_eq!((topics[0].topic_id, topics[0].partitions.len()), (id, 2));
             let unknown = Uuid::from_u128(7);
             let topics = client.call(version, &wanted(unknown)).await.topics;
-            assert_eq!(topics[0].error_code, 100, "UNKNOWN_TOPIC_ID");
+            assert_eq!(topics[0].error_code, ResponseError::UnknownTopicId.code());
             assert_eq!((topics[0].topic_id, &topics[0].name), (unknown, &None));
         }
     }
@@ -86,7 +87,11 @@ async fn the_one_server_is_its_own_quorum() {
     for (name, index) in [("__cluster_metadata", 1), ("t0", 0)] {
         let response = client.call(2, &ask(name, index)).await;
         let partition = &response.topics[0].partitions[0];
-        assert_eq!((response.error_code, partition.error_code), (0, 3), "{name}-{index}");
+        assert_eq!(
+            (response.error_code, partition.error_code),
+            (0, ResponseError::UnknownTopicOrPartition.code()),
+            "{name}-{index}"
+        );
         assert_eq!(partition.partition_index, index);
     }
 }
@@ -185,7 +190,11 @@ async fn features_are_not_changed() {
                  Invalid update version {level} for feature {feature}. {reason}"
             );
             let told = response.error_message.as_ref().map(ToString::to_string);
-            assert_eq!((response.error_code, told), (95, Some(message)), "v{version} {all:?}");
+            assert_eq!(
+                (response.error_code, told),
+                (ResponseError::InvalidUpdateVersion.code(), Some(message)),
+                "v{version} {all:?}"
+            );
             assert_eq!(response.results, []);
         }
 
@@ -206,5 +215,5 @@ async fn features_are_not_changed() {
     // An old client's permission to downgrade has no effect, as in Kafka.
     let mut lower = updates(&[(groups, 0, 1)]);
     lower.feature_updates[0].allow_downgrade = true;
-    assert_eq!(client.call(0, &lower).await.error_code, 95);
+    assert_eq!(client.call(0, &lower).await.error_code, ResponseError::InvalidUpdateVersion.code());
 }

@@ -1,6 +1,7 @@
 //! Every API in every announced version, over TCP, decoded by the client's side of the protocol
 //! library.
 
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::{ApiKey, ApiVersionsRequest, TopicName, create_topics_request};
 
 use super::examples::{self, World};
@@ -8,42 +9,53 @@ use super::harness::{TestServer, text};
 
 /// The error codes that the examples must get, where that is not 0.
 fn expected_errors(key: ApiKey, version: i16) -> Vec<i16> {
-    match key {
+    use ResponseError as E;
+    let errors = match key {
         // The member does not exist.
-        ApiKey::Heartbeat | ApiKey::SyncGroup => vec![25],
-        ApiKey::LeaveGroup if version >= 3 => vec![0, 25],
-        ApiKey::LeaveGroup => vec![25],
+        ApiKey::Heartbeat | ApiKey::SyncGroup => vec![E::UnknownMemberId],
+        ApiKey::LeaveGroup if version >= 3 => vec![E::None, E::UnknownMemberId],
+        ApiKey::LeaveGroup => vec![E::UnknownMemberId],
         // A member without an id gets one, and has to join again.
-        ApiKey::JoinGroup if version >= 4 => vec![79],
+        ApiKey::JoinGroup if version >= 4 => vec![E::MemberIdRequired],
         // The group does not exist, which versions before 6 show as a state only.
-        ApiKey::DescribeGroups if version >= 6 => vec![69],
-        ApiKey::DeleteGroups => vec![69],
+        ApiKey::DescribeGroups if version >= 6 => vec![E::GroupIdNotFound],
+        ApiKey::DeleteGroups => vec![E::GroupIdNotFound],
         // The transaction does not exist.
-        ApiKey::AddPartitionsToTxn => vec![0, 49],
-        ApiKey::AddOffsetsToTxn | ApiKey::EndTxn | ApiKey::TxnOffsetCommit => vec![49],
-        ApiKey::DescribeTransactions => vec![105],
-        ApiKey::ConsumerGroupHeartbeat | ApiKey::ConsumerGroupDescribe => vec![69],
-        ApiKey::ShareGroupHeartbeat => vec![25],
-        ApiKey::ShareGroupDescribe => vec![69],
-        ApiKey::DescribeShareGroupOffsets | ApiKey::DeleteShareGroupOffsets => vec![69],
+        ApiKey::AddPartitionsToTxn => vec![E::None, E::InvalidProducerIdMapping],
+        ApiKey::AddOffsetsToTxn | ApiKey::EndTxn | ApiKey::TxnOffsetCommit => {
+            vec![E::InvalidProducerIdMapping]
+        }
+        ApiKey::DescribeTransactions => vec![E::TransactionalIdNotFound],
+        ApiKey::ConsumerGroupHeartbeat | ApiKey::ConsumerGroupDescribe => vec![E::GroupIdNotFound],
+        ApiKey::ShareGroupHeartbeat => vec![E::UnknownMemberId],
+        ApiKey::ShareGroupDescribe => vec![E::GroupIdNotFound],
+        ApiKey::DescribeShareGroupOffsets | ApiKey::DeleteShareGroupOffsets => {
+            vec![E::GroupIdNotFound]
+        }
         // The session does not exist either, and a fetch creates no group.
-        ApiKey::ShareAcknowledge => vec![122],
-        ApiKey::ShareFetch => vec![0, 3, 0],
-        ApiKey::DeleteTopics if version >= 6 => vec![0, 100],
-        ApiKey::DeleteRecords => vec![0, 3],
-        ApiKey::AlterReplicaLogDirs => vec![0, 3, 57],
-        ApiKey::ElectLeaders => vec![0, 84, 3],
-        ApiKey::AlterPartitionReassignments => vec![0, 39, 85, 3],
-        ApiKey::OffsetDelete => vec![69],
+        ApiKey::ShareAcknowledge => vec![E::ShareSessionNotFound],
+        ApiKey::ShareFetch => vec![E::None, E::UnknownTopicOrPartition, E::None],
+        ApiKey::DeleteTopics if version >= 6 => vec![E::None, E::UnknownTopicId],
+        ApiKey::DeleteRecords => vec![E::None, E::UnknownTopicOrPartition],
+        ApiKey::AlterReplicaLogDirs => vec![E::None, E::UnknownTopicOrPartition, E::LogDirNotFound],
+        ApiKey::ElectLeaders => vec![E::None, E::ElectionNotNeeded, E::UnknownTopicOrPartition],
+        ApiKey::AlterPartitionReassignments => vec![
+            E::None,
+            E::InvalidReplicaAssignment,
+            E::NoReassignmentInProgress,
+            E::UnknownTopicOrPartition,
+        ],
+        ApiKey::OffsetDelete => vec![E::GroupIdNotFound],
         // The listener has no authentication.
-        ApiKey::SaslHandshake | ApiKey::SaslAuthenticate => vec![34],
+        ApiKey::SaslHandshake | ApiKey::SaslAuthenticate => vec![E::IllegalSaslState],
         // There is no authorizer.
-        ApiKey::DescribeAcls | ApiKey::CreateAcls | ApiKey::DeleteAcls => vec![54],
+        ApiKey::DescribeAcls | ApiKey::CreateAcls | ApiKey::DeleteAcls => vec![E::SecurityDisabled],
         // The user does not exist.
-        ApiKey::DescribeUserScramCredentials => vec![0, 91],
-        ApiKey::AlterUserScramCredentials => vec![91, 0],
+        ApiKey::DescribeUserScramCredentials => vec![E::None, E::ResourceNotFound],
+        ApiKey::AlterUserScramCredentials => vec![E::ResourceNotFound, E::None],
         _ => vec![],
-    }
+    };
+    errors.iter().map(E::code).collect()
 }
 
 pub(super) fn error_codes(response: &str) -> Vec<i16> {
@@ -135,6 +147,7 @@ async fn the_announced_versions_are_those_that_clients_need() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn topics_are_validated_as_in_kafka() {
+    use ResponseError as E;
     use create_topics_request::*;
     let server = TestServer::with(16 << 20, |config| config.max_partitions = 20).await;
     server.topic("a.b", 1, &[]).await;
@@ -148,24 +161,27 @@ async fn topics_are_validated_as_in_kafka() {
         CreatableTopicConfig::default().with_name(text(name)).with_value(value.map(text))
     };
     let cases = vec![
-        (topic("a.b"), 36),
-        (topic("a_b"), 17),
-        (topic("no/slash"), 17),
-        (topic("x").with_num_partitions(0), 37),
-        (topic("x").with_num_partitions(-2), 37),
-        (topic("x").with_num_partitions(21), 44),
-        (topic("x").with_replication_factor(2), 38),
-        (topic("x").with_replication_factor(0), 38),
-        (topic("x").with_configs(vec![config("nonsense", Some("1"))]), 40),
-        (topic("x").with_configs(vec![config("retention.ms", None)]), 40),
-        (topic("x").with_assignments(vec![CreatableReplicaAssignment::default()]), 42),
+        (topic("a.b"), E::TopicAlreadyExists),
+        (topic("a_b"), E::InvalidTopicException),
+        (topic("no/slash"), E::InvalidTopicException),
+        (topic("x").with_num_partitions(0), E::InvalidPartitions),
+        (topic("x").with_num_partitions(-2), E::InvalidPartitions),
+        (topic("x").with_num_partitions(21), E::PolicyViolation),
+        (topic("x").with_replication_factor(2), E::InvalidReplicationFactor),
+        (topic("x").with_replication_factor(0), E::InvalidReplicationFactor),
+        (topic("x").with_configs(vec![config("nonsense", Some("1"))]), E::InvalidConfig),
+        (topic("x").with_configs(vec![config("retention.ms", None)]), E::InvalidConfig),
+        (
+            topic("x").with_assignments(vec![CreatableReplicaAssignment::default()]),
+            E::InvalidRequest,
+        ),
         (
             topic("x").with_num_partitions(-1).with_replication_factor(-1).with_assignments(vec![
                 CreatableReplicaAssignment::default().with_broker_ids(vec![9.into()]),
             ]),
-            39,
+            E::InvalidReplicaAssignment,
         ),
-        (topic("good").with_num_partitions(-1).with_replication_factor(-1), 0),
+        (topic("good").with_num_partitions(-1).with_replication_factor(-1), E::None),
     ];
     let mut client = server.client().await;
     for validate_only in [true, false] {
@@ -174,12 +190,15 @@ async fn topics_are_validated_as_in_kafka() {
                 .with_topics(vec![topic.clone()])
                 .with_validate_only(validate_only);
             let result = &client.call(7, &request).await.topics[0];
-            assert_eq!(result.error_code, *code, "{topic:?}: {:?}", result.error_message);
+            assert_eq!(result.error_code, code.code(), "{topic:?}: {:?}", result.error_message);
         }
     }
     let twice = CreateTopicsRequest::default().with_topics(vec![topic("y"), topic("y")]);
     let results = client.call(7, &twice).await.topics;
-    assert!(results.len() == 1 && results[0].error_code == 42, "{results:?}");
+    assert!(
+        results.len() == 1 && results[0].error_code == ResponseError::InvalidRequest.code(),
+        "{results:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -197,15 +216,15 @@ async fn partitions_are_added_as_in_kafka() {
         topic.with_assignments(Some(brokers.iter().map(to).collect()))
     };
     let cases = vec![
-        (vec![topic("unknown", 3)], vec![3]),
-        (vec![topic("t", 2)], vec![37]),
-        (vec![topic("t", -1)], vec![37]),
-        (vec![assigned(topic("t", 2), &[1])], vec![37]),
-        (vec![assigned(topic("t", 4), &[1])], vec![39]),
-        (vec![assigned(topic("t", 3), &[7])], vec![39]),
-        (vec![topic("t", 3), topic("t", 4)], vec![42]),
+        (vec![topic("unknown", 3)], vec![ResponseError::UnknownTopicOrPartition.code()]),
+        (vec![topic("t", 2)], vec![ResponseError::InvalidPartitions.code()]),
+        (vec![topic("t", -1)], vec![ResponseError::InvalidPartitions.code()]),
+        (vec![assigned(topic("t", 2), &[1])], vec![ResponseError::InvalidPartitions.code()]),
+        (vec![assigned(topic("t", 4), &[1])], vec![ResponseError::InvalidReplicaAssignment.code()]),
+        (vec![assigned(topic("t", 3), &[7])], vec![ResponseError::InvalidReplicaAssignment.code()]),
+        (vec![topic("t", 3), topic("t", 4)], vec![ResponseError::InvalidRequest.code()]),
         (vec![assigned(topic("t", 3), &[1])], vec![0]),
-        (vec![topic("t", 3)], vec![37]),
+        (vec![topic("t", 3)], vec![ResponseError::InvalidPartitions.code()]),
     ];
     let mut client = server.client().await;
     for (topics, codes) in cases {
@@ -230,12 +249,18 @@ async fn metadata_creates_topics_where_both_sides_allow_it() {
             .with_allow_auto_topic_creation(create)
     };
     let unknown = &client.call(12, &request("new", false)).await.topics[0];
-    assert_eq!(unknown.error_code, 3);
+    assert_eq!(unknown.error_code, ResponseError::UnknownTopicOrPartition.code());
     let created = &client.call(12, &request("new", true)).await.topics[0];
     assert_eq!((created.error_code, created.partitions.len()), (0, 3));
     assert!(!created.topic_id.is_nil());
-    assert_eq!(client.call(12, &request("no good", true)).await.topics[0].error_code, 17);
-    assert_eq!(client.call(12, &request("no good", false)).await.topics[0].error_code, 17);
+    assert_eq!(
+        client.call(12, &request("no good", true)).await.topics[0].error_code,
+        ResponseError::InvalidTopicException.code()
+    );
+    assert_eq!(
+        client.call(12, &request("no good", false)).await.topics[0].error_code,
+        ResponseError::InvalidTopicException.code()
+    );
 
     // kafka-clients send an empty name with the id, others none.
     for name in [None, Some(TopicName::default())] {
@@ -247,7 +272,7 @@ async fn metadata_creates_topics_where_both_sides_allow_it() {
         let found = &client.call(13, &by_id(created.topic_id)).await.topics[0];
         assert_eq!(found.name.as_deref().map(ToString::to_string), Some("new".into()));
         let unknown = client.call(13, &by_id(uuid::Uuid::from_u128(1))).await;
-        assert_eq!(unknown.topics[0].error_code, 100);
+        assert_eq!(unknown.topics[0].error_code, ResponseError::UnknownTopicId.code());
     }
 
     let all = client.call(1, &MetadataRequest::default().with_topics(None)).await;
@@ -260,7 +285,7 @@ async fn metadata_creates_topics_where_both_sides_allow_it() {
 
     let server = TestServer::with(16 << 20, |config| config.auto_create_topics = false).await;
     let refused = &server.client().await.call(12, &request("new", true)).await.topics[0];
-    assert_eq!(refused.error_code, 3);
+    assert_eq!(refused.error_code, ResponseError::UnknownTopicOrPartition.code());
 }
 
 /// Clients and tools look for them, and skip them by their flag.
@@ -287,6 +312,9 @@ async fn internal_topics_appear_when_requested_and_stay_empty() {
     let wanted = [("__consumer_offsets", true), ("__transaction_state", true), ("t", false)];
     assert!(told.eq(wanted.map(|(name, is_internal)| (name.to_owned(), is_internal, 1))));
     let batch = crate::batch::tests::plain(&[1]);
-    assert_eq!(client.produce("__consumer_offsets", 0, &batch).await, (17, -1));
+    assert_eq!(
+        client.produce("__consumer_offsets", 0, &batch).await,
+        (ResponseError::InvalidTopicException.code(), -1)
+    );
     assert_eq!(client.fetch("__consumer_offsets", 0, 0).await, (0, 0, bytes::Bytes::new()));
 }

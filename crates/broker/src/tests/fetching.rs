@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::fetch_request::{FetchPartition, ForgottenTopic};
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::{
@@ -59,11 +60,20 @@ async fn a_fetch_session_returns_what_is_new() {
     let after = client.call(12, &in_session(id, 4, &[(2, 1)])).await;
     assert_eq!(shape(&after), [], "0 is forgotten, 1 and 2 are at their ends");
 
-    assert_eq!(client.call(12, &in_session(id, 9, &[])).await.error_code, 71);
-    assert_eq!(client.call(12, &in_session(id ^ 1, 1, &[])).await.error_code, 70);
+    assert_eq!(
+        client.call(12, &in_session(id, 9, &[])).await.error_code,
+        ResponseError::InvalidFetchSessionEpoch.code()
+    );
+    assert_eq!(
+        client.call(12, &in_session(id ^ 1, 1, &[])).await.error_code,
+        ResponseError::FetchSessionIdNotFound.code()
+    );
     let ended = client.call(12, &in_session(id, -1, &[(0, 0)])).await;
     assert_eq!((ended.session_id, shape(&ended)), (0, vec![(0, batch.len())]));
-    assert_eq!(client.call(12, &in_session(id, 5, &[])).await.error_code, 70);
+    assert_eq!(
+        client.call(12, &in_session(id, 5, &[])).await.error_code,
+        ResponseError::FetchSessionIdNotFound.code()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -276,15 +286,26 @@ async fn invalid_partitions_and_offsets_have_their_errors() {
     let mut client = server.client().await;
     client.produce("t", 0, &plain(&[1, 2])).await;
     assert_eq!(client.fetch("t", 0, 2).await, (0, 2, Bytes::new()));
-    assert_eq!(client.fetch("t", 0, 3).await.0, 1);
-    assert_eq!(client.fetch("t", 0, -1).await.0, 1);
-    assert_eq!(client.fetch("t", 1, 0).await.0, 3);
-    assert_eq!(client.fetch("unknown", 0, 0).await.0, 3);
+    assert_eq!(client.fetch("t", 0, 3).await.0, ResponseError::OffsetOutOfRange.code());
+    assert_eq!(client.fetch("t", 0, -1).await.0, ResponseError::OffsetOutOfRange.code());
+    assert_eq!(client.fetch("t", 1, 0).await.0, ResponseError::UnknownTopicOrPartition.code());
+    assert_eq!(
+        client.fetch("unknown", 0, 0).await.0,
+        ResponseError::UnknownTopicOrPartition.code()
+    );
     let mut by_id = fetch("", &[(0, 0)], 0);
     by_id.topics[0].topic_id = uuid::Uuid::from_u128(1);
-    assert_eq!(client.call(13, &by_id).await.responses[0].partitions[0].error_code, 100);
+    assert_eq!(
+        client.call(13, &by_id).await.responses[0].partitions[0].error_code,
+        ResponseError::UnknownTopicId.code()
+    );
     by_id.topics[0].topic_id = id;
-    for (epoch, code) in [(-1, 0), (0, 0), (1, 75), (-2, 74)] {
+    for (epoch, code) in [
+        (-1, 0),
+        (0, 0),
+        (1, ResponseError::UnknownLeaderEpoch.code()),
+        (-2, ResponseError::FencedLeaderEpoch.code()),
+    ] {
         by_id.topics[0].partitions = vec![
             FetchPartition::default()
                 .with_current_leader_epoch(epoch)
@@ -384,7 +405,13 @@ async fn a_search_by_time_finds_remaining_records() {
     let topic = topic.with_partitions(vec![wanted.clone(), wanted]);
     let request = ListOffsetsRequest::default().with_topics(vec![topic]);
     let Unchanged(response) = client.call(1, &Unchanged(request)).await;
-    assert!(response.topics[0].partitions.iter().all(|p| p.error_code == 42), "{response:?}");
+    assert!(
+        response.topics[0]
+            .partitions
+            .iter()
+            .all(|p| p.error_code == ResponseError::InvalidRequest.code()),
+        "{response:?}"
+    );
     for uploaded in [false, true] {
         if uploaded {
             server.store().flush().await.unwrap();
@@ -424,8 +451,14 @@ async fn a_deleted_topic_ends_a_waiting_fetch() {
     let delete = DeleteTopicsRequest::default().with_topic_names(vec![TopicName(text("t"))]);
     assert_eq!(admin.call(5, &delete).await.responses[0].error_code, 0);
     let response = reader.receive::<FetchRequest>(12, waiting).await;
-    assert_eq!(response.responses[0].partitions[0].error_code, 3);
-    assert_eq!(admin.call(5, &delete).await.responses[0].error_code, 3);
+    assert_eq!(
+        response.responses[0].partitions[0].error_code,
+        ResponseError::UnknownTopicOrPartition.code()
+    );
+    assert_eq!(
+        admin.call(5, &delete).await.responses[0].error_code,
+        ResponseError::UnknownTopicOrPartition.code()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -437,9 +470,11 @@ async fn the_current_leader_epoch_ends_at_the_high_watermark() {
     server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
     client.produce("t", 0, &plain(&[1, 2])).await;
-    for (current, epoch, expected) in
-        [(0, 0, (0, 0, 2)), (-1, 5, (0, -1, -1)), (1, 0, (75, -1, -1))]
-    {
+    for (current, epoch, expected) in [
+        (0, 0, (0, 0, 2)),
+        (-1, 5, (0, -1, -1)),
+        (1, 0, (ResponseError::UnknownLeaderEpoch.code(), -1, -1)),
+    ] {
         let partition = OffsetForLeaderPartition::default()
             .with_current_leader_epoch(current)
             .with_leader_epoch(epoch);

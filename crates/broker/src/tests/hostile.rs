@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use alluvium_device::sim::Random;
 use bytes::{BufMut, BytesMut};
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::{
     AlterPartitionReassignmentsRequest, ApiKey, ApiVersionsRequest, ApiVersionsResponse,
     CreateTopicsRequest, DescribeConfigsRequest, DescribeGroupsRequest, ElectLeadersRequest,
@@ -48,7 +49,7 @@ async fn unknown_apis_and_versions_close_the_connection_except_for_api_versions(
         client.send_frame(&examples::header(18, version, 5, 2)).await;
         let mut response = client.receive_frame().await.unwrap().slice(4..);
         let response = ApiVersionsResponse::decode(&mut response, 0).unwrap();
-        assert_eq!(response.error_code, 35);
+        assert_eq!(response.error_code, ResponseError::UnsupportedVersion.code());
         assert_eq!(response.api_keys.len(), crate::api::APIS.len());
     }
     // The connection continues with a version that both sides support.
@@ -451,7 +452,7 @@ async fn repeated_names_in_a_request_are_answered_once() {
     let response = client.call(7, &request).await;
     let errors: Vec<_> = response.topics.iter().flat_map(|topic| &topic.partitions).collect();
     let errors: Vec<_> = errors.iter().map(|partition| partition.error_code).collect();
-    assert_eq!(errors, [42; 6]);
+    assert_eq!(errors, [ResponseError::InvalidRequest.code(); 6]);
 
     let mut request = fetch("t", &[(0, 0); 100], 0);
     request.session_epoch = -1;
@@ -597,10 +598,16 @@ async fn responses_stay_in_proportion_to_their_requests() {
 
     let response = client.call(9, &produce(&long_name, 0, &plain(&[1]), -1)).await;
     assert!(response.responses[0].name.len() <= 251, "{} bytes", response.responses[0].name.len());
-    assert_eq!(response.responses[0].partition_responses[0].error_code, 3);
+    assert_eq!(
+        response.responses[0].partition_responses[0].error_code,
+        ResponseError::UnknownTopicOrPartition.code()
+    );
     let response = client.call(12, &fetch(&long_name, &[(0, 0)], 0)).await;
     assert!(response.responses[0].topic.len() <= 251);
-    assert_eq!(response.responses[0].partitions[0].error_code, 3);
+    assert_eq!(
+        response.responses[0].partitions[0].error_code,
+        ResponseError::UnknownTopicOrPartition.code()
+    );
 
     let wanted = |n: i32| {
         describe_configs_request::DescribeConfigsResource::default()
@@ -633,7 +640,11 @@ async fn responses_stay_in_proportion_to_their_requests() {
         topic.configs.as_ref().is_some_and(|configs| !configs.is_empty())
     };
     assert_eq!(response.topics.iter().filter(described).count(), 1_000);
-    assert!(response.topics[1_000..].iter().all(|topic| topic.topic_config_error_code == 44));
+    assert!(
+        response.topics[1_000..]
+            .iter()
+            .all(|topic| topic.topic_config_error_code == ResponseError::PolicyViolation.code())
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -771,7 +782,10 @@ async fn responses_to_group_members_share_the_budget_of_large_ones() {
     assert_eq!((joined.error_code, joined.members[0].metadata.len()), (0, 10 * MIB));
     let again = join.with_member_id(joined.member_id.clone());
     let all = budget.acquire(12 * MIB).await;
-    assert_eq!(server.client().await.call(3, &again).await.error_code, 15);
+    assert_eq!(
+        server.client().await.call(3, &again).await.error_code,
+        ResponseError::CoordinatorNotAvailable.code()
+    );
     drop(all);
     assert_eq!(server.client().await.call(3, &again).await.error_code, 0);
 
@@ -798,10 +812,17 @@ async fn responses_to_group_members_share_the_budget_of_large_ones() {
         }
     };
     tokio::time::timeout(HANG, taken).await.expect("the answers are not counted");
-    assert_eq!(server.client().await.call(2, &sync).await.error_code, 15);
+    assert_eq!(
+        server.client().await.call(2, &sync).await.error_code,
+        ResponseError::CoordinatorNotAvailable.code()
+    );
     for (mut client, [first, _]) in unread {
         let response = client.receive::<SyncGroupRequest>(2, first).await;
-        assert!([0, 15].contains(&response.error_code), "{}", response.error_code);
+        assert!(
+            [0, ResponseError::CoordinatorNotAvailable.code()].contains(&response.error_code),
+            "{}",
+            response.error_code
+        );
         assert_eq!(response.assignment.len(), if response.error_code == 0 { 10 * MIB } else { 0 });
     }
     server.assert_alive().await;

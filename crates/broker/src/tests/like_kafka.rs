@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::StrBytes;
 
@@ -174,7 +175,10 @@ async fn the_cluster_metadata_topic_cannot_be_used() {
         let message = refused.error_message.unwrap_or_default();
         assert_eq!(
             (refused.error_code, message.as_str()),
-            (42, "Creation of internal topic __cluster_metadata is prohibited.")
+            (
+                ResponseError::InvalidRequest.code(),
+                "Creation of internal topic __cluster_metadata is prohibited."
+            )
         );
     }
     for _ in 0..2 {
@@ -182,7 +186,10 @@ async fn the_cluster_metadata_topic_cannot_be_used() {
         let request = MetadataRequest::default()
             .with_topics(Some(vec![topic]))
             .with_allow_auto_topic_creation(true);
-        assert_eq!(client.call(9, &request).await.topics[0].error_code, 3);
+        assert_eq!(
+            client.call(9, &request).await.topics[0].error_code,
+            ResponseError::UnknownTopicOrPartition.code()
+        );
     }
     assert!(server.server().topics.all().is_empty());
 }
@@ -232,6 +239,6 @@ async fn a_client_may_reauthenticate_once_and_then_only_after_a_while() {
     let mut client = Client::connect(server.addr_of("sasl")).await;
     assert_eq!(client.plain("alice", "wonder").await.0, 0);
     assert_eq!(client.plain("alice", "wonder").await.0, 0);
-    assert_eq!(client.handshake("PLAIN").await, 34);
+    assert_eq!(client.handshake("PLAIN").await, ResponseError::IllegalSaslState.code());
     assert_eq!(client.call(12, &MetadataRequest::default()).await.brokers.len(), 1);
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use alluvium_stream::{Reason, StreamOffset};
 use bytes::{Buf, Bytes};
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::*;
 use kafka_protocol::records::{Compression, RecordBatchDecoder};
 
@@ -354,7 +355,7 @@ async fn records_without_a_key_are_refused() {
     for codec in [Compression::None, Compression::Gzip, Compression::Zstd] {
         let records = [(Some(vec![1]), None, 1), (None, Some(vec![1]), 1)];
         let batch = encode(&records, (-1, -1, -1), codec);
-        assert_eq!(client.produce("t", 0, &batch).await, (87, -1));
+        assert_eq!(client.produce("t", 0, &batch).await, (ResponseError::InvalidRecord.code(), -1));
         assert_eq!(client.produce("u", 0, &batch).await.0, 0);
     }
     assert_eq!(produce(&server, "t", &[("", Some("an empty key is one"), 1)]).await, 0);

@@ -3,15 +3,16 @@
 use std::path::PathBuf;
 
 use alluvium_stream::Reason;
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::{ListOffsetsRequest, TopicName};
 
 use super::harness::{TestServer, fetch, stored, text};
 use crate::batch::tests::plain;
 
-const CORRUPT_MESSAGE: i16 = 2;
-const UNKNOWN_SERVER_ERROR: i16 = -1;
-const KAFKA_STORAGE_ERROR: i16 = 56;
+const CORRUPT_MESSAGE: i16 = ResponseError::CorruptMessage.code();
+const UNKNOWN_SERVER_ERROR: i16 = ResponseError::UnknownServerError.code();
+const KAFKA_STORAGE_ERROR: i16 = ResponseError::KafkaStorageError.code();
 
 /// A batch in each partition of topic t, only in an object, and the object's file: it begins with
 /// that of partition 0.

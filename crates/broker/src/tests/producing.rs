@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use alluvium_stream::{StreamEpoch, StreamOffset};
 use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::produce_request::PartitionProduceData;
 use kafka_protocol::messages::{
@@ -85,23 +86,47 @@ async fn refused_batches_have_kafkas_error_codes_and_change_nothing() {
     let good = plain(&[1]);
     let mut corrupt = good.to_vec();
     *corrupt.last_mut().unwrap() ^= 1;
-    assert_eq!(client.produce("t", 0, &corrupt.into()).await, (2, -1));
-    assert_eq!(client.produce("t", 0, &plain(&[1; 20])).await, (10, -1));
-    assert_eq!(client.produce("t", 0, &Bytes::new()).await, (87, -1));
-    assert_eq!(client.produce("t", 1, &good).await, (3, -1));
-    assert_eq!(client.produce("unknown", 0, &good).await, (3, -1));
+    assert_eq!(
+        client.produce("t", 0, &corrupt.into()).await,
+        (ResponseError::CorruptMessage.code(), -1)
+    );
+    assert_eq!(
+        client.produce("t", 0, &plain(&[1; 20])).await,
+        (ResponseError::MessageTooLarge.code(), -1)
+    );
+    assert_eq!(
+        client.produce("t", 0, &Bytes::new()).await,
+        (ResponseError::InvalidRecord.code(), -1)
+    );
+    assert_eq!(
+        client.produce("t", 1, &good).await,
+        (ResponseError::UnknownTopicOrPartition.code(), -1)
+    );
+    assert_eq!(
+        client.produce("unknown", 0, &good).await,
+        (ResponseError::UnknownTopicOrPartition.code(), -1)
+    );
     let code = |response: kafka_protocol::messages::ProduceResponse| {
         response.responses[0].partition_responses[0].error_code
     };
     let mut by_id = produce("", 0, &good, -1);
     by_id.topic_data[0].topic_id = uuid::Uuid::from_u128(3);
-    assert_eq!(code(client.call(13, &by_id).await), 100);
-    assert_eq!(code(client.call(9, &produce("t", 0, &good, 2)).await), 21);
+    assert_eq!(code(client.call(13, &by_id).await), ResponseError::UnknownTopicId.code());
+    assert_eq!(
+        code(client.call(9, &produce("t", 0, &good, 2)).await),
+        ResponseError::InvalidRequiredAcks.code()
+    );
     let transactional = transactional(&of_producer(7, 0, 0, 1));
-    assert_eq!(code(client.call(9, &produce("t", 0, &transactional, -1)).await), 53);
+    assert_eq!(
+        code(client.call(9, &produce("t", 0, &transactional, -1)).await),
+        ResponseError::TransactionalIdAuthorizationFailed.code()
+    );
     let unknown =
         produce("t", 0, &transactional, -1).with_transactional_id(Some(TransactionalId(text("x"))));
-    assert_eq!(code(client.call(9, &unknown).await), 49);
+    assert_eq!(
+        code(client.call(9, &unknown).await),
+        ResponseError::InvalidProducerIdMapping.code()
+    );
     assert_eq!(client.produce("t", 0, &good).await, (0, 0));
     assert_eq!(client.fetch("t", 0, 0).await, (0, 1, stored(&good, 0)));
 }
@@ -116,9 +141,17 @@ async fn repeated_batches_return_the_first_offset_and_sequence_gaps_are_refused(
     assert_eq!(client.produce("t", 0, &of_producer(7, 0, 2, 3)).await, (0, 3));
     assert_eq!(client.produce("t", 0, &of_producer(7, 0, 0, 2)).await, (0, 0), "a repetition");
     assert_eq!(client.produce("t", 0, &of_producer(7, 0, 2, 3)).await, (0, 3), "a repetition");
-    assert_eq!(client.produce("t", 0, &of_producer(7, 0, 6, 1)).await, (45, -1), "a gap");
+    assert_eq!(
+        client.produce("t", 0, &of_producer(7, 0, 6, 1)).await,
+        (ResponseError::OutOfOrderSequenceNumber.code(), -1),
+        "a gap"
+    );
     assert_eq!(client.produce("t", 0, &of_producer(7, 1, 0, 1)).await, (0, 6), "a new epoch");
-    assert_eq!(client.produce("t", 0, &of_producer(7, 0, 5, 1)).await, (47, -1), "the old epoch");
+    assert_eq!(
+        client.produce("t", 0, &of_producer(7, 0, 5, 1)).await,
+        (ResponseError::InvalidProducerEpoch.code(), -1),
+        "the old epoch"
+    );
     assert_eq!(
         client.produce("t", 1, &of_producer(7, 0, 0, 1)).await,
         (0, 0),
@@ -243,7 +276,11 @@ async fn the_produce_timeout_covers_waiting_for_log_space_and_not_for_the_disk()
         let large = produce("t", 0, &of_producer(-1, -1, -1, 100), acks).with_timeout_ms(20);
         let refused = server.client().await.call(9, &large).await;
         let refused = &refused.responses[0].partition_responses[0];
-        assert_eq!((refused.error_code, refused.base_offset), (7, -1), "there is no room");
+        assert_eq!(
+            (refused.error_code, refused.base_offset),
+            (ResponseError::RequestTimedOut.code(), -1),
+            "there is no room"
+        );
         let mut byte = [0];
         for client in &clients {
             let early = timeout(Duration::from_millis(50), client.socket.peek(&mut byte));
@@ -436,8 +473,14 @@ async fn uncompressed_records_that_are_unreadable_are_refused() {
     // The first record: its length, attributes, timestamp delta, offset delta.
     let (length, offset_delta) = (batch::HEADER_BYTES, batch::HEADER_BYTES + 3);
     assert_eq!(good[offset_delta], 0);
-    assert_eq!(client.produce("t", 0, &edited(&|b| b[length] += 2)).await, (87, -1));
-    assert_eq!(client.produce("t", 0, &edited(&|b| b[offset_delta] = 2)).await, (87, -1));
+    assert_eq!(
+        client.produce("t", 0, &edited(&|b| b[length] += 2)).await,
+        (ResponseError::InvalidRecord.code(), -1)
+    );
+    assert_eq!(
+        client.produce("t", 0, &edited(&|b| b[offset_delta] = 2)).await,
+        (ResponseError::InvalidRecord.code(), -1)
+    );
     // Its header does not contain the maximum timestamp of its records: it is corrected, as by
     // Kafka.
     let boasting = edited(&|b| batch::set_max_timestamp(b, 7_000));
@@ -479,7 +522,10 @@ async fn a_missing_maximum_timestamp_is_computed() {
     *damaged.last_mut().unwrap() = 0x7f;
     damaged[batch::HEADER_BYTES] = 0xff;
     batch::set_max_timestamp(&mut damaged, -1);
-    assert_eq!(client.produce("t", 0, &damaged.into()).await.0, 87);
+    assert_eq!(
+        client.produce("t", 0, &damaged.into()).await.0,
+        ResponseError::InvalidRecord.code()
+    );
     // Without timestamps there is none to determine.
     let none = encode(Compression::None, (-1, -1, -1), &[-1, -1]);
     assert_eq!(client.produce("t", 0, &none).await.0, 0);
@@ -488,7 +534,7 @@ async fn a_missing_maximum_timestamp_is_computed() {
 /// Another writer has opened a partition's stream, as the next leader would.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_whose_stream_was_taken_over_has_another_leader() {
-    const NOT_LEADER: i16 = 6;
+    const NOT_LEADER: i16 = ResponseError::NotLeaderOrFollower.code();
     let server = TestServer::start().await;
     server.topic("t", 2, &[]).await;
     let mut client = server.client().await;
@@ -562,7 +608,19 @@ async fn each_batch_of_a_request_is_appended_to_its_partition() {
         let response = client.call(version, &request).await;
         let partitions = &response.responses[0].partition_responses;
         let codes: Vec<i16> = partitions.iter().map(|partition| partition.error_code).collect();
-        assert_eq!(codes, [0, 3, 0, 87, 2, 87, 0], "v{version}");
+        assert_eq!(
+            codes,
+            [
+                0,
+                ResponseError::UnknownTopicOrPartition.code(),
+                0,
+                ResponseError::InvalidRecord.code(),
+                ResponseError::CorruptMessage.code(),
+                ResponseError::InvalidRecord.code(),
+                0
+            ],
+            "v{version}"
+        );
         for (partition, batch) in [(0, large(1_000)), (1, plain(&[3])), (2, large(4_000))] {
             let base = round * u64::from(BatchHeader::parse(&batch).unwrap().offsets());
             let (code, _, kept) = client.fetch("t", partition, base as i64).await;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::*;
 
 use super::harness::{Client, TestServer, fetch, produce, text};
@@ -141,7 +142,11 @@ async fn invalid_quotas_are_refused() {
         (vec![user], [(PRODUCE, f64::INFINITY, false)]),
         (vec![user], [(PRODUCE, 1.5, false)]),
     ] {
-        assert_eq!(alter(&mut client, &entity, &ops).await, 42, "{entity:?} {ops:?}");
+        assert_eq!(
+            alter(&mut client, &entity, &ops).await,
+            ResponseError::InvalidRequest.code(),
+            "{entity:?} {ops:?}"
+        );
     }
     assert_eq!(told(&mut client, &[], false).await, []);
 }
@@ -313,8 +318,8 @@ async fn unauthenticated_clients_are_not_charged() {
 /// Created and deleted partitions: versions that have the error are refused, the others wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_over_its_mutation_quota_has_to_wait() {
-    const THROTTLING_QUOTA_EXCEEDED: i16 = 89;
-    const TOPIC_EXISTS: i16 = 36;
+    const THROTTLING_QUOTA_EXCEEDED: i16 = ResponseError::ThrottlingQuotaExceeded.code();
+    const TOPIC_EXISTS: i16 = ResponseError::TopicAlreadyExists.code();
     let server = TestServer::start().await;
     server.topic("grows", 1, &[]).await;
     let mut client = server.client().await;

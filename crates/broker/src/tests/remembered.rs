@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::*;
 use kafka_protocol::records::Compression;
 
@@ -13,8 +14,8 @@ use crate::partition::unix_time_ms;
 use crate::producer_state::EXPIRATION;
 use crate::retention;
 
-const POLICY_VIOLATION: i16 = 44;
-const TRANSACTION_ABORTABLE: i16 = 120;
+const POLICY_VIOLATION: i16 = ResponseError::PolicyViolation.code();
+const TRANSACTION_ABORTABLE: i16 = ResponseError::TransactionAbortable.code();
 
 /// Transactions that a partition may track whatever others do.
 const FREE: usize = 128;

@@ -1,6 +1,7 @@
 //! State that survives a restart.
 
 use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::{
     CreatePartitionsRequest, DeleteTopicsRequest, GroupId, InitProducerIdRequest, MetadataRequest,
     OffsetCommitRequest, OffsetFetchRequest, TopicName,
@@ -92,7 +93,11 @@ async fn topics_ids_settings_and_the_cluster_survive() {
         CreatePartitionsRequest::default().with_topics(vec![topic])
     };
     assert_eq!(client.call(3, &grow).await.results[0].error_code, 0);
-    assert_eq!(client.call(3, &grow).await.results[0].error_code, 37, "5 are not more than 5");
+    assert_eq!(
+        client.call(3, &grow).await.results[0].error_code,
+        ResponseError::InvalidPartitions.code(),
+        "5 are not more than 5"
+    );
     let small = encode(Compression::None, (-1, -1, -1), &[1]);
     assert_eq!(client.produce("kept", 4, &small).await, (0, 0));
     let all = MetadataRequest::default().with_topics(None);
@@ -108,7 +113,11 @@ async fn topics_ids_settings_and_the_cluster_survive() {
         assert_eq!((after.topics[0].topic_id, after.topics[0].partitions.len()), (kept, 5));
         assert_eq!(client.fetch("kept", 4, 0).await, (0, 1, stored(&small, 0)));
         let large = encode(Compression::None, (-1, -1, -1), &[1; 20]);
-        assert_eq!(client.produce("kept", 0, &large).await.0, 10, "its limit");
+        assert_eq!(
+            client.produce("kept", 0, &large).await.0,
+            ResponseError::MessageTooLarge.code(),
+            "its limit"
+        );
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use alluvium_stream::StreamEpoch;
 
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::records::Compression;
 
 use super::harness::{HANG, TestServer};
@@ -64,7 +65,7 @@ async fn records_are_deleted_by_age_and_by_size() {
         let (code, _, records) = client.fetch(topic, 0, start).await;
         assert!(code == 0 && !records.is_empty(), "{topic}: {code}");
         let (code, _, _) = client.fetch(topic, 0, start - 1).await;
-        assert_eq!(code, 1, "{topic}: out of range");
+        assert_eq!(code, ResponseError::OffsetOutOfRange.code(), "{topic}: out of range");
     }
     server.restart().await;
     for (topic, start) in [("kept", 0), ("kept-too", 0), ("compacted", 0), ("by-age", 2)] {

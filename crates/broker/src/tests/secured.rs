@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::*;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -455,7 +456,7 @@ async fn clients_authenticate_with_their_passwords_after_a_restart() {
             assert!(served(&mut client).await);
             client.call(12, &MetadataRequest::default()).await;
             // A client whose session does not end has no reason to authenticate again.
-            assert_eq!(client.handshake("PLAIN").await, 34);
+            assert_eq!(client.handshake("PLAIN").await, ResponseError::IllegalSaslState.code());
             assert!(served(&mut client).await);
         }
         let mut client = connect().await;
@@ -469,7 +470,10 @@ async fn clients_authenticate_with_their_passwords_after_a_restart() {
                     1 => client.scram(Hash::Sha256, user, password).await,
                     _ => client.scram(Hash::Sha512, user, password).await,
                 };
-                assert_eq!(outcome, (58, Bytes::new(), 0));
+                assert_eq!(
+                    outcome,
+                    (ResponseError::SaslAuthenticationFailed.code(), Bytes::new(), 0)
+                );
                 assert!(client.receive_frame().await.is_none());
             }
         }
@@ -543,9 +547,12 @@ async fn a_recorded_sasl_exchange_cannot_be_replayed() {
             overheard = scram_client::finish(Hash::Sha256, "builder", bare, first).0;
             assert_eq!(client.token(&overheard).await.0, 0);
             // Nor on the same connection: the exchange is over.
-            assert_eq!(client.token(&overheard).await.0, 34);
+            assert_eq!(client.token(&overheard).await.0, ResponseError::IllegalSaslState.code());
         } else {
-            assert_eq!(client.token(&overheard).await.0, 58);
+            assert_eq!(
+                client.token(&overheard).await.0,
+                ResponseError::SaslAuthenticationFailed.code()
+            );
         }
     }
 }
@@ -589,16 +596,19 @@ async fn unauthenticated_clients_are_not_served() {
     client.socket.write_all(&[0, 1, 0, 1]).await.unwrap();
     assert!(client.receive_frame().await.is_none());
     let mut client = Client::connect(server.addr_of("sasl")).await;
-    assert_eq!(client.token("x").await.0, 34);
+    assert_eq!(client.token("x").await.0, ResponseError::IllegalSaslState.code());
     assert!(client.receive_frame().await.is_none());
     let mut client = Client::connect(server.addr_of("sasl")).await;
     let gssapi = SaslHandshakeRequest::default().with_mechanism(text("GSSAPI"));
     let response = client.call(1, &gssapi).await;
-    assert_eq!((response.error_code, response.mechanisms.len()), (33, 3));
+    assert_eq!(
+        (response.error_code, response.mechanisms.len()),
+        (ResponseError::UnsupportedSaslMechanism.code(), 3)
+    );
     assert!(client.receive_frame().await.is_none());
     let mut client = Client::connect(server.addr_of("sasl")).await;
     assert_eq!(client.handshake("PLAIN").await, 0);
-    assert_eq!(client.handshake("PLAIN").await, 34);
+    assert_eq!(client.handshake("PLAIN").await, ResponseError::IllegalSaslState.code());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -651,7 +661,10 @@ async fn password_guessing_is_slowed_down() {
         tokio::time::sleep(Duration::from_millis(600)).await;
         let (guesses, again) = tokio::join!(guesses, inside.plain("alice", "wonder=land,"));
         assert_eq!(again.0, 0);
-        let told = guesses.iter().filter(|code| **code == Some(58)).count();
+        let told = guesses
+            .iter()
+            .filter(|code| **code == Some(ResponseError::SaslAuthenticationFailed.code()))
+            .count();
         let closed = guesses.iter().filter(|code| code.is_none()).count();
         assert!(closed > 0 && told + closed == 60, "{told} and {closed}");
         // Now the right password is not checked either, for a while. The response must not say that
@@ -668,7 +681,7 @@ async fn password_guessing_is_slowed_down() {
     let token = Bytes::from_static(b"\0bob\0builder");
     let request = SaslAuthenticateRequest::default().with_auth_bytes(token);
     let refused = inside.call(2, &request).await;
-    assert_eq!(refused.error_code, 58);
+    assert_eq!(refused.error_code, ResponseError::SaslAuthenticationFailed.code());
     let message = refused.error_message.unwrap();
     assert!(message.contains("invalid credentials"), "{message}");
     assert!(inside.receive_frame().await.is_none());
@@ -696,10 +709,10 @@ async fn unauthenticated_clients_cannot_keep_a_connection() {
     for _ in 0..10 {
         assert!(served(&mut client).await);
     }
-    assert_eq!(client.token("x").await.0, 34);
+    assert_eq!(client.token("x").await.0, ResponseError::IllegalSaslState.code());
     assert!(served(&mut client).await);
     tokio::time::sleep(Duration::from_millis(10_200)).await;
-    assert_eq!(client.token("x").await.0, 34);
+    assert_eq!(client.token("x").await.0, ResponseError::IllegalSaslState.code());
     assert!(client.receive_frame().await.is_none());
 }
 
@@ -723,7 +736,7 @@ async fn passwords_can_be_changed_at_the_maximum_number_of_users() {
         .with_salted_password(Bytes::from_static(b"salted"));
     let request = AlterUserScramCredentialsRequest::default().with_upsertions(vec![upsertion]);
     let refused = server.client().await.call(0, &request).await.results.remove(0);
-    assert_eq!(refused.error_code, 44, "{refused:?}");
+    assert_eq!(refused.error_code, ResponseError::PolicyViolation.code(), "{refused:?}");
     users.change(vec![(("user-7".into(), Hash::Sha256), None)]).await.unwrap();
     users.change(vec![one(MAX_CREDENTIALS)]).await.unwrap();
 }
@@ -745,7 +758,7 @@ async fn plain_accepts_the_newest_password() {
                 Client::connect(server.addr_of("sasl")).await.plain("bob", password).await.0
             };
             assert_eq!(log_in(password).await, 0);
-            assert_eq!(log_in(old).await, 58);
+            assert_eq!(log_in(old).await, ResponseError::SaslAuthenticationFailed.code());
             server.restart().await;
         }
     }
@@ -770,7 +783,10 @@ async fn a_new_authentication_attempt_starts_at_once() {
             assert_eq!(client.handshake("SCRAM-SHA-256").await, 0);
             assert_eq!(client.token("n,,n=bob,r=nonce").await.0, 0);
             match then {
-                "a handshake" => assert_eq!(client.handshake("SCRAM-SHA-256").await, 34),
+                "a handshake" => assert_eq!(
+                    client.handshake("SCRAM-SHA-256").await,
+                    ResponseError::IllegalSaslState.code()
+                ),
                 "a request" => {
                     client.send(0, &ApiVersionsRequest::default()).await;
                 }
@@ -808,7 +824,10 @@ async fn tokens_are_accepted_and_sessions_expire() {
     client.call(12, &MetadataRequest::default()).await;
     // No mechanism changes the identity of a client.
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    assert_eq!(client.bearer(&token("mallory", 1e11)).await.0, 58);
+    assert_eq!(
+        client.bearer(&token("mallory", 1e11)).await.0,
+        ResponseError::SaslAuthenticationFailed.code()
+    );
     assert!(client.receive_frame().await.is_none());
 
     let mut late = connect().await;
@@ -821,7 +840,7 @@ async fn tokens_are_accepted_and_sessions_expire() {
     let mut client = connect().await;
     let (error, told, _) = client.bearer(&token("carol", 1.0)).await;
     assert_eq!((error, &told[..]), (0, &br#"{"status":"invalid_token"}"#[..]));
-    assert_eq!(client.token("\x01").await.0, 58);
+    assert_eq!(client.token("\x01").await.0, ResponseError::SaslAuthenticationFailed.code());
     assert!(client.receive_frame().await.is_none());
 }
 
@@ -884,5 +903,12 @@ async fn passwords_are_changed_by_clients_as_in_kafka() {
     );
     let some = client.call(0, &describe(Some(&["bob", "eve", "dave", "dave"]))).await.results;
     let codes: Vec<_> = some.iter().map(|user| (&*user.user, user.error_code)).collect();
-    assert_eq!(codes, [("dave", 92), ("bob", 0), ("eve", 91)]);
+    assert_eq!(
+        codes,
+        [
+            ("dave", ResponseError::DuplicateResource.code()),
+            ("bob", 0),
+            ("eve", ResponseError::ResourceNotFound.code())
+        ]
+    );
 }

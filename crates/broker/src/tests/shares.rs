@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use alluvium_stream::StreamOffset;
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::share_acknowledge_request as acked;
 use kafka_protocol::messages::share_fetch_request as fetched;
 use kafka_protocol::messages::{
@@ -23,16 +24,16 @@ use crate::configs::{Alteration, Entity, Op};
 use crate::groups::share::{Ack, AckKind, Found, Return, ShareRules, Wanted};
 use crate::wire::share::{DescribeShareOffsets, ShareAcknowledge, ShareFetch};
 
-const UNKNOWN_TOPIC_OR_PARTITION: i16 = 3;
-const UNKNOWN_MEMBER_ID: i16 = 25;
-const MEMBER_ID_REQUIRED: i16 = 79;
-const INVALID_REQUEST: i16 = 42;
-const NON_EMPTY_GROUP: i16 = 68;
-const UNKNOWN_TOPIC_ID: i16 = 100;
-const GROUP_ID_NOT_FOUND: i16 = 69;
-const INVALID_RECORD_STATE: i16 = 121;
-const SESSION_NOT_FOUND: i16 = 122;
-const INVALID_SESSION_EPOCH: i16 = 123;
+const UNKNOWN_TOPIC_OR_PARTITION: i16 = ResponseError::UnknownTopicOrPartition.code();
+const UNKNOWN_MEMBER_ID: i16 = ResponseError::UnknownMemberId.code();
+const MEMBER_ID_REQUIRED: i16 = ResponseError::MemberIdRequired.code();
+const INVALID_REQUEST: i16 = ResponseError::InvalidRequest.code();
+const NON_EMPTY_GROUP: i16 = ResponseError::NonEmptyGroup.code();
+const UNKNOWN_TOPIC_ID: i16 = ResponseError::UnknownTopicId.code();
+const GROUP_ID_NOT_FOUND: i16 = ResponseError::GroupIdNotFound.code();
+const INVALID_RECORD_STATE: i16 = ResponseError::InvalidRecordState.code();
+const SESSION_NOT_FOUND: i16 = ResponseError::ShareSessionNotFound.code();
+const INVALID_SESSION_EPOCH: i16 = ResponseError::InvalidShareSessionEpoch.code();
 
 const ACCEPT: i8 = 1;
 const RELEASE: i8 = 2;
@@ -231,13 +232,16 @@ async fn members_join_share_and_leave() {
 
     // Members of another type are not accepted, and a wrong epoch is fenced.
     let response = client.call(1, &beat("g", "a", later + 5, &[])).await;
-    assert_eq!(response.error_code, 110);
+    assert_eq!(response.error_code, ResponseError::FencedMemberEpoch.code());
     let join = JoinGroupRequest::default()
         .with_group_id(group("g"))
         .with_session_timeout_ms(10_000)
         .with_rebalance_timeout_ms(10_000)
         .with_protocol_type(text("consumer"));
-    assert_eq!(client.call(3, &join).await.error_code, 23);
+    assert_eq!(
+        client.call(3, &join).await.error_code,
+        ResponseError::InconsistentGroupProtocol.code()
+    );
     let listed =
         client.call(5, &ListGroupsRequest::default().with_types_filter(vec![text("share")])).await;
     assert_eq!(listed.groups.len(), 1);

@@ -2,6 +2,7 @@
 
 use std::slice::from_ref;
 
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::StrBytes;
 use uuid::Uuid;
@@ -11,13 +12,13 @@ use super::harness::{Client, TestServer, text};
 use super::transactions::{Producer, delete_topic};
 use crate::wire::offsets::{OffsetCommit, OffsetCommitted, OffsetFetch, OffsetsFetched};
 
-const UNKNOWN_TOPIC_OR_PARTITION: i16 = 3;
-const ILLEGAL_GENERATION: i16 = 22;
-const UNKNOWN_MEMBER_ID: i16 = 25;
-const GROUP_ID_NOT_FOUND: i16 = 69;
-const UNSTABLE_OFFSET_COMMIT: i16 = 88;
-const UNKNOWN_TOPIC_ID: i16 = 100;
-const STALE_MEMBER_EPOCH: i16 = 113;
+const UNKNOWN_TOPIC_OR_PARTITION: i16 = ResponseError::UnknownTopicOrPartition.code();
+const ILLEGAL_GENERATION: i16 = ResponseError::IllegalGeneration.code();
+const UNKNOWN_MEMBER_ID: i16 = ResponseError::UnknownMemberId.code();
+const GROUP_ID_NOT_FOUND: i16 = ResponseError::GroupIdNotFound.code();
+const UNSTABLE_OFFSET_COMMIT: i16 = ResponseError::UnstableOffsetCommit.code();
+const UNKNOWN_TOPIC_ID: i16 = ResponseError::UnknownTopicId.code();
+const STALE_MEMBER_EPOCH: i16 = ResponseError::StaleMemberEpoch.code();
 
 /// An id that no topic has.
 const NO_TOPIC: Uuid = Uuid::from_u128(7);

@@ -14,6 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::join_all;
 use futures::poll;
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::*;
 use kafka_protocol::records::Compression;
 use tokio::runtime::Handle;
@@ -25,15 +26,15 @@ use crate::groups::Position;
 use crate::topics::{GROUP_TOPIC, TopicRef};
 use crate::transactions::{Transactions, forget_unused};
 
-const COORDINATOR_NOT_AVAILABLE: i16 = 15;
-const INVALID_TOPIC: i16 = 17;
-const INVALID_REQUEST: i16 = 42;
-const POLICY_VIOLATION: i16 = 44;
-const INVALID_PRODUCER_EPOCH: i16 = 47;
-const INVALID_TXN_STATE: i16 = 48;
-const INVALID_PRODUCER_ID_MAPPING: i16 = 49;
-const PRODUCER_FENCED: i16 = 90;
-const TRANSACTION_ABORTABLE: i16 = 120;
+const COORDINATOR_NOT_AVAILABLE: i16 = ResponseError::CoordinatorNotAvailable.code();
+const INVALID_TOPIC: i16 = ResponseError::InvalidTopicException.code();
+const INVALID_REQUEST: i16 = ResponseError::InvalidRequest.code();
+const POLICY_VIOLATION: i16 = ResponseError::PolicyViolation.code();
+const INVALID_PRODUCER_EPOCH: i16 = ResponseError::InvalidProducerEpoch.code();
+const INVALID_TXN_STATE: i16 = ResponseError::InvalidTxnState.code();
+const INVALID_PRODUCER_ID_MAPPING: i16 = ResponseError::InvalidProducerIdMapping.code();
+const PRODUCER_FENCED: i16 = ResponseError::ProducerFenced.code();
+const TRANSACTION_ABORTABLE: i16 = ResponseError::TransactionAbortable.code();
 
 /// A transactional producer of version 1 or version 2 of transactions (KIP-890).
 pub(super) struct Producer {
@@ -324,7 +325,11 @@ async fn staged_offsets_take_effect_at_the_commit_and_not_at_an_abort() {
             assert_eq!(producer.add_offsets("g").await, 0);
         }
         assert_eq!(producer.commit_offset("g", "t", 9).await, 0);
-        assert_eq!(offset(&server, "g", "t").await, (88, -1), "it may come");
+        assert_eq!(
+            offset(&server, "g", "t").await,
+            (ResponseError::UnstableOffsetCommit.code(), -1),
+            "it may come"
+        );
         assert_eq!(producer.end(false).await, 0);
         assert_eq!(offset(&server, "g", "t").await, (0, -1));
         if !version_2 {
@@ -377,7 +382,10 @@ async fn open_transactions_continue_after_a_crash() {
             }
             server.crash().await;
             assert_eq!(committed(&server, "t", 0).await, seen(2, 0, &[], &[]));
-            assert_eq!(offset(&server, "g", "t").await, (88, -1));
+            assert_eq!(
+                offset(&server, "g", "t").await,
+                (ResponseError::UnstableOffsetCommit.code(), -1)
+            );
             producer.client = server.client().await;
             assert_eq!(producer.produce("t", topic_id, 0).await, (0, 2));
             assert_eq!(producer.end(commit).await, 0);
@@ -541,12 +549,18 @@ async fn operators_can_list_transactions_and_end_hanging_ones() {
     assert_eq!(matching(Some("")).await, (0, "a app-1 b".to_owned()));
     assert_eq!(matching(None).await, (0, "a app-1 b".to_owned()));
     // The parentheses do not match.
-    assert_eq!(matching(Some("a)|(b")).await, (128, String::new()));
+    assert_eq!(
+        matching(Some("a)|(b")).await,
+        (ResponseError::InvalidRegularExpression.code(), String::new())
+    );
 
     let ids = ["a", "c"].map(|id| TransactionalId(text(id))).to_vec();
     let describe = DescribeTransactionsRequest::default().with_transactional_ids(ids);
     let described = client.call(0, &describe).await.transaction_states;
-    assert_eq!((described[0].error_code, described[1].error_code), (0, 105));
+    assert_eq!(
+        (described[0].error_code, described[1].error_code),
+        (0, ResponseError::TransactionalIdNotFound.code())
+    );
     assert_eq!(described[0].producer_id.0, producer.id);
     assert_eq!(described[0].topics[0].partitions, [1]);
     assert!(described[0].transaction_start_time_ms > 0);
@@ -558,7 +572,7 @@ async fn operators_can_list_transactions_and_end_hanging_ones() {
     let active = &partitions[0].active_producers[0];
     assert_eq!((active.producer_id.0, active.last_sequence), (producer.id, 1));
     assert_eq!(active.current_txn_start_offset, 0);
-    assert_eq!(partitions[1].error_code, 3);
+    assert_eq!(partitions[1].error_code, ResponseError::UnknownTopicOrPartition.code());
 
     let topic = WritableTxnMarkerTopic::default()
         .with_name(TopicName(text("t")))
@@ -574,7 +588,7 @@ async fn operators_can_list_transactions_and_end_hanging_ones() {
         let written = client.call(1, &request).await;
         let codes: Vec<i16> =
             written.markers[0].topics[0].partitions.iter().map(|p| p.error_code).collect();
-        assert_eq!(codes, [code, 3]);
+        assert_eq!(codes, [code, ResponseError::UnknownTopicOrPartition.code()]);
     }
     server.server().ensure_internal(GROUP_TOPIC).await;
     let of_nobody = [("t", 1, -1, 0, INVALID_REQUEST), ("t", 1, 9_999, -1, INVALID_REQUEST)];
@@ -777,7 +791,7 @@ async fn one_transaction_cannot_use_all_memory_of_transactions() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn transaction_timeout_and_expiration_of_ids_are_configurable() {
-    const INVALID_TRANSACTION_TIMEOUT: i16 = 50;
+    const INVALID_TRANSACTION_TIMEOUT: i16 = ResponseError::InvalidTransactionTimeout.code();
     let server = TestServer::with(16 << 20, |config| {
         config.transaction_max_timeout = Duration::from_secs(3_600);
         config.transactional_id_expiration = Duration::from_millis(1);

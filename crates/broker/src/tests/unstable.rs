@@ -6,6 +6,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures::poll;
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::*;
 
 use super::deleting::{commit, commit_request, committed, delete_group, delete_offsets};
@@ -16,8 +17,8 @@ use crate::batch::Outcome;
 use crate::groups::{Position, TopicsView};
 use crate::transactions::{State, Transactions};
 
-const COORDINATOR_NOT_AVAILABLE: i16 = 15;
-const UNSTABLE_OFFSET_COMMIT: i16 = 88;
+const COORDINATOR_NOT_AVAILABLE: i16 = ResponseError::CoordinatorNotAvailable.code();
+const UNSTABLE_OFFSET_COMMIT: i16 = ResponseError::UnstableOffsetCommit.code();
 
 /// Error codes and committed offsets of the partitions 0 and 1 of `t`.
 async fn offsets(client: &mut Client, version: i16, group: &str, stable: bool) -> [(i16, i64); 2] {
@@ -203,7 +204,7 @@ async fn a_group_with_staged_offsets_only_is_an_ordinary_group() {
             .with_group_id(GroupId(text("kept")))
             .with_member_id(text("m"))
             .with_subscribed_topic_names(Some(vec![TopicName(text("t"))]));
-        assert_eq!(client.call(1, &share).await.error_code, 69);
+        assert_eq!(client.call(1, &share).await.error_code, ResponseError::GroupIdNotFound.code());
 
         let unstable = (UNSTABLE_OFFSET_COMMIT, -1);
         assert_eq!(stable_offsets(&mut client, "kept").await, [unstable, unstable]);
