@@ -162,8 +162,7 @@ impl BrokerConfig {
         let tokens = |listener: &ListenerConfig| listener.sasl.contains(&Mechanism::OauthBearer);
         if self.security.oauth.is_none() && self.listeners.iter().any(tokens) {
             return Err(InvalidConfig(
-                "a listener has OAUTHBEARER, but no OAuth settings are configured"
-                    .into(),
+                "a listener has OAUTHBEARER, but no OAuth settings are configured".into(),
             ));
         }
         if let Some(lifetime) = self.security.session_lifetime {

@@ -92,8 +92,10 @@ pub(crate) enum ApiError {
     InvalidRecordState,
     #[error("the log had no free space within the request's timeout; nothing was written")]
     TimedOut,
-    #[error("objects could not be read within the request's timeout; the parts that were read are \
-        cached")]
+    #[error(
+        "objects could not be read within the request's timeout; the parts that were read are \
+        cached"
+    )]
     ObjectsTooSlow,
     #[error("resources of type {0} cannot be configured")]
     UnsupportedResourceType(i8),

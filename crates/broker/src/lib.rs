@@ -162,7 +162,7 @@ impl Fold for BrokerFold {
             }
             KIND_SHARES => state_table::fold::<groups::ShareStates>(offsets, previous, batches),
             KIND_CLASSIC_GROUPS => {
-                state_table::fold::<groups::KeptGroups>(offsets, previous, batches)
+                state_table::fold::<groups::PersistedGroups>(offsets, previous, batches)
             }
             // No stream of another kind was ever created.
             other => unreachable!("unknown stream kind {other}"),
@@ -170,7 +170,7 @@ impl Fold for BrokerFold {
     }
 
     fn repair(&self, damaged: &DamagedStreams<'_>) -> Vec<(StreamId, Batch)> {
-        transactions::mend(damaged)
+        transactions::markers_for_gaps(damaged)
     }
 }
 

@@ -148,11 +148,7 @@ impl Metrics {
             "Open transactions",
             metrics.open_transactions.clone(),
         );
-        registry.register(
-            "transactions",
-            "Ended transactions, by outcome",
-            metrics.ended.clone(),
-        );
+        registry.register("transactions", "Ended transactions, by outcome", metrics.ended.clone());
         registry.register(
             "transactions_ended_after_loss",
             "Transactions ended at the start because the log lost their end or a part of them, by \

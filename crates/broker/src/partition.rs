@@ -373,7 +373,8 @@ impl Partition {
         Err(ApiError::Transaction {
             kind: ResponseError::TransactionAbortable,
             reason: "too many aborted transactions are tracked; their number decreases when old \
-                records are deleted or compacted".into(),
+                records are deleted or compacted"
+                .into(),
         })
     }
 

@@ -44,10 +44,7 @@ impl Pattern {
     /// Why it is not a regular expression, or that it is too large.
     pub(crate) fn new(regex: &str) -> Result<Self, String> {
         if regex.len() > MAX_BYTES {
-            return Err(format!(
-                "it has {} bytes, the limit is {MAX_BYTES}",
-                regex.len()
-            ));
+            return Err(format!("it has {} bytes, the limit is {MAX_BYTES}", regex.len()));
         }
         let translated = re2::translate(regex)?;
         let syntax = syntax::Config::new().utf8(false);

@@ -73,9 +73,12 @@ pub(crate) fn first_at_or_after(
     from: u64,
     timestamp_ms: i64,
 ) -> Result<Option<Found>, ApiError> {
-    let corrupt =
-        |reason: String| ApiError::CorruptBatch(format!("records of a stored batch cannot be read: \
-            {reason}"));
+    let corrupt = |reason: String| {
+        ApiError::CorruptBatch(format!(
+            "records of a stored batch cannot be read: \
+            {reason}"
+        ))
+    };
     let header = BatchHeader::parse(batch).ok_or_else(|| corrupt("no header".into()))?;
     let base_offset = header.base_offset as u64;
     if header.is_log_append_time() {
@@ -355,7 +358,8 @@ fn take_record<'a>(input: &mut &'a [u8], header: &BatchHeader) -> io::Result<Rec
     let attributes = read_byte(&mut fields)?;
     let (timestamp_delta_ms, _) = read_varint(&mut fields, LONG_BYTES)?;
     let (offset_delta, _) = read_varint(&mut fields, INT_BYTES)?;
-    let offset_delta = u64::try_from(offset_delta).map_err(|_| bad("an offset delta is negative"))?;
+    let offset_delta =
+        u64::try_from(offset_delta).map_err(|_| bad("an offset delta is negative"))?;
     let rest = fields;
     let key = take_field(&mut fields)?;
     let is_tombstone = take_field(&mut fields)?.is_none();
@@ -423,7 +427,8 @@ fn read_record_head(input: &mut impl BufRead) -> io::Result<RecordHead> {
     let _attributes = read_byte(input)?;
     let (timestamp_delta_ms, timestamp_bytes) = read_varint(input, LONG_BYTES)?;
     let (offset_delta, offset_bytes) = read_varint(input, INT_BYTES)?;
-    let offset_delta = u64::try_from(offset_delta).map_err(|_| bad("an offset delta is negative"))?;
+    let offset_delta =
+        u64::try_from(offset_delta).map_err(|_| bad("an offset delta is negative"))?;
     let rest = len_bytes
         .checked_sub(1 + timestamp_bytes + offset_bytes)
         .ok_or_else(|| bad("a record is too short"))?;

@@ -150,7 +150,8 @@ impl Shared {
         let copied = self.copy(journal, end, frame_bytes, writer, temporary)?;
         let Outcome::Compressed(len) = copied else { return Ok(copied) };
         file.sync().map_err(failed("syncing a compressed journal"))?;
-        let frames = self.read_back(&*file, journal).map_err(failed("reading back a compressed journal"))?;
+        let frames =
+            self.read_back(&*file, journal).map_err(failed("reading back a compressed journal"))?;
         self.directory.rename(temporary, name).map_err(failed("renaming"))?;
         self.counters.written_bytes.fetch_add(len, Ordering::Relaxed);
         // Readers that have the plain file open continue to read it. Only the holder of the turn

@@ -15,9 +15,7 @@ use crate::record::MAX_KEY_BYTES;
 #[non_exhaustive]
 pub enum Error {
     /// Another process, or another handle in this process, has the cache open.
-    #[error(
-        "{path}: the cache is in use by another process, or by another handle of this one"
-    )]
+    #[error("{path}: the cache is in use by another process, or by another handle of this one")]
     InUse {
         /// The directory.
         path: PathBuf,

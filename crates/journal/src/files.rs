@@ -229,9 +229,7 @@ impl RealDirectory {
 pub(crate) enum NoFile {
     #[error("it is a {0}, not a regular file")]
     Other(&'static str),
-    #[error(
-        "it is a dangling symbolic link: restore its target, or remove the link"
-    )]
+    #[error("it is a dangling symbolic link: restore its target, or remove the link")]
     Dangling,
 }
 

@@ -594,8 +594,10 @@ pub(crate) fn identity_of(directory: &dyn Directory, names: &[String]) -> Result
         }));
     }
     Identity::parse(&read_identity(directory)?).map_err(|reason| {
-        no_cache(format!("the file `{IDENTITY}` cannot be used: {reason}; the journals cannot be \
-            read without it; to start with an empty cache, remove the directory"))
+        no_cache(format!(
+            "the file `{IDENTITY}` cannot be used: {reason}; the journals cannot be \
+            read without it; to start with an empty cache, remove the directory"
+        ))
     })
 }
 

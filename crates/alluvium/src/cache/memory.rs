@@ -39,8 +39,8 @@ fn excess(wanted: Size, Bound { bytes, whose }: Bound) -> Option<String> {
 /// information.
 fn bound(root: &Path) -> Option<Bound> {
     let machine = machine_bytes(root).map(|bytes| Bound { bytes, whose: "the machine has" });
-    let group = group_bytes(root)
-        .map(|bytes| Bound { bytes, whose: "the cgroup of this process permits" });
+    let group =
+        group_bytes(root).map(|bytes| Bound { bytes, whose: "the cgroup of this process permits" });
     machine.into_iter().chain(group).min_by_key(|bound| bound.bytes)
 }
 

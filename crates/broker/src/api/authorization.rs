@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::Context;
 use crate::errors::ApiError;
-use crate::groups::{See, Sight};
+use crate::groups::{TopicAccess, TopicVisibility};
 use crate::security::{Authorizer, Operation, Principal, Resource, ResourceType, Who};
 use crate::topics::{Topic, TopicRef};
 
@@ -46,7 +46,7 @@ impl Context {
     }
 
     /// The topics that the client may see, for checks during and after this request.
-    pub(super) fn sight(&self) -> Sight {
+    pub(super) fn visibility(&self) -> TopicVisibility {
         let see = |authorizer: &Arc<Authorizer>| {
             let principal = self.peer.principal().unwrap_or_else(Principal::anonymous);
             let principal = principal.as_str().to_owned();
@@ -55,11 +55,11 @@ impl Context {
                 true => format!("{host} {principal}"),
                 false => principal.clone(),
             };
-            let viewer: Arc<dyn See> =
+            let viewer: Arc<dyn TopicAccess> =
                 Arc::new(Viewer { authorizer: authorizer.clone(), principal, host, name });
             viewer
         };
-        Sight(self.server.authorizer.as_ref().map(see))
+        TopicVisibility(self.server.authorizer.as_ref().map(see))
     }
 
     /// The operations that the client may do with the resource: one bit for each of Kafka's
@@ -152,7 +152,7 @@ struct Viewer {
     name: String,
 }
 
-impl See for Viewer {
+impl TopicAccess for Viewer {
     fn viewer(&self) -> &str {
         &self.name
     }
@@ -161,7 +161,7 @@ impl See for Viewer {
         self.authorizer.version()
     }
 
-    fn sees(&self, topic: &str) -> bool {
+    fn is_visible(&self, topic: &str) -> bool {
         let who = Who { principal: &self.principal, host: &self.host };
         self.authorizer.allows(&who, Operation::Describe, Resource::Topic(topic))
     }

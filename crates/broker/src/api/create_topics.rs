@@ -120,15 +120,18 @@ fn partitions(cx: &Context, wanted: &CreatableTopic) -> Result<u32, ApiError> {
         return match wanted.num_partitions {
             -1 => Ok(cx.server.config.default_partitions),
             count => u32::try_from(count).ok().filter(|count| *count > 0).ok_or_else(|| {
-                ApiError::InvalidPartitions(format!("{count} partitions requested, at least 1 \
-                    required"))
+                ApiError::InvalidPartitions(format!(
+                    "{count} partitions requested, at least 1 \
+                    required"
+                ))
             }),
         };
     }
     if wanted.num_partitions != -1 || wanted.replication_factor != -1 {
         return Err(ApiError::InvalidRequest(
             "with a replica assignment, the number of partitions and the replication factor must \
-             be -1".into(),
+             be -1"
+                .into(),
         ));
     }
     let mut indexes: Vec<i32> =

@@ -61,8 +61,13 @@ async fn delete(
 ) -> Result<Arc<crate::topics::Topic>, ApiError> {
     let topic = match &doomed.name {
         Some(name) if doomed.topic_id.is_nil() => TopicRef::Name(Arc::from(&***name)),
-        Some(_) => return Err(ApiError::InvalidRequest("a topic must not have both a name and an \
-            ID".into())),
+        Some(_) => {
+            return Err(ApiError::InvalidRequest(
+                "a topic must not have both a name and an \
+            ID"
+                .into(),
+            ));
+        }
         None if doomed.topic_id.is_nil() => {
             return Err(ApiError::InvalidRequest("a topic must have a name or an ID".into()));
         }

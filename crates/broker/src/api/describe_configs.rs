@@ -138,8 +138,10 @@ pub(super) async fn handle(
             .with_resource_name(resource.resource_name.clone());
         groups += usize::from(resource.resource_type == GROUP);
         let found = match groups > MAX_GROUPS && resource.resource_type == GROUP {
-            true => Err(ApiError::InvalidRequest(format!("a request can describe at most \
-                {MAX_GROUPS} groups"))),
+            true => Err(ApiError::InvalidRequest(format!(
+                "a request can describe at most \
+                {MAX_GROUPS} groups"
+            ))),
             false => configs(cx, resource),
         };
         match found {

@@ -34,9 +34,7 @@ pub(super) async fn handle(
                 ApiError::InvalidRequest(format!("{} is not a share partition", key.as_str()))
             })
         }
-        other => {
-            Some(ApiError::InvalidRequest(format!("unknown coordinator type {other}")))
-        }
+        other => Some(ApiError::InvalidRequest(format!("unknown coordinator type {other}"))),
     };
     let error_code = error.as_ref().map_or(0, ApiError::code);
     // As in Kafka: older versions get the name of error 0, newer ones an empty text.

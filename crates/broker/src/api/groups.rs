@@ -88,7 +88,7 @@ pub(super) async fn join(cx: &Context, request: JoinGroupRequest) -> JoinGroupRe
     if code != 0 {
         return refused(code);
     }
-    let client = ClientInfo { sight: cx.sight(), ..cx.client.clone() };
+    let client = ClientInfo { visibility: cx.visibility(), ..cx.client.clone() };
     let joined = cx.server.groups.join(&client, &request, cx.version, &cx.server.topics);
     drop((client, request));
     cx.keep_elements(0).await;
@@ -209,7 +209,7 @@ pub(super) async fn consumer_heartbeat(
         session_timeout: time("consumer.session.timeout.ms"),
         heartbeat_interval: time("consumer.heartbeat.interval.ms"),
     };
-    let client = ClientInfo { sight: cx.sight(), ..cx.client.clone() };
+    let client = ClientInfo { visibility: cx.visibility(), ..cx.client.clone() };
     let topics = &cx.server.topics;
     cx.server.groups.consumer_heartbeat(client, request, cx.version, topics, times).await
 }

@@ -57,7 +57,7 @@ use toll::Toll;
 pub(crate) use large::LargeAnswers;
 
 use crate::connection::Frame;
-use crate::groups::{ClientInfo, Sight};
+use crate::groups::{ClientInfo, TopicVisibility};
 use crate::security::Peer;
 use crate::server::Server;
 use crate::wire::response::{EncodeError, Response};
@@ -357,7 +357,11 @@ pub(crate) async fn serve(
     let client_id =
         StrBytes::from_string(header.client_id.as_deref().unwrap_or_default().to_owned());
     drop(header);
-    let client = ClientInfo { client_id, client_host: peer.host.clone(), sight: Sight::default() };
+    let client = ClientInfo {
+        client_id,
+        client_host: peer.host.clone(),
+        visibility: TopicVisibility::default(),
+    };
     let (toll, held) = (Arc::<Toll>::default(), Arc::new(Mutex::new(held)));
     let context = Context {
         server: server.clone(),

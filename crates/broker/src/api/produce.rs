@@ -32,7 +32,7 @@ use crate::partition::{Appended, NotAdmitted, Partition, kafka_offset};
 use crate::quotas::Bound;
 use crate::security::{Operation, Resource};
 use crate::topics::{Topic, TopicRef, check_not_internal, cut_name};
-use crate::transactions::{Admitted, Producer, TransactionRef};
+use crate::transactions::{AppendGuard, Producer, TransactionRef};
 
 /// The first version with topic IDs.
 const FIRST_WITH_TOPIC_IDS: i16 = 13;
@@ -168,7 +168,7 @@ impl Transaction {
         header: &BatchHeader,
         topic: &Topic,
         index: i32,
-    ) -> Result<Option<Admitted<'_>>, NotAdmitted> {
+    ) -> Result<Option<AppendGuard<'_>>, NotAdmitted> {
         let refuse = |kind: ResponseError| {
             let reason =
                 format!("a transactional batch of producer {}: {kind}", header.producer_id);
@@ -193,7 +193,9 @@ impl Transaction {
                 let transactions = &cx.server.transactions;
                 let deleted = || cx.server.topics.deleted_ids(&topic.name);
                 let partition = (topic.id, index);
-                transactions.admit(transaction, producer, partition, not_added, deleted).map(Some)
+                transactions
+                    .begin_append(transaction, producer, partition, not_added, deleted)
+                    .map(Some)
             }
         }
     }

@@ -114,7 +114,7 @@ fn partition(
             // The log start may have moved since the group's last read.
             let start = known.start.max(partition.stream.start_offset());
             let behind = partition.stream.durable_end().0.saturating_sub(start.0);
-            let lag = behind.saturating_sub(known.settled);
+            let lag = behind.saturating_sub(known.finished);
             DescribedPartition {
                 start_offset: kafka_offset(start),
                 leader_epoch: LEADER_EPOCH,

@@ -207,8 +207,8 @@ pub fn per_ip(text: &str) -> Result<BTreeMap<IpAddr, u32>, std::string::String> 
             let bound = bound.parse::<u32>().ok().filter(|bound| i32::try_from(*bound).is_ok());
             Some((ip.parse::<IpAddr>().ok()?.to_canonical(), bound?))
         });
-        let (ip, bound) =
-            bound.ok_or_else(|| format!("`{part}` does not have the form IP:N, such as 10.0.0.1:100"))?;
+        let (ip, bound) = bound
+            .ok_or_else(|| format!("`{part}` does not have the form IP:N, such as 10.0.0.1:100"))?;
         if bounds.insert(ip, bound).is_some() {
             return Err(format!("{ip} occurs twice"));
         }

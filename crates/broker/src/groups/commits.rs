@@ -42,7 +42,7 @@ pub(super) enum Blocked {
     Log(Refused),
     /// The group refused it.
     Group(ResponseError),
-    /// A transaction that is being ended blocks it, see [`super::pending::Pending::settled`].
+    /// A transaction that is being ended blocks it, see [`super::pending::Pending::decision_ended`].
     Transaction,
 }
 
@@ -179,7 +179,7 @@ impl Groups {
         if request.group_id.is_empty() || request.group_id.len() > MAX_GROUP_ID_BYTES {
             return Err(ResponseError::InvalidGroupId);
         }
-        if !shared.log.has_room(&request.group_id, topics) {
+        if !shared.log.has_space(&request.group_id, topics) {
             return Err(ResponseError::CoordinatorNotAvailable);
         }
         let slot = match shared.registry.get(&request.group_id) {
@@ -205,7 +205,7 @@ impl Groups {
     /// Ensures that a group exists that [`Pending`](super::pending::Pending) knows from before a
     /// restart; it stays.
     pub(crate) fn ensure(&self, group: &str) {
-        self.shared.registry.in_living(group, || ());
+        self.shared.registry.with_live_group(group, || ());
     }
 
     /// Checks whether an offset can be committed for this partition; see [`Groups::offset_commit`].
@@ -262,7 +262,7 @@ impl Groups {
         let shared = &self.shared;
         loop {
             let append = || shared.log.append_decided(record);
-            let appended = shared.registry.in_living(group, append);
+            let appended = shared.registry.with_live_group(group, append);
             match appended {
                 Ok(_) => return Ok(()),
                 Err(Refused::Stream(state_stream::Refused::NoRoom)) => shared.log.room().await,
@@ -401,8 +401,8 @@ impl Shared {
     {
         let give_up_at = now() + self.config.room_timeout;
         let appended = loop {
-            let settled = self.pending.settled();
-            let is_for_room = match attempt() {
+            let ended = self.pending.decision_ended();
+            let is_for_space = match attempt() {
                 Ok(appended) => break appended.into(),
                 Err(Blocked::Group(error)) => return Err(error),
                 Err(Blocked::Transaction) => false,
@@ -426,14 +426,14 @@ impl Shared {
                 },
             };
             let again = async {
-                if is_for_room {
+                if is_for_space {
                     self.log.room().await;
                 } else {
-                    settled.await;
+                    ended.await;
                 }
             };
             if tokio::time::timeout_at(give_up_at.into(), again).await.is_err() {
-                let missing = match is_for_room {
+                let missing = match is_for_space {
                     true => "the write-ahead log was full for too long",
                     false => "a transaction with offsets of the same partitions did not end",
                 };

@@ -36,13 +36,13 @@ impl Groups {
         exists: impl Fn(&str, i32) -> bool,
     ) -> OffsetDeleteResponse {
         let exists = |topic: &str, index| topic.len() <= MAX_STRING_BYTES && exists(topic, index);
-        let mut doomed = Vec::new();
+        let mut requested = Vec::new();
         for topic in &request.topics {
             let indexes = topic.partitions.iter().map(|partition| partition.partition_index);
             let known: Vec<i32> = indexes.filter(|index| exists(&topic.name, *index)).collect();
-            doomed.push((topic.name.to_string(), known));
+            requested.push((topic.name.to_string(), known));
         }
-        let reads = match self.shared.delete_offsets(&request.group_id, &doomed, &exists).await {
+        let reads = match self.shared.delete_offsets(&request.group_id, &requested, &exists).await {
             Ok(reads) => reads,
             Err(error) => return OffsetDeleteResponse::default().with_error_code(error.code()),
         };
@@ -72,7 +72,7 @@ impl Shared {
     async fn delete_offsets(
         &self,
         group: &str,
-        doomed: &[(String, Vec<i32>)],
+        requested: &[(String, Vec<i32>)],
         exists: impl Fn(&str, i32) -> bool,
     ) -> Result<Reads, ResponseError> {
         self.check_open()?;
@@ -84,12 +84,12 @@ impl Shared {
             self.registry.peek(&slot, |live, _| {
                 reads = Reads::of(live).map_err(Blocked::Group)?;
                 Ok(self.log.append_chosen(|_| {
-                    let is_doomed = |(topic, indexes): &&(String, Vec<i32>)| {
+                    let is_deletable = |(topic, indexes): &&(String, Vec<i32>)| {
                         // A topic is created and deleted as a whole, so one partition suffices.
                         indexes.first().is_some_and(|index| exists(topic, *index))
                             && !reads.includes(topic)
                     };
-                    let topics: Vec<_> = doomed.iter().filter(is_doomed).cloned().collect();
+                    let topics: Vec<_> = requested.iter().filter(is_deletable).cloned().collect();
                     let is_any = !topics.is_empty();
                     let record = Record::Expired { group: group.to_owned(), topics };
                     is_any.then(|| Prepared::from(record))

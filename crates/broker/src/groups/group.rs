@@ -22,9 +22,9 @@
 //!   [`NEW_MEMBER_JOIN_TIMEOUT`]. A client that gives up and retries receives another id, and the
 //!   members that it leaves behind must not accumulate in a long rebalance.
 
-mod kept;
 mod member;
 mod migration;
+mod persisted;
 mod types;
 
 use std::collections::BTreeMap;
@@ -34,11 +34,11 @@ use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::protocol::StrBytes;
 
-pub(crate) use kept::KeptGroups;
-pub(super) use kept::encode_forgotten;
 use member::Member;
 pub(super) use member::{MEMBER_BYTES, protocols_bytes};
 pub(super) use migration::Migrant;
+pub(crate) use persisted::PersistedGroups;
+pub(super) use persisted::encode_removal;
 pub(super) use types::{
     DescribedMember, Description, Effect, JoinEvent, Joined, JoinedMember, Refusal, State,
     SyncEvent, Synced,
@@ -95,7 +95,7 @@ pub(super) struct Group<J, S> {
     /// a SyncGroup are removed.
     phase_deadline: Option<Instant>,
     initial_delay: Option<InitialDelay>,
-    /// Set while its state to persist ([`Self::kept`]) differs from what was appended: when the
+    /// Set while its state to persist ([`Self::persisted`]) differs from what was appended: when the
     /// write is tried again.
     unwritten: Option<Instant>,
     effects: Vec<Effect<J, S>>,
@@ -452,7 +452,7 @@ impl<J, S> Group<J, S> {
     /// replaced. Until `current` has sent a request since the server started, its persisted id may
     /// be the older one: the newer one may have been issued in a rebalance that did not end.
     fn not_that_member(&self, current: &StrBytes) -> ResponseError {
-        match self.members.get(current).is_some_and(|member| member.was_heard) {
+        match self.members.get(current).is_some_and(|member| member.was_active) {
             true => ResponseError::FencedInstanceId,
             false => ResponseError::UnknownMemberId,
         }
@@ -537,7 +537,7 @@ impl<J, S> Group<J, S> {
             joining: Some(waiter),
             syncing: None,
             synced: false,
-            was_heard: true,
+            was_active: true,
             is_new: true,
             deadline: Some(now + NEW_MEMBER_JOIN_TIMEOUT),
         };

@@ -119,7 +119,7 @@ impl Shared {
         let slot = self.consumer_slot(request, &beat, topics)?;
         // Changes of an earlier event go first, so that never more than the changes of one event
         // are pending.
-        self.put_in_line(&slot).await?;
+        self.append_unwritten(&slot).await?;
         let happen = |group: &mut ConsumerGroup, now| {
             if request.member_epoch >= 0 {
                 return group.heartbeat(now, self.consumer_rules(times), &topics.view(), &beat);
@@ -198,7 +198,7 @@ impl Shared {
             let wanted_bytes = MEMBER_BYTES + names_bytes(names) + of_topics;
             let held_bytes =
                 self.member_bytes(group_id, &beat.member_id, beat.instance_id.as_deref());
-            self.check_membership_room(group_id, wanted_bytes, held_bytes).map_err(|error| {
+            self.check_membership_memory(group_id, wanted_bytes, held_bytes).map_err(|error| {
                 Fault::new(error, "the memory limit for group members is reached")
             })?;
         }
@@ -210,7 +210,7 @@ impl Shared {
 
     /// Waits until the state of a group's members is durable.
     pub(super) async fn wait_durable(&self, slot: &Slot) -> Result<(), Fault> {
-        let Some(durable) = self.put_in_line(slot).await? else { return Ok(()) };
+        let Some(durable) = self.append_unwritten(slot).await? else { return Ok(()) };
         durable.await.map_err(|error| {
             tracing::error!("group members could not be written: {error}");
             unavailable()
@@ -218,7 +218,7 @@ impl Shared {
     }
 
     /// Waits until the state of a group's members is appended, and returns its last record.
-    async fn put_in_line(&self, slot: &Slot) -> Result<Option<Durable>, Fault> {
+    async fn append_unwritten(&self, slot: &Slot) -> Result<Option<Durable>, Fault> {
         let give_up_at = now() + self.config.room_timeout;
         loop {
             match self.registry.write(slot) {
@@ -373,7 +373,7 @@ fn beat(client: &ClientInfo, request: &ConsumerGroupHeartbeatRequest) -> Beat {
         owned: request.topic_partitions.as_deref().map(owned),
         client_id: text(&client.client_id),
         client_host: text(&client.client_host),
-        sight: client.sight.clone(),
+        visibility: client.visibility.clone(),
     }
 }
 

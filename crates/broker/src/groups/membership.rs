@@ -64,7 +64,7 @@ impl Groups {
                 }
                 Err(error) => refuse(error),
             };
-            let answer = match shared.told_is_durable(&group_id).await {
+            let answer = match shared.wait_state_durable(&group_id).await {
                 Ok(()) => answer,
                 Err(error) => refuse(error),
             };
@@ -91,7 +91,7 @@ impl Groups {
                 Ok(answer) => answer.await.unwrap_or(Err(ResponseError::CoordinatorNotAvailable)),
                 Err(error) => Err(error),
             };
-            let answer = shared.told_is_durable(&group_id).await.and(answer);
+            let answer = shared.wait_state_durable(&group_id).await.and(answer);
             let response = SyncGroupResponse::default();
             match answer {
                 Ok(synced) => response
@@ -120,7 +120,7 @@ impl Groups {
         };
         let response = LeaveGroupResponse::default();
         let left = self.shared.leave(&request.group_id, &members);
-        match self.shared.told_is_durable(&request.group_id).await.and(left) {
+        match self.shared.wait_state_durable(&request.group_id).await.and(left) {
             Err(error) => response.with_error_code(error.code()),
             Ok(codes) if !batched => response.with_error_code(codes.first().copied().unwrap_or(0)),
             Ok(codes) => {
@@ -151,7 +151,7 @@ fn consumer(group: &mut LiveGroup) -> Result<Option<&mut ConsumerGroup>, Respons
 impl Shared {
     /// Waits until the state of a group that a response shows is durable: members of a consumer
     /// group, or a complete generation of a classic one.
-    async fn told_is_durable(&self, group_id: &str) -> Result<(), ResponseError> {
+    async fn wait_state_durable(&self, group_id: &str) -> Result<(), ResponseError> {
         match self.registry.get(group_id) {
             Some(slot) => self.wait_durable(&slot).await.map_err(|fault| fault.error),
             None => Ok(()),
@@ -185,7 +185,7 @@ impl Shared {
         let held_bytes =
             self.member_bytes(&request.group_id, &request.member_id, instance_id.map(|id| &**id));
         let wanted_bytes = MEMBER_BYTES + names_bytes + protocols_bytes(protocols);
-        self.check_membership_room(&request.group_id, wanted_bytes, held_bytes)?;
+        self.check_membership_memory(&request.group_id, wanted_bytes, held_bytes)?;
         let slot = if request.member_id.is_empty() {
             self.create(&request.group_id)?
         } else {
@@ -208,7 +208,7 @@ impl Shared {
                 .collect(),
             can_require_id: version >= 4,
             can_skip_assignment: version >= 9,
-            sight: client.sight.clone(),
+            visibility: client.visibility.clone(),
         };
         let (waiter, answer) = oneshot::channel();
         self.registry.change(&slot, |group, now| {
@@ -244,7 +244,7 @@ impl Shared {
             LiveGroup::Classic(group) => group.assigned_bytes(),
             LiveGroup::Consumer(_) | LiveGroup::Share(_) => 0,
         });
-        self.check_membership_room(&request.group_id, assigned_bytes, Some(held_bytes))?;
+        self.check_membership_memory(&request.group_id, assigned_bytes, Some(held_bytes))?;
         let assignments = request.assignments.iter();
         let sync = SyncEvent {
             member_id: own(&request.member_id),
@@ -332,7 +332,7 @@ impl Shared {
     /// others give up, and a group falls apart if one of its members is refused the replacement of
     /// its state. This check is not used for requests that only keep a member or give something
     /// back.
-    pub(super) fn check_membership_room(
+    pub(super) fn check_membership_memory(
         &self,
         group_id: &str,
         wanted_bytes: usize,

@@ -76,11 +76,11 @@ use crate::state_stream::{KIND_CLASSIC_GROUPS, KIND_GROUP_MEMBERS, StateError};
 use crate::state_table::Corrupt;
 
 pub(crate) use consumer::GroupStates;
-pub(crate) use group::KeptGroups;
+pub(crate) use group::PersistedGroups;
 pub(crate) use heartbeat::ConsumerTimes;
 pub(crate) use offsets::{Offsets, Position};
 pub(crate) use share::ShareStates;
-pub(crate) use topics_view::{See, Sight, TopicsNow, TopicsView};
+pub(crate) use topics_view::{TopicAccess, TopicVisibility, TopicsNow, TopicsView};
 
 /// Catalog metadata: the id of the stream with the persisted state of classic groups, in decimal.
 const CLASSIC_STREAM_KEY: &str = "groups/classic-stream";
@@ -291,7 +291,7 @@ pub struct ClientInfo {
     /// The peer's address in Kafka's notation: `/127.0.0.1`.
     pub client_host: StrBytes,
     /// The topics that the client may describe.
-    pub(crate) sight: Sight,
+    pub(crate) visibility: TopicVisibility,
 }
 
 /// The group coordinator. Clones are cheap and share one state. A request may be dropped while it
@@ -332,11 +332,12 @@ impl Groups {
             MemberLog::open::<GroupStates>(store.clone(), MEMBERS_STREAM_KEY, KIND_GROUP_MEMBERS)
                 .await?;
         let shares = Arc::new(Shares::open(store.clone()).await?);
-        let (kept_log, kept) =
-            MemberLog::open::<KeptGroups>(store, CLASSIC_STREAM_KEY, KIND_CLASSIC_GROUPS).await?;
-        let logs = (kept_log, member_log);
+        let (classic_log, persisted) =
+            MemberLog::open::<PersistedGroups>(store, CLASSIC_STREAM_KEY, KIND_CLASSIC_GROUPS)
+                .await?;
+        let logs = (classic_log, member_log);
         let registry = Registry::new(rules, consumer_rules, logs, shares, config.max_groups);
-        log.read(|table| registry.restore(table.groups(), kept, consumer_groups));
+        log.read(|table| registry.restore(table.groups(), persisted, consumer_groups));
         let closed = AtomicBool::new(false);
         let (pending, timer_task) = (Pending::default(), Mutex::new(None));
         let shared = Arc::new(Shared { config, registry, log, pending, closed, timer_task });
@@ -399,7 +400,7 @@ impl Shared {
 
     fn create(&self, group_id: &str) -> Result<Arc<Slot>, ResponseError> {
         if self.registry.get(group_id).is_none() {
-            self.check_membership_room(group_id, Slot::bytes(group_id), None)?;
+            self.check_membership_memory(group_id, Slot::bytes(group_id), None)?;
         }
         // Groups expire, so a client that retries finds space. Clients treat other errors as fatal.
         let no_room = ResponseError::CoordinatorNotAvailable;

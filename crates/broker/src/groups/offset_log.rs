@@ -133,7 +133,7 @@ impl OffsetLog {
         // Queued records are not counted: what they can add is bounded by the window of the
         // write-ahead log.
         let growth = tail.table.growth_bytes(&prepared.record);
-        if !self.has_room_for(&tail.table, growth) {
+        if !self.has_space_for(&tail.table, growth) {
             return Err(Refused::TableFull);
         }
         self.append_to(tail, prepared)
@@ -145,12 +145,12 @@ impl OffsetLog {
     }
 
     /// Whether the bound allows to decide a commit.
-    pub(super) fn has_room(&self, group: &str, topics: &[(String, Vec<Position>)]) -> bool {
-        self.read(|table| self.has_room_for(table, table.growth_by_commit(group, topics)))
+    pub(super) fn has_space(&self, group: &str, topics: &[(String, Vec<Position>)]) -> bool {
+        self.read(|table| self.has_space_for(table, table.growth_by_commit(group, topics)))
     }
 
     /// Records that only overwrite or remove are always accepted.
-    fn has_room_for(&self, table: &Offsets, growth_bytes: usize) -> bool {
+    fn has_space_for(&self, table: &Offsets, growth_bytes: usize) -> bool {
         growth_bytes == 0 || table.size_bytes() + growth_bytes <= self.max_table_bytes
     }
 
@@ -186,8 +186,8 @@ impl OffsetLog {
     pub(super) fn expired(&self, group: &str, cutoff_ms: i64) -> Option<Record> {
         let mut tail = self.tail.lock();
         tail.apply_up_to(self.stream.durable_end());
-        let is_settled = tail.queue.iter().all(|(_, record)| record.group() != Some(group));
-        tail.table.expired(group, cutoff_ms).filter(|_| is_settled)
+        let nothing_queued = tail.queue.iter().all(|(_, record)| record.group() != Some(group));
+        tail.table.expired(group, cutoff_ms).filter(|_| nothing_queued)
     }
 
     /// Whether the group has offsets or queued records.

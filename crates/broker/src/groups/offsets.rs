@@ -299,16 +299,16 @@ impl Offsets {
             Record::TopicsDeleted { names } => {
                 let names: BTreeSet<&String> =
                     names.iter().filter(|name| self.has_topic(name)).collect();
-                let mut doomed = Vec::new();
+                let mut deleted = Vec::new();
                 for (group, topics) in self.groups.iter().filter(|_| !names.is_empty()) {
                     // Iterate over the smaller of the two.
                     let of_group: Vec<&String> = match names.len() < topics.len() {
                         true => names.iter().copied().filter(|n| topics.contains_key(*n)).collect(),
                         false => topics.keys().filter(|name| names.contains(name)).collect(),
                     };
-                    doomed.extend(of_group.into_iter().map(|name| (group.clone(), name.clone())));
+                    deleted.extend(of_group.into_iter().map(|name| (group.clone(), name.clone())));
                 }
-                for (group, name) in doomed {
+                for (group, name) in deleted {
                     self.remove_topic(&group, &name);
                 }
             }

@@ -42,7 +42,7 @@ type Intents = HashMap<String, BTreeMap<Arc<str>, Intent>>;
 pub(crate) struct Pending {
     groups: Mutex<Intents>,
     /// Notified when a transaction with a decision has ended, or its decision was withdrawn.
-    settled: Notify,
+    decision_ended: Notify,
 }
 
 impl Pending {
@@ -68,7 +68,7 @@ impl Pending {
 
     /// Marks the transaction's offsets for these groups as decided, before its commit is decided.
     /// Returns `false` if another decided transaction concerns some of the same partitions: that
-    /// one has to end first, see [`Self::settled`].
+    /// one has to end first, see [`Self::decision_ended`].
     pub(crate) fn decide<'a>(&self, groups: impl Iterator<Item = &'a String>, id: &str) -> bool {
         let mut all = self.groups.lock();
         let groups: Vec<_> = groups.collect();
@@ -87,7 +87,7 @@ impl Pending {
     /// Withdraws the mark: the commit could not be decided.
     pub(crate) fn undecide<'a>(&self, groups: impl Iterator<Item = &'a String>, id: &str) {
         mark(&mut self.groups.lock(), groups, id, false);
-        self.settled.notify_waiters();
+        self.decision_ended.notify_waiters();
     }
 
     /// Removes a transaction that has ended.
@@ -99,12 +99,12 @@ impl Pending {
             groups.remove(group);
         }
         drop(groups);
-        self.settled.notify_waiters();
+        self.decision_ended.notify_waiters();
     }
 
     /// Resolves when, after the call, a decided transaction ends or its decision is withdrawn.
-    pub(crate) fn settled(&self) -> Notified<'_> {
-        self.settled.notified()
+    pub(crate) fn decision_ended(&self) -> Notified<'_> {
+        self.decision_ended.notified()
     }
 
     /// Whether a decided transaction commits offsets for one of these partitions of the group.

@@ -19,7 +19,7 @@ use super::commits::Blocked;
 use super::consumer::{self, ConsumerGroup, ConsumerRules, GroupState, GroupStates};
 use super::embedded;
 use super::group::{
-    Effect, Group, Joined, KeptGroups, Refusal, Rules, State, Synced, encode_forgotten,
+    Effect, Group, Joined, PersistedGroups, Refusal, Rules, State, Synced, encode_removal,
 };
 use super::live::{ClassicGroup, LiveGroup};
 use super::member_log::{Durable, MemberLog};
@@ -30,7 +30,7 @@ use crate::state_stream::Refused;
 
 /// Bound on the persisted state of all classic groups. All of it is written to the catalog at each
 /// upload if it has changed.
-const MAX_KEPT_BYTES: usize = 64 << 20;
+const MAX_PERSISTED_BYTES: usize = 64 << 20;
 
 pub(super) type JoinAnswer = Result<Joined, Refusal>;
 pub(super) type SyncAnswer = Result<Synced, ResponseError>;
@@ -60,7 +60,7 @@ struct Live {
     /// The bytes of this group's members that are included in [`Registry::size_bytes`].
     counted_bytes: usize,
     /// Size of the appended record of its persisted state as a classic group; 0 if there is none.
-    kept_bytes: usize,
+    persisted_bytes: usize,
     /// The record of its state that could not be appended for lack of space. No member joins or
     /// leaves meanwhile, so the record stays valid for the next attempt; each waiting request makes
     /// one.
@@ -74,7 +74,7 @@ pub(super) struct Registry {
     rules: Rules,
     consumer_rules: ConsumerRules,
     /// Persisted state of classic groups.
-    kept_log: MemberLog,
+    classic_log: MemberLog,
     /// Members of consumer groups.
     log: MemberLog,
     /// In-flight records of share groups.
@@ -84,21 +84,21 @@ pub(super) struct Registry {
     slots: RwLock<HashMap<Arc<str>, Arc<Slot>>>,
     timer: Arc<Timer>,
     size_bytes: AtomicUsize,
-    kept_bytes: AtomicUsize,
+    persisted_bytes: AtomicUsize,
 }
 
 impl Registry {
     pub(super) fn new(
         rules: Rules,
         consumer_rules: ConsumerRules,
-        (kept_log, log): (MemberLog, MemberLog),
+        (classic_log, log): (MemberLog, MemberLog),
         shares: Arc<Shares>,
         max_groups: usize,
     ) -> Self {
         Self {
             rules,
             consumer_rules,
-            kept_log,
+            classic_log,
             log,
             shares,
             max_groups,
@@ -106,7 +106,7 @@ impl Registry {
             slots: RwLock::default(),
             timer: Arc::default(),
             size_bytes: AtomicUsize::new(0),
-            kept_bytes: AtomicUsize::new(0),
+            persisted_bytes: AtomicUsize::new(0),
         }
     }
 
@@ -143,7 +143,7 @@ impl Registry {
     pub(super) fn restore<'a>(
         &self,
         with_offsets: impl Iterator<Item = &'a str>,
-        classic_groups: KeptGroups,
+        classic_groups: PersistedGroups,
         consumer_groups: GroupStates,
     ) {
         let mut slots = self.slots.write();
@@ -154,13 +154,14 @@ impl Registry {
         for name in with_offsets {
             slot_of(name);
         }
-        for (name, kept) in classic_groups.0 {
+        for (name, persisted) in classic_groups.0 {
             let slot = slot_of(&name);
-            let kept_bytes = kept.encode(&name).len();
-            self.kept_bytes.fetch_add(kept_bytes, Ordering::Relaxed);
+            let persisted_bytes = persisted.encode(&name).len();
+            self.persisted_bytes.fetch_add(persisted_bytes, Ordering::Relaxed);
             let mut live = slot.live.lock();
-            live.kept_bytes = kept_bytes;
-            live.group = LiveGroup::Classic(Group::of_kept(self.rules, self.started_at, kept));
+            live.persisted_bytes = persisted_bytes;
+            live.group =
+                LiveGroup::Classic(Group::from_persisted(self.rules, self.started_at, persisted));
             self.change_locked(&slot, &mut live, |_, _| ());
         }
         for (name, state) in consumer_groups.0 {
@@ -182,7 +183,7 @@ impl Registry {
     }
 
     /// Returns the group, or creates it regardless of the maximum number of groups.
-    fn revive(&self, name: &str) -> Arc<Slot> {
+    fn get_or_create_unbounded(&self, name: &str) -> Arc<Slot> {
         let mut slots = self.slots.write();
         if let Some(slot) = slots.get(name) {
             return Arc::clone(slot);
@@ -202,7 +203,7 @@ impl Registry {
             group,
             scheduled: None,
             counted_bytes: 0,
-            kept_bytes: 0,
+            persisted_bytes: 0,
             refused: None,
             last_record: None,
         });
@@ -247,9 +248,9 @@ impl Registry {
     /// at the same time and the action would apply to no group. A missing group is created. A dead
     /// one is replaced, since it may not have been removed from the map yet. Not subject to the
     /// maximum number of groups.
-    pub(super) fn in_living<R>(&self, name: &str, act: impl Fn() -> R) -> R {
+    pub(super) fn with_live_group<R>(&self, name: &str, act: impl Fn() -> R) -> R {
         loop {
-            let slot = self.get(name).unwrap_or_else(|| self.revive(name));
+            let slot = self.get(name).unwrap_or_else(|| self.get_or_create_unbounded(name));
             match self.peek(&slot, |group, _| (!group.is_dead()).then(&act)) {
                 Some(done) => return done,
                 None => self.remove(&slot),
@@ -278,10 +279,10 @@ impl Registry {
         let before = epoch(&live.group);
         let result = event(&mut live.group, now());
         if let LiveGroup::Classic(group) = &mut live.group {
-            carry_out(slot, group);
+            apply_effects(slot, group);
         }
         let _ = self.write_locked(slot, live);
-        self.let_go(slot, live);
+        self.downgrade_to_classic(slot, live);
         let after = epoch(&live.group);
         if after != before {
             tracing::info!(
@@ -331,7 +332,7 @@ impl Registry {
             return Ok(None);
         }
         // The assignment is known only once all members have received theirs.
-        let migrants = classic.settled().ok_or(ResponseError::CoordinatorLoadInProgress)?;
+        let migrants = classic.stable_members().ok_or(ResponseError::CoordinatorLoadInProgress)?;
         Ok(ConsumerGroup::of_migrants(rules, now, topics, classic.generation(), migrants))
     }
 
@@ -353,7 +354,7 @@ impl Registry {
 
     /// Converts a consumer group whose members all speak the classic protocol to a classic group;
     /// they join again. If the log accepts no record now, the next event tries again.
-    fn let_go(&self, slot: &Slot, live: &mut Live) {
+    fn downgrade_to_classic(&self, slot: &Slot, live: &mut Live) {
         let LiveGroup::Consumer(group) = &live.group else { return };
         if !group.is_all_classic() || !group.unwritten().is_empty() {
             return;
@@ -426,7 +427,7 @@ impl Registry {
     }
 
     fn write_locked(&self, slot: &Slot, live: &mut Live) -> Result<(), Refused> {
-        self.keep(slot, live)?;
+        self.persist(slot, live)?;
         let LiveGroup::Consumer(group) = &mut live.group else { return Ok(()) };
         while !group.unwritten().is_empty() {
             let (record, changes) = consumer::encode_changes(&slot.name, group.unwritten());
@@ -446,23 +447,24 @@ impl Registry {
 
     /// Appends the persisted state of a classic group, or the record that it has none any more,
     /// before any record of the group of another type that it has become.
-    fn keep(&self, slot: &Slot, live: &mut Live) -> Result<(), Refused> {
-        let kept = match &live.group {
+    fn persist(&self, slot: &Slot, live: &mut Live) -> Result<(), Refused> {
+        let persisted = match &live.group {
             LiveGroup::Classic(group) if !group.is_unwritten() => return Ok(()),
             LiveGroup::Classic(group) => live.refused.take().or_else(|| {
-                let kept = group.kept()?;
-                let bytes = kept.record_bytes(&slot.name);
-                self.may_be_kept(slot, live.kept_bytes, bytes).then(|| kept.encode(&slot.name))
+                let persisted = group.persisted()?;
+                let bytes = persisted.record_bytes(&slot.name);
+                self.fits_persisted(slot, live.persisted_bytes, bytes)
+                    .then(|| persisted.encode(&slot.name))
             }),
             LiveGroup::Consumer(_) | LiveGroup::Share(_) => None,
         };
-        let kept_bytes = kept.as_ref().map_or(0, Bytes::len);
-        let forgotten = (live.kept_bytes > 0).then(|| encode_forgotten(&slot.name));
-        if let Some(record) = kept.or(forgotten) {
-            match self.kept_log.append(record.clone()) {
+        let persisted_bytes = persisted.as_ref().map_or(0, Bytes::len);
+        let removal = (live.persisted_bytes > 0).then(|| encode_removal(&slot.name));
+        if let Some(record) = persisted.or(removal) {
+            match self.classic_log.append(record.clone()) {
                 Ok(durable) => live.last_record = Some(durable),
                 Err(refused) => {
-                    live.refused = (kept_bytes > 0).then_some(record);
+                    live.refused = (persisted_bytes > 0).then_some(record);
                     match &mut live.group {
                         LiveGroup::Classic(group) => group.not_written(now()),
                         LiveGroup::Consumer(group) => group.not_written(now()),
@@ -471,9 +473,9 @@ impl Registry {
                     return Err(refused);
                 }
             }
-            self.kept_bytes.fetch_add(kept_bytes, Ordering::Relaxed);
-            self.kept_bytes.fetch_sub(live.kept_bytes, Ordering::Relaxed);
-            live.kept_bytes = kept_bytes;
+            self.persisted_bytes.fetch_add(persisted_bytes, Ordering::Relaxed);
+            self.persisted_bytes.fetch_sub(live.persisted_bytes, Ordering::Relaxed);
+            live.persisted_bytes = persisted_bytes;
         }
         if let LiveGroup::Classic(group) = &mut live.group {
             group.written();
@@ -483,10 +485,10 @@ impl Registry {
 
     /// Whether a state record of this many bytes fits in place of one of `instead_of_bytes`. If it
     /// does not, the members of the group join again after a restart.
-    fn may_be_kept(&self, slot: &Slot, instead_of_bytes: usize, bytes: usize) -> bool {
-        let others_bytes = self.kept_bytes.load(Ordering::Relaxed) - instead_of_bytes;
-        let fits = bytes as u64 <= self.kept_log.max_record_bytes()
-            && others_bytes + bytes <= MAX_KEPT_BYTES;
+    fn fits_persisted(&self, slot: &Slot, instead_of_bytes: usize, bytes: usize) -> bool {
+        let others_bytes = self.persisted_bytes.load(Ordering::Relaxed) - instead_of_bytes;
+        let fits = bytes as u64 <= self.classic_log.max_record_bytes()
+            && others_bytes + bytes <= MAX_PERSISTED_BYTES;
         if !fits {
             tracing::warn!(
                 group = &*slot.name,
@@ -531,7 +533,7 @@ impl Registry {
 }
 
 /// Answers the waiting requests.
-fn carry_out(slot: &Slot, group: &mut ClassicGroup) {
+fn apply_effects(slot: &Slot, group: &mut ClassicGroup) {
     for effect in group.take_effects() {
         // The receiver is dropped when the client disconnects.
         match effect {

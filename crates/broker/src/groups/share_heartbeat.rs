@@ -88,7 +88,7 @@ impl Shared {
         self.check_group_id(group_id).map_err(plain)?;
         check_request(request)?;
         let beat = beat(client, request);
-        self.check_share_room(group_id, &beat, topics).map_err(plain)?;
+        self.check_share_memory(group_id, &beat, topics).map_err(plain)?;
         let is_joining = request.member_epoch == 0;
         // A group that has only members is gone after a restart, since members are in memory only.
         // A member that continues has to join again; GROUP_ID_NOT_FOUND would be fatal for clients.
@@ -118,7 +118,7 @@ impl Shared {
     }
 
     /// Checks whether there is memory for a member that joins or changes its subscription.
-    fn check_share_room(
+    fn check_share_memory(
         &self,
         group_id: &str,
         beat: &ShareBeat,
@@ -139,7 +139,7 @@ impl Shared {
         let assigned: usize = partitions.map(|(_, all)| assigned_bytes(all as usize)).sum();
         let wanted_bytes = MEMBER_BYTES + names_bytes(names.iter()) + assigned;
         let held_bytes = self.member_bytes(group_id, &beat.member_id, None);
-        self.check_membership_room(group_id, wanted_bytes, held_bytes)
+        self.check_membership_memory(group_id, wanted_bytes, held_bytes)
     }
 
     fn share_describe(

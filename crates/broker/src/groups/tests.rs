@@ -3,8 +3,8 @@
 
 mod bounds;
 mod deleted;
-mod kept;
 pub(super) mod lost;
+mod persisted;
 mod transactional;
 
 use std::collections::BTreeMap;
@@ -52,7 +52,7 @@ impl Fold for TestFold {
                 crate::state_table::fold::<Offsets>(offsets, previous, batches)
             }
             KIND_CLASSIC_GROUPS => {
-                crate::state_table::fold::<KeptGroups>(offsets, previous, batches)
+                crate::state_table::fold::<PersistedGroups>(offsets, previous, batches)
             }
             _ => crate::state_table::fold::<GroupStates>(offsets, previous, batches),
         }
@@ -135,7 +135,11 @@ fn group_id(text: &str) -> GroupId {
 }
 
 fn client() -> ClientInfo {
-    ClientInfo { client_id: s("test"), client_host: s("/127.0.0.1"), sight: Sight::default() }
+    ClientInfo {
+        client_id: s("test"),
+        client_host: s("/127.0.0.1"),
+        visibility: TopicVisibility::default(),
+    }
 }
 
 fn join_request(group: &str, member_id: &StrBytes) -> JoinGroupRequest {

@@ -7,34 +7,34 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 /// Decides which topics a client may describe, at the time of each call.
-pub(crate) trait See: Send + Sync {
+pub(crate) trait TopicAccess: Send + Sync {
     /// Identifies the principal: equal for clients that may describe the same topics.
     fn viewer(&self) -> &str;
     /// Changes whenever the visible topics of any client may have changed.
     fn version(&self) -> u64;
     /// Whether the client may describe this topic.
-    fn sees(&self, topic: &str) -> bool;
+    fn is_visible(&self, topic: &str) -> bool;
 }
 
 /// The topic visibility of a client. `None`: it sees all topics.
 #[derive(Clone, Default)]
-pub(crate) struct Sight(pub(crate) Option<Arc<dyn See>>);
+pub(crate) struct TopicVisibility(pub(crate) Option<Arc<dyn TopicAccess>>);
 
-impl Sight {
+impl TopicVisibility {
     pub(super) fn viewer(&self) -> &str {
-        self.0.as_ref().map_or("", |see| see.viewer())
+        self.0.as_ref().map_or("", |access| access.viewer())
     }
 
     pub(super) fn version(&self) -> u64 {
-        self.0.as_ref().map_or(0, |see| see.version())
+        self.0.as_ref().map_or(0, |access| access.version())
     }
 
-    pub(super) fn sees(&self, topic: &str) -> bool {
-        self.0.as_ref().is_none_or(|see| see.sees(topic))
+    pub(super) fn is_visible(&self, topic: &str) -> bool {
+        self.0.as_ref().is_none_or(|access| access.is_visible(topic))
     }
 }
 
-impl fmt::Debug for Sight {
+impl fmt::Debug for TopicVisibility {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.viewer())
     }

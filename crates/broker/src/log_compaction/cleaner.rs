@@ -124,8 +124,10 @@ impl Cleaner {
             last_offset: record.offset,
         });
         let delta_ms = record.timestamp_ms - open.base_timestamp_ms;
-        let delta = i32::try_from(record.offset - base).expect("the distance to the last offset is \
-            limited");
+        let delta = i32::try_from(record.offset - base).expect(
+            "the distance to the last offset is \
+            limited",
+        );
         records::put_record(&mut open.records, record, delta_ms, delta);
         open.count += 1;
         open.max_timestamp_ms = open.max_timestamp_ms.max(record.timestamp_ms);

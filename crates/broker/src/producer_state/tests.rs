@@ -59,11 +59,7 @@ fn a_duplicate_is_detected_among_the_last_five_batches() {
         let verdict = states.check(&batch(1, 0, i * 10, 10)).unwrap();
         assert!(matches!(verdict, Verdict::Duplicate(seen) if seen.base_offset == i as u64 * 10));
     }
-    assert_eq!(
-        states.check(&batch(1, 0, 0, 10)).unwrap_err().code(),
-        45,
-        "too old to be detected"
-    );
+    assert_eq!(states.check(&batch(1, 0, 0, 10)).unwrap_err().code(), 45, "too old to be detected");
     assert_eq!(states.check(&batch(1, 0, 50, 9)).unwrap_err().code(), 45, "not the same batch");
     assert_eq!(states.check(&batch(1, 0, 61, 1)).unwrap_err().code(), 45, "a gap");
     assert_eq!(states.check(&batch(1, 0, 60, 1)).unwrap(), Verdict::Append);

@@ -256,9 +256,8 @@ fn make(config: &TlsConfig, files: &Files) -> Result<ServerConfig, TlsError> {
         return Err(unusable(&config.certificate, OLD_VERSION.into()));
     }
     // The decoder's own error could show the content of the file.
-    let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|_| {
-        unusable(&config.key, "it has no usable private key in PEM".into())
-    })?;
+    let key = PrivateKeyDer::from_pem_slice(&files.key)
+        .map_err(|_| unusable(&config.key, "it has no usable private key in PEM".into()))?;
     let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .map_err(|error| TlsError::Pair(error.to_string()))?;

@@ -335,14 +335,7 @@ async fn changes_are_refused_with_a_reason() {
             E::InvalidRequest,
             "Default group resources are not allowed.",
         ),
-        (
-            (CLIENT_METRICS, "m"),
-            "interval.ms",
-            SET,
-            "1000",
-            E::InvalidRequest,
-            "client metrics",
-        ),
+        ((CLIENT_METRICS, "m"), "interval.ms", SET, "1000", E::InvalidRequest, "client metrics"),
         ((BROKER_LOGGER, "1"), "root", SET, "DEBUG", E::InvalidRequest, "log levels"),
         ((77, "m"), "interval.ms", SET, "1000", E::InvalidRequest, "Unsupported resource type: 77"),
     ] {

@@ -13,7 +13,7 @@ use crate::batch::{self, BatchHeader, Outcome};
 use crate::state_table::{self, Corrupt, Table as _};
 
 /// A partition: topic id and index.
-pub(super) type Place = (Uuid, i32);
+pub(super) type PartitionKey = (Uuid, i32);
 
 /// Position of a batch in its partition and in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub(super) struct Decision {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Records {
     /// Those at these offsets of partitions.
-    Spans(HashMap<Place, Range<u64>>),
+    Spans(HashMap<PartitionKey, Range<u64>>),
     /// Those in this part of the log, in which the producer had no other transaction open.
     Log(Range<LogOffset>),
 }
@@ -51,19 +51,19 @@ impl Decision {
     }
 
     /// Whether a record of the producer belongs to the transaction.
-    pub(super) fn holds(&self, place: Place, at: At) -> bool {
+    pub(super) fn holds(&self, key: PartitionKey, at: At) -> bool {
         match &self.records {
             Records::Spans(spans) => {
-                spans.get(&place).is_some_and(|records| records.contains(&at.offset))
+                spans.get(&key).is_some_and(|records| records.contains(&at.offset))
             }
             Records::Log(part) => part.contains(&at.log),
         }
     }
 
     /// The marker in a partition is not below this offset.
-    pub(super) fn end(&self, place: Place) -> u64 {
+    pub(super) fn end(&self, key: PartitionKey) -> u64 {
         match &self.records {
-            Records::Spans(spans) => spans.get(&place).map_or(0, |records| records.end),
+            Records::Spans(spans) => spans.get(&key).map_or(0, |records| records.end),
             Records::Log(_) => 0,
         }
     }
@@ -85,7 +85,7 @@ struct Added {
     at: LogOffset,
     /// The next known decision on a transaction of the producer.
     until: LogOffset,
-    places: HashSet<Place>,
+    keys: HashSet<PartitionKey>,
     /// Number of losses of the state stream before it. If there is another one before `until`, an
     /// earlier decision may be lost.
     losses: usize,
@@ -181,12 +181,12 @@ impl Decisions {
         Ok(this)
     }
 
-    fn add<'a>(&mut self, id: i64, places: impl Iterator<Item = &'a Place>, at: LogOffset) {
-        let (places, losses) = (places.copied().collect(), self.losses);
+    fn add<'a>(&mut self, id: i64, keys: impl Iterator<Item = &'a PartitionKey>, at: LogOffset) {
+        let (keys, losses) = (keys.copied().collect(), self.losses);
         let added = self.added.entry(id).or_default();
         let same = added.last().filter(|last| last.until == OPEN && last.losses == losses);
         let from = same.map_or(at, |last| last.from);
-        added.push(Added { from, at, until: OPEN, places, losses });
+        added.push(Added { from, at, until: OPEN, keys, losses });
     }
 
     /// Records that a transaction of the producer has ended. Returns the position since which it
@@ -229,26 +229,28 @@ impl Decisions {
     /// producer after that record is the transaction's own, if nothing of the partition is lost
     /// between them. All that the producer has written in this part of the log belongs to this
     /// transaction.
-    pub(super) fn prove(&mut self, place: Place, History { replay, log_ends }: &History) {
+    pub(super) fn prove(&mut self, key: PartitionKey, History { replay, log_ends }: &History) {
         let mut before: HashMap<i64, LogOffset> = HashMap::new();
-        let (mut next, mut lost_to, mut is_mended) = (replay.checkpoint_end, LogOffset(0), false);
+        let (mut next, mut lost_to, mut is_repaired) = (replay.checkpoint_end, LogOffset(0), false);
         for (batch, log) in replay.batches.iter().zip(log_ends) {
             // A marker that recovery has written is at a loss.
-            if batch.base > next || is_mended {
+            if batch.base > next || is_repaired {
                 lost_to = *log;
             }
             next = batch.end();
             let header = BatchHeader::parse(&batch.payload).filter(BatchHeader::is_control);
-            is_mended = header.is_some() && batch::mended(&batch.payload).is_some();
+            is_repaired = header.is_some() && batch::mended(&batch.payload).is_some();
             let Some((header, outcome)) = header.zip(batch::outcome(&batch.payload)) else {
                 continue;
             };
             let (producer_id, epoch) = (header.producer_id, header.producer_epoch);
-            let Some(added) = self.added.get(&producer_id).filter(|_| !is_mended) else { continue };
+            let Some(added) = self.added.get(&producer_id).filter(|_| !is_repaired) else {
+                continue;
+            };
             let from =
                 before.insert(producer_id, *log).map_or(lost_to, |before| before.max(lost_to));
             let own = |added: &&Added| {
-                added.places.contains(&place)
+                added.keys.contains(&key)
                     && from <= added.at
                     && added.at < *log
                     && *log < added.until
@@ -268,9 +270,9 @@ impl Decisions {
 
     /// Returns what is known about the transaction that a record of this producer in a partition
     /// belongs to.
-    pub(super) fn of(&self, producer_id: i64, place: Place, at: At) -> Known<'_> {
+    pub(super) fn of(&self, producer_id: i64, key: PartitionKey, at: At) -> Known<'_> {
         let decisions = self.by_producer.get(&producer_id).map_or(&[][..], Vec::as_slice);
-        match decisions.iter().find(|decision| decision.holds(place, at)) {
+        match decisions.iter().find(|decision| decision.holds(key, at)) {
             Some(decision) => Known::Decided(decision),
             None if self.is_partial => Known::Unknown,
             None => Known::Undecided,

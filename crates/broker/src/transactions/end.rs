@@ -63,7 +63,7 @@ const SPAN_BYTES: u64 = 40;
 /// Adds the spans of the transaction's records to a decision, so that damage of the log does not
 /// make them ambiguous. Left out if there are too many partitions for one record.
 pub(super) fn with_spans(server: &Server, transaction: &Transaction, event: Event) -> Event {
-    let Event::Prepared { outcome, marker, identity, is_settled, .. } = event else {
+    let Event::Prepared { outcome, marker, identity, resolves_doubt, .. } = event else {
         return event;
     };
     let spans = transaction.partitions.iter().filter_map(|(topic, index)| {
@@ -74,7 +74,7 @@ pub(super) fn with_spans(server: &Server, transaction: &Transaction, event: Even
     });
     let spans: Vec<_> = spans.collect();
     let fit = spans.len() as u64 * SPAN_BYTES <= server.store.max_batch_bytes() / 2;
-    Event::Prepared { outcome, marker, identity, spans: fit.then_some(spans), is_settled }
+    Event::Prepared { outcome, marker, identity, spans: fit.then_some(spans), resolves_doubt }
 }
 
 /// Appends markers, offsets and `Completed`, and waits until they are durable. With `resumed` some
@@ -91,15 +91,15 @@ async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<()
         spans.collect::<HashMap<_, _>>()
     });
     // If the log has lost something, the open transaction may be a later one.
-    let is_its_own = |place, first| {
-        spans.as_ref().is_none_or(|all| all.get(&place).is_some_and(|of| of.contains(&first)))
+    let is_its_own = |key, first| {
+        spans.as_ref().is_none_or(|all| all.get(&key).is_some_and(|of| of.contains(&first)))
     };
     let (producer_id, epoch) = marker;
-    for (n, place) in partitions.into_iter().enumerate() {
+    for (n, key) in partitions.into_iter().enumerate() {
         if n > 0 && n % MARKERS_AT_ONCE == 0 {
             yield_now().await;
         }
-        let (topic, index) = place;
+        let (topic, index) = key;
         let Some(topic) = server.topics.stored_by_id(topic) else { continue };
         let Some(partition) = topic.partition(index) else { continue };
         // Each partition gets the marker of each transaction that it is part of, so that a marker
@@ -108,10 +108,10 @@ async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<()
             continue;
         }
         let open = partition.transaction_span(producer_id).filter(|_| resumed);
-        if open.is_some_and(|records| !is_its_own(place, records.start)) {
+        if open.is_some_and(|records| !is_its_own(key, records.start)) {
             continue;
         }
-        let _in_line = append_marker(server, partition, (producer_id, epoch), outcome).await?;
+        let _append = append_marker(server, partition, (producer_id, epoch), outcome).await?;
     }
     if outcome == Outcome::Commit {
         for (group, mut topics) in offsets {

@@ -3,16 +3,16 @@
 //! - `transaction`: one transaction as a pure state machine.
 //! - `record`: the records of the state stream, and its checkpoint.
 //! - `end`: writes the markers and offsets of a decided transaction; timeouts; expiry of ids.
-//! - `decisions`, `mend`, `reconcile`: repair after damage of the log.
+//! - `decisions`, `repair`, `reconcile`: repair after damage of the log.
 //! - `forget`: removal of staged offsets that must not be committed any more.
 //! - this file: the transactions by transactional id, each behind its lock, and the requests.
 
 mod decisions;
 mod end;
 mod forget;
-mod mend;
 mod reconcile;
 mod record;
+mod repair;
 mod transaction;
 
 use std::collections::{BTreeSet, HashMap};
@@ -42,10 +42,10 @@ use crate::state_table::{self, Corrupt};
 #[cfg(test)]
 pub(crate) use end::forget_unused;
 pub(crate) use end::run;
-pub(crate) use mend::mend;
 pub(crate) use reconcile::start;
 pub(crate) use record::Transactions as Table;
 use record::{Event, Record};
+pub(crate) use repair::markers_for_gaps;
 pub(crate) use transaction::State;
 use transaction::{End, Init, Transaction};
 
@@ -130,7 +130,7 @@ pub(crate) struct Description {
 }
 
 /// Holds a transaction open for an append while this value lives.
-pub(crate) struct Admitted<'a>(
+pub(crate) struct AppendGuard<'a>(
     #[expect(dead_code, reason = "held for its lock")] MutexGuard<'a, Transaction>,
 );
 
@@ -207,11 +207,11 @@ impl Transactions {
         if let Some(slot) = slots.get(id) {
             return Ok(slot.clone());
         }
-        let has_room = |slots: &Slots| {
+        let has_space = |slots: &Slots| {
             let ids_bytes = self.ids_bytes.load(Ordering::Relaxed);
             slots.len() < MAX_IDS && ids_bytes + id.len() <= MAX_IDS_BYTES
         };
-        while !has_room(&slots) {
+        while !has_space(&slots) {
             if !self.forget_oldest(&mut slots, i64::MAX)? {
                 tracing::warn!(ids = slots.len(), "transactional id refused: all ids are in use");
                 return Err(ResponseError::CoordinatorNotAvailable.into());
@@ -247,7 +247,7 @@ impl Transactions {
         };
         let (_, id) = &oldest;
         if slots.contains_key(id) {
-            let _in_line = self.append(id, unix_time_ms(), &Event::Removed)?;
+            let _append = self.append(id, unix_time_ms(), &Event::Removed)?;
         }
         slots.remove(id);
         unused.remove(&oldest);
@@ -342,7 +342,7 @@ impl Transactions {
     }
 
     /// Repeats an attempt that may find no space, whenever there is some, for at most [`WAIT_MAX`].
-    async fn with_room<T>(
+    async fn with_space<T>(
         &self,
         mut attempt: impl FnMut() -> Result<T, Blocked>,
     ) -> Result<T, ResponseError> {
@@ -373,7 +373,7 @@ impl Transactions {
         if timeout == 0 || Duration::from_millis(timeout) > server.config.transaction_max_timeout {
             return Err(ResponseError::InvalidTransactionTimeout);
         }
-        let slot = this.with_room(|| this.get_or_create(id)).await?;
+        let slot = this.with_space(|| this.get_or_create(id)).await?;
         let step = |new_producer_id| {
             let mut transaction = slot.transaction.lock();
             Ok(match transaction.init(expected, new_producer_id)? {
@@ -385,7 +385,7 @@ impl Transactions {
                 }
                 Init::AbortFirst(event) => {
                     let event = end::with_spans(server, &transaction, event);
-                    let _in_line = this.change(&slot, &mut transaction, event)?;
+                    let _append = this.change(&slot, &mut transaction, event)?;
                     end::start(server, &slot);
                     Step::Wait
                 }
@@ -409,8 +409,8 @@ impl Transactions {
     ) -> Result<(Option<Append>, (i64, i16)), ResponseError> {
         let mut new_producer_id = None;
         loop {
-            let others = server.groups.pending().settled();
-            match server.transactions.with_room(|| step(new_producer_id)).await? {
+            let others = server.groups.pending().decision_ended();
+            match server.transactions.with_space(|| step(new_producer_id)).await? {
                 Step::Done(append, current) => return Ok((append, current)),
                 Step::Wait => slot.wait_for_end(until).await?,
                 Step::WaitForOthers => {
@@ -429,14 +429,14 @@ impl Transactions {
     /// is also added if the same partition of one of the `deleted` topics is part of the
     /// transaction: Kafka's transactions identify partitions by name, and continue in a topic that
     /// was created again.
-    pub(crate) fn admit<'a>(
+    pub(crate) fn begin_append<'a>(
         &self,
         slot: &'a TransactionRef,
         producer: Producer<'_>,
         partition: (Uuid, i32),
         not_added: Option<ResponseError>,
         deleted: impl FnOnce() -> Vec<Uuid>,
-    ) -> Result<Admitted<'a>, NotAdmitted> {
+    ) -> Result<AppendGuard<'a>, NotAdmitted> {
         let refuse = |kind, reason: &str| {
             let reason = format!("transactional id {:?}: {reason}", producer.transactional_id);
             NotAdmitted::Refused(ApiError::Transaction { kind, reason })
@@ -455,7 +455,7 @@ impl Transactions {
             Err(kind) => return Err(refuse(kind, &kind.to_string())),
         }
         if transaction.partitions.contains(&partition) {
-            return Ok(Admitted(transaction));
+            return Ok(AppendGuard(transaction));
         }
         if let Some(kind) = not_added {
             let was_added = |id: &Uuid| transaction.partitions.contains(&(*id, partition.1));
@@ -464,10 +464,10 @@ impl Transactions {
             }
         }
         let event = Event::Added { partitions: vec![partition], groups: Vec::new() };
-        self.check_room(&transaction, transaction.growth_bytes(&event))
+        self.check_memory(&transaction, transaction.growth_bytes(&event))
             .map_err(|kind| refuse(kind, "the memory limit of transactions is reached"))?;
         match self.change(&slot.0, &mut transaction, event) {
-            Ok(_) => Ok(Admitted(transaction)),
+            Ok(_) => Ok(AppendGuard(transaction)),
             Err(Refused::NoRoom) => Err(NotAdmitted::Full),
             Err(refused) => {
                 Err(refuse(ResponseError::CoordinatorNotAvailable, &format!("{refused:?}")))
@@ -498,7 +498,7 @@ impl Transactions {
     ) -> Result<(), ResponseError> {
         let slot = self.ready(producer.transactional_id, Instant::now() + WAIT_MAX).await?.0;
         let append = self
-            .with_room(|| {
+            .with_space(|| {
                 let mut transaction = slot.transaction.lock();
                 transaction.check_open(producer.id, producer.epoch)?;
                 let is_known = transaction.state == State::Ongoing
@@ -508,7 +508,7 @@ impl Transactions {
                     return Ok(None);
                 }
                 let event = Event::Added { partitions: partitions.clone(), groups: groups.clone() };
-                self.check_room(&transaction, transaction.growth_bytes(&event))?;
+                self.check_memory(&transaction, transaction.growth_bytes(&event))?;
                 Ok(Some(self.change(&slot, &mut transaction, event)?))
             })
             .await?;
@@ -530,7 +530,7 @@ impl Transactions {
         let group = request.group_id.as_str();
         let slot = self.ready(producer.transactional_id, Instant::now() + WAIT_MAX).await?.0;
         let append = self
-            .with_room(|| {
+            .with_space(|| {
                 let mut transaction = slot.transaction.lock();
                 transaction.check_open(producer.id, producer.epoch).map_err(
                     |error| match error {
@@ -551,9 +551,9 @@ impl Transactions {
                 let event = Event::Offsets { group: group.to_owned(), topics: topics.clone() };
                 let growth = transaction.growth_bytes(&added) + transaction.growth_bytes(&event);
                 let record = || -> Result<Append, Blocked> {
-                    self.check_room(&transaction, growth)?;
+                    self.check_memory(&transaction, growth)?;
                     if !transaction.groups.contains(group) {
-                        let _in_line = self.change(&slot, &mut transaction, added)?;
+                        let _append = self.change(&slot, &mut transaction, added)?;
                     }
                     Ok(self.change(&slot, &mut transaction, event)?)
                 };
@@ -627,7 +627,7 @@ impl Transactions {
     /// # Errors
     /// POLICY_VIOLATION if it has its maximum: it frees nothing before it ends.
     /// COORDINATOR_NOT_AVAILABLE if nothing is left: other transactions end.
-    fn check_room(
+    fn check_memory(
         &self,
         transaction: &Transaction,
         more_bytes: usize,

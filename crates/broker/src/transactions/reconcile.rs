@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use alluvium_stream::{Append, History, LogOffset};
 
-use super::decisions::{At, Decisions, Known, Place};
+use super::decisions::{At, Decisions, Known, PartitionKey};
 use super::end::{append_marker, resume, with_spans};
 use super::record::Event;
 use super::transaction::{Doubt, State, Transaction};
@@ -21,7 +21,7 @@ use crate::state_stream::Refused;
 struct Open {
     topic: Arc<str>,
     partition: Arc<Partition>,
-    place: Place,
+    key: PartitionKey,
     producer_id: i64,
     epoch: i16,
     first: At,
@@ -45,9 +45,9 @@ pub(crate) async fn start(server: &Arc<Server>) -> Result<(), TransactionsError>
     wanted.extend(&doubtful);
     let decisions = decisions(server, &wanted)?;
     let last_decided = end_decided(server, &decisions, all_open).await?;
-    settle(server, &decisions, &doubtful).await?;
+    end_with_losses(server, &decisions, &doubtful).await?;
     resume(server).await?;
-    settled(server).await?;
+    resolve_doubts(server).await?;
     let last = abort_orphans(server).await?.or(last_decided);
     // Until a marker is durable, the transaction's records are not visible.
     match last {
@@ -80,7 +80,7 @@ fn all_open(server: &Server) -> Vec<Open> {
             all.extend(open.into_iter().map(|(producer_id, epoch, first)| Open {
                 topic: topic.name.clone(),
                 partition: partition.clone(),
-                place: (topic.id, index),
+                key: (topic.id, index),
                 producer_id,
                 epoch,
                 first: at(first),
@@ -125,8 +125,8 @@ async fn end_decided(
     all_open: Vec<Open>,
 ) -> Result<Option<Append>, TransactionsError> {
     let mut last = None;
-    for Open { topic, partition, place, producer_id, first, .. } in all_open {
-        let Known::Decided(decision) = decisions.of(producer_id, place, first) else { continue };
+    for Open { topic, partition, key, producer_id, first, .. } in all_open {
+        let Known::Decided(decision) = decisions.of(producer_id, key, first) else { continue };
         if decision.is_due {
             // [`resume`] writes the markers of this one.
             continue;
@@ -134,7 +134,7 @@ async fn end_decided(
         let (outcome, epoch) = (decision.outcome, decision.epoch);
         tracing::warn!(
             topic = &*topic,
-            partition = place.1,
+            partition = key.1,
             producer_id,
             epoch,
             transactional_id = decisions.transactional_id(producer_id),
@@ -152,7 +152,7 @@ async fn end_decided(
 }
 
 /// Ends the open transactions that have lost records: of the state stream, or of their partitions.
-async fn settle(
+async fn end_with_losses(
     server: &Server,
     decisions: &Decisions,
     doubtful: &HashSet<i64>,
@@ -179,7 +179,7 @@ async fn settle(
                 let newest = newest.get(&producer_id).copied().unwrap_or(epoch);
                 end_in_doubt(server, &slot, &transaction, newest, is_committed)
             } else if has_lost(server, &transaction) {
-                tell_aborted(
+                log_aborted(
                     server,
                     &slot,
                     &transaction,
@@ -223,7 +223,7 @@ fn end_in_doubt(
     is_committed: bool,
 ) -> Event {
     if !is_committed {
-        tell_aborted(
+        log_aborted(
             server,
             slot,
             transaction,
@@ -231,7 +231,7 @@ fn end_in_doubt(
              transaction is ABORTED where it is open",
         );
         server.metrics.ended_after_loss("unknown");
-        return with_spans(server, transaction, transaction.settle(newest, Outcome::Abort));
+        return with_spans(server, transaction, transaction.resolve(newest, Outcome::Abort));
     }
     let (producer_id, epoch) = transaction.identity.current();
     tracing::warn!(
@@ -243,13 +243,15 @@ fn end_in_doubt(
     );
     server.metrics.ended_after_loss("committed");
     // Its records have their markers already. An open transaction in a partition is a later one.
-    let event = transaction.settle(newest, Outcome::Commit);
-    let Event::Prepared { outcome, marker, identity, is_settled, .. } = event else { return event };
-    Event::Prepared { outcome, marker, identity, spans: Some(Vec::new()), is_settled }
+    let event = transaction.resolve(newest, Outcome::Commit);
+    let Event::Prepared { outcome, marker, identity, resolves_doubt, .. } = event else {
+        return event;
+    };
+    Event::Prepared { outcome, marker, identity, spans: Some(Vec::new()), resolves_doubt }
 }
 
 /// Logs that a transaction is aborted, for each partition in which it is open.
-fn tell_aborted(server: &Server, slot: &Slot, transaction: &Transaction, why: &str) {
+fn log_aborted(server: &Server, slot: &Slot, transaction: &Transaction, why: &str) {
     let (producer_id, epoch) = transaction.identity.current();
     let transactional_id = &*slot.id;
     let mut is_open = false;
@@ -267,21 +269,21 @@ fn tell_aborted(server: &Server, slot: &Slot, transaction: &Transaction, why: &s
 }
 
 /// Ends the doubt about all transactional ids.
-async fn settled(server: &Server) -> Result<(), TransactionsError> {
+async fn resolve_doubts(server: &Server) -> Result<(), TransactionsError> {
     let slots = slots(server);
     let is_doubtful = |slot: &Arc<Slot>| slot.transaction.lock().doubt.is_open();
     if !slots.iter().any(is_doubtful) {
         return Ok(());
     }
     loop {
-        match server.transactions.append("", unix_time_ms(), &Event::Settled) {
+        match server.transactions.append("", unix_time_ms(), &Event::Resolved) {
             Ok(_) => break,
             Err(Refused::NoRoom) => server.store.wait_for_space().await,
             Err(refused) => return Err(not_ended(&"several", &format!("{refused:?}"))),
         }
     }
     for slot in slots {
-        slot.transaction.lock().settled();
+        slot.transaction.lock().resolved();
     }
     Ok(())
 }
@@ -299,18 +301,18 @@ async fn abort_orphans(server: &Server) -> Result<Option<Append>, TransactionsEr
         (producer_id, slot)
     });
     let by_producer: HashMap<i64, &Arc<Slot>> = by_producer.collect();
-    for Open { topic, partition, place, producer_id, epoch, first } in all_open {
+    for Open { topic, partition, key, producer_id, epoch, first } in all_open {
         let its_own = by_producer.get(&producer_id);
         let is_known = its_own.is_some_and(|slot| {
             let transaction = slot.transaction.lock();
-            transaction.state == State::Ongoing && transaction.partitions.contains(&place)
+            transaction.state == State::Ongoing && transaction.partitions.contains(&key)
         });
         if is_known {
             continue;
         }
         tracing::error!(
             topic = &*topic,
-            partition = place.1,
+            partition = key.1,
             producer_id,
             epoch,
             transactional_id = its_own.map_or("unknown", |slot| &*slot.id),

@@ -22,7 +22,7 @@ const KIND_COMPLETED: u8 = 5;
 const KIND_REMOVED: u8 = 6;
 const KIND_PREPARED_WITH_SPANS: u8 = 7;
 const KIND_PREPARED_AT_START: u8 = 8;
-const KIND_SETTLED: u8 = 9;
+const KIND_RESOLVED: u8 = 9;
 
 /// A change of one transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,20 +46,20 @@ pub(super) enum Event {
     Offsets { group: String, topics: Vec<(String, Vec<Position>)> },
     /// The end is decided. Markers carry `marker` (producer id and epoch); the producer continues
     /// with `identity`. Its records are in `spans`, which records of earlier versions do not have.
-    /// `is_settled`: a start has decided a transaction that was in doubt after a loss.
+    /// `resolves_doubt`: a start has decided a transaction that was in doubt after a loss.
     Prepared {
         outcome: Outcome,
         marker: (i64, i16),
         identity: Identity,
         spans: Option<Vec<Span>>,
-        is_settled: bool,
+        resolves_doubt: bool,
     },
     /// Markers and offsets are written.
     Completed,
     /// The transactional id is removed.
     Removed,
     /// Concerns all transactional ids: a start has ended the open transactions in doubt.
-    Settled,
+    Resolved,
 }
 
 impl Record {
@@ -72,12 +72,12 @@ impl Record {
             Event::Initialised { .. } => KIND_INITIALISED,
             Event::Added { .. } => KIND_ADDED,
             Event::Offsets { .. } => KIND_OFFSETS,
-            Event::Prepared { is_settled: true, .. } => KIND_PREPARED_AT_START,
+            Event::Prepared { resolves_doubt: true, .. } => KIND_PREPARED_AT_START,
             Event::Prepared { spans: None, .. } => KIND_PREPARED,
             Event::Prepared { spans: Some(_), .. } => KIND_PREPARED_WITH_SPANS,
             Event::Completed => KIND_COMPLETED,
             Event::Removed => KIND_REMOVED,
-            Event::Settled => KIND_SETTLED,
+            Event::Resolved => KIND_RESOLVED,
         });
         out.str(&self.id);
         out.i64(self.at_ms);
@@ -102,20 +102,20 @@ impl Record {
                 marker: (producer_id, epoch),
                 identity,
                 spans,
-                is_settled,
+                resolves_doubt,
             } => {
                 out.u8(*outcome as u8);
                 out.i64(*producer_id);
                 out.i32((*epoch).into());
                 write_identity(&mut out, identity);
-                if *is_settled {
+                if *resolves_doubt {
                     out.u8(spans.is_some().into());
                 }
                 if let Some(spans) = spans {
                     out.list(spans, write_span);
                 }
             }
-            Event::Completed | Event::Removed | Event::Settled => {}
+            Event::Completed | Event::Removed | Event::Resolved => {}
         }
         out.into_bytes()
     }
@@ -148,11 +148,11 @@ impl Record {
                     KIND_PREPARED_WITH_SPANS => Some(reader.list(read_span)?),
                     _ => read_spans(&mut reader)?,
                 },
-                is_settled: kind == KIND_PREPARED_AT_START,
+                resolves_doubt: kind == KIND_PREPARED_AT_START,
             },
             KIND_COMPLETED => Event::Completed,
             KIND_REMOVED => Event::Removed,
-            KIND_SETTLED => Event::Settled,
+            KIND_RESOLVED => Event::Resolved,
             kind => return Err(Corrupt::unknown_kind(kind)),
         };
         reader.end()?;
@@ -176,7 +176,7 @@ impl Table for Transactions {
         let Record { id, at_ms, event } = Record::decode(record)?;
         match event {
             Event::Removed => drop(self.0.remove(&id)),
-            Event::Settled => self.0.values_mut().for_each(Transaction::settled),
+            Event::Resolved => self.0.values_mut().for_each(Transaction::resolved),
             event => self.0.entry(id).or_default().apply(at_ms, event),
         }
         Ok(())

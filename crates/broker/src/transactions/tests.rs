@@ -57,7 +57,7 @@ fn a_producer_is_initialised_as_in_kafka() {
         marker: (5, 8),
         identity: fenced,
         spans: None,
-        is_settled: false,
+        resolves_doubt: false,
     };
     assert_eq!(open.init(None, None), Ok(Init::AbortFirst(abort.clone())));
     // The same producer receives the raised epoch, however often it asks.
@@ -67,7 +67,7 @@ fn a_producer_is_initialised_as_in_kafka() {
         marker: (5, 8),
         identity: raised,
         spans: None,
-        is_settled: false,
+        resolves_doubt: false,
     };
     assert_eq!(open.init(Some((5, 7)), None), Ok(Init::AbortFirst(goes_on.clone())));
     let mut aborted = open.clone();
@@ -84,7 +84,7 @@ fn a_producer_is_initialised_as_in_kafka() {
         marker,
         identity: identity_after,
         spans: None,
-        is_settled: false,
+        resolves_doubt: false,
     };
     assert_eq!(last.init(Some((5, i16::MAX - 1)), Some(9)), Ok(Init::AbortFirst(replaced)));
     assert_eq!(open.init(Some((6, 7)), None), Err(E::ProducerFenced));
@@ -108,7 +108,7 @@ fn a_transaction_ends_as_in_kafka() {
             marker,
             identity,
             spans: None,
-            is_settled: false,
+            resolves_doubt: false,
         }))
     };
     let me = (5, 7);
@@ -244,16 +244,16 @@ fn records() -> Vec<Record> {
             marker: (1 << 50, i16::MAX),
             identity: identity(77, 0, 1 << 50, 3),
             spans: Some(vec![Span { partition: (Uuid::from_u128(9), 1), records: 7..9 }]),
-            is_settled: false,
+            resolves_doubt: false,
         },
         Event::Prepared {
             outcome: Outcome::Abort,
             marker: (77, 1),
             identity: identity(77, 1, -1, NONE),
             spans: Some(vec![Span { partition: (Uuid::from_u128(9), 1), records: 7..9 }]),
-            is_settled: true,
+            resolves_doubt: true,
         },
-        Event::Settled,
+        Event::Resolved,
         Event::Completed,
         Event::Removed,
     ];
@@ -296,7 +296,7 @@ fn a_loss_puts_transactions_in_doubt_until_their_state_is_known_again() {
         marker: (5, 8),
         identity: identity(5, 8, -1, 7),
         spans: Some(vec![Span { partition: (Uuid::from_u128(3), 0), records: 0..1 }]),
-        is_settled: false,
+        resolves_doubt: false,
     };
     let begun = Event::Initialised { identity: identity(5, 9, -1, NONE), timeout_ms: 1 };
     // Events after the loss, the resulting state and doubt, and the number of partitions.
@@ -319,13 +319,13 @@ fn a_loss_puts_transactions_in_doubt_until_their_state_is_known_again() {
         }
         let found = (transaction.state, transaction.doubt, transaction.partitions.len());
         assert_eq!(found, (state, doubt, partitions), "{events:?}");
-        transaction.settled();
+        transaction.resolved();
         assert_eq!(transaction.doubt, doubt, "it is open, {events:?}");
         if state != State::Ongoing {
             continue;
         }
         // It ends in an epoch that no partition refuses and in which no producer may continue.
-        let event = transaction.settle(20, Abort);
+        let event = transaction.resolve(20, Abort);
         transaction.apply(2, event);
         let found = (transaction.state, transaction.identity, transaction.doubt);
         assert_eq!(found, (State::Prepared(Abort), identity(5, 21, -1, NONE), Doubt::Renew));
@@ -339,12 +339,12 @@ fn offsets_from_before_a_loss_are_not_committed_by_a_later_decision() {
         let topics = vec![(format!("topic-{offset}"), vec![position])];
         Event::Offsets { group: "group".to_owned(), topics }
     };
-    let prepared = |is_settled| Event::Prepared {
+    let prepared = |resolves_doubt| Event::Prepared {
         outcome: Outcome::Commit,
         marker: (5, 8),
         identity: identity(5, 8, -1, 7),
         spans: None,
-        is_settled,
+        resolves_doubt,
     };
     let begun = Event::Added { partitions: Vec::new(), groups: vec!["group".to_owned()] };
     // Events after the loss, and the offsets to commit then.
@@ -380,8 +380,8 @@ fn a_producer_in_doubt_gets_a_new_producer_id() {
     let mut known = transaction(State::Completed(Commit), 5, 7);
     known.identity.previous_epoch = 6;
     known.after_loss();
-    known.settled();
-    assert_eq!(known.doubt, Doubt::Settled);
+    known.resolved();
+    assert_eq!(known.doubt, Doubt::Resolved);
     // In version 2 the epoch identifies the transaction that the client means.
     assert_eq!(known.end((5, 6), Commit, true, None), Ok(End::Done));
     assert_eq!(known.end((5, 7), Commit, false, None), Err(E::InvalidTxnState));
@@ -488,7 +488,7 @@ fn version_1_can_be_read() {
             marker: (3, 1),
             identity: identity(3, 2, -1, 1),
             spans: None,
-            is_settled: false,
+            resolves_doubt: false,
         },
     };
     let bytes: Vec<u8> = [

@@ -132,7 +132,7 @@ pub(super) enum Doubt {
     Mixed,
     /// An open transaction was ended at a start. Before it, unknown transactions may have ended and
     /// unknown epochs may have been issued.
-    Settled,
+    Resolved,
     /// The last transaction is known again. The next epoch may have been issued before.
     Renew,
 }
@@ -149,7 +149,7 @@ impl Doubt {
     }
 
     pub(super) fn from_number(number: u8) -> Option<Self> {
-        let all = [Self::None, Self::Stale, Self::Mixed, Self::Settled, Self::Renew];
+        let all = [Self::None, Self::Stale, Self::Mixed, Self::Resolved, Self::Renew];
         all.into_iter().find(|doubt| doubt.number() == number)
     }
 }
@@ -277,7 +277,7 @@ impl Transaction {
     /// Whether the next producer needs another producer id, because every remaining epoch may have
     /// been issued.
     fn is_exhausted(&self) -> bool {
-        self.identity.epoch >= LAST_EPOCH || matches!(self.doubt, Doubt::Settled | Doubt::Renew)
+        self.identity.epoch >= LAST_EPOCH || matches!(self.doubt, Doubt::Resolved | Doubt::Renew)
     }
 
     /// Returns the event that aborts an open transaction on timeout. The producer learns of it with
@@ -293,7 +293,7 @@ impl Transaction {
         let identity = self.identity.raised(NONE);
         let marker = identity.current();
         let outcome = Outcome::Abort;
-        Event::Prepared { outcome, marker, identity, spans: None, is_settled: false }
+        Event::Prepared { outcome, marker, identity, spans: None, resolves_doubt: false }
     }
 
     /// Checks whether this producer may add to the transaction now.
@@ -351,7 +351,7 @@ impl Transaction {
             return Err(ResponseError::ProducerFenced);
         }
         // In version 1 the epoch does not identify the transaction that the client means.
-        let is_repetition = asks_again || (!raises_epoch && self.doubt != Doubt::Settled);
+        let is_repetition = asks_again || (!raises_epoch && self.doubt != Doubt::Resolved);
         let prepare = || {
             let event = self.prepare(outcome, raises_epoch, new_producer_id);
             event.map_or(End::NeedsProducerId, End::Prepare)
@@ -384,16 +384,16 @@ impl Transaction {
         let current = self.identity;
         if !raises_epoch {
             let (marker, identity) = (current.current(), current);
-            let (spans, is_settled) = (None, false);
-            return Some(Event::Prepared { outcome, marker, identity, spans, is_settled });
+            let (spans, resolves_doubt) = (None, false);
+            return Some(Event::Prepared { outcome, marker, identity, spans, resolves_doubt });
         }
         let raised = current.raised(current.epoch);
         let identity = match self.is_exhausted() {
             false => raised,
             true => current.replaced_by(new_producer_id?, current.epoch),
         };
-        let (marker, spans, is_settled) = (raised.current(), None, false);
-        Some(Event::Prepared { outcome, marker, identity, spans, is_settled })
+        let (marker, spans, resolves_doubt) = (raised.current(), None, false);
+        Some(Event::Prepared { outcome, marker, identity, spans, resolves_doubt })
     }
 
     /// When the open transaction times out, in milliseconds since the Unix epoch.
@@ -437,15 +437,15 @@ impl Transaction {
                 self.mix();
                 self.add_offsets(group, topics);
             }
-            Event::Prepared { outcome, marker, identity, spans, is_settled } => {
-                if !is_settled {
+            Event::Prepared { outcome, marker, identity, spans, resolves_doubt } => {
+                if !resolves_doubt {
                     // The transaction that ends may be a later one than that from before the loss.
                     self.mix();
                 }
                 self.doubt = match self.doubt {
-                    _ if is_settled => Doubt::Renew,
+                    _ if resolves_doubt => Doubt::Renew,
                     _ if identity.producer_id != self.identity.producer_id => Doubt::None,
-                    Doubt::Settled | Doubt::Renew => Doubt::Renew,
+                    Doubt::Resolved | Doubt::Renew => Doubt::Renew,
                     Doubt::None | Doubt::Stale | Doubt::Mixed => Doubt::None,
                 };
                 self.state = State::Prepared(outcome);
@@ -462,7 +462,7 @@ impl Transaction {
                 self.state = State::Completed(outcome);
                 self.close();
             }
-            Event::Removed | Event::Settled => {}
+            Event::Removed | Event::Resolved => {}
         }
     }
 
@@ -492,20 +492,20 @@ impl Transaction {
     }
 
     /// Records that a start has ended the open transaction.
-    pub(super) fn settled(&mut self) {
+    pub(super) fn resolved(&mut self) {
         if self.doubt.is_open() && self.state != State::Ongoing {
-            self.doubt = Doubt::Settled;
+            self.doubt = Doubt::Resolved;
         }
     }
 
     /// Returns the event by which a start ends an open transaction that is in doubt; `epoch` is the
     /// highest epoch of its producer in any partition. The producer is fenced: another one may have
     /// initialised since.
-    pub(super) fn settle(&self, epoch: i16, outcome: Outcome) -> Event {
+    pub(super) fn resolve(&self, epoch: i16, outcome: Outcome) -> Event {
         let known = Identity { epoch: epoch.max(self.identity.epoch), ..self.identity };
         let identity = known.raised(NONE);
         let (marker, spans) = (identity.current(), None);
-        Event::Prepared { outcome, marker, identity, spans, is_settled: true }
+        Event::Prepared { outcome, marker, identity, spans, resolves_doubt: true }
     }
 
     pub(super) fn add_offsets(&mut self, group: String, topics: Vec<(String, Vec<Position>)>) {
@@ -546,7 +546,7 @@ impl Transaction {
             Event::Initialised { .. }
             | Event::Prepared { .. }
             | Event::Completed
-            | Event::Settled
+            | Event::Resolved
             | Event::Removed => 0,
         }
     }

@@ -101,7 +101,7 @@ mod tests {
             b"\x02\x02t",                        // one topic: name
             b"\x02\0\0\0\x02",                   // one partition: index,
             b"\0\0\0\0\0\0\x03\0",               // size,
-            b"\0\0\0\0\0\0\0\0\0\0", // lag, whether it is a future replica; no tags
+            b"\0\0\0\0\0\0\0\0\0\0",             // lag, whether it is a future replica; no tags
             b"\0",                               // the topic has no tags
             b"\xff\xff\xff\xff\xff\xff\xff\xff", // total bytes
             b"\xff\xff\xff\xff\xff\xff\xff\xff", // usable bytes

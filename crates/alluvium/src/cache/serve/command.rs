@@ -192,7 +192,8 @@ pub(super) fn run(server: &Server, client: &mut Client, words: &[Bytes], reach: 
 
 fn too_large() -> Refused {
     "ERR the answer is too large, or the memory for answers (--buffer-memory) is used up; request \
-     less at once".into()
+     less at once"
+        .into()
 }
 
 /// Returns whether this is a command that writes.
@@ -541,8 +542,10 @@ fn scan(call: &mut Call<'_>) -> Result {
         let value = options.next().ok_or_else(syntax_error)?;
         match &word.to_ascii_uppercase()[..] {
             b"MATCH" if value.len() > MAX_PATTERN_BYTES => {
-                return Err(Refused(format!("ERR a pattern may have at most {MAX_PATTERN_BYTES} \
-                    bytes")));
+                return Err(Refused(format!(
+                    "ERR a pattern may have at most {MAX_PATTERN_BYTES} \
+                    bytes"
+                )));
             }
             b"MATCH" => pattern = Some(value),
             b"COUNT" => match number::<i64>(value)? {
@@ -571,8 +574,7 @@ fn scan(call: &mut Call<'_>) -> Result {
     let mut reading = Share::new(&call.server.buffers);
     let may_read = |bytes| reading.hold(bytes);
     let scanned = call.cache().scan_within(ScanCursor(from << 1), count, may_read)?;
-    let mut scanned =
-        scanned.ok_or("ERR the memory for reads (--buffer-memory) is used up")?;
+    let mut scanned = scanned.ok_or("ERR the memory for reads (--buffer-memory) is used up")?;
     if let Some(pattern) = pattern {
         let pattern = Pattern::new(pattern);
         scanned.keys.retain(|key| pattern.matches(key));
@@ -600,7 +602,8 @@ fn dbsize(call: &mut Call<'_>) -> Result {
 
 fn flush_all(_: &mut Call<'_>) -> Result {
     Err("ERR a cache cannot be emptied while it is open: stop the server, and remove the cache's \
-        directory".into())
+        directory"
+        .into())
 }
 
 #[cfg(test)]

@@ -120,11 +120,7 @@ impl Collector for CacheCollector {
             ("cache_journals_in_memory", "Journals in memory", of(stats.journals_in_memory)),
             ("cache_disk_bytes", "Disk space of journals", stats.disk_bytes),
             ("cache_compressed_journals", "Compressed journals", of(stats.compressed)),
-            (
-                "cache_compressed_bytes",
-                "Disk space of compressed journals",
-                stats.compressed_bytes,
-            ),
+            ("cache_compressed_bytes", "Disk space of compressed journals", stats.compressed_bytes),
             (
                 "cache_uncompressed_bytes",
                 "Decompressed size of compressed journals",
@@ -146,11 +142,7 @@ impl Collector for CacheCollector {
                 "Memory of the frame tables of compressed journals",
                 of(stats.table_bytes),
             ),
-            (
-                "cache_live_bytes",
-                "Bytes of live records, an upper bound",
-                stats.live_bytes,
-            ),
+            ("cache_live_bytes", "Bytes of live records, an upper bound", stats.live_bytes),
             (
                 "cache_journal_memory_bytes",
                 "Memory of journals, including what is free for new ones",
@@ -162,11 +154,7 @@ impl Collector for CacheCollector {
                 "Memory of large requests and answers",
                 of(buffers.used_bytes()),
             ),
-            (
-                "cache_damaged_bytes",
-                "Bytes of journals found damaged",
-                stats.damaged_bytes,
-            ),
+            ("cache_damaged_bytes", "Bytes of journals found damaged", stats.damaged_bytes),
             (
                 "cache_set_aside_files",
                 "Files that openings could not use and have set aside (*.journal.damaged)",

@@ -60,8 +60,10 @@ pub(super) enum Broken {
     Protocol(&'static str),
     #[error("Protocol error: expected '$', got '{}'", .0.escape_ascii())]
     NoBulk(u8),
-    #[error("Protocol error: invalid bulk length: {len} bytes; an argument may have at most \
-        {most}")]
+    #[error(
+        "Protocol error: invalid bulk length: {len} bytes; an argument may have at most \
+        {most}"
+    )]
     TooLong { len: usize, most: usize },
     #[error(
         "Protocol error: the request is too large: its arguments may have {most} bytes in total, \

@@ -59,8 +59,11 @@ pub(super) fn select(call: &mut Call<'_>) -> Result {
 pub(super) fn auth(call: &mut Call<'_>) -> Result {
     let (user, password) = match call.words {
         [_, _] if call.server.password.is_none() => {
-            return Err("ERR AUTH <password> called without any password configured for the default \
-                user. Are you sure your configuration is correct?".into());
+            return Err(
+                "ERR AUTH <password> called without any password configured for the default \
+                user. Are you sure your configuration is correct?"
+                    .into(),
+            );
         }
         [_, password] => (&b"default"[..], password),
         [_, user, password] => (&user[..], password),
@@ -130,9 +133,12 @@ pub(super) fn hello(call: &mut Call<'_>) -> Result {
         log_in(call, user, password)?;
     }
     if call.server.is_stranger(call.client) {
-        return Err("NOAUTH HELLO must be called with the client already authenticated, otherwise \
+        return Err(
+            "NOAUTH HELLO must be called with the client already authenticated, otherwise \
             the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and \
-            select the RESP protocol version at the same time".into());
+            select the RESP protocol version at the same time"
+                .into(),
+        );
     }
     if let Some(wanted) = wanted_name {
         call.client.name = wanted.to_vec();
@@ -213,7 +219,8 @@ pub(super) fn config(call: &mut Call<'_>) -> Result {
         return Err(match &asked[..] {
             b"SET" => {
                 "ERR settings can be changed only on the command line: `alluvium cache serve \
-                 --help`".into()
+                 --help`"
+                    .into()
             }
             _ => unknown_subcommand("CONFIG", &asked),
         });

@@ -131,7 +131,7 @@ impl ConsumerGroup {
 
     /// Whether a member may speak the classic protocol; unknown for members from before a restart.
     pub(in crate::groups) fn may_be_classic(&self, id: &str) -> bool {
-        self.is_classic(id) || self.unheard.contains_key(id)
+        self.is_classic(id) || self.unconfirmed.contains_key(id)
     }
 
     /// Returns its members, for a classic group.
@@ -199,7 +199,7 @@ impl ConsumerGroup {
         }
         // Nothing fails from here on. A topic that the client may not describe does not exist for
         // it.
-        subscription.topics.retain(|topic| join.sight.sees(topic));
+        subscription.topics.retain(|topic| join.visibility.is_visible(topic));
         if let Some(holder) = holder.filter(|holder| **holder != *id) {
             self.rename(&holder, &id);
         }
@@ -214,7 +214,7 @@ impl ConsumerGroup {
             client_host: join.client_host.to_string(),
             ..Beat::default()
         };
-        self.unheard.remove(id.as_str());
+        self.unconfirmed.remove(id.as_str());
         self.go_towards_epoch(&beat, topics);
         let rules = ConsumerRules { session_timeout: join.session_timeout, ..rules };
         self.reconcile(now, rules, &id, Some(&subscription.owned(topics)));
@@ -331,7 +331,7 @@ impl ConsumerGroup {
         if epoch != generation {
             return Err(ResponseError::IllegalGeneration);
         }
-        if let Some(due) = self.unheard.get_mut(id) {
+        if let Some(due) = self.unconfirmed.get_mut(id) {
             due.get_or_insert(now + rebalance_timeout(member));
         }
         let classic = self.classic.get(id);

@@ -8,7 +8,7 @@ use kafka_protocol::error::ResponseError;
 
 use super::state::GroupState;
 use super::{Fault, bad_regex};
-use crate::groups::topics_view::{Sight, TopicsView};
+use crate::groups::topics_view::{TopicVisibility, TopicsView};
 use crate::pattern::{self, Pattern};
 
 /// The matches of all members, as far as they have been needed.
@@ -19,19 +19,19 @@ pub(super) struct Matches {
     /// By regular expression and viewer.
     found: HashMap<(String, String), Vec<Arc<str>>>,
     /// Visibility for the members that have sent a heartbeat since the start.
-    sights: HashMap<Arc<str>, Sight>,
+    visibilities: HashMap<Arc<str>, TopicVisibility>,
     /// The latest of these. Used for members that have not sent a heartbeat yet.
-    latest: Sight,
+    latest: TopicVisibility,
     is_changed: bool,
 }
 
 impl Matches {
-    fn sight(&self, id: &str) -> &Sight {
-        self.sights.get(id).unwrap_or(&self.latest)
+    fn visibility(&self, id: &str) -> &TopicVisibility {
+        self.visibilities.get(id).unwrap_or(&self.latest)
     }
 
     fn key(&self, id: &str, regex: &str) -> (String, String) {
-        (regex.to_owned(), self.sight(id).viewer().to_owned())
+        (regex.to_owned(), self.visibility(id).viewer().to_owned())
     }
 
     /// The names that a member's expression matches. `None` if it has not been matched since the
@@ -41,13 +41,19 @@ impl Matches {
     }
 
     /// Records the topic visibility of a member that has sent a heartbeat.
-    pub(super) fn see(&mut self, state: &GroupState, topics: &TopicsView, id: &str, sight: &Sight) {
+    pub(super) fn set_visibility(
+        &mut self,
+        state: &GroupState,
+        topics: &TopicsView,
+        id: &str,
+        visibility: &TopicVisibility,
+    ) {
         let regex = state.members.get(id).and_then(|member| member.profile.regex.clone());
-        let is_other = self.sight(id).viewer() != sight.viewer();
+        let is_other = self.visibility(id).viewer() != visibility.viewer();
         let before = regex.as_deref().filter(|_| is_other);
         let before = before.and_then(|regex| self.names(id, regex)).map(<[_]>::to_vec);
-        self.sights.insert(id.into(), sight.clone());
-        self.latest = sight.clone();
+        self.visibilities.insert(id.into(), visibility.clone());
+        self.latest = visibility.clone();
         if let (Some(regex), Some(before)) = (regex, before) {
             self.update(state, topics);
             self.is_changed |= self.names(id, &regex) != Some(&before);
@@ -74,7 +80,7 @@ impl Matches {
             if self.found.contains_key(&key) {
                 continue;
             }
-            let sight = self.sight(id);
+            let visibility = self.visibility(id);
             let mut matched = matching(regex, topics).unwrap_or_else(|error| {
                 // It was checked when the member sent it, with other topics or by another version
                 // of the server.
@@ -86,7 +92,7 @@ impl Matches {
                 );
                 Vec::new()
             });
-            matched.retain(|name| sight.sees(name));
+            matched.retain(|name| visibility.is_visible(name));
             self.is_changed |= old.get(&key).is_some_and(|old| *old != matched);
             self.found.insert(key, matched);
         }
@@ -99,7 +105,7 @@ impl Matches {
 
     /// Removes entries that no member uses.
     pub(super) fn keep_only(&mut self, state: &GroupState) {
-        self.sights.retain(|id, _| state.members.contains_key(id));
+        self.visibilities.retain(|id, _| state.members.contains_key(id));
         let members = state.members.iter();
         let used = members.filter_map(|(id, member)| {
             member.profile.regex.as_deref().map(|regex| self.key(id, regex))

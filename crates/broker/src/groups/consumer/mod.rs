@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use kafka_protocol::error::ResponseError;
 use uuid::Uuid;
 
-use super::topics_view::{Sight, TopicsView};
+use super::topics_view::{TopicVisibility, TopicsView};
 pub(super) use assignor::Assignor;
 use assignor::Subscriber;
 use classic::Classic;
@@ -79,7 +79,7 @@ pub(super) struct Beat {
     pub(super) client_id: String,
     pub(super) client_host: String,
     /// The topics that the client may describe.
-    pub(super) sight: Sight,
+    pub(super) visibility: TopicVisibility,
 }
 
 /// The answer to a heartbeat.
@@ -146,7 +146,7 @@ pub(super) struct ConsumerGroup {
     classic: BTreeMap<Arc<str>, Classic>,
     /// Members from before a restart that have not sent their capabilities since. The time is the
     /// deadline to join again, for one that has sent a heartbeat of the classic protocol.
-    unheard: BTreeMap<Arc<str>, Option<Instant>>,
+    unconfirmed: BTreeMap<Arc<str>, Option<Instant>>,
     /// For members that have no session timeout of their own.
     session_timeout: Duration,
     empty_since: Instant,
@@ -166,7 +166,7 @@ impl ConsumerGroup {
         Self {
             deadlines: state.members.iter().map(deadlines).collect(),
             classic: BTreeMap::new(),
-            unheard: state.members.keys().map(|id| (Arc::clone(id), None)).collect(),
+            unconfirmed: state.members.keys().map(|id| (Arc::clone(id), None)).collect(),
             session_timeout: rules.session_timeout,
             state,
             unwritten: Vec::new(),
@@ -201,7 +201,7 @@ impl ConsumerGroup {
         } else if state
             .members
             .values()
-            .all(|member| is_settled(&member.current, state.target_epoch))
+            .all(|member| has_reached_target(&member.current, state.target_epoch))
         {
             Phase::Stable
         } else {
@@ -245,7 +245,7 @@ impl ConsumerGroup {
         let deadlines = self.deadlines.values();
         let deadlines = deadlines.flat_map(|at| [Some(at.session), at.revocation]);
         let joins = self.classic.values().map(|classic| classic.due);
-        deadlines.chain(joins).chain(self.unheard.values().copied()).flatten().min()
+        deadlines.chain(joins).chain(self.unconfirmed.values().copied()).flatten().min()
     }
 
     /// The assignor that most members vote for.
@@ -326,9 +326,9 @@ impl ConsumerGroup {
             _ => {}
         }
         self.classic.remove(id);
-        self.unheard.remove(id);
+        self.unconfirmed.remove(id);
         let before = self.state.members.get(id).map(|member| member.current.clone());
-        self.matches.see(&self.state, topics, id, &beat.sight);
+        self.matches.set_visibility(&self.state, topics, id, &beat.visibility);
         self.go_towards_epoch(beat, topics);
         self.reconcile(now, rules, id, beat.owned.as_ref());
         let Some(member) = self.state.members.get(id) else {
@@ -404,7 +404,7 @@ impl ConsumerGroup {
 
     /// When a member is removed that has to join again, or has joined and has to send a SyncGroup.
     fn join_deadline(&self, id: &str) -> Option<Instant> {
-        self.classic.get(id).map_or_else(|| *self.unheard.get(id)?, |classic| classic.due)
+        self.classic.get(id).map_or_else(|| *self.unconfirmed.get(id)?, |classic| classic.due)
     }
 
     /// Checks whether a member may commit offsets of these partitions with this epoch. With its
@@ -475,7 +475,7 @@ impl ConsumerGroup {
             // A static member of the classic protocol sends nothing when it is stopped: a new one
             // with its instance id is its restart. After a restart of the server its heartbeat
             // shows the protocol.
-            let heard = self.unheard.get(holder);
+            let heard = self.unconfirmed.get(holder);
             let is_classic = self.is_classic(holder) || matches!(heard, Some(Some(_)));
             if !has_left && !is_classic {
                 let instance_id = beat.instance_id.as_deref().unwrap_or_default();
@@ -564,7 +564,7 @@ impl ConsumerGroup {
         self.change(Change::Renamed { from: from.to_owned(), to: to.to_owned() });
         self.deadlines.remove(from);
         self.classic.remove(from);
-        self.unheard.remove(from);
+        self.unconfirmed.remove(from);
     }
 
     /// A member that joins owns nothing, whatever it had. Kafka fences it while its previous
@@ -677,7 +677,7 @@ impl ConsumerGroup {
         let state = &self.state;
         let Some((key, member)) = state.members.get_key_value(id) else { return };
         let key = Arc::clone(key);
-        if !is_settled(&member.current, state.target_epoch) {
+        if !has_reached_target(&member.current, state.target_epoch) {
             let is_free = |topic, partition| {
                 state.owners.get(&(topic, partition)).is_none_or(|owner| owner.id == key)
             };
@@ -703,7 +703,7 @@ impl ConsumerGroup {
         self.change(Change::Removed { group_epoch: self.next_epoch(), id: id.to_owned() });
         self.deadlines.remove(id);
         self.classic.remove(id);
-        self.unheard.remove(id);
+        self.unconfirmed.remove(id);
         if self.is_empty() {
             self.empty_since = now;
             self.matches = Matches::default();
@@ -728,7 +728,7 @@ fn hash(topics: &[(Uuid, u32)]) -> u64 {
     })
 }
 
-fn is_settled(current: &Current, target_epoch: i32) -> bool {
+fn has_reached_target(current: &Current, target_epoch: i32) -> bool {
     current.progress == Progress::Stable && current.epoch == target_epoch
 }
 

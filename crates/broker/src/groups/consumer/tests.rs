@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::groups::topics_view::See;
+use crate::groups::topics_view::TopicAccess;
 use crate::state_table::{Table, decode, encode};
 
 mod classic;
@@ -452,7 +452,7 @@ struct Clerk {
     sees_all: Arc<AtomicBool>,
 }
 
-impl See for Clerk {
+impl TopicAccess for Clerk {
     fn viewer(&self) -> &str {
         self.viewer
     }
@@ -461,7 +461,7 @@ impl See for Clerk {
         self.sees_all.load(Ordering::Relaxed).into()
     }
 
-    fn sees(&self, topic: &str) -> bool {
+    fn is_visible(&self, topic: &str) -> bool {
         self.viewer == "boss" || self.sees_all.load(Ordering::Relaxed) || !topic.contains("secret")
     }
 }
@@ -473,7 +473,7 @@ fn a_regular_expression_matches_topics_that_the_member_may_describe() {
     let sees_all = Arc::new(AtomicBool::new(false));
     let by = |viewer, beat: Beat| {
         let see = Clerk { viewer, sees_all: sees_all.clone() };
-        Beat { sight: Sight(Some(Arc::new(see))), regex: Some(".*".into()), ..beat }
+        Beat { visibility: TopicVisibility(Some(Arc::new(see))), regex: Some(".*".into()), ..beat }
     };
     let mut group = group(now);
     let mut beat = |beat: &Beat| group.heartbeat(now, rules(), &topics, beat).expect("accepted");

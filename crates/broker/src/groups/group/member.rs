@@ -35,7 +35,7 @@ pub(super) struct Member<J, S> {
     pub(super) synced: bool,
     /// Whether it has sent a request since the server started. Until then a static member may have
     /// received a newer id than the persisted one.
-    pub(super) was_heard: bool,
+    pub(super) was_active: bool,
     /// Whether its first JoinGroup is still unanswered.
     pub(super) is_new: bool,
     /// When it expires. `None` only while a request of it waits.
@@ -45,7 +45,7 @@ pub(super) struct Member<J, S> {
 impl<J, S> Member<J, S> {
     /// Records a request of the member.
     pub(super) fn touch(&mut self, now: Instant) {
-        self.was_heard = true;
+        self.was_active = true;
         if self.joining.is_none() && self.syncing.is_none() {
             self.deadline = Some(now + self.session_timeout);
         }
@@ -70,7 +70,7 @@ impl<J, S> Member<J, S> {
     }
 
     pub(super) fn update(&mut self, join: JoinEvent) {
-        self.was_heard = true;
+        self.was_active = true;
         self.client_id = join.client_id;
         self.client_host = join.client_host;
         self.session_timeout = join.session_timeout;

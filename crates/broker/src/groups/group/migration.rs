@@ -30,9 +30,9 @@ impl<J, S> Group<J, S> {
 
     /// The members and their assignments. These are known only while the group is stable, when no
     /// request waits except possibly for the disk; `None` otherwise.
-    pub(in crate::groups) fn settled(&self) -> Option<Vec<Migrant>> {
-        let is_settled = self.state == State::Stable && !self.is_unwritten();
-        is_settled.then(|| self.migrants())
+    pub(in crate::groups) fn stable_members(&self) -> Option<Vec<Migrant>> {
+        let is_stable = self.state == State::Stable && !self.is_unwritten();
+        is_stable.then(|| self.migrants())
     }
 
     pub(super) fn migrants(&self) -> Vec<Migrant> {
@@ -90,7 +90,7 @@ impl<J, S> Group<J, S> {
                 joining: None,
                 syncing: None,
                 synced: true,
-                was_heard: true,
+                was_active: true,
                 is_new: false,
                 deadline: Some(now + migrant.session_timeout),
             };

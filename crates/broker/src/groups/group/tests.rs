@@ -4,9 +4,9 @@ mod random;
 
 use std::collections::BTreeMap;
 
-use super::kept::Kept;
+use super::persisted::PersistedGroup;
 use super::*;
-use crate::groups::Sight;
+use crate::groups::TopicVisibility;
 use crate::state_table::{self, Table};
 
 const SESSION: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ fn join(client: &str, member_id: &str) -> JoinEvent {
         protocols: vec![(s("range"), Bytes::from(client.to_owned()))],
         can_require_id: true,
         can_skip_assignment: true,
-        sight: Sight::default(),
+        visibility: TopicVisibility::default(),
     }
 }
 
@@ -57,7 +57,7 @@ struct Bench {
     synced: BTreeMap<u32, Result<Synced, ResponseError>>,
     dropped: Vec<StrBytes>,
     /// Its persisted state.
-    kept: Option<Kept>,
+    persisted: Option<PersistedGroup>,
 }
 
 impl Bench {
@@ -74,29 +74,32 @@ impl Bench {
             joined: BTreeMap::new(),
             synced: BTreeMap::new(),
             dropped: Vec::new(),
-            kept: None,
+            persisted: None,
         }
     }
 
     /// Restarts the server, through the persisted state: waiting requests are not answered.
     fn restart(&mut self) {
-        let mut read = KeptGroups::default();
-        if let Some(kept) = &self.kept {
-            let record = kept.encode("g");
-            assert_eq!(kept.record_bytes("g"), record.len());
+        let mut read = PersistedGroups::default();
+        if let Some(persisted) = &self.persisted {
+            let record = persisted.encode("g");
+            assert_eq!(persisted.record_bytes("g"), record.len());
             read.apply_encoded(&record).unwrap();
-            assert_eq!(read.0["g"], *kept);
-            assert_eq!(state_table::decode::<KeptGroups>(&state_table::encode(&read)), Ok(read));
+            assert_eq!(read.0["g"], *persisted);
+            assert_eq!(
+                state_table::decode::<PersistedGroups>(&state_table::encode(&read)),
+                Ok(read)
+            );
         }
-        self.group = match self.kept.clone() {
-            Some(kept) => Group::of_kept(self.group.rules, self.now, kept),
+        self.group = match self.persisted.clone() {
+            Some(persisted) => Group::from_persisted(self.group.rules, self.now, persisted),
             None => Group::new(self.group.rules, self.now),
         };
     }
 
     fn collect(&mut self) {
         if self.group.is_unwritten() {
-            self.kept = self.group.kept();
+            self.persisted = self.group.persisted();
             self.group.written();
         }
         for effect in self.group.take_effects() {
@@ -799,7 +802,7 @@ fn a_group_does_not_change_while_its_state_cannot_be_written() {
     };
     bench.group.sync(bench.now, sync, 1000);
     assert!(bench.group.is_unwritten());
-    assert_eq!(bench.group.settled(), None);
+    assert_eq!(bench.group.stable_members(), None);
     bench.group.not_written(bench.now);
     assert_eq!(bench.group.deadline(), Some(bench.now + RETRY_WRITE));
     // Its session is over, but no member is removed before the earlier decision is appended.
@@ -808,7 +811,7 @@ fn a_group_does_not_change_while_its_state_cannot_be_written() {
     assert_eq!(bench.group.member_count(), 1);
     assert_eq!(bench.heartbeat(&id, 1), Ok(()));
     bench.collect();
-    assert_eq!(bench.group.settled().map(|members| members.len()), Some(1));
+    assert_eq!(bench.group.stable_members().map(|members| members.len()), Some(1));
     bench.pass(SESSION);
     assert_eq!(bench.dropped, [id]);
 }
@@ -817,18 +820,18 @@ fn a_group_does_not_change_while_its_state_cannot_be_written() {
 fn invalid_records_are_refused() {
     let mut bench = Bench::new();
     bench.stable_static(2);
-    let record = bench.kept.unwrap().encode("g");
-    let mut groups = KeptGroups::default();
+    let record = bench.persisted.unwrap().encode("g");
+    let mut groups = PersistedGroups::default();
     for len in 0..record.len() {
         groups.apply_encoded(&record[..len]).unwrap_err();
     }
     groups.apply_encoded(&[&record[..], &[0]].concat()).unwrap_err();
-    assert_eq!(groups, KeptGroups::default());
+    assert_eq!(groups, PersistedGroups::default());
     groups.apply_encoded(&record).unwrap();
-    groups.apply_encoded(&encode_forgotten("other")).unwrap();
+    groups.apply_encoded(&encode_removal("other")).unwrap();
     assert_eq!(groups.0.len(), 1);
-    groups.apply_encoded(&encode_forgotten("g")).unwrap();
-    assert_eq!(groups, KeptGroups::default());
+    groups.apply_encoded(&encode_removal("g")).unwrap();
+    assert_eq!(groups, PersistedGroups::default());
 }
 
 /// A group as the first version wrote it, which must always be readable.
@@ -837,12 +840,12 @@ fn the_format_is_as_documented() {
     let mut bench = Bench::new();
     let first = bench.join(static_join("i", ""));
     bench.sync("m1", bench.generation_of(first).generation, &[("m1", "p0")]);
-    let record = bench.kept.unwrap().encode("g");
+    let record = bench.persisted.unwrap().encode("g");
     let mut expected = b"\x01\x01\x01\0g\x01\0\0\0\x08\0consumer\x05\0range\x02\0m1".to_vec();
     expected.extend_from_slice(b"\x01\0\0\0\x02\0m1\x01\x01\0i\x01\0i\x0a\0/127.0.0.1");
     expected.extend_from_slice(&10_000_i32.to_le_bytes());
     expected.extend_from_slice(&60_000_i32.to_le_bytes());
     expected.extend_from_slice(b"\x01\0\0\0\x05\0range\x01\0\0\0i\x02\0\0\0p0");
     assert_eq!(record, expected);
-    assert_eq!(encode_forgotten("g"), b"\x01\x02\x01\0g"[..]);
+    assert_eq!(encode_removal("g"), b"\x01\x02\x01\0g"[..]);
 }

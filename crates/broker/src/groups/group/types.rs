@@ -6,7 +6,7 @@ use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::protocol::StrBytes;
 
-use crate::groups::Sight;
+use crate::groups::TopicVisibility;
 
 /// A JoinGroup request that owns its strings and bytes; slices would keep the request frame in
 /// memory.
@@ -29,7 +29,7 @@ pub(in crate::groups) struct JoinEvent {
     /// Whether the client understands `skip_assignment` (version 9 and later).
     pub(in crate::groups) can_skip_assignment: bool,
     /// The topics that the client may describe.
-    pub(in crate::groups) sight: Sight,
+    pub(in crate::groups) visibility: TopicVisibility,
 }
 
 /// A SyncGroup request; owns its memory as [`JoinEvent`] does.

@@ -132,13 +132,13 @@ pub(crate) struct Described {
     pub(crate) of: TopicPartition,
     pub(crate) start: StreamOffset,
     /// Offsets after the start that need no delivery any more.
-    pub(crate) settled: u64,
+    pub(crate) finished: u64,
 }
 
 /// The share partitions of all groups.
 pub(crate) struct Shares {
     log: MemberLog,
-    places: RwLock<BTreeMap<Key, Arc<Slot>>>,
+    by_key: RwLock<BTreeMap<Key, Arc<Slot>>>,
     timer: Timer<Key>,
     /// See [`MAX_TRACKED`].
     tracked: AtomicU64,
@@ -153,32 +153,32 @@ impl Shares {
         let (log, states) = MemberLog::open::<ShareStates>(store, STREAM_KEY, KIND_SHARES).await?;
         let shares = Self {
             log,
-            places: RwLock::default(),
+            by_key: RwLock::default(),
             timer: Timer::default(),
             tracked: AtomicU64::new(0),
             warned_at: Mutex::default(),
             sessions: ShareSessions::default(),
             counters: ShareCounters::default(),
         };
-        let mut places = shares.places.write();
+        let mut by_key = shares.by_key.write();
         for (group, partitions) in states.0 {
             let group: Arc<str> = group.into();
             for (of, remembered) in partitions {
                 shares.insert(
-                    &mut places,
+                    &mut by_key,
                     Key { group: Arc::clone(&group), of },
                     &remembered,
                     None,
                 );
             }
         }
-        drop(places);
+        drop(by_key);
         Ok(shares)
     }
 
     fn insert(
         &self,
-        places: &mut BTreeMap<Key, Arc<Slot>>,
+        by_key: &mut BTreeMap<Key, Arc<Slot>>,
         key: Key,
         remembered: &Remembered,
         begun: Option<Durable>,
@@ -195,7 +195,7 @@ impl Shares {
         };
         self.count(&mut live);
         let slot = Slot { key: key.clone(), begun, live: Mutex::new(live) };
-        places.insert(key, Arc::new(slot));
+        by_key.insert(key, Arc::new(slot));
     }
 
     // ---- lookup ----
@@ -203,7 +203,7 @@ impl Shares {
     /// Returns the groups that have share partitions, in order.
     pub(super) fn groups(&self) -> Vec<Arc<str>> {
         let mut groups: Vec<_> =
-            self.places.read().keys().map(|key| Arc::clone(&key.group)).collect();
+            self.by_key.read().keys().map(|key| Arc::clone(&key.group)).collect();
         groups.dedup();
         groups
     }
@@ -214,8 +214,8 @@ impl Shares {
 
     fn first_at_or_after(&self, group: &str, topic: Uuid) -> Option<TopicPartition> {
         let from = Key { group: group.into(), of: (topic, i32::MIN) };
-        let places = self.places.read();
-        let (key, _) = places.range(from..).next()?;
+        let by_key = self.by_key.read();
+        let (key, _) = by_key.range(from..).next()?;
         (*key.group == *group).then_some(key.of)
     }
 
@@ -225,13 +225,13 @@ impl Shares {
     }
 
     pub(crate) fn get(&self, group: &str, of: TopicPartition) -> Option<Arc<Slot>> {
-        self.places.read().get(&Key { group: group.into(), of }).cloned()
+        self.by_key.read().get(&Key { group: group.into(), of }).cloned()
     }
 
     fn of_group(&self, group: &str) -> Vec<Arc<Slot>> {
         let from = Key { group: group.into(), of: (Uuid::nil(), i32::MIN) };
-        let places = self.places.read();
-        let slots = places.range(from..).take_while(|(key, _)| *key.group == *group);
+        let by_key = self.by_key.read();
+        let slots = by_key.range(from..).take_while(|(key, _)| *key.group == *group);
         slots.map(|(_, slot)| Arc::clone(slot)).collect()
     }
 
@@ -239,8 +239,8 @@ impl Shares {
     pub(crate) fn describe(&self, group: &str) -> Vec<Described> {
         let describe = |slot: Arc<Slot>| {
             let live = slot.live.lock();
-            let (start, settled) = (live.state.start(), live.state.settled());
-            Described { of: slot.key.of, start, settled }
+            let (start, finished) = (live.state.start(), live.state.finished());
+            Described { of: slot.key.of, start, finished }
         };
         self.of_group(group).into_iter().map(describe).collect()
     }
@@ -264,7 +264,7 @@ impl Shares {
         anew: bool,
         exists: impl Fn() -> bool,
     ) -> Result<Option<Durable>, ApiError> {
-        let mut places = self.places.write();
+        let mut by_key = self.by_key.write();
         // Under the lock that deletions take: a later deletion of the topic finds the share
         // partitions that begin here, and after an earlier one they would never be deleted.
         if !exists() {
@@ -272,15 +272,15 @@ impl Shares {
         }
         let group: Arc<str> = group.into();
         let key = |partition| Key { group: Arc::clone(&group), of: (topic, partition) };
-        let starts = starts.iter().filter(|(index, _)| anew || !places.contains_key(&key(*index)));
+        let starts = starts.iter().filter(|(index, _)| anew || !by_key.contains_key(&key(*index)));
         let begun: Vec<(TopicPartition, Remembered)> = starts
             .map(|(index, start)| ((topic, *index), Remembered { start: *start, changes: vec![] }))
             .collect();
         if begun.is_empty() {
             return Ok(None);
         }
-        let new = begun.iter().filter(|((_, index), _)| !places.contains_key(&key(*index))).count();
-        if new > 0 && places.len() + new > MAX_PARTITIONS {
+        let new = begun.iter().filter(|((_, index), _)| !by_key.contains_key(&key(*index))).count();
+        if new > 0 && by_key.len() + new > MAX_PARTITIONS {
             tracing::warn!(
                 group = &*group,
                 MAX_PARTITIONS,
@@ -288,14 +288,14 @@ impl Shares {
             );
             return Err(ApiError::PolicyViolation(format!(
                 "there are already {} share partitions of at most {MAX_PARTITIONS}",
-                places.len()
+                by_key.len()
             )));
         }
-        let old = begun.iter().filter_map(|((_, index), _)| places.get(&key(*index)).cloned());
+        let old = begun.iter().filter_map(|((_, index), _)| by_key.get(&key(*index)).cloned());
         let old: Vec<_> = old.collect();
         let durable = self.end_by(&old, table::set(&group, &begun)).map_err(refused)?;
         for ((_, index), remembered) in begun {
-            self.insert(&mut places, key(index), &remembered, Some(durable.clone()));
+            self.insert(&mut by_key, key(index), &remembered, Some(durable.clone()));
         }
         Ok(Some(durable))
     }
@@ -327,17 +327,17 @@ impl Shares {
         is_meant: impl Fn(TopicPartition) -> bool,
         record: impl FnOnce() -> Bytes,
     ) -> Result<Option<Durable>, Refused> {
-        let mut places = self.places.write();
+        let mut by_key = self.by_key.write();
         let from = Key { group: group.into(), of: (Uuid::nil(), i32::MIN) };
-        let keys = places.range(from..).map(|(key, _)| key).take_while(|key| *key.group == *group);
+        let keys = by_key.range(from..).map(|(key, _)| key).take_while(|key| *key.group == *group);
         let keys: Vec<Key> = keys.filter(|key| is_meant(key.of)).cloned().collect();
         if keys.is_empty() {
             return Ok(None);
         }
-        let slots: Vec<_> = keys.iter().filter_map(|key| places.get(key).cloned()).collect();
+        let slots: Vec<_> = keys.iter().filter_map(|key| by_key.get(key).cloned()).collect();
         let durable = self.end_by(&slots, record())?;
         for slot in slots {
-            places.remove(&slot.key);
+            by_key.remove(&slot.key);
         }
         Ok(Some(durable))
     }
@@ -359,7 +359,7 @@ impl Shares {
     /// now is left for the next call.
     pub(crate) fn forget_missing_topics(&self, exists: impl Fn(Uuid) -> bool) {
         let mut topics: Vec<(Arc<str>, Uuid)> =
-            self.places.read().keys().map(|key| (Arc::clone(&key.group), key.of.0)).collect();
+            self.by_key.read().keys().map(|key| (Arc::clone(&key.group), key.of.0)).collect();
         topics.dedup();
         for (group, topic) in topics.into_iter().filter(|(_, topic)| !exists(*topic)) {
             match self.forget_topic(&group, topic) {
@@ -402,12 +402,12 @@ impl Shares {
         let others = self.tracked.load(Ordering::Relaxed).saturating_sub(live.tracked);
         let room = MAX_TRACKED.saturating_sub(others);
         if room < rules.max_in_flight {
-            self.warn_of_no_room(slot);
+            self.warn_of_limit(slot);
         }
         rules.max_in_flight.min(room.max(MIN_IN_FLIGHT))
     }
 
-    fn warn_of_no_room(&self, slot: &Slot) {
+    fn warn_of_limit(&self, slot: &Slot) {
         let now = now();
         let mut warned_at = self.warned_at.lock();
         if warned_at.is_none_or(|at| now >= at + WARN_INTERVAL) {
@@ -541,7 +541,7 @@ impl Shares {
     pub(super) fn expire(&self) {
         let now = now();
         for key in self.timer.take_due(now) {
-            let Some(slot) = self.places.read().get(&key).cloned() else { continue };
+            let Some(slot) = self.by_key.read().get(&key).cloned() else { continue };
             let live = &mut *slot.live.lock();
             // It may have been moved since it was taken out.
             live.scheduled = live.scheduled.filter(|at| *at > now);

@@ -33,7 +33,7 @@ pub(crate) enum Delivery {
 }
 
 impl Delivery {
-    fn is_settled(&self) -> bool {
+    fn is_finished(&self) -> bool {
         matches!(self, Self::Acknowledged | Self::Archived | Self::Nothing)
     }
 
@@ -196,8 +196,8 @@ impl SharePartition {
     }
 
     /// Number of offsets between start and end that need no delivery any more.
-    pub(crate) fn settled(&self) -> u64 {
-        self.runs.iter().filter(|run| run.delivery.is_settled()).map(Run::records).sum()
+    pub(crate) fn finished(&self) -> u64 {
+        self.runs.iter().filter(|run| run.delivery.is_finished()).map(Run::records).sum()
     }
 
     /// The state to persist, besides the start.
@@ -268,10 +268,10 @@ impl SharePartition {
             if batch.to <= at {
                 continue;
             }
-            self.settle(at, batch.from);
+            self.mark_nothing(at, batch.from);
             at = at.max(batch.from);
             if !batch.is_for_members {
-                self.settle(at, batch.to);
+                self.mark_nothing(at, batch.to);
                 at = batch.to;
                 continue;
             }
@@ -301,7 +301,7 @@ impl SharePartition {
                 may_take -= records;
                 left = left.saturating_sub(records);
                 let taken = Acquired { from: run.from, to: run.to, deliveries: run.deliveries };
-                tell(&mut acquired, taken, batch.from, wanted.batch_records);
+                report_acquired(&mut acquired, taken, batch.from, wanted.batch_records);
             }
             if let Some(rest) = cut {
                 let place = self.runs.partition_point(|run| run.from < rest.from);
@@ -315,7 +315,7 @@ impl SharePartition {
                 self.runs.push(Run { from, to, delivery: lock.clone(), deliveries: 1 });
                 left = left.saturating_sub(records);
                 let taken = Acquired { from, to, deliveries: 1 };
-                tell(&mut acquired, taken, batch.from, wanted.batch_records);
+                report_acquired(&mut acquired, taken, batch.from, wanted.batch_records);
             }
             if self.end() < batch.to {
                 break;
@@ -424,7 +424,7 @@ impl SharePartition {
     }
 
     /// Marks a range without records for members.
-    fn settle(&mut self, from: StreamOffset, to: StreamOffset) {
+    fn mark_nothing(&mut self, from: StreamOffset, to: StreamOffset) {
         if from >= to {
             return;
         }
@@ -457,8 +457,8 @@ impl SharePartition {
 
     /// Moves the start over finished runs, and merges equal neighbours.
     fn tidy(&mut self) {
-        let settled = self.runs.iter().take_while(|run| run.delivery.is_settled()).count();
-        if let Some(run) = self.runs.drain(..settled).next_back() {
+        let finished = self.runs.iter().take_while(|run| run.delivery.is_finished()).count();
+        if let Some(run) = self.runs.drain(..finished).next_back() {
             self.start = run.to;
         }
         self.runs.dedup_by(|next, run| {
@@ -487,7 +487,12 @@ fn give_up(run: &mut Run, state: Stored) -> Change {
 
 /// Appends an acquired range to the report, merged with the previous one if that yields no more
 /// than about `batch_records`, or is within one batch.
-fn tell(acquired: &mut Vec<Acquired>, next: Acquired, batch: StreamOffset, batch_records: u64) {
+fn report_acquired(
+    acquired: &mut Vec<Acquired>,
+    next: Acquired,
+    batch: StreamOffset,
+    batch_records: u64,
+) {
     if let Some(last) = acquired.last_mut()
         && last.to == next.from
         && last.deliveries == next.deliveries

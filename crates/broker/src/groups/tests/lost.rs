@@ -49,7 +49,7 @@ fn members_from_before_a_loss_join_again() {
 
     // Version, kind, name; generation, three texts, no member.
     let kept = |name| Bytes::from([&[1, 1, 1, 0, name][..], &[0; 4 + 3 * 2 + 4]].concat());
-    let names = |kept: KeptGroups| kept.0.into_keys().collect::<Vec<_>>();
+    let names = |kept: PersistedGroups| kept.0.into_keys().collect::<Vec<_>>();
     let records = [(0, kept(b'a')), (2, kept(b'b'))];
     assert_eq!(names(after(&records, 3)), ["b"]);
     assert_eq!(names(after(&records, 4)), [""; 0]);

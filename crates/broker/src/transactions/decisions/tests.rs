@@ -7,8 +7,8 @@ use crate::batch::Mended;
 use crate::batch::tests::{encode, transactional};
 use crate::transactions::transaction::Identity;
 
-const A: Place = (Uuid::from_u128(1), 0);
-const B: Place = (Uuid::from_u128(1), 1);
+const A: PartitionKey = (Uuid::from_u128(1), 0);
+const B: PartitionKey = (Uuid::from_u128(1), 1);
 
 /// A position in the log, and its content: of producer 7, whose transactional id is "id".
 type In = (u64, What);
@@ -60,14 +60,14 @@ fn begun() -> In {
     (1, What::Event(Event::Initialised { identity, timeout_ms: 1 }))
 }
 
-fn added(at: u64, places: &[Place]) -> In {
-    (at, What::Event(Event::Added { partitions: places.to_vec(), groups: Vec::new() }))
+fn added(at: u64, keys: &[PartitionKey]) -> In {
+    (at, What::Event(Event::Added { partitions: keys.to_vec(), groups: Vec::new() }))
 }
 
 fn prepared(at: u64, outcome: Outcome) -> In {
     let identity = Identity { producer_id: 7, epoch: 0, ..Identity::default() };
-    let (marker, spans, is_settled) = ((7, 0), Some(Vec::new()), false);
-    (at, What::Event(Event::Prepared { outcome, marker, identity, spans, is_settled }))
+    let (marker, spans, resolves_doubt) = ((7, 0), Some(Vec::new()), false);
+    (at, What::Event(Event::Prepared { outcome, marker, identity, spans, resolves_doubt }))
 }
 
 /// What is known about the record of partition A at a position of the log, from the records of the

@@ -95,7 +95,10 @@ fn values_are_set_read_and_deleted() {
     let (answer, _) = shop.ask_and_see(&[b"SET", b"\r\n\0", b"\xff\r\n"]);
     assert_eq!(answer, b"+OK\r\n");
     assert_eq!(shop.ask_and_see(&[b"GET", b"\r\n\0"]).0, b"$3\r\n\xff\r\n\r\n");
-    assert_eq!(shop.ask_and_see(&[b"SET", b"", b"x"]).0, b"-ERR the key is empty; a key has at least one byte\r\n");
+    assert_eq!(
+        shop.ask_and_see(&[b"SET", b"", b"x"]).0,
+        b"-ERR the key is empty; a key has at least one byte\r\n"
+    );
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn classic_join(id: &str, fresh_id: &str, metadata: Bytes) -> JoinEvent {
         protocols: vec![(text("range"), metadata)],
         can_require_id: true,
         can_skip_assignment: true,
-        sight: Sight::default(),
+        visibility: TopicVisibility::default(),
     }
 }
 
@@ -253,7 +253,7 @@ fn a_member_gets_no_topics_that_it_may_not_describe() {
     group.heartbeat(now, rules(), &topics, &join("new", &["open"])).unwrap();
     let see = Clerk { viewer: "clerk", sees_all: Arc::default() };
     let event = JoinEvent {
-        sight: Sight(Some(Arc::new(see))),
+        visibility: TopicVisibility(Some(Arc::new(see))),
         can_require_id: false,
         ..classic_join("", "old", metadata(&["open", "secret"], &Assignment::new(), &topics))
     };
@@ -493,7 +493,7 @@ impl World {
                 }
             }
         }
-        let known = self.group.classic.keys().chain(self.group.unheard.keys());
+        let known = self.group.classic.keys().chain(self.group.unconfirmed.keys());
         assert!(known.clone().all(|id| self.group.state.members.contains_key(id)));
     }
 }

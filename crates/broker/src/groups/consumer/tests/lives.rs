@@ -345,7 +345,7 @@ impl World {
 
     /// Lets all clients continue without faults: after a bounded number of rounds each has its
     /// target.
-    fn settle(&mut self) {
+    fn converge(&mut self) {
         // Members without a client expire.
         for _ in 0..4 {
             for client in 0..CLIENTS {
@@ -369,8 +369,8 @@ impl World {
                 }
             }
         }
-        let is_settled = matches!(self.group.phase(), Phase::Empty | Phase::Stable);
-        assert!(is_settled, "{:?} {:#?}", self.group.phase(), self.group.state);
+        let has_converged = matches!(self.group.phase(), Phase::Empty | Phase::Stable);
+        assert!(has_converged, "{:?} {:#?}", self.group.phase(), self.group.state);
         let mut wanted = BTreeSet::new();
         for c in self.clients.iter().filter(|c| c.is_member) {
             let (names, regex) = subscription(c.subscription);
@@ -413,6 +413,6 @@ proptest! {
             world.happen(event);
             world.check();
         }
-        world.settle();
+        world.converge();
     }
 }

@@ -158,7 +158,7 @@ impl Walk {
                 client.next = Next::Join;
             }
         }
-        if self.bench.kept.is_some() {
+        if self.bench.persisted.is_some() {
             assert!(self.told_generation <= generation, "generation {}", self.told_generation);
         }
         self.told_generation = generation;
@@ -246,8 +246,8 @@ impl Walk {
 
         // The persisted state is the current one, except in a rebalance.
         match group.state {
-            State::Empty => assert_eq!(self.bench.kept, None),
-            State::Stable => assert_eq!(self.bench.kept, group.kept()),
+            State::Empty => assert_eq!(self.bench.persisted, None),
+            State::Stable => assert_eq!(self.bench.persisted, group.persisted()),
             State::Preparing | State::Completing | State::Dead => {}
         }
 
@@ -321,14 +321,14 @@ fn random_walks_keep_the_invariants_and_end_empty() {
 /// and continue until they are gone.
 #[test]
 fn random_walks_continue_after_restarts() {
-    let mut kept = 0;
+    let mut persisted = 0;
     for seed in 0..300 {
         let mut walk = Walk::new(seed);
         for _ in 0..6 {
             for _ in 0..20 {
                 walk.step();
             }
-            kept += u32::from(walk.bench.kept.is_some());
+            persisted += u32::from(walk.bench.persisted.is_some());
             walk.restart();
             walk.check();
         }
@@ -336,7 +336,7 @@ fn random_walks_continue_after_restarts() {
         walk.check();
         assert_eq!(walk.bench.group.state(), State::Empty, "seed {seed}");
     }
-    assert!(kept > 100, "only {kept} restarts with members");
+    assert!(persisted > 100, "only {persisted} restarts with members");
 }
 
 /// The walks are useful only if they reach these states.

@@ -12,12 +12,12 @@ use crate::state_table::{Corrupt, Reader, Table, Writer};
 
 const VERSION: u8 = 1;
 
-const KIND_KEPT: u8 = 1;
-const KIND_FORGOTTEN: u8 = 2;
+const KIND_PERSISTED: u8 = 1;
+const KIND_REMOVED: u8 = 2;
 
 /// The persisted state: a complete generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::groups) struct Kept {
+pub(in crate::groups) struct PersistedGroup {
     generation: i32,
     protocol_type: StrBytes,
     protocol: StrBytes,
@@ -27,8 +27,8 @@ pub(in crate::groups) struct Kept {
 
 impl<J, S> Group<J, S> {
     /// The state to persist; `None` without members or before the members have their assignments.
-    pub(in crate::groups) fn kept(&self) -> Option<Kept> {
-        (self.state == State::Stable).then(|| Kept {
+    pub(in crate::groups) fn persisted(&self) -> Option<PersistedGroup> {
+        (self.state == State::Stable).then(|| PersistedGroup {
             generation: self.generation,
             protocol_type: self.protocol_type.clone().unwrap_or_default(),
             protocol: self.protocol.clone().unwrap_or_default(),
@@ -39,22 +39,26 @@ impl<J, S> Group<J, S> {
 
     /// Restores the group from its persisted state. Every member has a whole session timeout to
     /// send a request.
-    pub(in crate::groups) fn of_kept(rules: Rules, now: Instant, kept: Kept) -> Self {
-        let Kept { generation, protocol_type, protocol, leader, members } = kept;
+    pub(in crate::groups) fn from_persisted(
+        rules: Rules,
+        now: Instant,
+        persisted: PersistedGroup,
+    ) -> Self {
+        let PersistedGroup { generation, protocol_type, protocol, leader, members } = persisted;
         let mut group = Self::stable(rules, now, generation, protocol_type, members);
         group.protocol = Some(protocol);
         group.leader = Some(leader);
         for member in group.members.values_mut() {
-            member.was_heard = false;
+            member.was_active = false;
         }
         group
     }
 }
 
-impl Kept {
+impl PersistedGroup {
     /// Encodes the record that sets the persisted state of a group.
     pub(in crate::groups) fn encode(&self, group: &str) -> Bytes {
-        let mut out = header(KIND_KEPT, group);
+        let mut out = header(KIND_PERSISTED, group);
         self.write(&mut out);
         payload(out)
     }
@@ -119,8 +123,8 @@ impl Kept {
 }
 
 /// Encodes the record that removes the persisted state of a group.
-pub(in crate::groups) fn encode_forgotten(group: &str) -> Bytes {
-    payload(header(KIND_FORGOTTEN, group))
+pub(in crate::groups) fn encode_removal(group: &str) -> Bytes {
+    payload(header(KIND_REMOVED, group))
 }
 
 fn header(kind: u8, group: &str) -> Writer {
@@ -169,9 +173,9 @@ fn bytes(reader: &mut Reader<'_>) -> Result<Bytes, Corrupt> {
 
 /// The persisted states of all classic groups, by name.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct KeptGroups(pub(in crate::groups) BTreeMap<String, Kept>);
+pub(crate) struct PersistedGroups(pub(in crate::groups) BTreeMap<String, PersistedGroup>);
 
-impl Table for KeptGroups {
+impl Table for PersistedGroups {
     const WHAT: &'static str = "members of classic groups";
     const AFTER_LOSS: &'static str =
         "existing groups have lost their members, and all members must join again";
@@ -183,13 +187,13 @@ impl Table for KeptGroups {
         let mut reader = Reader::new(record);
         reader.version("record", VERSION)?;
         match reader.u8()? {
-            KIND_KEPT => {
+            KIND_PERSISTED => {
                 let group = reader.str()?;
-                let kept = Kept::read(&mut reader)?;
+                let persisted = PersistedGroup::read(&mut reader)?;
                 reader.end()?;
-                self.0.insert(group, kept);
+                self.0.insert(group, persisted);
             }
-            KIND_FORGOTTEN => {
+            KIND_REMOVED => {
                 let group = reader.str()?;
                 reader.end()?;
                 self.0.remove(&group);
@@ -205,14 +209,14 @@ impl Table for KeptGroups {
     }
 
     fn write(&self, out: &mut Writer) {
-        out.list(&self.0, |out, (name, kept)| {
+        out.list(&self.0, |out, (name, persisted)| {
             out.str(name);
-            kept.write(out);
+            persisted.write(out);
         });
     }
 
     fn read(reader: &mut Reader<'_>, _version: u8) -> Result<Self, Corrupt> {
-        let groups = reader.list(|reader| Ok((reader.str()?, Kept::read(reader)?)))?;
+        let groups = reader.list(|reader| Ok((reader.str()?, PersistedGroup::read(reader)?)))?;
         Ok(Self(groups.into_iter().collect()))
     }
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use alluvium_stream::{Batch, DamagedStreams, History, LogOffset, StreamId, StreamOffset};
 
 use super::STREAM_KEY;
-use super::decisions::{At, Decisions, Known, Place};
+use super::decisions::{At, Decisions, Known, PartitionKey};
 use crate::batch::{self, BatchHeader, Mended, Outcome};
 use crate::partition::LEADER_EPOCH;
 use crate::producer_state::ProducerStates;
@@ -61,7 +61,11 @@ impl Open {
 }
 
 /// Returns the markers to put in the gaps of partitions.
+<<<<<<< HEAD:crates/broker/src/transactions/mend.rs
 pub(crate) fn mend(damaged: &DamagedStreams<'_>) -> Vec<(StreamId, Batch)> {
+=======
+pub(crate) fn markers_for_gaps(damaged: &Damaged<'_>) -> Vec<(StreamId, Batch)> {
+>>>>>>> 2bffe6a (groups, transactions: names from the glossary):crates/broker/src/transactions/repair.rs
     let streams: HashMap<StreamId, _> = topics::streams(damaged.meta()).collect();
     let lossy: HashSet<StreamId> = damaged.gaps().iter().map(|gap| gap.stream).collect();
     let history = |stream: &StreamId| damaged.history(*stream);
@@ -95,24 +99,30 @@ pub(crate) fn mend(damaged: &DamagedStreams<'_>) -> Vec<(StreamId, Batch)> {
             }
         }
     }
-    let mut mended = Vec::new();
+    let mut markers = Vec::new();
     for (stream, (topic, topic_id, index), history) in partitions {
-        let place = (*topic_id, *index);
-        let known = |producer_id, first| decisions.of(producer_id, place, first);
-        let lost = lost_markers(place, &history, known);
-        let (placed, unplaced) = find_room(lost, &history.replay.gaps());
-        for (offset, lost) in placed {
-            tell(topic, *index, &decisions, &lost, Some(offset));
-            mended.push((stream, marker(&lost, offset)));
+        let key = (*topic_id, *index);
+        let known = |producer_id, first| decisions.of(producer_id, key, first);
+        let lost = lost_markers(key, &history, known);
+        let (assigned, unassigned) = assign_offsets(lost, &history.replay.gaps());
+        for (offset, lost) in assigned {
+            log_lost_marker(topic, *index, &decisions, &lost, Some(offset));
+            markers.push((stream, marker(&lost, offset)));
         }
-        for lost in unplaced {
-            tell(topic, *index, &decisions, &lost, None);
+        for lost in unassigned {
+            log_lost_marker(topic, *index, &decisions, &lost, None);
         }
     }
-    mended
+    markers
 }
 
-fn tell(topic: &str, partition: i32, decisions: &Decisions, lost: &Lost, offset: Option<u64>) {
+fn log_lost_marker(
+    topic: &str,
+    partition: i32,
+    decisions: &Decisions,
+    lost: &Lost,
+    offset: Option<u64>,
+) {
     let Lost { producer_id, epoch, outcome, is_known, first, .. } = lost;
     let transactional_id = decisions.transactional_id(*producer_id);
     let Some(offset) = offset else {
@@ -171,7 +181,7 @@ fn marker(lost: &Lost, offset: u64) -> Batch {
 /// batches belong to later transactions. `known` returns the decision on the transaction of a
 /// producer whose first batch is given.
 fn lost_markers<'a>(
-    place: Place,
+    key: PartitionKey,
     History { replay, log_ends }: &History,
     known: impl Fn(i64, At) -> Known<'a>,
 ) -> Vec<Lost> {
@@ -208,9 +218,9 @@ fn lost_markers<'a>(
             match (known(producer_id, open.first), marker) {
                 // Whether the marker is its own or a later one's, the outcome is the decided one.
                 (Known::Decided(decision), Some(ends)) if ends == decision.outcome => None,
-                (Known::Decided(decision), None) if decision.holds(place, at) => None,
+                (Known::Decided(decision), None) if decision.holds(key, at) => None,
                 (Known::Decided(decision), _) => {
-                    let (ends, end) = ((decision.outcome, true), decision.end(place));
+                    let (ends, end) = ((decision.outcome, true), decision.end(key));
                     Some(open.lost((producer_id, decision.epoch), ends, &gaps[..passed], end))
                 }
                 (Known::Undecided, _) | (Known::Unknown, Some(Outcome::Abort)) => None,
@@ -230,24 +240,27 @@ fn lost_markers<'a>(
 
 /// Assigns each lost marker an offset in one of the gaps that it may have been in. Returns these
 /// and the markers without an offset.
-fn find_room(mut lost: Vec<Lost>, gaps: &[Range<StreamOffset>]) -> (Vec<(u64, Lost)>, Vec<Lost>) {
+fn assign_offsets(
+    mut lost: Vec<Lost>,
+    gaps: &[Range<StreamOffset>],
+) -> (Vec<(u64, Lost)>, Vec<Lost>) {
     // Those whose last possible gap comes first go first: if there is space for all, each gets an
     // offset.
     lost.sort_by_key(|lost| (lost.gaps.end, lost.first, lost.producer_id));
-    let mut placed = Vec::new();
+    let mut assigned = Vec::new();
     for (at, gap) in gaps.iter().enumerate() {
         let mut next = gap.start.0;
         let fits = |lost: &mut Lost| {
             let fits = lost.gaps.contains(&at) && next < gap.end.0;
             if fits {
-                placed.push((next, lost.clone()));
+                assigned.push((next, lost.clone()));
                 next += 1;
             }
             !fits
         };
         lost.retain_mut(fits);
     }
-    (placed, lost)
+    (assigned, lost)
 }
 
 #[cfg(test)]
