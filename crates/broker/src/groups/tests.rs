@@ -224,7 +224,7 @@ async fn fetch(groups: &Groups, group: &str) -> Vec<(String, i32, i64)> {
         OffsetFetchRequest::default().with_groups(vec![request]).with_require_stable(true);
     let response = groups.offset_fetch(request, 9).await;
     encodes(&response, 8..=9);
-    let [group] = &response.groups[..] else { panic!("one group was asked for") };
+    let [group] = &response.groups[..] else { panic!("one group was requested") };
     assert_eq!(group.error_code, 0);
     let topics = group.topics.iter().flat_map(|topic| {
         let name = topic.name.as_str().to_owned();
@@ -474,7 +474,7 @@ async fn a_coordinator_whose_offsets_stream_was_taken_over_refuses_commits() {
     // The offsets come first, so their stream has the lowest id.
     let stream = store.stream_ids().into_iter().min().expect("a stream");
     let epoch = alluvium_stream::StreamEpoch(1);
-    let other = world.run(store.open_stream(stream, epoch)).await.expect("it is newer");
+    let other = world.run(store.open_stream(stream, epoch)).await.expect("its epoch is newer");
     let refused = world.run(commit(&groups, offsets(2))).await;
     assert_eq!(refused, [ResponseError::NotCoordinator.code()]);
     assert_eq!(other.next_offset(), other.durable_end());
@@ -582,7 +582,7 @@ async fn groups_are_listed_described_and_deleted() {
             .with_include_authorized_operations(version >= 3);
         let response = groups.describe(request, version).await;
         encodes(&response, version..=version);
-        let [active, idle, nobody] = &response.groups[..] else { panic!("three were asked for") };
+        let [active, idle, nobody] = &response.groups[..] else { panic!("three were requested") };
         assert_eq!((&active.group_state, &active.protocol_data), (&s("Stable"), &s("range")));
         let [described] = &active.members[..] else { panic!("it has one member") };
         assert_eq!(described.member_id, member.member_id);

@@ -338,7 +338,7 @@ impl Run {
             let name = format!("{offset}, the last of {}", record.key);
             assert!(record.value.is_none() && self.tombstones_go, "{name} is missing");
             let older = by_offset.iter().find(|(at, key)| **at < offset && ***key == record.key);
-            assert_eq!(older, None, "{name} is a tombstone, and gone before an older record");
+            assert_eq!(older, None, "{name} is a tombstone and was removed before an older record");
         }
     }
 

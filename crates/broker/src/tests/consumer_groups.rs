@@ -182,7 +182,7 @@ async fn two_members_share_a_topic_and_admins_see_their_assignments() {
     assert_eq!((epoch, kept[0].1.len()), (1, 2));
     assert_eq!(good(&client.call(1, &owning(beat("g", "a", 1), &kept)).await), (2, None));
     let (_, gained) = good(&client.call(1, &beat("g", &b, 2)).await);
-    assert_eq!(gained.expect("what became free")[0].1.len(), 2);
+    assert_eq!(gained.expect("the released partitions")[0].1.len(), 2);
 
     let described = describe(&mut client, "g").await;
     assert_eq!(described.group_state.as_str(), "Stable");
@@ -241,7 +241,7 @@ async fn two_members_share_a_topic_and_admins_see_their_assignments() {
     assert_eq!(
         commit(&mut client, 9, "g", "", -1).await,
         0,
-        "an admin, to a group without members"
+        "an admin, for a group without members"
     );
     assert_eq!(delete(&mut client, "g").await, 0);
     assert_eq!(describe(&mut client, "g").await.error_code, GROUP_ID_NOT_FOUND);
@@ -283,7 +283,7 @@ async fn members_continue_after_a_restart_without_a_rebalance() {
         assert_eq!(describe(&mut client, "gone").await.error_code, GROUP_ID_NOT_FOUND);
         assert_eq!(good(&client.call(1, &beat("g", "b", 2)).await), (2, None));
         let fenced = client.call(1, &owning(beat("g", "a", 2), &kept)).await;
-        assert_eq!(fenced.error_code, FENCED_MEMBER_EPOCH, "an epoch that was not given out");
+        assert_eq!(fenced.error_code, FENCED_MEMBER_EPOCH, "an epoch that was not issued");
         assert_eq!(good(&client.call(1, &owning(beat("g", "a", 1), &kept)).await), (2, None));
         let (epoch, gained) = good(&client.call(1, &beat("g", "b", 2)).await);
         assert_eq!(epoch, 2);
@@ -312,7 +312,7 @@ async fn no_assignment_is_returned_before_it_is_durable() {
     for waiting in [&mut client, &mut other] {
         let mut byte = [0];
         let peek = tokio::time::timeout(Duration::from_millis(50), waiting.socket.peek(&mut byte));
-        assert!(peek.await.is_err(), "an answer, and nothing is on the disk");
+        assert!(peek.await.is_err(), "a response before anything is on the disk");
     }
     server.hold_disk(false);
     let first = client.receive::<ConsumerGroupHeartbeatRequest>(1, joining).await;

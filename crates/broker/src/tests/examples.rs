@@ -517,6 +517,6 @@ pub(crate) fn decode_response(
     let header = ResponseHeader::decode(&mut bytes, key.response_header_version(version)).unwrap();
     assert_eq!(header.correlation_id, correlation_id);
     let response = for_request_of!(key, decode(&mut bytes, version));
-    assert!(bytes.is_empty(), "{key:?} v{version}: {} bytes behind the response", bytes.len());
+    assert!(bytes.is_empty(), "{key:?} v{version}: {} bytes after the response", bytes.len());
     response
 }

@@ -58,7 +58,7 @@ async fn a_fetch_session_returns_what_is_new() {
     assert_eq!(shape(&client.call(12, &request).await), [(2, batch.len())]);
     client.produce("t", 0, &batch).await;
     let after = client.call(12, &in_session(id, 4, &[(2, 1)])).await;
-    assert_eq!(shape(&after), [], "0 is forgotten, 1 and 2 are at their ends");
+    assert_eq!(shape(&after), [], "0 was removed, 1 and 2 are at their ends");
 
     assert_eq!(
         client.call(12, &in_session(id, 9, &[])).await.error_code,
@@ -91,7 +91,7 @@ async fn a_waiting_fetch_is_woken_by_durable_records() {
     let for_more_than_the_limit =
         fetch("t", &[(1, 0)], 600_000).with_min_bytes(i32::MAX).with_max_bytes(batch.len() as i32);
     let response = reader.call(12, &for_more_than_the_limit).await;
-    assert_eq!(shape(&response), [(1, batch.len())], "more would never come");
+    assert_eq!(shape(&response), [(1, batch.len())], "a fetch for more would wait forever");
 
     let for_two = fetch("t", &[(0, 0), (1, 0)], 600_000).with_min_bytes(2 * batch.len() as i32);
     let waiting = reader.send(12, &for_two).await;
@@ -103,7 +103,7 @@ async fn a_waiting_fetch_is_woken_by_durable_records() {
     assert_eq!(
         shape(&reader.call(12, &after_wait).await),
         [(0, batch.len())],
-        "less than wanted, when the time is over"
+        "less than requested, when the time is over"
     );
 }
 
@@ -206,7 +206,7 @@ async fn a_client_that_holds_memory_needed_by_others_is_disconnected() {
             sleep(Duration::from_millis(1)).await;
         }
     };
-    timeout(HANG, taken).await.expect("its answer is not counted");
+    timeout(HANG, taken).await.expect("its response is not counted");
     // While no other request needs the memory, it has its full time.
     sleep(Duration::from_millis(1_500)).await;
     assert!(budget.free_bytes() <= total_bytes - (20 << 20));
@@ -216,7 +216,10 @@ async fn a_client_that_holds_memory_needed_by_others_is_disconnected() {
             sleep(Duration::from_millis(1)).await;
         }
     };
-    timeout(Duration::from_secs(6), given_up).await.expect("others wait for who takes nothing");
+    timeout(Duration::from_secs(6), given_up).await.expect(
+        "others wait for a client that does \
+        not read",
+    );
     drop(rest);
 }
 

@@ -198,7 +198,7 @@ impl TestServer {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout(HANG, closed).await.expect("a connection is kept");
+        tokio::time::timeout(HANG, closed).await.expect("a connection is still open");
     }
 
     /// Sends a request of a client of the first listener without a connection, and waits for its

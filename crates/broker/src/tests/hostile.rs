@@ -176,7 +176,7 @@ async fn a_client_that_reads_no_responses_is_disconnected() {
     frame.put_i32(request.len() as i32);
     frame.put_slice(&request);
     let flood = async { while client.socket.write_all(&frame).await.is_ok() {} };
-    tokio::time::timeout(HANG, flood).await.expect("the server takes requests without end");
+    tokio::time::timeout(HANG, flood).await.expect("the server reads requests without limit");
     server.assert_alive().await;
 }
 
@@ -232,7 +232,7 @@ async fn the_connection_of_a_disconnected_member_is_released() {
             }
         }
     };
-    tokio::time::timeout(HANG, admitted).await.expect("its connection is still there");
+    tokio::time::timeout(HANG, admitted).await.expect("its connection is still open");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -284,7 +284,7 @@ async fn large_requests_share_their_memory() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout(HANG, taken).await.expect("what comes is not counted");
+        tokio::time::timeout(HANG, taken).await.expect("received bytes are not counted");
     }
     let mut waiting = server.client().await;
     let id = waiting.send(9, &produce("t", 0, &batch, -1)).await;
@@ -317,12 +317,12 @@ async fn incomplete_requests_do_not_block_others() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(HANG, asked).await.expect("they have not come");
+    tokio::time::timeout(HANG, asked).await.expect("they have not arrived");
     let batch = plain(&[1; 10_000]);
     let mut honest = server.client().await;
     let produced = honest.produce("t", 0, &batch);
     let produced = tokio::time::timeout(Duration::from_secs(10), produced).await;
-    assert_eq!(produced.expect("half requests keep others out"), (0, 0));
+    assert_eq!(produced.expect("incomplete requests block others"), (0, 0));
 }
 
 /// Requests that have used up the memory and send no more do not time out one after the other.
@@ -352,7 +352,7 @@ async fn incomplete_requests_that_hold_all_memory_release_it() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(HANG, used_up).await.expect("they have not come");
+    tokio::time::timeout(HANG, used_up).await.expect("they have not arrived");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(memory.is_used_up());
     let mut frame = examples::header(ProduceRequest::KEY, 9, 1, 2);
@@ -369,7 +369,7 @@ async fn incomplete_requests_that_hold_all_memory_release_it() {
         }
     };
     let served = tokio::time::timeout(Duration::from_secs(15), served).await;
-    served.expect("half requests keep others out");
+    served.expect("incomplete requests block others");
 }
 
 /// The time limit applies to the whole request, not to each part of it.
@@ -531,7 +531,7 @@ async fn waiting_requests_hold_no_request_memory() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout(HANG, given_back).await.expect("who waits holds memory");
+        tokio::time::timeout(HANG, given_back).await.expect("a waiting request holds memory");
     };
 
     // Partitions to forget, and bytes after the end of the request.

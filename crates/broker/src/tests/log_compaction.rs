@@ -283,7 +283,7 @@ async fn aborted_transactions_are_dropped_with_their_records() {
     assert_eq!(producer.end(true).await, 0);
     let got = read_from(&mut client, "t", base, READ_COMMITTED).await;
     let offsets: Vec<_> = got.iter().map(|record| record.0.cast_signed()).collect();
-    assert_eq!(offsets, [next, next + 1], "and was aborted with its producer's next life");
+    assert_eq!(offsets, [next, next + 1], "and was aborted by its producer's next incarnation");
 }
 
 /// To a reader that has read their records before they must not appear committed.
@@ -305,7 +305,7 @@ async fn a_reader_with_records_of_a_dropped_transaction_reads_again() {
     compacted(&server, "t").await;
     assert!(partition.aborted_among(from, &old, before).is_none());
     let behind = old.last().unwrap().end();
-    assert!(partition.aborted_among(behind, &old, before).is_some(), "nothing of it is there");
+    assert!(partition.aborted_among(behind, &old, before).is_some(), "no record of it is left");
     let before = partition.before_reading();
     let new = partition.stream.fetch(from, 1 << 20).await.unwrap().batches;
     assert!(partition.aborted_among(from, &new, before).unwrap().is_empty());
@@ -445,7 +445,7 @@ async fn compaction_resumes_soon_after_an_outage_of_the_object_store() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(HANG, fails).await.expect("it is not tried again");
+    tokio::time::timeout(HANG, fails).await.expect("it is not retried");
     assert_eq!(metrics.log_compaction_failing.get(), 1);
     assert!(metrics.log_compaction_dirtiest.get() > 0.0);
     assert!(metrics.log_compaction_dirty_bytes.get() > 0);
@@ -462,7 +462,7 @@ async fn compaction_resumes_soon_after_an_outage_of_the_object_store() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(HANG, calms).await.expect("it fails no more");
+    tokio::time::timeout(HANG, calms).await.expect("it still fails");
     assert_eq!(metrics.log_compaction_next_retry.get(), 0.0);
     let degraded = server.store().degraded();
     assert!(degraded.iter().all(|it| it.reason != Reason::LogCompactionFailing), "{degraded:?}");

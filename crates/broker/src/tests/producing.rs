@@ -279,7 +279,7 @@ async fn the_produce_timeout_covers_waiting_for_log_space_and_not_for_the_disk()
         assert_eq!(
             (refused.error_code, refused.base_offset),
             (ResponseError::RequestTimedOut.code(), -1),
-            "there is no room"
+            "there is no space"
         );
         let mut byte = [0];
         for client in &clients {
@@ -293,7 +293,7 @@ async fn the_produce_timeout_covers_waiting_for_log_space_and_not_for_the_disk()
             let answer = &response.responses[0].partition_responses[0];
             assert_eq!((answer.error_code, answer.base_offset), (0, 0), "acks {acks}");
         }
-        assert_eq!(partition.stream.next_offset(), full, "what was refused is not in the log");
+        assert_eq!(partition.stream.next_offset(), full, "refused records are not in the log");
     }
 }
 
@@ -451,7 +451,7 @@ async fn a_topic_can_use_log_append_time() {
     let again = client.call(9, &request).await;
     assert_eq!(
         again.responses[0].partition_responses[0].log_append_time_ms, time,
-        "as at the first time"
+        "as the first time"
     );
 }
 
@@ -553,7 +553,11 @@ async fn a_partition_whose_stream_was_taken_over_has_another_leader() {
     assert_eq!(deleted.responses[0].error_code, NOT_LEADER);
     assert_eq!(client.fetch("t", 0, 0).await, (0, 1, stored(&batch, 0)), "it is there");
     let refused = Topics::open(server.store().clone(), Default::default(), 10).await.err().unwrap();
-    assert!(refused.to_string().contains("partition 0: stream"), "a start says why: {refused}");
+    assert!(
+        refused.to_string().contains("partition 0: stream"),
+        "the error names the partition: \
+        {refused}"
+    );
 }
 
 /// A batch that has its memory to itself is not copied; memory that is shared is neither changed
@@ -578,7 +582,7 @@ async fn the_log_cache_keeps_the_received_memory_of_a_batch() {
     assert_eq!(kept[1].payload, stored(&shared, 2));
     assert_eq!(kept[0].payload.as_ptr(), at);
     assert_ne!(kept[1].payload.as_ptr(), shared.as_ptr());
-    assert_eq!(shared, plain(&[1, 2]), "it is as it was");
+    assert_eq!(shared, plain(&[1, 2]), "it is unchanged");
 }
 
 /// Batches that are read apart from their request, and others, whatever happens to the rest.

@@ -174,7 +174,7 @@ async fn a_client_over_its_quota_is_throttled() {
     client.call(9, &metadata).await;
     assert!(
         begun.elapsed() >= throttle,
-        "it was heard after {:?} of {throttle:?}",
+        "it was served after {:?} of {throttle:?}",
         begun.elapsed()
     );
 
@@ -381,7 +381,7 @@ async fn connections_over_the_rate_of_an_address_are_closed() {
     assert_eq!(alter(&mut client, &[("ip", Some("127.0.0.1"))], &quota).await, 0);
     let mut taken = 0;
     loop {
-        assert!(taken < 10_000, "nobody was turned away");
+        assert!(taken < 10_000, "no connection was closed");
         let mut other = server.client().await;
         other.send(0, &ApiVersionsRequest::default()).await;
         if other.receive_frame().await.is_none() {

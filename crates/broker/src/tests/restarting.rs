@@ -53,7 +53,7 @@ async fn records_and_producers_survive() {
                     assert_eq!(
                         repeated,
                         (0, sequence.into()),
-                        "{how:?}: a repetition of before the restart"
+                        "{how:?}: a batch repeated from before the restart"
                     );
                 }
                 assert_eq!(
@@ -96,7 +96,7 @@ async fn topics_ids_settings_and_the_cluster_survive() {
     assert_eq!(
         client.call(3, &grow).await.results[0].error_code,
         ResponseError::InvalidPartitions.code(),
-        "5 are not more than 5"
+        "5 is not an increase"
     );
     let small = encode(Compression::None, (-1, -1, -1), &[1]);
     assert_eq!(client.produce("kept", 4, &small).await, (0, 0));

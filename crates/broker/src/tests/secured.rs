@@ -199,7 +199,7 @@ async fn the_connection_limit_applies_to_all_listeners_together() {
     drop(first);
     let freed =
         async { while !served(&mut Client::connect(server.addr_of("other")).await).await {} };
-    tokio::time::timeout(HANG, freed).await.expect("the place is not given back");
+    tokio::time::timeout(HANG, freed).await.expect("the slot is not released");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -257,7 +257,7 @@ async fn silent_clients_do_not_block_tls_handshakes_of_others() {
     let mut client = authority.connect(&server, "tls", None, BOTH).await.unwrap();
     assert!(served(&mut client).await);
     for socket in &silent {
-        let waits = socket.try_read(&mut [0]).expect_err("it has been disconnected before");
+        let waits = socket.try_read(&mut [0]).expect_err("it was disconnected");
         assert_eq!(waits.kind(), std::io::ErrorKind::WouldBlock);
     }
 }
@@ -280,7 +280,7 @@ async fn certificates_are_reloaded_and_invalid_ones_are_ignored() {
     }
     authority.renew();
     let renewed = async { while shown().await == first {} };
-    tokio::time::timeout(HANG, renewed).await.expect("the new certificate is not taken");
+    tokio::time::timeout(HANG, renewed).await.expect("the new certificate is not used");
     assert!(served(&mut old).await);
 }
 

@@ -462,7 +462,7 @@ async fn sessions_have_epochs() {
     request.body.share_session_epoch = 0;
     assert_eq!(a.send(&request).await.0, [0, UNKNOWN_TOPIC_OR_PARTITION, 0]);
     let renew = ShareFetch { is_renew_ack: true, ..a.fetch_of(&[0], &[], 1) };
-    assert_eq!(a.send(&renew).await.0[0], INVALID_REQUEST, "it wants records as well");
+    assert_eq!(a.send(&renew).await.0[0], INVALID_REQUEST, "it requests records as well");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -560,7 +560,7 @@ async fn no_records_are_delivered_before_the_start_offset_is_durable() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(HANG, begun).await.expect("the group does not begin");
+    tokio::time::timeout(HANG, begun).await.expect("the share partition does not begin");
     // The other one finds the same new share partition, and waits for it as well.
     let request = b.fetch_of(&[0], &[], 60_000);
     b.client.send(2, &request).await;
@@ -569,7 +569,7 @@ async fn no_records_are_delivered_before_the_start_offset_is_durable() {
         let mut byte = [0];
         let peek = waiting.client.socket.peek(&mut byte);
         let answer = tokio::time::timeout(Duration::from_millis(50), peek).await;
-        assert!(answer.is_err(), "an answer, and nothing is on the disk");
+        assert!(answer.is_err(), "a response before anything is on the disk");
     }
     server.hold_disk(false);
     let (mut of_a, mut of_b) = ([0], [0]);
@@ -731,7 +731,7 @@ async fn unacknowledged_records_of_some_groups_do_not_block_others() {
     }
     server.server().groups.shares().release("g", "m", Return::Lost);
     let again = acquire(&server, (topic, 0), &[all_of(0, 4_000)], 4_000);
-    assert_eq!(again, 4_000, "what is available is had whatever there is");
+    assert_eq!(again, 4_000, "released records are delivered regardless of the limit");
 }
 
 /// A request that sets offsets or fetches may have found the topic a moment before its deletion. A

@@ -329,7 +329,7 @@ async fn staged_offsets_take_effect_at_the_commit_and_not_at_an_abort() {
         assert_eq!(
             offset(&server, "g", "t").await,
             (ResponseError::UnstableOffsetCommit.code(), -1),
-            "it may come"
+            "the offset may still be committed"
         );
         assert_eq!(producer.end(false).await, 0);
         assert_eq!(offset(&server, "g", "t").await, (0, -1));
@@ -361,7 +361,7 @@ async fn a_transaction_is_visible_once_its_marker_is_durable() {
     while partition.stream.next_offset().0 < 3 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert_eq!(partition.producer_epoch(id), Some(epoch + 1), "the marker is in line");
+    assert_eq!(partition.producer_epoch(id), Some(epoch + 1), "the marker is appended");
     assert_eq!(committed(&server, "t", 0).await, seen(2, 0, &[], &[]));
     server.hold_disk(false);
     assert_eq!(end.await.unwrap(), (0, epoch + 1));

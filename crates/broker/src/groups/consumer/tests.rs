@@ -72,7 +72,7 @@ fn the_first_member_gets_all_partitions_and_yields_half_to_the_second() {
     let b = beat(&join("b", &["t"]));
     assert_eq!((b.epoch, b.assignment), (2, Some(Assignment::new())), "nothing is free yet");
     let a = beat(&go_on("a", 1));
-    let kept = a.assignment.expect("it is told to give up");
+    let kept = a.assignment.expect("it has to give up partitions");
     assert_eq!((a.epoch, kept.values().map(BTreeSet::len).sum::<usize>()), (1, 2));
     // Until it reports the revocation it stays in its epoch, and the other gets nothing.
     assert_eq!(beat(&go_on("a", 1)), Answer { member_id: "a".into(), epoch: 1, assignment: None });
@@ -80,7 +80,7 @@ fn the_first_member_gets_all_partitions_and_yields_half_to_the_second() {
     assert_eq!(beat(&go_on("b", 2)).assignment, None);
     let a = beat(&owns(go_on("a", 1), &kept));
     assert_eq!((a.epoch, a.assignment), (2, None));
-    let b = beat(&go_on("b", 2)).assignment.expect("what has become free");
+    let b = beat(&go_on("b", 2)).assignment.expect("the released partitions");
     assert_eq!(b.values().map(BTreeSet::len).sum::<usize>(), 2);
     assert!(b[&topic_id("t")].is_disjoint(&kept[&topic_id("t")]));
     assert_eq!(group.phase(), Phase::Stable);
@@ -141,7 +141,10 @@ fn a_full_group_refuses_new_members() {
     }
     let refused = group.heartbeat(now, rules(), &topics, &join("e", &["t"]));
     assert_eq!(error(refused), ResponseError::GroupMaxSizeReached);
-    group.heartbeat(now, rules(), &topics, &join("d", &["t"])).expect("a member may come again");
+    group.heartbeat(now, rules(), &topics, &join("d", &["t"])).expect(
+        "an existing member may \
+        rejoin",
+    );
 }
 
 #[test]
@@ -355,8 +358,8 @@ fn records_of_version_1_are_readable_and_damaged_checkpoints_are_detected() {
     for at in 0..checkpoint.len() {
         let mut bad = checkpoint.clone();
         bad[at] ^= 1;
-        decode::<GroupStates>(&bad).expect_err("damage is seen");
-        decode::<GroupStates>(&checkpoint[..at]).expect_err("so is a short one");
+        decode::<GroupStates>(&bad).expect_err("damage is detected");
+        decode::<GroupStates>(&checkpoint[..at]).expect_err("truncation is detected");
     }
     states.apply_encoded(&encode_deletion("g")).unwrap();
     assert_eq!(states, GroupStates::default());
@@ -398,7 +401,7 @@ fn members_of_a_version_1_checkpoint_own_their_partitions_since_their_current_ep
     oldest.truncate(oldest.len() - 4);
     oldest[4] = 3;
     oldest.extend(crc32c::crc32c(&oldest).to_le_bytes());
-    decode::<GroupStates>(&oldest).expect_err("of a newer program");
+    decode::<GroupStates>(&oldest).expect_err("written by a newer program");
 }
 
 /// Offsets that a member commits before it learns of a new epoch count, as no other member has had

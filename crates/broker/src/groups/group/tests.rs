@@ -514,7 +514,7 @@ fn a_static_member_restarts_without_a_rebalance() {
     assert_eq!((joined.generation, &joined.leader), (generation, &s(&ids[0])));
     assert_eq!((joined.members, joined.skip_assignment), (Vec::new(), false));
     let sync = bench.sync(&joined.member_id, generation, &[]);
-    assert_eq!(bench.assignment_of(sync), ids[1].as_bytes(), "it keeps its former assignment");
+    assert_eq!(bench.assignment_of(sync), ids[1].as_bytes(), "it keeps its assignment");
 
     // The leader: it leads under its new name, and must not assign again.
     let leader = bench.join(static_join("i1", ""));

@@ -172,18 +172,18 @@ fn a_changed_or_truncated_record_never_panics() {
     for _ in 0..200 {
         let bytes = random.record().encode();
         for len in 0..bytes.len() {
-            Record::decode(&bytes[..len]).expect_err("a cut record");
+            Record::decode(&bytes[..len]).expect_err("a truncated record");
         }
         for _ in 0..50 {
             let mut changed = bytes.clone();
             let at = random.index(changed.len());
             changed[at] ^= 1 << random.below(8);
             if let Ok(record) = Record::decode(&changed) {
-                assert_eq!(record.encode(), changed, "what is read is what was there");
+                assert_eq!(record.encode(), changed, "the decoded record equals the original");
             }
         }
         let longer = [&bytes[..], b"x"].concat();
-        Record::decode(&longer).expect_err("a byte too many");
+        Record::decode(&longer).expect_err("an excess byte");
     }
     Record::decode(b"\x02\x01").expect_err("a version from the future");
     Record::decode(b"\x01\x09").expect_err("an unknown kind");
@@ -201,7 +201,7 @@ fn every_changed_bit_of_a_checkpoint_is_detected() {
             changed[at] ^= 1 << bit;
             decode::<Offsets>(&changed).expect_err("a changed bit");
         }
-        decode::<Offsets>(&checkpoint[..at]).expect_err("a cut checkpoint");
+        decode::<Offsets>(&checkpoint[..at]).expect_err("a truncated checkpoint");
     }
 }
 
@@ -214,12 +214,12 @@ fn unreadable_records_are_quarantined_and_reported() {
     let kept = fold(Some(&kept), &good).expect("a larger quarantine");
     let blobs = quarantined::<Offsets>(&kept).expect("it is intact");
     assert_eq!(blobs, [&before[..], &good[0].payload, &bad.payload, &good[0].payload]);
-    let cause = decode::<Offsets>(&kept).expect_err("a quarantine is no table").to_string();
+    let cause = decode::<Offsets>(&kept).expect_err("a quarantine is not a table").to_string();
     assert!(cause.contains("unknown format version 9"), "{cause}");
 
     let kept = fold(Some(b"rubbish"), &good).expect("a quarantine");
     assert_eq!(quarantined::<Offsets>(&kept), Some(vec![&b"rubbish"[..], &good[0].payload]));
-    decode::<Offsets>(&kept).expect_err("a quarantine is no table");
+    decode::<Offsets>(&kept).expect_err("a quarantine is not a table");
 }
 
 /// A quarantine as the first version wrote it, which must always be readable.

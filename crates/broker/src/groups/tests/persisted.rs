@@ -76,7 +76,7 @@ async fn a_member_receives_its_assignment_only_once_it_is_durable() {
     for _ in 0..100 {
         tokio::select! {
             biased;
-            _ = &mut synced => panic!("told without being durable"),
+            _ = &mut synced => panic!("answered without being durable"),
             () = tokio::task::yield_now() => {}
         }
     }

@@ -108,11 +108,11 @@ fn commit_beside(groups: &Groups, group: &str, other: impl FnOnce() + Send) {
     let (begun, begins) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(move || {
-            begins.recv().expect("the commit is taken");
+            begins.recv().expect("the commit is accepted");
             other();
         });
         let record = move || {
-            begun.send(()).expect("the other one waits");
+            begun.send(()).expect("the other thread waits");
             thread::yield_now();
             groups.pending().add(group, &"id".into(), [("topic", vec![0])].into_iter());
         };
@@ -159,7 +159,7 @@ async fn a_group_with_offsets_in_a_transaction_does_not_become_a_share_group() {
                 .with_subscribed_topic_names(Some(vec![TopicName(s("topic"))]));
             let joined =
                 groups.share_heartbeat(client(), request, session_timeout, interval, &topics);
-            let refused = joined.now_or_never().expect("it waits for nothing");
+            let refused = joined.now_or_never().expect("it has nothing to wait for");
             assert_eq!(refused.error_code, ResponseError::GroupIdNotFound.code());
         };
         commit_beside(&groups, &group, join);

@@ -117,7 +117,7 @@ async fn large_responses_share_their_budget() {
     let listed = listing.send(7, &request).await;
     let answered = listing.socket.peek(&mut byte);
     let answered = tokio::time::timeout(Duration::from_millis(300), answered).await;
-    assert!(answered.is_err(), "a large answer is not counted");
+    assert!(answered.is_err(), "a large response is not counted");
     // Small responses do not wait, even of the same API: neither for the bytes nor for a permit.
     let none = MetadataRequest::default().with_topics(Some(Vec::new()));
     server.client().await.call(12, &none).await;
@@ -244,7 +244,7 @@ async fn responses_to_group_members_share_the_budget_of_large_ones() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(HANG, taken).await.expect("the answers are not counted");
+    tokio::time::timeout(HANG, taken).await.expect("the responses are not counted");
     assert_eq!(
         server.client().await.call(2, &sync).await.error_code,
         ResponseError::CoordinatorNotAvailable.code()

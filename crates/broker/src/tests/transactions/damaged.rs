@@ -167,7 +167,7 @@ async fn an_open_transaction_with_lost_records_is_aborted() {
         assert_eq!(committed(&server, "t", 0).await, expected);
         producer.reconnect(&server).await;
         let fenced = producer.produce("t", topic_id, 0).await;
-        assert_eq!(fenced, (INVALID_PRODUCER_EPOCH, -1), "what is lost is not committed");
+        assert_eq!(fenced, (INVALID_PRODUCER_EPOCH, -1), "lost records are not committed");
         assert_ne!(producer.end(true).await, 0);
         let mut successor = Producer::init(&server, "a", version_2).await;
         begin(&mut successor, &[0]).await;
@@ -241,7 +241,7 @@ async fn markers_are_not_contradicted_if_the_decision_is_lost() {
             assert_eq!(seen.aborted, aborted, "{version_2} {commits} {with_marker} {partition}");
         }
         let mut successor = Producer::init(&server, "a", version_2).await;
-        assert_ne!(successor.id, id, "epochs of that one may be lost");
+        assert_ne!(successor.id, id, "epochs of that id may be lost");
         let successor_id = successor.id;
         begin(&mut successor, &[0]).await;
         let (code, first) = successor.produce("t", topic_id, 0).await;

@@ -217,7 +217,7 @@ async fn a_loss_of_other_records_does_not_change_ended_transactions() {
     let old = now;
     let now = (producer.id, producer.epoch);
     (producer.id, producer.epoch) = old;
-    assert_eq!(producer.end(true).await, 0, "it has lost this answer, too");
+    assert_eq!(producer.end(true).await, 0, "it has lost this response, too");
     assert_eq!((producer.id, producer.epoch), now);
     assert_eq!(committed(&server, "t", 0).await, seen(6, 6, &[0, 2, 3, 5], &[]));
 }
@@ -251,7 +251,7 @@ async fn a_client_of_version_1_never_receives_the_outcome_of_another_transaction
     begin(&mut producer, &[0]).await;
     assert_eq!(producer.produce("t", topic_id, 0).await.0, 0);
     assert_eq!(producer.end(true).await, 0);
-    assert_eq!(producer.end(true).await, 0, "it asks again");
+    assert_eq!(producer.end(true).await, 0, "it repeats the request");
 }
 
 /// An epoch is not issued twice, although the record of it is lost.

@@ -80,7 +80,7 @@ fn known(state: &[In], b: &[In], at: u64) -> (Option<Outcome>, bool) {
     let outcome = match decisions.of(7, A, At { offset: 0, log: LogOffset(at) }) {
         Known::Decided(decision) => Some(decision.outcome),
         Known::Unknown => None,
-        Known::Undecided => panic!("it may be decided"),
+        Known::Undecided => panic!("the decision may be lost"),
     };
     (outcome, decisions.is_committed(7))
 }

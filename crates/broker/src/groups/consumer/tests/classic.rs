@@ -120,7 +120,7 @@ fn a_classic_group_is_converted_to_a_consumer_group_and_back() {
 
     group.leave(now, "new", None, false).unwrap();
     assert!(group.is_all_classic());
-    assert_eq!((group.state.target_epoch, group.state.epoch), (8, 9), "it was told of the first");
+    assert_eq!((group.state.target_epoch, group.state.epoch), (8, 9), "it has received the first");
     assert_eq!(group.migrants()[0].assignment, synced.assignment);
 }
 

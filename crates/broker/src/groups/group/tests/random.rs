@@ -238,8 +238,8 @@ impl Walk {
         for (id, member) in &group.members {
             let (joining, syncing) = (member.joining.is_some(), member.syncing.is_some());
             let waits = joining || syncing;
-            assert!(waits || member.deadline.is_some(), "{id} would stay for ever");
-            assert!(!waits || group.phase_deadline.is_some(), "{id} would wait for ever");
+            assert!(waits || member.deadline.is_some(), "{id} would stay forever");
+            assert!(!waits || group.phase_deadline.is_some(), "{id} would wait forever");
             assert!(!joining || preparing, "{id} waits in a wrong state");
             assert!(!syncing || completing, "{id} waits in a wrong state");
         }
@@ -262,7 +262,7 @@ impl Walk {
                 assert!(group.members.values().all(|member| member.supports(protocol)));
                 assert!(!group.members.is_empty());
             }
-            State::Dead => panic!("nobody killed it"),
+            State::Dead => panic!("it was not killed"),
         }
         match &group.leader {
             Some(leader) => assert!(group.members.contains_key(leader)),
@@ -282,13 +282,13 @@ impl Walk {
             {
                 let leader = leaders.entry(joined.generation).or_insert(joined.leader.clone());
                 assert_eq!(*leader, joined.member_id, "two leaders");
-                assert!(!joined.members.is_empty(), "a leader that knows nobody");
+                assert!(!joined.members.is_empty(), "a leader without a list of members");
             }
             false
         });
         if completing {
             let told = leaders.get(&group.generation);
-            assert_eq!(told, group.leader.as_ref(), "nobody was told to assign");
+            assert_eq!(told, group.leader.as_ref(), "no member was asked to assign");
         }
     }
 }

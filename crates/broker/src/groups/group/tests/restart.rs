@@ -100,7 +100,7 @@ fn only_complete_generations_are_persisted_and_empty_groups_are_removed() {
     assert_eq!(
         bench.heartbeat(&ids[1], generation + 1),
         Err(ResponseError::IllegalGeneration),
-        "it was told of a generation in which it has nothing"
+        "it knows a generation in which it has no assignment"
     );
     assert_eq!(
         bench.heartbeat(&format!("m{new}"), generation),
@@ -109,11 +109,7 @@ fn only_complete_generations_are_persisted_and_empty_groups_are_removed() {
 
     assert_eq!(bench.leave("", Some("i1")), Ok(()));
     bench.restart();
-    assert_eq!(
-        bench.group.member_count(),
-        2,
-        "as in Kafka, until the generation that it left is over"
-    );
+    assert_eq!(bench.group.member_count(), 2, "as in Kafka, until its session ends");
     assert_eq!(bench.leave("", Some("i1")), Ok(()));
     assert_eq!(bench.leave("", Some("i2")), Ok(()));
     assert_eq!(bench.group.state(), State::Empty);

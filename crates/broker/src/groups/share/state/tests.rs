@@ -80,15 +80,15 @@ fn each_record_goes_to_one_member_and_the_start_follows_finished_records() {
     let kinds: Vec<_> = changes.unwrap().iter().map(|c| (c.from.0, c.to.0, c.state)).collect();
     let (available, archived) = (Stored::Available, Stored::Archived);
     assert_eq!(kinds, [(11, 12, Stored::Acknowledged), (12, 13, available), (13, 15, archived)]);
-    assert_eq!(bench.ends(), (10, 17), "10 is not done with");
+    assert_eq!(bench.ends(), (10, 17), "10 is not finished");
     assert_eq!(bench.partition.next_read(100), Some(offset(12)));
     assert_eq!(bench.acquire("b", 12, &[batch(8, 13), batch(13, 15)], WANTED), [[12, 13, 2]]);
     bench.acknowledge("a", &[(10, 11, Accept)]).unwrap();
     assert_eq!(bench.ends(), (12, 17));
-    assert_eq!(bench.acknowledge("a", &[(10, 11, Accept)]).unwrap(), [], "of no interest any more");
+    assert_eq!(bench.acknowledge("a", &[(10, 11, Accept)]).unwrap(), [], "ignored below the start");
     bench.acknowledge("b", &[(12, 13, Accept), (15, 17, Accept)]).unwrap();
     assert_eq!(bench.ends(), (17, 17));
-    assert_eq!(bench.acknowledge("b", &[(16, 18, Accept)]), Err(NotAcquired), "never looked at");
+    assert_eq!(bench.acknowledge("b", &[(16, 18, Accept)]), Err(NotAcquired), "not read yet");
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn locks_expire_and_renew_and_records_are_archived_at_the_delivery_limit() {
     bench.partition.release(|member| member == "b", Return::Lost, MAX_DELIVERIES);
     assert_eq!(bench.acquire("b", 1, &found, WANTED), [[1, 4, 3]]);
     let changes = bench.acknowledge("b", &[(1, 4, AckKind::Release)]).unwrap();
-    assert_eq!(changes[0].state, Stored::Archived, "three times are enough");
+    assert_eq!(changes[0].state, Stored::Archived, "three deliveries are the limit");
     bench.acknowledge("a", &[(0, 1, AckKind::Accept)]).unwrap();
     assert_eq!((bench.ends(), bench.partition.deadline()), ((4, 4), None));
 }
@@ -381,7 +381,12 @@ fn live(seed: u64) {
                     let known = stored.changes.iter().find(|c| (c.from.0..c.to.0).contains(at));
                     let deliveries = known.map_or(0, |change| change.deliveries);
                     if let Model::Acquired(_, _, now) = record {
-                        assert_eq!(deliveries, *now - 1, "{case}: {at}, but for the last one");
+                        assert_eq!(
+                            deliveries,
+                            *now - 1,
+                            "{case}: {at}, except for the last \
+                            delivery"
+                        );
                         *record = Model::Available(deliveries);
                     }
                     let is_done = *at < stored.start.0
@@ -416,7 +421,11 @@ fn check(partition: &SharePartition, model: &BTreeMap<u64, Model>, case: &str) {
         }
     }
     let first = partition.runs.first();
-    assert!(first.is_none_or(|run| !run.delivery.is_finished()), "{case}: the start stands still");
+    assert!(
+        first.is_none_or(|run| !run.delivery.is_finished()),
+        "{case}: the start does not \
+        advance"
+    );
     let forgotten = model.range(..partition.start().0);
     assert!(forgotten.into_iter().all(|(_, r)| *r == Model::Done), "{case}: a record is lost");
     let unseen = model.range(partition.end().0..);
