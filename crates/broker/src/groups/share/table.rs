@@ -118,8 +118,8 @@ fn read_state(reader: &mut Reader<'_>) -> Result<Remembered, Corrupt> {
 impl Remembered {
     /// Applies later changes.
     pub(super) fn apply(&mut self, later: Self) {
-        // The start never moves back but by a record of kind 2, so such a record was lost to
-        // damage. What is known here is from before it: the group reads on from the new start.
+        // Only a record of kind 2 moves the start back, so such a record was lost to damage. The
+        // state here is from before it: the group continues from the new start.
         if later.start < self.start {
             *self = Self { start: later.start, changes: Vec::new() };
         }

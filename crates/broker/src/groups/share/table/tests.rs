@@ -69,10 +69,10 @@ fn checkpoints_are_restored_and_damage_is_detected() {
     assert!(ShareStates::default().apply_encoded(&[1, 9, 0, 0]).is_err(), "an unknown kind");
 }
 
-/// A lost record may only have records delivered again: none is skipped that no member has
-/// acknowledged.
+/// A lost record may only cause records to be delivered again: an unacknowledged record is never
+/// skipped.
 #[test]
-fn a_lost_record_of_a_share_group_only_has_records_delivered_again() {
+fn a_lost_record_of_a_share_group_only_causes_repeated_deliveries() {
     let partition = (Uuid::from_u128(7), 0);
     let begun = |start| {
         set("g", &[(partition, Remembered { start: StreamOffset(start), changes: vec![] })])
@@ -93,17 +93,17 @@ fn a_lost_record_of_a_share_group_only_has_records_delivered_again() {
         })
     };
 
-    // Lost are acknowledgements: of 2 and 3, or of 0 and 1 with the start's move.
+    // Acknowledgements are lost: those of 2 and 3, or of 0 and 1 with the move of the start.
     let records = [(0, begun(0)), (1, acknowledged(0, 2, 4)), (2, acknowledged(0, 6, 8))];
     assert_eq!(remembered(&records, 3), Some((0, vec![2..4, 6..8])));
     let records = [(0, begun(0)), (2, acknowledged(0, 6, 8))];
     assert_eq!(remembered(&records, 3), Some((0, vec![6..8])));
     assert_eq!(remembered(&[(0, begun(0))], 2), Some((0, vec![])));
-    // The next record has the start, which moves over what members are done with only.
+    // The next record has the start, which moves only over finished records.
     let records = [(0, begun(0)), (2, acknowledged(2, 6, 8))];
     assert_eq!(remembered(&records, 3), Some((2, vec![6..8])));
 
-    // Lost is the record of an administrator who has set the group back to 3.
+    // The record by which an administrator has set the group back to 3 is lost.
     let before = [(0, begun(10)), (1, acknowledged(10, 12, 14))];
     assert_eq!(remembered(&before, 3), Some((10, vec![12..14])));
     let records = [before.as_slice(), &[(3, acknowledged(3, 5, 6))]].concat();
@@ -112,9 +112,9 @@ fn a_lost_record_of_a_share_group_only_has_records_delivered_again() {
     let records = [before.as_slice(), &[(3, acknowledged(20, 25, 26))]].concat();
     assert_eq!(remembered(&records, 4), Some((20, vec![25..26])));
 
-    // Lost is the group's first record: it begins as its settings say.
+    // The first record of the group is lost: it begins at the offset in its settings.
     assert_eq!(remembered(&[(1, acknowledged(0, 6, 8))], 2), None);
-    // Lost is the deletion of a group; another one of its name begins.
+    // The deletion of a group is lost; another one of its name begins.
     let records = [before.as_slice(), &[(3, begun(4))]].concat();
     assert_eq!(remembered(&records, 4), Some((4, vec![])));
 }
