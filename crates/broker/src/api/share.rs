@@ -328,7 +328,7 @@ async fn put_in_line(
                 return Err(ApiError::InvalidRecordState);
             }
             Err(NotTaken::Log(refused @ state_stream::Refused::NoRoom)) => {
-                let room = timeout_at(give_up_at, shares.room()).await;
+                let room = timeout_at(give_up_at, shares.wait_for_space()).await;
                 room.map_err(|_| share::refused(refused))?;
             }
             Err(NotTaken::Log(refused)) => return Err(share::refused(refused)),

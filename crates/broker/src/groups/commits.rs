@@ -42,7 +42,8 @@ pub(super) enum Blocked {
     Log(Refused),
     /// The group refused it.
     Group(ResponseError),
-    /// A transaction that is being ended blocks it, see [`super::pending::Pending::decision_ended`].
+    /// A transaction that is being ended blocks it, see
+    /// [`super::pending::Pending::decision_ended`].
     Transaction,
 }
 
@@ -265,7 +266,9 @@ impl Groups {
             let appended = shared.registry.with_live_group(group, append);
             match appended {
                 Ok(_) => return Ok(()),
-                Err(Refused::Stream(state_stream::Refused::NoRoom)) => shared.log.room().await,
+                Err(Refused::Stream(state_stream::Refused::NoRoom)) => {
+                    shared.log.wait_for_space().await
+                }
                 Err(refused) => return Err(format!("{refused:?}")),
             }
         }
@@ -427,7 +430,7 @@ impl Shared {
             };
             let again = async {
                 if is_for_space {
-                    self.log.room().await;
+                    self.log.wait_for_space().await;
                 } else {
                     ended.await;
                 }

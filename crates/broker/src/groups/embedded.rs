@@ -197,21 +197,21 @@ mod tests {
     #[test]
     fn subscriptions_of_all_versions_are_parsed() {
         for version in 0..=3 {
-            let mut told = ConsumerProtocolSubscription::default()
+            let mut reported = ConsumerProtocolSubscription::default()
                 .with_topics(vec![text("b"), text("a")])
                 .with_user_data(Some(Bytes::from_static(b"whatever")));
             if version >= 1 {
                 let owned = subscribed::TopicPartition::default()
                     .with_topic(TopicName(text("a")))
                     .with_partitions(vec![2, 0, 7]);
-                told.owned_partitions = vec![owned];
+                reported.owned_partitions = vec![owned];
             }
             if version >= 3 {
-                told.rack_id = Some(text("r"));
+                reported.rack_id = Some(text("r"));
             }
             let mut bytes = BytesMut::new();
             bytes.put_i16(version);
-            told.encode(&mut bytes, version).unwrap();
+            reported.encode(&mut bytes, version).unwrap();
             let read = Subscription::read(&bytes).unwrap();
             assert_eq!(read.topics, ["a".to_owned(), "b".to_owned()].into());
             assert_eq!(read.rack.as_deref(), (version >= 3).then_some("r"));
@@ -232,12 +232,12 @@ mod tests {
         let assignment = Assignment::from([(A, [0, 2].into()), (Uuid::from_u128(9), [1].into())]);
         let bytes = write_assignment(&assignment, &topics());
         let mut body = bytes.slice(2..);
-        let told = ConsumerProtocolAssignment::decode(&mut body, 0).unwrap();
+        let reported = ConsumerProtocolAssignment::decode(&mut body, 0).unwrap();
         assert!(body.is_empty());
         let partition = assigned::TopicPartition::default()
             .with_topic(TopicName(text("a")))
             .with_partitions(vec![0, 2]);
-        assert_eq!(told.assigned_partitions, [partition]);
+        assert_eq!(reported.assigned_partitions, [partition]);
         let back = read_assignment(&bytes, &topics()).unwrap();
         assert_eq!(back, Assignment::from([(A, [0, 2].into())]));
         assert_eq!(read_assignment(&[], &topics()), Some(Assignment::new()));

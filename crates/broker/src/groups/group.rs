@@ -10,7 +10,7 @@
 //!                                rebalance timeout is over         the assignment
 //!   Empty ----------> Preparing ---------------------> Completing ----------------> Stable
 //!     ^                  |  ^                              |                          |
-//!     |   nobody joined  |  |   a join, a leave, an expiry, a missing SyncGroup       |
+//!     |   no one joined  |  |   a join, a leave, an expiry, a missing SyncGroup       |
 //!     +------------------+  +------------------------------+--------------------------+
 //! ```
 //!
@@ -92,8 +92,8 @@ pub(super) struct Group<J, S> {
     /// a SyncGroup are removed.
     phase_deadline: Option<Instant>,
     initial_delay: Option<InitialDelay>,
-    /// Set while its state to persist ([`Self::persisted`]) differs from what was appended: when the
-    /// write is tried again.
+    /// Set while its state to persist ([`Self::persisted`]) differs from what was appended: when
+    /// the write is tried again.
     unwritten: Option<Instant>,
     effects: Vec<Effect<J, S>>,
 }

@@ -231,7 +231,10 @@ impl Shared {
                     return Err(unavailable());
                 }
             }
-            if tokio::time::timeout_at(give_up_at.into(), self.registry.room()).await.is_err() {
+            if tokio::time::timeout_at(give_up_at.into(), self.registry.wait_for_space())
+                .await
+                .is_err()
+            {
                 tracing::warn!(
                     group = &*slot.name,
                     "a member's request failed: the write-ahead log was full for too long"

@@ -60,7 +60,7 @@ impl MemberLog {
     }
 
     /// Resolves when an append that failed for lack of space may succeed.
-    pub(super) async fn room(&self) {
+    pub(super) async fn wait_for_space(&self) {
         self.store.wait_for_space().await;
     }
 }

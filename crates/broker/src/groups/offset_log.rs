@@ -25,7 +25,7 @@ const STREAM_KEY: &str = "groups/offsets-stream";
 pub(super) enum Refused {
     /// The table would exceed its bound.
     TableFull,
-    /// The stream refused it. See [`OffsetLog::room`] for a lack of space.
+    /// The stream refused it. See [`OffsetLog::wait_for_space`] for a lack of space.
     Stream(state_stream::Refused),
 }
 
@@ -175,10 +175,10 @@ impl OffsetLog {
     }
 
     /// Reads the durable state.
-    pub(super) fn read<R>(&self, look: impl FnOnce(&Offsets) -> R) -> R {
+    pub(super) fn read<R>(&self, read: impl FnOnce(&Offsets) -> R) -> R {
         let mut tail = self.tail.lock();
         tail.apply_up_to(self.stream.durable_end());
-        look(&tail.table)
+        read(&tail.table)
     }
 
     /// Returns [`Offsets::expired`], unless a record of the group is queued: that may renew an old
@@ -198,7 +198,7 @@ impl OffsetLog {
     }
 
     /// Resolves when an append that failed for lack of space may succeed.
-    pub(super) async fn room(&self) {
+    pub(super) async fn wait_for_space(&self) {
         self.store.wait_for_space().await;
     }
 }

@@ -14,11 +14,14 @@
 //!
 //! | kind | is | fields |
 //! |---|---|---|
-//! | 1 | commit | group: str, committed at: i64 (ms since the Unix epoch), topics: list of (name: str, list of (partition: i32, offset: i64, leader epoch: i32, metadata: str)) |
+//! | 1 | commit | group: str, committed at: i64, topics: list of (name: str, list of *offset*) |
 //! | 2 | group deleted | group: str |
 //! | 3 | topics deleted, in all groups | names: list of str |
 //! | 4 | offsets expired | group: str, topics: list of (name: str, list of partition: i32) |
-//! | 5 | a group had members, so its offsets were in use | group: str, at: i64 (ms since the Unix epoch) |
+//! | 5 | a group had members, so its offsets were in use | group: str, at: i64 |
+//!
+//! An *offset* is (partition: i32, offset: i64, leader epoch: i32, metadata: str). Times are
+//! milliseconds since the Unix epoch.
 //!
 //! Records carry no checksum of their own: the write-ahead log's covers them, and they are stored
 //! nowhere else.

@@ -239,9 +239,9 @@ impl Registry {
     pub(super) fn peek<R>(
         &self,
         slot: &Slot,
-        look: impl FnOnce(&mut LiveGroup, Instant) -> R,
+        read: impl FnOnce(&mut LiveGroup, Instant) -> R,
     ) -> R {
-        look(&mut slot.live.lock().group, now())
+        read(&mut slot.live.lock().group, now())
     }
 
     /// Runs `act` under the lock of a live group of this name: otherwise the group could be deleted
@@ -502,8 +502,8 @@ impl Registry {
     }
 
     /// Resolves when a write that failed for lack of space may succeed.
-    pub(super) async fn room(&self) {
-        self.log.room().await;
+    pub(super) async fn wait_for_space(&self) {
+        self.log.wait_for_space().await;
     }
 
     /// Expires what is due in the groups whose entries the timer returns.

@@ -265,7 +265,7 @@ async fn three_members_join_a_group_and_leave() {
 
     let (b, c) = (join(&groups, "g", 10_000), join(&groups, "g", 10_000));
     let a_again = async {
-        // As a client does: its heartbeat tells it to join again.
+        // As a client does: it joins again when its heartbeat requires it.
         while groups.heartbeat(heartbeat_request("g", &a)).await.error_code == 0 {
             tokio::task::yield_now().await;
         }
@@ -385,8 +385,8 @@ async fn committed_offsets_survive_crashes_and_uploads() {
     world.run(groups.forget_missing_topics(&both, exists)).await.expect("written");
     assert_eq!(fetch(&groups, "g").await, [found("topic-b", 1, 20)]);
     assert_eq!(world.run(groups.delete_group("g")).await, Ok(()));
-    let nobody = world.run(groups.delete_group("nobody")).await;
-    assert_eq!(nobody, Err(ResponseError::GroupIdNotFound));
+    let absent = world.run(groups.delete_group("absent")).await;
+    assert_eq!(absent, Err(ResponseError::GroupIdNotFound));
     world.crash(store, groups);
     let (_store, groups) = world.start().await;
     assert_eq!(fetch(&groups, "g").await, []);
@@ -541,7 +541,7 @@ async fn every_version_of_offset_fetch_returns_the_same_offsets() {
             .with_group_id(group_id(name))
             .with_topics(Some(vec![topics.clone()]))
     };
-    let request = OffsetFetchRequest::default().with_groups(vec![group("g"), group("nobody")]);
+    let request = OffsetFetchRequest::default().with_groups(vec![group("g"), group("absent")]);
     let response = groups.offset_fetch(request, 8).await;
     encodes(&response, 8..=9);
     let offset = |index: usize| response.groups[index].topics[0].partitions[0].committed_offset;
@@ -578,11 +578,11 @@ async fn groups_are_listed_described_and_deleted() {
 
     for version in 0..=6 {
         let request = DescribeGroupsRequest::default()
-            .with_groups(vec![group_id("active"), group_id("idle"), group_id("nobody")])
+            .with_groups(vec![group_id("active"), group_id("idle"), group_id("absent")])
             .with_include_authorized_operations(version >= 3);
         let response = groups.describe(request, version).await;
         encodes(&response, version..=version);
-        let [active, idle, nobody] = &response.groups[..] else { panic!("three were requested") };
+        let [active, idle, absent] = &response.groups[..] else { panic!("three were requested") };
         assert_eq!((&active.group_state, &active.protocol_data), (&s("Stable"), &s("range")));
         let [described] = &active.members[..] else { panic!("it has one member") };
         assert_eq!(described.member_id, member.member_id);
@@ -591,7 +591,7 @@ async fn groups_are_listed_described_and_deleted() {
         assert_eq!(described.member_assignment, format!("for {}", member.member_id));
         assert_eq!((&idle.group_state, idle.members.len()), (&s("Empty"), 0));
         let not_found = if version >= 6 { ResponseError::GroupIdNotFound.code() } else { 0 };
-        assert_eq!((&nobody.group_state, nobody.error_code), (&s("Dead"), not_found));
+        assert_eq!((&absent.group_state, absent.error_code), (&s("Dead"), not_found));
     }
 
     let slot = groups.shared.registry.get("idle").expect("it is there");

@@ -255,7 +255,7 @@ async fn committed_offsets_are_shown_by_id_as_by_name() {
     let some = fetch_by_id(&[("g", ("", -1), Some(&[(id, &[0]), (NO_TOPIC, &[0])]))], true);
     let all = fetch_by_id(&[("g", ("", -1), None)], true);
     let expect =
-        async |committed: (i16, i16), group: i16, found: Option<(i16, i64)>, told: bool| {
+        async |committed: (i16, i16), group: i16, found: Option<(i16, i64)>, reported: bool| {
             let mut alice = guarded.client("alice").await;
             let (unknown, known) = committed;
             let expected = [(NO_TOPIC, vec![(0, unknown)]), (id, vec![(0, known)])];
@@ -268,7 +268,7 @@ async fn committed_offsets_are_shown_by_id_as_by_name() {
             });
             let expected = (group, topics.unwrap_or_default());
             assert_eq!(super::topic_ids::offsets(&alice.call(10, &some).await), [expected]);
-            let topics = if told { vec![(id, vec![(0, 0, 5)])] } else { vec![] };
+            let topics = if reported { vec![(id, vec![(0, 0, 5)])] } else { vec![] };
             let found = super::topic_ids::offsets(&alice.call(10, &all).await);
             assert_eq!(found, [(group, topics)]);
         };
@@ -316,13 +316,13 @@ async fn a_member_sees_no_topics_that_it_may_not_describe() {
             .with_subscribed_topic_regex(Some(text(".*")))
             .with_topic_partitions(Some(vec![]))
     };
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for (user, of_user) in [("alice", 1), ("admin", 2)] {
         let mut client = guarded.client(user).await;
         let response = client.call(1, &join(user)).await;
         assert_eq!(response.error_code, 0, "{:?}", response.error_message);
         let topics = response.assignment.unwrap().topic_partitions;
-        told.extend(topics.iter().map(|topic| (user, topic.topic_id)));
+        reported.extend(topics.iter().map(|topic| (user, topic.topic_id)));
         let describe =
             ConsumerGroupDescribeRequest::default().with_group_ids(vec![GroupId(text("g"))]);
         let group = client.call(1, &describe).await.groups.remove(0);
@@ -341,7 +341,7 @@ async fn a_member_sees_no_topics_that_it_may_not_describe() {
     let group = guarded.client("alice").await.call(1, &describe).await.groups.remove(0);
     assert_eq!((group.error_code, group.members.len()), (TOPIC, 0));
     assert_eq!(
-        told.iter().filter(|(user, _)| *user == "alice").collect::<Vec<_>>(),
+        reported.iter().filter(|(user, _)| *user == "alice").collect::<Vec<_>>(),
         [&("alice", seen)]
     );
 }
@@ -404,10 +404,10 @@ async fn a_share_session_keeps_unauthorized_partitions() {
         FetchTopic::default().with_topic_id(id).with_partitions(vec![FetchPartition::default()])
     });
     let begun = std::time::Instant::now();
-    let mut told = alice.call(1, &fetch.clone().with_topics(topics.into())).await.responses;
+    let mut reported = alice.call(1, &fetch.clone().with_topics(topics.into())).await.responses;
     assert!(begun.elapsed().as_millis() >= 200, "it has not waited");
-    told.retain(|topic| topic.partitions[0].error_code != 0);
-    let [refused] = &told[..] else { panic!("{told:?}") };
+    reported.retain(|topic| topic.partitions[0].error_code != 0);
+    let [refused] = &reported[..] else { panic!("{reported:?}") };
     assert_eq!((refused.topic_id, refused.partitions[0].error_code), (secret, TOPIC));
 
     guarded.acl((ResourceType::Topic, "secret", LITERAL, Operation::Read, ALLOW)).await;

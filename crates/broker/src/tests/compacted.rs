@@ -421,14 +421,14 @@ fn a_compacted_topic_is_a_map() {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let (mut passes, mut dropped) = (0, 0);
     for seed in start..start + seeds {
-        let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let reported = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             runtime.block_on(async {
                 let mut run = Run::new(seed).await;
                 run.lives().await;
                 (run.passes, run.dropped)
             })
         }));
-        match told {
+        match reported {
             Ok((some, gone)) => (passes, dropped) = (passes + some, dropped + gone),
             Err(panic) => {
                 eprintln!("seed {seed}: ALLUVIUM_MODEL_START={seed} ALLUVIUM_MODEL_SEEDS=1");

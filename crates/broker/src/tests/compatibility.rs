@@ -266,13 +266,13 @@ async fn the_compatibility_document_lists_what_a_server_announces() {
     );
 
     // Parse the document row by row.
-    let mut told = BTreeMap::new();
+    let mut documented = BTreeMap::new();
     let rows = stored.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
     for row in rows.take_while(|row| row.starts_with('|')) {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
         let [key, name, _, here, _] = cells[..] else { panic!("{row}") };
         if here != "–" {
-            told.insert(key.parse::<i16>().unwrap(), (name.to_owned(), here.to_owned()));
+            documented.insert(key.parse::<i16>().unwrap(), (name.to_owned(), here.to_owned()));
         }
     }
     let server = TestServer::start().await;
@@ -281,5 +281,5 @@ async fn the_compatibility_document_lists_what_a_server_announces() {
         let name = format!("{:?}", ApiKey::try_from(api.api_key).unwrap());
         (api.api_key, (name, versions(api.min_version, api.max_version)))
     });
-    assert_eq!(told, announced.collect());
+    assert_eq!(documented, announced.collect());
 }

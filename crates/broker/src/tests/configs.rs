@@ -78,7 +78,7 @@ async fn describe(
 }
 
 /// A setting's value and source, and its synonyms as name, value and source.
-fn told(config: &DescribeConfigsResourceResult) -> (String, i8, Vec<(String, String, i8)>) {
+fn summary(config: &DescribeConfigsResourceResult) -> (String, i8, Vec<(String, String, i8)>) {
     let shown = |value: &Option<kafka_protocol::protocol::StrBytes>| {
         value.as_ref().map(ToString::to_string).unwrap_or_default()
     };
@@ -128,9 +128,9 @@ async fn changed_topic_settings_take_effect_at_once_and_persist() {
     let default = |name: &str, value: &str| (name.to_owned(), value.to_owned(), 5);
     let policy =
         vec![own("cleanup.policy", "delete,compact"), default("log.cleanup.policy", "delete")];
-    assert_eq!(told(&configs["cleanup.policy"]), ("delete,compact".into(), 1, policy));
+    assert_eq!(summary(&configs["cleanup.policy"]), ("delete,compact".into(), 1, policy));
     let bytes = vec![default("log.retention.bytes", "-1")];
-    assert_eq!(told(&configs["retention.bytes"]), ("-1".into(), 5, bytes));
+    assert_eq!(summary(&configs["retention.bytes"]), ("-1".into(), 5, bytes));
     assert_eq!(server.server().topics.by_id(id).unwrap().partitions.len(), 2);
     let ops = [("cleanup.policy", SUBTRACT, Some("delete"))];
     assert_eq!(alter_some(&mut client, (TOPIC, "t"), &ops, false).await.0, 0);
@@ -148,7 +148,7 @@ async fn a_new_topic_is_described_as_in_kafka() {
     for (name, config) in &configs {
         assert!(!config.read_only && !config.is_sensitive);
         assert!(config.documentation.as_ref().is_some_and(|text| text.len() > 20), "{name}");
-        let (value, source, synonyms) = told(config);
+        let (value, source, synonyms) = summary(config);
         assert_eq!(source, 5, "{name}");
         let synonyms: Vec<_> =
             synonyms.iter().map(|(name, value, _)| format!("{name}={value}")).collect();
@@ -164,7 +164,7 @@ async fn broker_settings_apply_to_topics_without_their_own() {
     server.topic("own", 1, &[("max.message.bytes", "800000")]).await;
     let mut client = server.client().await;
     let batch = plain(&[unix_time_ms()]);
-    let limit = |config: &BTreeMap<String, _>| told(&config["max.message.bytes"]);
+    let limit = |config: &BTreeMap<String, _>| summary(&config["max.message.bytes"]);
     let name = || "message.max.bytes".to_owned();
     let started_with = (name(), "900000".to_owned(), 4);
     let default = (name(), "1048588".to_owned(), 5);
@@ -191,7 +191,7 @@ async fn broker_settings_apply_to_topics_without_their_own() {
         ];
         assert_eq!(limit(&described), ("700000".into(), 2, synonyms.clone()));
         let this = describe(&mut client, (BROKER, "1")).await;
-        assert_eq!(told(&this["message.max.bytes"]), ("700000".into(), 2, synonyms));
+        assert_eq!(summary(&this["message.max.bytes"]), ("700000".into(), 2, synonyms));
         assert!(!this["message.max.bytes"].read_only && this["num.partitions"].read_only);
         let all = describe(&mut client, (BROKER, "")).await;
         assert_eq!(all.keys().collect::<Vec<_>>(), ["message.max.bytes"]);
@@ -204,7 +204,7 @@ async fn broker_settings_apply_to_topics_without_their_own() {
     assert_eq!(client.produce("t", 0, &batch).await.0, ResponseError::MessageTooLarge.code());
     set_well(&mut client, (BROKER, ""), "log.retention.ms", "5").await;
     let described = describe(&mut client, (TOPIC, "t")).await;
-    assert_eq!(told(&described["retention.ms"]).0, "5");
+    assert_eq!(summary(&described["retention.ms"]).0, "5");
 }
 
 /// As librdkafka's tests and Kafka's operators set them.
@@ -218,7 +218,7 @@ async fn settings_without_effect_are_persisted_and_described() {
         set_well(&mut client, (BROKER, "1"), name, value).await;
         let described = describe(&mut client, (BROKER, "1")).await;
         let config = &described[name];
-        assert_eq!(told(config).0, value);
+        assert_eq!(summary(config).0, value);
         assert!(!config.read_only, "{name}");
     }
 }
@@ -441,7 +441,7 @@ async fn a_broker_describes_its_start_options_and_fixed_settings() {
     })
     .await;
     let described = describe(&mut server.client().await, (BROKER, "1")).await;
-    let value = |name: &str| told(&described[name]).0;
+    let value = |name: &str| summary(&described[name]).0;
     assert_eq!(value("group.consumer.min.heartbeat.interval.ms"), "100");
     assert_eq!(value("group.consumer.heartbeat.interval.ms"), "500");
     assert_eq!(value("group.consumer.max.heartbeat.interval.ms"), "15000");
@@ -481,7 +481,7 @@ async fn groups_have_settings_and_are_listed_with_topics_and_brokers() {
         (session.to_owned(), "50000".to_owned(), 8),
         (format!("group.{session}"), "45000".to_owned(), 5),
     ];
-    assert_eq!(told(&described[session]), ("50000".into(), 8, synonyms));
+    assert_eq!(summary(&described[session]), ("50000".into(), 8, synonyms));
     assert_eq!(server.server().configs.group_number("g", session), 50_000);
     assert_eq!(server.server().configs.group_number("other", session), 45_000);
     assert_eq!(described.len(), 17);

@@ -153,11 +153,11 @@ async fn authorized_operations_of_a_group_are_described() {
     let groups = client.call(1, &request).await.groups;
     assert_eq!(groups.iter().map(|g| g.authorized_operations).collect::<Vec<_>>(), [ALL, i32::MIN]);
     // Before version 6 a group that does not exist is described as one without members.
-    for (version, told) in [(5, ALL), (6, i32::MIN)] {
+    for (version, reported) in [(5, ALL), (6, i32::MIN)] {
         let request = DescribeGroupsRequest::default()
             .with_groups(vec![group("none")])
             .with_include_authorized_operations(true);
-        assert_eq!(client.call(version, &request).await.groups[0].authorized_operations, told);
+        assert_eq!(client.call(version, &request).await.groups[0].authorized_operations, reported);
     }
 }
 
@@ -496,8 +496,8 @@ async fn a_group_of_classic_consumers_is_converted_and_converted_back() {
             .with_generation_id(generation)
     };
     let assigned = |assignment: bytes::Bytes| {
-        let told = ConsumerProtocolAssignment::decode(&mut assignment.slice(2..), 0).unwrap();
-        told.assigned_partitions.iter().map(|topic| topic.partitions.len()).sum::<usize>()
+        let reported = ConsumerProtocolAssignment::decode(&mut assignment.slice(2..), 0).unwrap();
+        reported.assigned_partitions.iter().map(|topic| topic.partitions.len()).sum::<usize>()
     };
 
     let joined = old.call(3, &join_as(&StrBytes::new())).await;

@@ -27,8 +27,8 @@ pub(super) async fn delete(
         .with_partitions(wanted.iter().map(partition).collect());
     let request = DeleteRecordsRequest::default().with_topics(vec![topic]);
     let response = client.call(2, &request).await.topics.remove(0);
-    let told = response.partitions.iter();
-    told.map(|p| (p.partition_index, p.error_code, p.low_watermark)).collect()
+    let reported = response.partitions.iter();
+    reported.map(|p| (p.partition_index, p.error_code, p.low_watermark)).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -45,8 +45,8 @@ async fn records_are_deleted_up_to_an_offset_and_stay_deleted() {
         }
     }
     let wrong = [(0, 5), (0, -2), (7, 0), (0, i64::MAX)];
-    let told = [(0, 1, -1), (0, 1, -1), (7, 3, -1), (0, 1, -1)];
-    assert_eq!(delete(&mut client, "t", &wrong).await, told);
+    let reported = [(0, 1, -1), (0, 1, -1), (7, 3, -1), (0, 1, -1)];
+    assert_eq!(delete(&mut client, "t", &wrong).await, reported);
     assert_eq!(
         delete(&mut client, "no", &[(0, 0)]).await,
         [(0, ResponseError::UnknownTopicOrPartition.code(), -1)]
@@ -251,21 +251,21 @@ async fn a_metadata_request_does_not_recreate_a_topic_deleted_just_now() {
         MetadataRequest::default().with_topics(Some(vec![topic]))
     };
     loop {
-        let told = client.call(12, &named("t")).await.topics.remove(0);
-        if told.error_code == 0 {
-            assert_eq!(told.partitions.len(), 1);
+        let reported = client.call(12, &named("t")).await.topics.remove(0);
+        if reported.error_code == 0 {
+            assert_eq!(reported.partitions.len(), 1);
             break;
         }
         assert_eq!(
-            (told.error_code, told.partitions.len()),
+            (reported.error_code, reported.partitions.len()),
             (ResponseError::UnknownTopicOrPartition.code(), 0)
         );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(before.elapsed() >= RECREATION_PAUSE);
     // Other topics are created at once.
-    let told = client.call(12, &named("new")).await.topics.remove(0);
-    assert_eq!((told.error_code, told.partitions.len()), (0, 1));
+    let reported = client.call(12, &named("new")).await.topics.remove(0);
+    assert_eq!((reported.error_code, reported.partitions.len()), (0, 1));
 
     let topics = &server.server().topics;
     assert!(topics.is_just_deleted("t", before));

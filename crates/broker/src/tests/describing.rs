@@ -189,9 +189,9 @@ async fn features_are_not_changed() {
                 "The update failed for all features since the following feature had an error: \
                  Invalid update version {level} for feature {feature}. {reason}"
             );
-            let told = response.error_message.as_ref().map(ToString::to_string);
+            let reported = response.error_message.as_ref().map(ToString::to_string);
             assert_eq!(
-                (response.error_code, told),
+                (response.error_code, reported),
                 (ResponseError::InvalidUpdateVersion.code(), Some(message)),
                 "v{version} {all:?}"
             );

@@ -306,11 +306,11 @@ async fn internal_topics_appear_when_requested_and_stay_empty() {
         }
     }
     let topics = client.call(12, &all).await.topics;
-    let told = topics.iter().map(|topic| {
+    let reported = topics.iter().map(|topic| {
         (topic.name.as_ref().unwrap().to_string(), topic.is_internal, topic.partitions.len())
     });
     let wanted = [("__consumer_offsets", true), ("__transaction_state", true), ("t", false)];
-    assert!(told.eq(wanted.map(|(name, is_internal)| (name.to_owned(), is_internal, 1))));
+    assert!(reported.eq(wanted.map(|(name, is_internal)| (name.to_owned(), is_internal, 1))));
     let batch = crate::batch::tests::plain(&[1]);
     assert_eq!(
         client.produce("__consumer_offsets", 0, &batch).await,

@@ -241,7 +241,7 @@ pub(crate) fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
             &HeartbeatRequest::default()
                 .with_group_id(GroupId(text(&world.group)))
                 .with_generation_id(1)
-                .with_member_id(text("nobody")),
+                .with_member_id(text("absent")),
             version,
         ),
         ApiKey::LeaveGroup => {
@@ -249,21 +249,21 @@ pub(crate) fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
             let mut request =
                 LeaveGroupRequest::default().with_group_id(GroupId(text(&world.group)));
             if from(3) {
-                request.members = vec![MemberIdentity::default().with_member_id(text("nobody"))];
+                request.members = vec![MemberIdentity::default().with_member_id(text("absent"))];
             } else {
-                request.member_id = text("nobody");
+                request.member_id = text("absent");
             }
             encode(&request, version)
         }
         ApiKey::SyncGroup => {
             use sync_group_request::*;
             let assignment = SyncGroupRequestAssignment::default()
-                .with_member_id(text("nobody"))
+                .with_member_id(text("absent"))
                 .with_assignment(Bytes::from_static(b"assignment"));
             let mut request = SyncGroupRequest::default()
                 .with_group_id(GroupId(text(&world.group)))
                 .with_generation_id(1)
-                .with_member_id(text("nobody"))
+                .with_member_id(text("absent"))
                 .with_assignments(vec![assignment]);
             if from(5) {
                 request.protocol_type = Some(text("consumer"));
@@ -465,8 +465,12 @@ macro_rules! for_request_of {
             ApiKey::AlterReplicaLogDirs => $call::<AlterReplicaLogDirsRequest>($($arg),*),
             ApiKey::DescribeLogDirs => $call::<Unchanged<DescribeLogDirsRequest>>($($arg),*),
             ApiKey::ElectLeaders => $call::<ElectLeadersRequest>($($arg),*),
-            ApiKey::AlterPartitionReassignments => $call::<AlterPartitionReassignmentsRequest>($($arg),*),
-            ApiKey::ListPartitionReassignments => $call::<ListPartitionReassignmentsRequest>($($arg),*),
+            ApiKey::AlterPartitionReassignments => {
+                $call::<AlterPartitionReassignmentsRequest>($($arg),*)
+            }
+            ApiKey::ListPartitionReassignments => {
+                $call::<ListPartitionReassignmentsRequest>($($arg),*)
+            }
             ApiKey::OffsetDelete => $call::<OffsetDeleteRequest>($($arg),*),
             ApiKey::DescribeTopicPartitions => $call::<DescribeTopicPartitionsRequest>($($arg),*),
             ApiKey::DescribeClientQuotas => $call::<DescribeClientQuotasRequest>($($arg),*),

@@ -400,12 +400,12 @@ async fn compaction_lag_limits_apply_regardless_of_the_dirty_ratio() {
     let server = start().await;
     let now = crate::partition::unix_time_ms();
     let lag = [COMPACT[0], COMPACT[1], ("min.compaction.lag.ms", "3600000")];
-    server.topic("young", 1, &lag).await;
+    server.topic("recent", 1, &lag).await;
     let old =
         [COMPACT[0], ("min.cleanable.dirty.ratio", "1"), ("max.compaction.lag.ms", "3600000")];
     server.topic("old", 1, &old).await;
     server.topic("never", 1, &[COMPACT[0], ("min.cleanable.dirty.ratio", "1")]).await;
-    for topic in ["young", "old", "never"] {
+    for topic in ["recent", "old", "never"] {
         produce(&server, topic, &[("a", Some("1"), now - 7_200_000)]).await;
         produce(&server, topic, &[("a", Some("2"), now)]).await;
     }
@@ -414,7 +414,7 @@ async fn compaction_lag_limits_apply_regardless_of_the_dirty_ratio() {
     let last = records(&[(1, "a", Some("2"))]);
     assert_eq!(read_from(&mut client, "old", 0, READ_UNCOMMITTED).await, last);
     tokio::time::sleep(Duration::from_millis(50)).await;
-    for topic in ["young", "never"] {
+    for topic in ["recent", "never"] {
         assert_eq!(read_from(&mut client, topic, 0, READ_UNCOMMITTED).await.len(), 2, "{topic}");
     }
 }

@@ -102,16 +102,16 @@ async fn clients_pass_lost_offsets_at_the_end_and_in_the_middle() {
     for step in 0..3 {
         for is_committed in [false, true] {
             let fetched = |from| fetched(&server, from, is_committed);
-            let told = format!("step {step}, committed {is_committed}");
+            let label = format!("step {step}, committed {is_committed}");
             let both = vec![(0, 2, 2), (4, 6, 2)];
-            assert_eq!(fetched(0).await, (both, 8, 8), "{told}");
+            assert_eq!(fetched(0).await, (both, 8, 8), "{label}");
             for from in [2, 3, 4, 5] {
-                assert_eq!(fetched(from).await, (vec![(4, 6, 2)], 8, 8), "from {from}, {told}");
+                assert_eq!(fetched(from).await, (vec![(4, 6, 2)], 8, 8), "from {from}, {label}");
             }
             for from in [6, 7] {
-                assert_eq!(fetched(from).await, (vec![(from, 8, 0)], 8, 8), "{told}");
+                assert_eq!(fetched(from).await, (vec![(from, 8, 0)], 8, 8), "{label}");
             }
-            assert_eq!(fetched(8).await, (vec![], 8, 8), "{told}");
+            assert_eq!(fetched(8).await, (vec![], 8, 8), "{label}");
         }
         for (time, found) in [
             (-1, (8, -1)),

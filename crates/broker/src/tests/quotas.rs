@@ -31,10 +31,14 @@ async fn alter(
     client.call(1, &request).await.entries[0].error_code
 }
 
-type Told = Vec<(Vec<(String, Option<String>)>, Vec<(String, f64)>)>;
+type Described = Vec<(Vec<(String, Option<String>)>, Vec<(String, f64)>)>;
 
 /// The quotas that match these filters: type, how to match, name.
-async fn told(client: &mut Client, filters: &[(&str, i8, Option<&str>)], strict: bool) -> Told {
+async fn described(
+    client: &mut Client,
+    filters: &[(&str, i8, Option<&str>)],
+    strict: bool,
+) -> Described {
     use describe_client_quotas_request::*;
     let component = |(entity_type, match_type, name): &(&str, i8, Option<&str>)| {
         ComponentData::default()
@@ -80,25 +84,25 @@ async fn quotas_are_persisted_and_described() {
         vec![("client-id".to_owned(), None), ("user".to_owned(), Some("u".to_owned()))],
         vec![(FETCH.to_owned(), 2.0), (PRODUCE.to_owned(), 1.0)],
     );
-    let all = told(&mut client, &[], false).await;
+    let all = described(&mut client, &[], false).await;
     assert_eq!(all.len(), 2);
     assert!(all.contains(&of_user) && all.contains(&of_both));
     let exact = ("user", 0, Some("u"));
-    assert_eq!(told(&mut client, &[exact], true).await, [of_user]);
-    assert_eq!(told(&mut client, &[exact], false).await.len(), 2);
-    let of_default_clients = told(&mut client, &[("client-id", 1, None)], false).await;
+    assert_eq!(described(&mut client, &[exact], true).await, [of_user]);
+    assert_eq!(described(&mut client, &[exact], false).await.len(), 2);
+    let of_default_clients = described(&mut client, &[("client-id", 1, None)], false).await;
     assert_eq!(of_default_clients.iter().collect::<Vec<_>>(), [&of_both]);
-    assert_eq!(told(&mut client, &[("client-id", 2, None)], true).await, []);
-    assert_eq!(told(&mut client, &[("user", 1, None)], false).await, []);
-    assert_eq!(told(&mut client, &[("ip", 2, None)], false).await, []);
+    assert_eq!(described(&mut client, &[("client-id", 2, None)], true).await, []);
+    assert_eq!(described(&mut client, &[("user", 1, None)], false).await, []);
+    assert_eq!(described(&mut client, &[("ip", 2, None)], false).await, []);
 
     assert_eq!(alter(&mut client, &[user], &[(PRODUCE, 0.0, true)]).await, 0);
-    assert_eq!(told(&mut client, &[], false).await, [of_both]);
+    assert_eq!(described(&mut client, &[], false).await, [of_both]);
 
     let fractions = [(HANDLING, 12.5, false), (CHANGES, 0.5, false)];
     assert_eq!(alter(&mut client, &[user], &fractions).await, 0);
     let values = vec![(CHANGES.to_owned(), 0.5), (HANDLING.to_owned(), 12.5)];
-    assert_eq!(told(&mut client, &[exact], true).await[0].1, values);
+    assert_eq!(described(&mut client, &[exact], true).await[0].1, values);
 
     let address = [("ip", Some("::ffff:10.0.0.1"))];
     assert_eq!(alter(&mut client, &address, &[(CONNECT, 5.0, false)]).await, 0);
@@ -108,10 +112,10 @@ async fn quotas_are_persisted_and_described() {
     let of_ip = |ip: Option<&str>, rate| {
         (vec![("ip".to_owned(), ip.map(str::to_owned))], vec![(CONNECT.to_owned(), rate)])
     };
-    let named = told(&mut client, &[("ip", 0, Some("10.0.0.1"))], true).await;
+    let named = described(&mut client, &[("ip", 0, Some("10.0.0.1"))], true).await;
     assert_eq!(named, [of_ip(Some("10.0.0.1"), 5.0)]);
-    assert_eq!(told(&mut client, &[("ip", 1, None)], true).await, [of_ip(None, 50.0)]);
-    assert_eq!(told(&mut client, &[("ip", 2, None)], true).await.len(), 2);
+    assert_eq!(described(&mut client, &[("ip", 1, None)], true).await, [of_ip(None, 50.0)]);
+    assert_eq!(described(&mut client, &[("ip", 2, None)], true).await.len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -148,7 +152,7 @@ async fn invalid_quotas_are_refused() {
             "{entity:?} {ops:?}"
         );
     }
-    assert_eq!(told(&mut client, &[], false).await, []);
+    assert_eq!(described(&mut client, &[], false).await, []);
 }
 
 /// A client over its quota receives its throttle time, and its next request is not read earlier. No

@@ -464,7 +464,7 @@ async fn clients_authenticate_with_their_passwords_after_a_restart() {
         let mut client = connect().await;
         assert_eq!(client.plain("bob", "builder").await, (0, Bytes::new(), 0));
         client.call(12, &MetadataRequest::default()).await;
-        for (user, password) in [("bob", "wonder=land,"), ("nobody", "builder"), ("bob", "")] {
+        for (user, password) in [("bob", "wonder=land,"), ("absent", "builder"), ("bob", "")] {
             for mechanism in 0..3 {
                 let mut client = connect().await;
                 let outcome = match mechanism {
@@ -564,7 +564,7 @@ async fn unknown_users_cannot_be_distinguished_from_existing_ones() {
     let mut server = with_users(|_| {}).await;
     let mut firsts = Vec::new();
     for _ in 0..2 {
-        for user in ["alice", "nobody"] {
+        for user in ["alice", "absent"] {
             let mut client = Client::connect(server.addr_of("sasl")).await;
             client.handshake("SCRAM-SHA-256").await;
             let first = client.token(&format!("n,,n={user},r=x")).await.1;
@@ -692,8 +692,8 @@ async fn tokens_are_accepted_and_sessions_expire() {
 
     // A client that is refused receives the reason, and acknowledges it.
     let mut client = connect().await;
-    let (error, told, _) = client.bearer(&token("carol", 1.0)).await;
-    assert_eq!((error, &told[..]), (0, &br#"{"status":"invalid_token"}"#[..]));
+    let (error, reported, _) = client.bearer(&token("carol", 1.0)).await;
+    assert_eq!((error, &reported[..]), (0, &br#"{"status":"invalid_token"}"#[..]));
     assert_eq!(client.token("\x01").await.0, ResponseError::SaslAuthenticationFailed.code());
     assert!(client.receive_frame().await.is_none());
 }
@@ -740,7 +740,7 @@ async fn passwords_are_changed_by_clients_as_in_kafka() {
         DescribeUserScramCredentialsRequest::default().with_users(users)
     };
     let all = client.call(0, &describe(None)).await.results;
-    let told: Vec<_> = all
+    let reported: Vec<_> = all
         .iter()
         .map(|user| {
             let infos = user.credential_infos.iter().map(|info| (info.mechanism, info.iterations));
@@ -748,7 +748,7 @@ async fn passwords_are_changed_by_clients_as_in_kafka() {
         })
         .collect();
     assert_eq!(
-        told,
+        reported,
         [
             ("dave", vec![(1, 4096), (2, 16_384)]),
             ("bob", vec![(2, 4096)]),

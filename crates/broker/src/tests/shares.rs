@@ -472,8 +472,8 @@ async fn missing_partitions_are_reported_once() {
     let mut a = Member::new(&server, "a", Uuid::from_u128(7)).await;
     let invented: Vec<i32> = (0..100_000).collect();
     let request = a.fetch_of(&invented, &[], 60_000);
-    let told = a.client.call(2, &request).await.0.responses.remove(0).partitions;
-    assert_eq!((told.len(), told[99_999].error_code), (100_000, UNKNOWN_TOPIC_ID));
+    let reported = a.client.call(2, &request).await.0.responses.remove(0).partitions;
+    assert_eq!((reported.len(), reported[99_999].error_code), (100_000, UNKNOWN_TOPIC_ID));
     assert_eq!(sessions.partitions(), 0);
     let mut empty = a.fetch_of(&[], &[], 1);
     empty.body.topics.clear();

@@ -25,7 +25,7 @@ const NO_TOPIC: Uuid = Uuid::from_u128(7);
 
 /// The member that commits or fetches: its id and its generation or epoch.
 type Member<'a> = (&'a str, i32);
-const NOBODY: Member<'static> = ("", -1);
+const NO_MEMBER: Member<'static> = ("", -1);
 
 /// Offsets by topic and partition.
 type Offsets<'a> = &'a [(Uuid, &'a [(i32, i64)])];
@@ -139,7 +139,7 @@ async fn offsets_are_committed_and_fetched_by_id() {
         (Uuid::nil(), &[(0, 1)]),
         (NO_TOPIC, &[]),
     ];
-    let codes = committed_by_id(&mut client, "g", NOBODY, offsets).await;
+    let codes = committed_by_id(&mut client, "g", NO_MEMBER, offsets).await;
     let expected = [
         (b, vec![(0, 0)]),
         (NO_TOPIC, vec![(0, UNKNOWN_TOPIC_ID), (1, UNKNOWN_TOPIC_ID)]),
@@ -159,11 +159,11 @@ async fn offsets_are_committed_and_fetched_by_id() {
         let named = [("a".to_owned(), 1), ("b".to_owned(), 0)];
         assert_eq!(committed(&mut client, "g").await, named);
         let wanted: [Wanted<'_>; 5] = [
-            ("g", NOBODY, None),
-            ("other", NOBODY, Some(&[(a, &[1, 0, 2]), (NO_TOPIC, &[4, 3]), (b, &[0])])),
-            ("none", NOBODY, Some(&[(a, &[0])])),
-            ("none", NOBODY, None),
-            ("nobody", NOBODY, None),
+            ("g", NO_MEMBER, None),
+            ("other", NO_MEMBER, Some(&[(a, &[1, 0, 2]), (NO_TOPIC, &[4, 3]), (b, &[0])])),
+            ("none", NO_MEMBER, Some(&[(a, &[0])])),
+            ("none", NO_MEMBER, None),
+            ("absent", NO_MEMBER, None),
         ];
         let all = (0, vec![(a, vec![(1, 0, 6)]), (b, vec![(0, 0, 5)])]);
         // Unknown topics come last, as in Kafka.
@@ -178,7 +178,7 @@ async fn offsets_are_committed_and_fetched_by_id() {
             assert_eq!(fetched(&mut client, &wanted, stable).await, expected);
         }
     }
-    let response = client.call(10, &fetch_by_id(&[("g", NOBODY, None)], false)).await;
+    let response = client.call(10, &fetch_by_id(&[("g", NO_MEMBER, None)], false)).await;
     let partition = &response.body.groups[0].topics[0].partitions[0];
     assert_eq!(partition.committed_leader_epoch, 0);
     assert_eq!(partition.metadata.as_deref(), Some("note"));
@@ -190,23 +190,23 @@ async fn a_topic_that_is_created_again_has_no_offsets_of_the_first_one() {
     let first = server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
     assert_eq!(
-        committed_by_id(&mut client, "g", NOBODY, &[(first, &[(0, 5)])]).await[0].1,
+        committed_by_id(&mut client, "g", NO_MEMBER, &[(first, &[(0, 5)])]).await[0].1,
         [(0, 0)]
     );
     delete_topic(&server, "t").await;
-    let of_first: Wanted<'_> = ("g", NOBODY, Some(&[(first, &[0])]));
+    let of_first: Wanted<'_> = ("g", NO_MEMBER, Some(&[(first, &[0])]));
     let gone = (0, vec![(first, vec![(0, UNKNOWN_TOPIC_ID, -1)])]);
     let none: Fetched = (0, vec![]);
     for round in 0..2 {
-        let refused = committed_by_id(&mut client, "g", NOBODY, &[(first, &[(0, 9)])]).await;
+        let refused = committed_by_id(&mut client, "g", NO_MEMBER, &[(first, &[(0, 9)])]).await;
         assert_eq!(refused, [(first, vec![(0, UNKNOWN_TOPIC_ID)])]);
         assert_eq!(fetched(&mut client, &[of_first], true).await, from_ref(&gone));
-        assert_eq!(fetched(&mut client, &[("g", NOBODY, None)], true).await, from_ref(&none));
+        assert_eq!(fetched(&mut client, &[("g", NO_MEMBER, None)], true).await, from_ref(&none));
         assert!(committed(&mut client, "g").await.is_empty());
         if round == 0 {
             let second = server.topic("t", 1, &[]).await;
             assert_ne!(first, second);
-            let wanted: Wanted<'_> = ("g", NOBODY, Some(&[(second, &[0])]));
+            let wanted: Wanted<'_> = ("g", NO_MEMBER, Some(&[(second, &[0])]));
             let nothing = (0, vec![(second, vec![(0, 0, -1)])]);
             assert_eq!(fetched(&mut client, &[wanted], true).await, [nothing]);
         }
@@ -257,7 +257,7 @@ async fn members_are_checked_by_id_as_by_name() {
         ("consumers", ("m", epoch), 0),
         ("consumers", ("m", epoch - 1), STALE_MEMBER_EPOCH),
         ("consumers", ("other", epoch), UNKNOWN_MEMBER_ID),
-        ("consumers", NOBODY, UNKNOWN_MEMBER_ID),
+        ("consumers", NO_MEMBER, UNKNOWN_MEMBER_ID),
         ("classic", (&classic.0, classic.1), 0),
         ("classic", (&classic.0, classic.1 + 1), ILLEGAL_GENERATION),
         ("classic", ("other", classic.1), UNKNOWN_MEMBER_ID),
@@ -276,10 +276,10 @@ async fn members_are_checked_by_id_as_by_name() {
     // Members of classic groups are not checked.
     let cases: [(&str, Member<'_>, i16); 5] = [
         ("consumers", ("m", epoch), 0),
-        ("consumers", NOBODY, 0),
+        ("consumers", NO_MEMBER, 0),
         ("consumers", ("m", epoch - 1), STALE_MEMBER_EPOCH),
         ("consumers", ("other", epoch), UNKNOWN_MEMBER_ID),
-        ("classic", NOBODY, 0),
+        ("classic", NO_MEMBER, 0),
     ];
     for (group, member, code) in cases {
         let wanted: Wanted<'_> = (group, member, Some(&[(NO_TOPIC, &[1]), (t, &[0])]));
@@ -298,8 +298,8 @@ async fn offsets_of_a_transaction_are_unstable_by_id_too() {
     commit(&mut client, "g", "t", &[0, 1]).await;
     let mut producer = Producer::init(&server, "a", true).await;
     assert_eq!(producer.commit_offset("g", "t", 9).await, 0);
-    let some: Wanted<'_> = ("g", NOBODY, Some(&[(t, &[0, 1])]));
-    let all: Wanted<'_> = ("g", NOBODY, None);
+    let some: Wanted<'_> = ("g", NO_MEMBER, Some(&[(t, &[0, 1])]));
+    let all: Wanted<'_> = ("g", NO_MEMBER, None);
     for (ends, first) in [(false, (0, UNSTABLE_OFFSET_COMMIT, -1)), (true, (0, 0, 9))] {
         if ends {
             assert_eq!(producer.end(true).await, 0);

@@ -592,9 +592,9 @@ async fn operators_can_list_transactions_and_end_hanging_ones() {
         assert_eq!(codes, [code, ResponseError::UnknownTopicOrPartition.code()]);
     }
     server.server().ensure_internal(GROUP_TOPIC).await;
-    let of_nobody = [("t", 1, -1, 0, INVALID_REQUEST), ("t", 1, 9_999, -1, INVALID_REQUEST)];
+    let of_unknown = [("t", 1, -1, 0, INVALID_REQUEST), ("t", 1, 9_999, -1, INVALID_REQUEST)];
     for (name, partition, id, epoch, code) in
-        of_nobody.into_iter().chain([(GROUP_TOPIC, 0, producer.id, 0, INVALID_TOPIC)])
+        of_unknown.into_iter().chain([(GROUP_TOPIC, 0, producer.id, 0, INVALID_TOPIC)])
     {
         let topic = WritableTxnMarkerTopic::default()
             .with_name(TopicName(text(name)))

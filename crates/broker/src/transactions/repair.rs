@@ -61,11 +61,7 @@ impl Open {
 }
 
 /// Returns the markers to put in the gaps of partitions.
-<<<<<<< HEAD:crates/broker/src/transactions/mend.rs
-pub(crate) fn mend(damaged: &DamagedStreams<'_>) -> Vec<(StreamId, Batch)> {
-=======
-pub(crate) fn markers_for_gaps(damaged: &Damaged<'_>) -> Vec<(StreamId, Batch)> {
->>>>>>> 2bffe6a (groups, transactions: names from the glossary):crates/broker/src/transactions/repair.rs
+pub(crate) fn markers_for_gaps(damaged: &DamagedStreams<'_>) -> Vec<(StreamId, Batch)> {
     let streams: HashMap<StreamId, _> = topics::streams(damaged.meta()).collect();
     let lossy: HashSet<StreamId> = damaged.gaps().iter().map(|gap| gap.stream).collect();
     let history = |stream: &StreamId| damaged.history(*stream);

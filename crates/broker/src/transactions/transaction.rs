@@ -334,8 +334,8 @@ impl Transaction {
         }
         let is_prepared = matches!(self.state, State::Prepared(_));
         let has_ended = matches!(self.state, State::Completed(_));
-        // A client that repeats the request after a lost response sends its previous epoch; a client
-        // of version 2 sends it for no other reason.
+        // A client that repeats the request after a lost response sends its previous epoch; a
+        // client of version 2 sends it for no other reason.
         let asks_again = raises_epoch && epoch != NONE && epoch == current.previous_epoch && {
             let by_epoch =
                 producer_id == current.producer_id && current.epoch.checked_sub(1) == Some(epoch);

@@ -347,7 +347,10 @@ mod tests {
                         let wanted = members.iter().any(|topics| topics.contains(&t));
                         for partition in 0..i32::try_from(*count).unwrap() {
                             let owners: Vec<usize> = (0..members.len())
-                                .filter(|m| got[*m].get(&topic(t)).is_some_and(|p| p.contains(&partition)))
+                                .filter(|m| {
+                                    let of_topic = got[*m].get(&topic(t));
+                                    of_topic.is_some_and(|p| p.contains(&partition))
+                                })
                                 .collect();
                             prop_assert_eq!(owners.len(), usize::from(wanted));
                             prop_assert!(owners.iter().all(|m| members[*m].contains(&t)));
@@ -359,7 +362,8 @@ mod tests {
                         for (giver, assignment) in got.iter().enumerate() {
                             for taker in 0..members.len() {
                                 let shared = (0..counts.len()).any(|t| {
-                                    assignment.contains_key(&topic(t)) && members[taker].contains(&t)
+                                    assignment.contains_key(&topic(t))
+                                        && members[taker].contains(&t)
                                 });
                                 prop_assert!(
                                     !shared || load(&got[giver]) <= load(&got[taker]) + 1,

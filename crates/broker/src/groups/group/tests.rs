@@ -260,9 +260,9 @@ fn three_members_join_sync_and_become_stable() {
         assert_eq!(joined.protocol, s("range"));
     }
     let leader = bench.generation_of(again);
-    let told: Vec<_> =
+    let reported: Vec<_> =
         leader.members.iter().map(|m| (m.member_id.clone(), m.metadata.clone())).collect();
-    assert_eq!(told, [(s("m1"), "a".into()), (s("m2"), "b".into()), (s("m3"), "c".into())]);
+    assert_eq!(reported, [(s("m1"), "a".into()), (s("m2"), "b".into()), (s("m3"), "c".into())]);
     assert_eq!(bench.generation_of(b).members, []);
 
     let b = bench.sync("m2", 2, &[]);

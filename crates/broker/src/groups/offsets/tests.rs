@@ -264,7 +264,7 @@ fn only_old_offsets_expire() {
     let mut table =
         table(&[commit("g", "t", 0, 10), commit("g", "t", 1, 20), commit("h", "t", 0, 10)]);
     assert_eq!(table.expired("g", 9), None);
-    assert_eq!(table.expired("nobody", 99), None);
+    assert_eq!(table.expired("absent", 99), None);
     let record = table.expired("g", 10).expect("one is old");
     table.apply(record);
     assert_eq!(table.get("g", "t", 0), None);

@@ -400,11 +400,11 @@ impl Shares {
     /// for it.
     fn bound(&self, slot: &Slot, live: &Live, rules: &ShareRules) -> u64 {
         let others = self.tracked.load(Ordering::Relaxed).saturating_sub(live.tracked);
-        let room = MAX_TRACKED.saturating_sub(others);
-        if room < rules.max_in_flight {
+        let space = MAX_TRACKED.saturating_sub(others);
+        if space < rules.max_in_flight {
             self.warn_of_limit(slot);
         }
-        rules.max_in_flight.min(room.max(MIN_IN_FLIGHT))
+        rules.max_in_flight.min(space.max(MIN_IN_FLIGHT))
     }
 
     fn warn_of_limit(&self, slot: &Slot) {
@@ -508,11 +508,11 @@ impl Shares {
             );
             gone.entry(group).or_default().insert(member);
         }
-        let mut looked_through = 0;
+        let mut checked = 0;
         for (group, mut members) in gone {
             for slot in self.of_group(&group) {
-                looked_through += 1;
-                if looked_through % RELEASED_AT_ONCE == 0 {
+                checked += 1;
+                if checked % RELEASED_AT_ONCE == 0 {
                     yield_now().await;
                     // A member that has begun a session on another connection since may have
                     // acquired new records, which must not be released. Those from before wait
@@ -574,8 +574,8 @@ impl Shares {
     }
 
     /// Resolves when a write that failed for lack of space may succeed.
-    pub(crate) async fn room(&self) {
-        self.log.room().await;
+    pub(crate) async fn wait_for_space(&self) {
+        self.log.wait_for_space().await;
     }
 
     /// Appends the changes that led to the current state, or lead to `next`.

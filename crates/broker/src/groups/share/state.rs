@@ -307,8 +307,8 @@ impl SharePartition {
                 let place = self.runs.partition_point(|run| run.from < rest.from);
                 self.runs.insert(place, rest);
             }
-            let room = wanted.max_in_flight.saturating_sub(self.in_flight());
-            let records = (batch.to.0 - new_from.0).min(room).min(may_take);
+            let space = wanted.max_in_flight.saturating_sub(self.in_flight());
+            let records = (batch.to.0 - new_from.0).min(space).min(may_take);
             // Otherwise there would be a hole before it.
             if records > 0 && new_from == self.end() {
                 let (from, to) = (new_from, StreamOffset(new_from.0 + records));

@@ -40,12 +40,12 @@ async fn requests_that_no_group_can_answer_are_refused() {
         }
     }
     let unknown = ResponseError::UnknownMemberId.code();
-    let nobody = JoinGroupResponse::default().with_member_id(s("x"));
-    assert_eq!(groups.heartbeat(heartbeat_request("none", &nobody)).await.error_code, unknown);
-    assert_eq!(groups.sync(&sync_request("none", &nobody), 4).await.error_code, unknown);
+    let absent = JoinGroupResponse::default().with_member_id(s("x"));
+    assert_eq!(groups.heartbeat(heartbeat_request("none", &absent)).await.error_code, unknown);
+    assert_eq!(groups.sync(&sync_request("none", &absent), 4).await.error_code, unknown);
     // Since version 5 clients send the protocol.
     let inconsistent = ResponseError::InconsistentGroupProtocol.code();
-    assert_eq!(groups.sync(&sync_request("none", &nobody), 5).await.error_code, inconsistent);
+    assert_eq!(groups.sync(&sync_request("none", &absent), 5).await.error_code, inconsistent);
 }
 
 /// Memory for members is bounded for new ones. Existing members can continue and leave, however

@@ -95,7 +95,7 @@ pub(super) fn body(key: ApiKey, version: i16, world: &World) -> Option<Bytes> {
                     .with_match(name.map(text))
             };
             let components =
-                vec![component("user", 0, Some("somebody")), component("client-id", 1, None)];
+                vec![component("user", 0, Some("erin")), component("client-id", 1, None)];
             let request = DescribeClientQuotasRequest::default()
                 .with_components(components)
                 .with_strict(true);
@@ -112,7 +112,7 @@ pub(super) fn body(key: ApiKey, version: i16, world: &World) -> Option<Bytes> {
                 OpData::default().with_key(text(key)).with_value(value).with_remove(remove)
             };
             let entry = EntryData::default()
-                .with_entity(vec![entity("user", Some("somebody")), entity("client-id", None)])
+                .with_entity(vec![entity("user", Some("erin")), entity("client-id", None)])
                 .with_ops(vec![
                     op("producer_byte_rate", 1024.0, false),
                     op("consumer_byte_rate", 0.0, true),

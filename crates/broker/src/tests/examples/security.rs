@@ -14,7 +14,7 @@ pub(super) fn body(key: ApiKey, version: i16, world: &World) -> Option<Bytes> {
         }
         ApiKey::DescribeUserScramCredentials => {
             use describe_user_scram_credentials_request::*;
-            let user = UserName::default().with_name(text("nobody"));
+            let user = UserName::default().with_name(text("absent"));
             let request = DescribeUserScramCredentialsRequest::default();
             encode(&request.with_users(Some(vec![user])), version)
         }
@@ -63,7 +63,7 @@ pub(super) fn body(key: ApiKey, version: i16, world: &World) -> Option<Bytes> {
                 .with_resource_type_filter(2)
                 .with_resource_name_filter(None)
                 .with_pattern_type_filter(1)
-                .with_principal_filter(Some(text("User:nobody")))
+                .with_principal_filter(Some(text("User:absent")))
                 .with_host_filter(None)
                 .with_operation(1)
                 .with_permission_type(1);

@@ -37,17 +37,17 @@ async fn password_guessing_is_slowed_down() {
         tokio::time::sleep(Duration::from_millis(600)).await;
         let (guesses, again) = tokio::join!(guesses, inside.plain("alice", "wonder=land,"));
         assert_eq!(again.0, 0);
-        let told = guesses
+        let answered = guesses
             .iter()
             .filter(|code| **code == Some(ResponseError::SaslAuthenticationFailed.code()))
             .count();
         let closed = guesses.iter().filter(|code| code.is_none()).count();
-        assert!(closed > 0 && told + closed == 60, "{told} and {closed}");
+        assert!(closed > 0 && answered + closed == 60, "{answered} and {closed}");
         // Now the right password is not checked either, for a while. The response must not say that
         // it is wrong, which would be fatal for clients.
         match log_in("builder").await {
             None => break,
-            told => assert!(told == Some(0) && rounds < 30, "{told:?}"),
+            answered => assert!(answered == Some(0) && rounds < 30, "{answered:?}"),
         }
         rounds += 1;
     }

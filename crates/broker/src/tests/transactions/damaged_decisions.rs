@@ -60,7 +60,7 @@ async fn at_each_start(server: &mut TestServer, check: impl AsyncFn(&TestServer,
 async fn a_later_commit_does_not_commit_an_aborted_transaction() {
     for version_2 in [false, true] {
         for intact_record in [false, true] {
-            let told = format!("version 2: {version_2}, record: {intact_record}");
+            let label = format!("version 2: {version_2}, record: {intact_record}");
             let mut server = TestServer::start().await;
             let topic_id = server.topic("t", 2, &[]).await;
             let mut producer = Producer::init(&server, "a", version_2).await;
@@ -99,11 +99,11 @@ async fn a_later_commit_does_not_commit_an_aborted_transaction() {
             at_each_start(&mut server, async |server, when| {
                 for partition in [0, 1] {
                     let seen = committed(server, "t", partition).await;
-                    assert_eq!(seen.stable_end, seen.high_watermark, "{told}, {when}");
-                    assert!(seen.aborted.contains(&(id, 0)), "{partition}, {told}, {when}");
-                    assert!(!seen.aborted.contains(&(id, 3)), "{partition}, {told}, {when}");
+                    assert_eq!(seen.stable_end, seen.high_watermark, "{label}, {when}");
+                    assert!(seen.aborted.contains(&(id, 0)), "{partition}, {label}, {when}");
+                    assert!(!seen.aborted.contains(&(id, 3)), "{partition}, {label}, {when}");
                 }
-                assert_eq!(offset(server, "g", "t").await, (0, -1), "{told}, {when}");
+                assert_eq!(offset(server, "g", "t").await, (0, -1), "{label}, {when}");
             })
             .await;
         }
@@ -116,7 +116,7 @@ async fn a_later_commit_does_not_commit_an_aborted_transaction() {
 async fn a_commit_marker_decides_all_partitions_of_its_transaction() {
     for case in 0..16 {
         let [version_2, uploaded, commits, next] = [1, 2, 4, 8].map(|bit| case & bit != 0);
-        let told = format!("2: {version_2}, uploaded: {uploaded}, {commits}, {next}");
+        let label = format!("2: {version_2}, uploaded: {uploaded}, {commits}, {next}");
         let mut server = TestServer::start().await;
         let topic_id = server.topic("t", 3, &[]).await;
         let mut producer = Producer::init(&server, "a", version_2).await;
@@ -145,11 +145,11 @@ async fn a_commit_marker_decides_all_partitions_of_its_transaction() {
         at_each_start(&mut server, async |server, when| {
             for partition in [0, 1, 2] {
                 let seen = committed(server, "t", partition).await;
-                assert_eq!(seen.stable_end, seen.high_watermark, "{partition}, {told}, {when}");
+                assert_eq!(seen.stable_end, seen.high_watermark, "{partition}, {label}, {when}");
                 let is_aborted = seen.aborted.contains(&(id, 0));
-                assert_eq!(is_aborted, !commits, "{partition}, {told}, {when}");
+                assert_eq!(is_aborted, !commits, "{partition}, {label}, {when}");
                 let other = seen.aborted.contains(&(id, 3));
-                assert_eq!(other, next && partition == 1, "{partition}, {told}, {when}");
+                assert_eq!(other, next && partition == 1, "{partition}, {label}, {when}");
             }
         })
         .await;

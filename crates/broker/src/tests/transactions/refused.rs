@@ -85,7 +85,7 @@ async fn an_id_without_producer_refuses_every_producer() {
     // There is space for a hundred bytes.
     let long: &'static str = Box::leak("a".repeat(500).into_boxed_str());
     assert_eq!(init(&mut client, long, 60_000).await, Err(COORDINATOR_NOT_AVAILABLE));
-    let mut nobody = Producer {
+    let mut absent = Producer {
         client: server.client().await,
         transactional_id: long,
         id: -1,
@@ -93,9 +93,9 @@ async fn an_id_without_producer_refuses_every_producer() {
         sequences: HashMap::new(),
         version_2: true,
     };
-    assert_eq!(nobody.end(false).await, INVALID_PRODUCER_ID_MAPPING);
-    assert_eq!(nobody.add("t", &[0]).await, INVALID_PRODUCER_ID_MAPPING);
-    assert_eq!(nobody.add_offsets("g").await, INVALID_PRODUCER_ID_MAPPING);
+    assert_eq!(absent.end(false).await, INVALID_PRODUCER_ID_MAPPING);
+    assert_eq!(absent.add("t", &[0]).await, INVALID_PRODUCER_ID_MAPPING);
+    assert_eq!(absent.add_offsets("g").await, INVALID_PRODUCER_ID_MAPPING);
     server.hold_disk(false);
     let (id, epoch) = loop {
         match init(&mut client, long, 60_000).await {

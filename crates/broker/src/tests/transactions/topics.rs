@@ -152,7 +152,7 @@ async fn a_search_of_all_transactions_yields_to_other_tasks() {
     let ids: Vec<String> = (0..1_500).map(|n| n.to_string()).collect();
     let begun = ids.iter().map(|id| Transactions::init(server.server(), id, None, 60_000));
     assert!(join_all(begun).await.iter().all(Result::is_ok));
-    let mut forgotten = pin!(Transactions::forget_offsets(server.server(), "of nobody"));
+    let mut forgotten = pin!(Transactions::forget_offsets(server.server(), "absent"));
     assert!(poll!(forgotten.as_mut()).is_pending());
     forgotten.await.unwrap();
 }

@@ -28,12 +28,12 @@ fn metadata(names: &[&str], owned: &Assignment, topics: &TopicsView) -> Bytes {
             .with_topic(TopicName(text(topics.name(*id).unwrap())))
             .with_partitions(partitions.iter().copied().collect())
     });
-    let told = ConsumerProtocolSubscription::default()
+    let reported = ConsumerProtocolSubscription::default()
         .with_topics(names.iter().map(|name| text(name)).collect())
         .with_owned_partitions(owned.collect());
     let mut bytes = BytesMut::new();
     bytes.put_i16(1);
-    told.encode(&mut bytes, 1).unwrap();
+    reported.encode(&mut bytes, 1).unwrap();
     bytes.freeze()
 }
 
@@ -529,16 +529,19 @@ proptest! {
         // Without faults every client soon has its share. (Previous incarnations without a client
         // expire.)
         for _ in 0..25 {
-            for client in (0..CLIENTS).filter(|client| world.clients[*client].is_member).collect::<Vec<_>>() {
+            let members = (0..CLIENTS).filter(|client| world.clients[*client].is_member);
+            for client in members.collect::<Vec<_>>() {
                 for _ in 0..3 {
                     world.happen(Event::Next(client));
                 }
             }
             world.happen(Event::Seconds(5));
         }
-        let used: usize = world.clients.iter().flat_map(|c| c.used.values()).map(BTreeSet::len).sum();
+        let used = world.clients.iter().flat_map(|c| c.used.values());
+        let used: usize = used.map(BTreeSet::len).sum();
         let has_members = world.clients.iter().any(|c| c.is_member);
-        assert_eq!(used, if has_members { 7 } else { 0 }, "{:#?} {:#?}", world.clients, world.group);
+        let wanted = if has_members { 7 } else { 0 };
+        assert_eq!(used, wanted, "{:#?} {:#?}", world.clients, world.group);
         for c in world.clients.iter().filter(|c| c.is_member) {
             assert_eq!(c.step, Step::Beat, "{c:?}");
             assert_eq!(c.epoch, world.group.state.epoch);

@@ -50,15 +50,19 @@ enum Event {
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let client = 0..CLIENTS;
     let event = prop_oneof![
-        4 => (client.clone(), 0..16_usize).prop_map(|(client, subscription)| Event::Join { client, subscription }),
+        4 => (client.clone(), 0..16_usize)
+            .prop_map(|(client, subscription)| Event::Join { client, subscription }),
         2 => (client.clone(), 0..16_usize)
             .prop_map(|(client, subscription)| Event::Subscribe { client, subscription }),
         12 => (client.clone(), any::<bool>(), prop::bool::weighted(0.2))
-            .prop_map(|(client, tells_owned, answer_is_lost)| Event::Beat { client, tells_owned, answer_is_lost }),
+            .prop_map(|(client, tells_owned, answer_is_lost)| {
+                Event::Beat { client, tells_owned, answer_is_lost }
+            }),
         5 => client.clone().prop_map(|client| Event::GiveUp { client }),
         2 => (client.clone(), any::<bool>())
             .prop_map(|(client, for_a_while)| Event::Leave { client, for_a_while }),
-        2 => (0..TOPICS.len(), 0..6_u32).prop_map(|(topic, partitions)| Event::Topic { topic, partitions }),
+        2 => (0..TOPICS.len(), 0..6_u32)
+            .prop_map(|(topic, partitions)| Event::Topic { topic, partitions }),
         2 => (0..50_u64).prop_map(Event::Seconds),
         2 => (client, 0..12_usize).prop_map(|(client, written)| Event::Crash { client, written }),
         1 => Just(Event::Checkpoint),

@@ -166,7 +166,7 @@ impl Walk {
         self.syncs.retain(|waiter| self.bench.synced.contains_key(waiter));
         self.unseen.clear();
         self.greatest_generation = generation;
-        self.leaders.retain(|told, _| *told <= generation);
+        self.leaders.retain(|reported, _| *reported <= generation);
     }
 
     fn join(&mut self, client: &Client) -> u32 {
@@ -287,8 +287,8 @@ impl Walk {
             false
         });
         if completing {
-            let told = leaders.get(&group.generation);
-            assert_eq!(told, group.leader.as_ref(), "no member was asked to assign");
+            let reported = leaders.get(&group.generation);
+            assert_eq!(reported, group.leader.as_ref(), "no member was asked to assign");
         }
     }
 }

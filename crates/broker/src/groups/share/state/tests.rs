@@ -123,8 +123,8 @@ fn batches_are_acquired_as_a_whole_unless_the_limit_is_strict() {
 fn acquired_records_are_reported_in_ranges_of_about_the_batch_size() {
     let small = Wanted { batch_records: 4, ..WANTED };
     let found = [batch(0, 2), batch(2, 4), batch(4, 10), batch(10, 11)];
-    let told = Bench::new(0).acquire("a", 0, &found, small);
-    assert_eq!(told, [[0, 4, 1], [4, 10, 1], [10, 11, 1]]);
+    let reported = Bench::new(0).acquire("a", 0, &found, small);
+    assert_eq!(reported, [[0, 4, 1], [4, 10, 1], [10, 11, 1]]);
 }
 
 #[test]
@@ -315,9 +315,9 @@ fn live(seed: u64) {
                 let result = next.acknowledge(who, &acks, now + LOCK, MAX_DELIVERIES);
                 let start = partition.start().0;
                 let acks: Vec<Ack> = acks.into_iter().filter(|ack| ack.from.0 >= start).collect();
-                let is_allowed = acks.iter().all(
-                    |ack| matches!(model.get(&ack.from.0), Some(Model::Acquired(w, ..)) if w == who),
-                );
+                let is_allowed = acks.iter().all(|ack| {
+                    matches!(model.get(&ack.from.0), Some(Model::Acquired(w, ..)) if w == who)
+                });
                 assert_eq!(result.is_ok(), is_allowed, "{case}: {acks:?}");
                 let Ok(changes) = result else { continue };
                 partition = next;
