@@ -270,7 +270,7 @@ struct CompactedOptions {
 
 #[derive(Args)]
 struct DamageOptions {
-    /// How many cases. Each kind of damage comes once in about 110 of them.
+    /// How many cases. Each kind of damage comes once in about 155 of them.
     #[arg(long, default_value_t = 1000)]
     cases: u64,
     /// Decides what is written and what is damaged. Default: from the clock; it is printed.

@@ -6,14 +6,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::files::Files;
-use super::image::{BUSY, IDLE_PRODUCER, Image, step};
+use super::image::{BUSY, End, IDLE, IDLE_PRODUCER, Image, Load, step};
 use super::kinds::{Kind, Plan, Scene};
 use super::layout::Extent;
 use super::model::{Idempotent, Model, Outcome, Partition, Session};
-use super::observe::Reader;
+use super::observe::{Observation, Reader};
 use super::process::{Place, Process, Settings, Start};
 use super::says::{Stated, advice, last_words, panic_in};
 use super::verdict::{Facts, Finding, Verdict, judge};
+use super::window::{Offsets, has, offsets, unproven};
 use super::work::{Refused, Who, Worker};
 use crate::Error;
 use crate::rng::Rng;
@@ -24,17 +25,32 @@ const STEPS: u32 = 6;
 /// How long uploads may take that a case waits for. What cannot be uploaded is not waited for.
 const UPLOAD_LIMIT: Duration = Duration::from_secs(2);
 
+/// When a server is damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum When {
+    Stopped,
+    /// It runs and is only read afterwards.
+    Running,
+    /// It runs, and goes on with its load, with uploads and compaction, while it has the damage.
+    UnderLoad,
+}
+
 /// What is done to which image, and when.
+#[derive(Clone, Copy)]
 pub(super) struct Case<'a> {
     /// `None` for a case without damage.
     pub(super) kind: Option<&'a Kind>,
-    /// Whether the server runs when it is damaged.
-    pub(super) running: bool,
+    pub(super) when: When,
     pub(super) image: &'a Image,
     pub(super) seed: u64,
     /// Take no notice of what the server says, to see that it would be missed.
     pub(super) deaf: bool,
+    /// Excuse nothing with the silent window, to see that it would be missed.
+    pub(super) strict: bool,
 }
+
+/// How often a damaged server goes on with its load, and is read.
+const ROUNDS: u32 = 2;
 
 const LOST_OFFSETS: &str = "alluvium_recovery_lost_offsets";
 const SKIPPED_OFFSETS: &str = "alluvium_recovery_skipped_offsets";
@@ -77,6 +93,8 @@ struct Run<'a> {
     stated: Stated,
     reach: Option<BTreeSet<Extent>>,
     findings: Vec<Finding>,
+    /// What may be missing at the next start without a word.
+    window: Offsets,
     /// So far the log was searched for panics.
     searched_bytes: usize,
 }
@@ -104,19 +122,29 @@ impl Case<'_> {
             stated: Stated::default(),
             reach: plan.reach.clone(),
             findings: Vec::new(),
+            window: Offsets::new(),
             searched_bytes: 0,
         };
         let damaged;
-        if self.running {
-            let Some((done, files)) = run.damage_while_running()? else { return Ok(None) };
-            (plan, damaged) = (done, files);
+        let mut goes_on = true;
+        if self.when != When::Stopped {
+            let Some(done) = run.damage_while_running()? else { return Ok(None) };
+            (plan, damaged, goes_on) = done;
         } else {
             for edit in &plan.edits {
                 edit.apply(&place.directory)?;
             }
             damaged = Files::load(&place.directory)?;
+            if self.image.end == End::KilledUnderLoad
+                && !run.open_window(&self.image.files, &damaged)
+            {
+                return Ok(None);
+            }
         }
-        run.live_on()?;
+        match goes_on {
+            true => run.live_on()?,
+            false => run.live_on_in_doubt()?,
+        }
         run.check_panics()?;
         let log = place.log()?;
         run.findings.sort();
@@ -138,10 +166,22 @@ impl Run<'_> {
         self.findings.push(Finding::new(verdict, detail));
     }
 
-    /// Start a server without damage, let it work, damage its files, and read. It has ended when
-    /// this returns.
-    fn damage_while_running(&mut self) -> Result<Option<(Plan, Files)>, Error> {
-        let settings = self.settings();
+    /// Excuse what may be missing from `damaged` without a word. Returns false if that is more than
+    /// records: decisions and positions are not judged without those that may be missing.
+    fn open_window(&mut self, before: &Files, damaged: &Files) -> bool {
+        let Some(records) = unproven(before, damaged) else { return true };
+        if !self.case.strict {
+            self.window = offsets(&records, &self.case.image.streams);
+        }
+        matches!(self.case.image.load, Load::Plain | Load::Compacted)
+    }
+
+    /// Start a server without damage, let it work, damage its files, let it work on if it is to be
+    /// under load, and read. It has ended when this returns. The last value is whether every
+    /// request has had its answer.
+    fn damage_while_running(&mut self) -> Result<Option<(Plan, Files, bool)>, Error> {
+        let mut settings = self.settings();
+        settings.uploads |= self.case.when == When::UnderLoad;
         let Some(mut process) = self.start(settings)? else {
             return Err("a server does not start although nothing is damaged".into());
         };
@@ -159,9 +199,49 @@ impl Run<'_> {
             }
         }
         let damaged = Files::load(&self.place.directory)?;
-        self.look(&mut process, true)?;
+        let is_whole = match self.case.when {
+            When::UnderLoad => self.load_on(&mut process)?,
+            _ => self.look(&mut process, true).map(|_| true)?,
+        };
+        if self.case.when == When::UnderLoad && is_whole {
+            // Each record that was written since proves those before it.
+            self.end(process)?;
+            return Ok(Some((plan, damaged, true)));
+        }
+        if !self.open_window(&files, &Files::load(&self.place.directory)?) {
+            // Idle, its header proves everything.
+            thread::sleep(IDLE);
+        }
         self.end(process)?;
-        Ok(Some((plan, damaged)))
+        // The window ends where a header is written.
+        self.window.clear();
+        self.open_window(&files, &Files::load(&self.place.directory)?);
+        Ok(Some((plan, damaged, is_whole)))
+    }
+
+    /// Go on with the load over the damage. Returns whether the server still serves.
+    fn load_on(&mut self, process: &mut Process) -> Result<bool, Error> {
+        for _ in 0..ROUNDS {
+            if !self.work(process)? {
+                return Ok(false);
+            }
+            wait_for_uploads(process)?;
+            if !self.look(process, true)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Start and read a server that has ended without an answer to its last request. What became
+    /// of a record is seen; what became of a decision or a position is not.
+    fn live_on_in_doubt(&mut self) -> Result<(), Error> {
+        let settings = self.settings();
+        let Some(mut process) = self.start(settings)? else { return Ok(()) };
+        if matches!(self.case.image.load, Load::Plain | Load::Compacted) {
+            self.look(&mut process, true)?;
+        }
+        self.end(process)
     }
 
     /// Start, read, work, stop, start again, read again and go on with the producers.
@@ -215,6 +295,12 @@ impl Run<'_> {
                 let told: i64 = now.ranges().map(|range| range.end - range.start).sum();
                 let metrics = [LOST_OFFSETS, SKIPPED_OFFSETS].map(|name| process.metric(name));
                 let [lost, skipped] = metrics;
+                // Where markers are written, nobody tells the client their offsets.
+                if self.case.image.load != Load::Transactional
+                    && let Some(detail) = now.beyond(|partition| self.model.log(partition).next)
+                {
+                    self.found(Verdict::LossMisstated, detail);
+                }
                 if let Some(detail) = miscounted(told, lost?, skipped?) {
                     self.found(Verdict::LossMisstated, detail);
                 }
@@ -279,10 +365,27 @@ impl Run<'_> {
             stated: &self.stated,
             reach: self.reach.as_ref(),
             streams: &self.case.image.streams,
+            window: &self.window,
             health: &health,
         });
         self.findings.extend(found);
+        self.close_window(&observation);
         Ok(true)
+    }
+
+    /// Whatever is missing from the window is forgotten: its offsets are used again. From now on
+    /// all that is acknowledged has to be there.
+    fn close_window(&mut self, observation: &Observation) {
+        for (partition, ranges) in std::mem::take(&mut self.window) {
+            let Some(held) = observation.partitions.get(&partition) else { continue };
+            let offsets = ranges.iter().cloned().flatten();
+            let missing: Vec<i64> =
+                offsets.filter(|at| !held.all.records.contains_key(at)).collect();
+            let next = held.all.high_watermark;
+            self.model.forget(&partition, &missing, next);
+            let silent = self.stated.silent.entry(partition).or_default();
+            silent.extend(missing.into_iter().map(|at| at..at + 1));
+        }
     }
 
     /// Write a little more. Returns whether the server still serves.
@@ -446,7 +549,9 @@ fn may_skip(producer: &Idempotent, partition: &Partition, stated: &Stated) -> bo
     let own = producer.offsets.get(&name).into_iter().flatten();
     match producer.refusals.get(&name) {
         None => true,
-        Some(1) => own.into_iter().any(|offset| stated.is_lost(partition, *offset)),
+        Some(1) => own.into_iter().any(|offset| {
+            stated.is_lost(partition, *offset) || has(&stated.silent, partition, *offset)
+        }),
         Some(_) => false,
     }
 }

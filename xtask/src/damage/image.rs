@@ -15,6 +15,7 @@ use super::observe::{Observation, Reader};
 use super::process::{Place, Process, Settings, Start};
 use super::says::Stated;
 use super::verdict::{Facts, judge};
+use super::window::Offsets;
 use super::work::{ABORTED_OFFSETS, Worker};
 use crate::Error;
 use crate::rng::Rng;
@@ -24,7 +25,10 @@ use crate::server::Ending;
 const UPLOAD_LIMIT: Duration = Duration::from_secs(60);
 /// After this long without a write the log's header says how far it goes, so that a SIGKILL leaves
 /// no doubt about it.
-const IDLE: Duration = Duration::from_secs(3);
+pub(super) const IDLE: Duration = Duration::from_secs(3);
+
+/// Steps between the last time that the server is idle and its end under load.
+const BURST: usize = 40;
 
 /// The idempotent producer that writes as long as servers run, and the one that writes nothing
 /// between the damage and the second start after it.
@@ -63,11 +67,33 @@ impl Load {
     }
 }
 
+/// How the server of an image has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Stopped,
+    /// Killed while it was idle, when a header of its log proves all that it has acknowledged.
+    Killed,
+    /// Killed at once after an answer, under load.
+    KilledUnderLoad,
+}
+
+impl End {
+    pub(super) const ALL: [Self; 3] = [Self::Stopped, Self::Killed, Self::KilledUnderLoad];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Stopped => "stopped",
+            Self::Killed => "killed",
+            Self::KilledUnderLoad => "killed-under-load",
+        }
+    }
+}
+
 /// A server that has ended.
+#[derive(Clone)]
 pub(super) struct Image {
     pub(super) load: Load,
-    /// Whether it was killed. Else it was stopped.
-    pub(super) killed: bool,
+    pub(super) end: End,
     pub(super) files: Files,
     /// Its log and its catalog at an earlier time. Not to be restored together: that is what a
     /// backup is, and nothing tells it from the last state.
@@ -78,8 +104,8 @@ pub(super) struct Image {
 }
 
 impl Image {
-    pub(super) fn name(load: Load, killed: bool) -> String {
-        format!("{}-{}", load.name(), if killed { "killed" } else { "stopped" })
+    pub(super) fn name(load: Load, end: End) -> String {
+        format!("{}-{}", load.name(), end.name())
     }
 
     /// Run a server in `directory` and keep what it leaves. If an earlier run has kept an image
@@ -88,7 +114,7 @@ impl Image {
         binary: &Path,
         directory: &Path,
         load: Load,
-        killed: bool,
+        end: End,
         seed: u64,
     ) -> Result<Self, Error> {
         let model_path = directory.join("model.json");
@@ -98,14 +124,14 @@ impl Image {
             Place::clear(directory)?;
             let place = Place { binary: binary.to_owned(), directory: directory.join("server") };
             Place::clear(&place.directory)?;
-            let model = run(&place, directory, load, killed, seed)?;
+            let model = run(&place, directory, load, end, seed)?;
             fs::write(&model_path, serde_json::to_vec(&model)?)?;
         }
         let model: Model = serde_json::from_slice(&fs::read(&model_path)?)?;
         let files = Files::load(&directory.join("server"))?;
         let earlier = Files::load(&directory.join("earlier"))?;
         let streams = streams(&files, &model);
-        Ok(Self { load, killed, files, earlier, model, streams })
+        Ok(Self { load, end, files, earlier, model, streams })
     }
 }
 
@@ -154,14 +180,8 @@ fn started(place: &Place, uploads: bool) -> Result<Process, Error> {
     }
 }
 
-fn run(
-    place: &Place,
-    directory: &Path,
-    load: Load,
-    killed: bool,
-    seed: u64,
-) -> Result<Model, Error> {
-    let mut rng = Rng::new(seed.wrapping_mul(8) + load as u64 * 2 + u64::from(killed));
+fn run(place: &Place, directory: &Path, load: Load, end: End, seed: u64) -> Result<Model, Error> {
+    let mut rng = Rng::new(seed.wrapping_mul(16) + load as u64 * 4 + end as u64);
     let mut model = Model::default();
     let process = started(place, true)?;
     {
@@ -216,8 +236,6 @@ fn run(
         log.batches = held.all.batches.clone();
         log.batches.sort_unstable();
     }
-    process.end(if killed { Ending::Sigkill } else { Ending::Sigterm })?;
-
     let (stated, streams) = (Stated::default(), BTreeMap::new());
     let facts = Facts {
         model: &model,
@@ -225,14 +243,20 @@ fn run(
         stated: &stated,
         reach: None,
         streams: &streams,
+        window: &Offsets::new(),
         health: "",
     };
-    match judge(&facts).first() {
-        None => Ok(model),
-        Some(finding) => {
-            Err(format!("without damage: {}: {}", finding.verdict, finding.detail).into())
+    if let Some(finding) = judge(&facts).first() {
+        return Err(format!("without damage: {}: {}", finding.verdict, finding.detail).into());
+    }
+    if end == End::KilledUnderLoad {
+        let mut worker = Worker::new(process.address, &mut model)?;
+        for _ in 0..BURST {
+            step(&mut worker, load, &mut rng, true)?;
         }
     }
+    process.end(if end == End::Stopped { Ending::Sigterm } else { Ending::Sigkill })?;
+    Ok(model)
 }
 
 fn observe(process: &Process, model: &Model) -> Result<Observation, Error> {

@@ -47,6 +47,10 @@ pub(super) struct WalRecord {
     pub(super) class: Class,
     /// Meaningless for padding.
     pub(super) extent: Extent,
+    /// The log offset behind it.
+    pub(super) end: u64,
+    /// The log offset below which everything was durable when it was appended.
+    pub(super) proof: u64,
 }
 
 impl WalRecord {
@@ -82,18 +86,31 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
+/// The headers of a log that are whole.
+fn headers(wal: &Content) -> Vec<Vec<u8>> {
+    let is_whole = |slot: &Vec<u8>| {
+        slot.len() == PAGE as usize
+            && slot.starts_with(b"ALLUVWAL")
+            && crc32c::crc32c(&slot[..124]) == u32_at(slot, 124)
+    };
+    SLOTS.iter().map(|slot| wal.range(*slot, PAGE)).filter(is_whole).collect()
+}
+
+/// The log offset below which everything is durable, as the headers say.
+pub(super) fn header_durable(files: &Files) -> u64 {
+    let headers = files.get(WAL).map(headers).unwrap_or_default();
+    headers.iter().map(|header| u64_at(header, 80)).max().unwrap_or(0)
+}
+
 /// The log's records, in order. It must be whole, and not have been resized.
 pub(super) fn wal_records(files: &Files) -> Vec<WalRecord> {
     let Some(wal) = files.get(WAL) else { return Vec::new() };
-    let newest = SLOTS
-        .iter()
-        .map(|slot| wal.range(*slot, PAGE))
-        .filter(|slot| slot.len() == PAGE as usize && slot.starts_with(b"ALLUVWAL"))
-        .max_by_key(|slot| (u32_at(slot, 64), u64_at(slot, 32)));
+    let headers = headers(wal);
+    let newest = headers.iter().max_by_key(|slot| (u32_at(slot, 64), u64_at(slot, 32)));
     let Some(newest) = newest else { return Vec::new() };
-    let ring = u64_at(&newest, 40) - DATA_START;
+    let ring = u64_at(newest, 40) - DATA_START;
     let mut records = Vec::new();
-    let mut next = u64_at(&newest, 48);
+    let mut next = u64_at(newest, 48);
     loop {
         let at = DATA_START + next % ring;
         let header = wal.range(at, RECORD_HEADER + STREAM_HEADER + 64);
@@ -115,8 +132,9 @@ pub(super) fn wal_records(files: &Files) -> Vec<WalRecord> {
             }
             _ => break,
         };
-        records.push(WalRecord { at, len, class, extent });
+        let proof = next.saturating_sub(u64::from(u32_at(&header, 20)));
         next += len;
+        records.push(WalRecord { at, len, class, extent, end: next, proof });
     }
     records
 }

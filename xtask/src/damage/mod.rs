@@ -1,6 +1,6 @@
 //! Damage: flips, truncations, swaps, zeroed pages and lost files in the write-ahead log, the
-//! objects, their indexes, the catalog and the disk cache, of servers that are stopped and of
-//! servers that run.
+//! objects, their indexes, the catalog and the disk cache, of servers that are stopped, that
+//! run, and that go on with their load.
 //!
 //! [`image`] lets servers work under each load and keeps what they leave, with a [`model`] of what
 //! they have acknowledged. Each [`case`] copies an image, does damage of one of the [`kinds`],
@@ -19,6 +19,7 @@ mod process;
 mod proof;
 mod says;
 mod verdict;
+mod window;
 mod work;
 
 use std::collections::BTreeMap;
@@ -30,8 +31,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use self::case::{Case, Shown};
-use self::image::{Image, Load};
+use self::case::{Case, Shown, When};
+use self::image::{End, Image, Load};
 use self::kinds::{KINDS, Kind};
 use self::process::Place;
 use self::verdict::Verdict;
@@ -60,14 +61,22 @@ impl Campaign {
     }
 }
 
-/// A kind of damage, and whether it is done to a running server.
-fn variants() -> Vec<(&'static Kind, bool)> {
-    let stopped = KINDS.iter().map(|kind| (kind, false));
-    stopped.chain(KINDS.iter().filter(|kind| kind.running).map(|kind| (kind, true))).collect()
+/// A kind of damage, and what the server does when it is done.
+fn variants() -> Vec<(&'static Kind, When)> {
+    let of = |when: When| {
+        let kinds = KINDS.iter().filter(move |kind| kind.running || when == When::Stopped);
+        kinds.map(move |kind| (kind, when))
+    };
+    [When::Stopped, When::Running, When::UnderLoad].into_iter().flat_map(of).collect()
 }
 
-fn label(kind: &Kind, running: bool) -> String {
-    format!("{}{}", kind.name, if running { ", while running" } else { "" })
+fn label(kind: &Kind, when: When) -> String {
+    let when = match when {
+        When::Stopped => "",
+        When::Running => ", while running",
+        When::UnderLoad => ", under load",
+    };
+    format!("{}{when}", kind.name)
 }
 
 /// What has come of one case.
@@ -140,16 +149,16 @@ pub(crate) fn run(
     Ok(report)
 }
 
-/// An image for each load, of a server that was stopped and of one that was killed.
+/// An image for each load and each end of a server.
 fn build(binary: &Path, directory: &Path, seed: u64) -> Result<Vec<Image>, Error> {
-    let wanted = Load::ALL.into_iter().flat_map(|load| [(load, false), (load, true)]);
+    let wanted = Load::ALL.into_iter().flat_map(|load| End::ALL.map(|end| (load, end)));
     thread::scope(|scope| {
         let building: Vec<_> = wanted
-            .map(|(load, killed)| {
-                let directory = directory.join(Image::name(load, killed));
+            .map(|(load, end)| {
+                let directory = directory.join(Image::name(load, end));
                 scope.spawn(move || {
-                    Image::build(binary, &directory, load, killed, seed)
-                        .map_err(|error| format!("{}: {error}", Image::name(load, killed)))
+                    Image::build(binary, &directory, load, end, seed)
+                        .map_err(|error| format!("{}: {error}", Image::name(load, end)))
                 })
             })
             .collect();
@@ -224,18 +233,19 @@ fn one(
     let variants = variants();
     let count = variants.len() as u64;
     let which = number.wrapping_mul(STRIDE) % count;
-    let (kind, running) = variants[which as usize];
-    let label = label(kind, running);
+    let (kind, when) = variants[which as usize];
+    let label = label(kind, when);
     let base = seed.wrapping_mul(0x1_0000_0001).wrapping_add(number) << 8;
     // An image may have nothing of the kind: then the next one is tried.
     for attempt in 0..3 * images.len() as u64 {
         let image = &images[((number / count + which + attempt) % images.len() as u64) as usize];
         let case = Case {
             kind: Some(kind),
-            running,
+            when,
             image,
             seed: base.wrapping_add(attempt),
             deaf: false,
+            strict: false,
         };
         let Some(shown) = case.run(place)? else { continue };
         let verdict = shown.verdict();
@@ -262,7 +272,7 @@ struct KeptCase<'a> {
 fn keep(case: &KeptCase<'_>, directory: &Path, with_files: bool) -> Result<(), Error> {
     Place::clear(directory)?;
     let KeptCase { number, seed, label, image, shown } = case;
-    let image = Image::name(image.load, image.killed);
+    let image = Image::name(image.load, image.end);
     let mut text = format!(
         "{label}, on the image {image}\nagain with: cargo xtask damage \
          --seed {seed} --case {number}\n"

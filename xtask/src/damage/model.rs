@@ -129,6 +129,9 @@ pub(super) struct Model {
     /// Offsets that were handed out although somebody may have seen another record there.
     #[serde(default)]
     pub(super) reused: Vec<(Partition, i64)>,
+    /// Records that were sent and got no answer: they may be there.
+    #[serde(default)]
+    pub(super) doubtful: Vec<Record>,
 }
 
 impl Model {
@@ -161,6 +164,17 @@ impl Model {
         for (offset, record) in (base..).zip(records) {
             log.records.entry(offset).or_insert(record);
         }
+    }
+
+    /// Records at these offsets were lost in the silent window, so that the partition ends at `next`
+    /// again.
+    pub(super) fn forget(&mut self, partition: &Partition, offsets: &[i64], next: i64) {
+        let log = self.log_mut(partition);
+        for offset in offsets {
+            log.records.remove(offset);
+        }
+        log.batches.retain(|base| !offsets.contains(base));
+        log.next = log.next.min(next);
     }
 
     /// Whether the record at an offset has to be there. In a compacted topic only the last one of

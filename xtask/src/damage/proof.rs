@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use super::case::Case;
-use super::image::{IDLE_PRODUCER, Image, Load};
-use super::kinds::KINDS;
+use super::case::{Case, When};
+use super::image::{End, IDLE_PRODUCER, Image, Load};
+use super::kinds::{KINDS, Kind};
 use super::model::{Commit, Model, Outcome, Partition, Record};
 use super::process::Place;
 use super::verdict::Verdict;
@@ -57,12 +57,7 @@ const LIES: &[Lie] = &[
         load: Load::Grouped,
         expected: Verdict::SilentLoss,
         says: "",
-        tell: |model| {
-            let partition = first(model);
-            let log = model.log_mut(&partition);
-            let record = log.records.values().next_back().expect("the log has records").clone();
-            log.records.insert(log.next, record);
-        },
+        tell: never_written,
     },
     Lie {
         name: "an end beyond the end",
@@ -144,6 +139,14 @@ const LIES: &[Lie] = &[
     },
 ];
 
+fn never_written(model: &mut Model) {
+    let partition = first(model);
+    let log = model.log_mut(&partition);
+    let record = log.records.values().next_back().expect("the log has records").clone();
+    // Behind what the case itself writes.
+    log.records.insert(log.next + 1000, record);
+}
+
 fn first(model: &Model) -> Partition {
     model.partitions().remove(0)
 }
@@ -188,40 +191,68 @@ pub(super) fn run(
     directory: &Path,
 ) -> Result<Vec<report::Case>, Error> {
     let place = Place { binary: binary.to_owned(), directory: directory.to_owned() };
+    let of = |load: Load, end: End| -> Result<Image, Error> {
+        let image = images.iter().find(|image| image.load == load && image.end == end);
+        Ok(image.ok_or("there is no image for the proof")?.clone())
+    };
     let mut tests = Vec::new();
+    let mut test = |name: &str, case: Case<'_>, expected, says| {
+        tests.push(report::Case::run(name, || expect(&case, expected, says, &place)));
+    };
     for lie in LIES {
-        let image = images.iter().find(|image| image.load == lie.load && image.killed);
-        let image = image.ok_or("there is no image for the proof")?;
-        let mut model = image.model.clone();
-        (lie.tell)(&mut model);
-        let image = Image {
-            load: image.load,
-            killed: image.killed,
-            files: image.files.clone(),
-            earlier: image.earlier.clone(),
-            model,
-            streams: image.streams.clone(),
-        };
+        let mut image = of(lie.load, End::Killed)?;
+        (lie.tell)(&mut image.model);
         let name = format!("the model lies about {}, {}", lie.name, lie.load.name());
-        tests.push(report::Case::run(&name, || {
-            expect(&image, (lie.expected, lie.says), false, &place)
-        }));
+        test(&name, undamaged(&image), lie.expected, lie.says);
     }
-    let image = images.iter().find(|image| image.load == Load::Plain && image.killed);
-    let image = image.ok_or("there is no image for the proof")?;
-    let name = "a loss of which nothing is said";
-    tests.push(report::Case::run(name, || expect(image, (Verdict::SilentLoss, ""), true, &place)));
+
+    let image = of(Load::Plain, End::Killed)?;
+    let deaf = Case { kind: Some(&KINDS[0]), deaf: true, ..undamaged(&image) };
+    test("a loss of which nothing is said", deaf, Verdict::SilentLoss, "");
+
+    // Under load, and killed under load.
+    for load in Load::ALL {
+        let image = of(load, End::KilledUnderLoad)?;
+        let name = format!("no damage, killed under load, {}", load.name());
+        test(&name, undamaged(&image), Verdict::Whole, "");
+        let case = Case { when: When::UnderLoad, ..undamaged(&image) };
+        let name = format!("no damage, under load, {}", load.name());
+        test(&name, case, Verdict::Whole, "");
+    }
+    for when in [When::Stopped, When::UnderLoad] {
+        let mut image = of(Load::Plain, End::KilledUnderLoad)?;
+        never_written(&mut image.model);
+        let name = format!("the model lies about a record that was never written, {when:?}");
+        test(&name, Case { when, ..undamaged(&image) }, Verdict::SilentLoss, "");
+    }
+
+    // The last record before a kill is in the silent window, and nothing but that excuses it.
+    let image = of(Load::Plain, End::KilledUnderLoad)?;
+    let last = Case { kind: Some(named("log: flip in the last record")?), ..undamaged(&image) };
+    let strict = Case { strict: true, ..last };
+    test("damage in the silent window", last, Verdict::InWindow, "");
+    test("damage in the silent window, without it", strict, Verdict::SilentLoss, "");
+
+    // What the log calls lost was handed out.
+    let mut image = of(Load::Plain, End::Killed)?;
+    for log in image.model.topics.values_mut().flatten() {
+        log.next -= 1;
+    }
+    let kind = Some(named("log: flip in a partition's last record")?);
+    let name = "an end before the end, and a loss there";
+    test(name, Case { kind, ..undamaged(&image) }, Verdict::LossMisstated, "was never used");
     Ok(tests)
 }
 
-fn expect(
-    image: &Image,
-    (expected, says): (Verdict, &str),
-    deaf: bool,
-    place: &Place,
-) -> Result<(), Error> {
-    let kind = deaf.then(|| &KINDS[0]);
-    let case = Case { kind, running: false, image, seed: 1, deaf };
+fn undamaged(image: &Image) -> Case<'_> {
+    Case { kind: None, when: When::Stopped, image, seed: 1, deaf: false, strict: false }
+}
+
+fn named(name: &str) -> Result<&'static Kind, Error> {
+    Ok(KINDS.iter().find(|kind| kind.name == name).ok_or("there is no kind for the proof")?)
+}
+
+fn expect(case: &Case<'_>, expected: Verdict, says: &str, place: &Place) -> Result<(), Error> {
     let shown = case.run(place)?.ok_or("the image has nothing to be damaged")?;
     let is_said = says.is_empty() || shown.findings.iter().any(|it| it.detail.contains(says));
     match shown.verdict() {

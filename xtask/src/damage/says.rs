@@ -4,12 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::model::Partition;
+use super::window::{Offsets, has};
 
 /// Losses that the log names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stated {
-    /// Lost offsets of partitions.
-    pub(super) partitions: BTreeMap<Partition, Vec<Range<i64>>>,
+    /// Lost and skipped offsets of partitions.
+    pub(super) partitions: Offsets,
+    /// Those of them that the log calls skipped: they are bounds.
+    pub(super) bounds: Offsets,
+    /// States of which offsets are called skipped.
+    pub(super) bounded_states: BTreeMap<String, Vec<Range<i64>>>,
+    /// What was lost in the silent window, of which nothing has to be said.
+    pub(super) silent: Offsets,
     /// Lost offsets of the server's own state, by what it is about.
     pub(super) states: BTreeMap<String, Vec<Range<i64>>>,
     /// Lost offsets of which the log does not tell whose they are but by the number of a stream.
@@ -43,8 +50,39 @@ impl Stated {
     }
 
     pub(super) fn is_lost(&self, partition: &Partition, offset: i64) -> bool {
-        let ranges = self.partitions.get(partition);
-        ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&offset)))
+        has(&self.partitions, partition, offset)
+    }
+
+    /// Ranges of a partition that are called lost, and not skipped.
+    fn exact<'a>(&'a self, partition: &'a Partition) -> impl Iterator<Item = &'a Range<i64>> {
+        let bounds = self.bounds.get(partition);
+        let is_bound = move |range: &&Range<i64>| bounds.is_some_and(|all| all.contains(range));
+        let ranges = self.partitions.get(partition).into_iter().flatten();
+        ranges.filter(move |range| !is_bound(range))
+    }
+
+    /// Whether an offset is called lost, and not only skipped.
+    pub(super) fn is_exactly_lost(&self, partition: &Partition, offset: i64) -> bool {
+        self.exact(partition).any(|range| range.contains(&offset))
+    }
+
+    /// Whether offsets of this state are called lost, and not only skipped.
+    pub(super) fn has_exactly_lost_state(&self, of: &str) -> bool {
+        let named = self.states.iter().filter(|(state, _)| state.contains(of));
+        named.into_iter().any(|(state, ranges)| {
+            let bounds = self.bounded_states.get(state);
+            ranges.iter().any(|range| !bounds.is_some_and(|all| all.contains(range)))
+        })
+    }
+
+    /// A range that is called lost and goes beyond the offsets that were handed out.
+    pub(super) fn beyond(&self, next: impl Fn(&Partition) -> i64) -> Option<String> {
+        self.partitions.keys().find_map(|partition| {
+            let next = next(partition);
+            let range = self.exact(partition).find(|range| range.end > next)?;
+            let Range { start, end } = range;
+            Some(format!("{partition}: {start}..{end} are called lost, and {next} was never used"))
+        })
     }
 
     pub(super) fn is_lost_somewhere(&self, offset: i64) -> bool {
@@ -58,13 +96,22 @@ impl Stated {
             let named = partition_in(line, partitions);
             let mut is_new = false;
             if lower.contains("lost") || lower.contains("skipped") {
+                let is_bound = lower.contains(" are skipped:");
                 for range in ranges_behind(line, "offsets") {
                     is_new = true;
                     match (&named, state_in(line)) {
                         (Some(partition), _) => {
+                            if is_bound {
+                                let bounds = self.bounds.entry(partition.clone()).or_default();
+                                bounds.push(range.clone());
+                            }
                             self.partitions.entry(partition.clone()).or_default().push(range);
                         }
                         (None, Some(state)) => {
+                            if is_bound {
+                                let bounds = self.bounded_states.entry(state.to_owned());
+                                bounds.or_default().push(range.clone());
+                            }
                             self.states.entry(state.to_owned()).or_default().push(range);
                         }
                         (None, None) => self.streams.push(range),
@@ -281,6 +328,23 @@ mod tests {
         assert!(stated.has_lost_state("offsets") && stated.has_lost_state("transactions"));
         assert!(!stated.has_lost_state("members") && !stated.is_lost_somewhere(5));
         assert_eq!(stated.ranges().cloned().collect::<Vec<_>>(), [5..9, 5..9]);
+    }
+
+    #[test]
+    fn a_skipped_range_is_a_bound_and_a_lost_one_is_exact() {
+        let line =
+            |what| format!("ERROR offsets 5 to 8 of partition 1 of topic orders are {what}:");
+        let one = &partitions()[1];
+        let [lost, skipped] = ["lost", "skipped"].map(|what| stated(&line(what)));
+        assert!(lost.is_lost(one, 8) && lost.is_exactly_lost(one, 8));
+        assert!(skipped.is_lost(one, 8) && !skipped.is_exactly_lost(one, 8));
+        assert_eq!(lost.beyond(|_| 9), None);
+        assert!(lost.beyond(|_| 8).is_some_and(|it| it.contains("orders-1: 5..9")));
+        assert_eq!(skipped.beyond(|_| 5), None);
+        let state =
+            |what| format!("ERROR offsets 5 to 8 of the server's own state of x are {what}:");
+        assert!(stated(&state("lost")).has_exactly_lost_state("x"));
+        assert!(!stated(&state("skipped")).has_exactly_lost_state("x"));
     }
 
     #[test]

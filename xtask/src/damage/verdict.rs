@@ -7,6 +7,7 @@ use super::layout::Extent;
 use super::model::{Commit, Model, Partition, Record};
 use super::observe::{CORRUPT_MESSAGE, Held, Observation, Refused, Seen, View, Why};
 use super::says::Stated;
+use super::window::{Offsets, has};
 
 /// What a case comes to, from the best to the worst. A case's verdict is its worst finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,6 +16,10 @@ pub(super) enum Verdict {
     Whole,
     /// What is missing was named exactly.
     LossStated,
+    /// What is missing lies in a range that was named as a bound.
+    LossBounded,
+    /// What is missing lies in the silent window of a kill, which is documented.
+    InWindow,
     /// Reads of the damaged range, and of no other, end with an error.
     ReadError,
     /// The server refuses to start, and says what to do.
@@ -53,9 +58,11 @@ pub(super) enum Verdict {
 }
 
 impl Verdict {
-    pub(super) const ALL: [Self; 19] = [
+    pub(super) const ALL: [Self; 21] = [
         Self::Whole,
         Self::LossStated,
+        Self::LossBounded,
+        Self::InWindow,
         Self::ReadError,
         Self::Refused,
         Self::Stopped,
@@ -85,6 +92,8 @@ impl fmt::Display for Verdict {
         f.write_str(match self {
             Self::Whole => "true bytes, no loss",
             Self::LossStated => "loss stated exactly",
+            Self::LossBounded => "loss stated by a bound",
+            Self::InWindow => "lost in the silent window",
             Self::ReadError => "read error",
             Self::Refused => "refused with advice",
             Self::Stopped => "stopped with advice",
@@ -128,6 +137,8 @@ pub(super) struct Facts<'a> {
     /// tell.
     pub(super) reach: Option<&'a BTreeSet<Extent>>,
     pub(super) streams: &'a BTreeMap<u64, Partition>,
+    /// What may be missing without a word.
+    pub(super) window: &'a Offsets,
     /// What `/healthz` answers.
     pub(super) health: &'a str,
 }
@@ -165,7 +176,10 @@ pub(super) fn judge(facts: &Facts<'_>) -> Vec<Finding> {
         }
     }
     let needs_attention = findings.iter().any(|finding| {
-        !matches!(finding.verdict, Verdict::Whole | Verdict::WrongOutcome | Verdict::FalseBytes)
+        !matches!(
+            finding.verdict,
+            Verdict::Whole | Verdict::InWindow | Verdict::WrongOutcome | Verdict::FalseBytes
+        )
     });
     if needs_attention && facts.health.trim() == "ok" {
         findings.push(Finding::new(Verdict::HealthOk, "/healthz says `ok`"));
@@ -201,6 +215,10 @@ fn records(facts: &Facts<'_>, partition: &Partition, view: &View, findings: &mut
     let log = facts.model.log(partition);
     for (offset, seen) in &view.records {
         let Some(record) = log.records.get(offset) else {
+            let is_doubtful = |record: &Record| seen.value.as_deref() == Some(&record.value());
+            if facts.model.doubtful.iter().any(is_doubtful) {
+                continue;
+            }
             let what = "a record that was never acknowledged";
             findings.add(Verdict::FalseBytes, what.into(), *offset);
             continue;
@@ -222,10 +240,16 @@ fn records(facts: &Facts<'_>, partition: &Partition, view: &View, findings: &mut
         let stated = facts.stated;
         let (verdict, what) = if let Some(refused) = refusal(view, *offset) {
             refused_as(&refused.why)
+        } else if stated.is_lost(partition, *offset) && !stated.is_exactly_lost(partition, *offset)
+        {
+            (Verdict::LossBounded, "lost, in a range that the log calls skipped".into())
         } else if stated.is_lost(partition, *offset) {
             (Verdict::LossStated, "lost, as the log says".into())
         } else if stated.is_lost_somewhere(*offset) {
             (Verdict::LossUnnamed, "lost, of which the log names a stream only".into())
+        } else if has(facts.window, partition, *offset) {
+            findings.add(Verdict::InWindow, "lost in the silent window".into(), *offset);
+            continue;
         } else if stated.end {
             (Verdict::LossInexact, "lost with the end of the log".into())
         } else {
@@ -388,6 +412,10 @@ fn positions(facts: &Facts<'_>, partition: &Partition, held: &Held, findings: &m
     }
     match held.latest {
         Some(Ok(latest)) if latest < next => {
+            if (latest..next).all(|at| has(facts.window, partition, at)) {
+                let what = format!("the high watermark goes back from {next}");
+                return findings.add(Verdict::InWindow, what, latest);
+            }
             let what = format!("the high watermark is {latest}, and was {next}");
             findings.add(Verdict::OffsetReused, what, latest);
         }
@@ -493,7 +521,10 @@ fn position(
     };
     let verdict = match newer {
         [] => return None,
-        newer if newer.iter().all(is_lost) => Verdict::LossStated,
+        newer if newer.iter().all(is_lost) => {
+            let is_exact = ["offsets", "transactions"].map(|it| stated.has_exactly_lost_state(it));
+            if is_exact.contains(&true) { Verdict::LossStated } else { Verdict::LossBounded }
+        }
         _ if !stated.streams.is_empty() => Verdict::LossUnnamed,
         _ if stated.end => Verdict::LossInexact,
         _ => Verdict::SilentLoss,

@@ -71,6 +71,7 @@ struct Scene {
     observation: Observation,
     stated: Stated,
     reach: Option<BTreeSet<Extent>>,
+    window: Offsets,
     health: &'static str,
 }
 
@@ -79,7 +80,8 @@ impl Scene {
         let model = model();
         let observation = observation(&model);
         let health = "degraded: something";
-        Self { model, observation, stated: Stated::default(), reach: None, health }
+        let (stated, window) = (Stated::default(), Offsets::new());
+        Self { model, observation, stated, reach: None, window, health }
     }
 
     fn held(&mut self) -> &mut Held {
@@ -109,6 +111,7 @@ impl Scene {
             stated: &self.stated,
             reach: self.reach.as_ref(),
             streams: &streams,
+            window: &self.window,
             health: self.health,
         };
         judge(&facts).into_iter().map(|finding| finding.verdict).collect()
@@ -138,6 +141,50 @@ fn a_missing_record_is_silent_unless_it_was_named() {
     assert_eq!(scene.verdicts(), [Verdict::LossStated]);
     scene.health = "ok\n";
     assert_eq!(scene.verdicts(), [Verdict::LossStated, Verdict::HealthOk]);
+}
+
+#[test]
+fn a_missing_record_in_a_skipped_range_is_stated_by_a_bound() {
+    let mut scene = Scene::new();
+    scene.lose(8);
+    scene.stated.partitions = [(partition(), lost(8, 100))].into();
+    scene.stated.bounds = scene.stated.partitions.clone();
+    assert_eq!(scene.verdicts(), [Verdict::LossBounded]);
+    scene.stated.partitions.values_mut().next().unwrap().extend(lost(8, 9));
+    assert_eq!(scene.verdicts(), [Verdict::LossStated]);
+    // A bound over a record that can be read is as wrong as a loss.
+    scene.stated.partitions = [(partition(), lost(7, 100))].into();
+    scene.stated.bounds = scene.stated.partitions.clone();
+    assert_eq!(scene.verdicts(), [Verdict::LossBounded, Verdict::LossMisstated]);
+}
+
+#[test]
+fn nothing_has_to_be_said_of_the_silent_window_and_of_nothing_else() {
+    let mut scene = Scene::new();
+    scene.window = [(partition(), lost(9, 10))].into();
+    scene.health = "ok";
+    scene.lose(9);
+    assert_eq!(scene.verdicts(), [Verdict::InWindow]);
+    scene.held().latest = Some(Ok(9));
+    assert_eq!(scene.verdicts(), [Verdict::InWindow, Verdict::InWindow]);
+    scene.held().latest = Some(Ok(8));
+    assert!(scene.verdicts().contains(&Verdict::OffsetReused));
+    scene.held().latest = Some(Ok(10));
+    scene.lose(8);
+    assert!(scene.verdicts().contains(&Verdict::SilentLoss));
+}
+
+#[test]
+fn a_record_without_an_answer_may_be_there_and_nothing_else_may() {
+    let mut scene = Scene::new();
+    let mut record = scene.model.log(&partition()).records[&9].clone();
+    record.id = 77;
+    let value = Some(record.value());
+    let seen = Seen { key: None, value, timestamp_ms: 0 };
+    scene.held().all.records.insert(10, seen);
+    assert_eq!(scene.verdicts(), [Verdict::FalseBytes]);
+    scene.model.doubtful.push(record);
+    assert_eq!(scene.verdicts(), []);
 }
 
 #[test]

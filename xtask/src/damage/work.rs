@@ -151,9 +151,18 @@ impl<'a> Worker<'a> {
     ) -> Result<i64, Error> {
         self.who = None;
         let batch = encode_batch(&records, Producer::NONE)?;
-        let base = self.send_batch(7, partition, None, batch)?;
+        let sent = self.send_batch(7, partition, None, batch);
+        let base = self.doubt(sent, &records)?;
         self.model.acknowledged(partition, base, records);
         Ok(base)
+    }
+
+    /// Without an answer nobody knows whether the records are there.
+    fn doubt(&mut self, sent: Result<i64, Error>, records: &[Record]) -> Result<i64, Error> {
+        if sent.as_ref().is_err_and(|error| !error.is::<Refused>()) {
+            self.model.doubtful.extend_from_slice(records);
+        }
+        sent
     }
 
     fn send_batch(
@@ -217,6 +226,7 @@ impl<'a> Worker<'a> {
         let (id, epoch) = (of.producer_id, of.epoch);
         let batch = encode_batch(&records, Producer { id, epoch, sequence, transactional: false })?;
         let sent = self.send_batch(7, partition, None, batch);
+        let sent = self.doubt(sent, &records);
         let of = &mut self.model.idempotent[producer];
         let base = match sent {
             Ok(base) => base,
