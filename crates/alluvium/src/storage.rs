@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use crate::admin::Health;
 use crate::config::{ServeConfig, limits};
+use crate::objects::ObjectStoreUrl;
 use crate::output::Failure;
 use crate::progress::Meter;
 use crate::units::{Size, counted};
@@ -100,7 +101,7 @@ fn check_objects(
     let snapshot = catalog.load().map_err(Failure::new)?;
     let ranges = snapshot.streams.values().flat_map(|stream| &stream.ranges);
     match ranges.map(|range| range.object).max().and_then(|id| snapshot.objects.get(&id)) {
-        None => Ok(()),
+        None => check_mark(config, wal_id),
         Some(newest) => Err(Failure::Failed(format!(
             "object store {}: none of the objects is there in which the catalog in {} has records, {} for one. Is it another one, or not mounted? If they are \
              lost for good, put anything there under that name, an empty file for instance, to start without them",
@@ -108,6 +109,27 @@ fn check_objects(
             config.data_dir.display(),
             newest.name
         ))),
+    }
+}
+
+/// Refuses a directory that no server has opened if the catalog has been in use with an object
+/// store: nothing of the catalog is in it, and the objects that would be uploaded to it would be
+/// missing once its file system is mounted. The object store is opened before a log is bound to the
+/// catalog.
+fn check_mark(config: &ServeConfig, wal_id: Option<Uuid>) -> Result<(), Failure> {
+    match &config.object_store {
+        ObjectStoreUrl::Directory(directory)
+            if wal_id.is_some() && !alluvium_stream::is_marked(directory) =>
+        {
+            Err(Failure::Failed(format!(
+                "object store {}: no server has used this directory, and the catalog in {} is not new. Is its file system not mounted, or is it \
+                 another directory? If objects are to be stored there, put an empty file named {} into it",
+                directory.display(),
+                config.data_dir.display(),
+                alluvium_stream::MARK
+            )))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -129,6 +129,55 @@ fn a_server_does_not_start_on_another_object_store_than_its_own() {
     assert!(server.stop(Signal::TERM).0.success());
 }
 
+/// Before the first upload no object tells where the store was.
+#[test]
+fn a_server_without_objects_starts_only_on_a_directory_that_one_has_opened() {
+    let data = tempfile::tempdir().unwrap();
+    let objects = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", text(objects.path()));
+    let small = ["--wal-capacity", "64MiB", "--object-store", &url];
+    let server = Server::start(data.path(), &small);
+    ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
+    assert!(server.stop(Signal::TERM).0.success());
+    let mark = objects.path().join("alluvium-objects#0");
+    assert!(mark.is_file());
+
+    let serve = || {
+        let ports = ["--listen", "127.0.0.1:0", "--admin-listen", "none"];
+        let all = ["serve", "--data-dir", text(data.path()), "--object-store", &url];
+        refused(1, &[&all[..], &ports].concat())
+    };
+    let reasons = [text(objects.path()), "alluvium-objects#0", "not mounted", "an empty file"];
+    // The mount point, and a path below it.
+    fs::remove_dir_all(objects.path()).unwrap();
+    fs::create_dir(objects.path()).unwrap();
+    contains(&serve(), &reasons);
+    assert_eq!(fs::read_dir(objects.path()).unwrap().count(), 0, "nothing was made there");
+    fs::remove_dir(objects.path()).unwrap();
+    contains(&serve(), &reasons);
+    assert!(!objects.path().exists(), "it was not made");
+
+    // Another directory on purpose.
+    fs::create_dir(objects.path()).unwrap();
+    fs::write(&mark, "").unwrap();
+    for _ in 0..2 {
+        let server = Server::start(data.path(), &small);
+        assert!(server.stop(Signal::TERM).0.success());
+        assert_ne!(fs::metadata(&mark).unwrap().len(), 0);
+    }
+}
+
+/// An earlier build has left objects and no mark.
+#[test]
+fn a_directory_with_the_objects_of_the_catalog_needs_no_mark() {
+    let data = served(1);
+    let mark = data.path().join("objects/alluvium-objects#0");
+    fs::remove_file(&mark).unwrap();
+    let server = Server::start(data.path(), &[]);
+    assert!(mark.is_file());
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
 /// As after a disk that was full: an export of nothing would pass for a backup.
 #[test]
 fn an_empty_file_is_no_catalog() {

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use alluvium_device::{OpenOptions, SharedDevice};
-use alluvium_stream::{Catalog, Change, RedbCatalog};
+use alluvium_stream::{Catalog, Change, RedbCatalog, local_objects};
 use alluvium_wal::{FormatOptions, Options, Wal};
 use rustix::process::{Resource, Rlimit, Signal, kill_process, prlimit};
 use support::produce::produce;
@@ -431,14 +431,15 @@ fn a_new_catalog_does_not_take_over_a_log_that_was_in_use() {
     contains(&will_not_serve(used.path(), &[]), &["belongs to the WAL", id.trim_matches('"')]);
 }
 
-/// The catalog is bound before the log is opened for the first time, so that these are all states
-/// that a kill can leave.
+/// The object store is opened before the catalog is bound, and the catalog is bound before the log
+/// is opened for the first time, so that these are all states that a kill can leave.
 #[test]
 fn a_first_start_that_was_killed_can_be_repeated() {
     for (bound, opened) in [(false, false), (true, false), (true, true)] {
         let data = directory();
         let device = formatted(&data.path().join("wal"));
         if bound {
+            local_objects(&data.path().join("objects")).unwrap();
             let id = Wal::inspect(&device).unwrap().header.wal_id;
             let catalog = RedbCatalog::open(&data.path().join("catalog.redb")).unwrap();
             catalog.commit(&[Change::BindWal(id)]).unwrap();

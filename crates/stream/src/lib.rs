@@ -46,8 +46,9 @@ pub use health::{Degraded, Reason};
 pub use losses::LostObjects;
 pub use numbers::{Lost, UploadFailing};
 pub use objects::{
-    DiskCacheStats, ErrorKind, Mismatch, ObjectError, Orphan, ReadStats, Requests, StoredObject,
-    Survey, list_objects, local_objects, object_size, probe_objects, survey,
+    DiskCacheStats, ErrorKind, MARK, Mismatch, ObjectError, Orphan, ReadStats, Requests,
+    StoredObject, Survey, is_marked, list_objects, local_objects, object_size, probe_objects,
+    survey,
 };
 pub use options::{DiskCacheOptions, Options};
 pub use record::{End, Ends, StreamRecord, decode_record};

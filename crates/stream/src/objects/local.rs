@@ -22,6 +22,7 @@ use object_store::{
 use tokio::sync::Mutex;
 
 use self::root::Root;
+pub use self::root::{MARK, is_marked};
 use super::{OBJECTS_DIRECTORY, OWNER_OBJECT};
 
 mod root;

@@ -30,7 +30,7 @@ pub use counted::Requests;
 pub use disk::DiskCacheStats;
 pub use error::{ErrorKind, ObjectError};
 pub(crate) use flight::Ticket;
-pub use local::local_objects;
+pub use local::{MARK, is_marked, local_objects};
 pub use numbers::ReadStats;
 pub(crate) use read::{Budget, Enough, Objects, Part, READ_BYTES};
 pub(crate) use scan::{Scan, index};

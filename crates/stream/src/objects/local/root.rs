@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 /// The file that identifies the directory; docs/format/object.md, section 6. `LocalFileSystem`
 /// neither lists nor opens a file with such a name.
-pub(super) const MARK: &str = "alluvium-objects#0";
+pub const MARK: &str = "alluvium-objects#0";
 /// An id as text, a space, its checksum, and the end of the line.
 const MARK_BYTES: usize = 36 + 1 + 8 + 1;
 
@@ -39,6 +39,12 @@ impl Place {
         let found = fs::metadata(path)?;
         Ok(Self { device: found.dev(), inode: found.ino() })
     }
+}
+
+/// Whether a server has opened this directory as an object store, or the operator has put a file
+/// with the mark's name there. A damaged mark, or an empty one, counts.
+pub fn is_marked(directory: &Path) -> bool {
+    directory.join(MARK).is_file()
 }
 
 impl Root {
