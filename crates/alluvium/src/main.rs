@@ -43,7 +43,13 @@ use cli::{Cli, Command};
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // Help and version go to standard output.
+        Err(answer) if !answer.use_stderr() => answer.exit(),
+        Err(error) => return output::refuse(&error),
+    };
+    let done = match cli.command {
         Command::Bench(command) => bench::run(command),
         Command::Cache(command) => cache::run(command),
         Command::Catalog(command) => catalog::run(command),

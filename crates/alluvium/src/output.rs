@@ -57,6 +57,23 @@ impl Failure {
     }
 }
 
+/// Reports arguments that cannot be parsed. Does not wait for a standard error that takes nothing:
+/// they may be those of a server.
+pub(crate) fn refuse(error: &clap::Error) -> ExitCode {
+    let text = error.render();
+    let text = match io::IsTerminal::is_terminal(&io::stderr()) {
+        true => text.ansi().to_string(),
+        false => text.to_string(),
+    };
+    match log_queue::start() {
+        Ok(log) => log.put(text.as_bytes()),
+        // If that fails, nothing is left to report it to.
+        Err(_) => drop(io::stderr().write_all(text.as_bytes())),
+    }
+    finish_log();
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
 /// In the cause's words, but for sizes, which it has in bytes.
 impl From<alluvium_device::OpenError> for Failure {
     fn from(error: alluvium_device::OpenError) -> Self {

@@ -129,23 +129,100 @@ fn directory() -> tempfile::TempDir {
 /// What a Linux pipe holds (pipe(7)).
 const PIPE_BYTES: usize = 65_536;
 
+/// Run a command with a standard error that is full and is not read. Its exit code.
+fn code_with_full_stderr(mut command: Command) -> Option<i32> {
+    let (_reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(&[b'x'; PIPE_BYTES]).unwrap();
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(writer);
+    exit_code(command.spawn().unwrap())
+}
+
+fn exit_code(mut child: Child) -> Option<i32> {
+    let mut status = None;
+    until("the process ends", || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap().code()
+}
+
 #[test]
 fn a_refused_configuration_ends_the_process() {
     let data = tempfile::tempdir().unwrap();
-    for wrong in [["--log", "nonsense"], ["--upload-size", "1TiB"]] {
-        let (reader, mut writer) = std::io::pipe().unwrap();
-        writer.write_all(&[b'x'; PIPE_BYTES]).unwrap();
-        let mut command = Server::command(data.path(), &wrong);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(writer);
-        let mut child = command.spawn().unwrap();
-        let mut status = None;
-        until("the process ends", || {
-            status = child.try_wait().unwrap();
-            status.is_some()
-        });
-        assert_eq!(status.unwrap().code(), Some(2), "{wrong:?}");
-        drop(reader);
+    for wrong in
+        [["--log", "nonsense"], ["--upload-size", "1TiB"], ["--wal-capacity", "x"], ["--no-x", ""]]
+    {
+        let command = Server::command(data.path(), &wrong);
+        assert_eq!(code_with_full_stderr(command), Some(2), "{wrong:?}");
     }
+}
+
+#[test]
+fn arguments_that_cannot_be_parsed_end_the_process() {
+    for wrong in [&[][..], &["nonsense"], &["serve", "--listen"], &["cache", "serve", "--no-x"]] {
+        let mut command = support::alluvium();
+        command.args(wrong);
+        assert_eq!(code_with_full_stderr(command), Some(2), "{wrong:?}");
+    }
+}
+
+/// `alluvium --help | head -1`, whose reader may be gone before anything is written.
+#[test]
+fn help_and_version_end_well_without_a_reader() {
+    for arguments in [&["--help"][..], &["--version"], &["serve", "--help"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = support::alluvium();
+        command.args(arguments).stdin(Stdio::null()).stdout(writer);
+        assert_eq!(exit_code(command.spawn().unwrap()), Some(0), "{arguments:?}");
+    }
+}
+
+/// Makes a terminal that is full and is not read, and becomes a program with it as standard error.
+/// The program itself keeps the other side open.
+const IN_FULL_TERMINAL: &str = "
+import os, pty, sys
+master, terminal = pty.openpty()
+os.set_inheritable(master, True)
+os.set_blocking(terminal, False)
+try:
+    while True:
+        os.write(terminal, b'x')
+except BlockingIOError:
+    pass
+os.set_blocking(terminal, True)
+os.dup2(terminal, 2)
+os.execv(sys.argv[1], sys.argv[1:])
+";
+
+#[test]
+fn a_terminal_that_is_not_read() {
+    if Command::new("python3").args(["-c", "import pty"]).status().is_err() {
+        return println!("skipped: there is no python3 to make a terminal with");
+    }
+    let data = directory();
+    let (kafka, admin) = (own_address(), own_address());
+    let arguments = ["--wal-capacity", "64MiB", "--log", "trace", "--listen", &kafka];
+    let arguments = [&arguments[..], &["--admin-listen", &admin]].concat();
+    let server = Mute::spawn(
+        in_full_terminal(Server::command(data.path(), &arguments)),
+        Stdio::null(),
+        kafka,
+        admin,
+    );
+    goes_on_and_ends(&data, server, |_| true);
+
+    let wrong = in_full_terminal(Server::command(data.path(), &["--log", "nonsense"]));
+    assert_eq!(exit_code(wrong.spawn().unwrap()), Some(2));
+}
+
+fn in_full_terminal(command: Command) -> Command {
+    // With the signal ignored, a write beyond the limit on file sizes fails with EFBIG.
+    let script =
+        format!("import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN){IN_FULL_TERMINAL}");
+    let mut python = Command::new("python3");
+    python.args(["-c", &script]).arg(command.get_program()).args(command.get_args());
+    python
 }
 
 #[test]
