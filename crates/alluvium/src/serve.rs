@@ -410,8 +410,14 @@ impl Signals {
 
 #[cfg(test)]
 mod tests {
-    use alluvium_stream::StreamOffset;
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::sync::mpsc::{channel, sync_channel};
+
+    use alluvium_stream::{Change, KIND_LOG, NewBatch, StreamEpoch, StreamOffset};
     use alluvium_wal::{LogOffset, RecoveryReport};
+    use parking_lot::Mutex;
+    use tokio::runtime::Runtime;
 
     use super::*;
 
@@ -479,6 +485,93 @@ mod tests {
             assert!(step.starts_with("recovering"), "{step}");
             opened.store.close().await.unwrap();
         }
+    }
+
+    /// The answer of the admin port: its status and its body.
+    fn get(admin: SocketAddr, path: &str) -> (String, String) {
+        let mut connection = TcpStream::connect(admin).unwrap();
+        write!(connection, "GET {path} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n")
+            .unwrap();
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.lines().next().unwrap().to_owned(), body.to_owned())
+    }
+
+    /// Holds `start` at each of its reports, and asks the admin port there. How far it was each
+    /// time, in percent.
+    fn probe<T: Send>(
+        runtime: &Runtime,
+        step: &str,
+        start: impl FnOnce(Arc<Health>) -> T + Send,
+    ) -> (T, Vec<u64>) {
+        let health = Health::new();
+        let listen = "127.0.0.1:0".parse().unwrap();
+        let admin = runtime.block_on(Admin::start(listen, health.clone())).ok().unwrap();
+        let (report, reports) = channel();
+        let (go_on, wait) = sync_channel(0);
+        let (done, wait) = (report.clone(), Mutex::new(wait));
+        let held = move |done: u64, total: u64| {
+            report.send(Some(done * 100 / total)).unwrap();
+            wait.lock().recv().unwrap();
+        };
+        assert!(health.held.set(Arc::new(held)).is_ok());
+        std::thread::scope(|scope| {
+            let started = scope.spawn(move || {
+                let started = start(health);
+                done.send(None).unwrap();
+                started
+            });
+            let mut seen = Vec::new();
+            while let Some(percent) = reports.recv().unwrap() {
+                let (status, why) = get(admin.local_addr(), "/readyz");
+                assert_eq!(status, "HTTP/1.1 503 Service Unavailable");
+                assert!(why.starts_with(&format!("{step} {percent}%")), "{why}");
+                let alive = ("HTTP/1.1 200 OK".to_owned(), "ok\n".to_owned());
+                assert_eq!(get(admin.local_addr(), "/livez"), alive);
+                assert_eq!(get(admin.local_addr(), "/healthz"), alive);
+                seen.push(percent);
+                go_on.send(()).unwrap();
+            }
+            (started.join().unwrap(), seen)
+        })
+    }
+
+    #[test]
+    fn probes_are_answered_while_the_log_is_written_and_recovered() {
+        let runtime = Runtime::new().unwrap();
+        let data = tempfile::tempdir().unwrap();
+        let options = ServeOptions {
+            data_dir: Some(data.path().into()),
+            wal_capacity: "64MiB".parse().ok(),
+            ..Default::default()
+        };
+        let config = &ServeConfig::load(options).unwrap();
+        let open = |health: Arc<Health>| Storage::open(config, &health).unwrap();
+        let (storage, seen) = probe(&runtime, "writing the log", open);
+        assert!(seen.len() > 1 && seen.is_sorted() && seen.last() == Some(&100), "{seen:?}");
+
+        // Something to recover.
+        let health = Health::new();
+        let (opened, lock) = runtime.block_on(recover(config, storage, &health)).unwrap();
+        runtime.block_on(async {
+            let id = opened.store.new_stream_ids(1).await.unwrap()[0];
+            let create = Change::CreateStream { id, kind: KIND_LOG };
+            opened.store.commit(vec![create]).await.unwrap();
+            let stream = opened.store.open_stream(id, StreamEpoch(0)).await.unwrap();
+            let payload = vec![1; 1000].into();
+            let batch = NewBatch { base: StreamOffset(0), count: 1, max_timestamp_ms: 0, payload };
+            stream.append(batch).unwrap().await.unwrap();
+            opened.store.close().await.unwrap();
+        });
+        drop((opened, lock));
+
+        let storage = open(health);
+        let recover =
+            |health: Arc<Health>| runtime.block_on(recover(config, storage, &health)).unwrap();
+        let ((opened, _lock), seen) = probe(&runtime, "recovering", recover);
+        assert!(seen.starts_with(&[0]), "{seen:?}");
+        runtime.block_on(opened.store.close()).unwrap();
     }
 
     #[test]

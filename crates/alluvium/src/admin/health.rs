@@ -15,6 +15,9 @@ pub(crate) struct Health {
     phase: Mutex<Phase>,
     /// Set once there is something that can fail.
     condition: OnceLock<Box<dyn Fn() -> Condition + Send + Sync>>,
+    /// Called after each report of progress: a test holds the start there.
+    #[cfg(test)]
+    pub(crate) held: OnceLock<Progress>,
 }
 
 enum Phase {
@@ -63,7 +66,12 @@ impl Health {
     /// Of a server that begins to start.
     pub(crate) fn new() -> Arc<Self> {
         let phase = Mutex::new(Phase::Starting(Step::new("starting")));
-        Arc::new(Self { phase, condition: OnceLock::new() })
+        Arc::new(Self {
+            phase,
+            condition: OnceLock::new(),
+            #[cfg(test)]
+            held: OnceLock::new(),
+        })
     }
 
     /// The start has come to this step: it completes the sentence "the server is ...".
@@ -80,6 +88,10 @@ impl Health {
                 (step.done, step.total) = (done, total);
             }
             shown(done, total);
+            #[cfg(test)]
+            if let Some(held) = health.held.get() {
+                held(done, total);
+            }
         })
     }
 
