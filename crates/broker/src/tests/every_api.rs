@@ -10,52 +10,59 @@ use super::harness::{TestServer, text};
 /// The error codes that the examples must get, where that is not 0.
 fn expected_errors(key: ApiKey, version: i16) -> Vec<i16> {
     use ResponseError as E;
-    let errors = match key {
+    match key {
         // The member does not exist.
-        ApiKey::Heartbeat | ApiKey::SyncGroup => vec![E::UnknownMemberId],
-        ApiKey::LeaveGroup if version >= 3 => vec![E::None, E::UnknownMemberId],
-        ApiKey::LeaveGroup => vec![E::UnknownMemberId],
+        ApiKey::Heartbeat | ApiKey::SyncGroup => vec![E::UnknownMemberId.code()],
+        ApiKey::LeaveGroup if version >= 3 => vec![0, E::UnknownMemberId.code()],
+        ApiKey::LeaveGroup => vec![E::UnknownMemberId.code()],
         // A member without an id gets one, and has to join again.
-        ApiKey::JoinGroup if version >= 4 => vec![E::MemberIdRequired],
+        ApiKey::JoinGroup if version >= 4 => vec![E::MemberIdRequired.code()],
         // The group does not exist, which versions before 6 show as a state only.
-        ApiKey::DescribeGroups if version >= 6 => vec![E::GroupIdNotFound],
-        ApiKey::DeleteGroups => vec![E::GroupIdNotFound],
+        ApiKey::DescribeGroups if version >= 6 => vec![E::GroupIdNotFound.code()],
+        ApiKey::DeleteGroups => vec![E::GroupIdNotFound.code()],
         // The transaction does not exist.
-        ApiKey::AddPartitionsToTxn => vec![E::None, E::InvalidProducerIdMapping],
+        ApiKey::AddPartitionsToTxn => vec![0, E::InvalidProducerIdMapping.code()],
         ApiKey::AddOffsetsToTxn | ApiKey::EndTxn | ApiKey::TxnOffsetCommit => {
-            vec![E::InvalidProducerIdMapping]
+            vec![E::InvalidProducerIdMapping.code()]
         }
-        ApiKey::DescribeTransactions => vec![E::TransactionalIdNotFound],
-        ApiKey::ConsumerGroupHeartbeat | ApiKey::ConsumerGroupDescribe => vec![E::GroupIdNotFound],
-        ApiKey::ShareGroupHeartbeat => vec![E::UnknownMemberId],
-        ApiKey::ShareGroupDescribe => vec![E::GroupIdNotFound],
+        ApiKey::DescribeTransactions => vec![E::TransactionalIdNotFound.code()],
+        ApiKey::ConsumerGroupHeartbeat | ApiKey::ConsumerGroupDescribe => {
+            vec![E::GroupIdNotFound.code()]
+        }
+        ApiKey::ShareGroupHeartbeat => vec![E::UnknownMemberId.code()],
+        ApiKey::ShareGroupDescribe => vec![E::GroupIdNotFound.code()],
         ApiKey::DescribeShareGroupOffsets | ApiKey::DeleteShareGroupOffsets => {
-            vec![E::GroupIdNotFound]
+            vec![E::GroupIdNotFound.code()]
         }
         // The session does not exist either, and a fetch creates no group.
-        ApiKey::ShareAcknowledge => vec![E::ShareSessionNotFound],
-        ApiKey::ShareFetch => vec![E::None, E::UnknownTopicOrPartition, E::None],
-        ApiKey::DeleteTopics if version >= 6 => vec![E::None, E::UnknownTopicId],
-        ApiKey::DeleteRecords => vec![E::None, E::UnknownTopicOrPartition],
-        ApiKey::AlterReplicaLogDirs => vec![E::None, E::UnknownTopicOrPartition, E::LogDirNotFound],
-        ApiKey::ElectLeaders => vec![E::None, E::ElectionNotNeeded, E::UnknownTopicOrPartition],
+        ApiKey::ShareAcknowledge => vec![E::ShareSessionNotFound.code()],
+        ApiKey::ShareFetch => vec![0, E::UnknownTopicOrPartition.code(), 0],
+        ApiKey::DeleteTopics if version >= 6 => vec![0, E::UnknownTopicId.code()],
+        ApiKey::DeleteRecords => vec![0, E::UnknownTopicOrPartition.code()],
+        ApiKey::AlterReplicaLogDirs => {
+            vec![0, E::UnknownTopicOrPartition.code(), E::LogDirNotFound.code()]
+        }
+        ApiKey::ElectLeaders => {
+            vec![0, E::ElectionNotNeeded.code(), E::UnknownTopicOrPartition.code()]
+        }
         ApiKey::AlterPartitionReassignments => vec![
-            E::None,
-            E::InvalidReplicaAssignment,
-            E::NoReassignmentInProgress,
-            E::UnknownTopicOrPartition,
+            0,
+            E::InvalidReplicaAssignment.code(),
+            E::NoReassignmentInProgress.code(),
+            E::UnknownTopicOrPartition.code(),
         ],
-        ApiKey::OffsetDelete => vec![E::GroupIdNotFound],
+        ApiKey::OffsetDelete => vec![E::GroupIdNotFound.code()],
         // The listener has no authentication.
-        ApiKey::SaslHandshake | ApiKey::SaslAuthenticate => vec![E::IllegalSaslState],
+        ApiKey::SaslHandshake | ApiKey::SaslAuthenticate => vec![E::IllegalSaslState.code()],
         // There is no authorizer.
-        ApiKey::DescribeAcls | ApiKey::CreateAcls | ApiKey::DeleteAcls => vec![E::SecurityDisabled],
+        ApiKey::DescribeAcls | ApiKey::CreateAcls | ApiKey::DeleteAcls => {
+            vec![E::SecurityDisabled.code()]
+        }
         // The user does not exist.
-        ApiKey::DescribeUserScramCredentials => vec![E::None, E::ResourceNotFound],
-        ApiKey::AlterUserScramCredentials => vec![E::ResourceNotFound, E::None],
+        ApiKey::DescribeUserScramCredentials => vec![0, E::ResourceNotFound.code()],
+        ApiKey::AlterUserScramCredentials => vec![E::ResourceNotFound.code(), 0],
         _ => vec![],
-    };
-    errors.iter().map(E::code).collect()
+    }
 }
 
 pub(super) fn error_codes(response: &str) -> Vec<i16> {
@@ -161,27 +168,27 @@ async fn topics_are_validated_as_in_kafka() {
         CreatableTopicConfig::default().with_name(text(name)).with_value(value.map(text))
     };
     let cases = vec![
-        (topic("a.b"), E::TopicAlreadyExists),
-        (topic("a_b"), E::InvalidTopicException),
-        (topic("no/slash"), E::InvalidTopicException),
-        (topic("x").with_num_partitions(0), E::InvalidPartitions),
-        (topic("x").with_num_partitions(-2), E::InvalidPartitions),
-        (topic("x").with_num_partitions(21), E::PolicyViolation),
-        (topic("x").with_replication_factor(2), E::InvalidReplicationFactor),
-        (topic("x").with_replication_factor(0), E::InvalidReplicationFactor),
-        (topic("x").with_configs(vec![config("nonsense", Some("1"))]), E::InvalidConfig),
-        (topic("x").with_configs(vec![config("retention.ms", None)]), E::InvalidConfig),
+        (topic("a.b"), E::TopicAlreadyExists.code()),
+        (topic("a_b"), E::InvalidTopicException.code()),
+        (topic("no/slash"), E::InvalidTopicException.code()),
+        (topic("x").with_num_partitions(0), E::InvalidPartitions.code()),
+        (topic("x").with_num_partitions(-2), E::InvalidPartitions.code()),
+        (topic("x").with_num_partitions(21), E::PolicyViolation.code()),
+        (topic("x").with_replication_factor(2), E::InvalidReplicationFactor.code()),
+        (topic("x").with_replication_factor(0), E::InvalidReplicationFactor.code()),
+        (topic("x").with_configs(vec![config("nonsense", Some("1"))]), E::InvalidConfig.code()),
+        (topic("x").with_configs(vec![config("retention.ms", None)]), E::InvalidConfig.code()),
         (
             topic("x").with_assignments(vec![CreatableReplicaAssignment::default()]),
-            E::InvalidRequest,
+            E::InvalidRequest.code(),
         ),
         (
             topic("x").with_num_partitions(-1).with_replication_factor(-1).with_assignments(vec![
                 CreatableReplicaAssignment::default().with_broker_ids(vec![9.into()]),
             ]),
-            E::InvalidReplicaAssignment,
+            E::InvalidReplicaAssignment.code(),
         ),
-        (topic("good").with_num_partitions(-1).with_replication_factor(-1), E::None),
+        (topic("good").with_num_partitions(-1).with_replication_factor(-1), 0),
     ];
     let mut client = server.client().await;
     for validate_only in [true, false] {
@@ -190,7 +197,7 @@ async fn topics_are_validated_as_in_kafka() {
                 .with_topics(vec![topic.clone()])
                 .with_validate_only(validate_only);
             let result = &client.call(7, &request).await.topics[0];
-            assert_eq!(result.error_code, code.code(), "{topic:?}: {:?}", result.error_message);
+            assert_eq!(result.error_code, *code, "{topic:?}: {:?}", result.error_message);
         }
     }
     let twice = CreateTopicsRequest::default().with_topics(vec![topic("y"), topic("y")]);
