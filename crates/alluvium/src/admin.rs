@@ -477,7 +477,7 @@ fn encode_requests(
         let kind = MetricType::Counter;
         let mut family = encoder.encode_descriptor(name, help, None, kind)?;
         requests.iter().try_for_each(|request| {
-            let labels = [("cause", request.cause), ("kind", request.kind)];
+            let labels = [("cause", request.class), ("kind", request.kind)];
             ConstCounter::new(value(request)).encode(family.encode_family(&labels)?)
         })
     };

@@ -26,7 +26,7 @@ const OBJECT_BYTES: u64 = 1 << 20;
 const WAL_BYTES: u64 = 160 << 20;
 const MIB: u64 = 1 << 20;
 /// Interval of checks whether compaction has made requests to the object store.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// The first part of each measurement, which is not counted.
 const WARMUP: Duration = Duration::from_millis(500);
 
@@ -289,7 +289,7 @@ impl Source {
 
 /// Returns the number of compaction's requests to the object store.
 fn asked(stats: &Stats) -> u64 {
-    let of_compaction = stats.requests.iter().filter(|asked| asked.cause == "compaction");
+    let of_compaction = stats.requests.iter().filter(|asked| asked.class == "compaction");
     of_compaction.map(|asked| asked.count).sum()
 }
 
@@ -303,7 +303,7 @@ fn measure(runtime: &Runtime, store: &Store, arguments: &Arguments) -> Measured 
     let begun = Instant::now();
     let mut due = begun;
     let mut counted_from = None;
-    let (mut next_look, mut looks, mut busy_looks) = (begun + WARMUP, 0_u32, 0_u32);
+    let (mut next_check, mut checks, mut busy_checks) = (begun + WARMUP, 0_u32, 0_u32);
     let mut before = store.stats();
     let mut first = before.clone();
     while due < begun + WARMUP + arguments.measured {
@@ -317,15 +317,15 @@ fn measure(runtime: &Runtime, store: &Store, arguments: &Arguments) -> Measured 
                 let _ = done.send(due.elapsed()); // received until the end
             });
         }
-        if due >= next_look {
+        if due >= next_check {
             let stats = store.stats();
-            if looks == 0 {
+            if checks == 0 {
                 first = stats.clone();
             }
-            looks += 1;
-            busy_looks += u32::from(asked(&stats) > asked(&before));
+            checks += 1;
+            busy_checks += u32::from(asked(&stats) > asked(&before));
             before = stats;
-            next_look += LOOK;
+            next_check += CHECK_INTERVAL;
         }
         due += interval;
     }
@@ -342,7 +342,7 @@ fn measure(runtime: &Runtime, store: &Store, arguments: &Arguments) -> Measured 
         p99_ms: at(990),
         max_ms: at(1000),
         cpu_ms_per_mib: cpu_s * 1000.0 / ((all.len() * BATCH_BYTES) as f64 / MIB as f64),
-        busy: f64::from(busy_looks) / f64::from(looks),
+        busy: f64::from(busy_checks) / f64::from(checks),
         compacted_bytes: before.compacted_bytes - first.compacted_bytes,
     }
 }

@@ -18,21 +18,21 @@ pub(crate) struct Background {
     handle: Handle,
     own: Option<Runtime>,
     /// The runtime in which the store was opened.
-    ahead: Handle,
+    normal: Handle,
 }
 
 impl Background {
     /// Starts this number of threads, or uses the current runtime for 0.
     pub(crate) fn start(threads: usize) -> Result<Self, StoreError> {
-        let ahead = Handle::current();
+        let normal = Handle::current();
         if threads == 0 {
-            return Ok(Self { handle: ahead.clone(), own: None, ahead });
+            return Ok(Self { handle: normal.clone(), own: None, normal });
         }
         let runtime = Builder::new_multi_thread()
             .worker_threads(threads)
             .max_blocking_threads(FILES_AT_A_TIME)
             .thread_name("alluvium-cold")
-            .on_thread_start(make_way)
+            .on_thread_start(lower_priority)
             .enable_all()
             .build()
             .map_err(|error| {
@@ -41,7 +41,7 @@ impl Background {
                                                          {error}"
                 ))
             })?;
-        Ok(Self { handle: runtime.handle().clone(), own: Some(runtime), ahead })
+        Ok(Self { handle: runtime.handle().clone(), own: Some(runtime), normal })
     }
 
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
@@ -57,19 +57,19 @@ impl Background {
     }
 
     /// Spawns a task at normal priority, also when called from a background thread.
-    pub(crate) fn spawn_ahead<T: Send + 'static>(
+    pub(crate) fn spawn_normal<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
     ) -> JoinHandle<T> {
-        self.ahead.spawn(task)
+        self.normal.spawn(task)
     }
 
     /// Runs a task at normal priority until it is done or the future is dropped.
-    pub(crate) async fn run_ahead<T: Send + 'static>(
+    pub(crate) async fn run_normal<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        run_on(&self.ahead, task).await
+        run_on(&self.normal, task).await
     }
 }
 
@@ -87,7 +87,7 @@ async fn run_on<T: Send + 'static>(
 }
 
 /// Lowers the priority of the calling thread.
-pub(crate) fn make_way() {
+pub(crate) fn lower_priority() {
     // It works without a low priority, too.
     if let Err(error) = alluvium_device::lower_thread_priority() {
         tracing::debug!("cannot lower the priority of a thread: {error}");

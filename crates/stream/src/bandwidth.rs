@@ -53,19 +53,19 @@ impl Bandwidth {
     }
 
     /// Waits until a transfer of `bytes` may start. Dropping the future uses no bytes.
-    pub(crate) async fn acquire(&self, cause: RequestClass, bytes: u64) {
+    pub(crate) async fn acquire(&self, class: RequestClass, bytes: u64) {
         let Some(rate) = self.bytes_per_s else { return };
-        let place = {
+        let entry = {
             let mut state = self.state.lock();
-            if state.first_in_line(cause) && state.try_take(rate, bytes) {
+            if state.would_be_first(class) && state.try_take(rate, bytes) {
                 return;
             }
-            state.queue_up(self, cause)
+            state.enqueue(self, class)
         };
         loop {
             let until = {
                 let mut state = self.state.lock();
-                let is_first = state.queue.first_key_value().is_some_and(|(at, _)| *at == place.at);
+                let is_first = state.queue.first_key_value().is_some_and(|(at, _)| *at == entry.at);
                 match is_first {
                     true if state.try_take(rate, bytes) => return,
                     true => Some(state.filled_at + state.until_free(rate)),
@@ -74,7 +74,7 @@ impl Bandwidth {
             };
             match until {
                 Some(until) => tokio::time::sleep_until(until).await,
-                None => place.turn.notified().await,
+                None => entry.wake.notified().await,
             }
         }
     }
@@ -95,8 +95,8 @@ impl Bandwidth {
 }
 
 impl State {
-    fn first_in_line(&self, cause: RequestClass) -> bool {
-        self.queue.first_key_value().is_none_or(|((first, _), _)| cause < *first)
+    fn would_be_first(&self, class: RequestClass) -> bool {
+        self.queue.first_key_value().is_none_or(|((first, _), _)| class < *first)
     }
 
     fn fill(&mut self, rate: f64) {
@@ -120,23 +120,23 @@ impl State {
         Duration::from_secs_f64((-self.free_bytes).max(0.0) / rate)
     }
 
-    fn queue_up<'a>(&mut self, bandwidth: &'a Bandwidth, cause: RequestClass) -> Place<'a> {
-        let at = (cause, self.next_ticket);
+    fn enqueue<'a>(&mut self, bandwidth: &'a Bandwidth, class: RequestClass) -> QueueEntry<'a> {
+        let at = (class, self.next_ticket);
         self.next_ticket += 1;
-        let turn = Arc::new(Notify::new());
-        self.queue.insert(at, turn.clone());
-        Place { bandwidth, at, turn }
+        let wake = Arc::new(Notify::new());
+        self.queue.insert(at, wake.clone());
+        QueueEntry { bandwidth, at, wake }
     }
 }
 
 /// A position in the queue; dropping it, served or not, wakes the next entry.
-struct Place<'a> {
+struct QueueEntry<'a> {
     bandwidth: &'a Bandwidth,
     at: (RequestClass, u64),
-    turn: Arc<Notify>,
+    wake: Arc<Notify>,
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueueEntry<'_> {
     fn drop(&mut self) {
         let mut state = self.bandwidth.state.lock();
         state.queue.remove(&self.at);
@@ -179,7 +179,7 @@ mod tests {
         use RequestClass::{Compaction, Read, Upload};
         // The bucket's 256 KiB pay for a quarter of the first transfer; each MiB takes a second.
         let order = [Compaction, Read, Compaction, Upload, Read, Upload];
-        let started = starts(MIB, &order.map(|cause| (cause, MIB))).await;
+        let started = starts(MIB, &order.map(|class| (class, MIB))).await;
         assert_eq!(started, [(0, 0), (3, 750), (5, 1750), (1, 2750), (4, 3750), (2, 4750)]);
     }
 
@@ -196,9 +196,9 @@ mod tests {
     async fn a_cancelled_wait_frees_its_queue_position() {
         let bandwidth = Arc::new(Bandwidth::new(MIB));
         bandwidth.acquire(RequestClass::Upload, MIB).await;
-        let wait = |cause| {
+        let wait = |class| {
             let bandwidth = bandwidth.clone();
-            tokio::spawn(async move { bandwidth.acquire(cause, MIB).await })
+            tokio::spawn(async move { bandwidth.acquire(class, MIB).await })
         };
         let (first, second) = (wait(RequestClass::Upload), wait(RequestClass::Read));
         tokio::task::yield_now().await;

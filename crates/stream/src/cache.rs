@@ -52,7 +52,7 @@ impl LogCache {
     /// Reserves `cost_bytes` for a batch, evicting if necessary; false if the bound does not allow
     /// it. The caller must not hold the lock of a tail.
     pub(crate) fn reserve(&self, cost_bytes: u64) -> bool {
-        self.try_reserve(cost_bytes) || self.make_room(cost_bytes, self.evictable.lock())
+        self.try_reserve(cost_bytes) || self.reserve_by_evicting(cost_bytes, self.evictable.lock())
     }
 
     fn try_reserve(&self, cost_bytes: u64) -> bool {
@@ -63,7 +63,11 @@ impl LogCache {
 
     /// Evicts until the reservation succeeds. Space freed by others before the lock was taken
     /// counts too.
-    fn make_room(&self, cost_bytes: u64, mut evictable: MutexGuard<'_, Evictable>) -> bool {
+    fn reserve_by_evicting(
+        &self,
+        cost_bytes: u64,
+        mut evictable: MutexGuard<'_, Evictable>,
+    ) -> bool {
         loop {
             if self.try_reserve(cost_bytes) {
                 return true;
@@ -255,6 +259,6 @@ mod tests {
         assert!(!cache.try_reserve(COST_BYTES));
         // Another caller has evicted everything before this one gets the lock.
         cache.evict(&mut cache.evictable.lock(), 4 * COST_BYTES);
-        assert!(cache.make_room(COST_BYTES, cache.evictable.lock()));
+        assert!(cache.reserve_by_evicting(COST_BYTES, cache.evictable.lock()));
     }
 }

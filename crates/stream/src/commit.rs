@@ -66,12 +66,12 @@ impl Shared {
     ) -> Result<T, StoreError> {
         let shared = self.clone();
         // Not with the priority of the caller: others wait for it.
-        let task = self.objects.background().spawn_ahead(async move {
+        let task = self.objects.background().spawn_normal(async move {
             let _alone = shared.committing.lock().await;
             match shared.halted() {
                 Some(cause) => Err(cause),
                 // Caught before the lock is released: no other change may follow a panic.
-                None => shared.caught(work).await?,
+                None => shared.halt_on_panic(work).await?,
             }
         });
         task.await.unwrap_or_else(|cancelled| Err(StoreError::Failed(cancelled.to_string())))
@@ -175,7 +175,7 @@ impl Shared {
                 shared.apply(change);
             }
             // Deleted and trimmed streams may have freed space in the log cache.
-            shared.room.open();
+            shared.space.open();
             Ok(())
         })
         .await
@@ -197,7 +197,7 @@ impl Shared {
             shared.write_catalog(vec![Change::OpenStream { id, epoch }]).await?;
             stream.tail.lock().epoch = epoch;
             // Wakes the previous writer if it waits for space, so that it learns that it is fenced.
-            shared.room.open();
+            shared.space.open();
             Ok(())
         })
         .await
@@ -443,7 +443,10 @@ impl Shared {
     }
 
     /// Removes objects from the catalog that the object cleaner has deleted from the object store.
-    pub(crate) async fn forget(self: &Arc<Self>, ids: Vec<ObjectId>) -> Result<(), StoreError> {
+    pub(crate) async fn remove_objects(
+        self: &Arc<Self>,
+        ids: Vec<ObjectId>,
+    ) -> Result<(), StoreError> {
         let shared = self.clone();
         self.change(async move {
             shared.write_catalog(ids.iter().copied().map(Change::RemoveObject).collect()).await?;

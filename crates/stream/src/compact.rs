@@ -50,7 +50,7 @@ pub(crate) struct Compaction {
     /// There may be something to do.
     pub(crate) wanted: Notify,
     /// Held from the scan of ranges until they are replaced.
-    turn: tokio::sync::Mutex<()>,
+    exclusive: tokio::sync::Mutex<()>,
     /// Streams that have got new ranges since their last scan, and where.
     changed: Mutex<BTreeMap<StreamId, Changed>>,
 }
@@ -60,7 +60,7 @@ impl Compaction {
         Self {
             is_on: options.compaction_bytes > 0,
             wanted: Notify::new(),
-            turn: tokio::sync::Mutex::default(),
+            exclusive: tokio::sync::Mutex::default(),
             changed: Mutex::default(),
         }
     }
@@ -89,11 +89,11 @@ struct Run {
     stream: Arc<StreamState>,
     /// Neighbours, in order.
     ranges: Vec<Range>,
-    place: Place,
+    destination: Destination,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Destination {
     /// In objects of its own.
     Alone,
     /// Together with others. An object has at most one range of a stream, so a second run of the
@@ -142,7 +142,7 @@ impl LeftOut {
         self.0.insert(id, Left::Refused);
     }
 
-    fn for_now(&mut self, id: ObjectId) {
+    fn unreadable(&mut self, id: ObjectId) {
         let failures = match self.0.get(&id) {
             Some(Left::Until(_, failures) | Left::Over(failures)) => *failures,
             Some(Left::Damaged | Left::Refused) | None => 0,
@@ -200,7 +200,7 @@ impl Indexes {
             return Ok(known.clone());
         }
         let read: Arc<[Block]> =
-            index(shared.objects.way(RequestClass::Compaction), object).await?.into();
+            index(shared.objects.handle(RequestClass::Compaction), object).await?.into();
         if self.blocks + read.len() > BLOCKS_KEPT {
             *self = Self::default();
         }
@@ -220,11 +220,11 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     loop {
         if left_out.expire(|id| shared.object_table.lock().is_live(id)) {
             // It is not recorded which streams have a range there.
-            shared.compaction.changed(everything(&shared));
+            shared.compaction.changed(all_streams(&shared));
         }
-        let turn = shared.compaction.turn.lock().await;
+        let exclusive = shared.compaction.exclusive.lock().await;
         let done = next(&shared, &left_out, &mut indexes).await;
-        drop(turn);
+        drop(exclusive);
         let failure = match done {
             Ok(done) => {
                 failures = 0;
@@ -272,13 +272,13 @@ pub(crate) async fn run(shared: Arc<Shared>) {
                 StoreError::from(error)
             }
             Failure::Object(error) => {
-                let error = shared.judged(error).await;
+                let error = shared.classified(error).await;
                 let (ObjectError::Damaged { name, .. } | ObjectError::Store { name, .. }) = &error;
                 let source = object_id(name).filter(|id| shared.object_table.lock().is_live(*id));
                 if let Some(id) = source {
                     match error {
                         ObjectError::Damaged { .. } => left_out.damaged(id),
-                        ObjectError::Store { .. } => left_out.for_now(id),
+                        ObjectError::Store { .. } => left_out.unreadable(id),
                     }
                 }
                 StoreError::from(error)
@@ -368,7 +368,7 @@ async fn next(
 }
 
 /// Returns all of all streams as changed.
-pub(crate) fn everything(shared: &Shared) -> Vec<(StreamId, Changed)> {
+pub(crate) fn all_streams(shared: &Shared) -> Vec<(StreamId, Changed)> {
     shared.streams.read().keys().map(|id| (*id, Changed::ALL)).collect()
 }
 
@@ -378,10 +378,14 @@ async fn own_run(shared: &Shared, choice: Choice, left_out: &LeftOut) -> Option<
         let (id, mut changed) = shared.compaction.changed.lock().pop_first()?;
         let Some(stream) = shared.streams.read().get(&id).cloned() else { continue };
         loop {
-            let look = stream.tail.lock().compactable(changed, choice, |id| left_out.contains(id));
-            match look {
+            let scanned =
+                stream.tail.lock().compactable(changed, choice, |id| left_out.contains(id));
+            match scanned {
                 Compactable::Found(ranges) => {
-                    return Some((Run { stream, ranges, place: Place::Alone }, changed));
+                    return Some((
+                        Run { stream, ranges, destination: Destination::Alone },
+                        changed,
+                    ));
                 }
                 Compactable::Further(rest) => changed = rest,
                 Compactable::Nothing => break,
@@ -422,9 +426,9 @@ fn runs_in(shared: &Shared, indexes: &HashMap<ObjectId, Arc<[Block]>>, choice: C
         drop(tail);
         let mut together = 0..;
         for ranges in neighbours {
-            let mut run = Run { stream: stream.clone(), ranges, place: Place::Alone };
+            let mut run = Run { stream: stream.clone(), ranges, destination: Destination::Alone };
             if run.payload_bytes() < choice.least_bytes {
-                run.place = Place::Together(together.next().expect("endless"));
+                run.destination = Destination::Together(together.next().expect("endless"));
             }
             runs.push(run);
         }
@@ -441,7 +445,7 @@ struct Origin {
 
 /// Creates an object of about this much payload.
 fn output<'a>(shared: &'a Shared, attempt: &'a Attempt, bytes: u64) -> Output<'a> {
-    Output::new(shared.objects.way(RequestClass::Compaction), attempt, bytes)
+    Output::new(shared.objects.handle(RequestClass::Compaction), attempt, bytes)
 }
 
 /// Objects to be committed.
@@ -455,7 +459,7 @@ struct Written {
 impl Written {
     /// Ends an object after `result`: finishes it, or abandons it if it is empty or something has
     /// failed.
-    async fn end(
+    async fn end_output(
         &mut self,
         shared: &Shared,
         mut output: Output<'_>,
@@ -486,7 +490,7 @@ impl Written {
             return Ok(());
         }
         // An owner of the objects that does not record these would treat them as orphans.
-        if let Err(failure) = own(shared, 0).await {
+        if let Err(failure) = claim_ownership(shared, 0).await {
             remove(shared, &objects).await;
             return Err(failure);
         }
@@ -503,24 +507,24 @@ impl Written {
                 return Err(Failure::Full(error));
             }
             Err(error) => {
-                remove_names(shared, &objects);
+                leave_to_next_start(shared, &objects);
                 return Err(error.into());
             }
         }
         // A copy of this server that does not record these must not become the owner any more. If
         // the claim fails now, the next upload makes it.
-        let _ = own(shared, shared.version()).await;
+        let _ = claim_ownership(shared, shared.version()).await;
         Ok(())
     }
 }
 
-async fn own(shared: &Arc<Shared>, version: u64) -> Result<(), Failure> {
+async fn claim_ownership(shared: &Arc<Shared>, version: u64) -> Result<(), Failure> {
     let claim = {
         let shared = shared.clone();
         async move { owner::claim(&shared, version).await }
     };
     // Not with compaction's low priority: uploads wait for a claim that has begun.
-    let claimed = shared.objects.background().run_ahead(claim).await?;
+    let claimed = shared.objects.background().run_normal(claim).await?;
     match claimed.map_err(StoreError::Wal)? {
         Ok(true) => Ok(()),
         Ok(false) => Err(Failure::NotOwner),
@@ -536,7 +540,7 @@ async fn remove(shared: &Shared, objects: &[Arc<ObjectInfo>]) {
 }
 
 /// Leaves objects that may have been committed to the next start.
-fn remove_names(shared: &Shared, objects: &[Arc<ObjectInfo>]) {
+fn leave_to_next_start(shared: &Shared, objects: &[Arc<ObjectInfo>]) {
     let mut table = shared.object_table.lock();
     for object in objects {
         table.uploading.remove(&object.name);
@@ -551,7 +555,7 @@ async fn compact(
     indexes: &mut Indexes,
     generation: u8,
 ) -> Result<(), Failure> {
-    own(shared, 0).await?;
+    claim_ownership(shared, 0).await?;
     let mut written = Written::default();
     let result = rewrite(shared, runs, indexes, generation, &mut written).await;
     match result {
@@ -577,7 +581,7 @@ async fn rewrite(
     let origin = Origin { generation, created_at_ms };
     let mut bytes = Vec::new();
     for run in &runs {
-        if let Place::Together(number) = run.place {
+        if let Destination::Together(number) = run.destination {
             bytes.resize(bytes.len().max(number + 1), 0);
             bytes[number] += run.payload_bytes();
         }
@@ -592,12 +596,12 @@ async fn rewrite(
         .collect();
     let mut result = Ok(());
     for mut run in runs {
-        result = match run.place {
-            Place::Together(number) => {
+        result = match run.destination {
+            Destination::Together(number) => {
                 let (output, replacements) = &mut outputs[number];
                 run.write_into(output, &mut sources, replacements).await.map_err(Failure::from)
             }
-            Place::Alone => {
+            Destination::Alone => {
                 let mut result = Ok(());
                 while result.is_ok() && !run.ranges.is_empty() {
                     let piece = run.split_off(most_bytes);
@@ -614,7 +618,7 @@ async fn rewrite(
         }
     }
     for (output, replacements) in outputs {
-        result = written.end(shared, output, origin, result, replacements).await;
+        result = written.end_output(shared, output, origin, result, replacements).await;
     }
     result
 }
@@ -629,7 +633,7 @@ impl Run {
             count += 1;
         }
         let ranges = self.ranges.drain(..count).collect();
-        Self { stream: self.stream.clone(), ranges, place: self.place }
+        Self { stream: self.stream.clone(), ranges, destination: self.destination }
     }
 
     /// Writes the run to its own object.
@@ -644,7 +648,9 @@ impl Run {
         let mut output = output(shared, &attempt, self.payload_bytes());
         let mut replacements = Vec::new();
         let result = self.write_into(&mut output, sources, &mut replacements).await;
-        written.end(shared, output, origin, result.map_err(Failure::from), replacements).await
+        written
+            .end_output(shared, output, origin, result.map_err(Failure::from), replacements)
+            .await
     }
 
     /// Writes the run as one range to `output`; nothing if the stream was trimmed past it.
@@ -692,7 +698,7 @@ impl<'a> Sources<'a> {
         runs: &[Run],
         indexes: &mut Indexes,
     ) -> Result<Self, ObjectError> {
-        let way = shared.objects.way(RequestClass::Compaction);
+        let handle = shared.objects.handle(RequestClass::Compaction);
         let mut wanted: HashMap<ObjectId, (Arc<ObjectInfo>, HashSet<StreamId>)> = HashMap::new();
         for run in runs {
             for range in &run.ranges {
@@ -704,7 +710,7 @@ impl<'a> Sources<'a> {
         for (id, (object, streams)) in wanted {
             let blocks = indexes.get(shared, &object).await?;
             let wanted = blocks.iter().filter(|block| streams.contains(&block.stream));
-            scans.insert(id, Scan::new(way, object, wanted.cloned().collect()));
+            scans.insert(id, Scan::new(handle, object, wanted.cloned().collect()));
         }
         Ok(Self { scans, working_since: Instant::now() })
     }
@@ -742,7 +748,7 @@ mod tests {
         let is_live = |id| id != gone;
         let seconds = |count| Duration::from_secs(count);
         for wait in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600].map(seconds) {
-            left_out.for_now(unreadable);
+            left_out.unreadable(unreadable);
             assert_eq!(left_out.next(), Some(Instant::now() + wait));
             tokio::time::advance(wait - Duration::from_millis(1)).await;
             assert!(!left_out.expire(is_live) && left_out.contains(unreadable));
@@ -751,7 +757,7 @@ mod tests {
             assert!(!left_out.expire(is_live) && left_out.next().is_none());
         }
         assert!(left_out.contains(damaged));
-        left_out.for_now(gone);
+        left_out.unreadable(gone);
         tokio::time::advance(LEFT_OUT).await;
         assert!(!left_out.expire(is_live), "objects that are no longer in use are dropped");
         assert_eq!(left_out.0.len(), 2);

@@ -7,7 +7,6 @@
 //! `docs/format/stream-record.md` and `docs/format/catalog.md`.
 #![forbid(unsafe_code)]
 
-mod ahead;
 mod background;
 mod bandwidth;
 mod cache;
@@ -16,10 +15,10 @@ mod commit;
 mod compact;
 mod ends;
 mod health;
-mod janitor;
 mod losses;
 mod numbers;
 pub mod object;
+mod object_cleaner;
 mod object_table;
 mod objects;
 mod options;
@@ -27,6 +26,7 @@ mod output;
 mod owner;
 mod pace;
 pub mod panics;
+mod read_ahead;
 mod record;
 mod recover;
 mod repair;

@@ -90,7 +90,7 @@ impl Losses {
     /// Records that an object was read from the object store, not from a cache. If it was missing,
     /// it is back.
     pub(crate) fn was_read(&self, object: ObjectId) {
-        self.reads_go_on();
+        self.reads_recovered();
         if !self.is_one_missing.load(Ordering::Relaxed) {
             return;
         }
@@ -103,7 +103,7 @@ impl Losses {
     }
 
     /// Records that the object store responds.
-    pub(crate) fn reads_go_on(&self) {
+    pub(crate) fn reads_recovered(&self) {
         if self.reads_fail.load(Ordering::Relaxed) && self.reads_fail.swap(false, Ordering::Relaxed)
         {
             self.faults.report(Reason::ColdReadsFailing, None);
@@ -145,7 +145,7 @@ impl Shared {
     /// Classifies an error of reading an object in use, and reports it if the object's records are
     /// lost. An object counts as missing only if the object store has the owner object: a file
     /// system that is not mounted has none of the objects and comes back.
-    pub(crate) async fn judged(&self, error: ObjectError) -> ObjectError {
+    pub(crate) async fn classified(&self, error: ObjectError) -> ObjectError {
         let error = match error {
             ObjectError::Store { name, reason, kind: ErrorKind::NotFound } => {
                 let owner = format!("{}/{OWNER_OBJECT}", object_prefix(self.wal_id));
@@ -172,7 +172,7 @@ impl Shared {
 
     /// Classifies an error of a read for a client, which repeats the read if it may succeed later.
     pub(crate) async fn read_failed(&self, error: ObjectError) -> FetchError {
-        let error = self.judged(error).await;
+        let error = self.classified(error).await;
         if !error.is_loss() {
             self.note_failure(&error);
         }

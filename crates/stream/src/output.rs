@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::object::Encoder;
-use crate::objects::{ObjectError, Way, Writer};
+use crate::objects::{ObjectError, StoreHandle, Writer};
 use crate::store::Shared;
 use crate::types::{Batch, ObjectId, StreamId};
 use crate::upload::{object_name, unix_ms};
@@ -53,9 +53,9 @@ pub(crate) struct Output<'a> {
 
 impl<'a> Output<'a> {
     /// Creates an output for about this much payload.
-    pub(crate) fn new(way: Way<'a>, attempt: &'a Attempt, payload_bytes: u64) -> Self {
+    pub(crate) fn new(handle: StoreHandle<'a>, attempt: &'a Attempt, payload_bytes: u64) -> Self {
         let (encoder, header) = Encoder::new(attempt.nonce);
-        let writer = Writer::new(way, &attempt.name, payload_bytes);
+        let writer = Writer::new(handle, &attempt.name, payload_bytes);
         Self { attempt, header: Some(header), encoder: Some(encoder), writer, payload_bytes: 0 }
     }
 

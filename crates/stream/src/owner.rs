@@ -39,7 +39,7 @@ pub(crate) struct Owner {
     /// this run last owned the objects.
     claiming: tokio::sync::Mutex<Option<Claim>>,
     /// Held during a check of the WAL, which continues if its caller is dropped.
-    looking: Arc<tokio::sync::Mutex<()>>,
+    checking: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Owner {
@@ -50,18 +50,18 @@ impl Owner {
             node_id,
             incarnations,
             claiming: tokio::sync::Mutex::default(),
-            looking: Arc::default(),
+            checking: Arc::default(),
         }
     }
 
-    pub(crate) async fn begin_look(&self) -> OwnedMutexGuard<()> {
-        self.looking.clone().lock_owned().await
+    pub(crate) async fn begin_check(&self) -> OwnedMutexGuard<()> {
+        self.checking.clone().lock_owned().await
     }
 
     /// Waits for a check of the WAL that has already begun, if there is one. It keeps the WAL's
     /// device open.
-    pub(crate) async fn looked(&self) {
-        drop(self.looking.lock().await);
+    pub(crate) async fn wait_for_check(&self) {
+        drop(self.checking.lock().await);
     }
 
     fn incarnation(&self) -> Uuid {
@@ -97,7 +97,7 @@ impl Owner {
             Some(claim) if claim.incarnation == self.incarnation() || self.is_past(claim) => {
                 Standing::Free
             }
-            Some(_) => Standing::Anothers,
+            Some(_) => Standing::OwnedByOther,
         }
     }
 }
@@ -121,7 +121,7 @@ enum Standing {
     Owner,
     /// There is none, or one from an earlier run: it may be overwritten.
     Free,
-    Anothers,
+    OwnedByOther,
 }
 
 /// Claims the objects. `Ok(Ok(true))`: this store owns the objects and still owns the WAL, and the
@@ -133,7 +133,7 @@ pub(crate) async fn claim(
 ) -> Result<Result<bool, ObjectError>, WalError> {
     let claimed = claim_objects(shared, needed).await;
     // Last, as close as possible to the use of the result.
-    look(shared, claimed).await
+    check_wal(shared, claimed).await
 }
 
 /// Claims the objects before there is anything to do, so that a copy of this server is detected
@@ -141,24 +141,24 @@ pub(crate) async fn claim(
 /// WAL too, and then this store stops.
 pub(crate) async fn announce(shared: &Arc<Shared>) -> Result<Result<bool, ObjectError>, WalError> {
     match claim_objects(shared, 0).await {
-        Ok(false) => look(shared, Ok(false)).await,
+        Ok(false) => check_wal(shared, Ok(false)).await,
         claimed => Ok(claimed),
     }
 }
 
-async fn look(
+async fn check_wal(
     shared: &Arc<Shared>,
     claimed: Result<bool, ObjectError>,
 ) -> Result<Result<bool, ObjectError>, WalError> {
     let wal = shared.wal.clone();
-    let looking = shared.owner.begin_look().await;
-    let looked = tokio::task::spawn_blocking(move || {
-        let looked = wal.verify_owner();
+    let checking = shared.owner.begin_check().await;
+    let checked = tokio::task::spawn_blocking(move || {
+        let checked = wal.verify_owner();
         drop(wal);
-        drop(looking);
-        looked
+        drop(checking);
+        checked
     });
-    match looked.await {
+    match checked.await {
         Ok(Ok(())) => Ok(claimed),
         Ok(Err(error)) if shared.wal.stopped().is_some() => Err(error),
         Ok(Err(error)) => {
@@ -175,7 +175,7 @@ async fn claim_objects(shared: &Shared, needed: u64) -> Result<bool, ObjectError
     let name = format!("{}/{OWNER_OBJECT}", object_prefix(shared.wal_id));
     let mut found = read(shared, &name).await?;
     let is_as_left = found.is_some() && found == *last;
-    if !is_as_left && owner.judge(found.as_ref(), needed) != Standing::Anothers {
+    if !is_as_left && owner.judge(found.as_ref(), needed) != Standing::OwnedByOther {
         check_is_same(shared, &name).await?;
     }
     if owner.judge(found.as_ref(), needed) == Standing::Free {
@@ -294,7 +294,7 @@ mod tests {
             node_id: 0,
             incarnations: incarnations.to_vec(),
             claiming: tokio::sync::Mutex::default(),
-            looking: Arc::default(),
+            checking: Arc::default(),
         };
         let of = |incarnation, version| {
             Some(Claim { incarnation: Uuid::from_u128(incarnation), ..me.claim(version) })
@@ -305,10 +305,10 @@ mod tests {
             (of(3, 61), Standing::Owner, "of this run, with a later version"),
             (of(3, 59), Standing::Free, "of this run, with an earlier version"),
             (of(2, 49), Standing::Free, "of the previous run"),
-            (of(2, 50), Standing::Anothers, "of the previous run, which has continued"),
+            (of(2, 50), Standing::OwnedByOther, "of the previous run, which has continued"),
             (of(1, 19), Standing::Free, "of an earlier run"),
-            (of(1, 20), Standing::Anothers, "of an earlier run, which has continued"),
-            (of(4, 1), Standing::Anothers, "of an unknown run"),
+            (of(1, 20), Standing::OwnedByOther, "of an earlier run, which has continued"),
+            (of(4, 1), Standing::OwnedByOther, "of an unknown run"),
         ] {
             let found: Option<Claim> = found;
             assert_eq!(me.judge(found.as_ref(), 60), standing, "{why}");

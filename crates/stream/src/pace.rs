@@ -10,7 +10,7 @@ use tokio::time::Instant;
 /// soon.
 const LEAST_BYTES_PER_SECOND: u64 = 4 << 20;
 /// Longest interval between checks for a reason to hurry.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The pace of one upload.
 pub(crate) struct Pace<'a> {
@@ -54,7 +54,7 @@ impl<'a> Pace<'a> {
                 break;
             }
             tokio::select! {
-                () = tokio::time::sleep(left.min(LOOK)) => {}
+                () = tokio::time::sleep(left.min(CHECK_INTERVAL)) => {}
                 () = self.wanted.notified() => self.was_wanted = true,
             }
         }
@@ -142,6 +142,8 @@ mod tests {
         let mut pace = Pace::new(600 * MIB, Duration::from_secs(600), &wanted);
         let hurry = || began.elapsed() >= Duration::from_secs(10);
         let took = taken(&mut pace, 600, hurry).await;
-        assert!(took >= Duration::from_secs(10) && took <= Duration::from_secs(10) + LOOK);
+        assert!(
+            took >= Duration::from_secs(10) && took <= Duration::from_secs(10) + CHECK_INTERVAL
+        );
     }
 }

@@ -155,10 +155,11 @@ pub(crate) fn encode_ends(
         true => KIND_BOUNDS,
         false => KIND_ENDS,
     };
-    let room = (max_record_bytes as usize).saturating_sub(ENDS_HEADER_BYTES) / entry_bytes(kind);
+    let entries_per_record =
+        (max_record_bytes as usize).saturating_sub(ENDS_HEADER_BYTES) / entry_bytes(kind);
     let chunks: Vec<_> = match ends.is_empty() {
         true => vec![ends],
-        false => ends.chunks(room.max(1)).collect(),
+        false => ends.chunks(entries_per_record.max(1)).collect(),
     };
     let parts = u32::try_from(chunks.len()).expect("fewer than 2^32 records");
     let encode = |(part, entries): (u32, &&[End])| {

@@ -379,12 +379,12 @@ impl Replay {
     fn skip_lost(&mut self, report: &RecoveryReport, uploaded: LogOffset, largest: LargestCount) {
         let streams = &self.streams;
         let next_stream_id = self.next_stream_id;
-        let is_young =
+        let is_missing =
             |stream: StreamId, end: StreamOffset, is_certain: bool| match streams.get(&stream) {
                 Some((_, tail)) => end > tail.uploaded_end,
                 None => is_certain && stream.0 < next_stream_id,
             };
-        let loss = std::mem::take(&mut self.evidence).judge(report, uploaded, is_young);
+        let loss = std::mem::take(&mut self.evidence).judge(report, uploaded, is_missing);
         let mut gaps = std::mem::take(&mut self.gaps);
         for (id, (_, tail)) in &mut self.streams {
             let GoesOn { known, next } = loss.goes_on(*id, tail.next, tail.log_end(), largest.0);
@@ -436,8 +436,9 @@ impl Replay {
                 known.insert(*stream, offsets.start);
             }
         }
-        let young = self.streams.iter().filter(|(_, (_, tail))| tail.next > tail.uploaded_end);
-        let ends = young.map(|(stream, (_, tail))| End {
+        let not_uploaded =
+            self.streams.iter().filter(|(_, (_, tail))| tail.next > tail.uploaded_end);
+        let ends = not_uploaded.map(|(stream, (_, tail))| End {
             stream: *stream,
             next: tail.next,
             known: known.get(stream).copied().unwrap_or(tail.next),

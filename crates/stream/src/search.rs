@@ -17,7 +17,7 @@ use crate::types::{Batch, ObjectId, StreamOffset};
 const RANGES_AT_A_TIME: usize = 1024;
 
 /// The result of scanning some of the ranges.
-struct Look {
+struct Scanned {
     /// The range selected among them.
     picked: Option<Range>,
     next: Next,
@@ -51,16 +51,16 @@ impl Stream {
     ) -> Result<Option<Batch>, FetchError> {
         let mut gone = None;
         loop {
-            let look = self.look(
+            let scanned = self.scan(
                 from,
                 |mut ranges| {
                     Iterator::find(&mut ranges, |range| range.max_timestamp_ms >= timestamp_ms)
                 },
                 |tail| tail.find_time(from, timestamp_ms, self.shared.wal.durable()),
             )?;
-            let range = match (look.picked, look.next) {
+            let range = match (scanned.picked, scanned.next) {
                 (Some(range), _) => range,
-                (None, Next::End(young)) => return Ok(young),
+                (None, Next::End(cached)) => return Ok(cached),
                 (None, Next::Further(next)) => {
                     from = next;
                     tokio::task::yield_now().await;
@@ -75,7 +75,7 @@ impl Stream {
                 // A trim has removed the batch that the range has the timestamp of, or it lies
                 // before `from`.
                 Ok(None) => from = range.end,
-                Err(error) => self.look_again(&range, error, &mut gone).await?,
+                Err(error) => self.retry_if_moved(&range, error, &mut gone).await?,
             }
         }
     }
@@ -113,17 +113,18 @@ impl Stream {
             // A range's timestamp is an upper bound: a trim may have removed its greatest batch. So
             // the range with the greatest bound is read first, and the search ends when no other
             // one can be better.
-            let (range, young) = self.most_promising(best.as_ref(), &read).await?;
-            let young_is_better = |timestamp_ms: i64| {
-                young.as_ref().is_some_and(|young| young.max_timestamp_ms > timestamp_ms)
+            let (range, cached) = self.most_promising(best.as_ref(), &read).await?;
+            let cached_is_better = |timestamp_ms: i64| {
+                cached.as_ref().is_some_and(|cached| cached.max_timestamp_ms > timestamp_ms)
             };
-            let Some(range) = range.filter(|range| !young_is_better(range.max_timestamp_ms)) else {
+            let Some(range) = range.filter(|range| !cached_is_better(range.max_timestamp_ms))
+            else {
                 return Ok(match best {
-                    Some(mut best) if !young_is_better(best.max_timestamp_ms) => {
+                    Some(mut best) if !cached_is_better(best.max_timestamp_ms) => {
                         best.own_payload();
                         Some(best)
                     }
-                    _ => young,
+                    _ => cached,
                 });
             };
             match self.max_time_in(&range, best.clone()).await {
@@ -131,7 +132,7 @@ impl Stream {
                     best = found;
                     read.push(range.object.id);
                 }
-                Err(error) => self.look_again(&range, error, &mut gone).await?,
+                Err(error) => self.retry_if_moved(&range, error, &mut gone).await?,
             }
         }
     }
@@ -152,15 +153,15 @@ impl Stream {
                 is_better((range.max_timestamp_ms, range.start), best)
                     && !read.contains(&range.object.id)
             };
-            let look = self.look(
+            let scanned = self.scan(
                 from,
                 |ranges| ranges.filter(may_be_better).max_by_key(|range| promise(range)),
                 |tail| tail.max_time(self.shared.wal.durable()),
             )?;
-            let both = promising.into_iter().chain(look.picked);
+            let both = promising.into_iter().chain(scanned.picked);
             promising = both.max_by_key(promise);
-            match look.next {
-                Next::End(young) => return Ok((promising, young)),
+            match scanned.next {
+                Next::End(cached) => return Ok((promising, cached)),
                 Next::Further(next) => from = next,
             }
             tokio::task::yield_now().await;
@@ -193,12 +194,12 @@ impl Stream {
     }
 
     /// Scans some ranges from `from` on and, after the last one, the tail.
-    fn look(
+    fn scan(
         &self,
         from: StreamOffset,
         pick: impl for<'a> FnOnce(&mut dyn Iterator<Item = &'a Range>) -> Option<&'a Range>,
-        young: impl FnOnce(&Tail) -> Option<Batch>,
-    ) -> Result<Look, FetchError> {
+        cached: impl FnOnce(&Tail) -> Option<Batch>,
+    ) -> Result<Scanned, FetchError> {
         let tail = self.state.tail.lock();
         if tail.deleted {
             return Err(FetchError::Deleted);
@@ -209,9 +210,9 @@ impl Stream {
         let picked = pick(&mut few).cloned();
         let next = match ranges.next() {
             Some(_) => Next::Further(last),
-            None => Next::End(young(&tail)),
+            None => Next::End(cached(&tail)),
         };
-        Ok(Look { picked, next })
+        Ok(Scanned { picked, next })
     }
 }
 
@@ -226,7 +227,7 @@ impl Stream {
     /// Decides whether to retry after an error. A missing object was deleted between the scan and
     /// the read: the stream was trimmed past it, or its batches are in another object now, which
     /// the next scan finds. An object that is missing twice is an error.
-    async fn look_again(
+    async fn retry_if_moved(
         &self,
         range: &Range,
         error: ObjectError,
@@ -273,8 +274,8 @@ mod tests {
     async fn object(stream: &Stream, id: u64, bases: std::ops::Range<u64>) -> Range {
         let (nonce, name) = (Uuid::from_u128(id.into()), format!("object-{id}"));
         let attempt = Attempt { id: ObjectId(1000 + id), nonce, name };
-        let way = stream.shared.objects.way(RequestClass::Upload);
-        let mut output = Output::new(way, &attempt, 0);
+        let handle = stream.shared.objects.handle(RequestClass::Upload);
+        let mut output = Output::new(handle, &attempt, 0);
         let mut range = None;
         for base in bases {
             assert!(output.push(stream.id(), &batch(base), None, &mut range).is_none());
@@ -377,29 +378,29 @@ mod tests {
         };
         let all: Vec<_> = (0..ahead).map(dull).chain(ranges.iter().map(shift)).collect();
         put_in_place(stream, all);
-        let mut looks = 0;
+        let mut scans = 0;
         let mut from = StreamOffset(0);
         loop {
-            let look = stream
-                .look(
+            let scanned = stream
+                .scan(
                     from,
                     |ranges| ranges.filter(|range| range.max_timestamp_ms > 0).last(),
                     |_| None,
                 )
                 .unwrap();
-            looks += 1;
-            match look.next {
+            scans += 1;
+            match scanned.next {
                 Next::Further(next) => {
-                    assert!(next > from && look.picked.is_none());
+                    assert!(next > from && scanned.picked.is_none());
                     from = next;
                 }
                 Next::End(_) => {
-                    assert_eq!(look.picked.unwrap().end, StreamOffset(ahead + BATCHES));
+                    assert_eq!(scanned.picked.unwrap().end, StreamOffset(ahead + BATCHES));
                     break;
                 }
             }
         }
-        assert_eq!(looks, 4);
+        assert_eq!(scans, 4);
         world.store.close().await.unwrap();
     }
 }

@@ -16,7 +16,6 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use crate::ahead::Readers;
 use crate::cache::LogCache;
 use crate::catalog::{Catalog, CatalogError, Change};
 use crate::compact::{self, Compaction};
@@ -28,12 +27,13 @@ pub(crate) use crate::object_table::{ObjectTable, Used};
 use crate::objects::{DiskCacheStats, ObjectError, Objects, ReadStats, Requests};
 use crate::options::Options;
 use crate::owner::Owner;
+use crate::read_ahead::Readers;
 use crate::recover::{self, Recovery};
 use crate::stream::Stream;
 use crate::tail::StreamState;
 use crate::types::{Fold, StreamEpoch, StreamId};
-use crate::wake::{RoomGate, Wakes};
-use crate::{janitor, panics, upload, wake};
+use crate::wake::{SpaceGate, Wakes};
+use crate::{object_cleaner, panics, upload, wake};
 
 /// Why an operation of the store failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -241,7 +241,7 @@ pub(crate) struct Shared {
     pub(crate) streams: RwLock<HashMap<StreamId, Arc<StreamState>>>,
     pub(crate) meta: RwLock<BTreeMap<String, Vec<u8>>>,
     pub(crate) cache: LogCache,
-    pub(crate) room: RoomGate,
+    pub(crate) space: SpaceGate,
     pub(crate) wakes: Wakes,
     pub(crate) upload: UploadSignal,
     pub(crate) ends: Ends,
@@ -339,7 +339,7 @@ impl Store {
             streams: RwLock::new(recovered.streams),
             meta: RwLock::new(recovered.meta),
             cache: recovered.cache,
-            room: RoomGate::new(),
+            space: SpaceGate::new(),
             wakes: Wakes::new(),
             upload: UploadSignal {
                 wanted: Notify::new(),
@@ -368,16 +368,16 @@ impl Store {
         // delete.
         shared.upload.wanted.notify_one();
         shared.retired.notify_one();
-        shared.compaction.changed(compact::everything(&shared));
+        shared.compaction.changed(compact::all_streams(&shared));
         let complete = recovered.recovery.lost() == Lost::default();
         let mut handles = vec![
             shared.spawn(upload::run(shared.clone())),
             shared.spawn(wake::run(shared.clone())),
             shared.spawn(ends::run(shared.clone())),
-            shared.spawn(janitor::run(shared.clone(), complete)),
+            shared.spawn(object_cleaner::run(shared.clone(), complete)),
         ];
         if shared.compaction.is_on() {
-            let compaction = shared.lasting(compact::run(shared.clone()));
+            let compaction = shared.guarded(compact::run(shared.clone()));
             handles.push(shared.objects.background().spawn(compaction));
         }
         let tasks = Tasks { shared: shared.clone(), handles: Mutex::new(handles) };
@@ -447,7 +447,7 @@ impl Store {
     /// event between the two is not lost. Waiters are not ordered: a batch that needs much space at
     /// once may have to try repeatedly while smaller ones take it.
     pub async fn wait_for_space(&self) {
-        self.shared.room.wait().await;
+        self.shared.space.wait().await;
     }
 
     /// Returns the cause once nothing can be appended any more: the WAL has latched, the catalog
@@ -466,14 +466,14 @@ impl Store {
     /// being appended; see [`Store::failure`].
     pub async fn failed(&self) -> StoreError {
         let shared = &*self.shared;
-        let told = shared.failed.notified();
-        let mut told = std::pin::pin!(told);
-        told.as_mut().enable(); // before the check, so that no failure between the two is missed
+        let failed = shared.failed.notified();
+        let mut failed = std::pin::pin!(failed);
+        failed.as_mut().enable(); // before the check, so that no failure between the two is missed
         if let Some(failure) = shared.failure() {
             return failure;
         }
         tokio::select! {
-            () = told => {}
+            () = failed => {}
             // No log reaches this offset, so this resolves only when the WAL stops.
             stopped = shared.wal.wait_durable(LogOffset(u64::MAX)) => {
                 shared.fail(stopped.err().map_or(StoreError::Closed, StoreError::Wal));
@@ -567,9 +567,9 @@ impl Store {
             if let Some(failure) = self.shared.failure() {
                 return Err(failure);
             }
-            let seen = self.shared.room.generation();
+            let seen = self.shared.space.generation();
             self.shared.request_upload();
-            self.shared.room.wait_after(seen).await;
+            self.shared.space.wait_after(seen).await;
         }
         Ok(())
     }
@@ -593,7 +593,7 @@ impl Store {
             // begun before.
             drop(shared.committing.lock().await);
             // Ownership checks of the WAL also run in tasks of their own.
-            shared.owner.looked().await;
+            shared.owner.wait_for_check().await;
             // A failed log reports its failure when it is closed below.
             let _ = ends::close(&shared).await;
             // A mark that no earlier copy of the WAL has.
@@ -635,7 +635,7 @@ impl Shared {
             }
         }
         self.failed.notify_waiters();
-        self.room.open_for_ever();
+        self.space.open_forever();
         let streams: Vec<_> = self.streams.read().values().cloned().collect();
         for stream in streams {
             wake::notify(&stream.watchers());
@@ -662,7 +662,10 @@ impl Shared {
 
     /// Runs `work`. If it panics, memory may be inconsistent and events that others wait for may
     /// never come, so the store halts.
-    pub(crate) async fn caught<T>(&self, work: impl Future<Output = T>) -> Result<T, StoreError> {
+    pub(crate) async fn halt_on_panic<T>(
+        &self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, StoreError> {
         AssertUnwindSafe(work).catch_unwind().await.map_err(|panic| {
             let defect = StoreError::Failed(format!("a defect: {}", panics::text(&*panic)));
             self.halt(defect.clone());
@@ -671,19 +674,19 @@ impl Shared {
     }
 
     /// Wraps a task that runs as long as the store; a panic halts the store.
-    fn lasting(
+    fn guarded(
         self: &Arc<Self>,
         task: impl Future<Output = ()> + Send + 'static,
     ) -> impl Future<Output = ()> + Send + 'static {
         let shared = self.clone();
         async move {
             // The halt has reported it.
-            let _ = shared.caught(task).await;
+            let _ = shared.halt_on_panic(task).await;
         }
     }
 
     fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
-        tokio::spawn(self.lasting(task))
+        tokio::spawn(self.guarded(task))
     }
 
     /// Returns the bytes appended to the WAL since the last cut.
@@ -711,7 +714,7 @@ impl Shared {
 
     /// Requests an upload if the log, which has grown to `end`, is far enough ahead of the last
     /// cut.
-    pub(crate) fn grown(&self, end: LogOffset) {
+    pub(crate) fn request_upload_if_due(&self, end: LogOffset) {
         let behind = end.0.saturating_sub(self.upload.cut.load(Ordering::Acquire));
         if behind >= self.upload.threshold_bytes.load(Ordering::Relaxed) {
             self.upload.wanted.notify_one();
@@ -721,7 +724,7 @@ impl Shared {
     /// Whether a running upload must finish soon because appends wait for it or are about to. An
     /// upload begins with at most a quarter of the ring and half of the cache behind it (more only
     /// after recovery or a resize), so the thresholds here leave space to finish at full speed.
-    pub(crate) fn hurries_upload(&self) -> bool {
+    pub(crate) fn is_upload_urgent(&self) -> bool {
         let wal = self.wal.stats();
         self.upload.forced.load(Ordering::Acquire)
             || self.failure().is_some()
@@ -770,11 +773,11 @@ pub(crate) mod tests {
     async fn closing_waits_for_an_ownership_check() {
         let (store, _disk) = small_store().await;
         let shared = store.shared.clone();
-        let looking = shared.owner.begin_look().await;
+        let checking = shared.owner.begin_check().await;
         let mut closing = pin!(store.close());
         let early = tokio::time::timeout(Duration::from_millis(20), &mut closing).await;
         assert!(early.is_err() && shared.wal.stopped().is_none(), "it waits");
-        drop(looking);
+        drop(checking);
         closing.await.unwrap();
     }
 }

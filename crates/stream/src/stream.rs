@@ -9,8 +9,8 @@ use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use crate::ahead::Reader;
-use crate::objects::{Budget, Enough, Part};
+use crate::objects::{Budget, Deadline, Part};
+use crate::read_ahead::Reader;
 use crate::store::{Shared, StoreError};
 use crate::tail::{Cached, Range, Source, StreamState, Tail};
 use crate::types::{Batch, StreamEpoch, StreamId, StreamOffset};
@@ -194,7 +194,7 @@ impl Stream {
     pub fn fetch_now(&self, from: StreamOffset, max_bytes: usize) -> Result<Fetched, FetchError> {
         let mut reading = Reading::new(from, max_bytes);
         for _ in 0..OBJECTS_PER_FETCH {
-            let Some(range) = reading.look(self)? else { break };
+            let Some(range) = reading.locate(self)? else { break };
             let (objects, budget) = (&self.shared.objects, &mut reading.budget);
             let read = objects.fetch_cached(&range.object, self.state.id, reading.next, budget);
             if read.is_empty() {
@@ -213,20 +213,20 @@ impl Stream {
         &self,
         from: StreamOffset,
         max_bytes: usize,
-        until: &mut Option<Enough<'_>>,
+        deadline: &mut Option<Deadline<'_>>,
     ) -> Result<Fetched, FetchError> {
         let mut reading = Reading::new(from, max_bytes);
         let mut missing = None;
         let mut reader = None;
         for _ in 0..OBJECTS_PER_FETCH {
-            let Some(range) = reading.look(self)? else { break };
+            let Some(range) = reading.locate(self)? else { break };
             // Taken while the read runs: if this future is dropped, the reader's requests are
             // cancelled.
             reader = reader.or_else(|| self.shared.readers.take(self.state.id, from));
             let (objects, budget) = (&self.shared.objects, &mut reading.budget);
-            let read = objects.fetch(&range.object, self.state.id, reading.next, budget, until);
+            let read = objects.fetch(&range.object, self.state.id, reading.next, budget, deadline);
             match read.await {
-                Ok(Part { batches, cold: None }) => {
+                Ok(Part { batches, deferred: None }) => {
                     let nothing_there = batches.is_empty() && !reading.budget.is_spent();
                     reading.add(batches);
                     // Not skipped: batches that the catalog records are lost.
@@ -237,10 +237,10 @@ impl Stream {
                         break;
                     }
                 }
-                Ok(Part { batches, cold: Some(ticket) }) => {
+                Ok(Part { batches, deferred: Some(guard) }) => {
                     reading.add(batches);
                     let mut reader = reader.unwrap_or_default();
-                    reader.waited_for(ticket);
+                    reader.waited_for(guard);
                     self.shared.readers.leave(self.state.id, reading.next, reader);
                     return Ok(reading.fetched());
                 }
@@ -351,7 +351,7 @@ impl Reading {
     }
 
     /// Takes what is in the tail, or returns the range to read next; `None` at the end.
-    fn look(&mut self, stream: &Stream) -> Result<Option<Range>, FetchError> {
+    fn locate(&mut self, stream: &Stream) -> Result<Option<Range>, FetchError> {
         let durable = stream.shared.wal.durable();
         let tail = stream.state.tail.lock();
         if tail.deleted {
@@ -369,10 +369,10 @@ impl Reading {
             return Ok(None);
         }
         match tail.source(self.next, &mut self.budget, durable) {
-            Source::Cached(young) => {
+            Source::Cached(cached) => {
                 self.cold = false;
-                if !self.overlaps(&young) {
-                    self.batches.extend(young);
+                if !self.overlaps(&cached) {
+                    self.batches.extend(cached);
                 }
                 Ok(None)
             }

@@ -168,7 +168,7 @@ pub(crate) struct Tail {
     /// Bytes of payload in `ranges`.
     range_bytes: u64,
     /// Bytes of payload in batches that are after both `start` and `uploaded_end`.
-    young_bytes: u64,
+    tail_bytes: u64,
     /// Woken when more becomes durable.
     pub(crate) watchers: Vec<Arc<Notify>>,
     /// Whether the stream is queued in [`crate::wake::Wakes`].
@@ -203,7 +203,7 @@ impl Tail {
         assert!(batch.base >= self.next, "batch {} comes before {}", batch.base, self.next);
         self.next = batch.end();
         if batch.end() > self.start {
-            self.young_bytes += batch.payload.len() as u64;
+            self.tail_bytes += batch.payload.len() as u64;
         }
         self.batches.push_back(batch);
     }
@@ -222,7 +222,7 @@ impl Tail {
             batch.log_end = before.log_end;
         }
         if batch.end() > self.start {
-            self.young_bytes += batch.payload.len() as u64;
+            self.tail_bytes += batch.payload.len() as u64;
         }
         self.batches.insert(at, batch);
         true
@@ -274,7 +274,7 @@ impl Tail {
     /// Returns the bytes of payload from `start` to `next`. A batch before `start` counts as long
     /// as its range does.
     pub(crate) fn size_bytes(&self) -> u64 {
-        self.range_bytes + self.young_bytes
+        self.range_bytes + self.tail_bytes
     }
 
     fn first_pinned(&self) -> usize {
@@ -422,7 +422,7 @@ impl Tail {
         for batch in self.batches.range(pinned..end) {
             released.unpinned_bytes += batch.cost_bytes();
             if batch.end() > self.start {
-                self.young_bytes -= batch.payload.len() as u64;
+                self.tail_bytes -= batch.payload.len() as u64;
             }
         }
         self.uploaded_end = part.uploaded_end;
@@ -438,7 +438,7 @@ impl Tail {
 
     /// Drops cached batches that are uploaded and end at or before `to`: they were rewritten and
     /// must be read from their new objects.
-    pub(crate) fn forget_cached(&mut self, to: StreamOffset) -> Released {
+    pub(crate) fn drop_cached_before(&mut self, to: StreamOffset) -> Released {
         let uploaded_end = self.uploaded_end;
         let gone =
             self.batches.partition_point(|batch| batch.end() <= to && batch.base < uploaded_end);
@@ -474,7 +474,7 @@ impl Tail {
             .take_while(|batch| batch.end() <= to)
             .map(|batch| batch.payload.len() as u64)
             .sum();
-        self.young_bytes -= cut_off_bytes;
+        self.tail_bytes -= cut_off_bytes;
         self.start = self.start.max(to);
         let gone = self.ranges.partition_point(|range| range.end <= to);
         let gone: Vec<_> = self.ranges.drain(..gone).collect();
@@ -490,7 +490,7 @@ impl Tail {
         self.shrink();
         self.deleted = true;
         self.checkpoint = None;
-        (self.range_bytes, self.young_bytes) = (0, 0);
+        (self.range_bytes, self.tail_bytes) = (0, 0);
         (Released { freed_bytes, unpinned_bytes }, self.ranges.drain(..).collect())
     }
 

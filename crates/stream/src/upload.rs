@@ -101,11 +101,11 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             Err(error) => return shared.halt(error),
         }
         shared.numbers.upload_done();
-        shared.losses.reads_go_on();
+        shared.losses.reads_recovered();
         // In this order: a writer that was refused before tries again after the gate has opened,
         // and forces another upload if there is still no space.
         shared.upload.forced.store(false, Ordering::Release);
-        shared.room.open();
+        shared.space.open();
     }
 }
 
@@ -129,7 +129,10 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
     let mut pace = Pace::new(bytes, gathered, &shared.upload.wanted);
     let (objects, ranges) = loop {
         let (objects, ranges) = write_all(shared, &parts, &folded, &mut pace).await?;
-        if objects.is_empty() || own(shared, 0).await? || are_there(shared, &objects).await? {
+        if objects.is_empty()
+            || wait_for_ownership(shared, 0).await?
+            || objects_exist(shared, &objects).await?
+        {
             break (objects, ranges);
         }
         tracing::warn!("upload: written objects have disappeared; they are written again");
@@ -150,7 +153,7 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
     commit(shared, cut, &objects, parts.collect()).await?;
     if is_written {
         // A copy of this server that does not record the object must not become its owner any more.
-        own(shared, shared.version()).await?;
+        wait_for_ownership(shared, shared.version()).await?;
     }
     shared.wal.trim_and_mark(..cut, shared.version()).await?;
     *shared.upload.trimmed_to.lock() = taken;
@@ -204,7 +207,7 @@ async fn write_all(
 
 /// Whether the written objects exist, checked after the object store had errors. Objects written to
 /// a directory below an unmounted mount point disappear when the file system is mounted again.
-async fn are_there(shared: &Shared, objects: &[Arc<ObjectInfo>]) -> Result<bool, StoreError> {
+async fn objects_exist(shared: &Shared, objects: &[Arc<ObjectInfo>]) -> Result<bool, StoreError> {
     let mut backoff = Backoff::new(shared);
     for object in objects {
         loop {
@@ -212,7 +215,7 @@ async fn are_there(shared: &Shared, objects: &[Arc<ObjectInfo>]) -> Result<bool,
             match object_size(store, &object.name.as_str().into()).await {
                 Ok(Some(bytes)) if bytes == object.size_bytes => break,
                 Ok(_) => return Ok(false),
-                Err(error) => backoff.failed(&in_words("cannot check", &error)).await?,
+                Err(error) => backoff.failed(&describe("cannot check", &error)).await?,
             }
         }
     }
@@ -221,13 +224,13 @@ async fn are_there(shared: &Shared, objects: &[Arc<ObjectInfo>]) -> Result<bool,
 
 /// Waits until this store owns the objects; see [`owner::claim`]. While another one does, the WAL
 /// must keep what was uploaded. Returns whether the first attempt succeeded.
-async fn own(shared: &Arc<Shared>, version: u64) -> Result<bool, StoreError> {
+async fn wait_for_ownership(shared: &Arc<Shared>, version: u64) -> Result<bool, StoreError> {
     let mut backoff = Backoff::new(shared);
     loop {
         let what = match owner::claim(shared, version).await? {
             Ok(true) => return Ok(backoff.failures == 0),
             Ok(false) => "another server owns the objects".into(),
-            Err(error) => in_words("cannot check who owns the objects", &error),
+            Err(error) => describe("cannot check who owns the objects", &error),
         };
         backoff.failed(&what).await?;
     }
@@ -332,14 +335,14 @@ async fn write_until_done(
     loop {
         let attempt = Attempt::new(shared, id);
         let mut output =
-            Output::new(shared.objects.way(RequestClass::Upload), &attempt, payload_bytes);
+            Output::new(shared.objects.handle(RequestClass::Upload), &attempt, payload_bytes);
         let error = match write(shared, &mut output, pace, parts).await {
             Ok(written) => return Ok(written),
             Err(error) => error,
         };
         output.give_up(shared).await;
         pace.end();
-        backoff.failed(&in_words("cannot write", &error)).await?;
+        backoff.failed(&describe("cannot write", &error)).await?;
     }
 }
 
@@ -377,7 +380,7 @@ async fn write(
             for (batch, crc32c) in batches.iter().filter(|(batch, _)| batch.end() > part.start) {
                 let block = output.push(part.stream.id, batch, Some(*crc32c), &mut range);
                 if let Some(block) = block {
-                    pace.wait(block.content_length() as u64, || shared.hurries_upload()).await;
+                    pace.wait(block.content_length() as u64, || shared.is_upload_urgent()).await;
                     output.write(block).await?;
                 }
             }
@@ -394,7 +397,7 @@ pub(crate) fn unix_ms() -> i64 {
     i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
 }
 
-fn in_words(what: &str, error: &ObjectError) -> String {
+fn describe(what: &str, error: &ObjectError) -> String {
     let hint = match error.is_permanent() {
         true => "; retries fail until the bucket or the credentials are changed",
         false => "",

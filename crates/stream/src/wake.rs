@@ -21,13 +21,13 @@ use crate::types::StreamId;
 /// event between the failure and the wait. The code that makes an append fail must ensure a later
 /// event: for the log cache and the ring that is the upload it requests, for the window it is
 /// [`Wakes::wait_for_wal`].
-pub(crate) struct RoomGate {
+pub(crate) struct SpaceGate {
     generation: watch::Sender<u64>,
     /// The least generation in which a retry makes sense.
     needed: AtomicU64,
 }
 
-impl RoomGate {
+impl SpaceGate {
     pub(crate) fn new() -> Self {
         Self { generation: watch::Sender::new(0), needed: AtomicU64::new(0) }
     }
@@ -47,7 +47,7 @@ impl RoomGate {
     }
 
     /// Wakes writers, and makes all later waits return at once.
-    pub(crate) fn open_for_ever(&self) {
+    pub(crate) fn open_forever(&self) {
         self.generation.send_replace(u64::MAX);
     }
 
@@ -74,20 +74,20 @@ pub(crate) struct Wakes {
     /// Watched streams with batches that are not durable, by the log offset at which the next one
     /// becomes durable. Locked while a tail is, never the other way round.
     queue: Mutex<BTreeMap<(LogOffset, StreamId), Arc<StreamState>>>,
-    wal_room: Mutex<WalRoom>,
+    wal_space: Mutex<WalSpace>,
     changed: Notify,
 }
 
 #[derive(Default)]
-struct WalRoom {
-    /// A writer waits for the WAL, and [`RoomGate::open`] will be called for it.
+struct WalSpace {
+    /// A writer waits for the WAL, and [`SpaceGate::open`] will be called for it.
     waiting: bool,
     ticket: Option<Space>,
 }
 
 impl Wakes {
     pub(crate) fn new() -> Self {
-        Self { queue: Mutex::default(), wal_room: Mutex::default(), changed: Notify::new() }
+        Self { queue: Mutex::default(), wal_space: Mutex::default(), changed: Notify::new() }
     }
 
     /// Registers `stream`: its watchers are woken when the log is durable up to `at`.
@@ -103,9 +103,9 @@ impl Wakes {
     /// Opens the gate when the WAL has more space. The ticket was taken before the append that
     /// failed.
     pub(crate) fn wait_for_wal(&self, ticket: Space) {
-        let mut room = self.wal_room.lock();
-        if !room.waiting {
-            *room = WalRoom { waiting: true, ticket: Some(ticket) };
+        let mut space = self.wal_space.lock();
+        if !space.waiting {
+            *space = WalSpace { waiting: true, ticket: Some(ticket) };
             self.changed.notify_one();
         }
     }
@@ -127,10 +127,10 @@ impl Wakes {
 /// Runs the waking task. Ends when the WAL has failed.
 pub(crate) async fn run(shared: Arc<Shared>) {
     let wakes = &shared.wakes;
-    let mut room: Option<Space> = None;
+    let mut space: Option<Space> = None;
     loop {
-        if let Some(ticket) = wakes.wal_room.lock().ticket.take() {
-            room = Some(ticket);
+        if let Some(ticket) = wakes.wal_space.lock().ticket.take() {
+            space = Some(ticket);
         }
         let first = wakes.first();
         let durable = async {
@@ -139,9 +139,9 @@ pub(crate) async fn run(shared: Arc<Shared>) {
                 None => pending().await,
             }
         };
-        let has_room = async {
-            match &mut room {
-                Some(room) => room.await,
+        let has_space = async {
+            match &mut space {
+                Some(space) => space.await,
                 None => pending().await,
             }
         };
@@ -151,11 +151,11 @@ pub(crate) async fn run(shared: Arc<Shared>) {
                 Ok(()) => wake_durable(&shared),
                 Err(error) => return shared.fail(error.into()),
             },
-            () = has_room => {
-                room = None;
+            () = has_space => {
+                space = None;
                 // Before the gate opens: an append that fails after this must register again.
-                wakes.wal_room.lock().waiting = false;
-                shared.room.open();
+                wakes.wal_space.lock().waiting = false;
+                shared.space.open();
             }
         }
     }
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn an_event_between_the_failure_and_the_wait_is_seen() {
-        let gate = RoomGate::new();
+        let gate = SpaceGate::new();
         assert!(gate.wait().now_or_never().is_some(), "no writer was refused");
         let seen = gate.generation();
         gate.full(seen);
@@ -204,7 +204,7 @@ mod tests {
         assert!(gate.wait().now_or_never().is_some());
 
         gate.full(gate.generation());
-        gate.open_for_ever();
+        gate.open_forever();
         gate.full(gate.generation());
         assert!(gate.wait().now_or_never().is_some(), "after a failure no writer waits");
     }

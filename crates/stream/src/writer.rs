@@ -97,7 +97,7 @@ impl Store {
             self.shared.open_stream(id, epoch).await?;
         }
         let writer = StreamWriter { stream, epoch };
-        writer.settle().await?;
+        writer.wait_durable().await?;
         Ok(writer)
     }
 }
@@ -128,7 +128,7 @@ impl StreamWriter {
             return Err(AppendError::TooLarge { len_bytes, max_bytes: shared.max_batch_bytes });
         }
         // Before the attempt: a refused writer must not miss an event after this.
-        let seen = shared.room.generation();
+        let seen = shared.space.generation();
         if count > shared.ends.largest_count() {
             return Err(shared.raise_largest_count(count, seen));
         }
@@ -136,7 +136,7 @@ impl StreamWriter {
         if !shared.cache.reserve(cost_bytes) {
             // A writer that can never append again must not wait for space.
             self.check(&state.tail.lock())?;
-            return Err(shared.turn_away(seen));
+            return Err(shared.refuse_until_upload(seen));
         }
         let len = u32::try_from(len_bytes).expect("at most what a record holds");
         let header = record::encode_header(state.id, base, count, max_timestamp_ms, len);
@@ -169,7 +169,7 @@ impl StreamWriter {
         }
         drop(tail);
         shared.ends.appended();
-        shared.grown(log_end);
+        shared.request_upload_if_due(log_end);
         Ok(Append { done })
     }
 
@@ -191,7 +191,7 @@ impl StreamWriter {
     /// [`StoreError::InvalidChange`] if it was deleted; the error of a failed log. The handle is
     /// consumed in any case.
     pub async fn close(self) -> Result<(), StoreError> {
-        self.settle().await
+        self.wait_durable().await
     }
 
     /// Deletes the stream with all its records, durably. Use [`Store::commit`] to delete it
@@ -205,7 +205,7 @@ impl StreamWriter {
     }
 
     /// Waits until everything in the stream is durable.
-    async fn settle(&self) -> Result<(), StoreError> {
+    async fn wait_durable(&self) -> Result<(), StoreError> {
         let Stream { shared, state } = &self.stream;
         let checked = {
             let tail = state.tail.lock();
@@ -257,10 +257,10 @@ impl Shared {
             Err(refused) => refused,
         };
         Err(match refused {
-            Wal::OverCapacity { .. } => self.turn_away(seen),
+            Wal::OverCapacity { .. } => self.refuse_until_upload(seen),
             Wal::WindowFull { .. } => {
                 self.numbers.refused_appends.fetch_add(1, Ordering::Relaxed);
-                self.room.full(seen);
+                self.space.full(seen);
                 AppendError::Full
             }
             Wal::Failed(error) => AppendError::Failed(StoreError::Wal(error)),
@@ -275,25 +275,25 @@ impl Shared {
     /// new maximum. That is rare: the number only doubles and never decreases.
     fn raise_largest_count(self: &Arc<Self>, count: u32, seen: u64) -> AppendError {
         self.numbers.refused_appends.fetch_add(1, Ordering::Relaxed);
-        self.room.full(seen);
+        self.space.full(seen);
         if self.ends.begin_to_raise() {
             let shared = self.clone();
-            self.objects.background().spawn_ahead(async move {
+            self.objects.background().spawn_normal(async move {
                 if let Err(error) = shared.commit_largest_count(count).await {
                     tracing::warn!("no batch of {count} records can be appended yet: {error}");
                     tokio::time::sleep(shared.options.retry_max).await;
                 }
                 shared.ends.end_to_raise();
-                shared.room.open();
+                shared.space.open();
             });
         }
         self.failure().map_or(AppendError::Full, AppendError::Failed)
     }
 
     /// Refuses a batch that needs space which an upload must free first.
-    fn turn_away(&self, seen: u64) -> AppendError {
+    fn refuse_until_upload(&self, seen: u64) -> AppendError {
         self.numbers.refused_appends.fetch_add(1, Ordering::Relaxed);
-        self.room.full(seen);
+        self.space.full(seen);
         self.request_upload();
         self.failure().map_or(AppendError::Full, AppendError::Failed)
     }

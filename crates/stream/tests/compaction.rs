@@ -147,7 +147,7 @@ async fn check(streams: &[(StreamWriter, Vec<Batch>)]) {
 }
 
 /// Waits until nothing is left to do, and what was compacted is gone from the object store.
-async fn settled(life: &Life, world: &World) {
+async fn wait_until_idle(life: &Life, world: &World) {
     let begun = std::time::Instant::now();
     let mut before = u64::MAX;
     let mut quiet = 0;
@@ -179,7 +179,7 @@ async fn shared_objects_are_merged_and_large_streams_leave_them() {
     assert_eq!(life.store.stats().objects, 24, "without compaction");
     on(&mut world);
     let (life, all) = restarted(life, &world, all).await;
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     // One for every eight shared ones, and the large stream's own.
     let stats = life.store.stats();
     assert!(stats.objects <= 4, "{} objects", stats.objects);
@@ -188,7 +188,7 @@ async fn shared_objects_are_merged_and_large_streams_leave_them() {
     check(&all).await;
     let (life, all) = restarted(life, &world, all).await;
     check(&all).await;
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     assert_eq!(life.store.stats().compactions, 0, "there is nothing left to do");
     drop(all);
     life.close().await;
@@ -207,9 +207,9 @@ async fn switched_off_it_makes_no_requests() {
     uploads(&life, &mut all, 20, 500).await;
     all[0].0.trim(all[0].1[30].end()).await.unwrap();
     all[1].0.trim(all[1].1[30].end()).await.unwrap();
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     let stats = life.store.stats();
-    let asked: Vec<_> = stats.requests.iter().filter(|of| of.cause == "compaction").collect();
+    let asked: Vec<_> = stats.requests.iter().filter(|of| of.class == "compaction").collect();
     assert!(asked.is_empty(), "{asked:?}");
     assert_eq!((stats.compactions, stats.compaction_failures, stats.objects), (0, 0, 40));
     close(life, all).await;
@@ -223,7 +223,7 @@ async fn objects_do_not_accumulate_and_are_rewritten_only_a_few_times() {
     let life = world.start().await;
     let mut all = streams(&life, 4).await;
     uploads(&life, &mut all, 100, 100).await;
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     let stats = life.store.stats();
     assert!(stats.objects <= 7 + 7 + 7, "{} objects", stats.objects);
     assert!(
@@ -241,7 +241,7 @@ async fn objects_of_a_single_stream_are_merged_too() {
     let life = world.start().await;
     let mut all = streams(&life, 1).await;
     uploads(&life, &mut all, 64, 50).await;
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     let objects = life.store.stats().objects;
     assert!(objects <= 7, "{objects} objects");
     close(life, all).await;
@@ -258,10 +258,10 @@ async fn an_index_is_read_once_for_all_streams() {
     uploads(&life, &mut all, 8, 1500).await;
     on(&mut world);
     let (life, all) = restarted(life, &world, all).await;
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     let stats = life.store.stats();
     assert_eq!((stats.compactions, stats.objects), (5, 5));
-    let gets = |asked: &&Requests| (asked.cause, asked.kind) == ("compaction", "get");
+    let gets = |asked: &&Requests| (asked.class, asked.kind) == ("compaction", "get");
     let gets: u64 = stats.requests.iter().filter(gets).map(|asked| asked.count).sum();
     assert_eq!(gets, 8 + 5 * 8, "eight indexes, and a block of each stream in each object");
     close(life, all).await;
@@ -274,14 +274,14 @@ async fn merged_objects_are_bounded() {
     let life = world.start().await;
     let mut all = streams(&life, 1).await;
     uploads(&life, &mut all, 40, 8000).await;
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     let catalog = world.catalog.load().unwrap();
     let sizes: Vec<_> = catalog.objects.values().map(|object| object.payload_bytes).collect();
     assert!(sizes.iter().all(|bytes| *bytes <= 64 << 10), "{sizes:?}");
     assert!(sizes.len() <= 40 * 8000 / (32 << 10) + 7, "{sizes:?}");
     // More than an eighth.
     uploads(&life, &mut all, 8, 9000).await;
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     let catalog = world.catalog.load().unwrap();
     let as_uploaded = catalog.objects.values().filter(|object| object.payload_bytes == 9000);
     assert_eq!(as_uploaded.count(), 8);
@@ -298,12 +298,12 @@ async fn space_of_trimmed_and_deleted_ranges_is_reclaimed() {
     for (stream, _) in all.drain(..2) {
         life.store.commit(vec![delete(stream.id())]).await.unwrap();
     }
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     assert_eq!(life.store.stats().compactions, 0, "half of it is in use");
     let (stream, held) = &all[0];
     stream.trim(held.last().unwrap().end()).await.unwrap();
     upload(&life, &mut all[1..], 1, 10).await; // something to wake it
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     let stats = life.store.stats();
     assert_eq!(stats.compactions, 1);
     assert!(stats.object_bytes < before / 2, "{} of {before}", stats.object_bytes);
@@ -355,7 +355,7 @@ async fn trims_and_deletions_in_the_middle_are_respected() {
     streams[1].0.trim(streams[1].1[7].end()).await.unwrap();
     streams.remove(2).0.delete().await.unwrap();
     drop(reading);
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     assert_eq!(life.store.stats().compactions, 1);
     assert_eq!(life.store.stats().objects, 1);
     check(&streams).await;
@@ -370,7 +370,7 @@ async fn a_failing_object_store_delays_it_and_leaves_nothing_behind() {
     let (world, known) = eight_objects(3).await;
     let life = world.start_with(|objects| objects.fail_writes.store(5, Ordering::SeqCst)).await;
     eventually("it succeeds", || life.store.stats().compactions == 1).await;
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     let stats = life.store.stats();
     assert_eq!((stats.compaction_failures, stats.objects), (5, 1));
     assert_eq!(life.store.degraded(), []);
@@ -412,7 +412,7 @@ async fn damaged_objects_are_not_compacted() {
     world.objects.put(&path, bytes.into()).await.unwrap();
     on(&mut world);
     let (life, all) = restarted(life, &world, all).await;
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     let stats = life.store.stats();
     assert_eq!((stats.compactions, stats.compaction_failures, stats.objects), (0, 1, 8));
     check(&all[1..]).await;
@@ -429,7 +429,7 @@ async fn blocks_damaged_in_transit_are_read_again_and_compacted() {
         let (world, known) = eight_objects(2).await;
         let flip = |objects: &Objects| objects.flip_reads.store(1 << read, Ordering::SeqCst);
         let life = world.start_with(flip).await;
-        settled(&life, &world).await;
+        wait_until_idle(&life, &world).await;
         let stats = life.store.stats();
         assert_eq!((stats.compactions, stats.compaction_failures, stats.objects), (1, 0, 1));
         let all = opened(&life, known).await;
@@ -470,17 +470,17 @@ async fn a_refused_compaction_does_not_stop_the_others() {
     life.catalog.set(CatalogMode::RefusesACompaction);
     drop(reading);
     eventually("the others are compacted", || life.store.stats().compactions == 1).await;
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     let stats = life.store.stats();
     assert_eq!((stats.objects, stats.compactions, stats.compaction_failures), (8 + 1, 1, 1));
     let mut all = opened(&life, known).await;
     check(&all).await;
     uploads(&life, &mut all, 8, 500).await;
     eventually("and those behind them", || life.store.stats().compactions == 2).await;
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     assert_eq!(life.store.stats().objects, 8 + 1 + 1);
     let (life, all) = restarted(life, &world, all).await;
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     assert_eq!((life.store.stats().objects, life.store.failure()), (3, None));
     close(life, all).await;
 }
@@ -573,7 +573,7 @@ async fn pieces_that_are_not_neighbours_share_objects_too() {
     }
     on(&mut world);
     let (life, all) = restarted(life, &world, all).await;
-    settled(&life, &world).await;
+    wait_until_idle(&life, &world).await;
     assert_eq!(life.store.stats().objects, 20 + 2);
     close(life, all).await;
 }
@@ -590,12 +590,12 @@ async fn a_merged_object_has_the_newest_time_of_its_sources() {
         let objects = world.catalog.load().unwrap().objects;
         objects.values().map(|object| object.created_at_ms).collect()
     };
-    let youngest = written(&world).into_iter().max().unwrap();
+    let newest = written(&world).into_iter().max().unwrap();
     tokio::time::sleep(Duration::from_millis(5)).await;
     on(&mut world);
     let (life, all) = restarted(life, &world, all).await;
-    settled(&life, &world).await;
-    assert_eq!(written(&world), [youngest]);
+    wait_until_idle(&life, &world).await;
+    assert_eq!(written(&world), [newest]);
     drop(all);
     life.close().await;
 }

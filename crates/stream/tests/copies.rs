@@ -415,7 +415,7 @@ async fn an_opening_in_between_is_detected() {
             // With a copy of the catalog of the same version.
             options.mark = Some(world.catalog.load().unwrap().version + 1);
         }
-        let rival = move |commit| {
+        let competing_opening = move |commit| {
             if commit == 0 {
                 let opened = Wal::open(device.clone(), &options, None, &mut |_| Ok(()));
                 let (wal, _) = opened.expect("it comes first");
@@ -423,7 +423,7 @@ async fn an_opening_in_between_is_detected() {
             }
             Ok(())
         };
-        match open_with(&world, rival).await {
+        match open_with(&world, competing_opening).await {
             Err(StoreError::OldCatalog { version, mark, uploaded, trimmed }) => {
                 assert!(version < mark && (marks || uploaded < trimmed), "{uploaded} {trimmed}");
             }

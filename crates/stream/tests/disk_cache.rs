@@ -76,9 +76,9 @@ async fn read(life: &Life, id: StreamId) -> Vec<Batch> {
 }
 
 /// Waits until everything that was fetched is on disk.
-async fn settle(life: &Life) {
-    let is_settled = |stats: DiskCacheStats| stats.writes + stats.dropped_writes >= stats.misses;
-    eventually("what was fetched is on disk", || is_settled(stats(life))).await;
+async fn wait_until_written(life: &Life) {
+    let is_written = |stats: DiskCacheStats| stats.writes + stats.dropped_writes >= stats.misses;
+    eventually("what was fetched is on disk", || is_written(stats(life))).await;
     assert_eq!(stats(life).dropped_writes, 0);
 }
 
@@ -90,7 +90,7 @@ async fn blocks_read_before_a_restart_are_not_fetched_again() {
 
     let life = start(&world).await;
     assert!(read(&life, id).await == batches);
-    settle(&life).await;
+    wait_until_written(&life).await;
     let fetched = reads(&life);
     assert!(fetched >= 4, "two indexes, and the blocks of two objects");
     let first = stats(&life);
@@ -117,7 +117,7 @@ async fn blocks_on_disk_are_read_while_the_object_store_is_down() {
     let (id, batches) = written(&world, 20, 400_000).await;
     let life = start(&world).await;
     assert!(read(&life, id).await == batches);
-    settle(&life).await;
+    wait_until_written(&life).await;
     life.close().await;
 
     let life = world.start_with(|objects| objects.down.store(true, Ordering::SeqCst)).await;
@@ -180,7 +180,7 @@ async fn a_damaged_directory_does_not_affect_reads_and_is_repaired() {
     for seed in 0..30 {
         let life = start(&world).await;
         assert!(read(&life, id).await == batches, "seed {seed}");
-        settle(&life).await;
+        wait_until_written(&life).await;
         fetched += reads(&life);
         life.close().await;
 

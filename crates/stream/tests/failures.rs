@@ -261,12 +261,12 @@ async fn a_refusing_object_store_is_distinguished_from_one_that_is_down() {
         let store = life.store.clone();
         async move { store.flush().await }
     });
-    let told = || life.store.stats().upload_failing.map_or(String::new(), |failing| failing.error);
+    let error = || life.store.stats().upload_failing.map_or(String::new(), |failing| failing.error);
     let refused =
-        || told().contains("retries fail until the bucket or the credentials are changed");
-    eventually("it is down", || told().contains("injected 503") && !refused()).await;
+        || error().contains("retries fail until the bucket or the credentials are changed");
+    eventually("it is down", || error().contains("injected 503") && !refused()).await;
     life.objects.refuses.store(true, Ordering::SeqCst);
-    eventually("it refuses", || told().contains("injected 403") && refused()).await;
+    eventually("it refuses", || error().contains("injected 403") && refused()).await;
     // It is still retried: credentials may be changed elsewhere.
     life.objects.down.store(false, Ordering::SeqCst);
     flush.await.unwrap().unwrap();
@@ -279,13 +279,13 @@ async fn a_refusing_object_store_is_distinguished_from_one_that_is_down() {
 async fn a_full_disk_of_the_catalog_does_not_stop_the_store() {
     let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
-    let (kept, doomed) = (create_with_a_batch(&life).await, create_with_a_batch(&life).await);
+    let (kept, deleted) = (create_with_a_batch(&life).await, create_with_a_batch(&life).await);
     life.store.flush().await.unwrap();
     let is_full = || life.store.degraded().iter().any(|it| it.reason == Reason::CatalogDiskFull);
     life.catalog.set(CatalogMode::Full);
     let before = world.catalog.load().unwrap();
     let refusals = [
-        life.store.commit(vec![delete(doomed)]).await.unwrap_err(),
+        life.store.commit(vec![delete(deleted)]).await.unwrap_err(),
         life.store.new_stream_ids(1).await.unwrap_err(),
     ];
     for refusal in refusals {
@@ -308,7 +308,7 @@ async fn a_full_disk_of_the_catalog_does_not_stop_the_store() {
 
     life.catalog.set(CatalogMode::Works);
     tokio::time::timeout(HANG, flushing).await.expect("it hangs").unwrap().unwrap();
-    life.store.commit(vec![delete(doomed)]).await.unwrap();
+    life.store.commit(vec![delete(deleted)]).await.unwrap();
     life.create_log().await;
     assert!(!is_full());
 

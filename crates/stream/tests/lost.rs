@@ -176,58 +176,58 @@ async fn an_offset_is_never_handed_out_twice() {
             let is_end = what.is_none_or(|(_, base)| base == 4);
             let parts = Part::ALL.into_iter().enumerate();
             for (_, part) in parts.filter(|(number, _)| is_end || at % 4 == *number) {
-                let told = format!("{part:?} of {what:?} at {range:?}, closed: {is_closed}");
+                let case = format!("{part:?} of {what:?} at {range:?}, closed: {is_closed}");
                 world.disk = SimDisk::from_image(&image, world.disk_options());
                 // The objects of the previous case are owned by a successor of this server.
                 world.objects = Arc::default();
                 world.catalog = Arc::new(catalog.load().unwrap().into());
                 part.damage(&world.disk, &range);
                 let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-                assert_eq!(life.recovery.wal.damage.len(), 1, "{told}");
+                assert_eq!(life.recovery.wal.damage.len(), 1, "{case}");
                 let is_last_ends = what.is_none() && part == Part::Everything;
                 if let Some((id, base)) = what {
-                    assert_eq!(life.recovery.gaps, [gap(id, base..base + 2)], "{told}");
+                    assert_eq!(life.recovery.gaps, [gap(id, base..base + 2)], "{case}");
                 } else if !is_last_ends {
-                    assert_eq!(life.recovery.gaps, [], "{told}");
+                    assert_eq!(life.recovery.gaps, [], "{case}");
                 }
                 let next: Vec<u64> = ends_of(&life, &streams).iter().map(|end| end.0).collect();
                 if is_last_ends {
-                    assert!(next.iter().all(|next| *next >= 6), "{told}");
+                    assert!(next.iter().all(|next| *next >= 6), "{case}");
                 } else {
-                    assert_eq!(ends_of(&life, &streams), [(6, 6), (6, 6)], "{told}");
+                    assert_eq!(ends_of(&life, &streams), [(6, 6), (6, 6)], "{case}");
                 }
-                goes_on(life, &mut world, &streams, &next, &told).await;
+                continues(life, &mut world, &streams, &next, &case).await;
             }
         }
     }
 }
 
 /// Checks that streams continue at `next`, also after a crash and when the damage is trimmed.
-async fn goes_on(life: Life, world: &mut World, streams: &[StreamId], next: &[u64], told: &str) {
+async fn continues(life: Life, world: &mut World, streams: &[StreamId], next: &[u64], case: &str) {
     let gaps = life.recovery.gaps.clone();
     // A consumer that waits at the end.
     let stream = life.store.stream(streams[0]).unwrap();
     let fetched = stream.fetch(StreamOffset(next[0]), 1000).await.unwrap();
-    assert_eq!((fetched.batches.len(), fetched.durable_end.0), (0, next[0]), "{told}");
+    assert_eq!((fetched.batches.len(), fetched.durable_end.0), (0, next[0]), "{case}");
     life.crash(world);
 
     let life = world.try_start(Arc::new(Nothing)).await.unwrap();
     let expected: Vec<_> = next.iter().map(|next| (*next, *next)).collect();
-    assert_eq!(ends_of(&life, streams), expected, "after a crash: {told}");
+    assert_eq!(ends_of(&life, streams), expected, "after a crash: {case}");
     assert_eq!(
         life.recovery.gaps, gaps,
-        "it is still known what is lost and what was skipped: {told}"
+        "it is still known what is lost and what was skipped: {case}"
     );
     let read = bases(&life, streams[1]).await;
     life.store.flush().await.unwrap();
-    assert_eq!(ends_of(&life, streams), expected, "after an upload: {told}");
-    assert_eq!(bases(&life, streams[1]).await, read, "{told}");
+    assert_eq!(ends_of(&life, streams), expected, "after an upload: {case}");
+    assert_eq!(bases(&life, streams[1]).await, read, "{case}");
     life.close().await;
     world.disk = world.disk.process_crash();
 
     let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-    assert_eq!((life.recovery.wal.damage.len(), life.recovery.gaps.len()), (0, 0), "{told}");
-    assert_eq!(ends_of(&life, streams), expected, "after the damage was trimmed: {told}");
+    assert_eq!((life.recovery.wal.damage.len(), life.recovery.gaps.len()), (0, 0), "{case}");
+    assert_eq!(ends_of(&life, streams), expected, "after the damage was trimmed: {case}");
     for (id, next) in streams.iter().zip(next) {
         let stream = life.open(*id).await;
         let more = batch(*id, *next, 1, 10);
@@ -235,7 +235,7 @@ async fn goes_on(life: Life, world: &mut World, streams: &[StreamId], next: &[u6
         // A reader in the middle of the gap gets what is behind it.
         let before = StreamOffset(next - 1);
         let fetched = stream.fetch(before, 1000).await.unwrap();
-        assert_eq!(fetched.batches.last(), Some(&more), "{told}");
+        assert_eq!(fetched.batches.last(), Some(&more), "{case}");
     }
     life.crash(world);
 }
@@ -255,19 +255,19 @@ async fn uncovered_damage_skips_a_bounded_number_of_offsets() {
         let range = batch_at(&world.disk, streams[1], 4);
         part.damage(&world.disk, &range);
         let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-        let told = format!("{part:?}");
+        let case = format!("{part:?}");
         let next: Vec<u64> = ends_of(&life, &streams).iter().map(|end| end.0).collect();
-        assert_eq!(next[2], 2, "a batch behind the damage: {told}");
+        assert_eq!(next[2], 2, "a batch behind the damage: {case}");
         match part {
             Part::Payload | Part::WalHeader => {
-                assert_eq!(life.recovery.gaps, [gap(streams[1], 4..6)], "{told}");
-                assert_eq!(next[..2], [6, 6], "{told}");
+                assert_eq!(life.recovery.gaps, [gap(streams[1], 4..6)], "{case}");
+                assert_eq!(next[..2], [6, 6], "{case}");
             }
             Part::StreamHeader | Part::Everything => {
                 let records = (range.end - range.start).div_ceil(64);
                 let most = records * (16 << 10);
                 let gaps = [skipped(streams[0], 6..6 + most), skipped(streams[1], 4..4 + most)];
-                assert_eq!(life.recovery.gaps, gaps, "{told}");
+                assert_eq!(life.recovery.gaps, gaps, "{case}");
                 let lost = life.store.stats().lost;
                 assert_eq!((lost.gaps, lost.offsets), (0, 0));
                 assert_eq!((lost.skipped_gaps, lost.skipped_offsets), (2, 2 * most));
@@ -276,7 +276,7 @@ async fn uncovered_damage_skips_a_bounded_number_of_offsets() {
                 assert!(detail.contains(&named), "{detail}");
             }
         }
-        goes_on(life, &mut world, &streams, &next, &told).await;
+        continues(life, &mut world, &streams, &next, &case).await;
     }
 }
 
@@ -590,8 +590,8 @@ fn no_seed_hands_out_an_offset_twice() {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let (mut damaged, mut lost) = (0, 0);
     for seed in start..start + seeds {
-        let told = std::panic::catch_unwind(|| runtime.block_on(damaged_lives(seed)));
-        let Ok((more_damaged, more_lost)) = told else {
+        let case = std::panic::catch_unwind(|| runtime.block_on(damaged_lives(seed)));
+        let Ok((more_damaged, more_lost)) = case else {
             panic!("seed {seed}: ALLUVIUM_MODEL_START={seed} ALLUVIUM_MODEL_SEEDS=1");
         };
         damaged += more_damaged;

@@ -329,10 +329,10 @@ fn streams_are_lists() {
     let (mut compactions, mut uploads) = (0, 0);
     for seed in start..start + seeds {
         let mut run = Run::new(seed);
-        let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             runtime.block_on(run.lives());
         }));
-        if let Err(panic) = told {
+        if let Err(panic) = outcome {
             eprintln!("seed {seed}: ALLUVIUM_MODEL_START={seed} ALLUVIUM_MODEL_SEEDS=1");
             std::panic::resume_unwind(panic);
         }

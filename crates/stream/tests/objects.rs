@@ -188,7 +188,7 @@ async fn times_are_found_while_an_upload_moves_batches() {
 #[tokio::test]
 async fn a_search_keeps_the_objects_of_a_deleted_stream_until_it_ends() {
     let world = World::new(WAL_BYTES, 1);
-    let (life, stream, batches) = three_late_objects(&world).await;
+    let (life, stream, batches) = three_cold_objects(&world).await;
     let id = stream.id();
     let reading = life.objects.reading.lock().await;
     let asked = tokio::spawn({
@@ -205,7 +205,7 @@ async fn a_search_keeps_the_objects_of_a_deleted_stream_until_it_ends() {
 }
 
 /// Creates the batches of [`three_objects`], with nothing of them in memory.
-async fn three_late_objects(world: &World) -> (Life, StreamWriter, Vec<Batch>) {
+async fn three_cold_objects(world: &World) -> (Life, StreamWriter, Vec<Batch>) {
     let life = world.start().await;
     let (stream, batches) = three_objects(&life).await;
     let id = stream.id();
@@ -278,7 +278,7 @@ fn batches_stream(life: &Life) -> alluvium_stream::StreamId {
 #[tokio::test]
 async fn blocks_damaged_in_transit_are_read_again() {
     let world = World::new(WAL_BYTES, 1);
-    let (life, stream, batches) = three_late_objects(&world).await;
+    let (life, stream, batches) = three_cold_objects(&world).await;
     let id = stream.id();
     // The index is damaged, or the block, or both.
     for (flips, from) in [(0b01, 40), (0b10, 20), (0b101, 0)] {
@@ -536,9 +536,9 @@ async fn large_objects_are_written_in_parts() {
 }
 
 /// Returns the number and bytes of requests to the object store.
-fn requests(life: &Life, cause: &str, kind: &str) -> (u64, u64) {
+fn requests(life: &Life, class: &str, kind: &str) -> (u64, u64) {
     let requests = life.store.stats().requests;
-    let found = requests.iter().find(|found| (found.cause, found.kind) == (cause, kind));
+    let found = requests.iter().find(|found| (found.class, found.kind) == (class, kind));
     found.map_or((0, 0), |found| (found.count, found.bytes))
 }
 
@@ -596,7 +596,7 @@ async fn a_large_stream_has_an_object_of_its_own() {
 #[tokio::test]
 async fn a_read_without_a_response_is_retried_once() {
     let world = World::new(WAL_BYTES, 1);
-    let (life, stream, batches) = three_late_objects(&world).await;
+    let (life, stream, batches) = three_cold_objects(&world).await;
     let answer = life.objects.reading.lock().await;
     let fetch = tokio::spawn(async move { stream.fetch(StreamOffset(0), 1).await });
     let reads = || life.objects.reads.load(Ordering::SeqCst);

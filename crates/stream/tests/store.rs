@@ -181,7 +181,7 @@ fn no_lock_is_held_over_a_waker() {
             self.0.durable_end();
         }
     }
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -209,10 +209,10 @@ fn no_lock_is_held_over_a_waker() {
             let notified = wait();
             life.close().await;
             notified.await;
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
         });
     });
-    told.recv_timeout(HANG).expect("a deadlock");
+    receiver.recv_timeout(HANG).expect("a deadlock");
 }
 
 #[tokio::test]

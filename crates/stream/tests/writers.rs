@@ -220,8 +220,8 @@ async fn a_writer_that_waits_for_space_learns_that_it_is_fenced() {
             }
         });
         let newer = open(&life, id, 1).await.unwrap();
-        let told = tokio::time::timeout(HANG, waiting).await.expect("it waits forever").unwrap();
-        assert!(matches!(told, Err(AppendError::Fenced { .. })), "{:?}", told.err());
+        let outcome = tokio::time::timeout(HANG, waiting).await.expect("it waits forever").unwrap();
+        assert!(matches!(outcome, Err(AppendError::Fenced { .. })), "{:?}", outcome.err());
         let refused = newer.append(next()).err();
         assert!(
             matches!(refused, Some(AppendError::Full)),

@@ -3,7 +3,9 @@
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
-use super::{Failure, Origin, Place, RANGES_AT_A_TIME, Run, Sources, Written, output, own};
+use super::{
+    Destination, Failure, Origin, RANGES_AT_A_TIME, Run, Sources, Written, claim_ownership, output,
+};
 use crate::catalog::ObjectRange;
 use crate::commit::Replacement;
 use crate::output::{Attempt, Output};
@@ -104,7 +106,7 @@ impl Store {
         visit: fn(&mut S, &[Batch]) -> bool,
     ) -> Result<S, StoreError> {
         let scanned = self.scan_all(stream, from, to, state, visit).await;
-        self.judged(scanned).await
+        self.classified(scanned).await
     }
 
     async fn scan_all<S: Send + 'static>(
@@ -158,21 +160,21 @@ impl Store {
     ) -> Result<(R, Rewritten), StoreError> {
         // Object compaction and this never work on the same ranges: each selects its ranges with
         // this lock held.
-        let _turn = self.shared.compaction.turn.lock().await;
+        let _exclusive = self.shared.compaction.exclusive.lock().await;
         let Some(run) = next_run(&self.shared, &stream.state, from, to)? else {
             return Ok((rewriter, Rewritten { end: to, read_bytes: 0, written_bytes: 0 }));
         };
         let (end, read_bytes) = (run.end(), run.payload_bytes());
         let done = step(&self.shared, run, rewriter).await.map_err(StoreError::from);
-        let (rewriter, written_bytes) = self.judged(done).await?;
+        let (rewriter, written_bytes) = self.classified(done).await?;
         Ok((rewriter, Rewritten { end, read_bytes, written_bytes }))
     }
 }
 
 impl Store {
-    async fn judged<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+    async fn classified<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         match result {
-            Err(StoreError::Object(error)) => Err(self.shared.judged(error).await.into()),
+            Err(StoreError::Object(error)) => Err(self.shared.classified(error).await.into()),
             result => result,
         }
     }
@@ -199,7 +201,7 @@ fn next_run(
         0 => STEP_BYTES,
         most_bytes => most_bytes,
     };
-    let mut run = Run { stream: stream.clone(), ranges, place: Place::Alone };
+    let mut run = Run { stream: stream.clone(), ranges, destination: Destination::Alone };
     Ok(Some(run.split_off(most_bytes)))
 }
 
@@ -209,7 +211,7 @@ async fn step<R: Rewrite>(
     run: Run,
     rewriter: R,
 ) -> Result<(R, u64), Failure> {
-    own(shared, 0).await?;
+    claim_ownership(shared, 0).await?;
     let objects = || run.ranges.iter().map(|range| &range.object);
     let origin = Origin {
         generation: objects().map(|object| object.generation).max().unwrap_or(0).saturating_add(1),
@@ -231,10 +233,10 @@ async fn step<R: Rewrite>(
     let replace = |new| Replacement { stream: run.stream.clone(), old: run.ranges.clone(), new };
     let replacements = writing.new.map(replace).into_iter().collect();
     let mut written = Written::default();
-    written.end(shared, writing.output, origin, result, replacements).await?;
+    written.end_output(shared, writing.output, origin, result, replacements).await?;
     let written_bytes = written.payload_bytes;
     written.commit(shared).await?;
-    let released = run.stream.tail.lock().forget_cached(run.end());
+    let released = run.stream.tail.lock().drop_cached_before(run.end());
     shared.cache.release(released);
     Ok((rewriter.expect("nothing has failed"), written_bytes))
 }

@@ -80,14 +80,14 @@ impl Evidence {
     ///
     /// The remains of a damaged record may be from one lap earlier, if the write over them was
     /// lost. Such a record is trimmed: its list covers nothing behind the log's start, or its batch
-    /// is uploaded or belongs to a deleted stream. `is_young` returns whether a batch is none of
+    /// is uploaded or belongs to a deleted stream. `is_missing` returns whether a batch is none of
     /// these. A batch of an unknown stream counts only if the remains are certain: the log's own
     /// record header is intact and on the same page.
     pub(crate) fn judge(
         mut self,
         report: &RecoveryReport,
         uploaded: LogOffset,
-        is_young: impl Fn(StreamId, StreamOffset, bool) -> bool,
+        is_missing: impl Fn(StreamId, StreamOffset, bool) -> bool,
     ) -> Loss {
         self.covered.push(LogOffset(0)..uploaded);
         self.covered.sort_by_key(|range| range.start);
@@ -98,20 +98,21 @@ impl Evidence {
             if let Some(left) = remains(&place.head)
                 && (left.record_bytes == bytes || !place.is_one_record && left.record_bytes < bytes)
             {
-                let is_told = match left.was {
+                let is_identified = match left.was {
                     Was::Ends(to) => to >= report.start,
                     Was::Batch(stream, base, count) => {
                         let end = StreamOffset(base.0.saturating_add(count.into()));
                         let is_certain = place.is_one_record && has_header_on_page(range.start);
-                        let is_told = range.start >= uploaded && is_young(stream, end, is_certain);
-                        if is_told {
+                        let is_identified =
+                            range.start >= uploaded && is_missing(stream, end, is_certain);
+                        if is_identified {
                             let known = self.next.entry(stream).or_default();
                             *known = end.max(*known);
                         }
-                        is_told
+                        is_identified
                     }
                 };
-                if is_told {
+                if is_identified {
                     range.start.0 += left.record_bytes;
                 }
             }
@@ -264,8 +265,8 @@ mod tests {
         };
         assert_eq!(goes_on(1, 20, 0), (50, 100), "from the listed end on");
         assert_eq!(goes_on(1, 70, 100), (70, 120));
-        let told = "a batch behind the first damage shows what was lost there";
-        assert_eq!(goes_on(2, 20, 300), (20, 50), "{told}");
+        let reason = "a batch behind the first damage shows what was lost there";
+        assert_eq!(goes_on(2, 20, 300), (20, 50), "{reason}");
         assert_eq!(goes_on(2, 20, 401), (20, 20));
         let unknown = from_the_end(vec![(LogOffset(0), u64::MAX), (LogOffset(9), 1)]);
         let all = Loss { next: HashMap::new(), unknown, skipped: HashMap::new() };

@@ -18,7 +18,7 @@ use object_store::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requests {
     /// `upload`, `read`, `compaction` or `clean-up`.
-    pub cause: &'static str,
+    pub class: &'static str,
     /// `put`, `part`, `multipart` (begin, end or abort of an object in parts), `get`, `list`
     /// (however many pages) or `delete`.
     pub kind: &'static str,
@@ -42,7 +42,7 @@ pub(crate) enum RequestClass {
     CleanUp,
 }
 
-const CAUSES: [(RequestClass, &str); 4] = [
+const CLASSES: [(RequestClass, &str); 4] = [
     (RequestClass::Upload, "upload"),
     (RequestClass::Read, "read"),
     (RequestClass::Compaction, "compaction"),
@@ -79,25 +79,25 @@ impl Counters {
 }
 
 /// An object store, wrapped once for each class.
-pub(crate) struct CountedStores([Counted; CAUSES.len()]);
+pub(crate) struct CountedStores([Counted; CLASSES.len()]);
 
 impl CountedStores {
     pub(crate) fn new(store: &Arc<dyn ObjectStore>) -> Self {
-        Self(CAUSES.map(|_| Counted { inner: store.clone(), counters: Arc::default() }))
+        Self(CLASSES.map(|_| Counted { inner: store.clone(), counters: Arc::default() }))
     }
 
-    pub(crate) fn get(&self, cause: RequestClass) -> &dyn ObjectStore {
-        &self.0[cause as usize]
+    pub(crate) fn get(&self, class: RequestClass) -> &dyn ObjectStore {
+        &self.0[class as usize]
     }
 
     /// Returns the number of requests of each kind and class.
     pub(crate) fn requests(&self) -> Vec<Requests> {
         let mut requests = Vec::new();
-        for (store, (_, cause)) in self.0.iter().zip(CAUSES) {
+        for (store, (_, class)) in self.0.iter().zip(CLASSES) {
             for (Counter { count, bytes }, kind) in store.counters.0.iter().zip(KINDS) {
                 let (count, bytes) = (count.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed));
                 if count > 0 {
-                    requests.push(Requests { cause, kind, count, bytes });
+                    requests.push(Requests { class, kind, count, bytes });
                 }
             }
         }

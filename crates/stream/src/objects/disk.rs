@@ -20,7 +20,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::background::make_way;
+use crate::background::lower_priority;
 use crate::object::Damage;
 use crate::options::DiskCacheOptions;
 
@@ -151,17 +151,17 @@ impl DiskCache {
         let reads = Builder::new_current_thread()
             .max_blocking_threads(READS_AT_A_TIME)
             .thread_name(name)
-            .on_thread_start(make_way)
+            .on_thread_start(lower_priority)
             .build()
             .inspect_err(|error| shared.give_up(&format!("cannot start its threads: {error}")))
             .ok();
         let (ending, ended) = oneshot::channel();
-        let keeper = shared.clone();
+        let worker = shared.clone();
         let started = thread::Builder::new().name(name.into()).spawn(move || {
             // This also applies to the cache's own threads: a new thread inherits the priorities of
             // its creator.
-            make_way();
-            keeper.run(open, &writes);
+            lower_priority();
+            worker.run(open, &writes);
             drop(ending);
         });
         if let Err(error) = started {
@@ -203,14 +203,14 @@ impl DiskCache {
         let count = keys.len();
         let Some(reads) = &self.reads else { return vec![None; count] };
         let shared = self.shared.clone();
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         drop(reads.spawn_blocking(move || {
             // The caller may have stopped waiting.
-            let read = |key: &Vec<u8>| if tell.is_closed() { None } else { shared.read(key) };
+            let read = |key: &Vec<u8>| if sender.is_closed() { None } else { shared.read(key) };
             let found: Vec<_> = keys.iter().map(read).collect();
-            let _ = tell.send(found);
+            let _ = sender.send(found);
         }));
-        match timeout(READ_WITHIN, told).await {
+        match timeout(READ_WITHIN, receiver).await {
             Ok(Ok(found)) => found,
             // It is being closed.
             Ok(Err(_)) => vec![None; count],
@@ -459,7 +459,7 @@ fn open_with(options: &DiskCacheOptions, files: u64) -> Result<Cache, String> {
         ));
     }
     let directory = &options.directory;
-    let in_words = |error: Error| error.to_string();
+    let describe = |error: Error| error.to_string();
     let unusable = match Cache::open(directory, journal_options(options)) {
         Ok(cache) => {
             let journals = journals_of(&cache, options);
@@ -476,8 +476,8 @@ fn open_with(options: &DiskCacheOptions, files: u64) -> Result<Cache, String> {
         Err(error) => return Err(error.to_string()),
     };
     tracing::warn!("disk cache: {unusable}. It is emptied");
-    alluvium_journal::clear(directory, CONTENTS).map_err(in_words)?;
-    without_damaged(Cache::open(directory, journal_options(options)).map_err(in_words)?)
+    alluvium_journal::clear(directory, CONTENTS).map_err(describe)?;
+    without_damaged(Cache::open(directory, journal_options(options)).map_err(describe)?)
 }
 
 /// Returns the number of journals that an open cache may have. Its journals keep the size that they

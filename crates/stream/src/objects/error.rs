@@ -62,19 +62,19 @@ impl ObjectError {
     pub(crate) fn store(name: &str, error: &Error) -> Self {
         let text = error.to_string();
         if is_beyond_the_end(error, &text) {
-            let reason = format!("it is shorter than when it was written: {}", in_words(&text).0);
+            let reason = format!("it is shorter than when it was written: {}", describe(&text).0);
             return Self::damaged(name, Damage { position: 0, reason });
         }
-        let (mut reason, code) = in_words(&text);
+        let (mut reason, code) = describe(&text);
         // If there was no response, the reason (a certificate, a connection) is only in the sources
         // of the error.
-        let mut told = text.clone();
+        let mut reported = text.clone();
         let mut cause = std::error::Error::source(error);
         while let Some(error) = cause {
             let why = error.to_string();
-            if !told.contains(&why) {
-                reason = format!("{reason}: {}", in_words(&why).0);
-                told = why;
+            if !reported.contains(&why) {
+                reason = format!("{reason}: {}", describe(&why).0);
+                reported = why;
             }
             cause = error.source();
         }
@@ -92,7 +92,7 @@ impl ObjectError {
         Self::Store { name: name.into(), reason, kind }
     }
 
-    pub(crate) fn no_answer(name: &str, deadline: Duration) -> Self {
+    pub(crate) fn no_response(name: &str, deadline: Duration) -> Self {
         Self::failed(name, format!("no response for {deadline:?}"))
     }
 
@@ -113,7 +113,7 @@ impl ObjectError {
         matches!(self, Self::Store { kind: ErrorKind::NotFound, .. })
     }
 
-    pub(crate) fn may_pass(&self) -> bool {
+    pub(crate) fn is_temporary(&self) -> bool {
         matches!(self, Self::Store { kind: ErrorKind::Failed, .. })
     }
 
@@ -149,16 +149,16 @@ fn is_beyond_the_end(error: &Error, text: &str) -> bool {
 
 /// Returns the text of an error and its code. Of a response in XML only code and message are passed
 /// on.
-fn in_words(text: &str) -> (String, Option<String>) {
+fn describe(text: &str) -> (String, Option<String>) {
     let Some(at) = text.find('<') else { return (shortened(text), None) };
     let element = |name: &str| {
         let rest = text[at..].split_once(&format!("<{name}>"))?.1;
         Some(shortened(rest.split_once('<')?.0))
     };
     let (code, message) = (element("Code"), element("Message"));
-    let told: Vec<_> = code.iter().chain(&message).map(String::as_str).collect();
+    let reported: Vec<_> = code.iter().chain(&message).map(String::as_str).collect();
     let before = shortened(text[..at].trim_end());
-    (format!("{before} {}", told.join(": ")).trim().to_owned(), code)
+    (format!("{before} {}", reported.join(": ")).trim().to_owned(), code)
 }
 
 fn shortened(text: &str) -> String {
@@ -243,7 +243,7 @@ mod tests {
         for error in
             [ObjectError::store("a", &local), error("416 Range Not Satisfiable", range, generic)]
         {
-            assert!(error.is_loss() && !error.is_not_found() && !error.may_pass(), "{error}");
+            assert!(error.is_loss() && !error.is_not_found() && !error.is_temporary(), "{error}");
         }
         let other = error("400 Bad Request", range, generic);
         assert!(!other.is_loss(), "{other}");
@@ -269,8 +269,11 @@ mod tests {
         ] {
             assert!(!error(status, body, generic).is_permanent(), "{status}");
         }
-        let late = ObjectError::no_answer("a", Duration::from_secs(15));
-        assert!(!late.is_permanent() && late.to_string().contains("no response for 15s"), "{late}");
+        let timed_out = ObjectError::no_response("a", Duration::from_secs(15));
+        assert!(
+            !timed_out.is_permanent() && timed_out.to_string().contains("no response for 15s"),
+            "{timed_out}"
+        );
         let region = "<Error><Code>AuthorizationHeaderMalformed</Code></Error>";
         assert!(error("400 Bad Request", region, generic).is_permanent());
     }

@@ -56,13 +56,13 @@ impl<T: Clone> Flight<T> {
     }
 
     /// Returns a handle that keeps the fetch running, without interest in the result.
-    pub(crate) fn ticket(&self) -> Ticket {
-        Ticket { _task: self.task.clone() }
+    pub(crate) fn guard(&self) -> FlightGuard {
+        FlightGuard { _task: self.task.clone() }
     }
 }
 
 /// Keeps a [`Flight`] running, without keeping its result in memory.
-pub(crate) struct Ticket {
+pub(crate) struct FlightGuard {
     _task: Arc<Task>,
 }
 
@@ -187,12 +187,12 @@ mod tests {
         drop(first);
         tokio::task::yield_now().await;
         assert!(!land.is_closed());
-        let ticket = second.ticket();
+        let guard = second.guard();
         drop(second);
         tokio::task::yield_now().await;
-        assert!(!land.is_closed(), "a ticket keeps it running");
+        assert!(!land.is_closed(), "a guard keeps it running");
         second = flights.lock().join(&1).unwrap();
-        drop(ticket);
+        drop(guard);
         drop(second);
         assert!(flights.lock().join(&1).is_none(), "another one may start now");
         let (mut other, land_other) = start(&flights, &[1]);

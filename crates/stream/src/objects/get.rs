@@ -32,7 +32,7 @@ pub(super) async fn get(
 ) -> Result<Vec<Bytes>, ObjectError> {
     match try_get(store, name, from, lens.clone()).await {
         // A connection that died unnoticed is the most likely reason, and the retry uses a new one.
-        Err(error) if error.may_pass() => try_get(store, name, from, lens).await,
+        Err(error) if error.is_temporary() => try_get(store, name, from, lens).await,
         answer => answer,
     }
 }

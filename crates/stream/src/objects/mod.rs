@@ -29,10 +29,10 @@ pub(crate) use counted::RequestClass;
 pub use counted::Requests;
 pub use disk::DiskCacheStats;
 pub use error::{ErrorKind, ObjectError};
-pub(crate) use flight::Ticket;
+pub(crate) use flight::FlightGuard;
 pub use local::{MARK, is_marked, local_objects};
 pub use numbers::ReadStats;
-pub(crate) use read::{Budget, Enough, Objects, Part, READ_BYTES};
+pub(crate) use read::{Budget, Deadline, Objects, Part, READ_BYTES};
 pub(crate) use scan::{Scan, index};
 pub use survey::{Mismatch, Orphan, Survey, survey};
 pub use whole::{StoredObject, list_objects, object_size};
@@ -45,16 +45,16 @@ pub(crate) const OWNER_OBJECT: &str = "owner";
 
 /// Access to the object store for one request class: it counts requests and limits the bandwidth.
 #[derive(Clone, Copy)]
-pub(crate) struct Way<'a> {
+pub(crate) struct StoreHandle<'a> {
     pub(crate) store: &'a dyn ObjectStore,
     bandwidth: &'a Bandwidth,
-    cause: RequestClass,
+    class: RequestClass,
 }
 
-impl Way<'_> {
+impl StoreHandle<'_> {
     /// Waits until this number of bytes may be transferred.
     async fn acquire(&self, bytes: u64) {
-        self.bandwidth.acquire(self.cause, bytes).await;
+        self.bandwidth.acquire(self.class, bytes).await;
     }
 }
 
@@ -102,7 +102,7 @@ pub(crate) async fn within<T>(
     let deadline = request.deadline();
     match tokio::time::timeout(deadline, answer).await {
         Ok(answer) => answer.map_err(|error| ObjectError::store(name, &error)),
-        Err(_) => Err(ObjectError::no_answer(name, deadline)),
+        Err(_) => Err(ObjectError::no_response(name, deadline)),
     }
 }
 

@@ -2,8 +2,8 @@
 //! bound on the bytes in flight. How cold reads avoid disturbing other traffic:
 //! `docs/cold-reads.md`.
 
+mod ahead_buffer;
 mod load;
-mod staged;
 
 use std::ops;
 use std::pin::Pin;
@@ -16,9 +16,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::counted::CountedStores;
 use super::disk::{DiskCache, DiskCacheStats};
-use super::flight::{Flight, Flights, Ticket, UnderWay};
+use super::flight::{Flight, FlightGuard, Flights, UnderWay};
 use super::numbers::{Ahead, ReadNumbers, ReadStats};
-use super::{ObjectError, Request, RequestClass, Requests, Way, within};
+use super::{ObjectError, Request, RequestClass, Requests, StoreHandle, within};
 use crate::background::Background;
 use crate::bandwidth::Bandwidth;
 use crate::catalog::ObjectInfo;
@@ -28,7 +28,7 @@ use crate::options::Options;
 use crate::store::StoreError;
 use crate::tail::Range;
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
-use staged::Staged;
+use ahead_buffer::ReadAheadBuffer;
 
 /// One GET fetches neighbouring blocks up to this size.
 pub(crate) const READ_BYTES: u64 = 8 << 20;
@@ -37,7 +37,7 @@ pub(crate) const READ_BYTES: u64 = 8 << 20;
 /// default leaves 3 % for that.)
 const HOT_SHARE: f64 = 0.5;
 /// Bytes per permit of the bound on bytes in flight.
-const ROOM_UNIT_BYTES: u64 = 1024;
+const PERMIT_BYTES: u64 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
@@ -78,14 +78,14 @@ impl Weighter<Key, Cached> for ByBytes {
 struct Landed {
     parts: Vec<(Key, Result<Cached, ObjectError>)>,
     /// Permits of the bound on bytes in flight.
-    _room: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 type Landing = Result<Arc<Landed>, ObjectError>;
 
 /// What read-ahead was granted before it begins.
-struct Spare {
-    room: OwnedSemaphorePermit,
+struct ReadAheadGrant {
+    permit: OwnedSemaphorePermit,
     /// Bytes of bandwidth granted; 0 for blocks that seem to be on disk.
     granted_bytes: u64,
     ahead: Vec<Ahead>,
@@ -103,13 +103,13 @@ struct Core {
     cache_bytes: u64,
     /// Blocks that were read ahead. Their memory is taken from the cache's: the amount that may be
     /// read ahead.
-    staged: Staged,
+    ahead_buffer: ReadAheadBuffer,
     disk: Option<DiskCache>,
     flights: Flights<Key, Landing>,
     background: Arc<Background>,
-    /// Permits for bytes in flight, in units of [`ROOM_UNIT_BYTES`]. First come, first served.
-    room: Arc<Semaphore>,
-    room_units: u32,
+    /// Permits for bytes in flight, in units of [`PERMIT_BYTES`]. First come, first served.
+    permits: Arc<Semaphore>,
+    total_permits: u32,
     /// Bound on blocks read ahead that are in flight or unread.
     ahead_bytes: u64,
     bandwidth: Bandwidth,
@@ -118,20 +118,20 @@ struct Core {
 }
 
 /// Completes when a reader stops waiting. It is not polled again after that.
-pub(crate) type Enough<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send + 'a)>;
+pub(crate) type Deadline<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send + 'a)>;
 
 /// What was read of an object.
 #[derive(Default)]
 pub(crate) struct Part {
     pub(crate) batches: Vec<Batch>,
     /// The fetch that the reader stopped waiting for. It runs as long as this is kept.
-    pub(crate) late: Option<Ticket>,
+    pub(crate) deferred: Option<FlightGuard>,
 }
 
 /// The result of waiting with a deadline.
-enum Timely<T> {
-    Here(T),
-    Late(Ticket),
+enum Outcome<T> {
+    Ready(T),
+    Deferred(FlightGuard),
 }
 
 impl Objects {
@@ -164,17 +164,17 @@ impl Objects {
             DefaultHashBuilder::default(),
             DefaultLifecycle::default(),
         );
-        let room_units = units(options.cold_read_bytes);
+        let total_permits = permits_for(options.cold_read_bytes);
         let core = Core {
             stores: CountedStores::new(store),
             cache,
             cache_bytes,
-            staged: Staged::default(),
+            ahead_buffer: ReadAheadBuffer::default(),
             disk: options.disk_cache.as_ref().map(DiskCache::start),
             flights: Flights::new(background.clone()),
             background,
-            room: Arc::new(Semaphore::new(room_units as usize)),
-            room_units,
+            permits: Arc::new(Semaphore::new(total_permits as usize)),
+            total_permits,
             ahead_bytes,
             bandwidth: Bandwidth::new(options.object_store_bytes_per_s),
             numbers: Arc::default(),
@@ -184,13 +184,13 @@ impl Objects {
     }
 
     /// Returns the access to the object store for transfers of many bytes.
-    pub(crate) fn way(&self, cause: RequestClass) -> Way<'_> {
-        Way { store: self.store(cause), bandwidth: &self.core.bandwidth, cause }
+    pub(crate) fn handle(&self, class: RequestClass) -> StoreHandle<'_> {
+        StoreHandle { store: self.store(class), bandwidth: &self.core.bandwidth, class }
     }
 
     /// Returns the object store for requests of this class.
-    pub(crate) fn store(&self, cause: RequestClass) -> &dyn ObjectStore {
-        self.core.stores.get(cause)
+    pub(crate) fn store(&self, class: RequestClass) -> &dyn ObjectStore {
+        self.core.stores.get(class)
     }
 
     pub(crate) fn requests(&self) -> Vec<Requests> {
@@ -203,7 +203,7 @@ impl Objects {
     }
 
     pub(crate) fn cached_bytes(&self) -> u64 {
-        self.core.cache.weight() + self.core.staged.bytes()
+        self.core.cache.weight() + self.core.ahead_buffer.bytes()
     }
 
     pub(crate) fn read_stats(&self) -> ReadStats {
@@ -237,22 +237,22 @@ impl Objects {
         object: &Arc<ObjectInfo>,
         stream: StreamId,
     ) -> Result<StreamBlocks, ObjectError> {
-        match self.blocks_until(object, stream, &mut None).await? {
-            Timely::Here(blocks) => Ok(blocks),
-            Timely::Late(_) => unreachable!("a read without a deadline is never deferred"),
+        match self.blocks_before(object, stream, &mut None).await? {
+            Outcome::Ready(blocks) => Ok(blocks),
+            Outcome::Deferred(_) => unreachable!("a read without a deadline is never deferred"),
         }
     }
 
-    async fn blocks_until(
+    async fn blocks_before(
         &self,
         object: &Arc<ObjectInfo>,
         stream: StreamId,
-        until: &mut Option<Enough<'_>>,
-    ) -> Result<Timely<StreamBlocks>, ObjectError> {
+        deadline: &mut Option<Deadline<'_>>,
+    ) -> Result<Outcome<StreamBlocks>, ObjectError> {
         let mut last_try = false;
         loop {
             if let Some(blocks) = self.cached_blocks(object, stream) {
-                return Ok(Timely::Here(blocks));
+                return Ok(Outcome::Ready(blocks));
             }
             let key = Key::Index(object.id);
             let mut flight = {
@@ -267,14 +267,14 @@ impl Objects {
                     }
                 }
             };
-            match self.wait(&object.name, &mut flight, object.index_bytes, until).await {
-                Ok(Timely::Here(landed)) => match landed.part(key)? {
+            match self.wait(&object.name, &mut flight, object.index_bytes, deadline).await {
+                Ok(Outcome::Ready(landed)) => match landed.part(key)? {
                     Cached::Index(index) => {
-                        return Ok(Timely::Here(StreamBlocks::new(index, stream)));
+                        return Ok(Outcome::Ready(StreamBlocks::new(index, stream)));
                     }
                     Cached::Block(_) => unreachable!("the key is an index's"),
                 },
-                Ok(Timely::Late(ticket)) => return Ok(Timely::Late(ticket)),
+                Ok(Outcome::Deferred(guard)) => return Ok(Outcome::Deferred(guard)),
                 Err(error) if last_try => return Err(error),
                 // The failed fetch may have begun long before this reader came.
                 Err(_) => last_try = true,
@@ -296,8 +296,8 @@ impl Objects {
         block: &Block,
     ) -> Result<Arc<Decoded>, ObjectError> {
         match self.read(object, std::slice::from_ref(block), &mut None).await? {
-            Timely::Here(mut run) => Ok(run.blocks.remove(0)),
-            Timely::Late(_) => unreachable!("a read without a deadline is never deferred"),
+            Outcome::Ready(mut run) => Ok(run.blocks.remove(0)),
+            Outcome::Deferred(_) => unreachable!("a read without a deadline is never deferred"),
         }
     }
 
@@ -307,8 +307,8 @@ impl Objects {
         &self,
         object: &Arc<ObjectInfo>,
         blocks: &[Block],
-        until: &mut Option<Enough<'_>>,
-    ) -> Result<Timely<Run>, ObjectError> {
+        deadline: &mut Option<Deadline<'_>>,
+    ) -> Result<Outcome<Run>, ObjectError> {
         let core = &self.core;
         let cached = |block: &Block| core.cached_block(object.id, block);
         let mut last_try = false;
@@ -319,7 +319,7 @@ impl Objects {
                     core.numbers.hit();
                     core.wanted(Key::Block(object.id, block.position), decoded);
                 }
-                return Ok(Timely::Here(Run { blocks: found, _landed: None }));
+                return Ok(Outcome::Ready(Run { blocks: found, _landed: None }));
             }
             let first = Key::Block(object.id, blocks[0].position);
             let mut flight = {
@@ -334,8 +334,8 @@ impl Objects {
                 }
             };
             let len_bytes = u64::from(blocks[0].len_bytes);
-            match self.wait(&object.name, &mut flight, len_bytes, until).await {
-                Ok(Timely::Here(landed)) => {
+            match self.wait(&object.name, &mut flight, len_bytes, deadline).await {
+                Ok(Outcome::Ready(landed)) => {
                     let mut run = Vec::new();
                     for block in blocks {
                         let key = Key::Block(object.id, block.position);
@@ -351,9 +351,9 @@ impl Objects {
                             _ => break,
                         }
                     }
-                    return Ok(Timely::Here(Run { blocks: run, _landed: Some(landed) }));
+                    return Ok(Outcome::Ready(Run { blocks: run, _landed: Some(landed) }));
                 }
-                Ok(Timely::Late(ticket)) => return Ok(Timely::Late(ticket)),
+                Ok(Outcome::Deferred(guard)) => return Ok(Outcome::Deferred(guard)),
                 Err(error) if last_try => return Err(error),
                 // The failed fetch may have been for other blocks, or have had no reader at first.
                 Err(_) => last_try = true,
@@ -368,19 +368,19 @@ impl Objects {
         name: &str,
         flight: &mut Flight<Landing>,
         len_bytes: u64,
-        until: &mut Option<Enough<'_>>,
-    ) -> Result<Timely<Arc<Landed>>, ObjectError> {
+        deadline: &mut Option<Deadline<'_>>,
+    ) -> Result<Outcome<Arc<Landed>>, ObjectError> {
         let _waiting = self.core.numbers.waiting();
         let is_kept = len_bytes.saturating_mul(2) <= self.core.cache_bytes;
-        let landed = match until {
-            Some(until) if is_kept => tokio::select! {
+        let landed = match deadline {
+            Some(deadline) if is_kept => tokio::select! {
                 biased;
                 landed = flight.landed() => landed,
-                () = until => return Ok(Timely::Late(flight.ticket())),
+                () = deadline => return Ok(Outcome::Deferred(flight.guard())),
             },
             _ => flight.landed().await,
         };
-        landed.unwrap_or_else(|| Err(ObjectError::defect(name))).map(Timely::Here)
+        landed.unwrap_or_else(|| Err(ObjectError::defect(name))).map(Outcome::Ready)
     }
 
     /// Returns batches of `stream` that end after `from`, up to the budget, the reader's deadline,
@@ -392,12 +392,12 @@ impl Objects {
         stream: StreamId,
         from: StreamOffset,
         budget: &mut Budget,
-        until: &mut Option<Enough<'_>>,
+        deadline: &mut Option<Deadline<'_>>,
     ) -> Result<Part, ObjectError> {
         let mut part = Part::default();
-        let blocks = match self.blocks_until(object, stream, until).await? {
-            Timely::Here(blocks) => blocks,
-            Timely::Late(ticket) => return Ok(Part { late: Some(ticket), ..part }),
+        let blocks = match self.blocks_before(object, stream, deadline).await? {
+            Outcome::Ready(blocks) => blocks,
+            Outcome::Deferred(guard) => return Ok(Part { deferred: Some(guard), ..part }),
         };
         let blocks = blocks.after(from);
         let mut next = 0;
@@ -419,15 +419,15 @@ impl Objects {
                 wanted
             });
             let wanted = wanted.count();
-            match self.read(object, &blocks[next..next + wanted], until).await {
-                Ok(Timely::Here(run)) => {
+            match self.read(object, &blocks[next..next + wanted], deadline).await {
+                Ok(Outcome::Ready(run)) => {
                     for block in &run.blocks {
                         next += 1;
                         part.take(block, from, budget);
                     }
                 }
-                Ok(Timely::Late(ticket)) => {
-                    part.late = Some(ticket);
+                Ok(Outcome::Deferred(guard)) => {
+                    part.deferred = Some(guard);
                     break;
                 }
                 Err(_) if !part.batches.is_empty() => break,
@@ -500,8 +500,8 @@ impl Objects {
                 continue;
             }
             let run = &blocks[next..next + run];
-            let Some(spare) = core.spare(object, run) else { break };
-            let fetch = core.clone().load(object.clone(), run.to_vec(), Some(spare));
+            let Some(grant) = core.grant_read_ahead(object, run) else { break };
+            let fetch = core.clone().load(object.clone(), run.to_vec(), Some(grant));
             flights.push(core.flights.start(&mut under_way, keys(object.id, run), fetch));
             next += run.len();
         }
@@ -515,7 +515,7 @@ impl Core {
     fn keep(&self, key: Key, decoded: &Arc<Decoded>) {
         match decoded.ahead {
             None => self.cache.insert(key, Cached::Block(decoded.clone())),
-            Some(_) => self.staged.insert(key, decoded.clone()),
+            Some(_) => self.ahead_buffer.insert(key, decoded.clone()),
         }
     }
 
@@ -524,7 +524,7 @@ impl Core {
     fn wanted(&self, key: Key, decoded: &Arc<Decoded>) {
         if decoded.ahead.as_ref().is_some_and(Ahead::wanted) {
             self.cache.insert(key, Cached::Block(decoded.clone()));
-            self.staged.remove(&key);
+            self.ahead_buffer.remove(&key);
         }
     }
 
@@ -532,7 +532,7 @@ impl Core {
         let key = Key::Block(object, block.position);
         match self.cache.get(&key) {
             Some(Cached::Block(block)) => Some(block),
-            _ => self.staged.get(&key),
+            _ => self.ahead_buffer.get(&key),
         }
     }
 
@@ -552,7 +552,7 @@ impl Core {
         let Some(first) = blocks.first() else { return 0 };
         let is_missing = |block: &Block| {
             let key = Key::Block(object.id, block.position);
-            !under_way.has(&key) && self.cache.peek(&key).is_none() && !self.staged.has(&key)
+            !under_way.has(&key) && self.cache.peek(&key).is_none() && !self.ahead_buffer.has(&key)
         };
         let is_on_disk = self.may_be_on_disk(object, first);
         let fits = |block: &Block| {
@@ -577,31 +577,31 @@ impl Core {
         self.flights.start(under_way, keys(object.id, run), fetch)
     }
 
-    async fn room(&self, len_bytes: u64) -> OwnedSemaphorePermit {
-        let wanted = units(len_bytes).min(self.room_units);
-        let room = self.room.clone().acquire_many_owned(wanted).await;
-        room.expect("the semaphore is never closed")
+    async fn acquire_memory(&self, len_bytes: u64) -> OwnedSemaphorePermit {
+        let wanted = permits_for(len_bytes).min(self.total_permits);
+        let permit = self.permits.clone().acquire_many_owned(wanted).await;
+        permit.expect("the semaphore is never closed")
     }
 
     /// Reserves what it takes to read a run of blocks ahead, if it is not needed otherwise: half of
     /// it is left for reads that are being waited for.
-    fn spare(&self, object: &ObjectInfo, run: &[Block]) -> Option<Spare> {
+    fn grant_read_ahead(&self, object: &ObjectInfo, run: &[Block]) -> Option<ReadAheadGrant> {
         let len_bytes = span_bytes(run);
         let missing_bytes =
             |ahead_bytes: u64| (ahead_bytes + len_bytes).saturating_sub(self.ahead_bytes);
         if len_bytes <= self.ahead_bytes {
-            self.staged.make_room(missing_bytes(self.numbers.ahead_bytes()));
+            self.ahead_buffer.drop_unrequested(missing_bytes(self.numbers.ahead_bytes()));
         }
         if missing_bytes(self.numbers.ahead_bytes()) > 0 {
             return None;
         }
-        let room = self.room.clone().try_acquire_many_owned(units(len_bytes)).ok()?;
+        let permit = self.permits.clone().try_acquire_many_owned(permits_for(len_bytes)).ok()?;
         let granted_bytes = if self.may_be_on_disk(object, &run[0]) { 0 } else { len_bytes };
         if granted_bytes > 0 && !self.bandwidth.try_acquire_spare(granted_bytes) {
             return None;
         }
         let ahead = Ahead::begin(&self.numbers, run.iter().map(|block| block.len_bytes));
-        Some(Spare { room, granted_bytes, ahead })
+        Some(ReadAheadGrant { permit, granted_bytes, ahead })
     }
 
     fn damaged(&self, object: &ObjectInfo, damage: Damage) -> ObjectError {
@@ -648,8 +648,8 @@ fn span_bytes(blocks: &[Block]) -> u64 {
     blocks[blocks.len() - 1].position_end() - blocks[0].position
 }
 
-fn units(bytes: u64) -> u32 {
-    u32::try_from(bytes.div_ceil(ROOM_UNIT_BYTES)).unwrap_or(u32::MAX)
+fn permits_for(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(PERMIT_BYTES)).unwrap_or(u32::MAX)
 }
 
 /// The blocks of one stream in one object.

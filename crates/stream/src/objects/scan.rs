@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::get::{get, read_again};
-use super::{ObjectError, Way};
+use super::{ObjectError, StoreHandle};
 use crate::catalog::ObjectInfo;
 use crate::object::{self, Block, Damage};
 use crate::types::Batch;
@@ -17,29 +17,32 @@ use crate::types::Batch;
 const SPAN_BYTES: u64 = 2 << 20;
 
 /// Returns the verified index of `object`.
-pub(crate) async fn index(way: Way<'_>, object: &ObjectInfo) -> Result<Vec<Block>, ObjectError> {
-    match read_index(way, object).await? {
+pub(crate) async fn index(
+    handle: StoreHandle<'_>,
+    object: &ObjectInfo,
+) -> Result<Vec<Block>, ObjectError> {
+    match read_index(handle, object).await? {
         Ok(blocks) => Ok(blocks),
-        Err(damage) => read_again(&object.name, &damage, read_index(way, object).await?),
+        Err(damage) => read_again(&object.name, &damage, read_index(handle, object).await?),
     }
 }
 
 async fn read_index(
-    way: Way<'_>,
+    handle: StoreHandle<'_>,
     object: &ObjectInfo,
 ) -> Result<Result<Vec<Block>, Damage>, ObjectError> {
-    way.acquire(object.index_bytes).await;
+    handle.acquire(object.index_bytes).await;
     let lens = vec![usize::try_from(object.index_bytes).expect("it fits into memory")];
     let bytes = match object.index_bytes {
         0 => Bytes::new(),
-        _ => get(way.store, &object.name, object.index_position, lens).await?.remove(0),
+        _ => get(handle.store, &object.name, object.index_position, lens).await?.remove(0),
     };
     Ok(object::decode_index(object.index_position, &bytes, object.index_crc32c))
 }
 
 /// A scan over blocks of one object.
 pub(crate) struct Scan<'a> {
-    way: Way<'a>,
+    handle: StoreHandle<'a>,
     object: Arc<ObjectInfo>,
     /// Blocks to be read.
     blocks: VecDeque<Block>,
@@ -49,8 +52,12 @@ pub(crate) struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     /// Creates a scan of `blocks`, which are of `object` and in order.
-    pub(crate) fn new(way: Way<'a>, object: Arc<ObjectInfo>, blocks: VecDeque<Block>) -> Self {
-        Self { way, object, blocks, span: VecDeque::new() }
+    pub(crate) fn new(
+        handle: StoreHandle<'a>,
+        object: Arc<ObjectInfo>,
+        blocks: VecDeque<Block>,
+    ) -> Self {
+        Self { handle, object, blocks, span: VecDeque::new() }
     }
 
     /// Returns the next block's verified batches; `None` after the last one.
@@ -100,7 +107,7 @@ impl<'a> Scan<'a> {
     /// Reads as many pieces as `lens` has. If the object ends too early, the checks of the blocks
     /// find it.
     async fn get(&self, from: u64, lens: Vec<usize>) -> Result<Vec<Bytes>, ObjectError> {
-        self.way.acquire(lens.iter().map(|len| *len as u64).sum()).await;
-        get(self.way.store, &self.object.name, from, lens).await
+        self.handle.acquire(lens.iter().map(|len| *len as u64).sum()).await;
+        get(self.handle.store, &self.object.name, from, lens).await
     }
 }

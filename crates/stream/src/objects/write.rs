@@ -7,7 +7,7 @@ use bytes::Bytes;
 use object_store::{MultipartUpload, ObjectStoreExt, PutPayload};
 use tokio::task::{JoinError, JoinSet};
 
-use super::{ObjectError, Request, RequestClass, Way, within};
+use super::{ObjectError, Request, RequestClass, StoreHandle, within};
 
 /// Objects up to this size are one PUT; larger ones are written in parts of exactly this size,
 /// except the last. At least 5 MiB, S3's minimum.
@@ -24,7 +24,7 @@ const COMPACTED_PARTS_IN_FLIGHT: usize = 2;
 /// bounded. Parts are also sent while the caller does not write. The store's client retries a
 /// failed part; when it gives up, the object has failed.
 pub(crate) struct Writer<'a> {
-    way: Way<'a>,
+    handle: StoreHandle<'a>,
     name: &'a str,
     part_bytes: usize,
     /// Bytes that are in no part yet.
@@ -43,15 +43,15 @@ struct Large {
 impl<'a> Writer<'a> {
     /// Creates a writer for about this much payload. The size of parts is such that S3 accepts
     /// their number.
-    pub(crate) fn new(way: Way<'a>, name: &'a str, payload_bytes: u64) -> Self {
+    pub(crate) fn new(handle: StoreHandle<'a>, name: &'a str, payload_bytes: u64) -> Self {
         let (pieces, pieces_bytes) = (VecDeque::new(), 0);
         let part_bytes = part_bytes(payload_bytes);
-        Self { way, name, part_bytes, pieces, pieces_bytes, large: None }
+        Self { handle, name, part_bytes, pieces, pieces_bytes, large: None }
     }
 
     pub(crate) async fn write(&mut self, block: PutPayload) -> Result<(), ObjectError> {
         let bytes = block.content_length();
-        self.way.acquire(bytes as u64).await;
+        self.handle.acquire(bytes as u64).await;
         self.pieces_bytes += bytes;
         self.pieces.extend(block);
         // If the data fills one part exactly, it may be all there is, and a single PUT suffices.
@@ -84,12 +84,12 @@ impl<'a> Writer<'a> {
             Some(large) => large,
             none => {
                 let path = self.name.into();
-                let begun = self.way.store.put_multipart(&path);
+                let begun = self.handle.store.put_multipart(&path);
                 let upload = within(Request::Begin, self.name, begun).await?;
                 none.insert(Large { upload, parts: JoinSet::new() })
             }
         };
-        while large.parts.len() >= parts_in_flight(self.way.cause) {
+        while large.parts.len() >= parts_in_flight(self.handle.class) {
             arrived(self.name, large.parts.join_next().await)?;
         }
         let (name, part) = (self.name.to_owned(), large.upload.put_part(payload));
@@ -104,7 +104,7 @@ impl<'a> Writer<'a> {
         let rest = self.take(self.pieces_bytes);
         if self.large.is_none() {
             let path = self.name.into();
-            let put = self.way.store.put(&path, rest);
+            let put = self.handle.store.put(&path, rest);
             return within(Request::Put, self.name, put).await.map(drop);
         }
         if rest.content_length() > 0 {
@@ -129,7 +129,8 @@ impl<'a> Writer<'a> {
             result = within(Request::Abort, self.name, upload.abort()).await;
         }
         // A request without a response may have created the object even so.
-        match within(Request::Delete, self.name, self.way.store.delete(&self.name.into())).await {
+        match within(Request::Delete, self.name, self.handle.store.delete(&self.name.into())).await
+        {
             Err(error) if !error.is_not_found() => Err(error),
             _ => match result {
                 Err(error) if !error.is_not_found() => Err(error),
@@ -145,8 +146,8 @@ fn part_bytes(payload_bytes: u64) -> usize {
     usize::try_from(least).unwrap_or(usize::MAX).max(PART_BYTES)
 }
 
-fn parts_in_flight(cause: RequestClass) -> usize {
-    match cause {
+fn parts_in_flight(class: RequestClass) -> usize {
+    match class {
         RequestClass::Compaction => COMPACTED_PARTS_IN_FLIGHT,
         RequestClass::Upload | RequestClass::Read | RequestClass::CleanUp => PARTS_IN_FLIGHT,
     }
@@ -290,11 +291,11 @@ mod tests {
     }
 
     fn writer_for<'a>(
-        cause: RequestClass,
+        class: RequestClass,
         store: &'a Store,
         unlimited: &'a Bandwidth,
     ) -> Writer<'a> {
-        Writer::new(Way { store, bandwidth: unlimited, cause }, "a", 0)
+        Writer::new(StoreHandle { store, bandwidth: unlimited, class }, "a", 0)
     }
 
     #[test]
@@ -333,12 +334,12 @@ mod tests {
             (2 * PART_BYTES, vec![PART_BYTES; 2]),
             (7 * PART_BYTES + 5, [vec![PART_BYTES; 7], vec![5]].concat()),
         ] {
-            for (cause, bound) in [(RequestClass::Upload, 4), (RequestClass::Compaction, 2)] {
+            for (class, bound) in [(RequestClass::Upload, 4), (RequestClass::Compaction, 2)] {
                 let store = Store(InMemory::new(), Arc::default());
-                write(&mut writer_for(cause, &store, &unlimited), len).await.unwrap();
+                write(&mut writer_for(class, &store, &unlimited), len).await.unwrap();
                 assert_eq!(*store.1.parts.lock(), parts);
                 let most = store.1.most_in_flight.load(Ordering::SeqCst) as usize;
-                assert_eq!(most, parts.len().min(bound), "{cause:?}");
+                assert_eq!(most, parts.len().min(bound), "{class:?}");
                 assert!(written(&store).await == Some(pattern(len)));
             }
         }

@@ -225,7 +225,7 @@ async fn a_directory_is_used_by_one_cache_only() {
     let options = options(directory.path().join("made"));
     let cache = opened(DiskCache::start(&options)).await;
     let other = DiskCache::start(&options);
-    eventually("the other is told", || other.stats().has_failed).await;
+    eventually("the other is error", || other.stats().has_failed).await;
     put_all(&cache, 0..10).await;
     other.put("object", 0, &piece(0));
     assert_eq!(count_found(&other, 0..10).await, 0);
@@ -290,8 +290,8 @@ async fn a_cache_of_another_kind_is_left_as_it_is() {
     let another = Cache::open(directory.path(), of_another.clone()).unwrap();
     another.put(b"thesis", b"the only copy").unwrap();
     another.close().unwrap();
-    let told = open_with(&options, 1000).unwrap_err();
-    assert!(told.contains("Choose a directory of its own"), "{told}");
+    let error = open_with(&options, 1000).unwrap_err();
+    assert!(error.contains("Choose a directory of its own"), "{error}");
     let cache = DiskCache::start(&options);
     eventually("it is reported", || cache.stats().has_failed).await;
     cache.close().await;

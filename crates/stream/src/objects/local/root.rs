@@ -23,18 +23,18 @@ pub(super) struct Root {
     /// The id in its mark; `None` if it could not be marked.
     id: Option<Uuid>,
     /// Its identity when it was last checked.
-    place: Mutex<Place>,
+    directory: Mutex<DirectoryId>,
 }
 
 /// A directory's identity to the kernel. A file system may have another device number when it is
 /// mounted again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct DirectoryId {
     device: u64,
     inode: u64,
 }
 
-impl Place {
+impl DirectoryId {
     fn of(path: &Path) -> io::Result<Self> {
         let found = fs::metadata(path)?;
         Ok(Self { device: found.dev(), inode: found.ino() })
@@ -52,7 +52,7 @@ impl Root {
     /// example on a full disk, the directory is recognized only as long as its device number stays
     /// the same.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let place = Mutex::new(Place::of(path)?);
+        let directory = Mutex::new(DirectoryId::of(path)?);
         let id = match read_mark(path).and_then(|id| id.map_or_else(|| mark(path), Ok)) {
             Ok(id) => Some(id),
             Err(error) => {
@@ -60,7 +60,7 @@ impl Root {
                 None
             }
         };
-        Ok(Self { path: path.to_owned(), id, place })
+        Ok(Self { path: path.to_owned(), id, directory })
     }
 
     /// Checks that it is still the same directory. Blocking.
@@ -68,13 +68,13 @@ impl Root {
     /// # Errors
     /// Another directory, or none, is in its place.
     pub(super) fn check(&self) -> io::Result<()> {
-        let found = Place::of(&self.path).ok();
-        let mut place = self.place.lock();
+        let found = DirectoryId::of(&self.path).ok();
+        let mut directory = self.directory.lock();
         match found {
-            Some(found) if found == *place => return Ok(()),
+            Some(found) if found == *directory => return Ok(()),
             Some(found) if self.id.is_some() && read_mark(&self.path).ok() == Some(self.id) => {
                 tracing::info!("{} is on another device now", self.path.display());
-                *place = found;
+                *directory = found;
                 return Ok(());
             }
             _ => {}

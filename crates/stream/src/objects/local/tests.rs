@@ -45,9 +45,9 @@ async fn an_object_being_deleted_is_neither_found_nor_listed() {
     let directory = tempfile::tempdir().unwrap();
     let store = local_objects(directory.path()).unwrap();
     let prefix = format!("{OBJECTS_DIRECTORY}/store");
-    let place = directory.path().join(&prefix);
-    std::fs::create_dir_all(&place).unwrap();
-    let (path, hidden) = (place.join("a"), place.join(format!("a#{DELETED}")));
+    let store_directory = directory.path().join(&prefix);
+    std::fs::create_dir_all(&store_directory).unwrap();
+    let (path, hidden) = (store_directory.join("a"), store_directory.join(format!("a#{DELETED}")));
     File::create(&path).unwrap().set_len(100 * FREED_BYTES).unwrap();
     let deletion = tokio::spawn({
         let (store, name) = (store.clone(), ObjectPath::from(format!("{prefix}/a")));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Cached, Core, Decoded, Key, Landed, Landing, Spare, span_bytes};
+use super::{Cached, Core, Decoded, Key, Landed, Landing, ReadAheadGrant, span_bytes};
 use crate::catalog::ObjectInfo;
 use crate::object::{self, Block, Damage};
 use crate::objects::get::{get, read_again};
@@ -21,7 +21,7 @@ const DECODE_INLINE_BYTES: usize = 2 << 20;
 impl Core {
     /// Loads the index of an object, from the disk cache or else from the object store.
     pub(super) async fn load_index(self: Arc<Self>, object: Arc<ObjectInfo>) -> Landing {
-        let _room = self.room(object.index_bytes).await;
+        let _permit = self.acquire_memory(object.index_bytes).await;
         let key = Key::Index(object.id);
         let index = match self.index_on_disk(&object).await {
             Some(index) => index,
@@ -29,7 +29,7 @@ impl Core {
         };
         let index = Cached::Index(Arc::new(index));
         self.cache.insert(key, index.clone());
-        Ok(Arc::new(Landed { parts: vec![(key, Ok(index))], _room }))
+        Ok(Arc::new(Landed { parts: vec![(key, Ok(index))], _permit }))
     }
 
     async fn index_on_disk(&self, object: &Arc<ObjectInfo>) -> Option<Vec<Block>> {
@@ -67,13 +67,13 @@ impl Core {
         self: Arc<Self>,
         object: Arc<ObjectInfo>,
         blocks: Vec<Block>,
-        spare: Option<Spare>,
+        grant: Option<ReadAheadGrant>,
     ) -> Landing {
-        let Spare { room: _room, granted_bytes, ahead } = match spare {
-            Some(spare) => spare,
+        let ReadAheadGrant { permit: _permit, granted_bytes, ahead } = match grant {
+            Some(grant) => grant,
             None => {
-                let room = self.room(span_bytes(&blocks)).await;
-                Spare { room, granted_bytes: 0, ahead: Vec::new() }
+                let permit = self.acquire_memory(span_bytes(&blocks)).await;
+                ReadAheadGrant { permit, granted_bytes: 0, ahead: Vec::new() }
             }
         };
         let on_disk = self.blocks_on_disk(&object, &blocks).await;
@@ -111,7 +111,7 @@ impl Core {
             // Decoding never waits; let other tasks use the thread.
             tokio::task::yield_now().await;
         }
-        Ok(Arc::new(Landed { parts, _room }))
+        Ok(Arc::new(Landed { parts, _permit }))
     }
 
     /// Returns the verified batches of those blocks that are in the disk cache.

@@ -112,11 +112,11 @@ async fn blocks_read_ahead_stay_until_they_are_requested() {
         read(&objects, block(1_000 + position));
     }
     assert_eq!((0..16).filter(|at| is_here(*at)).count(), 16);
-    assert_eq!(objects.core.staged.bytes(), 16 << 20);
+    assert_eq!(objects.core.ahead_buffer.bytes(), 16 << 20);
     kept.iter().for_each(|(key, decoded)| objects.core.wanted(*key, decoded));
     // Not by `cached_block`, which counts as a use.
     let cached = || kept.iter().filter(|(key, _)| objects.core.cache.peek(key).is_some()).count();
-    assert_eq!((objects.core.staged.bytes(), cached()), (0, 16));
+    assert_eq!((objects.core.ahead_buffer.bytes(), cached()), (0, 16));
     for position in 0..64 {
         read(&objects, block(10_000 + position));
     }
@@ -155,7 +155,7 @@ async fn a_block_as_large_as_half_of_the_cache_is_kept() {
 /// Writes an object of this number of batches, each a block of a MiB.
 async fn written(objects: &Objects, stream: StreamId, batches: u64) -> Arc<ObjectInfo> {
     let attempt = Attempt { id: ObjectId(1), nonce: Uuid::from_u128(1), name: "o".into() };
-    let mut output = Output::new(objects.way(RequestClass::Upload), &attempt, 0);
+    let mut output = Output::new(objects.handle(RequestClass::Upload), &attempt, 0);
     let mut range = None;
     for base in 0..batches {
         let payload = Bytes::from(vec![base as u8; (1 << 20) - ENTRY_BYTES]);
@@ -204,7 +204,7 @@ async fn read_ahead_uses_only_spare_memory_and_bandwidth() {
     let blocks = objects.blocks(&object, stream).await.unwrap();
     let blocks = blocks.after(StreamOffset(0));
 
-    let all = objects.core.room(13 << 20).await;
+    let all = objects.core.acquire_memory(13 << 20).await;
     let (done, under_way) = objects.fetch_ahead(&object, &blocks[..4]);
     assert_eq!((done, under_way.len()), (0, 0), "others have the permits");
     drop(all);

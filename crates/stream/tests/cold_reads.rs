@@ -16,7 +16,7 @@ const MIB: usize = 1 << 20;
 
 /// Creates streams in several objects, each with blocks of about a MiB, with nothing of them in
 /// memory.
-async fn late(
+async fn cold_streams(
     world: &World,
     streams: usize,
     objects: u64,
@@ -61,7 +61,7 @@ fn large_world(seed: u64) -> World {
 
 #[tokio::test]
 async fn readers_at_the_same_position_share_fetches() {
-    let (life, all) = late(&large_world(1), 1, 1, 6).await;
+    let (life, all) = cold_streams(&large_world(1), 1, 1, 6).await;
     let stream = stream_of(&life, &all[0]);
     let reading = life.objects.reading.lock().await;
     let readers: Vec<_> = (0..20)
@@ -85,7 +85,7 @@ async fn readers_at_the_same_position_share_fetches() {
 
 #[tokio::test]
 async fn a_fetch_past_its_deadline_finds_the_data_the_next_time() {
-    let (life, all) = late(&large_world(2), 1, 1, 6).await;
+    let (life, all) = cold_streams(&large_world(2), 1, 1, 6).await;
     let stream = stream_of(&life, &all[0]);
     let reading = life.objects.reading.lock().await;
     for _ in 0..3 {
@@ -114,7 +114,7 @@ async fn a_fetch_past_its_deadline_finds_the_data_the_next_time() {
 
 #[tokio::test]
 async fn a_dropped_fetch_cancels_its_requests() {
-    let (life, all) = late(&large_world(3), 1, 1, 6).await;
+    let (life, all) = cold_streams(&large_world(3), 1, 1, 6).await;
     let stream = stream_of(&life, &all[0]);
     let reading = life.objects.reading.lock().await;
     let reader = tokio::spawn({
@@ -136,7 +136,7 @@ async fn a_dropped_fetch_cancels_its_requests() {
 async fn a_reader_without_a_cache_makes_progress() {
     let mut world = large_world(4);
     world.options.block_cache_bytes = 0;
-    let (life, all) = late(&world, 1, 2, 5).await;
+    let (life, all) = cold_streams(&world, 1, 2, 5).await;
     let stream = stream_of(&life, &all[0]);
     let mut read: Vec<Batch> = Vec::new();
     while read.len() < all[0].len() {
@@ -152,7 +152,7 @@ async fn a_reader_without_a_cache_makes_progress() {
 
 #[tokio::test]
 async fn a_sequential_reader_finds_the_next_blocks_and_objects_fetched() {
-    let (life, all) = late(&large_world(5), 1, 4, 8).await;
+    let (life, all) = cold_streams(&large_world(5), 1, 4, 8).await;
     let stream = stream_of(&life, &all[0]);
     let mut read: Vec<Batch> = Vec::new();
     let mut waited = 0;
@@ -184,7 +184,7 @@ async fn a_sequential_reader_finds_the_next_blocks_and_objects_fetched() {
 
 #[tokio::test]
 async fn nothing_is_read_ahead_for_a_random_reader() {
-    let (life, all) = late(&large_world(5), 1, 4, 8).await;
+    let (life, all) = cold_streams(&large_world(5), 1, 4, 8).await;
     let stream = stream_of(&life, &all[0]);
     for at in [20, 3, 28, 11, 15, 7] {
         let fetched = stream.fetch(all[0][at].base, 1).await.unwrap();
@@ -201,7 +201,7 @@ async fn nothing_is_read_ahead_for_a_random_reader() {
 async fn five_hundred_readers_stay_within_the_bound() {
     let mut world = large_world(6);
     world.options.cold_read_bytes = 8 << 20;
-    let (life, all) = late(&world, 8, 1, 4).await;
+    let (life, all) = cold_streams(&world, 8, 1, 4).await;
     let streams: Vec<_> = all.iter().map(|batches| stream_of(&life, batches)).collect();
     *life.objects.chance.lock() = Some(Random::new(6)); // responses take a while
     let reading = life.objects.reading.lock().await;
@@ -240,7 +240,7 @@ async fn reads_return_what_was_written_whatever_happens() {
         // From a cache for hardly anything to one for everything.
         world.options.block_cache_bytes = (3 << 20) << seed;
         world.options.cold_read_bytes = 8 << 20;
-        let (life, all) = late(&world, 2, 3, 6).await;
+        let (life, all) = cold_streams(&world, 2, 3, 6).await;
         *life.objects.chance.lock() = Some(Random::new(seed));
         life.objects.reads_fail_permille.store(100, Ordering::SeqCst);
         let all = Arc::new(all);

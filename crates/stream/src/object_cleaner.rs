@@ -136,7 +136,7 @@ async fn delete_retired(
         if deleted.is_empty() {
             continue;
         }
-        match shared.forget(deleted).await {
+        match shared.remove_objects(deleted).await {
             // They are deleted again later, which has no effect, and removed from the catalog then.
             Err(error @ StoreError::Catalog(CatalogError::Full(_))) => result = Err(error),
             forgotten => forgotten?,

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::objects::{Budget, Objects, READ_BYTES, Ticket};
+use crate::objects::{Budget, FlightGuard, Objects, READ_BYTES};
 use crate::tail::{Source, StreamState};
 use crate::types::{StreamId, StreamOffset};
 
@@ -26,9 +26,9 @@ const FIRST_WINDOW_BYTES: u64 = 256 << 10;
 /// Number of readers that are remembered; the one with the oldest read is dropped first.
 const MAX_READERS: usize = 1024;
 /// A reader that has not read for this long is dropped, and its requests in flight are cancelled.
-const AWAY: Duration = Duration::from_secs(30);
+const READER_TIMEOUT: Duration = Duration::from_secs(30);
 
-type Place = (StreamId, StreamOffset);
+type Position = (StreamId, StreamOffset);
 
 /// The lagging readers between two reads.
 #[derive(Default)]
@@ -38,9 +38,9 @@ pub(crate) struct Readers {
 
 #[derive(Default)]
 struct Table {
-    by_place: HashMap<Place, (u64, Reader)>,
+    by_position: HashMap<Position, (u64, Reader)>,
     /// Oldest first.
-    by_age: BTreeMap<u64, (Instant, Place)>,
+    by_age: BTreeMap<u64, (Instant, Position)>,
     next_number: u64,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Reader {
     plan: Arc<Plan>,
     task: Option<Task>,
     /// The request that its last read stopped waiting for.
-    waited_for: Option<Ticket>,
+    waited_for: Option<FlightGuard>,
 }
 
 /// How far was read ahead.
@@ -75,20 +75,20 @@ impl Readers {
     /// Removes and returns the reader whose last read ended at `from`.
     pub(crate) fn take(&self, stream: StreamId, from: StreamOffset) -> Option<Reader> {
         let mut table = self.table.lock();
-        let (number, reader) = table.by_place.remove(&(stream, from))?;
+        let (number, reader) = table.by_position.remove(&(stream, from))?;
         table.by_age.remove(&number);
         Some(reader)
     }
 
     /// Stores `reader`, which is expected to continue at `next`.
     pub(crate) fn leave(&self, stream: StreamId, next: StreamOffset, reader: Reader) {
-        let place = (stream, next);
+        let position = (stream, next);
         let now = Instant::now();
         let mut forgotten = Vec::new();
         let mut table = self.table.lock();
         let table = &mut *table;
         // Of two readers at the same position one suffices: what it reads ahead serves both.
-        let reader = match table.by_place.remove(&place) {
+        let reader = match table.by_position.remove(&position) {
             Some((number, other)) => {
                 table.by_age.remove(&number);
                 let (kept, dropped) = match other.window_bytes > reader.window_bytes {
@@ -100,14 +100,14 @@ impl Readers {
             }
             None => reader,
         };
-        table.by_place.insert(place, (table.next_number, reader));
-        table.by_age.insert(table.next_number, (now, place));
+        table.by_position.insert(position, (table.next_number, reader));
+        table.by_age.insert(table.next_number, (now, position));
         table.next_number += 1;
-        while let Some((&number, &(left, place))) = table.by_age.first_key_value()
-            && (table.by_age.len() > MAX_READERS || now.duration_since(left) > AWAY)
+        while let Some((&number, &(left, position))) = table.by_age.first_key_value()
+            && (table.by_age.len() > MAX_READERS || now.duration_since(left) > READER_TIMEOUT)
         {
             table.by_age.remove(&number);
-            forgotten.extend(table.by_place.remove(&place).map(|(_, reader)| reader));
+            forgotten.extend(table.by_position.remove(&position).map(|(_, reader)| reader));
         }
     }
 }
@@ -134,8 +134,8 @@ impl Reader {
     }
 
     /// Keeps alive a request that the reader stopped waiting for and will come back for.
-    pub(crate) fn waited_for(&mut self, ticket: Ticket) {
-        self.waited_for = Some(ticket);
+    pub(crate) fn waited_for(&mut self, guard: FlightGuard) {
+        self.waited_for = Some(guard);
     }
 }
 

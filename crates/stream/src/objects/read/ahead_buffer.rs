@@ -18,7 +18,7 @@ use super::{Decoded, Key};
 const KEPT: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
-pub(super) struct Staged {
+pub(super) struct ReadAheadBuffer {
     table: Mutex<Table>,
 }
 
@@ -40,7 +40,7 @@ impl Table {
     }
 }
 
-impl Staged {
+impl ReadAheadBuffer {
     pub(super) fn insert(&self, key: Key, decoded: Arc<Decoded>) {
         let mut table = self.table.lock();
         let _instead_of = table.remove(&key);
@@ -64,11 +64,11 @@ impl Staged {
     }
 
     /// Drops this many bytes of blocks that were not requested in time, as far as there are any.
-    pub(super) fn make_room(&self, wanted_bytes: u64) {
+    pub(super) fn drop_unrequested(&self, wanted_bytes: u64) {
         let now = Instant::now();
         let mut table = self.table.lock();
-        let enough = table.bytes.saturating_sub(wanted_bytes);
-        while table.bytes > enough
+        let target_bytes = table.bytes.saturating_sub(wanted_bytes);
+        while table.bytes > target_bytes
             && let Some((_, (since, key))) = table.by_age.first_key_value()
             && now.duration_since(*since) >= KEPT
         {
