@@ -212,7 +212,7 @@ fn a_terminal_that_is_not_read() {
     );
     goes_on_and_ends(&data, server, |_| true);
 
-    let wrong = in_full_terminal(Server::command(data.path(), &["--log", "nonsense"]));
+    let mut wrong = in_full_terminal(Server::command(data.path(), &["--log", "nonsense"]));
     assert_eq!(exit_code(wrong.spawn().unwrap()), Some(2));
 }
 

@@ -9,7 +9,7 @@
 use std::cell::RefCell;
 use std::io::{self, BufRead, Read};
 
-use crate::batch::{BatchHeader, Codec, HEADER_BYTES};
+use crate::batch::{BatchHeader, HEADER_BYTES};
 use crate::errors::ApiError;
 
 use decompress::{Scratch, decompress};

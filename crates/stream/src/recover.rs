@@ -410,7 +410,7 @@ impl Replay {
 
     /// Fills gaps with batches of the owner; called when all gaps are known.
     fn repair(&mut self, fold: &dyn Fold, log_start: LogOffset) -> Result<(), String> {
-        let costs = repair::mend(fold, &mut self.streams, &self.meta, &self.gaps, log_start)?;
+        let costs = repair::repair(fold, &mut self.streams, &self.meta, &self.gaps, log_start)?;
         for cost_bytes in costs {
             self.cache.restore(cost_bytes);
         }

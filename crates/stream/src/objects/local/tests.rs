@@ -202,7 +202,7 @@ async fn nothing_is_read_or_written_in_a_replaced_directory() {
     // When it is mounted again under another device number, it is recognized by its mark. (Another
     // directory simulates that.)
     std::fs::create_dir_all(copy.join("streams")).unwrap();
-    for name in [root::MARK, "streams/a"] {
+    for name in [MARK, "streams/a"] {
         std::fs::copy(path.join(name), copy.join(name)).unwrap();
     }
     std::fs::rename(&path, &away).unwrap();
