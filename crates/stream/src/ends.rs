@@ -119,7 +119,7 @@ impl Ends {
     /// Records that a batch was appended to the log. Costs one load while the task has work to do
     /// anyway.
     ///
-    /// The load comes after the WAL's lock was taken for the append, and the task clears the flag
+    /// The load comes after the append has taken the WAL's lock, and the task clears the flag
     /// before it takes that lock for its cut. So either this call sees the flag cleared, or the cut
     /// lies behind the batch.
     pub(crate) fn appended(&self) {

@@ -141,8 +141,8 @@ pub(crate) enum Source {
 pub(crate) struct StreamState {
     pub(crate) id: StreamId,
     pub(crate) kind: u8,
-    /// Locked from the append to the WAL to the push of the batch. So whoever reads the end of the
-    /// log and then locks the tail finds every batch below that end in it. Never held over I/O.
+    /// Locked from the append to the WAL to the push of the batch. So code that reads the end of
+    /// the log and then locks the tail finds every batch below that end in it. Never held over I/O.
     pub(crate) tail: Mutex<Tail>,
 }
 

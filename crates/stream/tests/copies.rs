@@ -553,7 +553,7 @@ async fn a_restored_backup_deletes_no_newer_objects() {
         life.crash(&mut backup);
     }
 
-    // An operator who knows that the other server is gone for good deletes the owner object.
+    // If the other server is gone for good, an operator deletes the owner object.
     backup.objects.delete(&owner_of(&backup)).await.unwrap();
     let life = backup.start_with(make_listings_old).await;
     eventually("they are deleted", || life.store.stats().orphans_deleted == 2).await;
