@@ -16,6 +16,7 @@ mod connections;
 mod errors;
 pub mod groups;
 mod java_order;
+mod large_requests;
 mod listener;
 mod log_compaction;
 mod metrics;
@@ -56,6 +57,7 @@ use tokio::task::JoinHandle;
 use configs::Configs;
 use connections::Connections;
 use groups::Groups;
+use large_requests::LargeRequests;
 use metrics::Metrics;
 use producer_ids::ProducerIds;
 use quotas::Quotas;
@@ -122,6 +124,9 @@ pub enum StartError {
     /// The transaction coordinator could not start.
     #[error("transactions: {0}")]
     Transactions(#[from] TransactionsError),
+    /// The threads for large requests could not be started.
+    #[error("threads for large requests: {0}")]
+    Threads(std::io::Error),
     /// The users could not be loaded.
     #[error("users: {0}")]
     Users(#[from] UserError),
@@ -242,6 +247,7 @@ impl Broker {
             request_memory: RequestMemory::new(config.queued_request_bytes),
             decoded_budget: ByteBudget::new(config.queued_request_bytes),
             large_answers: api::LargeAnswers::new(config.queued_request_bytes),
+            large_requests: LargeRequests::start().map_err(StartError::Threads)?,
             fetch_budget: ByteBudget::new(config.queued_fetch_bytes.div_ceil(2)),
             late_fetch_budget: ByteBudget::new(config.queued_fetch_bytes / 2),
             decompressions: Arc::new(Semaphore::new(concurrent_decompressions())),

@@ -13,6 +13,7 @@ use crate::configs::{Configs, Overrides};
 use crate::connections::Connections;
 use crate::errors::ApiError;
 use crate::groups::Groups;
+use crate::large_requests::LargeRequests;
 use crate::metrics::Metrics;
 use crate::producer_ids::ProducerIds;
 use crate::quotas::Quotas;
@@ -55,6 +56,7 @@ pub(crate) struct Server {
     /// The budget for decoded requests with many elements, and for their responses.
     pub(crate) decoded_budget: ByteBudget,
     pub(crate) large_answers: LargeAnswers,
+    pub(crate) large_requests: LargeRequests,
     /// The budget for fetch responses read from memory.
     pub(crate) fetch_budget: ByteBudget,
     /// The budget for fetch responses read from objects.

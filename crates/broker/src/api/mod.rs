@@ -40,6 +40,7 @@ mod transaction_admin;
 mod transactions;
 
 use std::fmt;
+use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,7 @@ pub(crate) use large::LargeAnswers;
 
 use crate::connection::Frame;
 use crate::groups::{ClientInfo, TopicVisibility};
+use crate::large_requests::MAX_SERVED_ELEMENTS;
 use crate::security::Peer;
 use crate::server::Server;
 use crate::wire::response::{EncodeError, Response};
@@ -316,7 +318,7 @@ pub(crate) async fn serve(
     peer: &Arc<Peer>,
     frame: Frame,
 ) -> Result<Served, Refused> {
-    let Frame { bytes: mut frame, batches, share } = frame;
+    let Frame { bytes: frame, batches, share } = frame;
     if peer.sends_bare_message() {
         return sasl::bare_message(server, peer, &frame).await;
     }
@@ -350,60 +352,98 @@ pub(crate) async fn serve(
         elements: held::share_of(server, elements).await,
         ..Held::default()
     };
-    let header =
-        decoded(|| RequestHeader::decode(&mut frame, api.key.request_header_version(version)))
-            .map_err(|e| malformed(format!("{} v{version}: header: {e}", api.name)))?;
-    // A copy: state that outlives the request must not keep the whole request in memory.
-    let client_id =
-        StrBytes::from_string(header.client_id.as_deref().unwrap_or_default().to_owned());
-    drop(header);
-    let client = ClientInfo {
-        client_id,
-        client_host: peer.host.clone(),
-        visibility: TopicVisibility::default(),
-    };
-    let (toll, held) = (Arc::<Toll>::default(), Arc::new(Mutex::new(held)));
-    let context = Context {
+    let request = Checked {
         server: server.clone(),
+        peer: peer.clone(),
         api,
         version,
-        peer: peer.clone(),
         correlation_id,
-        client,
-        toll: toll.clone(),
-        held: held.clone(),
+        bytes: frame,
+        held,
     };
-    if LargeAnswers::are_in_parts(api.key) {
-        context.take_turn().await;
+    if elements <= MAX_SERVED_ELEMENTS {
+        return request.serve().await;
     }
-    let handle = |context, frame| toll.timed((api.handle)(context, frame));
-    let mut answer = if LargeAnswers::are_at_once(api.key) && !context.take_free_turn() {
-        // A small response needs no permit. These requests change nothing, so a large response is
-        // dropped and built again once a permit is free; until then it occupies no memory.
-        match handle(context.clone(), frame.clone()).await? {
-            Answer::Ready(response) if response.len_bytes() > SMALL_BYTES => {
-                drop(response);
-                context.take_turn().await;
-                handle(context, frame).await?
+    let mut served = server.large_requests.run(request.serve()).await?;
+    if let Answer::Later { response, .. } = &mut served.answer {
+        // A response that is encoded later is as large as its request.
+        let (server, encoding) = (server.clone(), std::mem::replace(response, Box::pin(pending())));
+        *response = Box::pin(async move { server.large_requests.run(encoding).await });
+    }
+    Ok(served)
+}
+
+/// A request whose bytes have the shape of its version.
+struct Checked {
+    server: Arc<Server>,
+    peer: Arc<Peer>,
+    api: &'static Api,
+    version: i16,
+    correlation_id: i32,
+    bytes: Bytes,
+    held: Held,
+}
+
+impl Checked {
+    /// Decodes and handles the request.
+    async fn serve(self) -> Result<Served, Refused> {
+        let Self { server, peer, api, version, correlation_id, mut bytes, held } = self;
+        let header =
+            decoded(|| RequestHeader::decode(&mut bytes, api.key.request_header_version(version)));
+        let header = header
+            .map_err(|e| Refused::Malformed(format!("{} v{version}: header: {e}", api.name)))?;
+        // A copy: state that outlives the request must not keep the whole request in memory.
+        let client_id =
+            StrBytes::from_string(header.client_id.as_deref().unwrap_or_default().to_owned());
+        drop(header);
+        let client = ClientInfo {
+            client_id,
+            client_host: peer.host.clone(),
+            visibility: TopicVisibility::default(),
+        };
+        let (toll, held) = (Arc::<Toll>::default(), Arc::new(Mutex::new(held)));
+        let context = Context {
+            server: server.clone(),
+            api,
+            version,
+            peer,
+            correlation_id,
+            client,
+            toll: toll.clone(),
+            held: held.clone(),
+        };
+        if LargeAnswers::are_in_parts(api.key) {
+            context.take_turn().await;
+        }
+        let handle = |context, bytes| toll.timed((api.handle)(context, bytes));
+        let mut answer = if LargeAnswers::are_at_once(api.key) && !context.take_free_turn() {
+            // A small response needs no permit. These requests change nothing, so a large response
+            // is dropped and built again once a permit is free; until then it occupies no memory.
+            match handle(context.clone(), bytes.clone()).await? {
+                Answer::Ready(response) if response.len_bytes() > SMALL_BYTES => {
+                    drop(response);
+                    context.take_turn().await;
+                    handle(context, bytes).await?
+                }
+                answer => answer,
             }
-            answer => answer,
+        } else {
+            handle(context, bytes).await?
+        };
+        let Held { request, elements, turn, answer: room, .. } = std::mem::take(&mut *held.lock());
+        if let Answer::Ready(response) = &mut answer {
+            response.budgets.extend(room);
+            // Fetch responses hold a share already.
+            if response.budgets.is_empty() {
+                server.large_answers.count(response).await;
+            }
         }
-    } else {
-        handle(context, frame).await?
-    };
-    let Held { request, elements, turn, answer: room, .. } = std::mem::take(&mut *held.lock());
-    if let Answer::Ready(response) = &mut answer {
-        response.budgets.extend(room);
-        // Fetch responses hold a share already.
-        if response.budgets.is_empty() {
-            server.large_answers.count(response).await;
-        }
+        // What is not counted yet is either one of few, or about as large as its request, whose
+        // bytes are counted. From here on they are not, however long the answer waits to be
+        // written.
+        drop((request, turn));
+        Ok(Served { api, answer, budget: elements, throttle: toll.throttle() })
     }
-    // A response that is not counted is either one of few, or about as large as its request, whose
-    // bytes are counted. This ends here, however long the response waits to be written or the
-    // client is throttled.
-    drop((request, turn));
-    Ok(Served { api, answer, budget: elements, throttle: toll.throttle() })
 }
 
 /// Runs a decoder on a client's bytes. It changes no shared state, so a panic in it is contained:

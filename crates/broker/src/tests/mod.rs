@@ -13,6 +13,7 @@ pub(crate) mod examples;
 mod fetching;
 mod harness;
 mod hostile;
+mod large_requests;
 mod late;
 mod like_kafka;
 mod log_compaction;
