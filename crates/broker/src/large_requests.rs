@@ -13,6 +13,10 @@ use tokio::task::JoinSet;
 /// Requests with at most this many array elements are handled on the threads that serve connections.
 pub(crate) const MAX_SERVED_ELEMENTS: usize = 8_192;
 
+/// Requests of at most this many bytes, batches not counted, are checked against their shape on the threads that serve
+/// connections: that takes up to some ten nanoseconds for each byte.
+pub(crate) const MAX_SERVED_BYTES: usize = 256 << 10;
+
 /// The threads on which larger requests are handled: half of the processors, so that the others remain for the threads that
 /// serve connections. A request that waits holds none of them.
 pub(crate) struct LargeRequests {

@@ -59,7 +59,7 @@ pub(crate) use large::LargeAnswers;
 
 use crate::connection::Frame;
 use crate::groups::{ClientInfo, TopicVisibility};
-use crate::large_requests::MAX_SERVED_ELEMENTS;
+use crate::large_requests::{MAX_SERVED_BYTES, MAX_SERVED_ELEMENTS};
 use crate::security::Peer;
 use crate::server::Server;
 use crate::wire::response::{EncodeError, Response};
@@ -342,10 +342,14 @@ pub(crate) async fn serve(
     }
     server.metrics.request(api.name, version);
 
-    let elements = api
-        .shape
-        .walk(&frame, version, MAX_ELEMENTS)
-        .map_err(|e| malformed(format!("{} v{version}: {e}", api.name)))?;
+    let walk = move |bytes: &[u8]| api.shape.walk(bytes, version, MAX_ELEMENTS);
+    let elements = if frame.len() > MAX_SERVED_BYTES {
+        let frame = frame.clone();
+        server.large_requests.run(async move { walk(&frame) }).await
+    } else {
+        walk(&frame)
+    };
+    let elements = elements.map_err(|e| malformed(format!("{} v{version}: {e}", api.name)))?;
     let held = Held {
         request: share,
         batches,

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use bytes::Bytes;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::produce_request::PartitionProduceData;
 use kafka_protocol::messages::{ApiVersionsRequest, ListOffsetsRequest, ProduceRequest, TopicName};
@@ -12,7 +13,7 @@ use tokio::time::timeout;
 
 use super::harness::{HANG, TestServer, produce, text};
 use crate::batch::tests::plain;
-use crate::large_requests::{LargeRequests, MAX_SERVED_ELEMENTS};
+use crate::large_requests::{LargeRequests, MAX_SERVED_BYTES, MAX_SERVED_ELEMENTS};
 
 /// A request with so many array elements: one topic, and partitions of it that do not exist.
 fn list_offsets(elements: usize) -> ListOffsetsRequest {
@@ -60,6 +61,31 @@ async fn requests_with_many_elements_run_off_the_threads_that_serve() {
     let answer = large.receive::<ListOffsetsRequest>(7, id).await;
     assert_eq!(answer.topics[0].partitions.len(), MAX_SERVED_ELEMENTS);
     server.assert_alive().await;
+}
+
+/// How many elements a request has is not known before it has been walked.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_of_many_bytes_are_checked_off_the_threads_that_serve() {
+    let server = TestServer::start().await;
+    let occupied = occupy(&server).await;
+    let request = |bytes: usize| {
+        let unknown = [(99, Bytes::from(vec![0; bytes]))];
+        ApiVersionsRequest::default()
+            .with_client_software_name(text("test"))
+            .with_client_software_version(text("1"))
+            .with_unknown_tagged_fields(unknown.into())
+    };
+
+    let mut large = server.client().await;
+    let id = large.send(3, &request(MAX_SERVED_BYTES)).await;
+    server.begun("ApiVersions", 3, 1).await;
+    let mut small = server.client().await;
+    assert_eq!(small.call(3, &request(MAX_SERVED_BYTES - 1_000)).await.error_code, 0);
+    let early = timeout(Duration::from_millis(100), large.socket.peek(&mut [0])).await;
+    assert!(early.is_err(), "a large request was checked on a thread that serves");
+
+    drop(occupied);
+    assert_eq!(large.receive::<ApiVersionsRequest>(3, id).await.error_code, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
