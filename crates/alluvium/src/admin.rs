@@ -247,8 +247,16 @@ impl Collector for StoreCollector {
                 "Growth of the write-ahead log since the last upload began",
                 stats.log_behind_bytes,
             ),
-            ("block_cache_used_bytes", "Memory of cached blocks of objects", stats.block_cache_used_bytes),
-            ("cold_reads_waiting", "Cold reads that wait for the object store", stats.reads.waiting),
+            (
+                "block_cache_used_bytes",
+                "Memory of cached blocks of objects",
+                stats.block_cache_used_bytes,
+            ),
+            (
+                "cold_reads_waiting",
+                "Cold reads that wait for the object store",
+                stats.reads.waiting,
+            ),
             (
                 "read_ahead_unread_bytes",
                 "Bytes of blocks being read ahead or read ahead and not used yet",
@@ -313,7 +321,11 @@ impl Collector for StoreCollector {
                 "Parts of the write-ahead log that were durable and could not be read by recovery",
                 count(stats.lost.damaged_ranges),
             ),
-            ("recovery_damaged_bytes", "Bytes of the damaged parts of the write-ahead log", stats.lost.damaged_bytes),
+            (
+                "recovery_damaged_bytes",
+                "Bytes of the damaged parts of the write-ahead log",
+                stats.lost.damaged_bytes,
+            ),
             (
                 "recovery_lost_offset_ranges",
                 "Ranges of offsets that the start found lost",
@@ -337,7 +349,11 @@ impl Collector for StoreCollector {
             ("uploads", "Uploads committed", stats.uploads),
             ("uploaded_bytes", "Bytes of objects committed", stats.uploaded_bytes),
             ("object_compactions", "Object compactions committed", stats.compactions),
-            ("object_compacted_bytes", "Bytes of objects written by object compaction", stats.compacted_bytes),
+            (
+                "object_compacted_bytes",
+                "Bytes of objects written by object compaction",
+                stats.compacted_bytes,
+            ),
             (
                 "object_compaction_failures",
                 "Failed object compactions, including those that are retried",
@@ -351,7 +367,11 @@ impl Collector for StoreCollector {
                 stats.clean_up_failures,
             ),
             ("cold_read_gets", "Ranged GETs of blocks and indexes", stats.reads.gets),
-            ("cold_read_get_bytes", "Bytes requested by ranged GETs of blocks and indexes", stats.reads.get_bytes),
+            (
+                "cold_read_get_bytes",
+                "Bytes requested by ranged GETs of blocks and indexes",
+                stats.reads.get_bytes,
+            ),
             (
                 "cold_read_failures",
                 "Blocks and indexes that could not be read or are damaged",
@@ -379,7 +399,11 @@ impl Collector for StoreCollector {
                 "Deletions and trims refused because another server owns the objects",
                 stats.owner_conflicts,
             ),
-            ("refused_appends", "Appends refused or delayed because the log or its cache was full", stats.refused_appends),
+            (
+                "refused_appends",
+                "Appends refused or delayed because the log or its cache was full",
+                stats.refused_appends,
+            ),
             ("wal_records", "Records appended", wal.records),
             ("wal_payload_bytes", "Payload of the records appended", wal.payload_bytes),
             ("wal_device_bytes", "Bytes of block writes", wal.device_bytes),
@@ -428,7 +452,11 @@ fn encode_disk_cache(
         ),
         ("disk_cache_entries", "Blocks and indexes in the disk cache", stats.entries as u64),
         ("disk_cache_used_bytes", "Disk space of the disk cache", stats.disk_bytes),
-        ("disk_cache_memory_bytes", "Memory of the disk cache, including its index", stats.memory_bytes),
+        (
+            "disk_cache_memory_bytes",
+            "Memory of the disk cache, including its index",
+            stats.memory_bytes,
+        ),
     ];
     encode_gauges(encoder, &gauges)?;
     let counters = [
@@ -450,16 +478,8 @@ fn encode_disk_cache(
             "Blocks and indexes not written to the disk cache: too large, its disk was too slow, or a write failed",
             stats.dropped_writes,
         ),
-        (
-            "disk_cache_evicted",
-            "Blocks and indexes evicted from the disk cache",
-            stats.evicted,
-        ),
-        (
-            "disk_cache_damaged",
-            "Damaged blocks and indexes found in the disk cache",
-            stats.damaged,
-        ),
+        ("disk_cache_evicted", "Blocks and indexes evicted from the disk cache", stats.evicted),
+        ("disk_cache_damaged", "Damaged blocks and indexes found in the disk cache", stats.damaged),
         (
             "disk_cache_errors",
             "Reads and writes of the disk cache that failed or took too long",

@@ -1,8 +1,9 @@
-//! Threads for requests with many array elements.
+//! Threads for large requests.
 //!
-//! Decoding, handling and answering such a request takes up to a few microseconds for each element, without a point at which
-//! the thread could do something else. On a thread that serves connections, one of a million elements would delay all other
-//! requests of that thread for seconds.
+//! Checking, decoding, handling and answering a request takes up to a few microseconds for each
+//! array element, without a point at which the thread could do something else. On a thread that
+//! serves connections, a request of a million elements would delay all other requests of that
+//! thread for seconds.
 
 use std::num::NonZero;
 use std::panic::resume_unwind;
@@ -10,15 +11,16 @@ use std::panic::resume_unwind;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
-/// Requests with at most this many array elements are handled on the threads that serve connections.
+/// Requests with at most this many array elements are handled on the threads that serve
+/// connections.
 pub(crate) const MAX_SERVED_ELEMENTS: usize = 8_192;
 
-/// Requests of at most this many bytes, batches not counted, are checked against their shape on the threads that serve
-/// connections: that takes up to some ten nanoseconds for each byte.
+/// Requests of at most this many bytes, batches not counted, are checked against their shape on the
+/// threads that serve connections: that takes up to some ten nanoseconds for each byte.
 pub(crate) const MAX_SERVED_BYTES: usize = 256 << 10;
 
-/// The threads on which larger requests are handled: half of the processors, so that the others remain for the threads that
-/// serve connections. A request that waits holds none of them.
+/// The threads on which larger requests are handled: half of the processors, so that the others
+/// remain for the threads that serve connections. A request that waits holds none of them.
 pub(crate) struct LargeRequests {
     /// `None` only while it is dropped.
     runtime: Option<Runtime>,
@@ -40,7 +42,8 @@ impl LargeRequests {
         std::thread::available_parallelism().map_or(1, NonZero::get).div_ceil(2)
     }
 
-    /// Run `handling` on these threads until it is done or the returned future is dropped. A panic continues in the caller.
+    /// Run `handling` on these threads until it is done or the returned future is dropped. A panic
+    /// continues in the caller.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         handling: impl Future<Output = T> + Send + 'static,

@@ -486,6 +486,7 @@ mod tests {
     use super::decompress::SnappyBlocks;
     use super::*;
     use crate::batch;
+    use crate::batch::Codec;
 
     const CODECS: [Compression; 5] = [
         Compression::None,

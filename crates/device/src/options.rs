@@ -58,13 +58,14 @@ pub struct OpenOptions {
     /// 1024.
     pub io_depth: usize,
     /// If the target does not exist, create a regular file and write it to this size (a positive
-    /// multiple of [`PAGE_BYTES`](crate::PAGE_BYTES)); if it exists, its minimum size. Default: none.
+    /// multiple of [`PAGE_BYTES`](crate::PAGE_BYTES)); if it exists, its minimum size. Default:
+    /// none.
     pub create_bytes: Option<u64>,
     /// Called on the opening thread while a new file is pre-written. Default: none.
     pub progress: Option<Progress>,
-    /// Size of a pooled buffer, a positive multiple of [`PAGE_BYTES`](crate::PAGE_BYTES). Larger requests to
-    /// [`crate::Device::alloc`] are served from the heap. Default 272 KiB: a block of 256 KiB plus
-    /// its header and padding.
+    /// Size of a pooled buffer, a positive multiple of [`PAGE_BYTES`](crate::PAGE_BYTES). Larger
+    /// requests to [`crate::Device::alloc`] are served from the heap. Default 272 KiB: a block of
+    /// 256 KiB plus its header and padding.
     pub buffer_bytes: usize,
     /// Number of pooled buffers. With io_uring they are registered with the kernel, which counts
     /// them against `RLIMIT_MEMLOCK` (8 MiB by default). Default 16.

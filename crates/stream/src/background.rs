@@ -12,8 +12,8 @@ use crate::store::StoreError;
 const FILES_AT_A_TIME: usize = 4;
 
 /// The runtime of cold reads and object compaction: either threads of low priority
-/// ([`alluvium_device::lower_thread_priority`]), so that producers get the processor and the disk first, or the
-/// runtime in which the store was opened.
+/// ([`alluvium_device::lower_thread_priority`]), so that producers get the processor and the disk
+/// first, or the runtime in which the store was opened.
 pub(crate) struct Background {
     handle: Handle,
     own: Option<Runtime>,

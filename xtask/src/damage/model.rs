@@ -166,8 +166,8 @@ impl Model {
         }
     }
 
-    /// Records at these offsets were lost in the silent window, so that the partition ends at `next`
-    /// again.
+    /// Records at these offsets were lost in the silent window, so that the partition ends at
+    /// `next` again.
     pub(super) fn forget(&mut self, partition: &Partition, offsets: &[i64], next: i64) {
         let log = self.log_mut(partition);
         for offset in offsets {

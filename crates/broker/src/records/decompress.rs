@@ -98,8 +98,8 @@ pub(crate) fn check_frame(header: &BatchHeader, body: &[u8]) -> Result<(), ApiEr
 /// each other, it needs no dictionary, and its end mark is there. The decoder here does not need
 /// that. Bytes behind the frame are not read by either.
 ///
-/// The rules are those of `Lz4BlockInputStream` of Apache Kafka 4.4.0, the layout is that of the LZ4
-/// frame format 1.6.
+/// The rules are those of `Lz4BlockInputStream` of Apache Kafka 4.4.0, the layout is that of the
+/// LZ4 frame format 1.6.
 ///
 /// # Errors
 /// What is wrong with the frame.
