@@ -11,7 +11,7 @@ use crate::batch::{self, BatchHeader, Codec, HEADER_BYTES};
 use crate::configs::AppendRules;
 use crate::errors::ApiError;
 use crate::partition::unix_time_ms;
-use crate::records::{self, NO_TIMESTAMP, Summary};
+use crate::records::{self, Checked, NO_TIMESTAMP, Summary};
 use crate::server::Server;
 
 /// The number of offending records that a rejection of one batch lists.
@@ -44,6 +44,13 @@ pub(crate) async fn admit(
             server.look_into(move || records::summary(&batch)).await?
         }
     };
+    let max_bytes = u64::from(rules.max_decompressed_record_bytes);
+    if header.codec() != Some(Codec::None) && summary.largest_bytes > max_bytes {
+        return Err(ApiError::InvalidRecord(format!(
+            "a record has {} bytes, decompressed, of at most {max_bytes}",
+            summary.largest_bytes
+        )));
+    }
     let now_ms = unix_time_ms();
     if !summary.obeys(rules, now_ms) {
         return Err(server.look_into(move || rejection(&batch, rules, now_ms)).await?);
@@ -90,7 +97,7 @@ impl Summary {
 fn rejection(batch: &[u8], rules: AppendRules, now_ms: i64) -> Result<ApiError, ApiError> {
     let mut rejected = Vec::new();
     let mut first_is_time = None;
-    records::for_each(batch, |index, timestamp_ms, has_key| {
+    records::for_each(batch, |index, Checked { timestamp_ms, has_key, .. }| {
         if rejected.len() == NAMED_RECORDS {
             return;
         }

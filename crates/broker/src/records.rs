@@ -47,19 +47,35 @@ pub(crate) struct Summary {
     pub(crate) min_timestamp_ms: Option<i64>,
     /// Whether any record has no key.
     pub(crate) lacks_keys: bool,
+    /// The size of the largest record, without the length in front of it.
+    pub(crate) largest_bytes: u64,
+}
+
+/// What the check of a record finds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Checked {
+    pub(crate) timestamp_ms: i64,
+    pub(crate) has_key: bool,
+    /// Without the length in front of it.
+    pub(crate) len_bytes: u64,
 }
 
 impl Summary {
-    const EMPTY: Self =
-        Self { max_timestamp_ms: NO_TIMESTAMP, min_timestamp_ms: None, lacks_keys: false };
+    const EMPTY: Self = Self {
+        max_timestamp_ms: NO_TIMESTAMP,
+        min_timestamp_ms: None,
+        lacks_keys: false,
+        largest_bytes: 0,
+    };
 
-    fn add(&mut self, timestamp_ms: i64, has_key: bool) {
+    fn add(&mut self, Checked { timestamp_ms, has_key, len_bytes }: Checked) {
         self.max_timestamp_ms = self.max_timestamp_ms.max(timestamp_ms);
         if timestamp_ms != NO_TIMESTAMP {
             let oldest = self.min_timestamp_ms.unwrap_or(timestamp_ms).min(timestamp_ms);
             self.min_timestamp_ms = Some(oldest);
         }
         self.lacks_keys |= !has_key;
+        self.largest_bytes = self.largest_bytes.max(len_bytes);
     }
 }
 
@@ -113,9 +129,9 @@ pub(crate) fn check_plain(header: &BatchHeader, mut body: &[u8]) -> Result<Summa
     let count = header.record_count;
     let mut summary = Summary::EMPTY;
     for index in 0..count {
-        let (delta_ms, has_key) =
-            check_record(&mut body, index).map_err(|e| bad_record(index, count, &e))?;
-        summary.add(header.base_timestamp_ms.saturating_add(delta_ms), has_key);
+        let checked =
+            check_record(&mut body, header, index).map_err(|e| bad_record(index, count, &e))?;
+        summary.add(checked);
     }
     if !body.is_empty() {
         return Err(ApiError::InvalidRecord(format!(
@@ -134,20 +150,21 @@ fn bad_record(index: i32, count: i32, error: &io::Error) -> ApiError {
     ApiError::InvalidRecord(format!("record {index} of a batch of {count}: {reason}"))
 }
 
-/// Checks the record at the start of `body` and removes it. Returns its timestamp delta, and
-/// whether it has a key.
-fn check_record(body: &mut &[u8], offset_delta: i32) -> io::Result<(i64, bool)> {
+/// Checks the record at the start of `body`, and removes it from `body`.
+fn check_record(body: &mut &[u8], header: &BatchHeader, offset_delta: i32) -> io::Result<Checked> {
     let mut fields = take_field(body)?.ok_or_else(null)?;
+    let len_bytes = fields.len() as u64;
     let _attributes = read_byte(&mut fields)?;
-    let (timestamp_delta_ms, _) = read_varint(&mut fields, LONG_BYTES)?;
+    let (delta_ms, _) = read_varint(&mut fields, LONG_BYTES)?;
     let (found, _) = read_varint(&mut fields, INT_BYTES)?;
     if found != i64::from(offset_delta) {
         return Err(bad("its offset delta is not its index"));
     }
-    let key = take_field(&mut fields)?;
+    let has_key = take_field(&mut fields)?.is_some();
     let _value = take_field(&mut fields)?;
     check_headers(fields)?;
-    Ok((timestamp_delta_ms, key.is_some()))
+    let timestamp_ms = header.base_timestamp_ms.saturating_add(delta_ms);
+    Ok(Checked { timestamp_ms, has_key, len_bytes })
 }
 
 /// Checks that the rest of a record is a valid list of headers.
@@ -210,23 +227,23 @@ pub(crate) fn summary(batch: &[u8]) -> Result<Summary, ApiError> {
     }
     drop(scratch);
     let mut summary = Summary::EMPTY;
-    for_each(batch, |_, timestamp_ms, has_key| summary.add(timestamp_ms, has_key))?;
+    for_each(batch, |_, checked| summary.add(checked))?;
     Ok(summary)
 }
 
-/// Calls `look` with the index and timestamp of each record of `batch`, and whether it has a key.
-/// All records are checked as by [`check_plain`].
+/// Calls `look` with the index of each record of `batch` and what the check of it finds. All records
+/// are checked as by [`check_plain`].
 ///
 /// # Errors
 /// [`ApiError::InvalidRecord`] with the first violation.
-pub(crate) fn for_each(batch: &[u8], mut look: impl FnMut(i32, i64, bool)) -> Result<(), ApiError> {
+pub(crate) fn for_each(batch: &[u8], mut look: impl FnMut(i32, Checked)) -> Result<(), ApiError> {
     let header = BatchHeader::parse(batch).ok_or_else(|| invalid(&bad("no header")))?;
     let count = header.record_count;
     let mut records = decompress(&header, &batch[HEADER_BYTES..]).map_err(|e| invalid(&e))?;
     for index in 0..count {
-        let (delta_ms, has_key) =
-            check_next(&mut records, index).map_err(|e| bad_record(index, count, &e))?;
-        look(index, header.base_timestamp_ms.saturating_add(delta_ms), has_key);
+        let checked =
+            check_next(&mut records, &header, index).map_err(|e| bad_record(index, count, &e))?;
+        look(index, checked);
     }
     if !records.fill_buf().map_err(|e| invalid(&e))?.is_empty() {
         let reason = format!("bytes follow the last record of a batch of {count}");
@@ -236,12 +253,16 @@ pub(crate) fn for_each(batch: &[u8], mut look: impl FnMut(i32, i64, bool)) -> Re
 }
 
 /// Checks the next record of a stream, as [`check_record`].
-fn check_next(records: &mut impl BufRead, offset_delta: i32) -> io::Result<(i64, bool)> {
+fn check_next(
+    records: &mut impl BufRead,
+    header: &BatchHeader,
+    offset_delta: i32,
+) -> io::Result<Checked> {
     let (len_bytes, _) = read_varint(records, INT_BYTES)?;
     let len_bytes = u64::try_from(len_bytes).map_err(|_| null())?;
     let mut fields = records.take(len_bytes);
     let _attributes = read_byte(&mut fields)?;
-    let (timestamp_delta_ms, _) = read_varint(&mut fields, LONG_BYTES)?;
+    let (delta_ms, _) = read_varint(&mut fields, LONG_BYTES)?;
     let (found, _) = read_varint(&mut fields, INT_BYTES)?;
     if found != i64::from(offset_delta) {
         return Err(bad("its offset delta is not its index"));
@@ -261,7 +282,8 @@ fn check_next(records: &mut impl BufRead, offset_delta: i32) -> io::Result<(i64,
     if fields.limit() > 0 {
         return Err(bad("bytes follow its fields"));
     }
-    Ok((timestamp_delta_ms, has_key))
+    let timestamp_ms = header.base_timestamp_ms.saturating_add(delta_ms);
+    Ok(Checked { timestamp_ms, has_key, len_bytes })
 }
 
 /// Skips a length-prefixed field of a stream, as [`take_field`]. Returns whether it is not null.
@@ -653,13 +675,22 @@ mod tests {
 
     #[test]
     fn keys_and_times_are_seen_under_every_compression() {
+        let times_ms = [5, 9, 3, -1];
         for codec in CODECS {
-            let expected =
-                Summary { max_timestamp_ms: 9, min_timestamp_ms: Some(3), lacks_keys: false };
-            assert_eq!(summary(&stored(codec, &[5, 9, 3, -1])).unwrap(), expected, "{codec:?}");
+            let expected = Summary {
+                max_timestamp_ms: 9,
+                min_timestamp_ms: Some(3),
+                lacks_keys: false,
+                largest_bytes: 28,
+            };
+            assert_eq!(summary(&stored(codec, &times_ms)).unwrap(), expected, "{codec:?}");
         }
-        let none =
-            Summary { lacks_keys: true, max_timestamp_ms: 1_000, min_timestamp_ms: Some(1_000) };
+        let none = Summary {
+            lacks_keys: true,
+            max_timestamp_ms: 1_000,
+            min_timestamp_ms: Some(1_000),
+            largest_bytes: 6,
+        };
         let batch = batch_of(1, &[12, 0, 0, 0, 1, 1, 0]);
         assert_eq!(summary(&batch).unwrap(), none);
         assert_eq!(

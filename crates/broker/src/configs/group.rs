@@ -47,8 +47,18 @@ const fn unused(
     Setting { name, kind, default, allowed, broker_name, effective: false, documentation }
 }
 
+const fn no_dead_letters(
+    name: &'static str,
+    kind: ConfigType,
+    default: &'static str,
+    allowed: Allowed,
+) -> Setting {
+    let documentation = "No effect here: share groups do not support dead letter queues.";
+    Setting { name, kind, default, allowed, broker_name: None, effective: false, documentation }
+}
+
 use Allowed::{Any, AtLeast, Between, OneOf};
-use ConfigType::{Boolean, Int, String};
+use ConfigType::{Boolean, Int, List, String};
 
 /// All settings of groups, by name. The bounds of heartbeat intervals and session timeouts are
 /// those of the configuration; the others are the defaults of Kafka's brokers.
@@ -60,6 +70,9 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "The heartbeat interval of members of a consumer group."),
     ms("consumer.session.timeout.ms", "group.consumer.session.timeout.ms", "45000", AtLeast(1), true,
         "The time without a heartbeat after which a member of a consumer group is removed."),
+    no_dead_letters("errors.deadletterqueue.copy.record.enable", Boolean, "false", Any),
+    no_dead_letters("errors.deadletterqueue.topic.name", String, "",
+        Allowed::Only("", "share groups do not support dead letter queues")),
     ms("share.assignment.interval.ms", "group.share.assignment.interval.ms", "1000", Between(0, 15_000), false,
         "How long a new assignment waits for further changes of the group. No effect here: assignments are computed at once."),
     text("share.auto.offset.reset", String, "latest", Allowed::ShareStart,
@@ -79,9 +92,11 @@ pub(crate) const SETTINGS: &[Setting] = &[
     ms("share.session.timeout.ms", "group.share.session.timeout.ms", "45000", AtLeast(1), true,
         "The time without a heartbeat after which a member of a share group is removed."),
     unused("streams.assignment.interval.ms", Some("group.streams.assignment.interval.ms"), Int, "1000", Between(0, 15_000)),
+    unused("streams.assignor.name", Some("group.streams.assignors"), String, "sticky", OneOf(&["sticky"])),
     unused("streams.heartbeat.interval.ms", Some("group.streams.heartbeat.interval.ms"), Int, "5000", Between(5_000, 15_000)),
     unused("streams.initial.rebalance.delay.ms", Some("group.streams.initial.rebalance.delay.ms"), Int, "3000", AtLeast(0)),
     unused("streams.num.standby.replicas", Some("group.streams.num.standby.replicas"), Int, "0", Between(0, 2)),
+    unused("streams.rack.aware.assignment.tags", Some("group.streams.rack.aware.assignment.tags"), List, "", Any),
     unused("streams.session.timeout.ms", Some("group.streams.session.timeout.ms"), Int, "45000", Between(45_000, 60_000)),
 ];
 

@@ -15,6 +15,7 @@ const GZIP_LEVEL: &str = "compression.gzip.level";
 const LZ4_LEVEL: &str = "compression.lz4.level";
 const ZSTD_LEVEL: &str = "compression.zstd.level";
 const MAX_COMPACTION_LAG_MS: &str = "max.compaction.lag.ms";
+const MAX_DECOMPRESSED_BYTES: &str = "max.decompressed.message.bytes";
 pub(crate) const MAX_MESSAGE_BYTES: &str = "max.message.bytes";
 const MIN_COMPACTION_LAG_MS: &str = "min.compaction.lag.ms";
 const RETENTION_BYTES: &str = "retention.bytes";
@@ -59,7 +60,7 @@ const fn unused(
 use Allowed::{Any, AtLeast, Between, MinusOneOr, OneOf, Only, Replicas};
 use ConfigType::{Boolean, Double, Int, List, Long, String as Text};
 
-/// All settings of topics, by name: those of Apache Kafka 4.3, with its types, defaults and bounds.
+/// All settings of topics, by name: those of Apache Kafka 4.4, with its types, defaults and bounds.
 #[rustfmt::skip]
 pub(crate) const SETTINGS: &[Setting] = &[
     used(CLEANUP_POLICY, List, DELETE, OneOf(&[COMPACT, DELETE]), "log.cleanup.policy",
@@ -74,6 +75,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "The level of zstd if compression.type is zstd."),
     used(DELETE_RETENTION_MS, Long, "86400000", AtLeast(0), "log.cleaner.delete.retention.ms",
         "How long log compaction keeps a record without a value after compacting it for the first time."),
+    unused("errors.deadletterqueue.group.enable", Boolean, "false", Any, None,
+        "Whether share groups may use it as a dead letter queue. No effect here: they have none."),
     unused("file.delete.delay.ms", Long, "60000", AtLeast(0), Some("log.segment.delete.delay.ms"),
         "How long files of deleted segments are kept. No effect here: a log has no segments."),
     unused("flush.messages", Long, FOREVER, AtLeast(1), Some("log.flush.interval.messages"),
@@ -92,6 +95,9 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "How long records are kept on local disks. No effect here: old records are in the object store only."),
     used(MAX_COMPACTION_LAG_MS, Long, FOREVER, AtLeast(1), "log.cleaner.max.compaction.lag.ms",
         "The age at which a record is compacted regardless of min.cleanable.dirty.ratio."),
+    used(MAX_DECOMPRESSED_BYTES, Int, "2147483639", Between(1, 2_147_483_639), MAX_DECOMPRESSED_BYTES,
+        "The largest record of a compressed batch in bytes, decompressed. The records of a batch \
+         have at most 256 MiB together."),
     used(MAX_MESSAGE_BYTES, Int, "1048588", AtLeast(0), "message.max.bytes",
         "The largest record batch in bytes, after compression. The server's limit, 16 MiB or half of its log cache if that is less, applies to greater values."),
     used(TIMESTAMP_AFTER_MAX_MS, Long, "3600000", AtLeast(0), "log.message.timestamp.after.max.ms",
@@ -108,6 +114,10 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "The replicas that have a record when it is acknowledged. No effect here: only 1 is allowed."),
     unused("preallocate", Boolean, "false", Any, Some("log.preallocate"),
         "Whether segment files are preallocated. No effect here: a log has no segments."),
+    unused("remote.copy.lag.bytes", Long, "-1", AtLeast(-1), Some("log.remote.copy.lag.bytes"),
+        "The lag of copying to remote storage. No effect here: all records go to the object store."),
+    unused("remote.copy.lag.ms", Long, "0", AtLeast(-1), Some("log.remote.copy.lag.ms"),
+        "The lag of copying to remote storage. No effect here: all records go to the object store."),
     unused("remote.log.copy.disable", Boolean, "false", Any, None,
         "Whether copying to remote storage is disabled. No effect here: all records go to the object store."),
     unused("remote.log.delete.on.disable", Boolean, "false", Any, None,
@@ -205,6 +215,8 @@ pub(crate) struct Rules {
 pub(crate) struct AppendRules {
     /// `max.message.bytes`, or the store's limit if that is less.
     pub(crate) max_batch_bytes: u32,
+    /// `max.decompressed.message.bytes`: the limit on a record of a compressed batch.
+    pub(crate) max_decompressed_record_bytes: u32,
     /// Whether `message.timestamp.type` is `LogAppendTime`.
     pub(crate) log_append_time: bool,
     /// `message.timestamp.before.max.ms`.
@@ -253,6 +265,8 @@ impl Rules {
         };
         let append = AppendRules {
             max_batch_bytes: u32::try_from(values.number(MAX_MESSAGE_BYTES)).unwrap_or(u32::MAX),
+            max_decompressed_record_bytes: u32::try_from(values.number(MAX_DECOMPRESSED_BYTES))
+                .unwrap_or(u32::MAX),
             log_append_time: values.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME,
             before_max_ms: values.number(TIMESTAMP_BEFORE_MAX_MS),
             after_max_ms: values.number(TIMESTAMP_AFTER_MAX_MS),
@@ -384,6 +398,7 @@ mod tests {
         let rules = Rules::new(&check(&overrides(&own)).unwrap(), &Overrides::new()).append;
         let expected = AppendRules {
             max_batch_bytes: 100,
+            max_decompressed_record_bytes: 2_147_483_639,
             log_append_time: true,
             before_max_ms: 3,
             after_max_ms: 3_600_000,

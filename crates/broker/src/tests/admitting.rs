@@ -191,6 +191,44 @@ async fn lz4_frames_that_kafkas_clients_cannot_read_are_refused() {
     }
 }
 
+/// A zigzag varint.
+fn varint(number: usize) -> Vec<u8> {
+    let mut rest = number << 1;
+    let mut bytes = Vec::new();
+    while rest >= 0x80 {
+        bytes.push(rest as u8 | 0x80);
+        rest >>= 7;
+    }
+    bytes.push(rest as u8);
+    bytes
+}
+
+/// As in Apache Kafka 4.4: the setting bounds a record without the length in front of it, and
+/// records of compressed batches only.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_of_a_compressed_batch_is_bounded() {
+    let server = TestServer::start().await;
+    let name = "max.decompressed.message.bytes";
+    // Decompressed on a serving thread, off it, and as a stream.
+    for value_bytes in [100, 300_000, 9 << 20] {
+        let value = vec![b'v'; value_bytes];
+        let body = [&[0, 0, 0, 2, b'k'][..], &varint(value_bytes), &value, &[0]].concat();
+        let record = [varint(body.len()), body.clone()].concat();
+        let (fits, bounded) = (format!("fits-{value_bytes}"), format!("bounded-{value_bytes}"));
+        server.topic(&fits, 1, &[(name, &body.len().to_string())]).await;
+        server.topic(&bounded, 1, &[(name, &(body.len() - 1).to_string())]).await;
+        for codec in [Codec::None, Codec::Gzip, Codec::Snappy, Codec::Lz4, Codec::Zstd] {
+            if codec == Codec::None && value_bytes > 1 << 20 {
+                continue;
+            }
+            let batch = of_two(&[&record, &SECOND], codec);
+            assert_eq!(blamed(&server, &fits, &batch).await.0, 0, "{value_bytes} {codec:?}");
+            let code = if codec == Codec::None { 0 } else { 87 };
+            assert_eq!(blamed(&server, &bounded, &batch).await.0, code, "{value_bytes} {codec:?}");
+        }
+    }
+}
+
 const CODECS: [Compression; 5] = [
     Compression::None,
     Compression::Gzip,

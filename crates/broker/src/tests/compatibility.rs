@@ -13,8 +13,9 @@ use super::harness::TestServer;
 use crate::api::APIS;
 use crate::configs::broker;
 
-/// The versions that a single node of Apache Kafka 4.3.1 announces, as its own tool prints them.
-const KAFKA: &str = include_str!("api-versions-4.3.1.txt");
+/// The versions that a single node of Apache Kafka 4.4.0 announces. It knows those that are
+/// UNSUPPORTED and does not announce them.
+const KAFKA: &str = include_str!("api-versions-4.4.0.txt");
 
 /// Notes on served APIs: where versions differ, and where the behaviour differs.
 const NOTES: &[(&str, &str)] = &[
@@ -40,6 +41,13 @@ const NOTES: &[(&str, &str)] = &[
          half a second after a topic of the name was deleted, and does not create it then.",
     ),
     (
+        "ApiVersions",
+        "Version 5 checks the id of cluster and node (KIP-1242). Clients that ask with it are \
+         answered UNSUPPORTED_VERSION, and ask with 4.",
+    ),
+    ("TxnOffsetCommit", "Version 6 has ids of topics in place of names (KIP-1319)."),
+    ("DeleteGroups", "Version 3 has a message beside each error."),
+    (
         "OffsetCommit",
         "The `retention_time_ms` of versions 2 to 4 is ignored: the server's \
          `offsets-retention` applies to all offsets.",
@@ -51,7 +59,7 @@ const NOTES: &[(&str, &str)] = &[
     ),
     (
         "DescribeConfigs",
-        "Topics with all settings of Kafka 4.3; brokers with the settings of their start, the \
+        "Topics with all settings of Kafka 4.4; brokers with the settings of their start, the \
          defaults of topics, and those that Kafka's operators change at run time; groups. No log \
          levels, no client metrics.",
     ),
@@ -124,11 +132,13 @@ const ABSENT: &[(&str, &str)] = &[
         "Kafka Streams uses classic groups unless configured otherwise (KIP-1071).",
     ),
     ("StreamsGroupDescribe", "As StreamsGroupHeartbeat."),
+    ("StreamsGroupTopologyDescriptionUpdate", "As StreamsGroupHeartbeat."),
+    ("UnregisterController", "As AddRaftVoter."),
 ];
 
 const HEAD: &str = r"# Supported parts of Kafka's protocol
 
-Each API that Apache Kafka 4.3.1 announces to clients (KRaft, one node), with its versions there
+Each API that Apache Kafka 4.4.0 announces to clients (KRaft, one node), with its versions there
 and here. A client requests this list with ApiVersions and chooses a version that both sides
 support; APIs that are not supported are not in the response.
 
@@ -147,24 +157,31 @@ deltas are 0, 1, 2 and so on; their timestamps, and their keys if the topic is c
 maximum timestamp of the records replaces the one in the header if that differs.
 [0016](decisions/0016-compressed-batches-are-checked.md) explains the reason and the cost.
 
-Differences from Kafka:
+Differences from Kafka 4.4.0:
 
-- Offset deltas that are not 0, 1, 2 and so on are refused with INVALID_RECORD. Kafka 4.4 accepts
-  them in uncompressed batches, where readers then see other offsets than the log has assigned,
-  and answers UNKNOWN_SERVER_ERROR for compressed ones.
+- Offset deltas that are not 0, 1, 2 and so on are refused with INVALID_RECORD. Kafka accepts them
+  in uncompressed batches, where readers then see other offsets than the log has assigned, and
+  answers UNKNOWN_SERVER_ERROR for compressed ones.
 - Records that cannot be decompressed are refused with INVALID_RECORD, an unknown codec with
-  UNSUPPORTED_COMPRESSION_TYPE; by Kafka 4.4 both with UNKNOWN_SERVER_ERROR.
+  UNSUPPORTED_COMPRESSION_TYPE; by Kafka both with UNKNOWN_SERVER_ERROR. The same applies to LZ4
+  frames that Kafka's Java clients cannot read: those with blocks that depend on each other, with a
+  dictionary, or without an end mark.
+- Other bytes behind a gzip stream, and a wrong content size or content checksum of an LZ4 frame,
+  are refused with INVALID_RECORD; Kafka does not check these.
 - A batch that is followed by other bytes, that carries a producer id but no epoch, or that is
-  marked with the time of the append (INVALID_TIMESTAMP) is refused; Kafka 4.4 accepts these.
+  marked with the time of the append (INVALID_TIMESTAMP) is refused; Kafka accepts these.
+- A transactional batch without a producer id is refused with INVALID_RECORD, by Kafka with
+  TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
 - Records of more than 256 MiB in one batch, decompressed, are refused with INVALID_RECORD. Kafka
-  has no limit.
+  limits each record of a compressed batch (`max.decompressed.message.bytes`, which applies here
+  too), but not all of them together.
 
 ## APIs
 
 This page is generated from the server's table of APIs, and checked against a running server:
 `UPDATE_DOCS=1 cargo test -p alluvium-broker compatibility`.
 
-| key | API | Kafka 4.3.1 | here | |
+| key | API | Kafka 4.4.0 | here | |
 |---:|---|---|---|---|
 ";
 

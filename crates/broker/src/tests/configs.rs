@@ -137,8 +137,8 @@ async fn changed_topic_settings_take_effect_at_once_and_persist() {
     assert!(server.server().topics.by_name("t").unwrap().rules.only_compacts);
 }
 
-/// Names, types, defaults, sources and synonyms of a new topic are those that Apache Kafka 4.3.1
-/// returns.
+/// Names, types, defaults, sources and synonyms of a new topic are those that Apache Kafka 4.4.0
+/// returns; but a new Kafka sets `min.insync.replicas` for the cluster.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_topic_is_described_as_in_kafka() {
     let server = TestServer::start().await;
@@ -154,7 +154,7 @@ async fn a_new_topic_is_described_as_in_kafka() {
             synonyms.iter().map(|(name, value, _)| format!("{name}={value}")).collect();
         lines += &format!("{name} {} {value} [{}]\n", config.config_type, synonyms.join(","));
     }
-    assert_eq!(lines, include_str!("topic-configs-4.3.1.txt"));
+    assert_eq!(lines, include_str!("topic-configs-4.4.0.txt"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -484,7 +484,7 @@ async fn groups_have_settings_and_are_listed_with_topics_and_brokers() {
     assert_eq!(summary(&described[session]), ("50000".into(), 8, synonyms));
     assert_eq!(server.server().configs.group_number("g", session), 50_000);
     assert_eq!(server.server().configs.group_number("other", session), 45_000);
-    assert_eq!(described.len(), 17);
+    assert_eq!(described.len(), 21);
 
     let list = async |client: &mut Client, version, types: &[i8]| {
         let request = ListConfigResourcesRequest::default().with_resource_types(types.to_vec());
