@@ -553,18 +553,19 @@ mod tests {
 
         // Something to recover.
         let health = Health::new();
-        let (opened, lock) = runtime.block_on(recover(config, storage, &health)).unwrap();
+        let (Opened { store, .. }, lock) =
+            runtime.block_on(recover(config, storage, &health)).unwrap();
         runtime.block_on(async {
-            let id = opened.store.new_stream_ids(1).await.unwrap()[0];
+            let id = store.new_stream_ids(1).await.unwrap()[0];
             let create = Change::CreateStream { id, kind: KIND_LOG };
-            opened.store.commit(vec![create]).await.unwrap();
-            let stream = opened.store.open_stream(id, StreamEpoch(0)).await.unwrap();
+            store.commit(vec![create]).await.unwrap();
+            let stream = store.open_stream(id, StreamEpoch(0)).await.unwrap();
             let payload = vec![1; 1000].into();
             let batch = NewBatch { base: StreamOffset(0), count: 1, max_timestamp_ms: 0, payload };
             stream.append(batch).unwrap().await.unwrap();
-            opened.store.close().await.unwrap();
+            store.close().await.unwrap();
         });
-        drop((opened, lock));
+        drop(lock);
 
         let storage = open(health);
         let recover =
