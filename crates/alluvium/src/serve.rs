@@ -1,4 +1,5 @@
-//! `alluvium serve`: start the layers in order, wait for the end, stop them in the opposite order.
+//! `alluvium serve`: starts the layers in order, waits for the end, and stops them in reverse
+//! order.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,32 +27,31 @@ use crate::progress::Meter;
 use crate::storage::Storage;
 use crate::units::{Size, Span, about, counted};
 
-/// Exit code when a second signal does not want to wait for the end of a graceful stop.
+/// Exit code after a second signal, which ends the process before a graceful stop is complete.
 const STOPPED_AT_ONCE: i32 = 130;
 
-/// Files beside those of connections, about: of the log, the catalog, the runtime and the ports, of
-/// objects, and of requests to the object store.
+/// Approximate number of open files other than connections: the log, the catalog, the runtime and
+/// the ports, objects, and requests to the object store.
 const OTHER_FILES: u64 = 100;
 
-/// How long the end of a server waits for what it does not need.
+/// Time that the end of a server waits for tasks that it does not need.
 const LAST_TASKS: Duration = Duration::from_secs(5);
 
-/// A second signal that comes sooner is the first one delivered twice: a supervisor signals a
-/// process and its group, and a terminal the group, in which a parent may pass it on. A person
-/// takes longer to lose patience.
-const SAME_WISH: Duration = Duration::from_secs(1);
+/// A second signal that arrives earlier is the first one delivered twice: a supervisor signals a
+/// process and its group, and a terminal signals the group, whose parent may forward it. A user
+/// takes longer to repeat a signal.
+const REPEATED_SIGNAL: Duration = Duration::from_secs(1);
 
-/// Run the server until a signal stops it or its write-ahead log fails.
+/// Runs the server until a signal stops it or its write-ahead log fails.
 ///
 /// # Errors
-/// A configuration that cannot be used; a part that cannot be opened; a write-ahead log that
-/// failed while serving.
+/// The configuration is invalid; a part cannot be opened; the write-ahead log failed while serving.
 pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
     let log = output::start_log_queue()?;
     let config = ServeConfig::load(options).map_err(|error| Failure::Usage(error.to_string()))?;
     output::start_server_logging(log, &config.log)?;
-    // Whatever is created from here on, records and what is kept of passwords, is nobody else's on
-    // the machine.
+    // Files that are created from here on, such as records and password hashes, are accessible to
+    // the server's user only.
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     tracing::info!(
         "alluvium {}, node {}, data in {}",
@@ -64,7 +64,7 @@ pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))?;
-    // Before anything that may take long: else a supervisor takes a server that starts for a dead
+    // Before anything that may take long: otherwise a supervisor treats a starting server as a dead
     // one.
     let health = Health::new();
     let admin = match config.admin_listen {
@@ -72,18 +72,18 @@ pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
         None => None,
     };
     check_ports(&config)?;
-    have_files(&config);
-    // On this thread, on which the runtime runs nothing. A signal ends the process at once, which
-    // is harmless at every moment up to here.
+    raise_file_limit(&config);
+    // On this thread, on which the runtime runs nothing. Up to here a signal ends the process at
+    // once, which is harmless at any moment.
     let storage = Storage::open(&config, &health)?;
     tracing::info!(
-        "objects: {}, one when {} are waiting, or after {}",
+        "objects: {}, uploaded at {} or after {}",
         config.object_store,
         Size { bytes: storage.options.upload_bytes },
         config.upload_interval
     );
     let served = runtime.block_on(serve(&config, storage, admin, &health));
-    // What is left, the lengthening of a file for instance, may be interrupted.
+    // The remaining tasks, such as extending a file, may be interrupted.
     runtime.shutdown_timeout(LAST_TASKS);
     served
 }
@@ -108,7 +108,8 @@ async fn serve(
     let largest = Size { bytes: store.max_batch_bytes() };
     if config.max_message_size > largest {
         return Err(Failure::Usage(format!(
-            "max-message-size is {}, but this log cache and write-ahead log take record batches of at most {largest}",
+            "max-message-size is {}, but with this log cache and write-ahead log the largest record \
+             batch is {largest}",
             config.max_message_size
         )));
     }
@@ -137,17 +138,17 @@ async fn serve(
 
     let failure = tokio::select! {
         name = signals.next() => {
-            tracing::info!("{name}: stopping; another signal, in a second or later, stops at once");
+            tracing::info!("{name}: stopping; a further signal after at least one second ends the process at once");
             None
         }
         cause = store.failed() => {
-            tracing::error!("the server stops, since nothing can be acknowledged any more: {cause}");
+            tracing::error!("the write-ahead log has failed, the server stops: {cause}");
             Some(cause.to_string())
         }
     };
     health.stopping();
-    signals.insist();
-    // Requests in flight get their answers, which are errors if the store has failed.
+    signals.end_on_second();
+    // Requests in flight are answered, with errors if the store has failed.
     broker.shutdown().await;
     if let Some(control) = &control {
         control.stop();
@@ -163,8 +164,8 @@ async fn serve(
             }
             closed
         }
-        // Only opening it again tells what a device or a catalog holds after a failed write. There
-        // is nothing to close.
+        // After a failed write only reopening shows what a device or a catalog contains. There is
+        // nothing to close.
         Some(cause) => Err(Failure::WalFailed(cause)),
     };
     if let Some(admin) = admin {
@@ -173,7 +174,7 @@ async fn serve(
     ended
 }
 
-/// Why the broker could not start, with what to do if it cannot read what it has stored.
+/// Explains why the broker could not start, with advice if it cannot read its stored state.
 fn not_started(error: StartError, data_dir: &Path) -> Failure {
     use StartError as E;
     match error {
@@ -189,7 +190,7 @@ fn not_started(error: StartError, data_dir: &Path) -> Failure {
     }
 }
 
-/// Recover the store, and keep the lock of the data directory.
+/// Recovers the store, and keeps the lock of the data directory.
 async fn recover(
     config: &ServeConfig,
     storage: Storage,
@@ -207,10 +208,10 @@ async fn recover(
     Ok((opened, lock))
 }
 
-/// Ranges of lost offsets that the log names; the others are counted.
+/// Number of lost ranges that are logged individually; further ones are counted.
 const NAMED_LOSSES: usize = 1000;
 
-/// Which offsets recovery found lost, by topic and partition.
+/// Describes the offsets that recovery found lost, by topic and partition.
 fn losses(recovery: &Recovery, names: &HashMap<StreamId, String>) -> Vec<String> {
     let mut lines = Vec::new();
     for Gap { stream, offsets, cause } in recovery.gaps.iter().take(NAMED_LOSSES) {
@@ -223,8 +224,7 @@ fn losses(recovery: &Recovery, names: &HashMap<StreamId, String>) -> Vec<String>
             ),
             GapCause::Skipped => format!(
                 "offsets {start} to {last} of {name} are skipped: the write-ahead log is damaged, \
-                 and up to so many records may be lost with what it held there, perhaps none; \
-                 readers skip them"
+                 and at most this many records may be lost; readers skip them"
             ),
         });
     }
@@ -236,19 +236,19 @@ fn losses(recovery: &Recovery, names: &HashMap<StreamId, String>) -> Vec<String>
     lines
 }
 
-/// What recovery found, in a line; what is as it should be is left out. The log's own words for
-/// what is lost came before it.
+/// Summarizes recovery in one line, without values that are as expected. Losses are logged before
+/// it.
 fn summary(recovery: &Recovery) -> String {
     let Recovery { wal, batches, payload_bytes, .. } = recovery;
     let of_batches = |n: u64| counted(n, "batch", "batches");
     let ended = match (wal.epoch, wal.clean_shutdown) {
         (..=1, _) => "of a new log",
         (_, true) => "after a clean shutdown",
-        (_, false) => "after no clean shutdown",
+        (_, false) => "after an unclean shutdown",
     };
     let mut text = format!("recovered in {:.3} s {ended}: ", recovery.elapsed.as_secs_f64());
     text += &match batches {
-        0 => "nothing is waiting for its upload".into(),
+        0 => "nothing to upload".into(),
         n => format!("{} ({}) to upload", of_batches(*n), about(*payload_bytes)),
     };
     for (n, what) in [
@@ -261,7 +261,7 @@ fn summary(recovery: &Recovery) -> String {
     }
     if wal.dropped_records > 0 {
         let dropped = counted(wal.dropped_records, "record", "records");
-        text += &format!("; {dropped} behind the end of the log dropped: never acknowledged");
+        text += &format!("; {dropped} after the end of the log dropped: never acknowledged");
     }
     for (cause, what) in [(GapCause::Lost, "LOST"), (GapCause::Skipped, "SKIPPED")] {
         let gaps = recovery.gaps.iter().filter(|gap| gap.cause == cause).count();
@@ -275,9 +275,8 @@ fn summary(recovery: &Recovery) -> String {
     text
 }
 
-/// Find out that a port of clients is taken before a log is pre-written and recovered for nothing.
-/// The ports are opened for good when there is something to serve; if one is taken in between, the
-/// start fails then.
+/// Checks that no client port is in use, before a log is written and recovered in vain. The ports
+/// are opened when there is something to serve; if one is taken in between, the start fails then.
 fn check_ports(config: &ServeConfig) -> Result<(), Failure> {
     for address in config.security.listeners.iter().map(|listener| listener.listen) {
         TcpListener::bind(address).map_err(|error| {
@@ -287,16 +286,17 @@ fn check_ports(config: &ServeConfig) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Have as many files as the system lets us: each connection is one, each journal of the disk
-/// cache, and each object that is read or written. What most processes are given at first (1,024)
-/// is not enough for the connections that there may be as it comes, and who has none left neither
-/// accepts clients nor reads and writes objects.
-fn have_files(config: &ServeConfig) {
+/// Raises the limit of open files as far as the system allows: each connection, each journal of the
+/// disk cache and each object in use is one. The usual soft limit (1,024) is below the default
+/// limit on connections, and a process without free descriptors neither accepts clients nor reads
+/// and writes objects.
+fn raise_file_limit(config: &ServeConfig) {
     let connections = config.max_connections;
     match crate::open_files::raise_limit() {
         Some(files) if files < u64::from(connections) + OTHER_FILES => tracing::warn!(
-            "max-connections is {connections}, and this process may have {files} files open, some of which are no connections: raise that (ulimit -n, LimitNOFILE), or with so \
-             many clients some are not accepted, and objects are neither read nor written"
+            "max-connections is {connections}, but this process may open only {files} files, and not \
+             all of them are connections: raise the limit (ulimit -n, LimitNOFILE), otherwise some \
+             clients are not accepted and objects cannot be read or written"
         ),
         _ => {}
     }
@@ -342,25 +342,25 @@ fn broker_config(config: &ServeConfig) -> BrokerConfig {
     }
 }
 
-/// Where a listener is, for people.
+/// Describes a listener's address for the log.
 fn at(listener: &ListenerConfig, addr: SocketAddr) -> String {
-    let mut told = Vec::new();
+    let mut notes = Vec::new();
     if listener.protocol() != "PLAINTEXT" {
-        told.push(format!("{}, {}", listener.name, listener.protocol()));
+        notes.push(format!("{}, {}", listener.name, listener.protocol()));
     }
     if let Some(host) = &listener.advertised_host {
         let port = listener.advertised_port.unwrap_or(addr.port());
-        told.push(format!("clients are told {}", HostPort { host: host.clone(), port }));
+        notes.push(format!("advertised as {}", HostPort { host: host.clone(), port }));
     }
-    match told.is_empty() {
+    match notes.is_empty() {
         true => addr.to_string(),
-        false => format!("{addr} ({})", told.join(", ")),
+        false => format!("{addr} ({})", notes.join(", ")),
     }
 }
 
-/// Whether a signal that comes so long after the begin of a stop asks for more than that.
-fn is_another_wish(since_begin: Duration) -> bool {
-    since_begin >= SAME_WISH
+/// Whether a signal that arrives this long after the begin of a stop is a second request to stop.
+fn is_second_request(since_begin: Duration) -> bool {
+    since_begin >= REPEATED_SIGNAL
 }
 
 /// The signals that stop a server.
@@ -370,7 +370,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Take them from now on: they do not end the process any more.
+    /// Installs the handlers: from now on these signals do not end the process.
     pub(crate) fn install() -> Result<Self, Failure> {
         let install = |kind| {
             signal(kind).map_err(|error| Failure::Failed(format!("cannot handle signals: {error}")))
@@ -381,7 +381,7 @@ impl Signals {
         })
     }
 
-    /// The name of the next one.
+    /// Waits for the next signal and returns its name.
     pub(crate) async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
@@ -389,19 +389,19 @@ impl Signals {
         }
     }
 
-    /// The server stops since now: another one ends the process, unless it is the first one
+    /// Marks the begin of a stop: a further signal ends the process, unless it is the first one
     /// delivered twice.
-    pub(crate) fn insist(mut self) {
+    pub(crate) fn end_on_second(mut self) {
         let stopping_since = Instant::now();
         tokio::spawn(async move {
             loop {
                 let name = self.next().await;
-                if is_another_wish(stopping_since.elapsed()) {
+                if is_second_request(stopping_since.elapsed()) {
                     tracing::warn!("{name}: stopping at once; the next start recovers");
                     output::exit_at_once(STOPPED_AT_ONCE);
                 }
                 tracing::info!(
-                    "{name} right behind it is taken for the same; repeat it to stop at once"
+                    "{name} counts as the first signal; repeat it to end the process at once"
                 );
             }
         });
@@ -487,7 +487,7 @@ mod tests {
         }
     }
 
-    /// The answer of the admin port: its status and its body.
+    /// Requests a path of the admin port and returns status and body.
     fn get(admin: SocketAddr, path: &str) -> (String, String) {
         let mut connection = TcpStream::connect(admin).unwrap();
         write!(connection, "GET {path} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n")
@@ -498,8 +498,8 @@ mod tests {
         (head.lines().next().unwrap().to_owned(), body.to_owned())
     }
 
-    /// Holds `start` at each of its reports, and asks the admin port there. How far it was each
-    /// time, in percent.
+    /// Pauses `start` at each of its progress reports and queries the admin port meanwhile. Returns
+    /// the progress that it saw, in percent.
     fn probe<T: Send>(
         runtime: &Runtime,
         step: &str,
@@ -551,7 +551,7 @@ mod tests {
         let (storage, seen) = probe(&runtime, "writing the log", open);
         assert!(seen.len() > 1 && seen.is_sorted() && seen.last() == Some(&100), "{seen:?}");
 
-        // Something to recover.
+        // A record to recover.
         let health = Health::new();
         let (Opened { store, .. }, lock) =
             runtime.block_on(recover(config, storage, &health)).unwrap();
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_says_of_groups_and_transactions_reaches_the_server() {
+    fn options_of_groups_and_transactions_reach_the_broker() {
         let span = |text: &str| Some(text.parse::<Span>().unwrap());
         let options = ServeOptions {
             rack: Some("eu-1a".into()),
@@ -615,9 +615,9 @@ mod tests {
         );
     }
 
-    /// The defaults of the program are those of the broker, where both have one.
+    /// The program's defaults equal those of the broker where both have one.
     #[test]
-    fn nothing_said_of_groups_and_transactions_means_the_brokers_defaults() {
+    fn defaults_of_groups_and_transactions_are_those_of_the_broker() {
         let options = ServeOptions::default();
         let config = broker_config(&ServeConfig::load(options).unwrap());
         let broker = BrokerConfig::default();
@@ -628,9 +628,9 @@ mod tests {
 
     #[test]
     fn a_signal_counts_again_after_a_second() {
-        assert!(!is_another_wish(Duration::ZERO));
-        assert!(!is_another_wish(Duration::from_millis(999)));
-        assert!(is_another_wish(Duration::from_secs(1)));
+        assert!(!is_second_request(Duration::ZERO));
+        assert!(!is_second_request(Duration::from_millis(999)));
+        assert!(is_second_request(Duration::from_secs(1)));
     }
 
     #[test]
@@ -647,28 +647,28 @@ mod tests {
             losses(&found, &names),
             [
                 format!("offsets 34 to 35 of partition 3 of topic orders {why}"),
-                "offsets 34 to 35 of stream 10 are skipped: the write-ahead log is damaged, and up to \
-                 so many records may be lost with what it held there, perhaps none; readers skip them"
+                "offsets 34 to 35 of stream 10 are skipped: the write-ahead log is damaged, and at \
+                 most this many records may be lost; readers skip them"
                     .to_owned()
             ]
         );
         found.gaps = vec![lost; NAMED_LOSSES + 2];
-        let told = losses(&found, &names);
-        assert_eq!(told.last().unwrap(), "2 more ranges of lost or skipped offsets");
+        let lines = losses(&found, &names);
+        assert_eq!(lines.last().unwrap(), "2 more ranges of lost or skipped offsets");
     }
 
     #[test]
-    fn a_recovery_is_told_without_what_did_not_happen() {
+    fn the_recovery_summary_omits_expected_values() {
         let mut found = recovery();
         assert_eq!(
             summary(&found),
-            "recovered in 0.007 s after a clean shutdown: nothing is waiting for its upload"
+            "recovered in 0.007 s after a clean shutdown: nothing to upload"
         );
         found.wal.clean_shutdown = false;
         (found.batches, found.payload_bytes) = (1, 1536);
         assert_eq!(
             summary(&found),
-            "recovered in 0.007 s after no clean shutdown: 1 batch (1.5 KiB) to upload"
+            "recovered in 0.007 s after an unclean shutdown: 1 batch (1.5 KiB) to upload"
         );
         (found.skipped_uploaded, found.skipped_deleted, found.wal.dropped_records) = (2, 1, 1);
         let offsets = StreamOffset(3)..StreamOffset(9);
@@ -677,8 +677,8 @@ mod tests {
         found.missing_end = Some(LogOffset(7)..LogOffset(8));
         assert_eq!(
             summary(&found),
-            "recovered in 0.007 s after no clean shutdown: 1 batch (1.5 KiB) to upload, 2 batches uploaded before, 1 batch of \
-             deleted topics; 1 record behind the end of the log dropped: never acknowledged; 1 range of offsets LOST; 1 \
+            "recovered in 0.007 s after an unclean shutdown: 1 batch (1.5 KiB) to upload, 2 batches uploaded before, 1 batch of \
+             deleted topics; 1 record after the end of the log dropped: never acknowledged; 1 range of offsets LOST; 1 \
              range of offsets SKIPPED; the end of the log LOST"
         );
     }

@@ -606,7 +606,7 @@ fn acknowledged_records_are_there_after_a_kill() {
     }
     server.stop(Signal::KILL);
     let server = Server::start(data.path(), &[]);
-    contains(&server.log, &["after no clean shutdown: 3 batches ("]);
+    contains(&server.log, &["after an unclean shutdown: 3 batches ("]);
     let described =
         ok_json(&["topic", "describe", "orders", "--bootstrap", &server.kafka, "--json"]);
     assert_eq!(described[0]["partitions"][0]["high_watermark"], 3);

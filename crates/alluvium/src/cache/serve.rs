@@ -412,9 +412,11 @@ async fn serve(
     health.serving();
     tracing::info!("alluvium cache is ready: redis on {local}, {metrics_at}");
     let name = signals.next().await;
-    tracing::info!("{name}: stopping; another signal, in a second or later, stops at once");
+    tracing::info!(
+        "{name}: stopping; a further signal after at least one second ends the process at once"
+    );
     health.stopping();
-    signals.insist();
+    signals.end_on_second();
     let _ = stop.send(true);
     if accepting.await.is_err() {
         tracing::error!("the task that accepts connections failed");
