@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crate::allocator::Allocator;
 use crate::clear;
-use crate::demand::Compacted;
+use crate::compact_all::Compacted;
 use crate::error::{Error, Result};
 use crate::fetch::Pages;
 use crate::files::{Directory, RealDirectory};
@@ -20,12 +21,11 @@ use crate::hash::KeyHash;
 use crate::index::Grower;
 use crate::iter::Iter;
 use crate::journal::{Journal, Loaded};
-use crate::keep;
+use crate::maintenance;
 use crate::memory;
 use crate::open::{self, Recovered};
 use crate::options::Options;
 use crate::place::{JournalNumber, Place};
-use crate::prepare::Preparer;
 use crate::record::Record;
 use crate::scan::{ScanCursor, Scanned};
 use crate::shared::Shared;
@@ -82,24 +82,24 @@ impl Cache {
         let shared = Arc::new(shared);
         let next = JournalNumber(shared.active.load().number.0 + 1);
         let flusher = Flusher::new(shared.clone());
-        let preparer = Preparer::new(shared.clone(), next);
-        let (grower, keeper) = (shared.clone(), shared.clone());
+        let allocator = Allocator::new(shared.clone(), next);
+        let (grower, maintained) = (shared.clone(), shared.clone());
         let mut cache = Self { shared, recovered, threads: Vec::new() };
         cache.run("journal-flush", move || flusher.run(), |shared| shared.flush.waker.close())?;
-        cache.run("journal-prepare", move || preparer.run(), |shared| shared.prepare.close())?;
+        cache.run("journal-alloc", move || allocator.run(), |shared| shared.allocator.close())?;
         cache.run(
             "journal-grow",
             move || Grower::run(&grower),
             |shared| shared.index.grower.waker.close(),
         )?;
         cache.run(
-            "journal-keep",
-            move || keep::run(&keeper),
+            "journal-maint",
+            move || maintenance::run(&maintained),
             |shared| {
-                shared.keep.waker.close();
+                shared.maintenance.waker.close();
                 // The thread may be waiting for a journal, which cannot be created while the
                 // process is out of file descriptors.
-                shared.flush.tell();
+                shared.flush.notify_all();
             },
         )?;
         Ok(cache)
@@ -424,7 +424,7 @@ impl Cache {
     /// fail with the same error until an eviction succeeds; otherwise only the purpose of that task
     /// is affected.
     pub fn upkeep_failure(&self) -> Option<Error> {
-        self.shared.keep.failure.lock().clone()
+        self.shared.maintenance.failure.lock().clone()
     }
 
     /// Returns the maximum total length of a key, its value and a header of 24 bytes.
@@ -546,7 +546,7 @@ impl Shared {
             if counts.disk_reads.load(Ordering::Relaxed) >= self.promotion_reads()
                 && counts.is_sound()
             {
-                self.keep.waker.wake();
+                self.maintenance.waker.wake();
             }
             return;
         }

@@ -92,7 +92,7 @@ pub(crate) fn remove_set_aside(shared: &Shared) -> Result<usize> {
             left.push(name);
         }
     }
-    *shared.keep.kept_aside.lock() = KeptAside::among(directory, &left);
+    *shared.maintenance.kept_aside.lock() = KeptAside::among(directory, &left);
     Ok(all - left.len())
 }
 

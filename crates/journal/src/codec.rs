@@ -125,11 +125,11 @@ impl Encoder {
     ///
     /// # Errors
     /// There is no memory for it.
-    pub(crate) fn room(plain_bytes: usize) -> io::Result<Vec<u8>> {
+    pub(crate) fn buffer(plain_bytes: usize) -> io::Result<Vec<u8>> {
         memory::zeroes(most_bytes(plain_bytes))
     }
 
-    /// Compresses `from`; `None` if the result is not shorter. `room` is the buffer for it, which
+    /// Compresses `from`; `None` if the result is not shorter. `buffer` is the buffer for it, which
     /// is enlarged as needed.
     ///
     /// # Errors
@@ -137,19 +137,19 @@ impl Encoder {
     pub(crate) fn compress<'r>(
         &mut self,
         from: &[u8],
-        room: &'r mut Vec<u8>,
+        buffer: &'r mut Vec<u8>,
     ) -> io::Result<Option<&'r [u8]>> {
         let most = most_bytes(from.len());
-        if room.len() < most {
-            room.resize(most, 0);
+        if buffer.len() < most {
+            buffer.resize(most, 0);
         }
-        let to = &mut room[..];
+        let to = &mut buffer[..];
         let len = match self {
             Self::Lz4 => lz4_flex::block::compress_into(from, to).ok(),
             Self::Zstd(context) => length(context.compress2(to, from))?,
             Self::Snappy(encoder) => encoder.compress(from, to).ok(),
         };
-        Ok(len.filter(|len| *len < from.len()).map(|len| &room[..len]))
+        Ok(len.filter(|len| *len < from.len()).map(|len| &buffer[..len]))
     }
 }
 
@@ -174,8 +174,8 @@ mod tests {
             let plain = part.repeat(times);
             for compression in ALL {
                 let mut encoder = Encoder::new(compression).unwrap().unwrap();
-                let mut room = Vec::new();
-                let Some(stored) = encoder.compress(&plain, &mut room).unwrap() else { continue };
+                let mut buffer = Vec::new();
+                let Some(stored) = encoder.compress(&plain, &mut buffer).unwrap() else { continue };
                 prop_assert!(stored.len() < plain.len());
                 let mut back = vec![0xee; plain.len()];
                 prop_assert!(encoder.codec().decompress(stored, &mut back).unwrap());
@@ -219,9 +219,9 @@ mod tests {
         for compression in ALL {
             let mut encoder = Encoder::new(compression).unwrap().unwrap();
             let plain = [b'x'; 16 << 10];
-            let mut room = Vec::new();
+            let mut buffer = Vec::new();
             assert!(
-                encoder.compress(&plain, &mut room).unwrap().unwrap().len() < 1200,
+                encoder.compress(&plain, &mut buffer).unwrap().unwrap().len() < 1200,
                 "{compression}"
             );
             assert_eq!(Codec::of(encoder.codec() as u8), Some(encoder.codec()));

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use alluvium_device::GRANULE_BYTES;
 
+use crate::disk_budget::WriteClass;
 use crate::error::{Error, Stopped};
 use crate::hash::KeyHash;
 use crate::journal::{FIRST_RECORD, Journal};
 use crate::options::WhenFull;
 use crate::place::{Granule, JournalNumber, MAX_SPAN, Place};
 use crate::record::{Content, NewRecord, Record};
-use crate::room::Who;
 use crate::shared::{Appended, CHUNK_BYTES, NotAppended, Shared};
 use crate::sync::Arc;
 
@@ -41,12 +41,12 @@ pub(crate) enum Compaction {
     /// The journal stays: what cannot be read of it may hide older records in other journals.
     Damaged,
     /// The journal stays for now: there is no space for its live records.
-    NoRoom,
+    NoSpace,
 }
 
 /// What compaction would find in a journal.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Look {
+pub(crate) struct LiveScan {
     /// Upper bound of what it would rewrite.
     pub(crate) alive_bytes: usize,
     /// Whether there is anything else.
@@ -54,7 +54,7 @@ pub(crate) struct Look {
     pub(crate) is_damaged: bool,
 }
 
-impl Look {
+impl LiveScan {
     /// Returns what the counts of the journal say, which are upper bounds, without reading it. They
     /// may not know of damage yet.
     pub(crate) fn by_counts(journal: &Journal) -> Self {
@@ -71,19 +71,19 @@ impl Look {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// Drop it: there is a newer record of the key, or it is a tombstone that hides nothing.
-    Goes,
+    Drop,
     /// Remove its key from the index: it has expired, and no older record can exist.
-    Expires,
+    Expire,
     /// Write a tombstone: it has expired and an older record may exist, or it is a tombstone
     /// itself.
     Tombstone(JournalNumber),
-    Moves,
+    Move,
 }
 
 impl Shared {
     /// Returns the journal with the smallest live part, if that is small enough to be worth
     /// rewriting, and the maximum of live bytes for which it is.
-    pub(crate) fn emptiest(&self) -> Option<(Arc<Journal>, usize)> {
+    pub(crate) fn least_live(&self) -> Option<(Arc<Journal>, usize)> {
         let most_live = self.most_live_parts();
         let unwritten = self.flush.oldest_unwritten();
         let mut sealed = self.journals.all();
@@ -99,7 +99,7 @@ impl Shared {
         let are_many_short = sealed.iter().filter(|journal| is_short(journal)).count() > MANY_SHORT;
         // Even deletions are refused: a process that was killed or closed left a journal half
         // empty, and its successor started another one.
-        let is_stuck = self.beside() < Who::Deletion.leaves();
+        let is_stuck = self.free_journals() < WriteClass::Deletion.headroom();
         let oldest_two = [0, 1].map(|at| sealed.get(at).map(|journal| journal.number));
         sealed.retain(|journal| journal.number < unwritten && journal.counts.may_be_moved());
         let parts = |journal: &Journal| {
@@ -127,12 +127,12 @@ impl Shared {
             let (live, bytes) = parts(journal);
             live * PARTS <= most_live * bytes && self.can_move(journal, live as usize)
         });
-        let emptiest = sealed.into_iter().min_by_key(|journal| {
+        let least_live = sealed.into_iter().min_by_key(|journal| {
             let (live, bytes) = parts(journal);
             live.saturating_mul(1000) / bytes
         })?;
-        let (_, bytes) = parts(&emptiest);
-        Some((emptiest, (most_live * bytes / PARTS) as usize))
+        let (_, bytes) = parts(&least_live);
+        Some((least_live, (most_live * bytes / PARTS) as usize))
     }
 
     /// Returns how many [`PARTS`] of a journal may be live if it is to be compacted.
@@ -141,7 +141,9 @@ impl Shared {
         match (self.is_crowded(), self.options.when_full) {
             (false, _) => PARTS / 4,
             (true, WhenFull::Evict) => PARTS / 2,
-            (true, WhenFull::Refuse) if self.journals.room.has(1 + self.leaves(Who::User)) => {
+            (true, WhenFull::Refuse)
+                if self.journals.budget.permits(1 + self.headroom(WriteClass::Put)) =>
+            {
                 PARTS / 4 * 3
             }
             // Puts are refused until journals are removed.
@@ -156,7 +158,7 @@ impl Shared {
     /// Returns whether there is space for the live records of a journal, and enough for the next
     /// journal after its removal: making space must not use it up.
     fn can_move(&self, journal: &Journal, alive_bytes: usize) -> bool {
-        let room = &self.journals.room;
+        let budget = &self.journals.budget;
         let (left_bytes, is_kept) = self.left_in_newest();
         let (alive_bytes, left_bytes) = (alive_bytes as u64, left_bytes as u64);
         let lacks_spare = self.flush.lacks_spare();
@@ -166,7 +168,7 @@ impl Shared {
         if lacks_spare {
             return false;
         }
-        if room.has(2) {
+        if budget.permits(2) {
             return true;
         }
         // It takes the last journal. A full file gives that back. A truncated or compressed one
@@ -174,8 +176,8 @@ impl Shared {
         let journal_bytes = self.journal_bytes as u64;
         let kept_bytes = if is_kept { left_bytes } else { 0 };
         let then_bytes =
-            (room.free_bytes() + kept_bytes + journal.file_bytes).saturating_sub(alive_bytes);
-        room.has(1)
+            (budget.free_bytes() + kept_bytes + journal.file_bytes).saturating_sub(alive_bytes);
+        budget.permits(1)
             && (journal.file_bytes >= journal_bytes
                 || then_bytes >= 2 * journal_bytes - journal_bytes / PARTS)
     }
@@ -187,7 +189,7 @@ impl Shared {
         let taken_bytes = arena.taken_bytes().filter(|_| arena.end_bytes().is_none());
         let left_bytes =
             taken_bytes.map_or(0, |taken| arena.capacity_bytes().saturating_sub(taken));
-        (left_bytes, newest.beside.load(Ordering::Relaxed) < Who::Deletion.leaves())
+        (left_bytes, newest.free_journals.load(Ordering::Relaxed) < WriteClass::Deletion.headroom())
     }
 
     /// Returns how many bytes background tasks read at a time: many if writers need the space,
@@ -207,23 +209,27 @@ impl Shared {
 
     /// Determines what a journal contains by reading its records, since its counts are upper
     /// bounds. Done before anything is moved, so that a journal that stays uses up no space.
-    pub(crate) fn look(&self, journal: &Journal, pause: Duration) -> Result<Look, Stopped> {
+    pub(crate) fn scan_live(
+        &self,
+        journal: &Journal,
+        pause: Duration,
+    ) -> Result<LiveScan, Stopped> {
         let oldest_other = self.journals.oldest_but(journal.number);
-        let mut look = Look::default();
+        let mut look = LiveScan::default();
         let mut pauses = Pauses::new(pause);
         let step_bytes = || self.step_bytes();
         let damaged_bytes = self.each_record(journal, step_bytes, |first, record| {
-            pauses.come_to(self, first)?;
+            pauses.pause_before(self, first)?;
             let hash = self.hasher.hash(record.key());
             let named = self.index.find(hash);
             let fate = self.fate(journal, oldest_other, first, record, hash, named);
             look.alive_bytes += match fate {
-                Fate::Moves => record.header().padded_bytes(),
+                Fate::Move => record.header().padded_bytes(),
                 Fate::Tombstone(_) => tombstone_bytes(record.key()),
-                Fate::Goes | Fate::Expires => 0,
+                Fate::Drop | Fate::Expire => 0,
             };
-            let stays = fate == Fate::Moves
-                || record.origin().is_some_and(|it| fate == Fate::Tombstone(it));
+            let stays =
+                fate == Fate::Move || record.origin().is_some_and(|it| fate == Fate::Tombstone(it));
             look.has_dead |= !stays;
             Ok::<_, Stopped>(())
         })?;
@@ -233,12 +239,13 @@ impl Shared {
         Ok(look)
     }
 
-    /// Rewrites the live records of a journal, as found by [`Self::look`], and removes it, with a
-    /// `pause` after each [`STEP_BYTES`]. The caller must hold [`crate::keep::Keep::turn`].
+    /// Rewrites the live records of a journal, as found by [`Self::scan_live`], and removes it,
+    /// with a `pause` after each [`STEP_BYTES`]. The caller must hold
+    /// [`crate::maintenance::Maintenance::exclusive`].
     pub(crate) fn compact(
         &self,
         journal: Arc<Journal>,
-        look: &Look,
+        look: &LiveScan,
         pause: Duration,
     ) -> Result<Compaction, Stopped> {
         let number = journal.number;
@@ -250,18 +257,18 @@ impl Shared {
             return Ok(Compaction::Damaged);
         }
         if !self.can_move(&journal, look.alive_bytes) {
-            return Ok(Compaction::NoRoom);
+            return Ok(Compaction::NoSpace);
         }
         let mut pauses = Pauses::new(pause);
         let step_bytes = || self.step_bytes();
         let moved = self.each_record(&journal, step_bytes, |first, record| {
-            pauses.come_to(self, first)?;
-            self.carry(&journal, oldest_other, first, record)
+            pauses.pause_before(self, first)?;
+            self.rewrite(&journal, oldest_other, first, record)
         });
         // The rest is retried later; the copies are newer than what is left here, and are not made
         // again.
         let damaged_bytes = match moved {
-            Err(Stopped::Failed(Error::DiskFull { .. })) => return Ok(Compaction::NoRoom),
+            Err(Stopped::Failed(Error::DiskFull { .. })) => return Ok(Compaction::NoSpace),
             moved => moved?,
         };
         self.mark_damaged(&journal, damaged_bytes);
@@ -274,7 +281,7 @@ impl Shared {
     }
 
     /// Rewrites a record if it is still needed.
-    fn carry(
+    fn rewrite(
         &self,
         journal: &Journal,
         oldest_other: Option<JournalNumber>,
@@ -285,15 +292,15 @@ impl Shared {
             if self.flush.is_behind() {
                 self.flush.wait_while_behind();
             }
-            match self.try_carry(journal, oldest_other, first, record) {
+            match self.try_rewrite(journal, oldest_other, first, record) {
                 Ok(Some(appended)) => {
-                    self.nudge(appended);
+                    self.wake_flusher(appended);
                     return Ok(());
                 }
                 Ok(None) => return Ok(()),
                 Err(NotAppended::Failed(error)) => return Err(error.into()),
                 Err(NotAppended::Full(full)) if self.wait_for_spare(full) => {}
-                Err(NotAppended::Full(_)) if self.keep.waker.is_closing() => {
+                Err(NotAppended::Full(_)) if self.maintenance.waker.is_closing() => {
                     return Err(Stopped::Closing);
                 }
                 Err(NotAppended::Full(_)) => {
@@ -304,7 +311,7 @@ impl Shared {
         }
     }
 
-    fn try_carry(
+    fn try_rewrite(
         &self,
         journal: &Journal,
         oldest_other: Option<JournalNumber>,
@@ -315,14 +322,17 @@ impl Shared {
         let hash = self.hasher.hash(key);
         let mut writer = self.index.lock(hash);
         let appended = match self.fate(journal, oldest_other, first, record, hash, writer.get()) {
-            Fate::Goes => return Ok(None),
-            Fate::Moves => {
+            Fate::Drop => return Ok(None),
+            Fate::Move => {
                 let (value, expires_at) = (record.value(), record.expires_at());
                 let copy = NewRecord { key, content: Content::Value { value, expires_at } };
-                return self.enter(&mut writer, hash, &copy, Who::Maintenance).map(Some);
+                return self
+                    .append_and_index(&mut writer, hash, &copy, WriteClass::Maintenance)
+                    .map(Some);
             }
             Fate::Tombstone(origin) => {
-                let tombstone = self.append_tombstone(key, hash, Some(origin), Who::Maintenance)?;
+                let tombstone =
+                    self.append_tombstone(key, hash, Some(origin), WriteClass::Maintenance)?;
                 // The index records that a value was moved, but knows nothing of tombstones.
                 // Records are visited in order.
                 journal
@@ -331,7 +341,7 @@ impl Shared {
                     .fetch_max(first.byte() + 1, Ordering::Relaxed);
                 Some(tombstone)
             }
-            Fate::Expires => None,
+            Fate::Expire => None,
         };
         if let Some(expired) = writer.remove() {
             self.journals.forget(expired);
@@ -358,17 +368,17 @@ impl Shared {
             let has_newer = named.is_some() || first.byte() < moved_until;
             return match !has_newer && hides_older(origin) {
                 true => Fate::Tombstone(origin),
-                false => Fate::Goes,
+                false => Fate::Drop,
             };
         }
         let place = record.place(journal.number, first, hash);
         if !named.is_some_and(|named| named.is_same(place)) {
-            return Fate::Goes;
+            return Fate::Drop;
         }
         match record.has_expired(&self.clock) {
-            false => Fate::Moves,
+            false => Fate::Move,
             true if hides_older(journal.number) => Fate::Tombstone(journal.number),
-            true => Fate::Expires,
+            true => Fate::Expire,
         }
     }
 }
@@ -393,7 +403,7 @@ impl Pauses {
     }
 
     /// Called before the record at `first`.
-    fn come_to(&mut self, shared: &Shared, first: Granule) -> Result<(), Stopped> {
+    fn pause_before(&mut self, shared: &Shared, first: Granule) -> Result<(), Stopped> {
         let steps = (first.byte() - self.at) / STEP_BYTES;
         if steps > 0 {
             self.at = first.byte();
@@ -402,6 +412,6 @@ impl Pauses {
                 thread::sleep(self.pause * steps.min(MOST_STEPS) as u32);
             }
         }
-        if shared.keep.waker.is_closing() { Err(Stopped::Closing) } else { Ok(()) }
+        if shared.maintenance.waker.is_closing() { Err(Stopped::Closing) } else { Ok(()) }
     }
 }

@@ -9,6 +9,7 @@ use alluvium_device::{AlignedBuf, PAGE_BYTES};
 
 use crate::codec::Encoder;
 use crate::compact::{PAUSE, STEP_BYTES};
+use crate::disk_budget::WriteClass;
 use crate::error::{Error, Result};
 use crate::files::File;
 use crate::frames::{Frames, LEAST_FRAME_BYTES, MOST_FRAME_BYTES, Writer};
@@ -17,7 +18,6 @@ use crate::journal::{FIRST_RECORD, Journal, JournalHeader, file_name};
 use crate::memory;
 use crate::options::{Compression, WhenFull};
 use crate::record::Chain;
-use crate::room::Who;
 use crate::shared::{CHUNK_BYTES, Shared};
 use crate::sync::Arc;
 
@@ -39,7 +39,7 @@ enum Outcome {
     /// Records in the journal are damaged.
     Damaged,
     /// The space is needed elsewhere, or the cache is being closed. It is retried.
-    GaveWay,
+    GaveUp,
 }
 
 impl Shared {
@@ -47,27 +47,27 @@ impl Shared {
     /// attempted.
     pub(crate) fn compress_one(&self) -> Result<bool> {
         let Some(journal) = self.to_compress() else { return Ok(false) };
-        let set_aside = self.journals.room.set_aside(journal.file_bytes);
-        let Some(set_aside) = set_aside else { return Ok(false) };
+        let reservation = self.journals.budget.reserve(journal.file_bytes);
+        let Some(reservation) = reservation else { return Ok(false) };
         let name = file_name(journal.number);
         let temporary = format!("{name}.tmp");
         let outcome = self.compress(&journal, &name, &temporary);
         if let Ok(Outcome::Compressed(_)) = outcome {
-            self.keep.has_told_of_memory.store(false, Ordering::Relaxed);
+            self.maintenance.has_logged_memory.store(false, Ordering::Relaxed);
             let plain = journal.file.clone();
             drop(journal);
             // Otherwise a power cut would restore its name with a partial file. Its space stays
             // reserved until then.
             self.sync_names()?;
-            self.free(plain);
-            self.made_room(|| drop(set_aside));
+            self.free_file(plain);
+            self.release_space(|| drop(reservation));
             return Ok(true);
         }
         // The file is not needed; if it cannot be removed now, the next opening removes it.
         let _ = self.directory.remove(&temporary);
-        self.gave_way(set_aside);
+        self.release_reservation(reservation);
         match outcome {
-            Ok(Outcome::Compressed(_) | Outcome::GaveWay) => {}
+            Ok(Outcome::Compressed(_) | Outcome::GaveUp) => {}
             Ok(Outcome::NotWorthIt) => journal.counts.stays_plain.store(true, Ordering::Relaxed),
             Ok(Outcome::Damaged) => {
                 let found =
@@ -81,8 +81,8 @@ impl Shared {
                 }
             }
             // This is temporary, perhaps already for the next journal.
-            Err(error) if error.is_want_of_memory() => {
-                if !self.keep.has_told_of_memory.swap(true, Ordering::Relaxed) {
+            Err(error) if error.is_out_of_memory() => {
+                if !self.maintenance.has_logged_memory.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
                         "journal cache: {error}; journals stay uncompressed until there is some"
                     );
@@ -122,12 +122,12 @@ impl Shared {
 
     /// Returns whether the space in use is not needed elsewhere.
     fn may_go_on(&self) -> bool {
-        let room = &self.journals.room;
-        let has_room = match self.options.when_full {
-            WhenFull::Evict => room.has(1 + self.leaves(Who::User)),
-            WhenFull::Refuse => room.has_now(1),
+        let budget = &self.journals.budget;
+        let has_space = match self.options.when_full {
+            WhenFull::Evict => budget.permits(1 + self.headroom(WriteClass::Put)),
+            WhenFull::Refuse => budget.permits_with_reservations(1),
         };
-        has_room && !self.flush.is_short() && !self.keep.waker.is_closing()
+        has_space && !self.flush.is_short() && !self.maintenance.waker.is_closing()
     }
 
     fn compress(&self, journal: &Arc<Journal>, name: &str, temporary: &str) -> Result<Outcome> {
@@ -137,8 +137,9 @@ impl Shared {
         let encoder = Encoder::new(self.options.compression);
         let encoder = encoder.map_err(self.no_memory("compressing a journal"))?;
         let Some(mut encoder) = encoder else { return Ok(Outcome::NotWorthIt) };
-        let room = Encoder::room(frame_bytes).map_err(self.no_memory("compressing a journal"))?;
-        if !is_worth_it(journal, end, frame_bytes, &mut encoder, room)? {
+        let buffer =
+            Encoder::buffer(frame_bytes).map_err(self.no_memory("compressing a journal"))?;
+        if !is_worth_it(journal, end, frame_bytes, &mut encoder, buffer)? {
             return Ok(Outcome::NotWorthIt);
         }
         let file = self
@@ -154,8 +155,8 @@ impl Shared {
             self.read_back(&*file, journal).map_err(failed("reading back a compressed journal"))?;
         self.directory.rename(temporary, name).map_err(failed("renaming"))?;
         self.counters.written_bytes.fetch_add(len, Ordering::Relaxed);
-        // Readers that have the plain file open continue to read it. Only the holder of the turn
-        // replaces cold journals.
+        // Readers that have the plain file open continue to read it. Only the holder of
+        // `Maintenance::exclusive` replaces cold journals.
         self.journals.replace(journal, Arc::new(journal.compressed(file, len, frames)));
         Ok(copied)
     }
@@ -186,7 +187,7 @@ impl Shared {
         let mut chunk = chunk.map_err(self.no_memory("compressing a journal"))?;
         for at in (FIRST_RECORD..end).step_by(CHUNK_BYTES) {
             if !self.may_go_on() {
-                return Ok(Outcome::GaveWay);
+                return Ok(Outcome::GaveUp);
             }
             let plain = read(journal, at..end.min(at + CHUNK_BYTES), &mut chunk)?;
             // What is read incorrectly now must not replace the original.
@@ -232,7 +233,7 @@ fn is_worth_it(
     end: usize,
     frame_bytes: usize,
     encoder: &mut Encoder,
-    mut room: Vec<u8>,
+    mut buffer: Vec<u8>,
 ) -> Result<bool> {
     let frames = (end - FIRST_RECORD).div_ceil(frame_bytes);
     let mut buf = journal.source().pages(frame_bytes)?;
@@ -241,7 +242,7 @@ fn is_worth_it(
         let at = FIRST_RECORD + frame * frame_bytes;
         let plain = read(journal, at..end.min(at + frame_bytes), &mut buf)?;
         plain_bytes += plain.len() as u64;
-        let stored = encoder.compress(plain, &mut room).map_err(journal.source().no_memory())?;
+        let stored = encoder.compress(plain, &mut buffer).map_err(journal.source().no_memory())?;
         stored_bytes += stored.map_or(plain.len(), <[u8]>::len) as u64;
     }
     let estimate_bytes = stored_bytes * end as u64 / plain_bytes.max(1);

@@ -24,7 +24,7 @@ impl KeyDirectory {
     /// # Errors
     /// There is no memory for it.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(Index::with_room(0)?))
+        Ok(Self(Index::with_capacity(0)?))
     }
 
     /// Sets the number of a key.
@@ -34,7 +34,7 @@ impl KeyDirectory {
     pub fn put(&self, key: u128, number: u32) -> io::Result<()> {
         let hash = hash(key);
         let mut writer = self.0.lock(hash);
-        writer.make_room()?;
+        writer.reserve_slot()?;
         let first = Granule::at(FIRST_RECORD).0 + (number & ((1 << GRANULE_BITS) - 1));
         let journal = JournalNumber(u64::from(number >> GRANULE_BITS));
         writer.set(Place::new(journal, Granule(first), 1, false, hash));

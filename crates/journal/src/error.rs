@@ -157,14 +157,14 @@ impl Error {
 
     /// Returns whether the process or the system has reached its limit of open files, which is
     /// temporary.
-    pub(crate) fn is_want_of_files(&self) -> bool {
+    pub(crate) fn is_out_of_files(&self) -> bool {
         let Self::Io { source, .. } = self else { return false };
         let wants = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
         source.raw_os_error().is_some_and(|code| wants.contains(&code))
     }
 
     /// Returns whether memory was lacking, in the process or in the kernel, which is temporary.
-    pub(crate) fn is_want_of_memory(&self) -> bool {
+    pub(crate) fn is_out_of_memory(&self) -> bool {
         match self {
             Self::NoMemory { .. } => true,
             Self::Io { source, .. } => source.kind() == io::ErrorKind::OutOfMemory,

@@ -4,10 +4,10 @@
 use std::sync::atomic::Ordering;
 
 use crate::compact::{PARTS, tombstone_bytes};
+use crate::disk_budget::WriteClass;
 use crate::error::Stopped;
 use crate::journal::{FIRST_RECORD, Journal};
 use crate::options::WhenFull;
-use crate::room::Who;
 use crate::shared::Shared;
 use crate::sync::Arc;
 
@@ -16,23 +16,24 @@ const NEVER: u64 = u64::MAX;
 
 impl Shared {
     /// Determines how much has expired in one of the journals whose removal may depend on it;
-    /// returns whether there was one. [`Self::emptiest`] counts the result as dead.
+    /// returns whether there was one. [`Self::least_live`] counts the result as dead.
     ///
     /// A journal is scanned again when another sixteenth of it will have expired, or when so much
     /// of what will expire was replaced or removed that the result is wrong by as much; so each is
     /// read a few times at most.
-    pub(crate) fn look_for_expired(&self) -> bool {
+    pub(crate) fn scan_for_expired(&self) -> bool {
         let has_time = match self.options.when_full {
             // If writers wait already, eviction is faster.
             WhenFull::Evict => {
-                self.journals.room.has(1 + self.leaves(Who::User)) && !self.flush.is_short()
+                self.journals.budget.permits(1 + self.headroom(WriteClass::Put))
+                    && !self.flush.is_short()
             }
             WhenFull::Refuse => true,
         };
         if !self.is_crowded() || !has_time {
             return false;
         }
-        let Some(journal) = self.to_look_at() else { return false };
+        let Some(journal) = self.expiry_candidate() else { return false };
         let _busy = journal.busy();
         match self.count_expired(&journal) {
             Ok(()) => true,
@@ -47,7 +48,7 @@ impl Shared {
 
     /// Returns the journal with the most expiring bytes, of those worth compacting if all of these
     /// had expired.
-    fn to_look_at(&self) -> Option<Arc<Journal>> {
+    fn expiry_candidate(&self) -> Option<Arc<Journal>> {
         let (now, most_live) = (self.clock.now_millis(), self.most_live_parts());
         let unwritten = self.flush.oldest_unwritten();
         let expiring = |it: &Journal| it.counts.expiring_bytes.load(Ordering::Relaxed);
@@ -58,7 +59,7 @@ impl Shared {
             journal.number < unwritten
                 && expiring(journal) > 0
                 && counts.is_sound()
-                && (counts.look_at_millis.load(Ordering::Relaxed) <= now
+                && (counts.next_scan_millis.load(Ordering::Relaxed) <= now
                     || counts.doubtful_bytes() >= part_bytes(journal))
                 && at_least * PARTS <= most_live * gained_bytes(journal)
         };
@@ -78,7 +79,7 @@ impl Shared {
         let mut later_bytes = [0u64; u64::BITS as usize];
         let step_bytes = || self.step_bytes();
         let damaged_bytes = self.each_record(journal, step_bytes, |first, record| {
-            if self.keep.waker.is_closing() {
+            if self.maintenance.waker.is_closing() {
                 return Err(Stopped::Closing);
             }
             let Some(expires_at) = record.expires_at() else { return Ok(()) };
@@ -103,9 +104,9 @@ impl Shared {
             sum >= part_bytes(journal)
         });
         // A remaining time in class n is less than 2^(n+1) milliseconds.
-        let look_at =
+        let next_scan =
             enough.map_or(NEVER, |power| now.saturating_add(2u64.saturating_pow(power as u32 + 1)));
-        counts.found_expired(expired_bytes, expiring_then, look_at);
+        counts.found_expired(expired_bytes, expiring_then, next_scan);
         Ok(())
     }
 }

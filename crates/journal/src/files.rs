@@ -89,12 +89,12 @@ pub(crate) struct RealDirectory {
     /// systems it does not.)
     has_numbers: bool,
     rings: ReadRings,
-    told: Told,
+    logged: Logged,
 }
 
 /// Missing features of the file system that have been logged, once each.
 #[derive(Default)]
-struct Told {
+struct Logged {
     direct_io: AtomicBool,
     reserving: AtomicBool,
 }
@@ -121,7 +121,7 @@ impl RealDirectory {
             lock: None,
             has_numbers: false,
             rings: ReadRings::new(RINGS),
-            told: Told::default(),
+            logged: Logged::default(),
         };
         // The file may have been replaced before it was locked, but not repeatedly.
         for _ in 0..LOCK_TRIES {
@@ -150,7 +150,7 @@ impl RealDirectory {
         // Several records are never read at once here.
         let (path, rings) = (path.to_owned(), ReadRings::new(0));
         let (lock, has_numbers) = (None, false);
-        Ok(Self { path, directory, lock, has_numbers, rings, told: Told::default() })
+        Ok(Self { path, directory, lock, has_numbers, rings, logged: Logged::default() })
     }
 
     /// Behaves as on a system without io_uring.
@@ -161,8 +161,8 @@ impl RealDirectory {
 
     /// Returns whether the lack of Direct I/O has been logged.
     #[cfg(all(test, not(loom)))]
-    pub(crate) fn has_told_of_direct_io(&self) -> bool {
-        self.told.direct_io.load(Ordering::Relaxed)
+    pub(crate) fn has_logged_direct_io(&self) -> bool {
+        self.logged.direct_io.load(Ordering::Relaxed)
     }
 
     fn open_direct(&self, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
@@ -180,7 +180,7 @@ impl RealDirectory {
                     }
                 })?;
                 if NoFile::of(&sys::fstat(&opened)?).is_none()
-                    && !self.told.direct_io.swap(true, Ordering::Relaxed)
+                    && !self.logged.direct_io.swap(true, Ordering::Relaxed)
                 {
                     tracing::warn!(
                         "journal cache: {}: this file system has no Direct I/O; reads and writes \
@@ -247,7 +247,7 @@ impl NoFile {
     }
 
     /// Extracts it from an error of this module.
-    pub(crate) fn told_by(error: &io::Error) -> Option<Self> {
+    pub(crate) fn from_error(error: &io::Error) -> Option<Self> {
         error.get_ref()?.downcast_ref().copied()
     }
 }
@@ -270,7 +270,7 @@ fn create_all(path: &Path) -> io::Result<()> {
 /// Returns whether the error is that of a directory that this process may not read or whose file
 /// system cannot sync any: nothing can be done for the names in it, which most likely have existed
 /// for long.
-fn can_not_be_synced(error: &io::Error) -> bool {
+fn cannot_be_synced(error: &io::Error) -> bool {
     let answers = [Errno::ACCESS, Errno::PERM, Errno::ROFS, Errno::INVAL, Errno::OPNOTSUPP];
     answers.iter().any(|it| Some(it.raw_os_error()) == error.raw_os_error())
 }
@@ -299,7 +299,7 @@ impl Directory for RealDirectory {
         let allocated = match rustix::io::retry_on_intr(allocate) {
             // The file system cannot reserve space.
             Err(Errno::OPNOTSUPP) => {
-                if !self.told.reserving.swap(true, Ordering::Relaxed) {
+                if !self.logged.reserving.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
                         "journal cache: {}: this file system cannot reserve space (fallocate); \
                          writing stops when the disk is full",
@@ -347,7 +347,7 @@ impl Directory for RealDirectory {
     fn sync_above(&self) -> io::Result<()> {
         for above in fs::canonicalize(&self.path)?.ancestors().skip(1) {
             match fs::File::open(above).and_then(|it| it.sync_all()) {
-                Err(error) if can_not_be_synced(&error) => {}
+                Err(error) if cannot_be_synced(&error) => {}
                 synced => synced?,
             }
         }

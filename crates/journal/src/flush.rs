@@ -56,7 +56,7 @@ pub(crate) struct State {
     /// temporary.
     pub(crate) is_held_up: bool,
     /// Number of times that space was made.
-    pub(crate) rooms_made: u64,
+    pub(crate) space_generation: u64,
     /// Why eviction failed, if it was the last attempt to make space. It is retried.
     pub(crate) eviction_failure: Option<Error>,
     /// With [`Durability::Interval`]: how much may wait for stable storage.
@@ -105,7 +105,7 @@ impl Flush {
                 wanted: start,
                 shortage: Shortage::None,
                 is_held_up: false,
-                rooms_made: 0,
+                space_generation: 0,
                 eviction_failure: None,
                 pace,
             }),
@@ -146,7 +146,7 @@ impl Flush {
     }
 
     /// Re-evaluates [`Self::is_behind`] after an append or a sync.
-    pub(crate) fn look_whether_behind(&self, state: &State) {
+    pub(crate) fn update_behind(&self, state: &State) {
         let Some(pace) = &state.pace else { return };
         self.is_behind.store(pace.is_exceeded(state.unsynced_bytes()), Ordering::Relaxed);
     }
@@ -154,9 +154,9 @@ impl Flush {
     /// Re-evaluates [`Self::is_behind`] when there was nothing to sync: a journal that a writer has
     /// just found full looks longer than it is, and that writer may wait for those that wait behind
     /// it.
-    fn look_again_whether_behind(&self) {
+    fn recheck_behind(&self) {
         let state = self.state.lock();
-        self.look_whether_behind(&state);
+        self.update_behind(&state);
         // Waiters that keep waiting would wake the flusher, which would repeat this.
         if !self.is_behind() {
             self.changed.notify_all();
@@ -175,10 +175,10 @@ impl Flush {
     }
 
     /// Wakes the flusher: there is another chunk to write.
-    pub(crate) fn nudge(&self) {
+    pub(crate) fn wake(&self) {
         if self.has_pace {
             let state = self.state.lock();
-            self.look_whether_behind(&state);
+            self.update_behind(&state);
         }
         self.waker.wake();
     }
@@ -205,11 +205,11 @@ impl Flush {
             tracing::error!("journal cache: {error}; nothing is written any more");
             error
         });
-        self.tell();
+        self.notify_all();
     }
 
     /// Wakes all waiters to check their condition again.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn notify_all(&self) {
         // Under the lock, so that no thread is between its check and its wait.
         let _state = self.state.lock();
         self.changed.notify_all();
@@ -230,7 +230,7 @@ pub(crate) struct Flusher {
     writing: Duration,
 }
 
-/// What a turn of the flusher found to do.
+/// What the flusher found to do.
 #[derive(PartialEq, Eq)]
 enum Step {
     More,
@@ -253,17 +253,17 @@ impl Flusher {
     /// Runs until the cache is closed and everything is written and synced, or until a write fails.
     pub(crate) fn run(mut self) {
         let shared = self.shared.clone();
-        let _told = TellOfPanic(&shared);
-        shared.flush.waker.is_here();
+        let _reporter = PanicReporter(&shared);
+        shared.flush.waker.register();
         loop {
-            shared.flush.waker.look();
+            shared.flush.waker.begin_check();
             // Reported by another thread: the allocator, or one that removes journals.
             if shared.flush.failure().is_some() {
                 return;
             }
-            // Before the turn: what was written before closing is written in it.
+            // First: what was written before closing is then written.
             let is_closing = shared.flush.waker.is_closing();
-            match self.turn(is_closing) {
+            match self.run_once(is_closing) {
                 Ok(Step::More) => {}
                 Ok(Step::Idle) if is_closing => return self.finish(),
                 Ok(Step::Idle) => self.sleep(),
@@ -307,7 +307,7 @@ impl Flusher {
     }
 
     /// Does everything that there is to do now, in steps: a chunk, a sync.
-    fn turn(&mut self, is_closing: bool) -> Result<Step> {
+    fn run_once(&mut self, is_closing: bool) -> Result<Step> {
         // What arrives during the write and sync may not be included.
         let begun = Instant::now();
         let (wanted, durable) = {
@@ -327,7 +327,7 @@ impl Flusher {
         if is_more {
             self.sync(reached)?;
         } else if is_behind {
-            self.shared.flush.look_again_whether_behind();
+            self.shared.flush.recheck_behind();
         }
         // Not after the sync of a sealed journal: what is in the next one was already there. Nor if
         // a writer is in the middle of a put: what others have put behind it is not durable,
@@ -406,12 +406,12 @@ impl Flusher {
         // With `None` too: it bounds the loss in a power cut to a journal.
         self.sync(Point { number: journal.number, byte: self.written_bytes })?;
         // Not here: waiters for later records would have to wait for it.
-        self.shared.keep.without_hint.lock().push_back(journal.number);
+        self.shared.maintenance.without_hint.lock().push_back(journal.number);
         self.shared.flush.state.lock().pending.pop_front();
         self.written_bytes = FIRST_RECORD;
         // Its memory may now be reused and its records moved.
-        self.shared.prepare.wake();
-        self.shared.keep.waker.wake();
+        self.shared.allocator.wake();
+        self.shared.maintenance.waker.wake();
         Ok(())
     }
 
@@ -434,7 +434,7 @@ impl Flusher {
         if let Some(pace) = &mut state.pace {
             pace.synced(bytes, took);
         }
-        flush.look_whether_behind(&state);
+        flush.update_behind(&state);
         flush.changed.notify_all();
         Ok(())
     }
@@ -473,7 +473,7 @@ impl Flusher {
             arena.try_seal();
         }
         newest.counts.end_bytes.store(self.written_bytes, Ordering::Release);
-        self.shared.keep.without_hint.lock().push_back(newest.number);
+        self.shared.maintenance.without_hint.lock().push_back(newest.number);
     }
 }
 
@@ -486,9 +486,9 @@ fn interval(durability: Durability) -> Option<Duration> {
 }
 
 /// Reports a panic of a background thread, since others wait for its work.
-pub(crate) struct TellOfPanic<'a>(pub(crate) &'a Shared);
+pub(crate) struct PanicReporter<'a>(pub(crate) &'a Shared);
 
-impl Drop for TellOfPanic<'_> {
+impl Drop for PanicReporter<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             let path = self.0.directory.path().to_owned();
@@ -506,11 +506,11 @@ fn published(journal: &Journal, from: usize, to: usize) -> &[u8] {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::allocator::Allocator;
     use crate::files::sim::SimDirectory;
     use crate::open;
     use crate::options::Options;
     use crate::pace::LEAST_AHEAD_BYTES;
-    use crate::prepare::Preparer;
 
     /// Longer than a test takes.
     const INTERVAL: Duration = Duration::from_secs(3600);
@@ -525,7 +525,7 @@ mod tests {
         }
     }
 
-    /// What is older than the interval is durable after the next turn; newer data waits.
+    /// What is older than the interval is durable after the next run; newer data waits.
     #[test]
     fn writes_are_synced_when_the_interval_is_over() {
         let directory = SimDirectory::default();
@@ -536,11 +536,11 @@ mod tests {
         for key in [b"one", b"two"] {
             shared.put(key, b"value", None).unwrap();
             let written = shared.newest_point();
-            assert!(flusher.turn(false).unwrap() == Step::Idle);
+            assert!(flusher.run_once(false).unwrap() == Step::Idle);
             assert!(shared.flush.state.lock().durable < written);
             flusher.synced_at -= INTERVAL;
             let begun = Instant::now();
-            assert!(flusher.turn(false).unwrap() == Step::More);
+            assert!(flusher.run_once(false).unwrap() == Step::More);
             assert_eq!(shared.flush.state.lock().durable, written);
             assert!(flusher.synced_at >= begun);
         }
@@ -559,13 +559,13 @@ mod tests {
         while !shared.flush.is_behind() {
             assert!(bytes <= LEAST_AHEAD_BYTES + CHUNK_BYTES, "writers do not wait yet");
             // Whole chunks are written as they arrive, and not synced.
-            flusher.turn(false).unwrap();
+            flusher.run_once(false).unwrap();
             shared.put(b"key", &[1; 10_000], None).unwrap();
             bytes += 10_000;
         }
         assert!(bytes > LEAST_AHEAD_BYTES - CHUNK_BYTES, "{bytes}");
         assert!(!shared.try_put(b"key", b"value", None).unwrap());
-        assert!(flusher.turn(false).unwrap() == Step::More);
+        assert!(flusher.run_once(false).unwrap() == Step::More);
         assert_eq!(shared.flush.state.lock().durable, shared.newest_point());
         assert!(!shared.flush.is_behind());
         assert!(shared.try_put(b"key", b"value", None).unwrap());
@@ -580,7 +580,7 @@ mod tests {
         let shared = Arc::new(shared);
         let mut flusher = Flusher::new(shared.clone());
         shared.flush.is_behind.store(true, Ordering::Relaxed);
-        assert!(flusher.turn(false).unwrap() == Step::Idle, "nothing to sync");
+        assert!(flusher.run_once(false).unwrap() == Step::Idle, "nothing to sync");
         assert!(!shared.flush.is_behind());
     }
 
@@ -599,13 +599,13 @@ mod tests {
         let written = shared.newest_point();
         flusher.synced_at -= INTERVAL;
         let due = flusher.synced_at;
-        assert!(flusher.turn(false).unwrap() == Step::More);
+        assert!(flusher.run_once(false).unwrap() == Step::More);
         // What is before it is durable; the sync is still due.
         assert!(shared.flush.state.lock().durable < written);
-        assert!(flusher.turn(false).unwrap() == Step::Idle);
+        assert!(flusher.run_once(false).unwrap() == Step::Idle);
         assert_eq!(flusher.synced_at, due);
         slow.publish();
-        assert!(flusher.turn(false).unwrap() == Step::More);
+        assert!(flusher.run_once(false).unwrap() == Step::More);
         assert_eq!(shared.flush.state.lock().durable, written);
         assert!(flusher.synced_at > due);
     }
@@ -618,8 +618,8 @@ mod tests {
         let shared = Arc::new(shared);
         let first = shared.active.load().number;
         let next = JournalNumber(first.0 + 1);
-        let preparer = Preparer::new(shared.clone(), next);
-        let preparer = thread::spawn(move || preparer.run());
+        let allocator = Allocator::new(shared.clone(), next);
+        let allocator = thread::spawn(move || allocator.run());
         let mut flusher = Flusher::new(shared.clone());
         let begun = flusher.synced_at;
         let mut key = 0u64;
@@ -627,15 +627,15 @@ mod tests {
             shared.put(&key.to_le_bytes(), &[1; 1000], None).unwrap();
             key += 1;
         }
-        assert!(flusher.turn(false).unwrap() == Step::More);
+        assert!(flusher.run_once(false).unwrap() == Step::More);
         assert_eq!(shared.flush.oldest_unwritten(), next);
         assert_eq!(flusher.synced_at, begun);
         assert!(shared.flush.state.lock().durable.number == first);
-        assert!(flusher.turn(true).unwrap() == Step::More);
+        assert!(flusher.run_once(true).unwrap() == Step::More);
         assert_eq!(shared.flush.state.lock().durable, shared.newest_point());
         assert!(flusher.synced_at > begun);
-        shared.prepare.close();
-        preparer.join().unwrap();
+        shared.allocator.close();
+        allocator.join().unwrap();
     }
 
     #[test]
@@ -646,7 +646,7 @@ mod tests {
         shared.put(b"key", b"value", None).unwrap();
         thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                let _told = TellOfPanic(&shared);
+                let _reporter = PanicReporter(&shared);
                 assert_eq!(shared.index.len(), 0, "on purpose");
             });
             assert!(thread.join().is_err());

@@ -417,7 +417,7 @@ impl<'a> Writer<'a> {
             staged_bytes: 0,
             at: FIRST_RECORD,
             table: Vec::new(),
-            compressed: Encoder::room(frame_bytes)?,
+            compressed: Encoder::buffer(frame_bytes)?,
             again: memory::zeroes(frame_bytes)?,
         })
     }

@@ -144,10 +144,10 @@ fn try_write(
     writer.finish(bytes.len())
 }
 
-/// Returns whether the disk has space for a hint if `leaves_bytes` are to stay free.
-pub(crate) fn has_room(directory: &dyn Directory, leaves_bytes: u64) -> bool {
-    leaves_bytes == 0
-        || directory.free_bytes().map_or(true, |free_bytes| free_bytes >= leaves_bytes)
+/// Returns whether the disk has space for a hint if `headroom_bytes` are to stay free.
+pub(crate) fn has_space(directory: &dyn Directory, headroom_bytes: u64) -> bool {
+    headroom_bytes == 0
+        || directory.free_bytes().map_or(true, |free_bytes| free_bytes >= headroom_bytes)
 }
 
 /// A hint being written. It is not a valid hint before it is finished.

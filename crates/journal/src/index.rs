@@ -57,7 +57,7 @@ struct Owned {
     table: Arc<Table>,
     fill: Fill,
     /// The grower has been asked to replace the crowded table.
-    has_asked: bool,
+    has_requested: bool,
     /// Bytes of keys and values that users have put, and of keys that they have deleted. Kept here
     /// because the lock is held anyway.
     user_bytes: u64,
@@ -73,10 +73,10 @@ struct Fill {
 
 impl Index {
     /// Creates an empty index with room for about `entries`.
-    pub(crate) fn with_room(entries: usize) -> io::Result<Self> {
+    pub(crate) fn with_capacity(entries: usize) -> io::Result<Self> {
         let per_shard = entries.div_ceil(1 << SHARD_BITS);
         let mut log2 = FIRST_BUCKETS_LOG2;
-        while room(log2) < per_shard {
+        while crowded_slots(log2) < per_shard {
             log2 += 1;
         }
         let shard = |_| {
@@ -84,7 +84,7 @@ impl Index {
             let owned = Owned {
                 table: table.clone(),
                 fill: Fill::default(),
-                has_asked: false,
+                has_requested: false,
                 user_bytes: 0,
             };
             Ok(Shard { writer: OwnLine(Mutex::new(owned)), table: ArcSwap::new(table) })
@@ -242,13 +242,13 @@ impl Writer<'_> {
     ///
     /// # Errors
     /// There is no memory for a larger table.
-    pub(crate) fn make_room(&mut self) -> io::Result<()> {
+    pub(crate) fn reserve_slot(&mut self) -> io::Result<()> {
         let owned = &mut *self.owned;
         if owned.is_crowded() {
-            if owned.fill.used() >= most(owned.table.buckets_log2) {
+            if owned.fill.used() >= max_slots(owned.table.buckets_log2) {
                 return self.grow();
             }
-            if !std::mem::replace(&mut owned.has_asked, true) {
+            if !std::mem::replace(&mut owned.has_requested, true) {
                 self.index.grower.ask(self.hash.shard());
             }
         }
@@ -264,8 +264,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Sets the place of the key's newest record and returns the previous one. [`Self::make_room`]
-    /// must have been called.
+    /// Sets the place of the key's newest record and returns the previous one.
+    /// [`Self::reserve_slot`] must have been called.
     pub(crate) fn set(&mut self, place: Place) -> Option<Place> {
         let table = &self.owned.table;
         if let Some((slot, _)) = table.find(self.hash) {
@@ -308,7 +308,7 @@ impl Fill {
 impl Owned {
     /// Returns whether the table should be replaced.
     fn is_crowded(&self) -> bool {
-        self.fill.used() >= room(self.table.buckets_log2)
+        self.fill.used() >= crowded_slots(self.table.buckets_log2)
     }
 
     /// Returns the size of the table that replaces a crowded one: twice as large, or the same
@@ -316,7 +316,7 @@ impl Owned {
     /// replaced over and over.
     fn next_log2(&self) -> u32 {
         let log2 = self.table.buckets_log2;
-        log2 + u32::from(self.fill.entries >= room(log2) / 2)
+        log2 + u32::from(self.fill.entries >= crowded_slots(log2) / 2)
     }
 
     /// Moves all entries to another table, which is empty and has the size of [`Self::next_log2`];
@@ -332,7 +332,7 @@ impl Owned {
             }
         }
         self.fill.removed = 0;
-        self.has_asked = false;
+        self.has_requested = false;
         shard.table.store(other.clone());
         std::mem::replace(&mut self.table, other)
     }
@@ -340,13 +340,13 @@ impl Owned {
 
 /// Returns the number of used slots, removed ones included, from which a table is crowded: three
 /// quarters.
-fn room(buckets_log2: u32) -> usize {
+fn crowded_slots(buckets_log2: u32) -> usize {
     (BUCKET_SLOTS << buckets_log2) / 4 * 3
 }
 
 /// Returns the number of used slots that a table may have; beyond it a writer does not wait for the
 /// grower: seven eighths.
-fn most(buckets_log2: u32) -> usize {
+fn max_slots(buckets_log2: u32) -> usize {
     (BUCKET_SLOTS << buckets_log2) / 8 * 7
 }
 

@@ -13,7 +13,7 @@ use crate::files::{Directory, NoFile, RealDirectory};
 use crate::hash::KeyHasher;
 use crate::hint::{self, Entry, Sum};
 use crate::journal::{FIRST_RECORD, file_name};
-use crate::open::{identity_of, journal_numbers, look_at};
+use crate::open::{identity_of, journal_numbers, probe_journal};
 use crate::options::Compression;
 use crate::place::JournalNumber;
 use crate::record::Kind;
@@ -126,7 +126,7 @@ fn check_is_file(directory: &dyn Directory, name: &str) -> Result<()> {
         return Ok(());
     }
     match directory.open(name) {
-        Err(error) if NoFile::told_by(&error).is_some() => {
+        Err(error) if NoFile::from_error(&error).is_some() => {
             Err(Error::io(directory.path().join(name), "opening a file")(error))
         }
         // It has not been checked.
@@ -161,7 +161,7 @@ fn report(
     };
     // Nothing is read twice here, so nothing is cached.
     let blocks = Arc::new(Blocks::new(0));
-    let Some(journal) = look_at(directory, identity, number, &blocks)? else {
+    let Some(journal) = probe_journal(directory, identity, number, &blocks)? else {
         report.damaged_bytes = FIRST_RECORD as u64;
         return Ok(report);
     };

@@ -9,7 +9,7 @@ use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use parking_lot::Mutex;
 
 use crate::blocks::Block;
-use crate::dead::Dead;
+use crate::dead_marks::Dead;
 use crate::error::{Error, Result};
 use crate::fetch::{Pages, Source};
 use crate::fields::{self, u32_at, u64_at};
@@ -102,7 +102,7 @@ pub(crate) struct Counts {
     /// The value of `expiring_bytes` before that scan.
     pub(crate) expiring_then: AtomicU64,
     /// The time before which the journal is not scanned again, in milliseconds since 1970.
-    pub(crate) look_at_millis: AtomicU64,
+    pub(crate) next_scan_millis: AtomicU64,
     /// Estimated number of reads, halved from time to time (`promote.rs`).
     pub(crate) reads: AtomicU64,
     /// Number of disk reads since it became cold, or was last considered for promotion.
@@ -128,7 +128,7 @@ pub(crate) struct Counts {
     /// The newest journal whose records its tombstones may hide.
     pub(crate) newest_origin: AtomicU64,
     /// Tombstones before this byte were rewritten by an unfinished compaction. Accessed only while
-    /// holding [`crate::keep::Keep::turn`].
+    /// holding [`crate::maintenance::Maintenance::exclusive`].
     pub(crate) tombstones_moved_until: AtomicUsize,
     /// The regions that contain dead records.
     pub(crate) dead: Dead,
@@ -142,7 +142,7 @@ impl Counts {
             expiring_bytes: AtomicU64::new(0),
             expired_bytes: AtomicU64::new(0),
             expiring_then: AtomicU64::new(0),
-            look_at_millis: AtomicU64::new(0),
+            next_scan_millis: AtomicU64::new(0),
             reads: AtomicU64::new(0),
             disk_reads: AtomicU64::new(0),
             stays_plain: AtomicBool::new(false),
@@ -193,12 +193,12 @@ impl Counts {
         gone.min(self.expired_bytes.load(Ordering::Relaxed))
     }
 
-    /// Records the result of a scan for expired records: the next one is not due before `look_at`.
+    /// Records the result of a scan for expired records: the next one is not due before `next_scan`.
     /// `expiring_then`: the value from before the scan.
-    pub(crate) fn found_expired(&self, expired_bytes: u64, expiring_then: u64, look_at: u64) {
+    pub(crate) fn found_expired(&self, expired_bytes: u64, expiring_then: u64, next_scan: u64) {
         self.expired_bytes.store(expired_bytes, Ordering::Relaxed);
         self.expiring_then.store(expiring_then, Ordering::Relaxed);
-        self.look_at_millis.store(look_at, Ordering::Relaxed);
+        self.next_scan_millis.store(next_scan, Ordering::Relaxed);
     }
 
     /// Records that the journal could not be read now. This may be temporary, so it is left alone
@@ -263,7 +263,7 @@ pub(crate) struct Journal {
     pub(crate) arena: Option<Arc<Pooled>>,
     /// For the newest journal: the number of further journals that there is space for. A write
     /// class that has to leave more than this must not write to it.
-    pub(crate) beside: AtomicUsize,
+    pub(crate) free_journals: AtomicUsize,
     pub(crate) counts: Arc<Counts>,
 }
 
@@ -348,7 +348,7 @@ impl Journal {
             file_bytes: self.file_bytes,
             frames: self.frames.clone(),
             arena,
-            beside: AtomicUsize::new(0),
+            free_journals: AtomicUsize::new(0),
             counts: self.counts.clone(),
         }
     }

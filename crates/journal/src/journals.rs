@@ -5,12 +5,12 @@ mod models;
 
 use std::ops::Deref;
 
+use crate::disk_budget::DiskBudget;
 use crate::hash::KeyHash;
 use crate::index::Index;
 use crate::journal::Journal;
 use crate::options::Options;
 use crate::place::{JournalNumber, Place};
-use crate::room::Room;
 use crate::sync::{Arc, ArcSwapOption, Guard};
 
 /// Journals by number. Readers take no lock.
@@ -21,7 +21,7 @@ pub(crate) struct Journals {
     #[cfg(all(test, not(loom)))]
     pub(crate) listings: std::sync::atomic::AtomicUsize,
     /// The disk space of the journals, and what is left.
-    pub(crate) room: Room,
+    pub(crate) budget: DiskBudget,
 }
 
 impl Journals {
@@ -34,7 +34,7 @@ impl Journals {
             slots,
             #[cfg(all(test, not(loom)))]
             listings: Default::default(),
-            room: Room::new(options.max_disk_bytes, journal_bytes, len),
+            budget: DiskBudget::new(options.max_disk_bytes, journal_bytes, len),
         }
     }
 
@@ -84,7 +84,7 @@ impl Journals {
 
     /// Adds a journal. Its slot must be free: [`Self::is_free`].
     pub(crate) fn put(&self, journal: Arc<Journal>) {
-        self.room.add(journal.file_bytes);
+        self.budget.add(journal.file_bytes);
         let old = self.slot(journal.number.0).swap(Some(journal));
         debug_assert!(old.is_none());
     }
@@ -96,7 +96,7 @@ impl Journals {
         let new_bytes = new.file_bytes;
         let was = self.slot(old.number.0).compare_and_swap(&Some(old.clone()), Some(new));
         if (*was).as_ref().is_some_and(|was| Arc::ptr_eq(was, old)) {
-            self.room.exchange(old.file_bytes, new_bytes);
+            self.budget.exchange(old.file_bytes, new_bytes);
         }
     }
 
@@ -109,7 +109,7 @@ impl Journals {
 
     /// Returns the number of journals.
     pub(crate) fn len(&self) -> usize {
-        self.room.journals()
+        self.budget.journals()
     }
 
     fn slots(&self) -> impl Iterator<Item = &ArcSwapOption<Journal>> {

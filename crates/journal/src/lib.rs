@@ -32,17 +32,19 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod allocator;
 mod blocks;
 mod cache;
 mod clear;
 mod clock;
 mod codec;
 mod compact;
+mod compact_all;
 mod compress;
-mod dead;
-mod demand;
+mod dead_marks;
 #[cfg(all(feature = "bench", not(loom)))]
 pub mod directory;
+mod disk_budget;
 mod error;
 mod expired;
 mod fetch;
@@ -50,7 +52,7 @@ mod fields;
 mod files;
 mod flush;
 mod frames;
-mod free;
+mod free_files;
 #[cfg(all(any(test, fuzzing), not(loom)))]
 #[doc(hidden)]
 pub mod fuzz;
@@ -61,7 +63,7 @@ mod inspect;
 mod iter;
 mod journal;
 mod journals;
-mod keep;
+mod maintenance;
 mod memory;
 mod open;
 mod options;
@@ -69,11 +71,9 @@ mod pace;
 mod pieces;
 mod place;
 mod pool;
-mod prepare;
 mod promote;
 mod record;
 mod recover;
-mod room;
 mod scan;
 mod shared;
 #[cfg(all(feature = "sim", not(loom)))]
@@ -89,7 +89,7 @@ mod walk;
 
 pub use cache::{Cache, Lookup, Value};
 pub use clear::{KeptAside, clear, kept_aside};
-pub use demand::Compacted;
+pub use compact_all::Compacted;
 pub use error::{Error, Result};
 pub use inspect::{HintState, JournalReport, inspect};
 pub use iter::{Entry, Iter};

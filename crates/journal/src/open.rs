@@ -10,9 +10,11 @@ use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use crate::allocator::first_journal;
 use crate::blocks::Blocks;
 use crate::clear::{KeptAside, first_set_aside_name, is_foreign, is_of_a_cache, set_aside_name};
 use crate::clock::Clock;
+use crate::disk_budget::hint_headroom_bytes;
 use crate::error::{Error, Result};
 use crate::fetch::Source;
 use crate::fields::{self, Fields, u32_at, u64_at};
@@ -26,14 +28,12 @@ use crate::journal::{
     CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, NAME_DIGITS, NAME_END, file_name,
 };
 use crate::journals::Journals;
-use crate::keep::Keep;
+use crate::maintenance::Maintenance;
 use crate::options::{Compression, Contents, Options, WhenFull, is_size};
 use crate::place::{JournalNumber, MAX_SPAN};
 use crate::pool::Pool;
-use crate::prepare::first_journal;
 use crate::record::Salt;
 use crate::recover::{Reading, is_tombstone};
-use crate::room::hint_leaves_bytes;
 use crate::shared::{CHUNK_BYTES, Counters, Shared};
 use crate::sync::{Arc, ArcSwap};
 use crate::unreadable::{Unreadable, is_of_media};
@@ -156,7 +156,7 @@ impl Old {
                 whole
             }
         };
-        unreadable.tell(&path);
+        unreadable.log(&path);
         Ok((&memory[..whole], unreadable))
     }
 
@@ -234,7 +234,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     for number in &numbers {
         let name = file_name(*number);
         let failed = |action| Error::io(path.join(&name), action);
-        let (len, why) = match look_at(&*directory, identity, *number, &blocks) {
+        let (len, why) = match probe_journal(&*directory, identity, *number, &blocks) {
             Ok(Some(journal)) => {
                 old.push(journal);
                 continue;
@@ -279,7 +279,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     // share with it.
     let expected =
         old.iter().filter_map(|old| old.hint).map(|head| head.entries).max().unwrap_or(0);
-    let index = Index::with_room(expected).map_err(Error::no_memory(&path, "the index"))?;
+    let index = Index::with_capacity(expected).map_err(Error::no_memory(&path, "the index"))?;
     let next = JournalNumber(numbers.last().map_or(0, |last| last.0 + 1));
     if let Some(oldest) = numbers.first().filter(|oldest| next.0 - oldest.0 >= MAX_SPAN) {
         let reason = format!(
@@ -323,10 +323,10 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         index: &index,
         hasher: &hasher,
         pool: &pool,
-        hint_leaves_bytes: first
+        hint_headroom_bytes: first
             .is_some()
-            .then(|| hint_leaves_bytes(options.when_full, journal_bytes)),
-        hint_turn: Mutex::new(()),
+            .then(|| hint_headroom_bytes(options.when_full, journal_bytes)),
+        hint_lock: Mutex::new(()),
         has_excess: AtomicBool::new(false),
     };
     let found = reading.all()?;
@@ -369,7 +369,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             file_bytes: found.file_bytes,
             frames: old.frames.clone(),
             arena: None,
-            beside: AtomicUsize::new(0),
+            free_journals: AtomicUsize::new(0),
             counts: counts.clone(),
         }));
     }
@@ -395,9 +395,9 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let newest = Arc::new(newest);
     recovered.entries = index.len();
     journals.put(newest.clone());
-    let keep = Keep::default();
-    keep.damaged_bytes.store(recovered.damaged_bytes, Ordering::Relaxed);
-    *keep.kept_aside.lock() = KeptAside::among(&*directory, &names);
+    let maintenance = Maintenance::default();
+    maintenance.damaged_bytes.store(recovered.damaged_bytes, Ordering::Relaxed);
+    *maintenance.kept_aside.lock() = KeptAside::among(&*directory, &names);
     let flush = Flush::new(newest.clone(), options.durability);
     let shared = Shared {
         options,
@@ -411,17 +411,17 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         blocks,
         active: ArcSwap::new(newest.clone()),
         flush,
-        prepare: Waker::default(),
-        keep,
+        allocator: Waker::default(),
+        maintenance,
         counters: Counters::default(),
         clock: Clock::default(),
     };
-    newest.beside.store(shared.beside(), Ordering::Relaxed);
-    shared.see_disk();
+    newest.free_journals.store(shared.free_journals(), Ordering::Relaxed);
+    shared.update_free_space();
     // Another opening may be able to read what this one could not: what is deleted until then must
     // not reappear.
     for journal in unread.into_iter().filter_map(|number| shared.journals.get(number)) {
-        shared.lose_keys(&journal);
+        shared.mark_keys_lost(&journal);
     }
     Ok((shared, recovered))
 }
@@ -451,7 +451,7 @@ pub(crate) fn clear_away(
 /// one.
 fn is_no_file(error: &Error) -> bool {
     let Error::Io { source, .. } = error else { return false };
-    matches!(NoFile::told_by(source), Some(NoFile::Other(_)))
+    matches!(NoFile::from_error(source), Some(NoFile::Other(_)))
 }
 
 /// Removes the oldest journal of a cache that is not yet in use; false if there is none.
@@ -470,7 +470,7 @@ fn give_up_oldest(directory: &dyn Directory, journals: &Journals, index: &Index)
     directory.remove(&name).map_err(Error::io(path.join(&name), "removing a journal"))?;
     let _ = directory.remove(&hint::file_name(number));
     let removed = journals.remove(number);
-    journals.room.give_back(removed.file_bytes);
+    journals.budget.give_back(removed.file_bytes);
     Ok(true)
 }
 
@@ -602,7 +602,7 @@ pub(crate) fn identity_of(directory: &dyn Directory, names: &[String]) -> Result
 }
 
 /// Reads header and hint of a journal; `None` if it does not belong to this cache.
-pub(crate) fn look_at(
+pub(crate) fn probe_journal(
     directory: &dyn Directory,
     identity: Identity,
     number: JournalNumber,
@@ -614,7 +614,7 @@ pub(crate) fn look_at(
     let mut page = AlignedBuf::zeroed(PAGE_BYTES);
     let unreadable = Unreadable::default();
     unreadable.read_past(&*file, 0, &mut page).map_err(failed("reading the header"))?;
-    unreadable.tell(&path);
+    unreadable.log(&path);
     let header = JournalHeader::parse(&page);
     if header.is_some_and(|header| header.cache != identity.id) {
         // The page is intact and belongs to another cache; so does its hint, which has hashes with

@@ -7,11 +7,11 @@ use std::ops::Range;
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 
+use crate::allocator::RELEASE_WITHIN;
 use crate::error::{Error, Result};
 use crate::journal::{FIRST_RECORD, Journal, Loaded};
 use crate::place::Granule;
 use crate::pool::Pooled;
-use crate::prepare::LET_GO_WITHIN;
 use crate::record::{HEADER_BYTES, Header, Record, Salt};
 use crate::shared::{CHUNK_BYTES, Shared};
 use crate::sync::Arc;
@@ -148,14 +148,14 @@ impl Shared {
             return Ok(0);
         }
         // The records behind the damage are located in the whole journal at once.
-        let arena = self.load_into(journal, end, self.take_to_search()?)?;
+        let arena = self.load_into(journal, end, self.take_arena_for_search()?)?;
         let bytes = arena.read(0..end).expect("sealed up to its end");
         each_in(bytes, journal.salt, whole_until, each)
     }
 
     /// Takes memory for a whole journal within the budget: free memory, or that of the least read
     /// hot journal.
-    fn take_to_search(&self) -> Result<Pooled> {
+    fn take_arena_for_search(&self) -> Result<Pooled> {
         let no_memory = || self.no_memory("a damaged journal");
         if let Some(arena) = self.pool.take() {
             return Ok(arena);
@@ -163,7 +163,7 @@ impl Shared {
         if let Some(coldest) = self.coldest_in_memory() {
             self.demote(&coldest);
         }
-        let taken = self.pool.take_within(LET_GO_WITHIN).map_err(no_memory())?;
+        let taken = self.pool.take_within(RELEASE_WITHIN).map_err(no_memory())?;
         // Writers or readers use all of it now; the caller's task is retried.
         taken.ok_or_else(|| no_memory()(io::ErrorKind::WouldBlock.into()))
     }

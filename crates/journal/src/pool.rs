@@ -100,12 +100,12 @@ impl Pool {
 
     /// Returns a free arena, or one beyond the bound.
     pub(crate) fn take_anyway(&self) -> io::Result<Pooled> {
-        self.take().map_or_else(|| self.take_beyond(), Ok)
+        self.take().map_or_else(|| self.take_over_budget(), Ok)
     }
 
     /// Creates a new arena, whatever the bound. For when readers hold what should be free: their
     /// values stay valid, and writers cannot wait for them.
-    pub(crate) fn take_beyond(&self) -> io::Result<Pooled> {
+    pub(crate) fn take_over_budget(&self) -> io::Result<Pooled> {
         self.make(&mut self.0.state.lock())
     }
 
@@ -142,7 +142,7 @@ impl Pool {
     }
 
     /// Returns by how many the arenas exceed the bound.
-    pub(crate) fn beyond(&self) -> usize {
+    pub(crate) fn excess(&self) -> usize {
         self.0.state.lock().made.saturating_sub(self.0.max)
     }
 

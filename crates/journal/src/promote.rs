@@ -3,12 +3,12 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::allocator::RELEASE_WITHIN;
 use crate::cache::READS_PER_COUNT;
 use crate::error::{Error, Result};
 use crate::journal::{FIRST_RECORD, Journal};
 use crate::pieces::each_in;
 use crate::pool::Pooled;
-use crate::prepare::LET_GO_WITHIN;
 use crate::shared::Shared;
 use crate::sync::Arc;
 
@@ -27,7 +27,7 @@ const AGE_AFTER: u64 = 16;
 const READS_PER_JOURNAL: u64 = 256;
 /// The amount by which the count of a hot journal may be too small by chance: four of its sampled
 /// reads.
-const UNSURE: u64 = 4 * READS_PER_COUNT;
+const SAMPLING_ERROR: u64 = 4 * READS_PER_COUNT;
 
 impl Shared {
     /// Returns the number of random disk reads that take as long as loading a journal.
@@ -39,7 +39,7 @@ impl Shared {
     /// costs, and enough to be significant, since considering one takes time proportional to the
     /// number of journals.
     pub(crate) fn promotion_reads(&self) -> u64 {
-        self.loading_reads().max(MORE * UNSURE)
+        self.loading_reads().max(MORE * SAMPLING_ERROR)
     }
 
     /// Takes a hot journal's memory away, if it is still hot. Current readers keep it until they
@@ -49,12 +49,12 @@ impl Shared {
         hot.counts.disk_reads.store(0, Ordering::Relaxed);
         self.journals.replace(hot, Arc::new(hot.with_memory(None)));
         // It can be compressed now.
-        self.keep.waker.wake();
+        self.maintenance.waker.wake();
     }
 
     /// Loads the newest readable cold journal into memory, if there is memory; returns whether it
     /// was attempted.
-    pub(crate) fn warm_one(&self) -> Result<bool> {
+    pub(crate) fn load_one(&self) -> Result<bool> {
         let is_cold = |journal: &Arc<Journal>| journal.arena.is_none() && journal.counts.is_sound();
         let cold = self.journals.all().into_iter().rev().find(is_cold);
         let Some(journal) = cold else { return Ok(false) };
@@ -62,7 +62,7 @@ impl Shared {
             return Ok(false);
         }
         let Some(arena) = self.pool.take() else { return Ok(false) };
-        self.heat(&journal, arena)?;
+        self.load_hot(&journal, arena)?;
         Ok(true)
     }
 
@@ -87,12 +87,12 @@ impl Shared {
             return Ok(true);
         }
         let Some(coldest) = self.coldest_in_memory() else { return Ok(true) };
-        if reads(&wanted) <= reads(&coldest).saturating_add(UNSURE).saturating_mul(MORE) {
+        if reads(&wanted) <= reads(&coldest).saturating_add(SAMPLING_ERROR).saturating_mul(MORE) {
             return Ok(true);
         }
         self.demote(&coldest);
         drop(coldest);
-        let taken = self.pool.take_within(LET_GO_WITHIN);
+        let taken = self.pool.take_within(RELEASE_WITHIN);
         if let Some(arena) = taken.map_err(self.no_memory("a journal"))? {
             self.promote(&wanted, arena)?;
         }
@@ -100,14 +100,14 @@ impl Shared {
     }
 
     fn promote(&self, wanted: &Arc<Journal>, arena: Pooled) -> Result<()> {
-        if self.heat(wanted, arena)? {
+        if self.load_hot(wanted, arena)? {
             self.counters.promoted.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
 
     /// Loads a cold journal into memory; false if it is damaged.
-    fn heat(&self, journal: &Arc<Journal>, arena: Pooled) -> Result<bool> {
+    fn load_hot(&self, journal: &Arc<Journal>, arena: Pooled) -> Result<bool> {
         let end = journal.end();
         let loaded = self.load_into(journal, end, arena);
         let arena = loaded.inspect_err(|_| journal.counts.failed())?;

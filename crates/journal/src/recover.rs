@@ -6,6 +6,7 @@ use std::thread;
 use alluvium_device::PAGE_BYTES;
 use parking_lot::Mutex;
 
+use crate::allocator::RECHECK_AFTER;
 use crate::error::{Error, Result};
 use crate::files::Directory;
 use crate::hash::KeyHasher;
@@ -16,7 +17,6 @@ use crate::open::Old;
 use crate::pieces::each_in;
 use crate::place::Place;
 use crate::pool::{Pool, Pooled};
-use crate::prepare::LOOK_AGAIN;
 use crate::walk::{Found, Walk};
 
 /// The number of entries whose slots are prefetched together.
@@ -48,9 +48,9 @@ pub(crate) struct Reading<'a> {
     pub(crate) pool: &'a Pool,
     /// `Some` if journals without a hint are to be given one, as long as the disk has this much
     /// left. `None` if the newest journal has no space yet.
-    pub(crate) hint_leaves_bytes: Option<u64>,
+    pub(crate) hint_headroom_bytes: Option<u64>,
     /// Held to check the free space and write a hint.
-    pub(crate) hint_turn: Mutex<()>,
+    pub(crate) hint_lock: Mutex<()>,
     /// Entries were made in the index that must be removed at the end: tombstones, or those of a
     /// hint that then proved damaged, which may name records that do not exist.
     pub(crate) has_excess: AtomicBool,
@@ -186,7 +186,7 @@ impl Reading<'_> {
     /// own: there may be more threads than arenas.
     fn take_arena(&self) -> Result<Pooled> {
         loop {
-            let taken = self.pool.take_within(LOOK_AGAIN);
+            let taken = self.pool.take_within(RECHECK_AFTER);
             let no_memory = Error::no_memory(self.directory.path(), "a journal");
             if let Some(arena) = taken.map_err(no_memory)? {
                 return Ok(arena);
@@ -235,14 +235,14 @@ impl Reading<'_> {
         // Spares the next opening this work. A damaged journal gets no hint: records would be
         // missing in it, and openings trust hints.
         let Self { directory, hasher, .. } = *self;
-        if let Some(leaves_bytes) = self.hint_leaves_bytes
+        if let Some(headroom_bytes) = self.hint_headroom_bytes
             && damaged_bytes == 0
             && end > FIRST_RECORD
         {
             // If space has to be left, hints are written one at a time: otherwise all threads would
             // count on the same space.
-            let _turn = (leaves_bytes > 0).then(|| self.hint_turn.lock());
-            if hint::has_room(directory, leaves_bytes) {
+            let _turn = (headroom_bytes > 0).then(|| self.hint_lock.lock());
+            if hint::has_space(directory, headroom_bytes) {
                 hint::write(directory, hasher, journal.number, journal.salt, &bytes[..end]);
             }
         }
@@ -277,8 +277,8 @@ impl Reading<'_> {
     /// a process that is killed repeatedly must not leave a series of nearly empty journals.
     fn cut(&self, journal: &Old, file_bytes: u64, end: usize) -> u64 {
         let whole = end.next_multiple_of(PAGE_BYTES) as u64;
-        // A full journal has less than its longest record there and keeps its length: whoever
-        // expects the space of a whole journal from moving it gets it.
+        // A full journal has less than its longest record there and keeps its length: moving it
+        // then gives back the space of a whole journal.
         if file_bytes.saturating_sub(whole) <= file_bytes / FULL_PARTS {
             return file_bytes;
         }

@@ -114,7 +114,7 @@ impl Shared {
         let mut place = seen;
         loop {
             if let Some(journal) = self.journals.of(place) {
-                match self.look_at(&journal, hash, place, may_read)? {
+                match self.probe_journal(&journal, hash, place, may_read)? {
                     Looked::Absent => {}
                     looked => return Ok(looked),
                 }
@@ -127,7 +127,7 @@ impl Shared {
         }
     }
 
-    fn look_at(
+    fn probe_journal(
         &self,
         journal: &Journal,
         hash: KeyHash,

@@ -8,6 +8,7 @@ use alluvium_device::GRANULE_BYTES;
 
 use crate::blocks::Blocks;
 use crate::clock::Clock;
+use crate::disk_budget::{Reservation, WriteClass};
 use crate::error::{Error, Result};
 use crate::fetch::Pages;
 use crate::files::Directory;
@@ -16,12 +17,11 @@ use crate::hash::{KeyHash, KeyHasher};
 use crate::index::{Index, Writer};
 use crate::journal::{CacheId, FIRST_RECORD, Journal, Loaded};
 use crate::journals::Journals;
-use crate::keep::Keep;
+use crate::maintenance::Maintenance;
 use crate::options::{Durability, Options, WhenFull};
 use crate::place::{Granule, JournalNumber, Place};
 use crate::pool::Pool;
 use crate::record::{Content, MAX_KEY_BYTES, NewRecord, Record};
-use crate::room::{SetAside, Who};
 use crate::sync::{Arc, ArcSwap};
 use crate::waker::Waker;
 
@@ -43,8 +43,8 @@ pub(crate) struct Shared {
     pub(crate) active: ArcSwap<Journal>,
     pub(crate) flush: Flush,
     /// Wakes the allocator when the spare was taken, or when there is more space or memory.
-    pub(crate) prepare: Waker,
-    pub(crate) keep: Keep,
+    pub(crate) allocator: Waker,
+    pub(crate) maintenance: Maintenance,
     pub(crate) counters: Counters,
     pub(crate) clock: Clock,
 }
@@ -127,10 +127,10 @@ impl Shared {
     pub(crate) fn put(&self, key: &[u8], value: &[u8], expires_at: Option<u64>) -> Result<()> {
         let record = self.new_value(key, value, expires_at)?;
         let hash = self.hasher.hash(key);
-        let appended = self.until_appended(Who::User, || {
-            self.enter(&mut self.index.lock(hash), hash, &record, Who::User)
+        let appended = self.retry_append(WriteClass::Put, || {
+            self.append_and_index(&mut self.index.lock(hash), hash, &record, WriteClass::Put)
         })?;
-        self.after(appended)
+        self.finish_append(appended)
     }
 
     /// Writes a value as [`Self::put`], and returns true, unless it would have to wait.
@@ -148,9 +148,10 @@ impl Shared {
             return Ok(false);
         }
         let hash = self.hasher.hash(key);
-        let entered = self.enter(&mut self.index.lock(hash), hash, &record, Who::User);
+        let entered =
+            self.append_and_index(&mut self.index.lock(hash), hash, &record, WriteClass::Put);
         match entered {
-            Ok(appended) => self.after(appended).map(|()| true),
+            Ok(appended) => self.finish_append(appended).map(|()| true),
             Err(NotAppended::Full(_)) => Ok(false),
             Err(NotAppended::Failed(error)) => Err(error),
         }
@@ -165,26 +166,26 @@ impl Shared {
     ) -> Result<bool> {
         let record = self.new_value(key, value, expires_at)?;
         let hash = self.hasher.hash(key);
-        let appended = self.until_appended(Who::User, || {
+        let appended = self.retry_append(WriteClass::Put, || {
             let (mut writer, is_there) = self.lock_and_read(hash, |named| {
                 named.map_or(Ok(false), |place| self.is_there(place, &[]))
             })?;
             if is_there {
                 return Ok(None);
             }
-            self.enter(&mut writer, hash, &record, Who::User).map(Some)
+            self.append_and_index(&mut writer, hash, &record, WriteClass::Put).map(Some)
         })?;
         match appended {
-            Some(appended) => self.after(appended).map(|()| true),
-            None => self.after_nothing().map(|()| false),
+            Some(appended) => self.finish_append(appended).map(|()| true),
+            None => self.finish_refused().map(|()| false),
         }
     }
 
     /// Removes a key; returns whether it was present.
     pub(crate) fn delete(&self, key: &[u8]) -> Result<bool> {
         match self.delete_with(key, &[])? {
-            (was_there, Some(appended)) => self.after(appended).map(|()| was_there),
-            (was_there, None) => self.after_nothing().map(|()| was_there),
+            (was_there, Some(appended)) => self.finish_append(appended).map(|()| was_there),
+            (was_there, None) => self.finish_refused().map(|()| was_there),
         }
     }
 
@@ -197,17 +198,17 @@ impl Shared {
     ) -> Result<(bool, Option<Appended>)> {
         self.check_key(key)?;
         let hash = self.hasher.hash(key);
-        self.until_appended(Who::Deletion, || {
+        self.retry_append(WriteClass::Deletion, || {
             let (mut writer, was_there) = self.lock_and_read(hash, |named| {
                 // A value that cannot be read counts as present.
                 Ok(named.is_some_and(|place| self.is_there(place, fetched).unwrap_or(true)))
             })?;
             // A record that eviction has removed from the index is still in its journal until that
             // is removed.
-            if writer.get().is_none() && !self.keep.is_evicting() {
+            if writer.get().is_none() && !self.maintenance.is_evicting() {
                 return Ok((false, None));
             }
-            let appended = self.append_tombstone(key, hash, None, Who::Deletion)?;
+            let appended = self.append_tombstone(key, hash, None, WriteClass::Deletion)?;
             writer.count_user_bytes(key.len());
             if let Some(old) = writer.remove() {
                 self.journals.forget(old);
@@ -218,9 +219,9 @@ impl Shared {
 
     /// Retries an append that finds the newest journal full once there is another one. If the disk
     /// does not keep up with the interval, waits for it first.
-    pub(crate) fn until_appended<T>(
+    pub(crate) fn retry_append<T>(
         &self,
-        who: Who,
+        class: WriteClass,
         mut append: impl FnMut() -> std::result::Result<T, NotAppended>,
     ) -> Result<T> {
         loop {
@@ -230,7 +231,7 @@ impl Shared {
             }
             match append() {
                 Ok(done) => return Ok(done),
-                Err(NotAppended::Full(full)) => self.rotate(full, who)?,
+                Err(NotAppended::Full(full)) => self.rotate(full, class)?,
                 Err(NotAppended::Failed(error)) => return Err(error),
             }
         }
@@ -311,7 +312,7 @@ impl Shared {
 
     /// Loads the record at `place` for a caller that replaces or removes it: from memory, the pages
     /// in `fetched`, or the disk. The record is not cached for this.
-    pub(crate) fn load_once(
+    pub(crate) fn load_uncached(
         &self,
         journal: &Journal,
         place: Place,
@@ -327,23 +328,23 @@ impl Shared {
             return Ok(true);
         }
         let Some(journal) = self.journals.of(place) else { return Ok(false) };
-        let loaded = self.load_once(&journal, place, fetched)?;
+        let loaded = self.load_uncached(&journal, place, fetched)?;
         Ok(Record::trusted(loaded.bytes()).is_some_and(|record| !record.has_expired(&self.clock)))
     }
 
     /// Appends a value and sets the index entry, under the lock of the key's shard.
-    pub(crate) fn enter(
+    pub(crate) fn append_and_index(
         &self,
         writer: &mut Writer<'_>,
         hash: KeyHash,
         record: &NewRecord<'_>,
-        who: Who,
+        class: WriteClass,
     ) -> std::result::Result<Appended, NotAppended> {
         // What may fail comes first: a record in the journal that the index does not name would
         // reappear at the next opening.
-        writer.make_room().map_err(self.no_memory("the index"))?;
-        let appended = self.append(record, hash, who)?;
-        if who == Who::User {
+        writer.reserve_slot().map_err(self.no_memory("the index"))?;
+        let appended = self.append(record, hash, class)?;
+        if class == WriteClass::Put {
             writer.count_user_bytes(record.user_bytes());
         }
         if let Some(old) = writer.set(appended.place) {
@@ -359,17 +360,17 @@ impl Shared {
         key: &[u8],
         hash: KeyHash,
         origin: Option<JournalNumber>,
-        who: Who,
+        class: WriteClass,
     ) -> std::result::Result<Appended, NotAppended> {
         let record = NewRecord { key, content: Content::Tombstone { origin } };
-        self.append(&record, hash, who)
+        self.append(&record, hash, class)
     }
 
     fn append(
         &self,
         record: &NewRecord<'_>,
         hash: KeyHash,
-        who: Who,
+        class: WriteClass,
     ) -> std::result::Result<Appended, NotAppended> {
         if let Some(error) = self.flush.failure() {
             return Err(error.into());
@@ -377,14 +378,14 @@ impl Shared {
         let len_bytes = record.len_bytes();
         loop {
             let journal = self.active.load();
-            if is_kept(&journal, who) {
+            if is_kept(&journal, class) {
                 return Err(NotAppended::Full(journal.number));
             }
             let arena = journal.arena.as_ref().expect("the newest journal is in memory");
             let Some(mut taken) = arena.reserve(len_bytes) else {
                 let full = journal.number;
                 drop(journal);
-                if self.try_rotate(full, who) {
+                if self.try_rotate(full, class) {
                     continue;
                 }
                 return Err(NotAppended::Full(full));
@@ -427,8 +428,8 @@ impl Shared {
     }
 
     /// Completes an append after the lock has been released.
-    pub(crate) fn after(&self, appended: Appended) -> Result<()> {
-        self.nudge(appended);
+    pub(crate) fn finish_append(&self, appended: Appended) -> Result<()> {
+        self.wake_flusher(appended);
         match self.options.durability {
             Durability::Always => self.flush.wait_for(appended.end),
             Durability::None | Durability::Interval(_) => Ok(()),
@@ -437,7 +438,7 @@ impl Shared {
 
     /// With [`Durability::Always`], a refused write must also wait for durability: it reveals
     /// another writer's record, which must not be lost in a power cut afterwards.
-    pub(crate) fn after_nothing(&self) -> Result<()> {
+    pub(crate) fn finish_refused(&self) -> Result<()> {
         match self.options.durability {
             Durability::Always => self.flush.wait_for(self.newest_point()),
             Durability::None | Durability::Interval(_) => Ok(()),
@@ -445,21 +446,21 @@ impl Shared {
     }
 
     /// Wakes the flusher if there is a chunk to write.
-    pub(crate) fn nudge(&self, appended: Appended) {
+    pub(crate) fn wake_flusher(&self, appended: Appended) {
         if appended.crosses_chunk {
-            self.flush.nudge();
+            self.flush.wake();
         }
     }
 
     /// Replaces the journal `full`, which takes no more records, by the next one if that is ready;
     /// false if it is not.
-    fn try_rotate(&self, full: JournalNumber, who: Who) -> bool {
+    fn try_rotate(&self, full: JournalNumber, class: WriteClass) -> bool {
         let mut state = self.flush.state.lock();
-        self.active.load().number != full || self.advance(&mut state, who)
+        self.active.load().number != full || self.advance(&mut state, class)
     }
 
-    fn advance(&self, state: &mut State, who: Who) -> bool {
-        if !self.journals.room.has(1 + self.leaves(who)) {
+    fn advance(&self, state: &mut State, class: WriteClass) -> bool {
+        if !self.journals.budget.permits(1 + self.headroom(class)) {
             return false;
         }
         let Some(next) = state.spare.take() else { return false };
@@ -468,30 +469,30 @@ impl Shared {
         self.active.load().arena.as_ref().expect("the newest journal is in memory").close();
         // Registered by its number before anything can be written to it.
         self.journals.put(next.clone());
-        next.beside.store(self.beside(), Ordering::Relaxed);
+        next.free_journals.store(self.free_journals(), Ordering::Relaxed);
         state.pending.push_back(next.clone());
         self.active.store(next);
-        self.flush.look_whether_behind(state);
+        self.flush.update_behind(state);
         self.flush.waker.wake();
-        self.prepare.wake();
+        self.allocator.wake();
         true
     }
 
     /// Returns how many journals of the budget a write class leaves free.
-    pub(crate) fn leaves(&self, who: Who) -> usize {
-        match (self.options.when_full, who) {
-            (WhenFull::Refuse, _) => who.leaves(),
+    pub(crate) fn headroom(&self, class: WriteClass) -> usize {
+        match (self.options.when_full, class) {
+            (WhenFull::Refuse, _) => class.headroom(),
             // Some for the records that eviction rewrites. Eviction can also make space without
             // any.
-            (WhenFull::Evict, Who::User) => 2,
-            (WhenFull::Evict, Who::Deletion | Who::Maintenance) => 0,
+            (WhenFull::Evict, WriteClass::Put) => 2,
+            (WhenFull::Evict, WriteClass::Deletion | WriteClass::Maintenance) => 0,
         }
     }
 
     /// Updates the free space of the disk, so that reserved headroom is real. Not needed with
     /// eviction, which needs no headroom. Called only by the allocator, while it is not creating a
     /// journal.
-    pub(crate) fn see_disk(&self) {
+    pub(crate) fn update_free_space(&self) {
         if self.options.when_full == WhenFull::Evict {
             return;
         }
@@ -499,24 +500,24 @@ impl Shared {
         let Ok(free_bytes) = self.directory.free_bytes() else { return };
         let state = self.flush.state.lock();
         let spare_bytes = state.spare.as_ref().map_or(0, |spare| spare.file_bytes);
-        self.journals.room.see_disk(free_bytes, spare_bytes);
-        self.active.load().beside.store(self.beside(), Ordering::Relaxed);
+        self.journals.budget.update_free_space(free_bytes, spare_bytes);
+        self.active.load().free_journals.store(self.free_journals(), Ordering::Relaxed);
         self.flush.changed.notify_all();
     }
 
     /// Returns the current value of [`Journal::beside`] for the newest journal. Until the next
     /// journal takes over it only grows, unless other files fill the disk.
-    pub(crate) fn beside(&self) -> usize {
+    pub(crate) fn free_journals(&self) -> usize {
         match self.options.when_full {
             // Eviction needs no headroom.
             WhenFull::Evict => usize::MAX,
-            WhenFull::Refuse => self.journals.room.left(),
+            WhenFull::Refuse => self.journals.budget.free_journals(),
         }
     }
 
     /// Runs `free`, which gives back disk space, and wakes the waiters for space.
-    pub(crate) fn made_room(&self, free: impl FnOnce()) {
-        self.tell_of_room(free, |state| {
+    pub(crate) fn release_space(&self, free: impl FnOnce()) {
+        self.notify_of_space(free, |state| {
             state.shortage = Shortage::None;
             state.eviction_failure = None;
         });
@@ -524,9 +525,9 @@ impl Shared {
 
     /// Releases a reservation and wakes the waiters for space, although there is no more than
     /// before.
-    pub(crate) fn gave_way(&self, set_aside: SetAside<'_>) {
-        self.tell_of_room(
-            || drop(set_aside),
+    pub(crate) fn release_reservation(&self, reservation: Reservation<'_>) {
+        self.notify_of_space(
+            || drop(reservation),
             |state| {
                 if state.shortage == Shortage::Known {
                     state.shortage = Shortage::Unknown;
@@ -535,33 +536,33 @@ impl Shared {
         );
     }
 
-    fn tell_of_room(&self, free: impl FnOnce(), change: impl FnOnce(&mut State)) {
+    fn notify_of_space(&self, free: impl FnOnce(), change: impl FnOnce(&mut State)) {
         // Under the lock, so that no thread is between its check and its wait, and none sees the
         // new space without the new state or the reverse, and is refused.
         let mut state = self.flush.state.lock();
         free();
-        self.active.load().beside.store(self.beside(), Ordering::Relaxed);
+        self.active.load().free_journals.store(self.free_journals(), Ordering::Relaxed);
         change(&mut state);
-        state.rooms_made += 1;
+        state.space_generation += 1;
         self.flush.changed.notify_all();
         drop(state);
-        self.prepare.wake();
+        self.allocator.wake();
     }
 
     /// Waits until the next journal is ready and switches to it as [`Self::try_rotate`], or until
     /// the newest one is no longer reserved for another write class. Must be called without a lock.
-    fn rotate(&self, full: JournalNumber, who: Who) -> Result<()> {
+    fn rotate(&self, full: JournalNumber, class: WriteClass) -> Result<()> {
         let mut state = self.flush.state.lock();
         let mut has_waited = false;
         loop {
             let may_go_on = {
                 let newest = self.active.load();
-                newest.beside.store(self.beside(), Ordering::Relaxed);
+                newest.free_journals.store(self.free_journals(), Ordering::Relaxed);
                 let arena = newest.arena.as_ref().expect("the newest journal is in memory");
-                let takes_more = !is_kept(&newest, who) && arena.end_bytes().is_none();
+                let takes_more = !is_kept(&newest, class) && arena.end_bytes().is_none();
                 newest.number != full || takes_more
             };
-            if may_go_on || self.advance(&mut state, who) {
+            if may_go_on || self.advance(&mut state, class) {
                 return Ok(());
             }
             if let Some(error) = self.flush.failure() {
@@ -569,13 +570,13 @@ impl Shared {
             }
             // Also for writers that are refused now: what was deleted since the last check may
             // suffice to make space.
-            self.keep.waker.wake();
-            if !self.room_may_come(&state, who) {
+            self.maintenance.waker.wake();
+            if !self.space_may_come(&state, class) {
                 // The disk may have more space by now.
-                self.prepare.wake();
+                self.allocator.wake();
                 return Err(self.disk_full());
             }
-            if let Some(error) = self.why_no_room_comes(&state, who) {
+            if let Some(error) = self.permanent_shortage(&state, class) {
                 return Err(error);
             }
             if !std::mem::replace(&mut has_waited, true) {
@@ -583,14 +584,14 @@ impl Shared {
             }
             // The next journal may be waiting for memory, and that for unwritten data.
             self.flush.waker.wake();
-            self.prepare.wake();
+            self.allocator.wake();
             self.flush.changed.wait(&mut state);
         }
     }
 
-    /// Returns whether a journal for `who`, or the space for one, is expected: then a waiter is
+    /// Returns whether a journal for `class`, or the space for one, is expected: then a waiter is
     /// notified of the outcome.
-    fn room_may_come(&self, state: &State, who: Who) -> bool {
+    fn space_may_come(&self, state: &State, class: WriteClass) -> bool {
         match self.options.when_full {
             WhenFull::Evict => {
                 let is_short = state.shortage == Shortage::Known;
@@ -599,17 +600,17 @@ impl Shared {
             // The allocator creates a journal if there is space, and reservations are given up for
             // it.
             WhenFull::Refuse => {
-                self.journals.room.has(1 + self.leaves(who))
-                    && (state.shortage != Shortage::Known || self.journals.room.is_set_aside())
+                self.journals.budget.permits(1 + self.headroom(class))
+                    && (state.shortage != Shortage::Known || self.journals.budget.has_reservation())
             }
         }
     }
 
-    /// Returns the error that keeps `who` from getting space and may persist indefinitely.
-    fn why_no_room_comes(&self, state: &State, who: Who) -> Option<Error> {
-        let lacks_room =
-            state.shortage == Shortage::Known || !self.journals.room.has(1 + self.leaves(who));
-        state.eviction_failure.clone().filter(|_| lacks_room)
+    /// Returns the error that keeps `class` from getting space and may persist indefinitely.
+    fn permanent_shortage(&self, state: &State, class: WriteClass) -> Option<Error> {
+        let lacks_space = state.shortage == Shortage::Known
+            || !self.journals.budget.permits(1 + self.headroom(class));
+        state.eviction_failure.clone().filter(|_| lacks_space)
     }
 
     /// Waits, on behalf of a task that makes space, until a journal in preparation is ready. False
@@ -617,20 +618,23 @@ impl Shared {
     /// used by others. Must be called without a lock.
     pub(crate) fn wait_for_spare(&self, full: JournalNumber) -> bool {
         let mut state = self.flush.state.lock();
-        while self.active.load().number == full && !self.advance(&mut state, Who::Maintenance) {
+        while self.active.load().number == full
+            && !self.advance(&mut state, WriteClass::Maintenance)
+        {
             let is_hopeless = self.flush.failure().is_some() || state.shortage == Shortage::Known;
-            if is_hopeless || (state.is_held_up && self.keep.waker.is_closing()) {
+            if is_hopeless || (state.is_held_up && self.maintenance.waker.is_closing()) {
                 return false;
             }
-            self.prepare.wake();
+            self.allocator.wake();
             self.flush.changed.wait(&mut state);
         }
         true
     }
 }
 
-/// Returns whether the newest journal is reserved for classes that leave less headroom than `who`.
+/// Returns whether the newest journal is reserved for classes that leave less headroom than
+/// `class`.
 #[inline]
-fn is_kept(newest: &Journal, who: Who) -> bool {
-    newest.beside.load(Ordering::Relaxed) < who.leaves()
+fn is_kept(newest: &Journal, class: WriteClass) -> bool {
+    newest.free_journals.load(Ordering::Relaxed) < class.headroom()
 }

@@ -22,13 +22,13 @@ impl SimulatedDirectory {
     }
 
     /// Limits the disk to this many bytes, including what is there.
-    pub fn limit(&self, room_bytes: u64) {
-        self.0.limit(room_bytes);
+    pub fn limit(&self, space_bytes: u64) {
+        self.0.limit(space_bytes);
     }
 
     /// Makes writes and syncs fail from now on.
     pub fn fail_writes(&self) {
-        self.0.break_down();
+        self.0.fail_writes();
     }
 
     /// Makes reads fail from now on.

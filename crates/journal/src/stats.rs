@@ -75,7 +75,7 @@ impl Stats {
             entries: shared.index.len(),
             journals: journals.len(),
             journals_in_memory: journals.iter().filter(|it| it.arena.is_some()).count(),
-            disk_bytes: shared.journals.room.file_bytes(),
+            disk_bytes: shared.journals.budget.file_bytes(),
             compressed: compressed().count(),
             compressed_bytes: compressed().map(|(it, _)| it.file_bytes).sum(),
             uncompressed_bytes: compressed().map(|(_, frames)| frames.end() as u64).sum(),
@@ -99,9 +99,9 @@ impl Stats {
             promoted: counters.promoted.load(Ordering::Relaxed),
             evicted: counters.evicted.load(Ordering::Relaxed),
             kept: counters.kept.load(Ordering::Relaxed),
-            damaged_bytes: shared.keep.damaged_bytes.load(Ordering::Relaxed),
-            upkeep_failed: shared.keep.failure.lock().is_some(),
-            kept_aside: *shared.keep.kept_aside.lock(),
+            damaged_bytes: shared.maintenance.damaged_bytes.load(Ordering::Relaxed),
+            upkeep_failed: shared.maintenance.failure.lock().is_some(),
+            kept_aside: *shared.maintenance.kept_aside.lock(),
         }
     }
 }

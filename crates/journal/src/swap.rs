@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use crate::cache::Value;
+use crate::disk_budget::WriteClass;
 use crate::error::Result;
 use crate::place::Place;
 use crate::record::Record;
-use crate::room::Who;
 use crate::shared::Shared;
 
 /// The condition of a [`crate::Cache::swap`].
@@ -52,7 +52,7 @@ impl Shared {
             Ttl::After(time) => Some(self.clock.expiry(time)),
             Ttl::None | Ttl::Keep => None,
         };
-        let (old, appended) = self.until_appended(Who::User, || {
+        let (old, appended) = self.retry_append(WriteClass::Put, || {
             let (mut writer, old) = self.lock_and_read(hash, |named| {
                 named.map_or(Ok(None), |place| self.value_at(key, place))
             })?;
@@ -70,14 +70,14 @@ impl Shared {
             };
             let record = self.new_value(key, value, expires_at)?;
             let appended = match is_wanted {
-                true => Some(self.enter(&mut writer, hash, &record, Who::User)?),
+                true => Some(self.append_and_index(&mut writer, hash, &record, WriteClass::Put)?),
                 false => None,
             };
             Ok((old.map(|(old, _)| old), appended))
         })?;
         match appended {
-            Some(appended) => self.after(appended)?,
-            None => self.after_nothing()?,
+            Some(appended) => self.finish_append(appended)?,
+            None => self.finish_refused()?,
         }
         Ok(Swapped { old, is_written: appended.is_some() })
     }
@@ -86,7 +86,7 @@ impl Shared {
     /// The result is valid only if the index still names the same place afterwards.
     fn value_at(&self, key: &[u8], place: Place) -> Result<Option<(Value, Option<u64>)>> {
         let Some(journal) = self.journals.of(place) else { return Ok(None) };
-        let loaded = self.load_once(&journal, place, &[])?;
+        let loaded = self.load_uncached(&journal, place, &[])?;
         let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
         if record.key() != key || record.has_expired(&self.clock) {
             return Ok(None);

@@ -90,8 +90,8 @@ fn settled(cache: &Cache) -> Stats {
         cache.flush().unwrap();
         let before = cache.stats();
         let has_worked = {
-            let _turn = shared.keep.turn.lock();
-            shared.turn(&mut is_warm).unwrap()
+            let _turn = shared.maintenance.exclusive.lock();
+            shared.run_task(&mut is_warm).unwrap()
         };
         let lacks_spare = || shared.flush.state.lock().spare.is_none();
         if has_worked || (lacks_spare() && !shared.flush.lacks_spare()) {
@@ -495,7 +495,7 @@ fn after_a_failed_write_nothing_is_written_and_everything_is_readable() {
     let directory = SimDirectory::default();
     let cache = open(&directory, &Options { durability: Durability::Always, ..options() });
     cache.put(b"before", b"1").unwrap();
-    directory.break_down();
+    directory.fail_writes();
     assert!(matches!(cache.put(b"after", b"2"), Err(Error::Io { .. })));
     // It can be read. But writes that reveal its presence fail.
     assert!(cache.put_if_absent(b"after", b"3", None).is_err());
@@ -515,7 +515,7 @@ fn a_damaged_record_is_reported_and_the_others_are_read() {
     }
     cache.close().unwrap();
     // In the value of the third record.
-    directory.spoil("000000000000.journal", 4096 + 2 * 1024 + 500);
+    directory.corrupt("000000000000.journal", 4096 + 2 * 1024 + 500);
     let cache = open(&directory, &options());
     assert!(matches!(cache.get(&2u64.to_le_bytes()), Err(Error::Corrupt { offset: 6144, .. })));
     assert_eq!(
@@ -535,7 +535,7 @@ fn a_damaged_record_is_reported_and_the_others_are_read() {
 fn a_journal_without_its_header_is_read_with_its_hint_or_set_aside() {
     let directory = SimDirectory::default();
     open(&directory, &options()).put(b"key", b"value").unwrap();
-    directory.spoil("000000000000.journal", 5);
+    directory.corrupt("000000000000.journal", 5);
     // Without the hint the whole journal would be lost.
     let mut damaged_bytes = 0;
     let inspected = crate::inspect::inspect_in(&directory, |report| {
@@ -658,7 +658,7 @@ fn writes_before_a_close_are_present_after_it() {
 fn a_directory_without_a_cache_is_not_touched() {
     let directory = SimDirectory::default();
     open(&directory, &options()).put(b"key", b"value").unwrap();
-    directory.spoil("cache", 33);
+    directory.corrupt("cache", 33);
     let error = Cache::open_in(Box::new(directory.clone()), options()).unwrap_err();
     assert!(error.to_string().contains("remove the directory"), "{error}");
     directory.remove("cache").unwrap();

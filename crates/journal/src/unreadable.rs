@@ -96,7 +96,7 @@ impl Unreadable {
     }
 
     /// Logs the unreadable ranges, for the operator of the disk.
-    pub(crate) fn tell(&self, path: &Path) {
+    pub(crate) fn log(&self, path: &Path) {
         let failed = self.failed.borrow();
         let Some(error) = &failed.error else { return };
         for Range { start, end } in &*self.ranges.borrow() {

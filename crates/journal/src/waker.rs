@@ -15,7 +15,7 @@ pub(crate) struct Waker {
 
 impl Waker {
     /// Registers the calling thread as the one to wake.
-    pub(crate) fn is_here(&self) {
+    pub(crate) fn register(&self) {
         let _ = self.thread.set(thread::current());
     }
 
@@ -41,7 +41,7 @@ impl Waker {
 
     /// Begins a check for work and for the end. A wake-up from now on is not missed, and the
     /// effects of earlier callers are visible.
-    pub(crate) fn look(&self) {
+    pub(crate) fn begin_check(&self) {
         self.is_woken.swap(false, Ordering::AcqRel);
     }
 

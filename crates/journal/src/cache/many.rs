@@ -91,13 +91,13 @@ impl Cache {
                 let (was_there, appended) = shared.delete_with(key.as_ref(), &fetched)?;
                 count += usize::from(was_there);
                 if let Some(appended) = appended {
-                    shared.nudge(appended);
+                    shared.wake_flusher(appended);
                 }
             }
             left = later;
         }
         // Also needed for keys that were absent.
-        shared.after_nothing()?;
+        shared.finish_refused()?;
         Ok(count)
     }
 

@@ -51,7 +51,7 @@ struct State {
     durable_names: BTreeMap<String, usize>,
     unsynced_names: Vec<Change>,
     /// Bytes that may still be allocated.
-    room_bytes: Option<u64>,
+    space_bytes: Option<u64>,
     /// The maximum number of journals: a file stays open as long as it exists.
     max_journals: Option<usize>,
     /// The directory's own name is durable.
@@ -140,13 +140,13 @@ impl State {
     }
 
     /// Returns whether this many more bytes can be allocated.
-    fn has_room(&self, more_bytes: u64) -> bool {
+    fn has_space(&self, more_bytes: u64) -> bool {
         more_bytes <= self.free_bytes()
     }
 
     fn free_bytes(&self) -> u64 {
         let used: usize = self.names.values().map(|file| self.files[*file].now.len()).sum();
-        self.room_bytes.map_or(u64::MAX, |room_bytes| room_bytes.saturating_sub(used as u64))
+        self.space_bytes.map_or(u64::MAX, |space_bytes| space_bytes.saturating_sub(used as u64))
     }
 
     fn change(&mut self, change: Change) {
@@ -206,7 +206,7 @@ impl SimDirectory {
         Self { path: path.to_owned(), ..Self::default() }
     }
 
-    /// Blocks removals of journals until [`Self::let_remove`].
+    /// Blocks removals of journals until [`Self::allow_removals`].
     pub(crate) fn hold_removals(&self) {
         self.removals.shut();
     }
@@ -216,16 +216,16 @@ impl SimDirectory {
         self.removals.wait();
     }
 
-    pub(crate) fn let_remove(&self) {
+    pub(crate) fn allow_removals(&self) {
         self.removals.open();
     }
 
-    /// Blocks writes to files until [`Self::let_write`].
+    /// Blocks writes to files until [`Self::allow_writes`].
     pub(crate) fn hold_writes(&self) {
         self.writes.shut();
     }
 
-    pub(crate) fn let_write(&self) {
+    pub(crate) fn allow_writes(&self) {
         self.writes.open();
     }
 
@@ -270,7 +270,7 @@ impl SimDirectory {
     }
 
     /// Makes writes and syncs fail from now on.
-    pub(crate) fn break_down(&self) {
+    pub(crate) fn fail_writes(&self) {
         self.state.lock().is_broken = true;
     }
 
@@ -326,19 +326,19 @@ impl SimDirectory {
         self.state.lock().is_broken
     }
 
-    pub(crate) fn limit(&self, room_bytes: u64) {
-        self.state.lock().room_bytes = Some(room_bytes);
+    pub(crate) fn limit(&self, space_bytes: u64) {
+        self.state.lock().space_bytes = Some(space_bytes);
     }
 
     /// Limits the number of journals to the present one, as if the process had reached its limit of
     /// open files.
-    pub(crate) fn lack_files(&self) {
+    pub(crate) fn limit_files(&self) {
         let mut state = self.state.lock();
         state.max_journals = Some(state.journals());
     }
 
-    /// Lifts the limit of [`Self::lack_files`].
-    pub(crate) fn have_files(&self) {
+    /// Lifts the limit of [`Self::limit_files`].
+    pub(crate) fn unlimit_files(&self) {
         self.state.lock().max_journals = None;
     }
 
@@ -349,7 +349,7 @@ impl SimDirectory {
     }
 
     /// Damages a byte of a file.
-    pub(crate) fn spoil(&self, name: &str, at: usize) {
+    pub(crate) fn corrupt(&self, name: &str, at: usize) {
         let mut state = self.state.lock();
         let file = state.names[name];
         let file = &mut state.files[file];
@@ -364,14 +364,14 @@ impl SimDirectory {
     }
 
     /// Makes reads of any of these bytes of a file fail from now on.
-    pub(crate) fn lose(&self, name: &str, range: Range<usize>) {
+    pub(crate) fn make_unreadable(&self, name: &str, range: Range<usize>) {
         let mut state = self.state.lock();
         let file = state.names[name];
         state.files[file].unreadable.push(range);
     }
 
     /// Makes the whole file readable again.
-    pub(crate) fn find_again(&self, name: &str) {
+    pub(crate) fn make_readable(&self, name: &str) {
         let mut state = self.state.lock();
         let file = state.names[name];
         state.files[file].unreadable.clear();
@@ -396,7 +396,7 @@ impl Directory for SimDirectory {
         if state.max_journals.is_some_and(|max| state.journals() >= max) {
             return Err(Errno::MFILE.into());
         }
-        if !state.has_room(len_bytes) {
+        if !state.has_space(len_bytes) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         let file = state.files.len();
@@ -521,7 +521,7 @@ impl File for SimFile {
         state.step()?;
         let range = at as usize..at as usize + from.len();
         let more = range.end.saturating_sub(state.files[self.file].now.len());
-        if more > 0 && !state.has_room(more as u64) {
+        if more > 0 && !state.has_space(more as u64) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         let file = &mut state.files[self.file];

@@ -148,7 +148,7 @@ fn only_records_of_a_damaged_frame_are_lost() {
     for frame in [0, 1, 17, scene.frames.frames.len() - 1] {
         let stored = scene.frames.stored(frame).unwrap();
         let at = stored.start + random.index(stored.len());
-        scene.directory.spoil(NAME, at);
+        scene.directory.corrupt(NAME, at);
         let lost = scene.frames.plain(frame);
         for (place, range) in &plain.records {
             let is_hit = range.start < lost.end && lost.start < range.end;
@@ -160,7 +160,7 @@ fn only_records_of_a_damaged_frame_are_lost() {
         let mut expected = plain.bytes.clone();
         expected[lost].fill(0);
         assert!(memory[..expected.len()] == expected[..], "frame {frame}");
-        scene.directory.spoil(NAME, at);
+        scene.directory.corrupt(NAME, at);
     }
 }
 
@@ -171,9 +171,9 @@ fn a_damaged_frame_table_is_not_used() {
     let len = scene.file.len_bytes().unwrap() as usize;
     let table_end = scene.frames.stored_end + scene.frames.frames.len() * ENTRY_BYTES;
     for at in (scene.frames.stored_end..table_end).chain(len - FIELDS_BYTES..len) {
-        scene.directory.spoil(NAME, at);
+        scene.directory.corrupt(NAME, at);
         assert!(scene.open_again(SALT).is_none(), "byte {at}");
-        scene.directory.spoil(NAME, at);
+        scene.directory.corrupt(NAME, at);
     }
     assert!(scene.open_again(SALT).is_some());
     assert!(scene.open_again(Salt(!SALT.0)).is_none());

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Index, Table};
-use crate::flush::TellOfPanic;
+use crate::flush::PanicReporter;
 use crate::hash::SHARD_BITS;
 use crate::shared::Shared;
 use crate::sync::Arc;
@@ -38,12 +38,12 @@ impl Grower {
 
     /// Runs the thread until the cache is closed.
     pub(crate) fn run(shared: &Shared) {
-        let _told = TellOfPanic(shared);
+        let _reporter = PanicReporter(shared);
         let index = &shared.index;
         let grower = &index.grower;
-        grower.waker.is_here();
+        grower.waker.register();
         loop {
-            grower.waker.look();
+            grower.waker.begin_check();
             while !grower.waker.is_closing() && index.grow_crowded() {}
             if grower.waker.is_closing() {
                 return;
@@ -73,8 +73,8 @@ impl Index {
     pub(super) fn wanted(&self, shard: usize) -> Option<u32> {
         let mut owned = self.shards[shard].writer.0.lock();
         // Entries may have been removed: a writer that finds it crowded again reports it again.
-        owned.has_asked = owned.is_crowded();
-        owned.has_asked.then(|| owned.next_log2())
+        owned.has_requested = owned.is_crowded();
+        owned.has_requested.then(|| owned.next_log2())
     }
 
     /// Replaces the shard's table by `made`, unless the required size has changed meanwhile.
@@ -86,7 +86,7 @@ impl Index {
         } else {
             // Otherwise it would not be reported again, and the table would be full before it
             // grows.
-            owned.has_asked = false;
+            owned.has_requested = false;
             made
         };
         drop(owned);

@@ -83,14 +83,14 @@ fn a_record_moves() {
 #[test]
 fn a_table_grows_while_it_is_read() {
     loom::model(|| {
-        let index = Arc::new(Index::with_room(0).unwrap());
+        let index = Arc::new(Index::with_capacity(0).unwrap());
         let small = index.shards[0].table.load().slots();
         let enter = |key: u32| {
             let mut writer = index.lock(hash(key.into()));
-            writer.make_room().unwrap();
+            writer.reserve_slot().unwrap();
             assert_eq!(writer.set(place(key)), None);
         };
-        let full = most(FIRST_BUCKETS_LOG2) as u32;
+        let full = max_slots(FIRST_BUCKETS_LOG2) as u32;
         (1..=full).for_each(enter);
         let grower = {
             let index = index.clone();

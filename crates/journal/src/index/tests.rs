@@ -30,7 +30,7 @@ fn place(version: u64, hash: KeyHash) -> Place {
 fn the_cache_agrees_with_a_map() {
     for seed in 0..20 {
         let mut random = Random::new(seed);
-        let index = Index::with_room(0).unwrap();
+        let index = Index::with_capacity(0).unwrap();
         let mut map = HashMap::new();
         let keys = 1 + random.below(5000);
         for version in 0..20_000 {
@@ -41,7 +41,7 @@ fn the_cache_agrees_with_a_map() {
                 assert_eq!(writer.remove(), map.remove(&key), "seed {seed}");
             } else {
                 let place = place(version, hash);
-                writer.make_room().unwrap();
+                writer.reserve_slot().unwrap();
                 assert_eq!(writer.set(place), map.insert(key, place), "seed {seed}");
             }
         }
@@ -64,12 +64,12 @@ fn the_cache_agrees_with_a_map() {
 
 #[test]
 fn a_table_with_a_stable_number_of_keys_does_not_grow() {
-    let index = Index::with_room(1000).unwrap();
+    let index = Index::with_capacity(1000).unwrap();
     let bytes = index.memory_bytes();
     for version in 0..200_000 {
         let (new, old) = (hash(version), version.checked_sub(50).map(hash));
         let mut writer = index.lock(new);
-        writer.make_room().unwrap();
+        writer.reserve_slot().unwrap();
         writer.set(place(version, new));
         drop(writer);
         if let Some(old) = old {
@@ -85,14 +85,15 @@ fn a_table_with_a_stable_number_of_keys_does_not_grow() {
 fn a_crowded_table_is_replaced_once_by_the_grower_or_a_writer() {
     let of_one_shard = |key: u64| KeyHash { high: 0, ..hash(key) };
     for comes_late in [false, true] {
-        let index = Index::with_room(0).unwrap();
+        let index = Index::with_capacity(0).unwrap();
         let (small, bytes) = (index.shards[0].table.load().slots(), index.memory_bytes());
         let enter = |key: u64| {
             let mut writer = index.lock(of_one_shard(key));
-            writer.make_room().unwrap();
+            writer.reserve_slot().unwrap();
             assert_eq!(writer.set(place(key, of_one_shard(key))), None);
         };
-        let (room, most) = (room(FIRST_BUCKETS_LOG2) as u64, most(FIRST_BUCKETS_LOG2) as u64);
+        let (room, most) =
+            (crowded_slots(FIRST_BUCKETS_LOG2) as u64, max_slots(FIRST_BUCKETS_LOG2) as u64);
         (0..room).for_each(enter);
         assert!(!index.grow_crowded(), "nobody has asked");
         let asks = if comes_late { most + 1 } else { room + 1 };
@@ -114,14 +115,14 @@ fn a_crowded_table_is_replaced_once_by_the_grower_or_a_writer() {
 #[test]
 fn a_table_that_was_created_in_vain_is_requested_again() {
     let of_one_shard = |key: u64| KeyHash { high: 0, ..hash(key) };
-    let index = Index::with_room(0).unwrap();
+    let index = Index::with_capacity(0).unwrap();
     let small = index.shards[0].table.load().slots();
     let enter = |key: u64| {
         let mut writer = index.lock(of_one_shard(key));
-        writer.make_room().unwrap();
+        writer.reserve_slot().unwrap();
         writer.set(place(key, of_one_shard(key)));
     };
-    let crowded = room(FIRST_BUCKETS_LOG2) as u64 + 1;
+    let crowded = crowded_slots(FIRST_BUCKETS_LOG2) as u64 + 1;
     (0..crowded).for_each(enter);
     assert_eq!(index.grower.next(), Some(0));
     let made = Table::new(index.wanted(0).unwrap()).unwrap();
@@ -140,7 +141,7 @@ fn the_newest_record_is_recovered_in_any_order() {
     let [old, middle, new] = [5, 1 << 20, (1 << 20) + 1].map(|version| place(version, hash));
     let orders = [[old, middle, new], [new, old, middle], [middle, new, old], [new, middle, old]];
     for order in orders {
-        let index = Index::with_room(0).unwrap();
+        let index = Index::with_capacity(0).unwrap();
         for place in order {
             index.recover(hash, place).unwrap();
         }
@@ -155,7 +156,7 @@ fn the_newest_record_is_recovered_where_the_numbers_wrap() {
     let wrap = 1 << crate::place::NUMBER_BITS;
     let [old, middle, new] = [wrap - 1, wrap, wrap + 1].map(in_journal);
     for order in [[old, middle, new], [new, old, middle], [middle, new, old], [new, middle, old]] {
-        let index = Index::with_room(0).unwrap();
+        let index = Index::with_capacity(0).unwrap();
         for place in order {
             index.recover(hash, place).unwrap();
         }
@@ -168,7 +169,7 @@ fn the_newest_record_is_recovered_where_the_numbers_wrap() {
 #[test]
 fn keys_with_the_same_fingerprint_differ_by_shard_and_tag() {
     let mut random = Random::new(1);
-    let index = Index::with_room(0).unwrap();
+    let index = Index::with_capacity(0).unwrap();
     let mut map = HashMap::new();
     // All of a shard in one bucket, in more slots than it has.
     let hash = |random: &mut Random| KeyHash {
@@ -183,7 +184,7 @@ fn keys_with_the_same_fingerprint_differ_by_shard_and_tag() {
         if random.chance(0.4) {
             assert_eq!(writer.remove(), map.remove(&of(hash)));
         } else {
-            writer.make_room().unwrap();
+            writer.reserve_slot().unwrap();
             let place = place(version, hash);
             assert_eq!(writer.set(place), map.insert(of(hash), place));
         }
@@ -196,7 +197,7 @@ fn keys_with_the_same_fingerprint_differ_by_shard_and_tag() {
 
 #[test]
 fn the_read_mark_is_set_only_on_the_record_that_was_read() {
-    let index = Index::with_room(0).unwrap();
+    let index = Index::with_capacity(0).unwrap();
     let hash = hash(1);
     let (old, new) = (place(1, hash), place(2, hash));
     index.lock(hash).set(old);
@@ -214,7 +215,7 @@ fn the_read_mark_is_set_only_on_the_record_that_was_read() {
 /// key, and always finds the key that is present throughout.
 #[test]
 fn readers_find_present_keys_while_others_write() {
-    let index = Arc::new(Index::with_room(0).unwrap());
+    let index = Arc::new(Index::with_capacity(0).unwrap());
     let stays = hash(u64::MAX);
     index.lock(stays).set(place(0, stays));
     let is_done = Arc::new(AtomicBool::new(false));
@@ -250,7 +251,7 @@ fn readers_find_present_keys_while_others_write() {
         if round.is_multiple_of(3) {
             writer.remove();
         } else {
-            writer.make_room().unwrap();
+            writer.reserve_slot().unwrap();
             writer.set(place(round % 300 * 3000 + key, hash));
         }
     }

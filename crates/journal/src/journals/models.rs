@@ -15,12 +15,12 @@ use alluvium_device::{GRANULE_BYTES, PAGE_BYTES};
 use loom::thread;
 
 use super::*;
+use crate::allocator::RELEASE_WITHIN;
 use crate::files::{File, OpenFile};
 use crate::index::Writer;
 use crate::journal::{Counts, Loaded};
 use crate::place::Granule;
 use crate::pool::{Pool, Pooled};
-use crate::prepare::LET_GO_WITHIN;
 use crate::record::{Content, NewRecord, Record, Salt};
 
 const KEY: u8 = b'k';
@@ -81,7 +81,7 @@ impl Model {
     fn new(arenas: usize) -> Arc<Self> {
         Arc::new(Self {
             pool: Pool::new(PAGE_BYTES, arenas),
-            index: Index::with_room(0).unwrap(),
+            index: Index::with_capacity(0).unwrap(),
             journals: Journals::new(2, &Options::default(), PAGE_BYTES),
         })
     }
@@ -100,7 +100,7 @@ impl Model {
             file_bytes: PAGE_BYTES as u64,
             frames: None,
             arena: Some(Arc::new(arena)),
-            beside: AtomicUsize::new(0),
+            free_journals: AtomicUsize::new(0),
             counts: Arc::new(Counts::new(PAGE_BYTES)),
         });
         assert!(self.journals.is_free(number));
@@ -128,18 +128,18 @@ impl Model {
     /// As `Shared::enter`, which is also how compaction moves a record.
     fn put(&self, newest: &Journal, key: u8, value: u8) -> Place {
         let mut writer = self.index.lock(hash(key));
-        self.enter(&mut writer, newest, key, value).expect("there is room")
+        self.append_and_index(&mut writer, newest, key, value).expect("there is room")
     }
 
     /// `None` if the journal is full.
-    fn enter(
+    fn append_and_index(
         &self,
         writer: &mut Writer<'_>,
         newest: &Journal,
         key: u8,
         value: u8,
     ) -> Option<Place> {
-        writer.make_room().unwrap();
+        writer.reserve_slot().unwrap();
         let (key_bytes, value_bytes) = ([key], [value]);
         let record = record(&key_bytes, &value_bytes);
         let arena = newest.arena.as_ref().expect("in memory");
@@ -174,14 +174,14 @@ impl Model {
 
     /// As eviction and compaction process a record of a journal to be removed, if it is the newest
     /// of its key: drops it or rewrites it to the newest journal.
-    fn settle(&self, key: u8, place: Place, kept: Option<(&Journal, u8)>) {
+    fn move_or_drop(&self, key: u8, place: Place, kept: Option<(&Journal, u8)>) {
         let mut writer = self.index.lock(hash(key));
         if !writer.get().is_some_and(|named| named.is_same(place)) {
             return;
         }
         match kept {
             Some((newest, value)) => {
-                self.enter(&mut writer, newest, key, value).expect("there is room");
+                self.append_and_index(&mut writer, newest, key, value).expect("there is room");
             }
             None => self.journals.forget(writer.remove().expect("just seen")),
         }
@@ -209,12 +209,12 @@ fn a_journal_takes_the_memory_of_one_that_is_read() {
                 assert!(matches!(model.get(OTHER), None | Some(2)));
             })
         };
-        let taken = model.pool.take_for_writers(LET_GO_WITHIN, || model.demote());
+        let taken = model.pool.take_for_writers(RELEASE_WITHIN, || model.demote());
         let newest = model.begin(2, taken.unwrap().expect("no time passes"), Vec::new());
         model.put(&newest, OTHER, 2);
         reader.join().unwrap();
         assert_eq!([KEY, OTHER].map(|key| model.get(key)), [Some(1), Some(2)]);
-        assert_eq!(model.pool.beyond(), 0);
+        assert_eq!(model.pool.excess(), 0);
     });
 }
 
@@ -235,7 +235,7 @@ fn a_held_value_is_not_overwritten() {
         let kept = reader.join().unwrap();
         assert_eq!(value_of(KEY, &kept), 1);
         drop(kept);
-        assert_eq!((model.get(OTHER), model.pool.beyond()), (Some(2), 0));
+        assert_eq!((model.get(OTHER), model.pool.excess()), (Some(2), 0));
     });
 }
 
@@ -251,7 +251,7 @@ fn a_record_is_moved_and_its_journal_removed() {
             let model = model.clone();
             thread::spawn(move || assert_eq!(model.get(KEY), Some(1)))
         };
-        model.settle(KEY, place, Some((&*newest, 1)));
+        model.move_or_drop(KEY, place, Some((&*newest, 1)));
         drop(model.journals.remove(JournalNumber(1)));
         let next = model.begin(3, model.pool.take_anyway().unwrap(), Vec::new());
         assert_eq!(model.put(&next, OTHER, 3).first(), place.first());
@@ -270,7 +270,8 @@ fn a_journal_is_not_removed_with_a_record_just_published() {
         let user = {
             let (model, oldest) = (model.clone(), oldest.clone());
             thread::spawn(move || {
-                let entered = model.enter(&mut model.index.lock(hash(KEY)), &oldest, KEY, 1);
+                let entered =
+                    model.append_and_index(&mut model.index.lock(hash(KEY)), &oldest, KEY, 1);
                 assert_eq!(model.get(KEY), entered.map(|_| 1));
             })
         };
@@ -285,7 +286,7 @@ fn a_journal_is_not_removed_with_a_record_just_published() {
 
 /// The key is written while its journal is removed: no reader sees the old value afterwards or
 /// loses the new one.
-fn a_key_is_written_while_its_journal_goes(is_kept: bool) {
+fn a_key_is_written_while_its_journal_is_removed(is_kept: bool) {
     loom::model(move || {
         let model = Model::new(2);
         let place = model.begin_with(KEY, 1);
@@ -299,7 +300,7 @@ fn a_key_is_written_while_its_journal_goes(is_kept: bool) {
                 assert_eq!(model.get(KEY), Some(2));
             })
         };
-        model.settle(KEY, place, is_kept.then_some((&*newest, 1)));
+        model.move_or_drop(KEY, place, is_kept.then_some((&*newest, 1)));
         drop(model.journals.remove(JournalNumber(1)));
         let next = model.begin(3, model.pool.take_anyway().unwrap(), Vec::new());
         model.put(&next, OTHER, 3);
@@ -310,10 +311,10 @@ fn a_key_is_written_while_its_journal_goes(is_kept: bool) {
 
 #[test]
 fn a_key_is_written_while_it_is_evicted() {
-    a_key_is_written_while_its_journal_goes(false);
+    a_key_is_written_while_its_journal_is_removed(false);
 }
 
 #[test]
 fn a_key_is_written_while_it_is_moved() {
-    a_key_is_written_while_its_journal_goes(true);
+    a_key_is_written_while_its_journal_is_removed(true);
 }

@@ -138,7 +138,7 @@ fn the_replacement_of_an_expired_record_is_read() {
         put_until_on_disk(&cache, b"key");
         let writer = cache.clone();
         // Otherwise the maintenance thread might read first.
-        let turn = cache.shared.keep.turn.lock();
+        let turn = cache.shared.maintenance.exclusive.lock();
         directory.after_read(move || {
             writer.put(b"key", b"new").unwrap();
             writer.shared.clock.advance(10);
@@ -290,7 +290,7 @@ fn a_damaged_frame_is_reported_and_everything_else_is_read() {
     let (directory, map) = filled(12_000);
     compress_all(&directory, &compressing(Compression::Lz4));
     let name = "000000000002.journal";
-    directory.spoil(name, 4096 + 3000);
+    directory.corrupt(name, 4096 + 3000);
     let cache = open(&directory, &plain());
     let mut damaged = Vec::new();
     for (key, value) in &map {
@@ -324,7 +324,7 @@ fn a_compressed_journal_without_its_table_is_damaged_or_set_aside() {
     compress_all(&directory, &compressing(Compression::Lz4));
     let name = "000000000001.journal";
     let len = directory.open(name).unwrap().len_bytes().unwrap() as usize;
-    directory.spoil(name, len - 10);
+    directory.corrupt(name, len - 10);
     let cache = open(&directory, &plain());
     assert!(cache.recovered().damaged_bytes > MIB as u64 / 2, "{:?}", cache.recovered());
     let damaged = map.keys().filter(|key| matches!(cache.get(key), Err(Error::Corrupt { .. })));
@@ -343,7 +343,7 @@ fn a_compressed_journal_without_its_table_is_damaged_or_set_aside() {
 fn a_compressed_journal_without_its_header_is_read_with_its_hint() {
     let (directory, map) = filled(6000);
     compress_all(&directory, &compressing(Compression::Snappy));
-    directory.spoil("000000000001.journal", 5);
+    directory.corrupt("000000000001.journal", 5);
     let cache = open(&directory, &plain());
     assert!(contents(&cache) == map);
     assert!(map.iter().all(|(key, value)| cache.get(key).unwrap().as_deref() == Some(&value[..])));
@@ -442,7 +442,7 @@ fn compaction_on_demand_does_not_undo_compression_for_little() {
 fn warm() -> (Shared, [Option<Pooled>; 2]) {
     let (directory, _) = filled(20_000);
     let shared = still(&directory, &Options { memory_bytes: 9 * MIB, ..plain() });
-    while shared.warm_one().unwrap() {}
+    while shared.load_one().unwrap() {}
     let writers = [(); 2].map(|()| shared.pool.take());
     (shared, writers)
 }
@@ -609,14 +609,14 @@ fn reclaiming_space_respects_the_memory_budget() {
     for compression in [Compression::None, Compression::Lz4] {
         let (directory, _) = filled(12_000);
         compress_all(&directory, &compressing(compression));
-        directory.spoil("000000000001.journal", 4096 + 3000);
+        directory.corrupt("000000000001.journal", 4096 + 3000);
         let shared = still(&directory, &plain());
         let writers: Vec<_> = std::iter::from_fn(|| shared.pool.take()).collect();
         assert_eq!(writers.len(), 3, "the newest journal has one");
         let sealed = shared.journals.len() - 1;
         assert!(sealed >= 6, "{sealed}");
         for journal in shared.journals.all().iter().skip(2).take(sealed - 2) {
-            let look = shared.look(journal, Duration::ZERO).unwrap();
+            let look = shared.scan_live(journal, Duration::ZERO).unwrap();
             assert!(!look.has_dead && !look.is_damaged, "{compression}, {}", journal.number);
         }
         for left in (1..=sealed).rev() {
@@ -643,7 +643,7 @@ fn reclaiming_space_reads_larger_pieces_under_pressure() {
     let look = |shared: &Shared| {
         // A complete one.
         let journal = shared.journals.all().swap_remove(1);
-        assert!(!shared.look(&journal, Duration::ZERO).unwrap().is_damaged);
+        assert!(!shared.scan_live(&journal, Duration::ZERO).unwrap().is_damaged);
     };
     let reads = reads_of(&directory, &|| look(&shared));
     assert!(reads as usize >= MIB / STEP_BYTES - 1, "{reads}");
@@ -661,7 +661,7 @@ fn reclaiming_space_reads_larger_pieces_under_pressure() {
 #[test]
 fn a_damaged_journal_does_not_prevent_compression_of_others() {
     let (directory, _) = filled(6000);
-    directory.spoil("000000000001.journal", 4096 + 3000);
+    directory.corrupt("000000000001.journal", 4096 + 3000);
     let shared = still(&directory, &compressing(Compression::Lz4));
     let _writers: Vec<_> = std::iter::from_fn(|| shared.pool.take()).collect();
     let mut errors = Vec::new();
@@ -682,7 +682,7 @@ fn a_damaged_journal_does_not_prevent_compression_of_others() {
 fn records_behind_damage_are_found() {
     let (directory, map) = filled(6000);
     compress_all(&directory, &compressing(Compression::Lz4));
-    directory.spoil("000000000001.journal", 4096 + 3000);
+    directory.corrupt("000000000001.journal", 4096 + 3000);
     let shared = still(&directory, &plain());
     let all = shared.journals.all();
     let mut keys = Vec::new();
@@ -712,8 +712,8 @@ fn a_journal_that_could_not_be_read_is_retried() {
     let shared = still(&directory, &Options { memory_bytes: 9 * MIB, ..plain() });
     let newest_sealed = shared.active.load().number.0 - 1;
     directory.fail_reads(1);
-    assert!(matches!(shared.warm_one(), Err(Error::Io { .. })));
-    while shared.warm_one().unwrap() {}
+    assert!(matches!(shared.load_one(), Err(Error::Io { .. })));
+    while shared.load_one().unwrap() {}
     let all = shared.journals.all();
     let failed = all.iter().find(|journal| journal.number.0 == newest_sealed).unwrap();
     assert!(failed.arena.is_none() && !failed.counts.is_damaged.load(Ordering::Relaxed));
@@ -723,7 +723,7 @@ fn a_journal_that_could_not_be_read_is_retried() {
     let coldest = shared.coldest_in_memory().unwrap();
     shared.demote(&coldest);
     drop((all, coldest));
-    assert!(shared.warm_one().unwrap());
+    assert!(shared.load_one().unwrap());
     assert!(hot(&shared).contains(&newest_sealed));
     assert_eq!(Stats::of(&shared).damaged_bytes, 0);
 }
@@ -735,8 +735,8 @@ fn a_compressed_journal_without_header_and_footer_is_damaged() {
     compress_all(&directory, &compressing(Compression::Lz4));
     let name = "000000000001.journal";
     let len = directory.open(name).unwrap().len_bytes().unwrap() as usize;
-    directory.spoil(name, 5);
-    directory.spoil(name, len - 10);
+    directory.corrupt(name, 5);
+    directory.corrupt(name, len - 10);
     let cache = open(&directory, &plain());
     assert!(cache.recovered().damaged_bytes > MIB as u64 / 2, "{:?}", cache.recovered());
     assert_eq!(cache.stats().damaged_bytes, cache.recovered().damaged_bytes);

@@ -265,7 +265,7 @@ fn writers_do_not_run_ahead_of_the_disk_with_an_interval() {
         if interval.is_none() {
             (0..RECORDS).for_each(|key| put(&cache, key).unwrap());
             assert_eq!(cache.stats().stalls, 0);
-            directory.let_write();
+            directory.allow_writes();
             continue;
         }
         let written = AtomicU64::new(0);
@@ -281,7 +281,7 @@ fn writers_do_not_run_ahead_of_the_disk_with_an_interval() {
             }
             let ahead = written.load(Ordering::SeqCst);
             let tried = cache.try_put(b"one more", b"value", None);
-            directory.let_write();
+            directory.allow_writes();
             (ahead, tried)
         });
         // Two MiB, and the one in which the excess is noticed.

@@ -37,7 +37,7 @@ fn a_key_deleted_while_its_journal_is_evicted_stays_deleted() {
         let deleted: Vec<_> = deleted.map(|key| cache.delete(&key.to_le_bytes())).collect();
         let left = [directory.killed(), directory.power_cut(1), directory.power_cut(2)];
         is_over.store(true, Ordering::Relaxed);
-        directory.let_remove();
+        directory.allow_removals();
         (present, deleted, left)
     });
     assert_eq!(present, 0);
@@ -131,7 +131,7 @@ fn replacements_of_lost_records_are_iterated_alone() {
     let put = (0..KEYS).try_for_each(|key| cache.put(&key.to_le_bytes(), &[3; 1000]));
     // Checked later: a panic here would wait for the maintenance thread forever.
     let found: Result<Vec<_>, _> = cache.iter().collect();
-    directory.let_remove();
+    directory.allow_removals();
     put.unwrap();
     let mut values: Vec<_> = found.unwrap();
     values.retain(|entry| u64::from_le_bytes(entry.key().try_into().unwrap()) < KEYS);
@@ -171,7 +171,7 @@ fn closing_does_not_wait_for_descriptors() {
     while directory.list().unwrap().iter().filter(|name| name.ends_with(".journal")).count() < 5 {
         thread::yield_now();
     }
-    directory.lack_files();
+    directory.limit_files();
     // It takes over and is full: there is no space for half of the first journal, which has to be
     // removed for its successor.
     cache.put(b"large", &vec![2; 1_040_000]).unwrap();
@@ -179,7 +179,7 @@ fn closing_does_not_wait_for_descriptors() {
         thread::yield_now();
     }
     cache.close().unwrap();
-    directory.have_files();
+    directory.unlimit_files();
     // The records that found no space are gone.
     let left = contents(&open(&directory, &self::options())).len();
     assert!((3901 - 1020..3901 - 1000).contains(&left), "{left}");

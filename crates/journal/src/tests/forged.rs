@@ -343,7 +343,7 @@ fn a_damaged_journal_that_is_far_behind_is_moved_as_far_as_it_can_be_read() {
     let mut map = most_of_a_journal(0);
     forge_journal(&directory, 5, &map);
     // In the value of the second key.
-    directory.spoil(&file_name(JournalNumber(5)), FIRST_RECORD + 20_000);
+    directory.corrupt(&file_name(JournalNumber(5)), FIRST_RECORD + 20_000);
     map.remove(&1u64.to_le_bytes()[..]);
     let newer = most_of_a_journal(100);
     forge_journal(&directory, 5 + WRAP / 4 + 77, &newer);
@@ -372,7 +372,7 @@ fn a_key_deleted_while_a_damaged_journal_is_removed_stays_deleted() {
     // Its hint includes the damaged record.
     cache.close().unwrap();
     let (damaged, at) = (file_name(JournalNumber(0)), FIRST_RECORD + 20_000);
-    directory.spoil(&damaged, at);
+    directory.corrupt(&damaged, at);
     forge_journal(&directory, WRAP / 4 + 77, &most_of_a_journal(100));
     directory.hold_removals();
     let cache = open(&directory, &options);
@@ -381,9 +381,9 @@ fn a_key_deleted_while_a_damaged_journal_is_removed_stays_deleted() {
     let deleted = cache.delete(&key);
     let left = directory.killed();
     // Checked later: a panic before would wait for the maintenance thread forever.
-    directory.let_remove();
+    directory.allow_removals();
     assert!(!deleted.unwrap());
-    left.spoil(&damaged, at);
+    left.corrupt(&damaged, at);
     let mut expected = most_of_a_journal(0);
     expected.remove(&key[..]);
     expected.extend(most_of_a_journal(100));

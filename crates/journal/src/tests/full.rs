@@ -10,7 +10,7 @@ fn small() -> Options {
 }
 
 /// Retries until there is space: space is made in the background.
-fn until_there_is_room<T>(mut call: impl FnMut() -> crate::Result<T>) -> T {
+fn until_there_is_space<T>(mut call: impl FnMut() -> crate::Result<T>) -> T {
     loop {
         match call() {
             Err(Error::DiskFull { .. }) => thread::sleep(Duration::from_millis(1)),
@@ -59,12 +59,12 @@ fn a_full_cache_accepts_puts_again_once_enough_is_deleted() {
             assert!(contents(&cache) == map, "seed {seed}, round {round}");
             let doomed: Vec<_> = map.keys().filter(|_| random.chance(0.6)).cloned().collect();
             for key in &doomed {
-                assert!(until_there_is_room(|| cache.delete(key)), "seed {seed}, round {round}");
+                assert!(until_there_is_space(|| cache.delete(key)), "seed {seed}, round {round}");
                 map.remove(key);
             }
             for _ in 0..200 {
                 let (key, value) = (key(random.next_u64()), value(&mut random));
-                until_there_is_room(|| cache.put(&key, &value));
+                until_there_is_space(|| cache.put(&key, &value));
                 map.insert(key, value);
             }
             assert!(contents(&cache) == map, "seed {seed}, round {round}");
@@ -88,12 +88,12 @@ fn everything_can_be_deleted_with_little_space_for_deletions() {
     // Some of each journal, repeatedly.
     for step in 0..STEPS as u64 {
         for key in (step..keys).step_by(STEPS) {
-            assert!(until_there_is_room(|| cache.delete(&key.to_le_bytes())), "{key}");
+            assert!(until_there_is_space(|| cache.delete(&key.to_le_bytes())), "{key}");
         }
     }
     assert_eq!(cache.stats().entries, 0);
     for key in 0..4000u64 {
-        until_there_is_room(|| cache.put(&key.to_le_bytes(), &[2; 1000]));
+        until_there_is_space(|| cache.put(&key.to_le_bytes(), &[2; 1000]));
     }
     assert_eq!(contents(&cache).len(), 4000);
 }
@@ -123,12 +123,12 @@ fn on_a_full_disk_everything_can_be_deleted_and_the_cache_opened_again() {
                 cache = open(&directory, &options);
                 assert!(contents(&cache) == map, "seed {seed}, round {round}");
                 for key in map.keys() {
-                    assert!(until_there_is_room(|| cache.delete(key)), "seed {seed}");
+                    assert!(until_there_is_space(|| cache.delete(key)), "seed {seed}");
                 }
                 map.clear();
                 assert_eq!(cache.stats().entries, 0);
             }
-            until_there_is_room(|| cache.put(b"a", b"b"));
+            until_there_is_space(|| cache.put(b"a", b"b"));
         }
     }
 }
@@ -143,7 +143,7 @@ fn writes_succeed_again_when_the_disk_has_space() {
     fill(&cache, &mut random, &mut map);
     let before = map.len();
     directory.limit(16 * MIB as u64);
-    until_there_is_room(|| cache.put(b"first", b"after"));
+    until_there_is_space(|| cache.put(b"first", b"after"));
     map.insert(b"first".to_vec(), b"after".to_vec());
     fill(&cache, &mut random, &mut map);
     assert!(map.len() > before + before / 2, "{before}, {}", map.len());
@@ -170,7 +170,7 @@ fn put_and_delete(cache: &Cache, seed: u64, thread: u64) -> (BTreeMap<Vec<u8>, V
                 refused += 1;
                 let doomed: Vec<_> = mine.keys().step_by(2).cloned().collect();
                 for key in doomed {
-                    assert!(until_there_is_room(|| cache.delete(&key)));
+                    assert!(until_there_is_space(|| cache.delete(&key)));
                     mine.remove(&key);
                 }
                 thread::sleep(Duration::from_millis(1));
@@ -241,7 +241,7 @@ fn compaction_on_demand_does_not_wait_for_eviction_that_fails() {
         cache.put(&key.to_le_bytes(), &[5; 1000]).unwrap();
     }
     cache.close().unwrap();
-    directory.spoil("000000000000.journal", 4096 + 500);
+    directory.corrupt("000000000000.journal", 4096 + 500);
     let cache = open(&directory, &options());
     directory.limit(8 << 20);
     directory.fail_removals(u64::MAX);
@@ -293,14 +293,14 @@ fn writers_get_the_error_of_a_failed_eviction() {
         // The others are readable, and removals may succeed later.
         assert!(cache.failure().is_none());
         assert!(cache.contains(&(key - 1).to_le_bytes()).unwrap());
-        // Once the turn is over.
+        // Once the task has ended.
         while !cache.stats().upkeep_failed {
             thread::yield_now();
         }
         assert!(matches!(cache.upkeep_failure(), Some(Error::Io { .. })));
         assert!(matches!(put(&cache, key), Err(Error::Io { .. })));
         {
-            let _turn = cache.shared.keep.turn.lock();
+            let _turn = cache.shared.maintenance.exclusive.lock();
             let reads = directory.reads();
             assert!(matches!(cache.shared.evict_oldest(), Err(Error::Io { .. })));
             assert_eq!(directory.reads(), reads);
@@ -332,7 +332,7 @@ fn expired_records_make_space() {
     // Three times what there is space for.
     for key in 500..24_000u64 {
         let (name, value) = (key.to_le_bytes(), [2; 1000]);
-        until_there_is_room(|| cache.put_with_ttl(&name, &value, Duration::ZERO));
+        until_there_is_space(|| cache.put_with_ttl(&name, &value, Duration::ZERO));
         if key == 4000 {
             cache.close().unwrap();
             cache = open(&directory, &small());
@@ -380,12 +380,12 @@ fn unexpired_records_are_scanned_once() {
     cache.close().unwrap();
     let (shared, _) = crate::open::open(Box::new(directory), small()).unwrap();
     let mut looks = 0;
-    while shared.look_for_expired() {
+    while shared.scan_for_expired() {
         looks += 1;
         assert!(looks <= 8, "there are no more journals");
     }
     assert!(looks >= 4, "{looks}");
-    assert!(shared.emptiest().is_none());
+    assert!(shared.least_live().is_none());
 }
 
 /// Expired records that were counted and are then replaced are dead already, which does not reduce
@@ -409,26 +409,26 @@ fn replaced_expired_records_are_not_counted_twice() {
         }
         shared.flush.wait_for(shared.newest_point()).unwrap();
         shared.clock.advance(2000);
-        assert!(shared.look_for_expired() && !shared.look_for_expired());
+        assert!(shared.scan_for_expired() && !shared.scan_for_expired());
         // Two fifths of it could be removed, which is not enough.
-        assert!(shared.emptiest().is_none());
+        assert!(shared.least_live().is_none());
         for key in (0..KEYS).filter(expires) {
             shared.put(&key.to_le_bytes(), &[3; 1000], None).unwrap();
         }
-        assert!(shared.is_crowded() && shared.emptiest().is_none());
+        assert!(shared.is_crowded() && shared.least_live().is_none());
         // It is unknown whether the replaced records had expired, so it is scanned again.
-        assert!(shared.look_for_expired() && !shared.look_for_expired());
-        assert!(shared.emptiest().is_none());
+        assert!(shared.scan_for_expired() && !shared.scan_for_expired());
+        assert!(shared.least_live().is_none());
         // However wrong the count is, the journal is scanned before anything is moved.
         shared.journals.all()[0].counts.found_expired(MIB as u64 / 2, 0, u64::MAX);
-        let (journal, most_alive_bytes) = shared.emptiest().unwrap();
-        assert!(!shared.compact_emptiest(journal, most_alive_bytes).unwrap());
-        assert!(shared.look_for_expired() && !shared.look_for_expired());
-        assert!(shared.emptiest().is_none());
+        let (journal, most_alive_bytes) = shared.least_live().unwrap();
+        assert!(!shared.compact_least_live(journal, most_alive_bytes).unwrap());
+        assert!(shared.scan_for_expired() && !shared.scan_for_expired());
+        assert!(shared.least_live().is_none());
         shared.clock.advance(2_000_000);
-        assert!(shared.look_for_expired() && !shared.look_for_expired());
-        let (journal, most_alive_bytes) = shared.emptiest().unwrap();
+        assert!(shared.scan_for_expired() && !shared.scan_for_expired());
+        let (journal, most_alive_bytes) = shared.least_live().unwrap();
         assert_eq!(journal.number.0, 0);
-        assert!(shared.compact_emptiest(journal, most_alive_bytes).unwrap());
+        assert!(shared.compact_least_live(journal, most_alive_bytes).unwrap());
     });
 }

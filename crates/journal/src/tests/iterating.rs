@@ -104,7 +104,7 @@ fn an_iteration_lists_journals_once_and_new_ones_at_its_end() {
 fn an_iteration_finds_records_behind_damage_on_disk() {
     for compression in [Compression::None, Compression::Lz4] {
         let (directory, map) = filled(compression);
-        directory.spoil("000000000000.journal", 4096 + 3000);
+        directory.corrupt("000000000000.journal", 4096 + 3000);
         let shared = still(&directory, &large(compression));
         let entries: Vec<_> = Iter::new(&shared).collect::<Result<_, _>>().unwrap();
         let mut undamaged = map.clone();

@@ -182,7 +182,7 @@ fn overlapping_pages_are_read_once() {
 fn a_damaged_record_fails_only_reads_of_its_key() {
     for compression in KINDS {
         let (directory, map) = filled(compression);
-        directory.spoil("000000000002.journal", 4096 + 3000);
+        directory.corrupt("000000000002.journal", 4096 + 3000);
         let cache = open(&directory, &options());
         let is_sound = |key: &u64| cache.get(&key.to_le_bytes()).is_ok();
         let (sound, damaged): (Vec<u64>, Vec<u64>) = (0..KEYS).partition(is_sound);
@@ -223,7 +223,7 @@ fn failed_reads_are_reported_and_retried_by_later_calls() {
     }
 }
 
-/// Whichever cache of the process it is, and whoever reads.
+/// Whichever cache of the process it is, and whichever call reads.
 #[test]
 fn an_error_of_a_read_names_the_file() {
     for compression in KINDS {

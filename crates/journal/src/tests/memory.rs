@@ -31,7 +31,7 @@ fn a_journal_is_compressed_when_there_is_memory_for_it() {
         refuse(false);
         let journals = shared.journals.all();
         assert!(tries > 2 && tries < journals.len(), "each of them once: {tries}");
-        assert!(shared.keep.has_told_of_memory.load(Ordering::Relaxed));
+        assert!(shared.maintenance.has_logged_memory.load(Ordering::Relaxed));
         assert!(journals.iter().all(|it| it.frames.is_none()));
         assert!(journals.iter().all(|it| !it.counts.stays_plain.load(Ordering::Relaxed)));
         let names = directory.list().unwrap();
@@ -39,7 +39,7 @@ fn a_journal_is_compressed_when_there_is_memory_for_it() {
         // Some seconds later.
         journals.iter().for_each(|it| *it.counts.failed_at.lock() = None);
         while shared.compress_one().unwrap() {}
-        assert!(!shared.keep.has_told_of_memory.load(Ordering::Relaxed));
+        assert!(!shared.maintenance.has_logged_memory.load(Ordering::Relaxed));
         let compressed = shared.journals.all().iter().filter(|it| it.frames.is_some()).count();
         assert_eq!(compressed, tries);
     }

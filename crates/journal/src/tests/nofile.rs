@@ -175,7 +175,7 @@ fn opened_files_have_the_usual_flags() {
         let other = temporary.path().join("000000000900.journal");
         make_it(&other);
         assert!(real.open("000000000900.journal").is_err());
-        assert!(!real.has_told_of_direct_io());
+        assert!(!real.has_logged_direct_io());
         fs::remove_file(&other).or_else(|_| fs::remove_dir_all(&other)).unwrap();
     }
 }

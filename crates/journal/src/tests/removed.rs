@@ -47,7 +47,7 @@ fn writing_stops_when_a_required_file_is_removed() {
         let cache = quiet(&path);
         remove(&path);
         // Or some seconds later.
-        cache.shared.keep.waker.wake();
+        cache.shared.maintenance.waker.wake();
         let error = loop {
             match cache.failure() {
                 Some(error) => break error,

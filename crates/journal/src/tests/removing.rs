@@ -7,13 +7,13 @@ use alluvium_device::PAGE_BYTES;
 
 use super::cold::{compress_all, still, text};
 use super::*;
+use crate::allocator::Allocator;
 use crate::error::Stopped;
 use crate::files::File;
 use crate::flush::Flusher;
 use crate::inspect::inspect_in;
 use crate::journal::{Journal, file_name};
 use crate::place::JournalNumber;
-use crate::prepare::Preparer;
 use crate::shared::Shared;
 
 /// Runs `work` on a cache without its maintenance thread: journals are removed only by calls.
@@ -25,13 +25,13 @@ pub(super) fn without_maintenance_thread(
 ) {
     let shared = Arc::new(still(directory, options));
     let next = JournalNumber(shared.active.load().number.0 + 1);
-    let preparer = Preparer::new(shared.clone(), next);
-    let preparer = thread::spawn(move || preparer.run());
+    let allocator = Allocator::new(shared.clone(), next);
+    let allocator = thread::spawn(move || allocator.run());
     let flusher = Flusher::new(shared.clone());
     let flusher = thread::spawn(move || flusher.run());
     work(&shared);
-    shared.prepare.close();
-    preparer.join().unwrap();
+    shared.allocator.close();
+    allocator.join().unwrap();
     shared.flush.waker.close();
     flusher.join().unwrap();
 }
@@ -40,7 +40,7 @@ pub(super) fn compact(shared: &Shared, number: u64) -> crate::Result<()> {
     let mut all = shared.journals.all();
     all.retain(|journal| journal.number.0 == number);
     let journal = all.pop().unwrap();
-    let look = shared.look(&journal, Duration::ZERO);
+    let look = shared.scan_live(&journal, Duration::ZERO);
     let compacted = look.and_then(|look| shared.compact(journal, &look, Duration::ZERO));
     compacted.map(drop).map_err(|stopped| match stopped {
         Stopped::Failed(error) => error,
@@ -188,11 +188,11 @@ fn compaction_removes_a_journal_that_eviction_could_not_remove() {
 fn a_removed_journal_is_truncated_in_steps() {
     let (directory, _) = filled();
     let shared = still(&directory, &large());
-    let room = &shared.journals.room;
-    let (cuts, file_bytes) = (directory.cuts(), room.file_bytes());
+    let budget = &shared.journals.budget;
+    let (cuts, file_bytes) = (directory.cuts(), budget.file_bytes());
     assert!(shared.evict_oldest().unwrap());
     assert_eq!(directory.cuts() - cuts, 2);
-    assert_eq!(room.file_bytes(), file_bytes - 9 * MIB as u64);
+    assert_eq!(budget.file_bytes(), file_bytes - 9 * MIB as u64);
     assert!(!directory.list().unwrap().contains(&file_name(JournalNumber(0))));
 }
 

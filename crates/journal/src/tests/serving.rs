@@ -238,7 +238,7 @@ fn a_scan_of_damaged_records_returns_no_key_that_was_never_there() {
     // A byte of each: in the value, of the key, of its length, of the checksum, of the flags, of
     // the kind.
     for (record, at) in [50_000, 16, 6, 0, 5, 4].into_iter().enumerate() {
-        directory.spoil("000000000000.journal", 4096 + record * RECORD_BYTES + at);
+        directory.corrupt("000000000000.journal", 4096 + record * RECORD_BYTES + at);
     }
     assert_eq!(scanned_from_disk(&directory).0, [b"a", b"d"]);
     let cache = open(&directory, &options());
@@ -390,7 +390,7 @@ fn a_damaged_journal_stays_when_everything_is_compacted() {
         cache.put(&key(number), &[5; 1000]).unwrap();
     }
     cache.close().unwrap();
-    directory.spoil("000000000000.journal", 4096 + 500);
+    directory.corrupt("000000000000.journal", 4096 + 500);
     let cache = open(&directory, &options());
     for number in 0..2000u64 {
         if number % 2 == 1 {
@@ -415,13 +415,13 @@ fn a_journal_is_compacted_only_if_the_opening_knew_all_of_its_damage() {
             cache.put(&key(number), &[5; 1000]).unwrap();
         }
         cache.close().unwrap();
-        directory.spoil("000000000000.journal", 4096 + 500);
+        directory.corrupt("000000000000.journal", 4096 + 500);
         directory.remove("000000000000.hint").unwrap();
         let cache = open(&directory, &options());
         let lost_bytes = cache.recovered().damaged_bytes;
         assert!(lost_bytes > 1000 && cache.get(&key(0)).unwrap().is_none());
         if has_more {
-            directory.spoil("000000000000.journal", 4096 + 400_500);
+            directory.corrupt("000000000000.journal", 4096 + 400_500);
         }
         for number in (1..2000u64).step_by(2) {
             cache.delete(&key(number)).unwrap();
@@ -451,14 +451,14 @@ fn a_journal_is_compacted_only_if_the_opening_knew_all_of_its_damage() {
 fn writers_wait_for_a_free_descriptor() {
     let directory = SimDirectory::default();
     let cache = open(&directory, &options());
-    directory.lack_files();
+    directory.limit_files();
     let written = thread::scope(|scope| {
         let writer = scope
             .spawn(|| (0..4000u64).try_for_each(|key| cache.put(&key.to_le_bytes(), &[1; 1000])));
         while cache.stats().stalls == 0 && !writer.is_finished() {
             thread::yield_now();
         }
-        directory.have_files();
+        directory.unlimit_files();
         writer.join().unwrap()
     });
     written.unwrap();

@@ -52,8 +52,8 @@ fn tombstone_bytes(shared: &Shared) -> u64 {
 /// Lets the maintenance thread run again after some time.
 fn try_again(shared: &Shared) {
     *journal(shared, 1).counts.failed_at.lock() = None;
-    let _turn = shared.keep.turn.lock();
-    shared.turn(&mut true).unwrap();
+    let _turn = shared.maintenance.exclusive.lock();
+    shared.run_task(&mut true).unwrap();
 }
 
 fn is_gone(directory: &SimDirectory) -> bool {
@@ -72,13 +72,13 @@ fn check(directory: &SimDirectory, map: &Map) {
 fn tombstones_of_a_partly_unreadable_journal_are_moved_once() {
     let (directory, map) = filled();
     without_maintenance_thread(&directory, &plain(), |shared| {
-        directory.lose(&file_name(JournalNumber(1)), BEHIND..BEHIND + 1);
+        directory.make_unreadable(&file_name(JournalNumber(1)), BEHIND..BEHIND + 1);
         for attempt in 0..3 {
             try_again(shared);
             assert!(journal(shared, 1).counts.has_just_failed(), "attempt {attempt}");
             assert_eq!(tombstone_bytes(shared), 0, "attempt {attempt}");
         }
-        directory.find_again(&file_name(JournalNumber(1)));
+        directory.make_readable(&file_name(JournalNumber(1)));
         try_again(shared);
         assert!(is_gone(&directory));
         assert_eq!(tombstone_bytes(shared), ALL_TOMBSTONES);
@@ -95,10 +95,10 @@ fn records_moved_before_an_error_are_not_moved_again() {
     without_maintenance_thread(&directory, &plain(), |shared| {
         let compact_half = || {
             let moved = journal(shared, 1);
-            let look = shared.look(&moved, Duration::ZERO)?;
-            directory.lose(&file_name(JournalNumber(1)), BEHIND..BEHIND + 1);
+            let look = shared.scan_live(&moved, Duration::ZERO)?;
+            directory.make_unreadable(&file_name(JournalNumber(1)), BEHIND..BEHIND + 1);
             let compacted = shared.compact(moved, &look, Duration::ZERO);
-            directory.find_again(&file_name(JournalNumber(1)));
+            directory.make_readable(&file_name(JournalNumber(1)));
             compacted
         };
         for attempt in 0..3 {
@@ -127,10 +127,10 @@ fn a_crash_between_two_compaction_attempts_loses_and_restores_nothing() {
     let (original, map) = filled();
     let work = |directory: &SimDirectory, shared: &Shared| -> crate::Result<()> {
         let moved = journal(shared, 1);
-        let look = shared.look(&moved, Duration::ZERO).unwrap();
-        directory.lose(&file_name(JournalNumber(1)), BEHIND..BEHIND + 1);
+        let look = shared.scan_live(&moved, Duration::ZERO).unwrap();
+        directory.make_unreadable(&file_name(JournalNumber(1)), BEHIND..BEHIND + 1);
         assert!(shared.compact(moved, &look, Duration::ZERO).is_err());
-        directory.find_again(&file_name(JournalNumber(1)));
+        directory.make_readable(&file_name(JournalNumber(1)));
         // Only the moved records are being written.
         shared.flush.wait_for(shared.newest_point())?;
         compact(shared, 1)?;
@@ -146,7 +146,7 @@ fn a_crash_between_two_compaction_attempts_loses_and_restores_nothing() {
 fn a_journal_that_turns_out_to_be_damaged_has_no_tombstones_moved() {
     let (directory, mut map) = filled();
     // The damage need not be in live data.
-    directory.spoil(&file_name(JournalNumber(1)), BEHIND);
+    directory.corrupt(&file_name(JournalNumber(1)), BEHIND);
     for process in 0..3 {
         without_maintenance_thread(&directory, &plain(), |shared| {
             try_again(shared);

@@ -38,7 +38,7 @@ fn without_hints() -> (SimDirectory, BTreeMap<Vec<u8>, Vec<u8>>) {
 
 /// Changes all of these bytes.
 fn garble(directory: &SimDirectory, name: &str, range: Range<usize>) {
-    range.for_each(|at| directory.spoil(name, at));
+    range.for_each(|at| directory.corrupt(name, at));
 }
 
 fn page(number: usize) -> Range<usize> {
@@ -72,7 +72,7 @@ fn found(
 fn told_alike(directory: &SimDirectory, name: &str, range: Range<usize>) -> Recovered {
     let [garbled, lost] = [directory.killed(), directory.killed()];
     garble(&garbled, name, range.clone());
-    lost.lose(name, range);
+    lost.make_unreadable(name, range);
     assert_eq!(inspected(&garbled), inspected(&lost));
     let [garbled, lost] = [garbled, lost].map(|directory| found(&directory, &options()));
     assert_eq!(lost.0, garbled.0);
@@ -85,7 +85,7 @@ fn a_journal_without_its_header_is_read_with_its_hint() {
     let (directory, map) = closed();
     let recovered = told_alike(&directory, FIRST, page(0));
     assert_eq!((recovered.entries, recovered.damaged_bytes), (map.len(), 0));
-    directory.lose(FIRST, page(0));
+    directory.make_unreadable(FIRST, page(0));
     assert_eq!(inspected(&directory)[0], (PAGE_BYTES as u64, HintState::Valid));
     let cache = open(&directory, &Options { memory_bytes: 16 * MIB, ..options() });
     assert!(contents(&cache) == map);
@@ -105,7 +105,7 @@ fn an_unreadable_part_of_a_journal_without_a_hint_costs_only_its_records() {
     assert!((4..7).contains(&lost), "{recovered:?}");
     assert!((4096..8192).contains(&recovered.damaged_bytes), "{recovered:?}");
 
-    directory.lose(FIRST, page(30));
+    directory.make_unreadable(FIRST, page(30));
     let whole = directory.open(FIRST).unwrap().len_bytes().unwrap();
     let cache = open(&directory, &options());
     let found = contents(&cache);
@@ -118,7 +118,7 @@ fn an_unreadable_part_of_a_journal_without_a_hint_costs_only_its_records() {
     // It stays as it is, without a hint: another opening tries again, and finds everything.
     assert_eq!(directory.open(FIRST).unwrap().len_bytes().unwrap(), whole);
     assert_eq!(inspected(&directory)[0], (recovered.damaged_bytes, HintState::Missing));
-    directory.find_again(FIRST);
+    directory.make_readable(FIRST);
     let cache = open(&directory, &options());
     assert!(contents(&cache) == map);
     assert_eq!(cache.recovered().damaged_bytes, 0);
@@ -137,8 +137,8 @@ fn unreadable_bytes_behind_the_last_record_are_damage_and_not_a_torn_tail() {
     let file = directory.open(&last).unwrap();
     file.write_at(MIB as u64 - PAGE_BYTES as u64, &AlignedBuf::zeroed(PAGE_BYTES)).unwrap();
     let pages = len / PAGE_BYTES;
-    directory.lose(&last, (pages - 5) * PAGE_BYTES..pages * PAGE_BYTES);
-    directory.lose(&last, MIB - PAGE_BYTES..MIB);
+    directory.make_unreadable(&last, (pages - 5) * PAGE_BYTES..pages * PAGE_BYTES);
+    directory.make_unreadable(&last, MIB - PAGE_BYTES..MIB);
     for _ in 0..2 {
         let cache = open(&directory, &options());
         let recovered = cache.recovered();
@@ -150,7 +150,7 @@ fn unreadable_bytes_behind_the_last_record_are_damage_and_not_a_torn_tail() {
             recovered.damaged_bytes
         );
     }
-    directory.find_again(&last);
+    directory.make_readable(&last);
     assert!(contents(&open(&directory, &options())) == map);
 }
 
@@ -158,7 +158,7 @@ fn unreadable_bytes_behind_the_last_record_are_damage_and_not_a_torn_tail() {
 #[test]
 fn a_journal_without_readable_records_is_not_empty() {
     let (directory, map) = without_hints();
-    directory.lose(FIRST, FIRST_RECORD..MIB);
+    directory.make_unreadable(FIRST, FIRST_RECORD..MIB);
     let cache = open(&directory, &options());
     let recovered = cache.recovered();
     assert!(recovered.damaged_bytes > 900_000, "{recovered:?}");
@@ -166,7 +166,7 @@ fn a_journal_without_readable_records_is_not_empty() {
     // None of it is live now, and the next opening may be able to read it.
     assert_eq!(cache.compact(|_| ()).unwrap().damaged, 1);
     cache.close().unwrap();
-    directory.find_again(FIRST);
+    directory.make_readable(FIRST);
     assert!(contents(&open(&directory, &options())) == map);
 }
 
@@ -174,8 +174,8 @@ fn a_journal_without_readable_records_is_not_empty() {
 fn a_journal_without_header_and_hint_is_set_aside() {
     let (directory, map) = closed();
     let hint = "000000000000.hint";
-    directory.lose(FIRST, page(0));
-    directory.lose(hint, page(0));
+    directory.make_unreadable(FIRST, page(0));
+    directory.make_unreadable(hint, page(0));
     assert_eq!(inspected(&directory)[0], (FIRST_RECORD as u64, HintState::Missing));
     let cache = open(&directory, &options());
     assert_eq!(cache.stats().kept_aside.files, 1);
@@ -185,7 +185,7 @@ fn a_journal_without_header_and_hint_is_set_aside() {
     // Not even a file that is completely unreadable is treated as one whose creation was
     // interrupted.
     let (directory, _) = without_hints();
-    directory.lose(FIRST, 0..MIB);
+    directory.make_unreadable(FIRST, 0..MIB);
     assert_eq!(open(&directory, &options()).stats().kept_aside.files, 1);
 }
 
@@ -211,7 +211,7 @@ fn compressed_journals_are_read_as_far_as_they_can_be() {
             let [garbled, lost] = [directory.killed(), directory.killed()];
             for part in parts.clone() {
                 garble(&garbled, FIRST, part.clone());
-                lost.lose(FIRST, part);
+                lost.make_unreadable(FIRST, part);
             }
             let told = format!("{has_hints}, {parts:?}");
             assert_eq!(inspected(&garbled), inspected(&lost), "{told}");
@@ -240,7 +240,7 @@ fn other_errors_of_reads_refuse_the_opening() {
 #[test]
 fn an_unreadable_key_that_was_deleted_stays_deleted() {
     let (directory, map) = without_hints();
-    directory.lose(FIRST, page(30));
+    directory.make_unreadable(FIRST, page(30));
     let options = Options { durability: Durability::Always, ..options() };
     let cache = open(&directory, &options);
     let found = contents(&cache);
@@ -251,7 +251,7 @@ fn an_unreadable_key_that_was_deleted_stays_deleted() {
     }
     let left = directory.killed();
     drop(cache);
-    left.find_again(FIRST);
+    left.make_readable(FIRST);
     assert!(contents(&open(&left, &options)) == found);
 }
 
@@ -261,18 +261,18 @@ fn a_partly_unreadable_journal_stays_until_an_opening_can_read_it() {
     for tail in [false, true] {
         let (directory, map) = without_hints();
         let end = directory.open(FIRST).unwrap().len_bytes().unwrap() as usize;
-        directory.lose(FIRST, if tail { end - PAGE_BYTES..end } else { page(30) });
+        directory.make_unreadable(FIRST, if tail { end - PAGE_BYTES..end } else { page(30) });
         without_maintenance_thread(&directory, &options(), |shared| {
             compact(shared, 0).unwrap();
             assert!(directory.list().unwrap().contains(&FIRST.to_owned()), "{tail}");
             // Nor if another part is unreadable now.
-            directory.find_again(FIRST);
-            directory.lose(FIRST, page(60));
+            directory.make_readable(FIRST);
+            directory.make_unreadable(FIRST, page(60));
             compact(shared, 0).unwrap();
             assert!(directory.list().unwrap().contains(&FIRST.to_owned()), "{tail}");
-            assert!(shared.keep.is_evicting());
+            assert!(shared.maintenance.is_evicting());
         });
-        directory.find_again(FIRST);
+        directory.make_readable(FIRST);
         assert!(contents(&open(&directory, &options())) == map);
     }
 }
@@ -286,7 +286,7 @@ fn compaction_on_demand_skips_unreadable_journals() {
         assert!(cache.delete(&key.to_le_bytes()).unwrap());
     }
     cache.close().unwrap();
-    directory.lose(FIRST, page(30));
+    directory.make_unreadable(FIRST, page(30));
     without_maintenance_thread(&directory, &options(), |shared| {
         let mut told = 0;
         let compacted = shared.compact_all(|it| told = it.done).unwrap();
@@ -297,7 +297,7 @@ fn compaction_on_demand_skips_unreadable_journals() {
     assert!(
         names.contains(&FIRST.to_owned()) && !names.contains(&"000000000001.journal".to_owned())
     );
-    directory.find_again(FIRST);
+    directory.make_readable(FIRST);
     let left = contents(&open(&directory, &options()));
     assert_eq!(left.len(), map.len() / 2);
     // Any other error ends it.

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use crate::allocator::RECHECK_AFTER;
 use crate::compact::Compaction;
 use crate::error::{Result, Stopped};
 use crate::journal::Journal;
 use crate::options::Compression;
 use crate::place::JournalNumber;
-use crate::prepare::LOOK_AGAIN;
 use crate::shared::Shared;
 use crate::sync::Arc;
 use crate::unreadable::is_unreadable;
@@ -46,7 +46,7 @@ impl Shared {
         progress(&compacted);
         while !numbers.is_empty() {
             let done_before = compacted.done;
-            let mut without_room = Vec::new();
+            let mut deferred = Vec::new();
             // Oldest first: removing it makes tombstones in the others unnecessary.
             for number in numbers {
                 match self.compact_one(number) {
@@ -57,7 +57,7 @@ impl Shared {
                     // `close` takes the cache by value, so there is no caller that would see this.
                     Err(Stopped::Closing) => return Ok(compacted),
                     Ok(None) => {
-                        without_room.push(number);
+                        deferred.push(number);
                         continue;
                     }
                 }
@@ -65,7 +65,7 @@ impl Shared {
                 progress(&compacted);
             }
             // Other compactions may have made space for these.
-            numbers = without_room;
+            numbers = deferred;
             if !numbers.is_empty() && compacted.done == done_before {
                 self.wait_for_eviction()?;
             }
@@ -77,7 +77,7 @@ impl Shared {
     /// no space for that.
     fn compact_one(&self, number: JournalNumber) -> std::result::Result<Option<Done>, Stopped> {
         // One journal at a time, so that the maintenance thread can reclaim space in between.
-        let _turn = self.keep.turn.lock();
+        let _turn = self.maintenance.exclusive.lock();
         let Some(journal) = self.journals.get(number) else {
             return Ok(Some(Done::Stays)); // evicted, or compacted by the maintenance thread
         };
@@ -97,7 +97,7 @@ impl Shared {
         &self,
         journal: Arc<Journal>,
     ) -> std::result::Result<Option<Done>, Stopped> {
-        let look = self.look(&journal, Duration::ZERO)?;
+        let look = self.scan_live(&journal, Duration::ZERO)?;
         let is_for_good = self.options.compression == Compression::None && journal.frames.is_some();
         let would_grow = is_for_good && look.alive_bytes as u64 >= journal.file_bytes;
         if !look.is_damaged && (!look.has_dead || would_grow) {
@@ -106,7 +106,7 @@ impl Shared {
         Ok(match self.compact(journal, &look, Duration::ZERO)? {
             Compaction::Done => Some(Done::Rewritten),
             Compaction::Damaged => Some(Done::Damaged),
-            Compaction::NoRoom => None,
+            Compaction::NoSpace => None,
         })
     }
 
@@ -122,10 +122,10 @@ impl Shared {
         if !self.has_evictable(&state) {
             return Err(self.disk_full());
         }
-        self.keep.waker.wake();
-        self.flush.changed.wait_for(&mut state, LOOK_AGAIN);
+        self.maintenance.waker.wake();
+        self.flush.changed.wait_for(&mut state, RECHECK_AFTER);
         drop(state);
         // Eviction is retried, but may keep failing.
-        self.keep.failure.lock().clone().map_or(Ok(()), Err)
+        self.maintenance.failure.lock().clone().map_or(Ok(()), Err)
     }
 }

@@ -10,15 +10,15 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::clear::KeptAside;
-use crate::compact::{Compaction, Look, PAUSE};
+use crate::compact::{Compaction, LiveScan, PAUSE};
+use crate::disk_budget::{WriteClass, hint_headroom_bytes};
 use crate::error::{Error, Result, Stopped};
-use crate::flush::TellOfPanic;
+use crate::flush::PanicReporter;
 use crate::hint::{self, Entry};
 use crate::journal::{Counts, Journal, file_name};
 use crate::options::WhenFull;
 use crate::place::{Granule, JournalNumber};
 use crate::record::{Content, Kind, NewRecord, Record};
-use crate::room::{Who, hint_leaves_bytes};
 use crate::shared::{CHUNK_BYTES, NotAppended, Shared};
 use crate::sync::Arc;
 use crate::waker::Waker;
@@ -29,14 +29,14 @@ use crate::waker::Waker;
 const MAX_KEPT: usize = 2;
 
 /// The retry interval after a failure.
-const TRY_AGAIN: Duration = Duration::from_secs(1);
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// How often the thread checks that the files still exist, when there is nothing else to do.
-const LOOK_FOR_FILES: Duration = Duration::from_secs(10);
+const CHECK_FILES_EVERY: Duration = Duration::from_secs(10);
 
 /// The interface of the maintenance thread to the others.
 #[derive(Default)]
-pub(crate) struct Keep {
+pub(crate) struct Maintenance {
     /// Also used to end the thread, which ends after the journal that it is working on.
     pub(crate) waker: Waker,
     /// Number of journals with keys that the index has lost:
@@ -44,7 +44,7 @@ pub(crate) struct Keep {
     evicting: AtomicUsize,
     /// Held while records are moved and journals removed: by the maintenance thread, journal by
     /// journal, or by a compaction on demand.
-    pub(crate) turn: Mutex<()>,
+    pub(crate) exclusive: Mutex<()>,
     /// Sealed journals that have no hint yet, oldest first.
     pub(crate) without_hint: Mutex<VecDeque<JournalNumber>>,
     /// Bytes found damaged; each journal counts once.
@@ -52,80 +52,80 @@ pub(crate) struct Keep {
     /// Why the last background task failed; `None` after a success. It is retried.
     pub(crate) failure: Mutex<Option<Error>>,
     /// Memory to compress with was lacking since the last compression.
-    pub(crate) has_told_of_memory: AtomicBool,
+    pub(crate) has_logged_memory: AtomicBool,
     /// Files that openings could not use.
     pub(crate) kept_aside: Mutex<KeptAside>,
 }
 
-impl Keep {
+impl Maintenance {
     /// Returns whether files contain records that the index no longer names, without newer records
     /// that supersede them.
     pub(crate) fn is_evicting(&self) -> bool {
         self.evicting.load(Ordering::Acquire) > 0
     }
 
-    /// Records the outcome of a turn. A repeated failure is logged once.
-    fn tell_of(&self, error: Option<&Error>) {
+    /// Records the outcome of a task. A repeated failure is logged once.
+    fn record_outcome(&self, error: Option<&Error>) {
         let before = std::mem::replace(&mut *self.failure.lock(), error.cloned());
         let text = |error: &Error| error.to_string();
         if let Some(error) = error
             && before.as_ref().map(text) != Some(text(error))
         {
-            tracing::warn!("journal cache: {error}; retried every {TRY_AGAIN:?}");
+            tracing::warn!("journal cache: {error}; retried every {RETRY_AFTER:?}");
         }
     }
 }
 
 /// Runs the thread until the cache is closed.
 pub(crate) fn run(shared: &Arc<Shared>) {
-    let keep = &shared.keep;
-    let _told = TellOfPanic(shared);
-    keep.waker.is_here();
+    let maintenance = &shared.maintenance;
+    let _reporter = PanicReporter(shared);
+    maintenance.waker.register();
     let mut is_warm = false;
     loop {
-        keep.waker.look();
-        if keep.waker.is_closing() {
+        maintenance.waker.begin_check();
+        if maintenance.waker.is_closing() {
             return;
         }
-        let turn = keep.turn.lock();
-        shared.look_for_files();
-        let worked = shared.turn(&mut is_warm);
-        drop(turn);
+        let exclusive = maintenance.exclusive.lock();
+        shared.check_files();
+        let worked = shared.run_task(&mut is_warm);
+        drop(exclusive);
         match &worked {
-            Err(error) => keep.tell_of(Some(error)),
+            Err(error) => maintenance.record_outcome(Some(error)),
             // Nothing is left to do. (Success at something else, such as writing a hint, does not
             // clear the failure.)
-            Ok(false) => keep.tell_of(None),
+            Ok(false) => maintenance.record_outcome(None),
             Ok(true) => continue,
         }
         // Writers may wait for the space that it has not made, and a waiter does not wake this
         // thread again.
         let is_tried_again = worked.is_err() && shared.flush.failure().is_none();
-        keep.waker.sleep(Some(if is_tried_again { TRY_AGAIN } else { LOOK_FOR_FILES }));
+        maintenance.waker.sleep(Some(if is_tried_again { RETRY_AFTER } else { CHECK_FILES_EVERY }));
     }
 }
 
 impl Shared {
     /// Performs the most urgent task; returns whether there was one. `is_warm`: the journals that
     /// an opening left cold were loaded into memory, as far as there is any.
-    pub(crate) fn turn(&self, is_warm: &mut bool) -> Result<bool> {
+    pub(crate) fn run_task(&self, is_warm: &mut bool) -> Result<bool> {
         // Also if space is needed: a hint is written quickly, and under constant pressure no
         // journal would ever get one.
-        if self.write_one_hint() || self.make_room_once()? {
+        if self.write_one_hint() || self.reclaim_once()? {
             return Ok(true);
         }
         if !*is_warm {
             // One that cannot be read does not prevent the others from being loaded.
-            *is_warm = !self.warm_one()?;
+            *is_warm = !self.load_one()?;
             return Ok(true);
         }
         Ok(self.promote_one()? || self.compress_one()?)
     }
 
     /// Stops all writing if the newest journal or the lock file was removed: the kernel accepts
-    /// writes to a file without a name, and frees it when it is closed. The caller must hold the
-    /// turn, so that no journal is removed meanwhile.
-    fn look_for_files(&self) {
+    /// writes to a file without a name, and frees it when it is closed. The caller must hold
+    /// [`Maintenance::exclusive`], so that no journal is removed meanwhile.
+    fn check_files(&self) {
         if self.flush.failure().is_some() {
             return;
         }
@@ -137,17 +137,17 @@ impl Shared {
         }
     }
 
-    /// Writes the hint of a sealed journal; returns whether one was due. The caller must hold the
-    /// turn, so that no journal is removed meanwhile.
+    /// Writes the hint of a sealed journal; returns whether one was due. The caller must hold
+    /// [`Maintenance::exclusive`], so that no journal is removed meanwhile.
     pub(crate) fn write_one_hint(&self) -> bool {
         if self.flush.failure().is_some() {
             return false;
         }
-        let Some(number) = self.keep.without_hint.lock().pop_front() else { return false };
-        let leaves_bytes = hint_leaves_bytes(self.options.when_full, self.journal_bytes);
+        let Some(number) = self.maintenance.without_hint.lock().pop_front() else { return false };
+        let headroom_bytes = hint_headroom_bytes(self.options.when_full, self.journal_bytes);
         // It may have been removed, or no longer be in memory.
         if let Some(journal) = self.journals.get(number)
-            && hint::has_room(&*self.directory, leaves_bytes)
+            && hint::has_space(&*self.directory, headroom_bytes)
         {
             let _busy = journal.busy();
             // The next opening reads the whole journal; there is no other loss.
@@ -179,14 +179,14 @@ impl Shared {
 
     /// Compacts or evicts one journal, or scans one for expired records, if that is due; returns
     /// whether anything was done.
-    fn make_room_once(&self) -> Result<bool> {
+    fn reclaim_once(&self) -> Result<bool> {
         if self.flush.failure().is_some() {
             // Space is no longer needed, and reads continue.
             return Ok(false);
         }
-        if let Some((journal, most_alive_bytes)) = self.emptiest() {
+        if let Some((journal, most_alive_bytes)) = self.least_live() {
             let counts = journal.counts.clone();
-            match self.compact_emptiest(journal, most_alive_bytes) {
+            match self.compact_least_live(journal, most_alive_bytes) {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}
                 Err(Stopped::Closing) => return Ok(false),
@@ -197,7 +197,7 @@ impl Shared {
                 }
             }
         }
-        if self.look_for_expired() {
+        if self.scan_for_expired() {
             return Ok(true);
         }
         match self.options.when_full == WhenFull::Evict && self.is_crowded() {
@@ -206,8 +206,8 @@ impl Shared {
         }
     }
 
-    /// Compacts a journal that [`Self::emptiest`] has found; returns whether it was removed.
-    pub(crate) fn compact_emptiest(
+    /// Compacts a journal that [`Self::least_live`] has found; returns whether it was removed.
+    pub(crate) fn compact_least_live(
         &self,
         journal: Arc<Journal>,
         most_alive_bytes: usize,
@@ -219,8 +219,8 @@ impl Shared {
         // reaches the same damage would move all those before it again.
         let is_looked_at = self.is_crowded() || self.has_to_hide(&journal);
         let look = match is_looked_at {
-            true => self.look(&journal, PAUSE)?,
-            false => Look::by_counts(&journal),
+            true => self.scan_live(&journal, PAUSE)?,
+            false => LiveScan::by_counts(&journal),
         };
         if is_looked_at && look.alive_bytes > most_alive_bytes {
             // Only expired records can have been miscounted: they are counted again.
@@ -235,8 +235,8 @@ impl Shared {
     fn try_to_evict(&self) -> Result<bool> {
         let evicted = self.evict_oldest();
         match &evicted {
-            // If writers always need space, there is no turn with nothing to do.
-            Ok(_) => self.keep.tell_of(None),
+            // If writers always need space, there is always something to do.
+            Ok(_) => self.maintenance.record_outcome(None),
             Err(error) => {
                 let mut state = self.flush.state.lock();
                 state.eviction_failure = Some(error.clone());
@@ -261,7 +261,7 @@ impl Shared {
         let _busy = journal.busy();
         // Otherwise there is nothing to move, for example after a failed removal.
         if journal.counts.live_bytes.load(Ordering::Relaxed) > 0 {
-            self.empty(&journal)?;
+            self.evict_records(&journal)?;
         }
         self.remove(journal)?;
         Ok(true)
@@ -269,9 +269,9 @@ impl Shared {
 
     /// Moves the records of the oldest journal that were read, and removes the others from the
     /// index.
-    fn empty(&self, journal: &Arc<Journal>) -> Result<()> {
+    fn evict_records(&self, journal: &Arc<Journal>) -> Result<()> {
         let number = journal.number;
-        self.lose_keys(journal);
+        self.mark_keys_lost(journal);
         let mut kept_bytes = 0;
         // Writers wait for it.
         let step_bytes = || CHUNK_BYTES;
@@ -281,7 +281,7 @@ impl Shared {
             }
             let with_it = kept_bytes + record.header().padded_bytes();
             let is_wanted = with_it <= self.journal_bytes / MAX_KEPT;
-            if self.settle(number, first, record, is_wanted)? {
+            if self.move_or_drop(number, first, record, is_wanted)? {
                 kept_bytes = with_it;
             }
             Ok(())
@@ -303,9 +303,9 @@ impl Shared {
     /// Marks that the index loses keys whose records are in this journal, until the journal is
     /// removed durably. The mark stays after a failed removal: the file still exists, or a power
     /// cut may restore it.
-    pub(crate) fn lose_keys(&self, journal: &Journal) {
+    pub(crate) fn mark_keys_lost(&self, journal: &Journal) {
         if !journal.counts.has_lost_keys.swap(true, Ordering::Relaxed) {
-            self.keep.evicting.fetch_add(1, Ordering::Release);
+            self.maintenance.evicting.fetch_add(1, Ordering::Release);
         }
     }
 
@@ -319,7 +319,7 @@ impl Shared {
         let known_bytes = lost_bytes.swap(0, Ordering::Relaxed);
         if !is_damaged.swap(true, Ordering::Relaxed) || known_bytes > 0 {
             let more_bytes = damaged_bytes.saturating_sub(known_bytes) as u64;
-            self.keep.damaged_bytes.fetch_add(more_bytes, Ordering::Relaxed);
+            self.maintenance.damaged_bytes.fetch_add(more_bytes, Ordering::Relaxed);
             let path = journal.path.display();
             tracing::warn!("journal cache: {path}: {damaged_bytes} bytes are damaged");
         }
@@ -332,7 +332,7 @@ impl Shared {
         // placed it.
         if journal.counts.live_bytes.load(Ordering::Relaxed) > 0 {
             // But an opening may be able to read it, before the file is removed.
-            self.lose_keys(&journal);
+            self.mark_keys_lost(&journal);
             self.index.retain(|place| {
                 let is_in_it = place.is_in(number);
                 if is_in_it {
@@ -369,16 +369,16 @@ impl Shared {
         // must not restore the journal. Nor half of it, once the file is truncated.
         self.sync_names()?;
         if has_lost_keys {
-            self.keep.evicting.fetch_sub(1, Ordering::Release);
+            self.maintenance.evicting.fetch_sub(1, Ordering::Release);
         }
-        self.journals.room.removing();
-        self.free(file);
-        self.made_room(|| self.journals.room.give_back(file_bytes));
+        self.journals.budget.begin_removal();
+        self.free_file(file);
+        self.release_space(|| self.journals.budget.give_back(file_bytes));
         Ok(())
     }
 
     /// Moves a record of the oldest journal or removes its entry; returns whether it was moved.
-    fn settle(
+    fn move_or_drop(
         &self,
         number: JournalNumber,
         first: Granule,
@@ -400,11 +400,11 @@ impl Shared {
                 let content =
                     Content::Value { value: record.value(), expires_at: record.expires_at() };
                 let copy = NewRecord { key: record.key(), content };
-                match self.enter(&mut writer, hash, &copy, Who::Maintenance) {
+                match self.append_and_index(&mut writer, hash, &copy, WriteClass::Maintenance) {
                     Ok(appended) => {
                         drop(writer);
                         self.counters.kept.fetch_add(1, Ordering::Relaxed);
-                        self.nudge(appended);
+                        self.wake_flusher(appended);
                         return Ok(true);
                     }
                     Err(NotAppended::Failed(error)) => return Err(error),

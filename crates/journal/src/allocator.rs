@@ -8,35 +8,35 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::disk_budget::WriteClass;
 use crate::error::{Error, Result};
 use crate::files::Directory;
-use crate::flush::{Shortage, State, TellOfPanic};
+use crate::flush::{PanicReporter, Shortage, State};
 use crate::journal::{CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, file_name};
 use crate::options::WhenFull;
 use crate::place::{JournalNumber, MAX_SPAN};
 use crate::pool::{Pool, Pooled};
 use crate::record::Salt;
-use crate::room::Who;
 use crate::shared::Shared;
 use crate::sync::Arc;
 
 /// How long to wait for readers to release a journal whose memory is taken.
-pub(crate) const LET_GO_WITHIN: Duration = Duration::from_millis(10);
+pub(crate) const RELEASE_WITHIN: Duration = Duration::from_millis(10);
 /// Journals kept free for writers, in addition to the headroom that they leave.
-const ROOM_AHEAD: usize = 2;
+const JOURNALS_AHEAD: usize = 2;
 /// The maximum distance between journal numbers. The rest is for openings, each of which creates a
 /// journal.
 const MOST_SPAN: u64 = MAX_SPAN / 4 * 3;
 /// The interval for checking again for space, even without a notification.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(100);
+pub(crate) const RECHECK_AFTER: Duration = Duration::from_millis(100);
 
 /// The state of the allocator thread.
-pub(crate) struct Preparer {
+pub(crate) struct Allocator {
     shared: Arc<Shared>,
     next_number: JournalNumber,
 }
 
-impl Preparer {
+impl Allocator {
     /// `next_number`: the number after that of the newest journal.
     pub(crate) fn new(shared: Arc<Shared>, next_number: JournalNumber) -> Self {
         Self { shared, next_number }
@@ -45,37 +45,37 @@ impl Preparer {
     /// Runs until the cache is closed or a write fails. The spare stays.
     pub(crate) fn run(mut self) {
         let shared = self.shared.clone();
-        let _told = TellOfPanic(&shared);
-        let waker = &shared.prepare;
-        waker.is_here();
+        let _reporter = PanicReporter(&shared);
+        let waker = &shared.allocator;
+        waker.register();
         loop {
-            waker.look();
+            waker.begin_check();
             if waker.is_closing() || shared.flush.failure().is_some() {
                 return;
             }
-            if let Err(error) = self.prepare() {
+            if let Err(error) = self.ensure_spare() {
                 return shared.flush.fail(error);
             }
             let lacks_spare = shared.flush.state.lock().spare.is_none();
-            waker.sleep(lacks_spare.then_some(LOOK_AGAIN));
+            waker.sleep(lacks_spare.then_some(RECHECK_AFTER));
         }
     }
 
     /// Creates a spare if there is none and disk and memory permit it.
-    fn prepare(&mut self) -> Result<()> {
+    fn ensure_spare(&mut self) -> Result<()> {
         let shared = &self.shared;
-        shared.see_disk();
-        let rooms_made = {
+        shared.update_free_space();
+        let space_generation = {
             let state = shared.flush.state.lock();
             if state.spare.is_some() {
                 return Ok(());
             }
-            state.rooms_made
+            state.space_generation
         };
         if shared.is_crowded() {
-            shared.keep.waker.wake();
+            shared.maintenance.waker.wake();
         }
-        let made = match self.number_with_room() {
+        let made = match self.number_if_space() {
             Some(number) => match self.take_arena() {
                 Err(error) => {
                     self.held_up(&error);
@@ -90,11 +90,11 @@ impl Preparer {
                         arena,
                     );
                     match made {
-                        Err(error) if error.is_want_of_files() && !shared.may_evict_for_files() => {
+                        Err(error) if error.is_out_of_files() && !shared.may_evict_for_files() => {
                             self.held_up(&error);
                             return Ok(());
                         }
-                        Err(error) if error.is_want_of_files() => None,
+                        Err(error) if error.is_out_of_files() => None,
                         made => made?,
                     }
                 }
@@ -114,10 +114,10 @@ impl Preparer {
                 state.spare = Some(Arc::new(spare));
             }
             // Space was made during the check: it has been woken and checks again.
-            None if state.rooms_made != rooms_made => return Ok(()),
+            None if state.space_generation != space_generation => return Ok(()),
             None => {
                 state.shortage = Shortage::Known;
-                shared.keep.waker.wake();
+                shared.maintenance.waker.wake();
             }
         }
         shared.flush.changed.notify_all();
@@ -135,9 +135,9 @@ impl Preparer {
     }
 
     /// Returns the next journal's number, if there is space for it.
-    fn number_with_room(&self) -> Option<JournalNumber> {
+    fn number_if_space(&self) -> Option<JournalNumber> {
         let journals = &self.shared.journals;
-        if !journals.room.has_now(1) {
+        if !journals.budget.permits_with_reservations(1) {
             return None;
         }
         // The number may collide with that of a journal that has existed for long.
@@ -156,7 +156,7 @@ impl Preparer {
         if let Some(arena) = shared.pool.take() {
             return Ok(Some(arena));
         }
-        for _ in 0..shared.pool.beyond() {
+        for _ in 0..shared.pool.excess() {
             // Its memory returns to the system, and that of the next journal is within the budget
             // again.
             if let Some(coldest) = shared.coldest_in_memory() {
@@ -170,14 +170,14 @@ impl Preparer {
             return if waits {
                 Ok(None)
             } else {
-                shared.pool.take_beyond().map(Some).map_err(no_memory())
+                shared.pool.take_over_budget().map(Some).map_err(no_memory())
             };
         };
         let let_go = move || shared.demote(&coldest);
-        match shared.pool.take_for_writers(LET_GO_WITHIN, let_go).map_err(no_memory())? {
+        match shared.pool.take_for_writers(RELEASE_WITHIN, let_go).map_err(no_memory())? {
             Some(arena) => Ok(Some(arena)),
             // Readers hold values of it, perhaps indefinitely.
-            None => shared.pool.take_beyond().map(Some).map_err(no_memory()),
+            None => shared.pool.take_over_budget().map(Some).map_err(no_memory()),
         }
     }
 }
@@ -217,9 +217,19 @@ fn make_journal(
     written.map_err(Error::io(&path, "writing the header"))?;
     page.publish();
     let file_bytes = journal_bytes as u64;
-    let (arena, beside) = (Some(Arc::new(arena)), AtomicUsize::new(0));
+    let (arena, free_journals) = (Some(Arc::new(arena)), AtomicUsize::new(0));
     let counts = Arc::new(Counts::new(journal_bytes));
-    Ok(Some(Journal { number, salt, file, path, file_bytes, frames: None, arena, beside, counts }))
+    Ok(Some(Journal {
+        number,
+        salt,
+        file,
+        path,
+        file_bytes,
+        frames: None,
+        arena,
+        free_journals,
+        counts,
+    }))
 }
 
 /// Creates the first newest journal of an opened cache, durably. `None` if the disk has no space
@@ -243,14 +253,15 @@ pub(crate) fn first_journal(
 impl Shared {
     /// Returns whether journals have to be removed so that writers find space when they need it.
     pub(crate) fn is_crowded(&self) -> bool {
-        !self.journals.room.has(ROOM_AHEAD + self.leaves(Who::User)) || self.flush.is_short()
+        !self.journals.budget.permits(JOURNALS_AHEAD + self.headroom(WriteClass::Put))
+            || self.flush.is_short()
     }
 
     /// Returns whether a journal may be evicted to free its file descriptor: only if compression
     /// has made more journals than there would be otherwise. With fewer, the descriptors are used
     /// elsewhere.
     fn may_evict_for_files(&self) -> bool {
-        let plain_bytes = self.journals.room.journals() as u64 * self.journal_bytes as u64;
+        let plain_bytes = self.journals.budget.journals() as u64 * self.journal_bytes as u64;
         self.options.when_full == WhenFull::Evict && plain_bytes > self.options.max_disk_bytes
     }
 

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::allocator::RELEASE_WITHIN;
 use crate::error::{Error, Result};
 use crate::files::File;
-use crate::prepare::LET_GO_WITHIN;
 use crate::shared::Shared;
 
 /// Bytes given back to the file system at a time.
 const FREED_BYTES: u64 = 4 << 20;
 /// The interval for checking whether a file is still being read.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const RECHECK_AFTER: Duration = Duration::from_millis(1);
 
 impl Shared {
     /// Makes names that were created, changed and removed until now durable. If this fails nothing
@@ -38,18 +38,18 @@ impl Shared {
     /// more, compared with 4 ms next to steps of 4 MiB.
     ///
     /// A file that is still being read is freed at once when it is last closed.
-    pub(crate) fn free(&self, mut file: Arc<dyn File>) {
+    pub(crate) fn free_file(&self, mut file: Arc<dyn File>) {
         let asked = Instant::now();
         while Arc::get_mut(&mut file).is_none() {
             // A read is short; an iteration may last indefinitely.
-            if asked.elapsed() >= LET_GO_WITHIN {
+            if asked.elapsed() >= RELEASE_WITHIN {
                 return;
             }
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(RECHECK_AFTER);
         }
         let Ok(mut len_bytes) = file.len_bytes() else { return };
         // The last step is closing the file.
-        while len_bytes > FREED_BYTES && !self.keep.waker.is_closing() {
+        while len_bytes > FREED_BYTES && !self.maintenance.waker.is_closing() {
             len_bytes -= FREED_BYTES;
             let begun = Instant::now();
             if file.truncate(len_bytes).is_err() {
