@@ -196,8 +196,7 @@ pub fn child(name: Name, options: &Options) -> Result<()> {
 
 pub fn run(options: &Options) -> Result<()> {
     let threads = if options.threads.is_empty() { vec![1, 2] } else { options.threads.clone() };
-    let head =
-        vec!["threads", "map", "us/put", "us/get, present", "us/get, absent", "bytes/entry"];
+    let head = vec!["threads", "map", "us/put", "us/get, present", "us/get, absent", "bytes/entry"];
     let mut lines = Vec::new();
     for threads in threads {
         let mut told: Vec<(Name, Figures)> = Vec::new();

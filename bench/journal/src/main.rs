@@ -30,7 +30,12 @@ use crate::engines::Name;
 #[command(name = "alluvium-bench-journal")]
 struct Options {
     /// Number of keys, of 16 bytes, with values of 100 bytes.
-    #[arg(long, value_name = "N", default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 10_000_000,
+        value_parser = clap::value_parser!(u64).range(1000..)
+    )]
     entries: u64,
     /// Number of rounds, in each of which all engines take turns; medians count. Default: 3, or 1
     /// below a million entries.
@@ -38,7 +43,12 @@ struct Options {
     rounds: Option<u32>,
     /// Numbers of threads that call the engine, measured one after the other. Default: 1,2, or 1
     /// below a million entries.
-    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=64))]
+    #[arg(
+        long,
+        value_name = "N,N",
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u64).range(1..=64)
+    )]
     threads: Vec<u64>,
     /// Which engines. Default: all. The targets compare with those that are selected.
     #[arg(long, value_enum, value_name = "NAME,NAME", value_delimiter = ',')]
@@ -53,10 +63,20 @@ struct Options {
     memory: Option<u64>,
     /// Seconds after which a workload without dependents is ended, and the length of each
     /// measurement during maintenance (a second in a trial).
-    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "S",
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     seconds: u64,
     /// Seconds after which filling a store is given up, with the workloads that depend on it.
-    #[arg(long, value_name = "S", default_value_t = 900, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "S",
+        default_value_t = 900,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     patience: u64,
     /// Only measure reads during maintenance. A run that is not restricted to a part measures them
     /// at its end.
@@ -68,10 +88,22 @@ struct Options {
     /// Measure nothing: make the tables and plots from what runs have written into these
     /// directories, even if they were interrupted. Their settings have to be the same; rounds of
     /// the same engine are combined.
-    #[arg(long, value_name = "DIR,DIR", value_delimiter = ',', conflicts_with_all = ["engines", "threads", "memory", "data", "beside", "index", "rounds", "entries"])]
+    #[arg(
+        long,
+        value_name = "DIR,DIR",
+        value_delimiter = ',',
+        conflicts_with_all = [
+            "engines", "threads", "memory", "data", "beside", "index", "rounds", "entries",
+        ]
+    )]
     report: Vec<PathBuf>,
     /// MiB of records put per second while reads during maintenance are measured.
-    #[arg(long, value_name = "MIB", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u64).range(1..=1024)
+    )]
     rate: u64,
     /// Where stores are created and removed, on the disk to be measured: an empty or new directory.
     #[arg(long, value_name = "DIR", default_value = "target/bench-journal/stores")]

@@ -266,7 +266,8 @@ impl Race<'_> {
             match system::gives_memory_back() {
                 true => "the kernel can give free memory back to a host: there is a pause before \
                     each store, so that all begin with memory that the host has to find and \
-                    clear".into(),
+                    clear"
+                    .into(),
                 false => "free memory stays with the kernel".into(),
             },
         ];

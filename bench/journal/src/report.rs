@@ -188,8 +188,11 @@ fn judge(results: &Results, of: Scene, workload: Workload) -> Vec<Judged> {
     if !results.has_done(of, OURS, workload) {
         let found = results.of(of, OURS, workload, |row| row.found).unwrap_or(0.0);
         let wrong: u64 = results.rows(of, OURS, workload).map(|row| row.wrong).sum();
-        let told = format!("it found {:.1}% of the present keys, and {wrong} wrong \
-            values", found * 100.0);
+        let told = format!(
+            "it found {:.1}% of the present keys, and {wrong} wrong \
+            values",
+            found * 100.0
+        );
         judged.push(Judged { name: name("all found"), told, is_met: false });
     }
     let factor = match workload {
@@ -230,8 +233,7 @@ fn judge(results: &Results, of: Scene, workload: Workload) -> Vec<Judged> {
 /// Returns the target of an opening: of the store that takes longer.
 fn judge_opening(results: &Results, of: Scene) -> Option<Judged> {
     let of_plan = |plan| median(results.stores(of, OURS, plan).map(|store| store.open_seconds));
-    let seconds =
-        [Plan::Ordered, Plan::Random].into_iter().filter_map(of_plan).reduce(f64::max)?;
+    let seconds = [Plan::Ordered, Plan::Random].into_iter().filter_map(of_plan).reduce(f64::max)?;
     Some(most(format!("{}, opening", scene(of)), seconds, "s", MOST_OPEN))
 }
 

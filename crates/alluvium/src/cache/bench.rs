@@ -27,13 +27,23 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     /// Number of keys, at least one for each thread.
-    #[arg(long, value_name = "N", default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 10_000_000,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     keys: u64,
     /// Bytes of a value.
     #[arg(long, value_name = "SIZE", default_value_t = Size { bytes: 100 })]
     value: Size,
     /// Threads that call the cache.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=256)
+    )]
     threads: u16,
     #[command(flatten)]
     cache: CacheArgs,
