@@ -161,7 +161,7 @@ fn a_cache_of_another_version_is_left_as_it_is() {
     write(&directory, "cache", &page);
     let opened = Cache::open_in(Box::new(directory.clone()), options());
     let Err(Error::NoCache { reason, .. }) = opened else { panic!("{opened:?}") };
-    assert!(reason.contains("the program that made it"), "{reason}");
+    assert!(reason.contains("the program that created it"), "{reason}");
     assert_eq!(directory.list().unwrap(), ["cache"]);
 }
 

@@ -61,7 +61,7 @@ fn a_journal_that_is_not_a_file_is_set_aside() {
         make_it(&other);
         let error = inspected(path).unwrap_err().to_string();
         assert!(error.starts_with(other.to_str().unwrap()), "{error}");
-        assert!(error.contains("and no regular file"), "{error}");
+        assert!(error.contains("not a regular file"), "{error}");
         let cache = opened(path).unwrap();
         assert_eq!(cache.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
         assert_eq!((cache.stats().kept_aside.files, cache.recovered().damaged_bytes), (1, 0));
@@ -112,7 +112,7 @@ fn an_identity_that_is_not_a_file_is_reported() {
         for error in [inspected(path).unwrap_err(), opened(path).unwrap_err()] {
             let error = error.to_string();
             assert!(error.starts_with(identity.to_str().unwrap()), "{error}");
-            assert!(error.contains("and no regular file"), "{error}");
+            assert!(error.contains("not a regular file"), "{error}");
         }
     }
 }
@@ -128,7 +128,7 @@ fn a_dangling_journal_link_is_reported() {
     for error in [inspected(path).unwrap_err(), opened(path).unwrap_err()] {
         let error = error.to_string();
         assert!(error.starts_with(journal.to_str().unwrap()), "{error}");
-        assert!(error.contains("bring that back, or remove the link"), "{error}");
+        assert!(error.contains("restore its target, or remove the link"), "{error}");
     }
 }
 
