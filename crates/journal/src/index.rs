@@ -452,7 +452,7 @@ impl Table {
                 return (slot, place == REMOVED);
             }
         }
-        unreachable!("a table is never full: `make_room` comes before each insertion")
+        unreachable!("a table is never full: `reserve_slot` precedes each insertion")
     }
 
     fn fill_slot(&self, slot: usize, fingerprint: u64, place: Place) {
