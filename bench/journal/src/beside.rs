@@ -1,5 +1,5 @@
 //! Compares reads of the journal cache while it compacts, compresses or evicts with its reads
-//! without that. `docs/benchmarks.md`, "Reads beside maintenance".
+//! without that. `docs/benchmarks/journal.md`, "Reads beside maintenance".
 
 mod load;
 mod report;

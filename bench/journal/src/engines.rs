@@ -1,4 +1,4 @@
-//! The engines and their settings, explained in `docs/benchmarks.md`, "Journal cache".
+//! The engines and their settings, explained in `docs/benchmarks/journal.md`.
 
 mod fjall;
 mod foyer;

@@ -38,7 +38,7 @@ use cli::{Cli, Command};
 
 // Batches of some KiB live in the log cache until thousands of newer ones push them out, between
 // what comes and goes with each request: glibc's malloc, with an arena for each thread, keeps half
-// as much again (docs/benchmarks.md, "Memory").
+// as much again (docs/benchmarks/uploads.md, "Resident memory").
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

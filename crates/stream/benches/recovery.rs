@@ -1,5 +1,5 @@
 //! Time until a server with many streams and many objects can serve, and its memory: `cargo bench
-//! -p alluvium-stream --bench recovery`. Results: `docs/benchmarks.md`.
+//! -p alluvium-stream --bench recovery`. Results: `docs/benchmarks/recovery.md`.
 #![allow(missing_docs)]
 
 use std::path::Path;

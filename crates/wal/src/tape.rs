@@ -11,7 +11,7 @@ use crate::layout::{DATA_START, LogOffset, PAGE, Ring};
 
 /// Bytes per read: as large as a block, so that its buffer comes from the pool, and small enough
 /// that all buffers in use stay in the processor's caches from the device to the checksum. Reads of
-/// 1 MiB were slower by a quarter (`docs/benchmarks.md`).
+/// 1 MiB were slower by a quarter (`docs/benchmarks/recovery.md`).
 const CHUNK: u64 = 256 * 1024;
 /// Number of chunks read ahead.
 const AHEAD: usize = 8;

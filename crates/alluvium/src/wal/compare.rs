@@ -33,7 +33,7 @@ pub(super) enum Figure {
     Cpu,
 }
 
-/// The bars of `docs/benchmarks.md`.
+/// The targets of `docs/benchmarks/wal.md`.
 pub(super) const PAIRINGS: [Pairing; 8] = {
     const fn pairing(record: Size, outstanding: usize, figure: Figure, bar: f64) -> Pairing {
         Pairing { record, outstanding, figure, bar }

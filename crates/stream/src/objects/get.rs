@@ -103,7 +103,7 @@ async fn fill(
 
 /// Reads pieces of a file, bypassing the page cache where the file system allows it: objects are
 /// written past it, and reading them into it first costs five times the processor time
-/// (`docs/benchmarks.md`, "Reading objects from files").
+/// (`docs/benchmarks/cold-reads.md`, "Reading objects from files").
 fn read_pieces(file: &File, from: u64, lens: &[usize]) -> io::Result<Vec<Bytes>> {
     let flags = fcntl_getfl(file)?;
     let is_direct = fcntl_setfl(file, flags | OFlags::DIRECT).is_ok();
