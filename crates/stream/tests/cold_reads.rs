@@ -21,35 +21,35 @@ async fn cold_streams(
     streams: usize,
     objects: u64,
     per_object: u64,
-) -> (Life, Vec<Vec<Batch>>) {
-    let life = world.start().await;
+) -> (Server, Vec<Vec<Batch>>) {
+    let server = world.start().await;
     let mut all: Vec<(StreamWriter, Vec<Batch>)> = Vec::new();
     for _ in 0..streams {
-        all.push((life.create_log().await, Vec::new()));
+        all.push((server.create_log().await, Vec::new()));
     }
     for object in 0..objects {
         for (stream, batches) in &mut all {
             for i in object * per_object..(object + 1) * per_object {
                 let batch = batch(stream.id(), i * 3, 3, 300_000 + (i as usize * 7919) % 400_000);
-                append(&life.store, stream, &batch).await.await.unwrap();
+                append(&server.store, stream, &batch).await.await.unwrap();
                 batches.push(batch);
             }
         }
-        life.store.flush().await.unwrap();
+        server.store.flush().await.unwrap();
     }
     let batches = all.into_iter().map(|(_, batches)| batches).collect();
-    life.close().await;
+    server.close().await;
     (world.start().await, batches)
 }
 
-fn stream_of(life: &Life, batches: &[Batch]) -> Stream {
+fn stream_of(server: &Server, batches: &[Batch]) -> Stream {
     let of = |id: &StreamId| payload(*id, batches[0].base.0, 32) == batches[0].payload[..32];
-    let id = life.store.stream_ids().into_iter().find(of).unwrap();
-    life.store.stream(id).unwrap()
+    let id = server.store.stream_ids().into_iter().find(of).unwrap();
+    server.store.stream(id).unwrap()
 }
 
-fn reads(life: &Life) -> u64 {
-    life.objects.reads.load(Ordering::SeqCst)
+fn reads(server: &Server) -> u64 {
+    server.objects.reads.load(Ordering::SeqCst)
 }
 
 fn large_world(seed: u64) -> World {
@@ -61,74 +61,74 @@ fn large_world(seed: u64) -> World {
 
 #[tokio::test]
 async fn readers_at_the_same_position_share_fetches() {
-    let (life, all) = cold_streams(&large_world(1), 1, 1, 6).await;
-    let stream = stream_of(&life, &all[0]);
-    let reading = life.objects.reading.lock().await;
+    let (server, all) = cold_streams(&large_world(1), 1, 1, 6).await;
+    let stream = stream_of(&server, &all[0]);
+    let reading = server.objects.reading.lock().await;
     let readers: Vec<_> = (0..20)
         .map(|_| {
             let stream = stream.clone();
             tokio::spawn(async move { stream.fetch(StreamOffset(0), 50 * MIB).await })
         })
         .collect();
-    eventually("all wait", || life.store.stats().reads.waiting == 20).await;
-    assert_eq!(reads(&life), 1, "the index");
+    eventually("all wait", || server.store.stats().reads.waiting == 20).await;
+    assert_eq!(reads(&server), 1, "the index");
     // The first reader leaves; the others still get the data.
     readers[0].abort();
     drop(reading);
     for reader in readers.into_iter().skip(1) {
         assert_eq!(reader.await.unwrap().unwrap().batches, all[0]);
     }
-    assert_eq!(reads(&life), 2, "the index and the blocks, once");
+    assert_eq!(reads(&server), 2, "the index and the blocks, once");
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn a_fetch_past_its_deadline_finds_the_data_the_next_time() {
-    let (life, all) = cold_streams(&large_world(2), 1, 1, 6).await;
-    let stream = stream_of(&life, &all[0]);
-    let reading = life.objects.reading.lock().await;
+    let (server, all) = cold_streams(&large_world(2), 1, 1, 6).await;
+    let stream = stream_of(&server, &all[0]);
+    let reading = server.objects.reading.lock().await;
     for _ in 0..3 {
         let fetched = stream.fetch_until(StreamOffset(0), 50 * MIB, ready(())).await.unwrap();
         assert!(fetched.cold && fetched.batches.is_empty());
         assert!(fetched.durable_end == all[0][5].end());
     }
     assert!(stream.fetch_now(StreamOffset(0), MIB).unwrap().cold);
-    eventually("it continues", || reads(&life) == 1).await;
+    eventually("it continues", || reads(&server) == 1).await;
     drop(reading);
-    eventually("the index is there", || life.store.stats().block_cache_used_bytes > 0).await;
-    let reading = life.objects.reading.lock().await;
+    eventually("the index is there", || server.store.stats().block_cache_used_bytes > 0).await;
+    let reading = server.objects.reading.lock().await;
     assert!(
         stream.fetch_until(StreamOffset(0), 50 * MIB, ready(())).await.unwrap().batches.is_empty()
     );
     drop(reading);
-    eventually("and the blocks", || life.store.stats().block_cache_used_bytes > MIB as u64).await;
+    eventually("and the blocks", || server.store.stats().block_cache_used_bytes > MIB as u64).await;
     eventually("all of them", || {
         stream.fetch_now(StreamOffset(0), 50 * MIB).unwrap().batches == all[0]
     })
     .await;
-    assert_eq!(reads(&life), 2);
+    assert_eq!(reads(&server), 2);
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn a_dropped_fetch_cancels_its_requests() {
-    let (life, all) = cold_streams(&large_world(3), 1, 1, 6).await;
-    let stream = stream_of(&life, &all[0]);
-    let reading = life.objects.reading.lock().await;
+    let (server, all) = cold_streams(&large_world(3), 1, 1, 6).await;
+    let stream = stream_of(&server, &all[0]);
+    let reading = server.objects.reading.lock().await;
     let reader = tokio::spawn({
         let stream = stream.clone();
         async move { stream.fetch_until(StreamOffset(0), MIB, pending()).await.map(drop) }
     });
-    eventually("it reads", || life.objects.open_bytes.load(Ordering::SeqCst) > 0).await;
+    eventually("it reads", || server.objects.open_bytes.load(Ordering::SeqCst) > 0).await;
     reader.abort();
-    eventually("it is cancelled", || life.objects.open_bytes.load(Ordering::SeqCst) == 0).await;
-    assert_eq!(life.store.stats().reads.waiting, 0);
+    eventually("it is cancelled", || server.objects.open_bytes.load(Ordering::SeqCst) == 0).await;
+    assert_eq!(server.store.stats().reads.waiting, 0);
     drop(reading);
     assert_eq!(read_from(&stream, 0, 2 * MIB).await, all[0]);
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 /// Blocks that the cache cannot keep would be fetched in vain forever.
@@ -136,8 +136,8 @@ async fn a_dropped_fetch_cancels_its_requests() {
 async fn a_reader_without_a_cache_makes_progress() {
     let mut world = large_world(4);
     world.options.block_cache_bytes = 0;
-    let (life, all) = cold_streams(&world, 1, 2, 5).await;
-    let stream = stream_of(&life, &all[0]);
+    let (server, all) = cold_streams(&world, 1, 2, 5).await;
+    let stream = stream_of(&server, &all[0]);
     let mut read: Vec<Batch> = Vec::new();
     while read.len() < all[0].len() {
         let next = read.last().map_or(StreamOffset(0), Batch::end);
@@ -147,13 +147,13 @@ async fn a_reader_without_a_cache_makes_progress() {
     }
     assert_eq!(read, all[0]);
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn a_sequential_reader_finds_the_next_blocks_and_objects_fetched() {
-    let (life, all) = cold_streams(&large_world(5), 1, 4, 8).await;
-    let stream = stream_of(&life, &all[0]);
+    let (server, all) = cold_streams(&large_world(5), 1, 4, 8).await;
+    let stream = stream_of(&server, &all[0]);
     let mut read: Vec<Batch> = Vec::new();
     let mut waited = 0;
     while read.len() < all[0].len() {
@@ -170,7 +170,7 @@ async fn a_sequential_reader_finds_the_next_blocks_and_objects_fetched() {
         }
     }
     assert_eq!(read, all[0]);
-    let stats = life.store.stats().reads;
+    let stats = server.store.stats().reads;
     assert!(waited <= 3, "{waited} waits for 32 batches in 4 objects: {stats:?}");
     let bytes: u64 = all[0].iter().map(|batch| batch.payload.len() as u64).sum();
     assert!(stats.get_bytes < bytes + (64 << 10), "nothing is fetched twice: {stats:?}");
@@ -179,21 +179,21 @@ async fn a_sequential_reader_finds_the_next_blocks_and_objects_fetched() {
     assert_eq!((stats.returned_bytes, stats.ahead_unread_bytes, stats.waiting), (bytes, 0, 0));
 
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn nothing_is_read_ahead_for_a_random_reader() {
-    let (life, all) = cold_streams(&large_world(5), 1, 4, 8).await;
-    let stream = stream_of(&life, &all[0]);
+    let (server, all) = cold_streams(&large_world(5), 1, 4, 8).await;
+    let stream = stream_of(&server, &all[0]);
     for at in [20, 3, 28, 11, 15, 7] {
         let fetched = stream.fetch(all[0][at].base, 1).await.unwrap();
         assert_eq!(fetched.batches, all[0][at..=at]);
     }
-    let stats = life.store.stats().reads;
+    let stats = server.store.stats().reads;
     assert_eq!((stats.ahead_used_bytes, stats.ahead_unread_bytes), (0, 0), "{stats:?}");
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 /// The bound is on bytes of all readers.
@@ -201,10 +201,10 @@ async fn nothing_is_read_ahead_for_a_random_reader() {
 async fn five_hundred_readers_stay_within_the_bound() {
     let mut world = large_world(6);
     world.options.cold_read_bytes = 8 << 20;
-    let (life, all) = cold_streams(&world, 8, 1, 4).await;
-    let streams: Vec<_> = all.iter().map(|batches| stream_of(&life, batches)).collect();
-    *life.objects.chance.lock() = Some(Random::new(6)); // responses take a while
-    let reading = life.objects.reading.lock().await;
+    let (server, all) = cold_streams(&world, 8, 1, 4).await;
+    let streams: Vec<_> = all.iter().map(|batches| stream_of(&server, batches)).collect();
+    *server.objects.chance.lock() = Some(Random::new(6)); // responses take a while
+    let reading = server.objects.reading.lock().await;
     let mut readers = Vec::new();
     for reader in 0..500 {
         let (streams, all) = (streams.clone(), all.clone());
@@ -217,18 +217,18 @@ async fn five_hundred_readers_stay_within_the_bound() {
             join_all(read).await;
         }));
     }
-    eventually("all wait", || life.store.stats().reads.waiting == 500 * 8).await;
+    eventually("all wait", || server.store.stats().reads.waiting == 500 * 8).await;
     drop(reading);
     for reader in readers {
         reader.await.unwrap();
     }
-    let most = life.objects.most_open_bytes.load(Ordering::SeqCst);
+    let most = server.objects.most_open_bytes.load(Ordering::SeqCst);
     assert!((4 << 20..=8 << 20).contains(&most), "{most} bytes at a time");
-    let stats = life.store.stats().reads;
+    let stats = server.store.stats().reads;
     let bytes: usize = all.iter().flatten().map(|batch| batch.payload.len()).sum();
     assert!(stats.get_bytes < 2 * bytes as u64, "{stats:?} for {bytes}");
     drop(streams);
-    life.close().await;
+    server.close().await;
 }
 
 /// Many readers of several kinds, a slow and failing object store, readers that give up, and trims:
@@ -240,14 +240,14 @@ async fn reads_return_what_was_written_whatever_happens() {
         // From a cache for hardly anything to one for everything.
         world.options.block_cache_bytes = (3 << 20) << seed;
         world.options.cold_read_bytes = 8 << 20;
-        let (life, all) = cold_streams(&world, 2, 3, 6).await;
-        *life.objects.chance.lock() = Some(Random::new(seed));
-        life.objects.reads_fail_permille.store(100, Ordering::SeqCst);
+        let (server, all) = cold_streams(&world, 2, 3, 6).await;
+        *server.objects.chance.lock() = Some(Random::new(seed));
+        server.objects.reads_fail_permille.store(100, Ordering::SeqCst);
         let all = Arc::new(all);
         let mut readers = Vec::new();
         for reader in 0..12 {
             let batches = all.clone();
-            let streams: Vec<_> = all.iter().map(|batches| stream_of(&life, batches)).collect();
+            let streams: Vec<_> = all.iter().map(|batches| stream_of(&server, batches)).collect();
             readers.push(tokio::spawn(async move {
                 let mut random = Random::new(seed * 1000 + reader);
                 let (stream, batches) =
@@ -303,16 +303,23 @@ async fn reads_return_what_was_written_whatever_happens() {
             for _ in 0..200 {
                 tokio::task::yield_now().await;
             }
-            life.open(stream_of(&life, &all[1]).id()).await.trim(all[1][at].base).await.unwrap();
+            server
+                .open(stream_of(&server, &all[1]).id())
+                .await
+                .trim(all[1][at].base)
+                .await
+                .unwrap();
         }
         for reader in readers {
             reader.await.unwrap();
         }
-        assert!(life.objects.most_open_bytes.load(Ordering::SeqCst) <= 8 << 20);
-        life.objects.reads_fail_permille.store(0, Ordering::SeqCst);
-        assert_eq!(read_from(&stream_of(&life, &all[0]), 0, 2 * MIB).await, all[0]);
-        eventually("nothing is left open", || life.objects.open_bytes.load(Ordering::SeqCst) == 0)
-            .await;
-        life.close().await;
+        assert!(server.objects.most_open_bytes.load(Ordering::SeqCst) <= 8 << 20);
+        server.objects.reads_fail_permille.store(0, Ordering::SeqCst);
+        assert_eq!(read_from(&stream_of(&server, &all[0]), 0, 2 * MIB).await, all[0]);
+        eventually("nothing is left open", || {
+            server.objects.open_bytes.load(Ordering::SeqCst) == 0
+        })
+        .await;
+        server.close().await;
     }
 }

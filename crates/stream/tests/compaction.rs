@@ -35,7 +35,7 @@ fn on(world: &mut World) {
 
 /// Appends `count` batches to each stream, after the last one, and uploads them.
 async fn upload(
-    life: &Life,
+    server: &Server,
     streams: &mut [(StreamWriter, Vec<Batch>)],
     count: u64,
     len_bytes: usize,
@@ -44,67 +44,67 @@ async fn upload(
         for _ in 0..count {
             let base = batches.last().map_or(0, |last| last.end().0);
             let batch = batch(stream.id(), base, 2, len_bytes);
-            append(&life.store, stream, &batch).await.await.unwrap();
+            append(&server.store, stream, &batch).await.await.unwrap();
             batches.push(batch);
         }
     }
-    life.store.flush().await.unwrap();
+    server.store.flush().await.unwrap();
 }
 
 /// Makes `count` uploads, each of a batch of each stream.
 async fn uploads(
-    life: &Life,
+    server: &Server,
     all: &mut [(StreamWriter, Vec<Batch>)],
     count: u32,
     len_bytes: usize,
 ) {
     for _ in 0..count {
-        upload(life, all, 1, len_bytes).await;
+        upload(server, all, 1, len_bytes).await;
     }
 }
 
 /// Ends a test: nothing was lost.
-async fn close(life: Life, all: Vec<(StreamWriter, Vec<Batch>)>) {
+async fn close(server: Server, all: Vec<(StreamWriter, Vec<Batch>)>) {
     check(&all).await;
     drop(all);
-    life.close().await;
+    server.close().await;
 }
 
-async fn streams(life: &Life, count: usize) -> Vec<(StreamWriter, Vec<Batch>)> {
+async fn streams(server: &Server, count: usize) -> Vec<(StreamWriter, Vec<Batch>)> {
     let mut streams = Vec::new();
     for _ in 0..count {
-        streams.push((life.create_log().await, Vec::new()));
+        streams.push((server.create_log().await, Vec::new()));
     }
     streams
 }
 
 /// Restarts the server; returns its streams with their expected contents.
 async fn restarted(
-    life: Life,
+    server: Server,
     world: &World,
     streams: Vec<(StreamWriter, Vec<Batch>)>,
-) -> (Life, Vec<(StreamWriter, Vec<Batch>)>) {
+) -> (Server, Vec<(StreamWriter, Vec<Batch>)>) {
     let known: Vec<_> = streams.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
-    life.close().await;
-    let life = world.start().await;
-    let streams = opened(&life, known).await;
-    (life, streams)
+    server.close().await;
+    let server = world.start().await;
+    let streams = opened(&server, known).await;
+    (server, streams)
 }
 
 /// Restarts the server; compaction waits at its first read for as long as the last returned value
 /// is kept.
 async fn restarted_to_wait(
-    life: Life,
+    server: Server,
     world: &World,
     streams: Vec<(StreamWriter, Vec<Batch>)>,
-) -> (Life, Vec<(StreamId, Vec<Batch>)>, OwnedMutexGuard<()>) {
+) -> (Server, Vec<(StreamId, Vec<Batch>)>, OwnedMutexGuard<()>) {
     let known = streams.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
-    life.close().await;
+    server.close().await;
     // Before the store is opened.
     let reading = Mutex::new(None);
     let hold = |objects: &Objects| *reading.lock() = objects.reading.clone().try_lock_owned().ok();
-    let life = world.start_with(hold).await;
-    (life, known, reading.into_inner().expect("nothing reads yet"))
+    let server = world.start_with(hold).await;
+    (server, known, reading.into_inner().expect("nothing reads yet"))
 }
 
 /// Returns a closed server that has uploaded eight objects of `count` streams and compacts them
@@ -112,22 +112,22 @@ async fn restarted_to_wait(
 async fn eight_objects(count: usize) -> (World, Vec<(StreamId, Vec<Batch>)>) {
     let mut world = world();
     off(&mut world);
-    let life = world.start().await;
-    let mut all = streams(&life, count).await;
-    uploads(&life, &mut all, 8, 500).await;
+    let server = world.start().await;
+    let mut all = streams(&server, count).await;
+    uploads(&server, &mut all, 8, 500).await;
     on(&mut world);
     let known = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
-    life.close().await;
+    server.close().await;
     (world, known)
 }
 
 async fn opened(
-    life: &Life,
+    server: &Server,
     known: impl IntoIterator<Item = (StreamId, Vec<Batch>)>,
 ) -> Vec<(StreamWriter, Vec<Batch>)> {
     let mut streams = Vec::new();
     for (id, held) in known {
-        streams.push((life.open(id).await, held));
+        streams.push((server.open(id).await, held));
     }
     streams
 }
@@ -147,13 +147,13 @@ async fn check(streams: &[(StreamWriter, Vec<Batch>)]) {
 }
 
 /// Waits until nothing is left to do, and what was compacted is gone from the object store.
-async fn wait_until_idle(life: &Life, world: &World) {
+async fn wait_until_idle(server: &Server, world: &World) {
     let begun = std::time::Instant::now();
     let mut before = u64::MAX;
     let mut quiet = 0;
     while quiet < 20 {
         tokio::time::sleep(Duration::from_millis(2)).await;
-        let stats = life.store.stats();
+        let stats = server.store.stats();
         // No object is being written either.
         let is_tidy = stats.retired_objects == 0 && names(world).await.len() == stats.objects;
         assert!(begun.elapsed() < HANG, "{:?} {stats:?}", names(world).await);
@@ -169,29 +169,29 @@ async fn wait_until_idle(life: &Life, world: &World) {
 async fn shared_objects_are_merged_and_large_streams_leave_them() {
     let mut world = world();
     off(&mut world);
-    let life = world.start().await;
-    let mut all = streams(&life, 6).await;
+    let server = world.start().await;
+    let mut all = streams(&server, 6).await;
     for _ in 0..8 {
-        upload(&life, &mut all[..5], 1, 300).await;
-        upload(&life, &mut all[5..], 1, 2000).await;
+        upload(&server, &mut all[..5], 1, 300).await;
+        upload(&server, &mut all[5..], 1, 2000).await;
     }
-    uploads(&life, &mut all, 8, 300).await;
-    assert_eq!(life.store.stats().objects, 24, "without compaction");
+    uploads(&server, &mut all, 8, 300).await;
+    assert_eq!(server.store.stats().objects, 24, "without compaction");
     on(&mut world);
-    let (life, all) = restarted(life, &world, all).await;
-    wait_until_idle(&life, &world).await;
+    let (server, all) = restarted(server, &world, all).await;
+    wait_until_idle(&server, &world).await;
     // One for every eight shared ones, and the large stream's own.
-    let stats = life.store.stats();
+    let stats = server.store.stats();
     assert!(stats.objects <= 4, "{} objects", stats.objects);
     assert!(stats.compactions >= 3 && stats.compacted_bytes > 0);
     assert_eq!(stats.compaction_failures, 0);
     check(&all).await;
-    let (life, all) = restarted(life, &world, all).await;
+    let (server, all) = restarted(server, &world, all).await;
     check(&all).await;
-    wait_until_idle(&life, &world).await;
-    assert_eq!(life.store.stats().compactions, 0, "there is nothing left to do");
+    wait_until_idle(&server, &world).await;
+    assert_eq!(server.store.stats().compactions, 0, "there is nothing left to do");
     drop(all);
-    life.close().await;
+    server.close().await;
 }
 
 /// When it is switched off, it does nothing: not at the start, not after an upload, and not for
@@ -200,19 +200,19 @@ async fn shared_objects_are_merged_and_large_streams_leave_them() {
 async fn switched_off_it_makes_no_requests() {
     let mut world = world();
     off(&mut world);
-    let life = world.start().await;
-    let mut all = streams(&life, 3).await;
-    uploads(&life, &mut all, 20, 500).await;
-    let (life, mut all) = restarted(life, &world, all).await;
-    uploads(&life, &mut all, 20, 500).await;
+    let server = world.start().await;
+    let mut all = streams(&server, 3).await;
+    uploads(&server, &mut all, 20, 500).await;
+    let (server, mut all) = restarted(server, &world, all).await;
+    uploads(&server, &mut all, 20, 500).await;
     all[0].0.trim(all[0].1[30].end()).await.unwrap();
     all[1].0.trim(all[1].1[30].end()).await.unwrap();
-    wait_until_idle(&life, &world).await;
-    let stats = life.store.stats();
+    wait_until_idle(&server, &world).await;
+    let stats = server.store.stats();
     let asked: Vec<_> = stats.requests.iter().filter(|of| of.class == "compaction").collect();
     assert!(asked.is_empty(), "{asked:?}");
     assert_eq!((stats.compactions, stats.compaction_failures, stats.objects), (0, 0, 40));
-    close(life, all).await;
+    close(server, all).await;
 }
 
 /// However many uploads there are, at most seven objects of a generation are left, and each byte
@@ -220,11 +220,11 @@ async fn switched_off_it_makes_no_requests() {
 #[tokio::test]
 async fn objects_do_not_accumulate_and_are_rewritten_only_a_few_times() {
     let world = world();
-    let life = world.start().await;
-    let mut all = streams(&life, 4).await;
-    uploads(&life, &mut all, 100, 100).await;
-    wait_until_idle(&life, &world).await;
-    let stats = life.store.stats();
+    let server = world.start().await;
+    let mut all = streams(&server, 4).await;
+    uploads(&server, &mut all, 100, 100).await;
+    wait_until_idle(&server, &world).await;
+    let stats = server.store.stats();
     assert!(stats.objects <= 7 + 7 + 7, "{} objects", stats.objects);
     assert!(
         stats.compacted_bytes <= 3 * stats.uploaded_bytes,
@@ -232,19 +232,19 @@ async fn objects_do_not_accumulate_and_are_rewritten_only_a_few_times() {
         stats.compacted_bytes,
         stats.uploaded_bytes
     );
-    close(life, all).await;
+    close(server, all).await;
 }
 
 #[tokio::test]
 async fn objects_of_a_single_stream_are_merged_too() {
     let world = world();
-    let life = world.start().await;
-    let mut all = streams(&life, 1).await;
-    uploads(&life, &mut all, 64, 50).await;
-    wait_until_idle(&life, &world).await;
-    let objects = life.store.stats().objects;
+    let server = world.start().await;
+    let mut all = streams(&server, 1).await;
+    uploads(&server, &mut all, 64, 50).await;
+    wait_until_idle(&server, &world).await;
+    let objects = server.store.stats().objects;
     assert!(objects <= 7, "{objects} objects");
-    close(life, all).await;
+    close(server, all).await;
 }
 
 /// Five streams with enough for objects of their own, in the same eight shared objects: each of
@@ -253,61 +253,61 @@ async fn objects_of_a_single_stream_are_merged_too() {
 async fn an_index_is_read_once_for_all_streams() {
     let mut world = world();
     off(&mut world);
-    let life = world.start().await;
-    let mut all = streams(&life, 5).await;
-    uploads(&life, &mut all, 8, 1500).await;
+    let server = world.start().await;
+    let mut all = streams(&server, 5).await;
+    uploads(&server, &mut all, 8, 1500).await;
     on(&mut world);
-    let (life, all) = restarted(life, &world, all).await;
-    wait_until_idle(&life, &world).await;
-    let stats = life.store.stats();
+    let (server, all) = restarted(server, &world, all).await;
+    wait_until_idle(&server, &world).await;
+    let stats = server.store.stats();
     assert_eq!((stats.compactions, stats.objects), (5, 5));
     let gets = |asked: &&Requests| (asked.class, asked.kind) == ("compaction", "get");
     let gets: u64 = stats.requests.iter().filter(gets).map(|asked| asked.count).sum();
     assert_eq!(gets, 8 + 5 * 8, "eight indexes, and a block of each stream in each object");
-    close(life, all).await;
+    close(server, all).await;
 }
 
 /// No object of a stream grows past the bound, and objects that are large enough stay as they are.
 #[tokio::test]
 async fn merged_objects_are_bounded() {
     let world = world();
-    let life = world.start().await;
-    let mut all = streams(&life, 1).await;
-    uploads(&life, &mut all, 40, 8000).await;
-    wait_until_idle(&life, &world).await;
+    let server = world.start().await;
+    let mut all = streams(&server, 1).await;
+    uploads(&server, &mut all, 40, 8000).await;
+    wait_until_idle(&server, &world).await;
     let catalog = world.catalog.load().unwrap();
     let sizes: Vec<_> = catalog.objects.values().map(|object| object.payload_bytes).collect();
     assert!(sizes.iter().all(|bytes| *bytes <= 64 << 10), "{sizes:?}");
     assert!(sizes.len() <= 40 * 8000 / (32 << 10) + 7, "{sizes:?}");
     // More than an eighth.
-    uploads(&life, &mut all, 8, 9000).await;
-    wait_until_idle(&life, &world).await;
+    uploads(&server, &mut all, 8, 9000).await;
+    wait_until_idle(&server, &world).await;
     let catalog = world.catalog.load().unwrap();
     let as_uploaded = catalog.objects.values().filter(|object| object.payload_bytes == 9000);
     assert_eq!(as_uploaded.count(), 8);
-    close(life, all).await;
+    close(server, all).await;
 }
 
 #[tokio::test]
 async fn space_of_trimmed_and_deleted_ranges_is_reclaimed() {
     let world = world();
-    let life = world.start().await;
-    let mut all = streams(&life, 4).await;
-    upload(&life, &mut all, 4, 1000).await;
-    let before = life.store.stats().object_bytes;
+    let server = world.start().await;
+    let mut all = streams(&server, 4).await;
+    upload(&server, &mut all, 4, 1000).await;
+    let before = server.store.stats().object_bytes;
     for (stream, _) in all.drain(..2) {
-        life.store.commit(vec![delete(stream.id())]).await.unwrap();
+        server.store.commit(vec![delete(stream.id())]).await.unwrap();
     }
-    wait_until_idle(&life, &world).await;
-    assert_eq!(life.store.stats().compactions, 0, "half of it is in use");
+    wait_until_idle(&server, &world).await;
+    assert_eq!(server.store.stats().compactions, 0, "half of it is in use");
     let (stream, held) = &all[0];
     stream.trim(held.last().unwrap().end()).await.unwrap();
-    upload(&life, &mut all[1..], 1, 10).await; // something to wake it
-    wait_until_idle(&life, &world).await;
-    let stats = life.store.stats();
+    upload(&server, &mut all[1..], 1, 10).await; // something to wake it
+    wait_until_idle(&server, &world).await;
+    let stats = server.store.stats();
     assert_eq!(stats.compactions, 1);
     assert!(stats.object_bytes < before / 2, "{} of {before}", stats.object_bytes);
-    close(life, all).await;
+    close(server, all).await;
 }
 
 /// A reader in the middle of an object keeps it.
@@ -315,86 +315,86 @@ async fn space_of_trimmed_and_deleted_ranges_is_reclaimed() {
 async fn no_object_is_deleted_while_it_is_read() {
     let mut world = world();
     off(&mut world);
-    let life = world.start().await;
-    let mut all = streams(&life, 2).await;
-    uploads(&life, &mut all, 8, 500).await;
-    let (life, all) = restarted(life, &world, all).await;
+    let server = world.start().await;
+    let mut all = streams(&server, 2).await;
+    uploads(&server, &mut all, 8, 500).await;
+    let (server, all) = restarted(server, &world, all).await;
     let (stream, held) = &all[1];
-    let reading = life.objects.reading.lock().await;
+    let reading = server.objects.reading.lock().await;
     let asked = tokio::spawn({
         let stream = Stream::clone(stream);
         async move { stream.fetch(StreamOffset(0), 1).await }
     });
-    eventually("it reads", || life.objects.reads.load(Ordering::SeqCst) == 1).await;
+    eventually("it reads", || server.objects.reads.load(Ordering::SeqCst) == 1).await;
     // The ranges are dropped as compaction would, which cannot run here since it has to read, too.
     let first = names(&world).await[0].clone();
     stream.trim(held[1].end()).await.unwrap();
     all[0].0.trim(all[0].1[1].end()).await.unwrap();
-    eventually("all but one is deleted", || life.store.stats().retired_objects == 1).await;
+    eventually("all but one is deleted", || server.store.stats().retired_objects == 1).await;
     assert!(names(&world).await.contains(&first), "it is being read");
     drop(reading);
     assert_eq!(asked.await.unwrap().unwrap().batches, held[..1]);
-    eventually("it is deleted", || life.store.stats().retired_objects == 0).await;
+    eventually("it is deleted", || server.store.stats().retired_objects == 0).await;
     assert!(!names(&world).await.contains(&first));
     drop(all);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn trims_and_deletions_in_the_middle_are_respected() {
     let mut world = world();
     off(&mut world);
-    let life = world.start().await;
-    let mut all = streams(&life, 4).await;
-    uploads(&life, &mut all, 8, 500).await;
+    let server = world.start().await;
+    let mut all = streams(&server, 4).await;
+    uploads(&server, &mut all, 8, 500).await;
     on(&mut world);
-    let (life, known, reading) = restarted_to_wait(life, &world, all).await;
-    eventually("it reads", || life.objects.reads.load(Ordering::SeqCst) > 0).await;
-    let mut streams = opened(&life, known).await;
+    let (server, known, reading) = restarted_to_wait(server, &world, all).await;
+    eventually("it reads", || server.objects.reads.load(Ordering::SeqCst) > 0).await;
+    let mut streams = opened(&server, known).await;
     streams[0].0.trim(streams[0].1[3].end()).await.unwrap();
     streams[1].0.trim(streams[1].1[7].end()).await.unwrap();
     streams.remove(2).0.delete().await.unwrap();
     drop(reading);
-    wait_until_idle(&life, &world).await;
-    assert_eq!(life.store.stats().compactions, 1);
-    assert_eq!(life.store.stats().objects, 1);
+    wait_until_idle(&server, &world).await;
+    assert_eq!(server.store.stats().compactions, 1);
+    assert_eq!(server.store.stats().objects, 1);
     check(&streams).await;
-    let (life, left) = restarted(life, &world, streams).await;
+    let (server, left) = restarted(server, &world, streams).await;
     check(&left).await;
     drop(left);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn a_failing_object_store_delays_it_and_leaves_nothing_behind() {
     let (world, known) = eight_objects(3).await;
-    let life = world.start_with(|objects| objects.fail_writes.store(5, Ordering::SeqCst)).await;
-    eventually("it succeeds", || life.store.stats().compactions == 1).await;
-    wait_until_idle(&life, &world).await;
-    let stats = life.store.stats();
+    let server = world.start_with(|objects| objects.fail_writes.store(5, Ordering::SeqCst)).await;
+    eventually("it succeeds", || server.store.stats().compactions == 1).await;
+    wait_until_idle(&server, &world).await;
+    let stats = server.store.stats();
     assert_eq!((stats.compaction_failures, stats.objects), (5, 1));
-    assert_eq!(life.store.degraded(), []);
-    let all = opened(&life, known).await;
-    close(life, all).await;
+    assert_eq!(server.store.degraded(), []);
+    let all = opened(&server, known).await;
+    close(server, all).await;
 }
 
 #[tokio::test]
 async fn the_store_is_degraded_while_compaction_fails() {
     let (world, known) = eight_objects(3).await;
     let fail = |objects: &Objects| objects.fail_writes.store(u64::MAX, Ordering::SeqCst);
-    let life = world.start_with(fail).await;
+    let server = world.start_with(fail).await;
     let failing = || {
-        let degraded = life.store.degraded();
+        let degraded = server.store.degraded();
         degraded.into_iter().find(|it| it.reason == Reason::ObjectCompactionFailing)
     };
     eventually("the failure is reported", || failing().is_some()).await;
     let detail = failing().unwrap().detail;
     assert!(detail.contains("failures in a row: "), "{detail}");
-    life.objects.fail_writes.store(0, Ordering::SeqCst);
+    server.objects.fail_writes.store(0, Ordering::SeqCst);
     eventually("the report ends", || failing().is_none()).await;
-    assert_eq!(life.store.stats().compactions, 1);
-    let all = opened(&life, known).await;
-    close(life, all).await;
+    assert_eq!(server.store.stats().compactions, 1);
+    let all = opened(&server, known).await;
+    close(server, all).await;
 }
 
 /// It is not copied, and intact data next to it can still be read.
@@ -402,22 +402,22 @@ async fn the_store_is_degraded_while_compaction_fails() {
 async fn damaged_objects_are_not_compacted() {
     let mut world = world();
     off(&mut world);
-    let life = world.start().await;
-    let mut all = streams(&life, 2).await;
-    uploads(&life, &mut all, 8, 500).await;
+    let server = world.start().await;
+    let mut all = streams(&server, 2).await;
+    uploads(&server, &mut all, 8, 500).await;
     let name = names(&world).await[3].clone();
     let path = name.as_str().into();
     let mut bytes = world.objects.get(&path).await.unwrap().bytes().await.unwrap().to_vec();
     bytes[100] ^= 1;
     world.objects.put(&path, bytes.into()).await.unwrap();
     on(&mut world);
-    let (life, all) = restarted(life, &world, all).await;
-    wait_until_idle(&life, &world).await;
-    let stats = life.store.stats();
+    let (server, all) = restarted(server, &world, all).await;
+    wait_until_idle(&server, &world).await;
+    let stats = server.store.stats();
     assert_eq!((stats.compactions, stats.compaction_failures, stats.objects), (0, 1, 8));
     check(&all[1..]).await;
     drop(all);
-    life.close().await;
+    server.close().await;
 }
 
 /// Damaged in transit: it is read again before it counts as damaged, which would exclude it until
@@ -428,12 +428,12 @@ async fn blocks_damaged_in_transit_are_read_again_and_compacted() {
     for read in 0..16 {
         let (world, known) = eight_objects(2).await;
         let flip = |objects: &Objects| objects.flip_reads.store(1 << read, Ordering::SeqCst);
-        let life = world.start_with(flip).await;
-        wait_until_idle(&life, &world).await;
-        let stats = life.store.stats();
+        let server = world.start_with(flip).await;
+        wait_until_idle(&server, &world).await;
+        let stats = server.store.stats();
         assert_eq!((stats.compactions, stats.compaction_failures, stats.objects), (1, 0, 1));
-        let all = opened(&life, known).await;
-        close(life, all).await;
+        let all = opened(&server, known).await;
+        close(server, all).await;
     }
 }
 
@@ -443,17 +443,17 @@ async fn objects_are_not_claimed_on_threads_of_low_priority() {
     let mut world = world();
     world.options.background_threads = 1;
     off(&mut world);
-    let life = world.start().await;
-    let mut all = streams(&life, 2).await;
-    uploads(&life, &mut all, 8, 500).await;
+    let server = world.start().await;
+    let mut all = streams(&server, 2).await;
+    uploads(&server, &mut all, 8, 500).await;
     on(&mut world);
-    let (life, all) = restarted(life, &world, all).await;
-    eventually("it is compacted", || life.store.stats().compactions == 1).await;
+    let (server, all) = restarted(server, &world, all).await;
+    eventually("it is compacted", || server.store.stats().compactions == 1).await;
     let makes_way = |on: &Mutex<BTreeSet<String>>| on.lock().contains("alluvium-cold");
-    assert!(makes_way(&life.objects.read_on), "{:?}", life.objects.read_on);
-    assert!(!life.objects.owner_read_on.lock().is_empty());
-    assert!(!makes_way(&life.objects.owner_read_on));
-    close(life, all).await;
+    assert!(makes_way(&server.objects.read_on), "{:?}", server.objects.read_on);
+    assert!(!server.objects.owner_read_on.lock().is_empty());
+    assert!(!makes_way(&server.objects.owner_read_on));
+    close(server, all).await;
 }
 
 /// Its sources stay as they are until the next start, what was written for it is removed, and the
@@ -462,27 +462,27 @@ async fn objects_are_not_claimed_on_threads_of_low_priority() {
 async fn a_refused_compaction_does_not_stop_the_others() {
     let mut world = world();
     off(&mut world);
-    let life = world.start().await;
-    let mut all = streams(&life, 2).await;
-    uploads(&life, &mut all, 16, 500).await;
+    let server = world.start().await;
+    let mut all = streams(&server, 2).await;
+    uploads(&server, &mut all, 16, 500).await;
     on(&mut world);
-    let (life, known, reading) = restarted_to_wait(life, &world, all).await;
-    life.catalog.set(CatalogMode::RefusesACompaction);
+    let (server, known, reading) = restarted_to_wait(server, &world, all).await;
+    server.catalog.set(CatalogMode::RefusesACompaction);
     drop(reading);
-    eventually("the others are compacted", || life.store.stats().compactions == 1).await;
-    wait_until_idle(&life, &world).await;
-    let stats = life.store.stats();
+    eventually("the others are compacted", || server.store.stats().compactions == 1).await;
+    wait_until_idle(&server, &world).await;
+    let stats = server.store.stats();
     assert_eq!((stats.objects, stats.compactions, stats.compaction_failures), (8 + 1, 1, 1));
-    let mut all = opened(&life, known).await;
+    let mut all = opened(&server, known).await;
     check(&all).await;
-    uploads(&life, &mut all, 8, 500).await;
-    eventually("and those behind them", || life.store.stats().compactions == 2).await;
-    wait_until_idle(&life, &world).await;
-    assert_eq!(life.store.stats().objects, 8 + 1 + 1);
-    let (life, all) = restarted(life, &world, all).await;
-    wait_until_idle(&life, &world).await;
-    assert_eq!((life.store.stats().objects, life.store.failure()), (3, None));
-    close(life, all).await;
+    uploads(&server, &mut all, 8, 500).await;
+    eventually("and those behind them", || server.store.stats().compactions == 2).await;
+    wait_until_idle(&server, &world).await;
+    assert_eq!(server.store.stats().objects, 8 + 1 + 1);
+    let (server, all) = restarted(server, &world, all).await;
+    wait_until_idle(&server, &world).await;
+    assert_eq!((server.store.stats().objects, server.store.failure()), (3, None));
+    close(server, all).await;
 }
 
 /// The process dies at any moment, the catalog before or after a commit.
@@ -494,17 +494,17 @@ async fn a_crash_at_any_moment_loses_and_duplicates_nothing() {
         let mut world = world();
         let mut held: BTreeMap<StreamId, Vec<Batch>> = BTreeMap::new();
         for _ in 0..6 {
-            let life = world.start().await;
+            let server = world.start().await;
             if held.is_empty() {
                 for _ in 0..3 {
-                    held.insert(life.create_log().await.id(), Vec::new());
+                    held.insert(server.create_log().await.id(), Vec::new());
                 }
             }
-            let mut all = opened(&life, std::mem::take(&mut held)).await;
+            let mut all = opened(&server, std::mem::take(&mut held)).await;
             check(&all).await;
             for _ in 0..random.below(40) {
                 let from = random.below(3) as usize;
-                upload(&life, &mut all[from..], 1, 1 + random.below(3000) as usize).await;
+                upload(&server, &mut all[from..], 1, 1 + random.below(3000) as usize).await;
                 if random.below(8) == 0 {
                     let (stream, held) = &all[random.below(3) as usize];
                     if let Some(batch) = held.get(random.below(1 + held.len() as u64) as usize) {
@@ -517,14 +517,14 @@ async fn a_crash_at_any_moment_loses_and_duplicates_nothing() {
             }
             tokio::time::sleep(Duration::from_micros(random.below(2000))).await;
             held = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
-            compactions += life.store.stats().compactions;
-            life.crash(&mut world);
+            compactions += server.store.stats().compactions;
+            server.crash(&mut world);
         }
-        let life = world.start().await;
-        let all = opened(&life, held).await;
+        let server = world.start().await;
+        let all = opened(&server, held).await;
         check(&all).await;
         drop(all);
-        life.close().await;
+        server.close().await;
     }
     assert!(compactions > 100, "{compactions}");
 }
@@ -534,23 +534,23 @@ async fn a_crash_at_any_moment_loses_and_duplicates_nothing() {
 async fn a_missing_object_does_not_delay_the_others() {
     let mut world = world();
     off(&mut world);
-    let life = world.start().await;
-    let mut all = streams(&life, 2).await;
-    uploads(&life, &mut all, 12, 500).await;
+    let server = world.start().await;
+    let mut all = streams(&server, 2).await;
+    uploads(&server, &mut all, 12, 500).await;
     let gone = names(&world).await[1].clone();
     world.objects.delete(&gone.as_str().into()).await.unwrap();
     on(&mut world);
     let known: Vec<_> = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
-    life.close().await;
-    let life = world.start().await;
-    eventually("the others are compacted", || life.store.stats().compactions == 1).await;
-    let stats = life.store.stats();
+    server.close().await;
+    let server = world.start().await;
+    eventually("the others are compacted", || server.store.stats().compactions == 1).await;
+    let stats = server.store.stats();
     assert_eq!((stats.objects, stats.compaction_failures), (12 - 8 + 1, 1));
     for (id, held) in &known {
-        let stream = life.open(*id).await;
+        let stream = server.open(*id).await;
         assert_eq!(read_from(&stream, held[2].base.0, 1 << 20).await, held[2..]);
     }
-    life.close().await;
+    server.close().await;
 }
 
 /// A stream's pieces on both sides of a range that stays remain two ranges, and do not get objects
@@ -559,23 +559,23 @@ async fn a_missing_object_does_not_delay_the_others() {
 async fn pieces_that_are_not_neighbours_share_objects_too() {
     let mut world = world();
     off(&mut world);
-    let life = world.start().await;
-    let mut all = streams(&life, 20).await;
+    let server = world.start().await;
+    let mut all = streams(&server, 20).await;
     for round in 0..8 {
-        upload(&life, &mut all, 1, 50).await;
+        upload(&server, &mut all, 1, 50).await;
         if round == 3 {
             // Large enough to stay as it is, in the middle of the others: an upload of one stream,
             // for each.
             for at in 0..all.len() {
-                upload(&life, &mut all[at..=at], 1, 40_000).await;
+                upload(&server, &mut all[at..=at], 1, 40_000).await;
             }
         }
     }
     on(&mut world);
-    let (life, all) = restarted(life, &world, all).await;
-    wait_until_idle(&life, &world).await;
-    assert_eq!(life.store.stats().objects, 20 + 2);
-    close(life, all).await;
+    let (server, all) = restarted(server, &world, all).await;
+    wait_until_idle(&server, &world).await;
+    assert_eq!(server.store.stats().objects, 20 + 2);
+    close(server, all).await;
 }
 
 /// The age of records is that of their object, and compaction keeps it.
@@ -583,9 +583,9 @@ async fn pieces_that_are_not_neighbours_share_objects_too() {
 async fn a_merged_object_has_the_newest_time_of_its_sources() {
     let mut world = world();
     off(&mut world);
-    let life = world.start().await;
-    let mut all = streams(&life, 2).await;
-    uploads(&life, &mut all, 8, 500).await;
+    let server = world.start().await;
+    let mut all = streams(&server, 2).await;
+    uploads(&server, &mut all, 8, 500).await;
     let written = |world: &World| -> Vec<i64> {
         let objects = world.catalog.load().unwrap().objects;
         objects.values().map(|object| object.created_at_ms).collect()
@@ -593,9 +593,9 @@ async fn a_merged_object_has_the_newest_time_of_its_sources() {
     let newest = written(&world).into_iter().max().unwrap();
     tokio::time::sleep(Duration::from_millis(5)).await;
     on(&mut world);
-    let (life, all) = restarted(life, &world, all).await;
-    wait_until_idle(&life, &world).await;
+    let (server, all) = restarted(server, &world, all).await;
+    wait_until_idle(&server, &world).await;
     assert_eq!(written(&world), [newest]);
     drop(all);
-    life.close().await;
+    server.close().await;
 }

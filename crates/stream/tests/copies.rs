@@ -49,12 +49,12 @@ fn cloned(disk: &SimDisk) -> SimDisk {
 }
 
 /// Appends batches `from..to` of one offset each, and uploads each of them as an object of its own.
-async fn upload_each(life: &Life, stream: &StreamWriter, from: u64, to: u64) -> Vec<Batch> {
+async fn upload_each(server: &Server, stream: &StreamWriter, from: u64, to: u64) -> Vec<Batch> {
     let mut batches = Vec::new();
     for base in from..to {
         batches.push(batch(stream.id(), base, 1, 1000));
-        append(&life.store, stream, batches.last().unwrap()).await.await.unwrap();
-        life.store.flush().await.unwrap();
+        append(&server.store, stream, batches.last().unwrap()).await.await.unwrap();
+        server.store.flush().await.unwrap();
     }
     batches
 }
@@ -169,15 +169,15 @@ async fn the_catalog_of_a_server_that_was_taken_over_is_refused() {
 #[tokio::test]
 async fn an_old_catalog_is_refused_even_if_only_objects_have_changed() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let (stream, batches) = three_objects(&life).await;
+    let server = world.start().await;
+    let (stream, batches) = three_objects(&server).await;
     let id = stream.id();
     let old = world.catalog.load().unwrap();
     stream.trim(StreamOffset(20)).await.unwrap();
-    eventually("an object is deleted", || life.store.stats().retired_objects == 0).await;
+    eventually("an object is deleted", || server.store.stats().retired_objects == 0).await;
     assert_eq!(names(&world).await.len(), 2);
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
 
     let newest = std::mem::replace(&mut world.catalog, Arc::new(old.into()));
     match refused(&world).await {
@@ -188,11 +188,11 @@ async fn an_old_catalog_is_refused_even_if_only_objects_have_changed() {
     }
     assert_eq!(names(&world).await.len(), 2);
     world.catalog = newest;
-    let life = world.start().await;
-    let stream = life.open(id).await;
+    let server = world.start().await;
+    let stream = server.open(id).await;
     assert_eq!(read_from(&stream, 20, 1 << 20).await, batches[10..]);
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 /// Each commit with irreversible effects is followed by a mark before these: whenever a copy was
@@ -200,38 +200,38 @@ async fn an_old_catalog_is_refused_even_if_only_objects_have_changed() {
 #[tokio::test]
 async fn a_copy_from_any_moment_is_refused_or_complete() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
+    let server = world.start().await;
     let mut copies = vec![world.catalog.load().unwrap()];
-    let stream = life.create_log().await;
+    let stream = server.create_log().await;
     let id = stream.id();
     let mut trimmed = 0;
     for i in 0..6 {
-        append(&life.store, &stream, &batch(id, i, 1, 1000)).await.await.unwrap();
+        append(&server.store, &stream, &batch(id, i, 1, 1000)).await.await.unwrap();
         copies.push(world.catalog.load().unwrap());
-        life.store.flush().await.unwrap();
+        server.store.flush().await.unwrap();
         copies.push(world.catalog.load().unwrap());
         if i % 2 == 1 {
             trimmed = i;
             stream.trim(StreamOffset(trimmed)).await.unwrap();
             copies.push(world.catalog.load().unwrap());
-            eventually("it is deleted", || life.store.stats().retired_objects == 0).await;
+            eventually("it is deleted", || server.store.stats().retired_objects == 0).await;
             copies.push(world.catalog.load().unwrap());
         }
     }
-    append(&life.store, &stream, &batch(id, 6, 1, 1000)).await.await.unwrap();
+    append(&server.store, &stream, &batch(id, 6, 1, 1000)).await.await.unwrap();
     let all: Vec<_> = (0..7).map(|i| batch(id, i, 1, 1000)).collect();
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
     let (mut opened, count) = (0, copies.len());
     for copy in copies {
         let uploaded = copy.streams.get(&id).map(|stream| stream.uploaded_end);
         let other =
             World { catalog: Arc::new(copy.into()), ..copy_of(&world, cloned(&world.disk)) };
         match other.try_start(Arc::new(Hash)).await {
-            Ok(life) => {
+            Ok(server) => {
                 opened += 1;
                 assert_eq!(uploaded, Some(StreamOffset(6)));
-                let stream = life.open(id).await;
+                let stream = server.open(id).await;
                 let from = trimmed.max(stream.start_offset().0);
                 assert_eq!(read_from(&stream, from, 5000).await, all[from as usize..]);
             }
@@ -245,29 +245,29 @@ async fn a_copy_from_any_moment_is_refused_or_complete() {
 #[tokio::test]
 async fn an_old_copy_of_the_wal_is_refused() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let id = stream.id();
-    let mut batches = upload_each(&life, &stream, 0, 1).await;
+    let mut batches = upload_each(&server, &stream, 0, 1).await;
     let old = cloned(&world.disk);
-    batches.extend(upload_each(&life, &stream, 1, 3).await);
+    batches.extend(upload_each(&server, &stream, 1, 3).await);
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
     let newest = std::mem::replace(&mut world.disk, old);
     match refused(&world).await {
         StoreError::OldWal { mark, seen } => assert!(mark < seen),
         other => panic!("{other}"),
     }
     world.disk = newest;
-    let life = world.start().await;
-    let stream = life.open(id).await;
+    let server = world.start().await;
+    let stream = server.open(id).await;
     assert_eq!(read_from(&stream, 0, 1500).await, batches);
     // Nothing is uploaded or trimmed after this copy, but the log is closed, which is enough.
     let mut copies = vec![cloned(&world.disk)];
-    append(&life.store, &stream, &batch(id, 3, 1, 1000)).await.await.unwrap();
+    append(&server.store, &stream, &batch(id, 3, 1, 1000)).await.await.unwrap();
     copies.push(cloned(&world.disk));
     drop(stream);
-    life.close().await;
+    server.close().await;
     // So is opening the log.
     copies.push(cloned(&world.disk));
     let closed = world.disk.clone();
@@ -285,18 +285,18 @@ async fn an_old_copy_of_the_wal_is_refused() {
 #[tokio::test]
 async fn a_copy_of_the_wal_from_before_an_upload_is_refused() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let id = stream.id();
-    append(&life.store, &stream, &batch(id, 0, 1, 1000)).await.await.unwrap();
+    append(&server.store, &stream, &batch(id, 0, 1, 1000)).await.await.unwrap();
     let copy = cloned(&world.disk);
-    life.store.flush().await.unwrap();
-    append(&life.store, &stream, &batch(id, 1, 1, 1000)).await.await.unwrap();
+    server.store.flush().await.unwrap();
+    append(&server.store, &stream, &batch(id, 1, 1, 1000)).await.await.unwrap();
     let seen = || world.catalog.load().unwrap().wal_mark;
     let mark = Wal::inspect(&world.disk.device()).unwrap().header.mark;
     eventually("the catalog records the mark", || seen() == mark).await;
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
     world.disk = copy;
     assert!(matches!(refused(&world).await, StoreError::OldWal { .. }));
 }
@@ -363,12 +363,12 @@ async fn a_catalog_whose_disk_is_full_is_opened() {
 #[tokio::test]
 async fn interrupted_openings_do_not_prevent_the_next_one() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let id = stream.id();
-    let batches = upload_each(&life, &stream, 0, 2).await;
+    let batches = upload_each(&server, &stream, 0, 2).await;
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
     let mark = |world: &World| Wal::inspect(&world.disk.device()).unwrap().header.mark;
     let version = |world: &World| world.catalog.load().unwrap().version;
     let fail = || Err(CatalogError::Failed("injected".into()));
@@ -389,11 +389,11 @@ async fn interrupted_openings_do_not_prevent_the_next_one() {
         assert!(mark(&world) == version(&world));
         world.disk = world.disk.power_cut();
     }
-    let life = world.start().await;
-    let stream = life.open(id).await;
+    let server = world.start().await;
+    let stream = server.open(id).await;
     assert_eq!(read_from(&stream, 0, 1500).await, batches);
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 /// Another process opened the WAL after the catalog was compared with it, and before this one
@@ -402,13 +402,13 @@ async fn interrupted_openings_do_not_prevent_the_next_one() {
 async fn an_opening_in_between_is_detected() {
     for marks in [true, false] {
         let mut world = World::new(WAL_BYTES, 1);
-        let life = world.start().await;
-        let stream = life.create_log().await;
+        let server = world.start().await;
+        let stream = server.create_log().await;
         let id = stream.id();
-        upload_each(&life, &stream, 0, 2).await;
-        append(&life.store, &stream, &batch(id, 2, 1, 1000)).await.await.unwrap();
+        upload_each(&server, &stream, 0, 2).await;
+        append(&server.store, &stream, &batch(id, 2, 1, 1000)).await.await.unwrap();
         drop(stream);
-        life.crash(&mut world);
+        server.crash(&mut world);
 
         let (device, mut options) = (world.disk.device(), world.wal_options.clone());
         if marks {
@@ -441,11 +441,11 @@ async fn a_catalog_and_a_wal_without_a_mark_are_opened() {
     wal.close().unwrap();
     let found = Snapshot { wal_id: Some(report.wal_id), ..Snapshot::default() };
     world.catalog = Arc::new(found.into());
-    let life = world.start().await;
-    let stream = life.create_log().await;
-    upload_each(&life, &stream, 0, 2).await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
+    upload_each(&server, &stream, 0, 2).await;
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
     let header = Wal::inspect(&world.disk.device()).unwrap().header;
     assert!(header.mark > 0 && header.mark <= world.catalog.load().unwrap().version);
     world.start().await.close().await;
@@ -468,11 +468,11 @@ enum Cloned {
 async fn one_of_two_clones_owns_the_objects() {
     for case in [Cloned::Down, Cloned::Idle, Cloned::Busy] {
         let world = World::new(WAL_BYTES, 1);
-        let life = world.start().await;
-        let (stream, _) = three_objects(&life).await;
+        let server = world.start().await;
+        let (stream, _) = three_objects(&server).await;
         let id = stream.id();
         drop(stream);
-        life.close().await;
+        server.close().await;
 
         let mut other = copy_of(&world, cloned(&world.disk));
         let a = world.start().await;
@@ -533,86 +533,90 @@ async fn one_of_two_clones_owns_the_objects() {
 #[tokio::test]
 async fn a_restored_backup_deletes_no_newer_objects() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
-    upload_each(&life, &stream, 0, 2).await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
+    upload_each(&server, &stream, 0, 2).await;
     let backup = copy_of(&world, cloned(&world.disk));
-    upload_each(&life, &stream, 2, 4).await;
+    upload_each(&server, &stream, 2, 4).await;
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
     let before = names(&world).await;
     assert_eq!(before.len(), 4);
 
     // However often it is started: a start raises its version and its epoch, but adds no knowledge.
     let mut backup = backup;
     for _ in 0..8 {
-        let life = backup.start_with(make_listings_old).await;
-        eventually("it deletes nothing", || life.store.stats().owner_conflicts > 0).await;
-        assert_eq!((names(&world).await, life.store.stats().orphans_deleted), (before.clone(), 0));
-        assert_eq!(life.store.stats().orphans, 2);
-        life.crash(&mut backup);
+        let server = backup.start_with(make_listings_old).await;
+        eventually("it deletes nothing", || server.store.stats().owner_conflicts > 0).await;
+        assert_eq!(
+            (names(&world).await, server.store.stats().orphans_deleted),
+            (before.clone(), 0)
+        );
+        assert_eq!(server.store.stats().orphans, 2);
+        server.crash(&mut backup);
     }
 
     // If the other server is gone for good, an operator deletes the owner object.
     backup.objects.delete(&owner_of(&backup)).await.unwrap();
-    let life = backup.start_with(make_listings_old).await;
-    eventually("they are deleted", || life.store.stats().orphans_deleted == 2).await;
-    life.close().await;
+    let server = backup.start_with(make_listings_old).await;
+    eventually("they are deleted", || server.store.stats().orphans_deleted == 2).await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn the_owner_object_records_the_owner() {
     let mut world = World::new(WAL_BYTES, 1);
     world.wal_options.node_id = 7;
-    let life = world.start().await;
+    let server = world.start().await;
     claimed_by(&world, 1).await;
     let first = claim(&world).await.unwrap();
     assert_eq!((&first["node_id"], &first["version"]), (&7.into(), &((1u64 << 32) + 1).into()));
     assert!(first["written_at_ms"].as_u64() > Some(1_600_000_000_000));
-    let (stream, _) = three_objects(&life).await;
+    let (stream, _) = three_objects(&server).await;
     stream.trim(StreamOffset(20)).await.unwrap();
-    eventually("it is deleted", || life.store.stats().retired_objects == 0).await;
+    eventually("it is deleted", || server.store.stats().retired_objects == 0).await;
     let second = claim(&world).await.unwrap();
     assert_eq!((&second["life"], &second["epoch"]), (&first["life"], &1.into()));
     assert!(second["version"].as_u64() > first["version"].as_u64());
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
 
     // It is not an orphan, however old it is.
-    let life = world.start_with(make_listings_old).await;
+    let server = world.start_with(make_listings_old).await;
     claimed_by(&world, 2).await;
     assert_ne!(claim(&world).await.unwrap()["life"], first["life"]);
-    assert_eq!((life.store.stats().orphans, life.store.stats().orphans_deleted), (0, 0));
+    assert_eq!((server.store.stats().orphans, server.store.stats().orphans_deleted), (0, 0));
 
     // Without a readable owner object nothing is deleted.
     for nonsense in ["", "{}", &"x".repeat(5000)] {
-        let stream = life.open(StreamId(0)).await;
-        let failures = life.store.stats().clean_up_failures;
+        let stream = server.open(StreamId(0)).await;
+        let failures = server.store.stats().clean_up_failures;
         world.objects.put(&owner_of(&world), nonsense.to_owned().into()).await.unwrap();
         if stream.start_offset() < StreamOffset(40) {
             stream.trim(StreamOffset(40)).await.unwrap();
         }
-        eventually("it tries again", || life.store.stats().clean_up_failures >= failures + 2).await;
+        eventually("it tries again", || server.store.stats().clean_up_failures >= failures + 2)
+            .await;
         assert_eq!(names(&world).await.len(), 2);
     }
     world.objects.delete(&owner_of(&world)).await.unwrap();
-    eventually("it deletes", || life.store.stats().retired_objects == 0).await;
+    eventually("it deletes", || server.store.stats().retired_objects == 0).await;
     assert_eq!(names(&world).await.len(), 1);
-    life.close().await;
+    server.close().await;
 }
 
 /// The mark comes first, since a crash may come in between.
 #[tokio::test]
 async fn no_object_is_deleted_before_the_mark_is_durable() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let (stream, _) = three_objects(&life).await;
-    life.objects.deletes_fail.store(true, Ordering::SeqCst);
+    let server = world.start().await;
+    let (stream, _) = three_objects(&server).await;
+    server.objects.deletes_fail.store(true, Ordering::SeqCst);
     stream.trim(StreamOffset(20)).await.unwrap();
     let retired_in = world.catalog.load().unwrap().version;
-    eventually("it tries", || life.store.stats().clean_up_failures > 0).await;
+    eventually("it tries", || server.store.stats().clean_up_failures > 0).await;
     drop(stream);
-    life.power_cut(&mut world);
+    server.power_cut(&mut world);
     let mark = Wal::inspect(&world.disk.device()).unwrap().header.mark;
     assert!(mark >= retired_in, "{mark} {retired_in}");
 }

@@ -19,22 +19,22 @@ use futures::FutureExt;
 const WAL_BYTES: u64 = 1 << 20;
 
 /// Appends ten batches to each of three streams, one of them a state stream.
-async fn fill(life: &Life) -> Vec<(StreamId, Vec<Batch>)> {
+async fn fill(server: &Server) -> Vec<(StreamId, Vec<Batch>)> {
     let mut all = Vec::new();
     for kind in [KIND_LOG, KIND_LOG, KIND_STATE] {
-        let stream = life.create(kind).await;
+        let stream = server.create(kind).await;
         let batches: Vec<Batch> = (0..10).map(|i| batch(stream.id(), i, 1, 1000)).collect();
         for batch in &batches {
-            append(&life.store, &stream, batch).await.await.unwrap();
+            append(&server.store, &stream, batch).await.await.unwrap();
         }
         all.push((stream.id(), batches));
     }
     all
 }
 
-async fn check(life: &Life, all: &[(StreamId, Vec<Batch>)]) {
+async fn check(server: &Server, all: &[(StreamId, Vec<Batch>)]) {
     for (id, batches) in all {
-        let stream = life.open(*id).await;
+        let stream = server.open(*id).await;
         assert_eq!(stream.next_offset(), batches.last().unwrap().end());
         let start = stream.start_offset().0;
         assert_eq!(
@@ -47,36 +47,36 @@ async fn check(life: &Life, all: &[(StreamId, Vec<Batch>)]) {
 
 /// Restarts and checks that everything is there once; then uploads everything and restarts again.
 async fn check_after_restarts(world: &mut World, all: &[(StreamId, Vec<Batch>)], skipped: u64) {
-    let life = world.start().await;
-    assert_eq!(life.recovery.skipped_uploaded, skipped);
-    assert_eq!((&life.recovery.gaps, &life.recovery.missing_end), (&vec![], &None));
-    check(&life, all).await;
-    life.store.flush().await.unwrap();
-    check(&life, all).await;
-    life.crash(world);
+    let server = world.start().await;
+    assert_eq!(server.recovery.skipped_uploaded, skipped);
+    assert_eq!((&server.recovery.gaps, &server.recovery.missing_end), (&vec![], &None));
+    check(&server, all).await;
+    server.store.flush().await.unwrap();
+    check(&server, all).await;
+    server.crash(world);
 
-    let life = world.start().await;
+    let server = world.start().await;
     assert_eq!(
-        (life.recovery.batches, life.recovery.skipped_uploaded),
+        (server.recovery.batches, server.recovery.skipped_uploaded),
         (0, 0),
         "the WAL was trimmed"
     );
-    check(&life, all).await;
-    let stats = life.store.stats();
+    check(&server, all).await;
+    let stats = server.store.stats();
     assert_eq!(stats.objects, 1);
-    life.close().await;
+    server.close().await;
 }
 
 /// The ways in which a run may end prematurely.
-const ENDS: [fn(Life, &mut World); 2] = [Life::crash, Life::power_cut];
+const ENDS: [fn(Server, &mut World); 2] = [Server::crash, Server::power_cut];
 
 #[tokio::test]
 async fn a_crash_before_the_cut_loses_nothing() {
     for end in ENDS {
         let mut world = World::new(WAL_BYTES, 1);
-        let life = world.start().await;
-        let all = fill(&life).await;
-        end(life, &mut world);
+        let server = world.start().await;
+        let all = fill(&server).await;
+        end(server, &mut world);
         check_after_restarts(&mut world, &all, 0).await;
     }
 }
@@ -86,22 +86,22 @@ async fn a_crash_before_the_cut_loses_nothing() {
 async fn a_crash_while_the_object_cannot_be_written_loses_nothing() {
     for end in ENDS {
         let mut world = World::new(WAL_BYTES, 1);
-        let life = world.start().await;
-        let all = fill(&life).await;
-        life.objects.down.store(true, Ordering::SeqCst);
+        let server = world.start().await;
+        let all = fill(&server).await;
+        server.objects.down.store(true, Ordering::SeqCst);
         let flush = tokio::spawn({
-            let store = life.store.clone();
+            let store = server.store.clone();
             async move { store.flush().await }
         });
-        let failures = || life.store.stats().upload_failing.map_or(0, |failing| failing.failures);
+        let failures = || server.store.stats().upload_failing.map_or(0, |failing| failing.failures);
         eventually("three attempts", || failures() >= 3).await;
-        let failing = life.store.stats().upload_failing.expect("it goes on failing");
+        let failing = server.store.stats().upload_failing.expect("it goes on failing");
         assert!(failing.error.contains("injected 503"), "{failing:?}");
-        check(&life, &all).await;
-        assert_eq!(life.objects.reads.load(Ordering::SeqCst), 0);
+        check(&server, &all).await;
+        assert_eq!(server.objects.reads.load(Ordering::SeqCst), 0);
         flush.abort();
         let _ = flush.await;
-        end(life, &mut world);
+        end(server, &mut world);
         check_after_restarts(&mut world, &all, 0).await;
     }
 }
@@ -109,41 +109,41 @@ async fn a_crash_while_the_object_cannot_be_written_loses_nothing() {
 #[tokio::test]
 async fn the_age_of_the_log_counts_from_the_cut_that_it_is_trimmed_to() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let age = || life.store.stats().log_age;
+    let server = world.start().await;
+    let age = || server.store.stats().log_age;
     assert_eq!(age(), Duration::ZERO, "there is nothing in it");
-    fill(&life).await;
+    fill(&server).await;
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(10_000)).await;
     assert!(age() >= Duration::from_secs(10_000));
     tokio::time::resume();
-    life.store.flush().await.unwrap();
+    server.store.flush().await.unwrap();
     assert_eq!(age(), Duration::ZERO);
-    fill(&life).await;
+    fill(&server).await;
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(1000)).await;
     assert!((1000..10_000).contains(&age().as_secs()), "{:?}", age());
     tokio::time::resume();
-    life.crash(&mut world);
-    let life = world.start().await;
+    server.crash(&mut world);
+    let server = world.start().await;
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(10)).await;
-    assert!((10..1000).contains(&life.store.stats().log_age.as_secs()), "since the start");
+    assert!((10..1000).contains(&server.store.stats().log_age.as_secs()), "since the start");
     tokio::time::resume();
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn a_crash_between_the_object_and_the_commit_loses_nothing() {
     for end in ENDS {
         let mut world = World::new(WAL_BYTES, 1);
-        let life = world.start().await;
-        let all = fill(&life).await;
-        life.catalog.set(CatalogMode::FailsUploads);
-        life.store.flush().await.unwrap_err();
+        let server = world.start().await;
+        let all = fill(&server).await;
+        server.catalog.set(CatalogMode::FailsUploads);
+        server.store.flush().await.unwrap_err();
         assert_eq!(count_objects(&world).await, 1, "written, not committed");
-        check(&life, &all).await;
-        end(life, &mut world);
+        check(&server, &all).await;
+        end(server, &mut world);
         check_after_restarts(&mut world, &all, 0).await;
         assert_eq!(count_objects(&world).await, 2, "the orphan is too new to be deleted");
     }
@@ -153,12 +153,12 @@ async fn a_crash_between_the_object_and_the_commit_loses_nothing() {
 async fn a_crash_between_the_commit_and_the_trim_loses_nothing() {
     for end in ENDS {
         let mut world = World::new(WAL_BYTES, 1);
-        let life = world.start().await;
-        let all = fill(&life).await;
-        life.catalog.set(CatalogMode::LosesAnswersOfUploads);
-        life.store.flush().await.unwrap_err();
-        check(&life, &all).await;
-        end(life, &mut world);
+        let server = world.start().await;
+        let all = fill(&server).await;
+        server.catalog.set(CatalogMode::LosesAnswersOfUploads);
+        server.store.flush().await.unwrap_err();
+        check(&server, &all).await;
+        end(server, &mut world);
         check_after_restarts(&mut world, &all, 30).await;
         assert_eq!(count_objects(&world).await, 1);
     }
@@ -167,15 +167,15 @@ async fn a_crash_between_the_commit_and_the_trim_loses_nothing() {
 #[tokio::test]
 async fn failed_writes_are_retried_under_new_names() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let all = fill(&life).await;
-    life.objects.fail_writes.store(5, Ordering::SeqCst);
-    life.store.flush().await.unwrap();
-    assert_eq!(life.store.stats().upload_failures, 5);
-    assert_eq!(life.store.stats().upload_failing, None);
-    check(&life, &all).await;
+    let server = world.start().await;
+    let all = fill(&server).await;
+    server.objects.fail_writes.store(5, Ordering::SeqCst);
+    server.store.flush().await.unwrap();
+    assert_eq!(server.store.stats().upload_failures, 5);
+    assert_eq!(server.store.stats().upload_failing, None);
+    check(&server, &all).await;
     assert_eq!(count_objects(&world).await, 1, "what failed attempts left behind was removed");
-    life.crash(&mut world);
+    server.crash(&mut world);
     check_after_restarts(&mut world, &all, 0).await;
 }
 
@@ -186,15 +186,15 @@ async fn count_objects(world: &World) -> usize {
 #[tokio::test]
 async fn damage_in_the_wal_is_a_gap_that_is_reported_and_skipped() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let id = stream.id();
     let batches: Vec<Batch> = (0..5).map(|i| batch(id, i * 10, 10, 10_000)).collect();
     for batch in &batches {
-        append(&life.store, &stream, batch).await.await.unwrap();
+        append(&server.store, &stream, batch).await.await.unwrap();
     }
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
     let image = world.disk.image();
     let middle = &batches[2].payload[5000..5016];
     let at = image
@@ -203,32 +203,32 @@ async fn damage_in_the_wal_is_a_gap_that_is_reported_and_skipped() {
         .expect("the third batch is on the disk");
     world.disk.poke(at as u64, &[image[at] ^ 1]);
 
-    let life = world.start().await;
-    assert_eq!(life.recovery.wal.damage.len(), 1);
-    assert_eq!(life.recovery.gaps.len(), 1);
+    let server = world.start().await;
+    assert_eq!(server.recovery.wal.damage.len(), 1);
+    assert_eq!(server.recovery.gaps.len(), 1);
     assert_eq!(
-        (life.recovery.gaps[0].stream, life.recovery.gaps[0].offsets.clone()),
+        (server.recovery.gaps[0].stream, server.recovery.gaps[0].offsets.clone()),
         (id, StreamOffset(20)..StreamOffset(30))
     );
-    let lost = life.store.stats().lost;
+    let lost = server.store.stats().lost;
     assert_eq!((lost.damaged_ranges, lost.gaps, lost.offsets), (1, 1, 10));
     assert!(lost.damaged_bytes > 10_000, "{lost:?}");
-    let stream = life.open(id).await;
+    let stream = server.open(id).await;
     let rest = [&batches[..2], &batches[3..]].concat();
     assert_eq!(read_from(&stream, 0, 15_000).await, rest);
     assert_eq!(read_from(&stream, 25, 15_000).await, rest[2..], "from inside the gap");
     assert_eq!((stream.next_offset(), stream.durable_end()), (StreamOffset(50), StreamOffset(50)));
     drop(stream);
-    life.close().await;
+    server.close().await;
 
     // The same data from objects; a fold that requires contiguity cannot be used for this.
-    let life = world.try_start(Arc::new(())).await.unwrap();
-    life.store.flush().await.unwrap();
-    drop(life.store);
-    drop(life.stepper);
-    let life = world.try_start(Arc::new(())).await.unwrap();
-    let stream = life.open(id).await;
-    assert_eq!(life.recovery.batches, 0);
+    let server = world.try_start(Arc::new(())).await.unwrap();
+    server.store.flush().await.unwrap();
+    drop(server.store);
+    drop(server.stepper);
+    let server = world.try_start(Arc::new(())).await.unwrap();
+    let stream = server.open(id).await;
+    assert_eq!(server.recovery.batches, 0);
     assert_eq!(read_from(&stream, 0, 15_000).await, rest);
     assert_eq!(read_from(&stream, 25, 15_000).await, rest[2..]);
 }
@@ -236,15 +236,15 @@ async fn damage_in_the_wal_is_a_gap_that_is_reported_and_skipped() {
 #[tokio::test]
 async fn an_old_catalog_is_refused_once_the_log_was_trimmed_past_it() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let all = fill(&life).await;
+    let server = world.start().await;
+    let all = fill(&server).await;
     let before_upload = world.catalog.load().unwrap();
-    life.store.flush().await.unwrap();
+    server.store.flush().await.unwrap();
     let after_upload = world.catalog.load().unwrap();
-    let stream = life.open(all[0].0).await;
-    append(&life.store, &stream, &batch(all[0].0, 10, 1, 1000)).await.await.unwrap();
+    let stream = server.open(all[0].0).await;
+    append(&server.store, &stream, &batch(all[0].0, 10, 1, 1000)).await.await.unwrap();
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
 
     for (copy, is_old) in
         [(Snapshot::default(), true), (before_upload, true), (after_upload, false)]
@@ -252,10 +252,10 @@ async fn an_old_catalog_is_refused_once_the_log_was_trimmed_past_it() {
         let newest = std::mem::replace(&mut world.catalog, Arc::new(copy.into()));
         let image = world.disk.image();
         match world.try_start(Arc::new(Hash)).await {
-            Ok(life) => {
+            Ok(server) => {
                 assert!(!is_old);
-                check(&life, &all[1..]).await;
-                life.crash(&mut world);
+                check(&server, &all[1..]).await;
+                server.crash(&mut world);
             }
             Err(StoreError::OldCatalog { version, mark, uploaded, trimmed }) => {
                 assert!(is_old && version < mark && uploaded < trimmed, "{version} {mark}");
@@ -270,19 +270,19 @@ async fn an_old_catalog_is_refused_once_the_log_was_trimmed_past_it() {
 #[tokio::test]
 async fn an_empty_upload_does_not_make_the_catalog_old() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let all = fill(&life).await;
-    life.store.flush().await.unwrap();
-    let stream = life.open(all[0].0).await;
-    append(&life.store, &stream, &batch(all[0].0, 10, 1, 1000)).await.await.unwrap();
+    let server = world.start().await;
+    let all = fill(&server).await;
+    server.store.flush().await.unwrap();
+    let stream = server.open(all[0].0).await;
+    append(&server.store, &stream, &batch(all[0].0, 10, 1, 1000)).await.await.unwrap();
     drop(stream);
-    life.store.commit(vec![delete(all[0].0)]).await.unwrap();
-    life.store.flush().await.unwrap();
-    life.crash(&mut world);
-    let life = world.start().await;
-    assert_eq!((life.recovery.wal.records, life.recovery.skipped_deleted), (0, 0), "trimmed");
-    check(&life, &all[1..]).await;
-    life.close().await;
+    server.store.commit(vec![delete(all[0].0)]).await.unwrap();
+    server.store.flush().await.unwrap();
+    server.crash(&mut world);
+    let server = world.start().await;
+    assert_eq!((server.recovery.wal.records, server.recovery.skipped_deleted), (0, 0), "trimmed");
+    check(&server, &all[1..]).await;
+    server.close().await;
 }
 
 /// The copy is so old that the catalog has not recorded a later mark, or the log's end is damaged.
@@ -290,37 +290,37 @@ async fn an_empty_upload_does_not_make_the_catalog_old() {
 #[tokio::test]
 async fn a_log_that_ends_too_early_is_reported() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let all = fill(&life).await;
+    let server = world.start().await;
+    let all = fill(&server).await;
     let old = world.disk.image();
-    let stream = life.open(all[0].0).await;
-    append(&life.store, &stream, &batch(all[0].0, 10, 1, 1000)).await.await.unwrap();
+    let stream = server.open(all[0].0).await;
+    append(&server.store, &stream, &batch(all[0].0, 10, 1, 1000)).await.await.unwrap();
     drop(stream);
-    life.catalog.set(CatalogMode::LosesAnswersOfUploads);
-    life.store.flush().await.unwrap_err();
+    server.catalog.set(CatalogMode::LosesAnswersOfUploads);
+    server.store.flush().await.unwrap_err();
     let uploaded = world.catalog.load().unwrap().uploaded_log;
-    life.crash(&mut world);
+    server.crash(&mut world);
     world.disk = SimDisk::from_image(&old, SimOptions::default());
     let mut first: Option<(Vec<Gap>, Vec<StreamOffset>)> = None;
     for start in 0..3 {
-        let life = world.start().await;
+        let server = world.start().await;
         if start == 0 {
-            let missing = life.recovery.missing_end.clone().expect("the end is missing");
-            assert_eq!(missing, life.recovery.wal.end..uploaded);
-            assert!(missing.start < missing.end && life.recovery.to_string().contains("LOST"));
-            let lost = life.store.stats().lost;
+            let missing = server.recovery.missing_end.clone().expect("the end is missing");
+            assert_eq!(missing, server.recovery.wal.end..uploaded);
+            assert!(missing.start < missing.end && server.recovery.to_string().contains("LOST"));
+            let lost = server.store.stats().lost;
             let bytes = missing.end.0 - missing.start.0;
             assert_eq!((lost.damaged_ranges, lost.damaged_bytes), (1, bytes));
         } else {
-            assert_eq!(life.recovery.missing_end, None, "start {start}");
+            assert_eq!(server.recovery.missing_end, None, "start {start}");
         }
-        let next = all.iter().map(|(id, _)| life.store.stream(*id).unwrap().next_offset());
-        let found = (life.recovery.gaps.clone(), next.collect());
+        let next = all.iter().map(|(id, _)| server.store.stream(*id).unwrap().next_offset());
+        let found = (server.recovery.gaps.clone(), next.collect());
         assert!(found.0.iter().all(|gap| gap.cause == GapCause::Skipped), "{found:?}");
         assert_eq!(*first.get_or_insert(found.clone()), found, "start {start}");
         // It is unknown what is missing, so each stream skips more than the ring can hold.
         for (id, batches) in &all {
-            let stream = life.store.stream(*id).unwrap();
+            let stream = server.store.stream(*id).unwrap();
             assert!(stream.next_offset() > StreamOffset(11), "stream {id}");
             assert_eq!(stream.next_offset(), stream.durable_end(), "stream {id}");
             if *id == all[1].0 {
@@ -328,20 +328,20 @@ async fn a_log_that_ends_too_early_is_reported() {
                 assert_eq!(fetched.batches, *batches, "stream {id}");
             }
         }
-        life.crash(&mut world);
+        server.crash(&mut world);
     }
     // When the log is trimmed, the catalog from before the upload is an old one.
     let before = world.catalog.load().unwrap();
-    let life = world.try_start(Arc::new(())).await.unwrap();
-    let stream = life.open(all[0].0).await;
+    let server = world.try_start(Arc::new(())).await.unwrap();
+    let stream = server.open(all[0].0).await;
     let next = stream.next_offset().0;
-    append(&life.store, &stream, &batch(all[0].0, next, 1, 10)).await.await.unwrap();
+    append(&server.store, &stream, &batch(all[0].0, next, 1, 10)).await.await.unwrap();
     drop(stream);
-    life.store.flush().await.unwrap();
-    let appended = life.store.stats().wal.appended;
+    server.store.flush().await.unwrap();
+    let appended = server.store.stats().wal.appended;
     assert!(appended < uploaded);
     assert_eq!(world.catalog.load().unwrap().uploaded_log, appended);
-    life.crash(&mut world);
+    server.crash(&mut world);
     let newest = std::mem::replace(&mut world.catalog, Arc::new(before.into()));
     let refused = world.try_start(Arc::new(Hash)).await.err();
     assert!(matches!(refused, Some(StoreError::OldCatalog { .. })), "{refused:?}");
@@ -354,26 +354,26 @@ async fn a_log_that_ends_too_early_is_reported() {
 async fn recovered_batches_may_exceed_the_bound_of_the_cache() {
     let mut world = World::new(WAL_BYTES, 1);
     world.options.upload_bytes = WAL_BYTES / 4;
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let id = stream.id();
     let batches: Vec<Batch> = (0..200).map(|i| batch(id, i, 1, 1000)).collect();
     for batch in &batches {
-        append(&life.store, &stream, batch).await.await.unwrap();
+        append(&server.store, &stream, batch).await.await.unwrap();
     }
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
 
     world.options.cache_bytes = 64 << 10;
     world.options.upload_bytes = 32 << 10;
-    let life = world.start().await;
-    let stream = life.open(id).await;
-    assert_eq!(life.recovery.batches, 200);
+    let server = world.start().await;
+    let stream = server.open(id).await;
+    assert_eq!(server.recovery.batches, 200);
     let more = batch(id, 200, 1, 1000);
-    append(&life.store, &stream, &more).await.await.unwrap();
-    assert!(life.store.stats().cache_used_bytes <= 64 << 10, "back within the bound");
+    append(&server.store, &stream, &more).await.await.unwrap();
+    assert!(server.store.stats().cache_used_bytes <= 64 << 10, "back within the bound");
     assert_eq!(read_from(&stream, 0, 50_000).await, [batches, vec![more]].concat());
-    life.close().await;
+    server.close().await;
 }
 
 /// The model of a stream.
@@ -396,12 +396,12 @@ async fn run_model(seed: u64) {
         world.options.upload_interval = Duration::from_millis(3);
     }
     let mut models: Vec<Model> = Vec::new();
-    let mut life = world.start().await;
+    let mut server = world.start().await;
     for _ in 0..30 {
         match random.below(20) {
             0 if models.len() < 5 => {
                 let kind = u8::from(random.chance(0.3));
-                let stream = life.create(kind).await;
+                let stream = server.create(kind).await;
                 models.push(Model {
                     id: stream.id(),
                     kind,
@@ -412,33 +412,33 @@ async fn run_model(seed: u64) {
             }
             1 if models.len() > 3 => {
                 let model = models.swap_remove(random.index(models.len()));
-                life.open(model.id).await.delete().await.unwrap();
+                server.open(model.id).await.delete().await.unwrap();
             }
-            2 => life.store.flush().await.unwrap(),
-            3 => life.objects.fail_writes.store(random.below(4), Ordering::SeqCst),
+            2 => server.store.flush().await.unwrap(),
+            3 => server.objects.fail_writes.store(random.below(4), Ordering::SeqCst),
             4 => {
                 let modes = [CatalogMode::FailsUploads, CatalogMode::LosesAnswersOfUploads];
-                life.catalog.set(modes[random.index(2)]);
+                server.catalog.set(modes[random.index(2)]);
                 // Not if there was nothing to upload.
-                let has_stopped = life.store.flush().await.is_err();
-                life.catalog.set(CatalogMode::Works);
+                let has_stopped = server.store.flush().await.is_err();
+                server.catalog.set(CatalogMode::Works);
                 if has_stopped {
-                    ENDS[random.index(2)](life, &mut world);
-                    life = go_on(&world, &mut models, &mut random).await;
+                    ENDS[random.index(2)](server, &mut world);
+                    server = go_on(&world, &mut models, &mut random).await;
                 }
             }
             5 | 6 => {
                 match random.below(3) {
-                    0 => life.crash(&mut world),
-                    1 => life.power_cut(&mut world),
-                    _ => life.close().await,
+                    0 => server.crash(&mut world),
+                    1 => server.power_cut(&mut world),
+                    _ => server.close().await,
                 }
-                life = go_on(&world, &mut models, &mut random).await;
+                server = go_on(&world, &mut models, &mut random).await;
             }
             7 | 8 if !models.is_empty() => {
                 let at = random.index(models.len());
                 let model = &mut models[at];
-                let stream = life.open(model.id).await;
+                let stream = server.open(model.id).await;
                 let (start, end) = (stream.start_offset().0, stream.durable_end().0);
                 let to = start + random.below(end - start + 1);
                 stream.trim(StreamOffset(to)).await.unwrap();
@@ -446,17 +446,17 @@ async fn run_model(seed: u64) {
             }
             9 | 10 if !models.is_empty() => {
                 let at = random.index(models.len());
-                models[at].check(&life, &mut random).await;
+                models[at].check(&server, &mut random).await;
             }
             11 if !models.is_empty() => {
                 let at = random.index(models.len());
-                models[at].take_over(&life).await;
+                models[at].take_over(&server).await;
             }
             _ if !models.is_empty() => {
                 // A burst, spread over the streams; acknowledged together.
                 let mut writers = Vec::new();
                 for model in &models {
-                    writers.push(life.open(model.id).await);
+                    writers.push(server.open(model.id).await);
                 }
                 let mut pending = Vec::new();
                 for _ in 0..1 + random.below(40) {
@@ -466,7 +466,7 @@ async fn run_model(seed: u64) {
                     let longest = if random.chance(0.1) { 12_000 } else { 300 };
                     let len = usize::try_from(random.below(longest)).unwrap();
                     let batch = batch(model.id, stream.next_offset().0, count, len);
-                    pending.push(append(&life.store, stream, &batch).await);
+                    pending.push(append(&server.store, stream, &batch).await);
                     model.acknowledged.push(batch);
                 }
                 for done in pending {
@@ -477,32 +477,32 @@ async fn run_model(seed: u64) {
         }
     }
     for model in &mut models {
-        model.check(&life, &mut random).await;
+        model.check(&server, &mut random).await;
     }
-    life.store.flush().await.unwrap();
-    life.power_cut(&mut world);
-    let life = go_on(&world, &mut models, &mut random).await;
-    life.close().await;
+    server.store.flush().await.unwrap();
+    server.power_cut(&mut world);
+    let server = go_on(&world, &mut models, &mut random).await;
+    server.close().await;
 }
 
 /// Starts the next run, which must find everything.
-async fn go_on(world: &World, models: &mut [Model], random: &mut Random) -> Life {
-    let life = world.start().await;
-    assert_eq!((&life.recovery.gaps, &life.recovery.missing_end), (&vec![], &None));
+async fn go_on(world: &World, models: &mut [Model], random: &mut Random) -> Server {
+    let server = world.start().await;
+    assert_eq!((&server.recovery.gaps, &server.recovery.missing_end), (&vec![], &None));
     for model in models {
-        model.check(&life, random).await;
+        model.check(&server, random).await;
     }
-    life
+    server
 }
 
 impl Model {
     /// A newer writer opens the stream while the older one has something in flight.
-    async fn take_over(&mut self, life: &Life) {
-        let older = life.open(self.id).await;
+    async fn take_over(&mut self, server: &Server) {
+        let older = server.open(self.id).await;
         let in_flight = batch(self.id, older.next_offset().0, 1, 100);
-        let done = append(&life.store, &older, &in_flight).await;
+        let done = append(&server.store, &older, &in_flight).await;
         self.epoch += 1;
-        let newer = life.store.open_stream(self.id, StreamEpoch(self.epoch)).await.unwrap();
+        let newer = server.store.open_stream(self.id, StreamEpoch(self.epoch)).await.unwrap();
         assert!(done.now_or_never().is_some_and(|done| done.is_ok()), "it is waited for");
         assert_eq!(newer.durable_end(), in_flight.end());
         self.acknowledged.push(in_flight);
@@ -511,8 +511,8 @@ impl Model {
         assert!(matches!(older.close().await, Err(StoreError::Fenced { .. })));
     }
 
-    async fn check(&mut self, life: &Life, random: &mut Random) {
-        let stream = life.store.stream(self.id).expect("an acknowledged stream");
+    async fn check(&mut self, server: &Server, random: &mut Random) {
+        let stream = server.store.stream(self.id).expect("an acknowledged stream");
         assert_eq!(stream.newest_epoch(), StreamEpoch(self.epoch), "stream {}", self.id);
         let end = self.acknowledged.last().map_or(0, |last| last.end().0);
         assert_eq!(stream.next_offset().0, end, "stream {}", self.id);

@@ -36,50 +36,51 @@ fn world(seed: u64, directory: &Path) -> World {
 
 /// Writes a stream in two objects; nothing of it is in memory or on disk.
 async fn written(world: &World, batches: u64, batch_bytes: usize) -> (StreamId, Vec<Batch>) {
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let id = stream.id();
     let all: Vec<_> = (0..batches).map(|i| batch(id, i * 3, 3, batch_bytes)).collect();
     for half in all.chunks(all.len().div_ceil(2)) {
         for batch in half {
-            append(&life.store, &stream, batch).await.await.unwrap();
+            append(&server.store, &stream, batch).await.await.unwrap();
         }
-        life.store.flush().await.unwrap();
+        server.store.flush().await.unwrap();
     }
-    assert_eq!(life.store.stats().objects, 2);
+    assert_eq!(server.store.stats().objects, 2);
     drop(stream);
-    life.close().await;
+    server.close().await;
     (id, all)
 }
 
-fn stats(life: &Life) -> DiskCacheStats {
-    life.store.stats().disk_cache
+fn stats(server: &Server) -> DiskCacheStats {
+    server.store.stats().disk_cache
 }
 
-fn reads(life: &Life) -> u64 {
-    life.objects.reads.load(Ordering::SeqCst)
+fn reads(server: &Server) -> u64 {
+    server.objects.reads.load(Ordering::SeqCst)
 }
 
 /// Starts a server and waits until its disk cache is open.
-async fn start(world: &World) -> Life {
+async fn start(world: &World) -> Server {
     opened(world.start().await).await
 }
 
-async fn opened(life: Life) -> Life {
-    eventually("the disk cache is open", || stats(&life).is_open || stats(&life).has_failed).await;
-    assert!(!stats(&life).has_failed);
-    life
+async fn opened(server: Server) -> Server {
+    eventually("the disk cache is open", || stats(&server).is_open || stats(&server).has_failed)
+        .await;
+    assert!(!stats(&server).has_failed);
+    server
 }
 
-async fn read(life: &Life, id: StreamId) -> Vec<Batch> {
-    read_from(&life.store.stream(id).unwrap(), 0, 3 * MIB).await
+async fn read(server: &Server, id: StreamId) -> Vec<Batch> {
+    read_from(&server.store.stream(id).unwrap(), 0, 3 * MIB).await
 }
 
 /// Waits until everything that was fetched is on disk.
-async fn wait_until_written(life: &Life) {
+async fn wait_until_written(server: &Server) {
     let is_written = |stats: DiskCacheStats| stats.writes + stats.dropped_writes >= stats.misses;
-    eventually("what was fetched is on disk", || is_written(stats(life))).await;
-    assert_eq!(stats(life).dropped_writes, 0);
+    eventually("what was fetched is on disk", || is_written(stats(server))).await;
+    assert_eq!(stats(server).dropped_writes, 0);
 }
 
 #[tokio::test]
@@ -88,26 +89,26 @@ async fn blocks_read_before_a_restart_are_not_fetched_again() {
     let world = world(1, directory.path());
     let (id, batches) = written(&world, 20, 400_000).await;
 
-    let life = start(&world).await;
-    assert!(read(&life, id).await == batches);
-    wait_until_written(&life).await;
-    let fetched = reads(&life);
+    let server = start(&world).await;
+    assert!(read(&server, id).await == batches);
+    wait_until_written(&server).await;
+    let fetched = reads(&server);
     assert!(fetched >= 4, "two indexes, and the blocks of two objects");
-    let first = stats(&life);
+    let first = stats(&server);
     assert!(first.written_bytes > 8_000_000, "{first:?}");
     // The block cache holds only a part of it.
-    assert!(read(&life, id).await == batches);
-    assert_eq!(reads(&life), fetched);
-    assert!(stats(&life).hits > 0);
-    life.close().await;
+    assert!(read(&server, id).await == batches);
+    assert_eq!(reads(&server), fetched);
+    assert!(stats(&server).hits > 0);
+    server.close().await;
 
-    let life = start(&world).await;
-    assert!(read(&life, id).await == batches);
-    let again = stats(&life);
-    assert_eq!((reads(&life), life.store.stats().reads.gets), (0, 0), "{again:?}");
+    let server = start(&world).await;
+    assert!(read(&server, id).await == batches);
+    let again = stats(&server);
+    assert_eq!((reads(&server), server.store.stats().reads.gets), (0, 0), "{again:?}");
     assert_eq!((again.misses, again.writes, again.damaged, again.errors), (0, 0, 0, 0));
     assert!(again.hits >= again.entries as u64 && again.hit_bytes > 8_000_000, "{again:?}");
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
@@ -115,15 +116,15 @@ async fn blocks_on_disk_are_read_while_the_object_store_is_down() {
     let directory = directory();
     let world = world(2, directory.path());
     let (id, batches) = written(&world, 20, 400_000).await;
-    let life = start(&world).await;
-    assert!(read(&life, id).await == batches);
-    wait_until_written(&life).await;
-    life.close().await;
+    let server = start(&world).await;
+    assert!(read(&server, id).await == batches);
+    wait_until_written(&server).await;
+    server.close().await;
 
-    let life = world.start_with(|objects| objects.down.store(true, Ordering::SeqCst)).await;
-    let life = opened(life).await;
-    assert!(read(&life, id).await == batches);
-    life.close().await;
+    let server = world.start_with(|objects| objects.down.store(true, Ordering::SeqCst)).await;
+    let server = opened(server).await;
+    assert!(read(&server, id).await == batches);
+    server.close().await;
 }
 
 #[tokio::test]
@@ -132,17 +133,17 @@ async fn a_lost_directory_only_slows_reads_down() {
     let world = world(3, directory.path());
     let (id, batches) = written(&world, 20, 400_000).await;
     for is_in_use in [false, true, false] {
-        let life = start(&world).await;
+        let server = start(&world).await;
         if is_in_use {
             // Files are created in it meanwhile.
             while directory.path().exists() {
                 let _ = fs::remove_dir_all(directory.path());
             }
         }
-        assert!(read(&life, id).await == batches);
-        assert!(reads(&life) >= 4, "all of it from the object store");
-        assert!(read(&life, id).await == batches, "from wherever");
-        life.close().await;
+        assert!(read(&server, id).await == batches);
+        assert!(reads(&server) >= 4, "all of it from the object store");
+        assert!(read(&server, id).await == batches, "from wherever");
+        server.close().await;
         let _ = fs::remove_dir_all(directory.path());
     }
 }
@@ -178,16 +179,16 @@ async fn a_damaged_directory_does_not_affect_reads_and_is_repaired() {
     let (id, batches) = written(&world, 60, 20_000).await;
     let mut fetched = 0;
     for seed in 0..30 {
-        let life = start(&world).await;
-        assert!(read(&life, id).await == batches, "seed {seed}");
-        wait_until_written(&life).await;
-        fetched += reads(&life);
-        life.close().await;
+        let server = start(&world).await;
+        assert!(read(&server, id).await == batches, "seed {seed}");
+        wait_until_written(&server).await;
+        fetched += reads(&server);
+        server.close().await;
 
-        let life = start(&world).await;
-        assert!(read(&life, id).await == batches, "seed {seed}");
-        assert_eq!(reads(&life), 0, "seed {seed}: what was damaged was cached again");
-        life.close().await;
+        let server = start(&world).await;
+        assert!(read(&server, id).await == batches, "seed {seed}");
+        assert_eq!(reads(&server), 0, "seed {seed}: what was damaged was cached again");
+        server.close().await;
         damage(directory.path(), &mut Random::new(seed));
     }
     assert!(fetched > 10, "nothing was hit");
@@ -202,9 +203,9 @@ async fn concurrent_readers_of_more_than_the_cache_holds_get_what_was_written() 
     let disk = world.options.disk_cache.as_mut().unwrap();
     (disk.max_disk_bytes, disk.memory_bytes) = (12 << 20, 4 << 20);
     world.options.background_threads = 2;
-    let life = start(&world).await;
+    let server = start(&world).await;
     let readers = (0..8).map(|seed| {
-        let (stream, batches) = (life.store.stream(id).unwrap(), batches.clone());
+        let (stream, batches) = (server.store.stream(id).unwrap(), batches.clone());
         tokio::spawn(async move {
             let mut random = Random::new(seed);
             for _ in 0..20 {
@@ -219,8 +220,8 @@ async fn concurrent_readers_of_more_than_the_cache_holds_get_what_was_written() 
     for reader in join_all(readers).await {
         reader.unwrap();
     }
-    eventually("the oldest was evicted", || stats(&life).evicted > 0).await;
-    let stats = stats(&life);
+    eventually("the oldest was evicted", || stats(&server).evicted > 0).await;
+    let stats = stats(&server);
     assert!(stats.is_open && stats.hits > 0 && stats.damaged == 0, "{stats:?}");
-    life.close().await;
+    server.close().await;
 }

@@ -111,35 +111,35 @@ const HOUR: Duration = Duration::from_secs(3600);
 const SOON: Duration = Duration::from_millis(5);
 
 /// Appends batches of two offsets each to the streams in turn; the last one is for the last stream.
-async fn fill(life: &Life, streams: &[StreamId], bases: std::ops::Range<u64>) {
+async fn fill(server: &Server, streams: &[StreamId], bases: std::ops::Range<u64>) {
     for base in bases {
         for id in streams {
-            let stream = life.open(*id).await;
+            let stream = server.open(*id).await;
             let next = batch(*id, base * 2, 2, PAYLOAD_BYTES);
-            append(&life.store, &stream, &next).await.await.unwrap();
+            append(&server.store, &stream, &next).await.await.unwrap();
         }
     }
 }
 
-async fn create(life: &Life, count: usize) -> Vec<StreamId> {
+async fn create(server: &Server, count: usize) -> Vec<StreamId> {
     let mut ids = Vec::new();
     for _ in 0..count {
-        ids.push(life.create_log().await.id());
+        ids.push(server.create_log().await.id());
     }
     ids
 }
 
-fn ends_of(life: &Life, streams: &[StreamId]) -> Vec<(u64, u64)> {
+fn ends_of(server: &Server, streams: &[StreamId]) -> Vec<(u64, u64)> {
     let ends = streams.iter().map(|id| {
-        let stream = life.store.stream(*id).unwrap();
+        let stream = server.store.stream(*id).unwrap();
         (stream.next_offset().0, stream.durable_end().0)
     });
     ends.collect()
 }
 
 /// Returns the bases of the batches that a reader gets.
-async fn bases(life: &Life, id: StreamId) -> Vec<u64> {
-    let stream = life.store.stream(id).unwrap();
+async fn bases(server: &Server, id: StreamId) -> Vec<u64> {
+    let stream = server.store.stream(id).unwrap();
     let (mut next, mut bases) = (stream.start_offset(), Vec::new());
     loop {
         let batches = stream.fetch(next, 1000).await.unwrap().batches;
@@ -155,17 +155,17 @@ async fn bases(life: &Life, id: StreamId) -> Vec<u64> {
 async fn an_offset_is_never_handed_out_twice() {
     for is_closed in [true, false] {
         let mut world = world(if is_closed { HOUR } else { SOON });
-        let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-        let streams = create(&life, 2).await;
-        fill(&life, &streams, 0..3).await;
+        let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+        let streams = create(&server, 2).await;
+        fill(&server, &streams, 0..3).await;
         if is_closed {
-            life.close().await;
+            server.close().await;
             world.disk = world.disk.process_crash();
         } else {
-            let header = || life.store.wal_header();
-            let appended = || life.store.stats().wal.appended;
+            let header = || server.store.wal_header();
+            let appended = || server.store.stats().wal.appended;
             eventually("the header has the end", || header().durable == appended()).await;
-            life.crash(&mut world);
+            server.crash(&mut world);
         }
         let image = world.disk.image();
         let catalog = world.catalog.clone();
@@ -182,62 +182,68 @@ async fn an_offset_is_never_handed_out_twice() {
                 world.objects = Arc::default();
                 world.catalog = Arc::new(catalog.load().unwrap().into());
                 part.damage(&world.disk, &range);
-                let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-                assert_eq!(life.recovery.wal.damage.len(), 1, "{case}");
+                let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+                assert_eq!(server.recovery.wal.damage.len(), 1, "{case}");
                 let is_last_ends = what.is_none() && part == Part::Everything;
                 if let Some((id, base)) = what {
-                    assert_eq!(life.recovery.gaps, [gap(id, base..base + 2)], "{case}");
+                    assert_eq!(server.recovery.gaps, [gap(id, base..base + 2)], "{case}");
                 } else if !is_last_ends {
-                    assert_eq!(life.recovery.gaps, [], "{case}");
+                    assert_eq!(server.recovery.gaps, [], "{case}");
                 }
-                let next: Vec<u64> = ends_of(&life, &streams).iter().map(|end| end.0).collect();
+                let next: Vec<u64> = ends_of(&server, &streams).iter().map(|end| end.0).collect();
                 if is_last_ends {
                     assert!(next.iter().all(|next| *next >= 6), "{case}");
                 } else {
-                    assert_eq!(ends_of(&life, &streams), [(6, 6), (6, 6)], "{case}");
+                    assert_eq!(ends_of(&server, &streams), [(6, 6), (6, 6)], "{case}");
                 }
-                continues(life, &mut world, &streams, &next, &case).await;
+                continues(server, &mut world, &streams, &next, &case).await;
             }
         }
     }
 }
 
 /// Checks that streams continue at `next`, also after a crash and when the damage is trimmed.
-async fn continues(life: Life, world: &mut World, streams: &[StreamId], next: &[u64], case: &str) {
-    let gaps = life.recovery.gaps.clone();
+async fn continues(
+    server: Server,
+    world: &mut World,
+    streams: &[StreamId],
+    next: &[u64],
+    case: &str,
+) {
+    let gaps = server.recovery.gaps.clone();
     // A consumer that waits at the end.
-    let stream = life.store.stream(streams[0]).unwrap();
+    let stream = server.store.stream(streams[0]).unwrap();
     let fetched = stream.fetch(StreamOffset(next[0]), 1000).await.unwrap();
     assert_eq!((fetched.batches.len(), fetched.durable_end.0), (0, next[0]), "{case}");
-    life.crash(world);
+    server.crash(world);
 
-    let life = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
     let expected: Vec<_> = next.iter().map(|next| (*next, *next)).collect();
-    assert_eq!(ends_of(&life, streams), expected, "after a crash: {case}");
+    assert_eq!(ends_of(&server, streams), expected, "after a crash: {case}");
     assert_eq!(
-        life.recovery.gaps, gaps,
+        server.recovery.gaps, gaps,
         "it is still known what is lost and what was skipped: {case}"
     );
-    let read = bases(&life, streams[1]).await;
-    life.store.flush().await.unwrap();
-    assert_eq!(ends_of(&life, streams), expected, "after an upload: {case}");
-    assert_eq!(bases(&life, streams[1]).await, read, "{case}");
-    life.close().await;
+    let read = bases(&server, streams[1]).await;
+    server.store.flush().await.unwrap();
+    assert_eq!(ends_of(&server, streams), expected, "after an upload: {case}");
+    assert_eq!(bases(&server, streams[1]).await, read, "{case}");
+    server.close().await;
     world.disk = world.disk.process_crash();
 
-    let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-    assert_eq!((life.recovery.wal.damage.len(), life.recovery.gaps.len()), (0, 0), "{case}");
-    assert_eq!(ends_of(&life, streams), expected, "after the damage was trimmed: {case}");
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    assert_eq!((server.recovery.wal.damage.len(), server.recovery.gaps.len()), (0, 0), "{case}");
+    assert_eq!(ends_of(&server, streams), expected, "after the damage was trimmed: {case}");
     for (id, next) in streams.iter().zip(next) {
-        let stream = life.open(*id).await;
+        let stream = server.open(*id).await;
         let more = batch(*id, *next, 1, 10);
-        append(&life.store, &stream, &more).await.await.unwrap();
+        append(&server.store, &stream, &more).await.await.unwrap();
         // A reader in the middle of the gap gets what is behind it.
         let before = StreamOffset(next - 1);
         let fetched = stream.fetch(before, 1000).await.unwrap();
         assert_eq!(fetched.batches.last(), Some(&more), "{case}");
     }
-    life.crash(world);
+    server.crash(world);
 }
 
 /// Records appended since the last ends record are damaged. If a header is left, exactly its
@@ -247,36 +253,36 @@ async fn continues(life: Life, world: &mut World, streams: &[StreamId], next: &[
 async fn uncovered_damage_skips_a_bounded_number_of_offsets() {
     for part in Part::ALL {
         let mut world = world(HOUR);
-        let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-        let streams = create(&life, 3).await;
-        fill(&life, &streams[..2], 0..3).await;
-        fill(&life, &streams[2..], 0..1).await;
-        life.crash(&mut world);
+        let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+        let streams = create(&server, 3).await;
+        fill(&server, &streams[..2], 0..3).await;
+        fill(&server, &streams[2..], 0..1).await;
+        server.crash(&mut world);
         let range = batch_at(&world.disk, streams[1], 4);
         part.damage(&world.disk, &range);
-        let life = world.try_start(Arc::new(Nothing)).await.unwrap();
+        let server = world.try_start(Arc::new(Nothing)).await.unwrap();
         let case = format!("{part:?}");
-        let next: Vec<u64> = ends_of(&life, &streams).iter().map(|end| end.0).collect();
+        let next: Vec<u64> = ends_of(&server, &streams).iter().map(|end| end.0).collect();
         assert_eq!(next[2], 2, "a batch behind the damage: {case}");
         match part {
             Part::Payload | Part::WalHeader => {
-                assert_eq!(life.recovery.gaps, [gap(streams[1], 4..6)], "{case}");
+                assert_eq!(server.recovery.gaps, [gap(streams[1], 4..6)], "{case}");
                 assert_eq!(next[..2], [6, 6], "{case}");
             }
             Part::StreamHeader | Part::Everything => {
                 let records = (range.end - range.start).div_ceil(64);
                 let most = records * (16 << 10);
                 let gaps = [skipped(streams[0], 6..6 + most), skipped(streams[1], 4..4 + most)];
-                assert_eq!(life.recovery.gaps, gaps, "{case}");
-                let lost = life.store.stats().lost;
+                assert_eq!(server.recovery.gaps, gaps, "{case}");
+                let lost = server.store.stats().lost;
                 assert_eq!((lost.gaps, lost.offsets), (0, 0));
                 assert_eq!((lost.skipped_gaps, lost.skipped_offsets), (2, 2 * most));
-                let detail = life.store.degraded().pop().unwrap().detail;
+                let detail = server.store.degraded().pop().unwrap().detail;
                 let named = format!("skipped: offsets 6 to {} of stream", 5 + most);
                 assert!(detail.contains(&named), "{detail}");
             }
         }
-        continues(life, &mut world, &streams, &next, &case).await;
+        continues(server, &mut world, &streams, &next, &case).await;
     }
 }
 
@@ -284,52 +290,52 @@ async fn uncovered_damage_skips_a_bounded_number_of_offsets() {
 #[tokio::test]
 async fn a_batch_larger_than_all_before_is_appended_once_the_catalog_records_its_size() {
     let mut world = world(HOUR);
-    let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-    let stream = life.create_log().await;
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let stream = server.create_log().await;
     let large = batch(stream.id(), 0, 100_000, 10);
     assert!(matches!(stream.append(new_batch(&large)), Err(AppendError::Full)));
-    append(&life.store, &stream, &large).await.await.unwrap();
-    let key = || life.store.meta_value("stream/largest-count");
+    append(&server.store, &stream, &large).await.await.unwrap();
+    let key = || server.store.meta_value("stream/largest-count");
     assert_eq!(key().as_deref(), Some(&b"131072"[..]));
     // Recorded from now on.
     let large = batch(stream.id(), 100_000, 131_072, 10);
     stream.append(new_batch(&large)).unwrap().await.unwrap();
     let (id, end) = (stream.id(), large.end().0);
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
     let range = batch_at(&world.disk, id, 100_000);
     // Otherwise this would be the end of the log.
-    let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-    life.crash(&mut world);
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    server.crash(&mut world);
     Part::Everything.damage(&world.disk, &range);
-    let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-    assert!(ends_of(&life, &[id])[0].0 >= end);
-    life.crash(&mut world);
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    assert!(ends_of(&server, &[id])[0].0 >= end);
+    server.crash(&mut world);
 }
 
 /// A trim may go into lost offsets at the end, with nothing behind them.
 #[tokio::test]
 async fn a_stream_can_be_trimmed_into_a_gap_at_its_end() {
     let mut world = world(HOUR);
-    let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-    let streams = create(&life, 1).await;
-    fill(&life, &streams, 0..3).await;
-    life.close().await;
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let streams = create(&server, 1).await;
+    fill(&server, &streams, 0..3).await;
+    server.close().await;
     world.disk = world.disk.process_crash();
     Part::Payload.damage(&world.disk, &batch_at(&world.disk, streams[0], 4));
-    let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-    let stream = life.open(streams[0]).await;
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let stream = server.open(streams[0]).await;
     assert!(stream.trim(StreamOffset(7)).await.is_err());
     stream.trim(StreamOffset(5)).await.unwrap();
     assert_eq!((stream.start_offset().0, stream.next_offset().0), (5, 6));
-    assert!(bases(&life, streams[0]).await.is_empty());
-    life.store.flush().await.unwrap();
-    assert_eq!(life.store.stats().objects, 0, "there was nothing to write");
+    assert!(bases(&server, streams[0]).await.is_empty());
+    server.store.flush().await.unwrap();
+    assert_eq!(server.store.stats().objects, 0, "there was nothing to write");
     drop(stream);
-    life.crash(&mut world);
-    let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-    assert_eq!(ends_of(&life, &streams), [(6, 6)]);
-    life.close().await;
+    server.crash(&mut world);
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    assert_eq!(ends_of(&server, &streams), [(6, 6)]);
+    server.close().await;
 }
 
 /// The arguments of calls of a fold: the offsets, and the number of batches in them.
@@ -356,28 +362,28 @@ impl Fold for Asked {
 #[tokio::test]
 async fn a_gap_at_the_end_is_folded_once_its_owner_has_handled_it() {
     let mut world = world(HOUR);
-    let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-    let streams = create(&life, 1).await;
-    fill(&life, &streams, 0..3).await;
-    life.close().await;
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let streams = create(&server, 1).await;
+    fill(&server, &streams, 0..3).await;
+    server.close().await;
     world.disk = world.disk.process_crash();
     Part::Payload.damage(&world.disk, &batch_at(&world.disk, streams[0], 4));
 
     world.options.upload_interval = Duration::from_millis(1);
     let asked = Arc::new(Asked::default());
-    let life = world.try_start(asked.clone()).await.unwrap();
+    let server = world.try_start(asked.clone()).await.unwrap();
     tokio::time::sleep(20 * world.options.upload_interval).await;
-    assert_eq!((life.store.stats().uploads, &*asked.0.lock()), (0, &vec![]));
-    let replay = life.store.stream(streams[0]).unwrap().replay();
+    assert_eq!((server.store.stats().uploads, &*asked.0.lock()), (0, &vec![]));
+    let replay = server.store.stream(streams[0]).unwrap().replay();
     assert_eq!(replay.gaps(), [StreamOffset(4)..StreamOffset(6)]);
-    life.store.begin_uploads();
-    eventually("it is uploaded", || life.store.stats().uploads > 0).await;
+    server.store.begin_uploads();
+    eventually("it is uploaded", || server.store.stats().uploads > 0).await;
     assert_eq!(*asked.0.lock(), [(0..4, 2), (4..6, 0)]);
-    life.crash(&mut world);
-    let life = world.try_start(asked).await.unwrap();
-    let replay = life.store.stream(streams[0]).unwrap().replay();
+    server.crash(&mut world);
+    let server = world.try_start(asked).await.unwrap();
+    let replay = server.store.stream(streams[0]).unwrap().replay();
     assert_eq!((replay.checkpoint_end, replay.gaps()), (StreamOffset(6), vec![]));
-    life.close().await;
+    server.close().await;
 }
 
 /// A list for many streams is split into several records.
@@ -385,45 +391,45 @@ async fn a_gap_at_the_end_is_folded_once_its_owner_has_handled_it() {
 async fn ends_of_many_streams_are_split() {
     let mut world = world(HOUR);
     world.wal_options.max_record_bytes = 1000; // 57 streams
-    let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-    let ids = life.store.new_stream_ids(150).await.unwrap();
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let ids = server.store.new_stream_ids(150).await.unwrap();
     let create = |id: &StreamId| Change::CreateStream { id: *id, kind: 0 };
-    life.store.commit(ids.iter().map(create).collect()).await.unwrap();
-    fill(&life, &ids, 0..1).await;
-    life.close().await;
+    server.store.commit(ids.iter().map(create).collect()).await.unwrap();
+    fill(&server, &ids, 0..1).await;
+    server.close().await;
     world.disk = world.disk.process_crash();
     let all = records(&world.disk);
     assert_eq!(all.iter().filter(|(_, what)| what.is_none()).count(), 3);
     let last = batch_at(&world.disk, ids[149], 0);
     Part::Everything.damage(&world.disk, &last);
-    let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-    assert_eq!(life.recovery.gaps, [gap(ids[149], 0..2)]);
-    life.close().await;
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    assert_eq!(server.recovery.gaps, [gap(ids[149], 0..2)]);
+    server.close().await;
 }
 
 /// Nothing is written while nothing is appended.
 #[tokio::test]
 async fn an_idle_log_does_not_change() {
     let world = world(SOON);
-    let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-    let streams = create(&life, 2).await;
-    fill(&life, &streams, 0..3).await;
-    let wal = || life.store.stats().wal;
-    let header = || life.store.wal_header();
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let streams = create(&server, 2).await;
+    fill(&server, &streams, 0..3).await;
+    let wal = || server.store.stats().wal;
+    let header = || server.store.wal_header();
     eventually("the header has the end", || header().durable == wal().appended).await;
     let before = (wal().appended, wal().header_writes);
     tokio::time::sleep(20 * SOON).await;
     assert_eq!((wal().appended, wal().header_writes), before);
-    life.close().await;
+    server.close().await;
 }
 
 /// A log may be full for a long time, in which nothing is appended.
 #[tokio::test]
 async fn the_header_has_the_end_of_a_full_log() {
     let mut world = world(SOON);
-    let life = world.start().await;
-    let stream = life.create_log().await;
-    life.objects.down.store(true, Ordering::SeqCst);
+    let server = world.start().await;
+    let stream = server.create_log().await;
+    server.objects.down.store(true, Ordering::SeqCst);
     let mut next = 0;
     // In the end there is no space for a list of ends either, which is larger.
     for len_bytes in [10_000, 500, 1] {
@@ -436,11 +442,11 @@ async fn the_header_has_the_end_of_a_full_log() {
             next += 1;
         }
     }
-    let header = || life.store.wal_header();
-    let appended = || life.store.stats().wal.appended;
+    let header = || server.store.wal_header();
+    let appended = || server.store.stats().wal.appended;
     eventually("the header has the end", || header().durable == appended()).await;
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
 }
 
 /// A stream as its clients know it.
@@ -452,16 +458,16 @@ struct Known {
 }
 
 /// Runs one seed: runs of the server that end in any way, with damage to any records in between.
-async fn damaged_lives(seed: u64) -> (u64, u64) {
+async fn damaged_runs(seed: u64) -> (u64, u64) {
     let mut random = Random::new(seed);
     let mut world = world([HOUR, Duration::from_millis(1)][random.below(2) as usize]);
     let mut known: BTreeMap<StreamId, Known> = BTreeMap::new();
     let (mut damaged, mut lost) = (0, 0);
     for _ in 0..2 + random.below(4) {
-        let life = world.try_start(Arc::new(Nothing)).await.unwrap();
-        lost += life.store.stats().lost.offsets;
+        let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+        lost += server.store.stats().lost.offsets;
         for (id, known) in &mut known {
-            let stream = life.store.stream(*id).unwrap();
+            let stream = server.store.stream(*id).unwrap();
             let (next, durable) = (stream.next_offset().0, stream.durable_end().0);
             assert!(
                 next >= known.end,
@@ -469,13 +475,14 @@ async fn damaged_lives(seed: u64) -> (u64, u64) {
                 known.end
             );
             assert_eq!(next, durable, "seed {seed}");
-            let gaps: Vec<_> = life.recovery.gaps.iter().filter(|gap| gap.stream == *id).collect();
+            let gaps: Vec<_> =
+                server.recovery.gaps.iter().filter(|gap| gap.stream == *id).collect();
             let is_lost = |batch: &Batch| {
                 gaps.iter()
                     .any(|gap| gap.offsets.start <= batch.base && batch.end() <= gap.offsets.end)
             };
             known.batches.retain(|batch| !is_lost(batch));
-            let read = read_all(&life, *id).await;
+            let read = read_all(&server, *id).await;
             let acknowledged = known.batches.iter().filter(|batch| batch.end().0 <= known.end);
             assert!(
                 acknowledged.eq(read.iter().filter(|batch| batch.end().0 <= known.end)),
@@ -486,16 +493,16 @@ async fn damaged_lives(seed: u64) -> (u64, u64) {
             (known.batches, known.end) = (read, next);
         }
         while known.len() < 4 {
-            known.insert(life.create_log().await.id(), Known::default());
+            known.insert(server.create_log().await.id(), Known::default());
         }
         let mut pending = Vec::new();
         for _ in 0..random.below(40) {
             let at = random.below(known.len() as u64) as usize;
             let (id, known) = known.iter_mut().nth(at).unwrap();
-            let stream = life.open(*id).await;
+            let stream = server.open(*id).await;
             let count = 1 + random.below(5) as u32;
             let next = batch(*id, stream.next_offset().0, count, 1 + random.below(3000) as usize);
-            let append = append(&life.store, &stream, &next).await;
+            let append = append(&server.store, &stream, &next).await;
             known.batches.push(next.clone());
             if random.below(4) > 0 {
                 append.await.unwrap();
@@ -504,22 +511,22 @@ async fn damaged_lives(seed: u64) -> (u64, u64) {
                 pending.push(append);
             }
             match random.below(20) {
-                0 => life.store.flush().await.unwrap(),
+                0 => server.store.flush().await.unwrap(),
                 1 => tokio::time::sleep(Duration::from_millis(random.below(5))).await,
                 _ => {}
             }
         }
         match random.below(3) {
             0 => {
-                life.close().await;
+                server.close().await;
                 known.values_mut().for_each(|known| {
                     known.end =
                         known.batches.last().map_or(known.end, |last| last.end().0).max(known.end);
                 });
                 world.disk = world.disk.process_crash();
             }
-            1 => life.power_cut(&mut world),
-            _ => life.crash(&mut world),
+            1 => server.power_cut(&mut world),
+            _ => server.crash(&mut world),
         }
         drop(pending);
         damaged += u64::from(damage(&mut world, &mut random));
@@ -527,8 +534,8 @@ async fn damaged_lives(seed: u64) -> (u64, u64) {
     (damaged, lost)
 }
 
-async fn read_all(life: &Life, id: StreamId) -> Vec<Batch> {
-    let stream = life.store.stream(id).unwrap();
+async fn read_all(server: &Server, id: StreamId) -> Vec<Batch> {
+    let stream = server.store.stream(id).unwrap();
     let (mut next, mut read) = (stream.start_offset(), Vec::new());
     loop {
         let batches = stream.fetch(next, 10_000).await.unwrap().batches;
@@ -590,8 +597,8 @@ fn no_seed_hands_out_an_offset_twice() {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let (mut damaged, mut lost) = (0, 0);
     for seed in start..start + seeds {
-        let case = std::panic::catch_unwind(|| runtime.block_on(damaged_lives(seed)));
-        let Ok((more_damaged, more_lost)) = case else {
+        let outcome = std::panic::catch_unwind(|| runtime.block_on(damaged_runs(seed)));
+        let Ok((more_damaged, more_lost)) = outcome else {
             panic!("seed {seed}: ALLUVIUM_MODEL_START={seed} ALLUVIUM_MODEL_SEEDS=1");
         };
         damaged += more_damaged;

@@ -74,46 +74,46 @@ impl Run {
         self.random.below(one_in) == 0
     }
 
-    async fn lives(&mut self) {
+    async fn run_servers(&mut self) {
         for _ in 0..1 + self.random.below(4) {
-            let life = self.world.start().await;
-            self.found(&life).await;
-            self.live(&life).await;
+            let server = self.world.start().await;
+            self.found(&server).await;
+            self.run_server(&server).await;
             if self.chance(2) {
-                self.begin_to_open(&life).await;
+                self.begin_to_open(&server).await;
             }
-            let stats = life.store.stats();
+            let stats = server.store.stats();
             self.compactions += stats.compactions;
             self.uploads += stats.uploads;
             match self.random.below(4) {
                 0 => {
-                    life.objects.down.store(false, Ordering::SeqCst);
-                    life.close().await;
+                    server.objects.down.store(false, Ordering::SeqCst);
+                    server.close().await;
                     self.lists.values_mut().for_each(|list| list.acknowledged = list.batches.len());
                 }
-                1 => life.power_cut(&mut self.world),
-                _ => life.crash(&mut self.world),
+                1 => server.power_cut(&mut self.world),
+                _ => server.crash(&mut self.world),
             }
         }
-        let life = self.world.start().await;
-        self.found(&life).await;
-        life.close().await;
+        let server = self.world.start().await;
+        self.found(&server).await;
+        server.close().await;
     }
 
     /// Checks after a start that at least what was acknowledged is there, and that everything there
     /// was appended.
-    async fn found(&mut self, life: &Life) {
-        let mut ids = life.store.stream_ids();
+    async fn found(&mut self, server: &Server) {
+        let mut ids = server.store.stream_ids();
         ids.sort_unstable();
         assert_eq!(ids, self.lists.keys().copied().collect::<Vec<_>>());
-        assert_eq!(life.store.stats().lost, Lost::default());
+        assert_eq!(server.store.stats().lost, Lost::default());
         for (id, list) in &mut self.lists {
-            let stream = life.store.stream(*id).unwrap();
+            let stream = server.store.stream(*id).unwrap();
             let newest = stream.newest_epoch().0;
             assert!(newest == list.epoch || Some(newest) == list.opening, "stream {id}: {newest}");
             (list.epoch, list.opening) = (newest, None);
             if let Some(older) = newest.checked_sub(1) {
-                assert_refused(life.store.open_stream(*id, StreamEpoch(older)).await.err());
+                assert_refused(server.store.open_stream(*id, StreamEpoch(older)).await.err());
             }
             assert_eq!(stream.start_offset(), list.start, "stream {id}");
             let end = stream.durable_end();
@@ -133,16 +133,16 @@ impl Run {
         }
     }
 
-    async fn live(&mut self, life: &Life) {
+    async fn run_server(&mut self, server: &Server) {
         let mut writers = Writers::new();
         for (id, list) in &self.lists {
-            let opened = life.store.open_stream(*id, StreamEpoch(list.epoch)).await;
+            let opened = server.store.open_stream(*id, StreamEpoch(list.epoch)).await;
             writers.insert(*id, opened.expect("it has this epoch"));
         }
         let mut pending: Vec<(StreamId, Append, usize)> = Vec::new();
         for _ in 0..self.random.below(80) {
             if self.lists.is_empty() || (self.lists.len() < 6 && self.chance(20)) {
-                let writer = life.create(KIND_LOG).await;
+                let writer = server.create(KIND_LOG).await;
                 self.lists.insert(writer.id(), List::default());
                 writers.insert(writer.id(), writer);
                 continue;
@@ -151,13 +151,13 @@ impl Run {
             let id = *self.lists.keys().nth(at).unwrap();
             let stream = &writers[&id];
             match self.random.below(20) {
-                0..9 => pending.push(self.append(life, stream).await),
+                0..9 => pending.push(self.append(server, stream).await),
                 9..11 => self.acknowledge(&mut pending).await,
-                11..13 => self.fetch(life, stream).await,
-                13 => self.take_over(life, id, &mut writers).await,
-                14 => self.search(life, stream).await,
-                15 if !life.objects.down.load(Ordering::SeqCst) => {
-                    life.store.flush().await.unwrap();
+                11..13 => self.fetch(server, stream).await,
+                13 => self.take_over(server, id, &mut writers).await,
+                14 => self.search(server, stream).await,
+                15 if !server.objects.down.load(Ordering::SeqCst) => {
+                    server.store.flush().await.unwrap();
                 }
                 16 => self.trim(stream).await,
                 17 if self.chance(6) => {
@@ -167,8 +167,8 @@ impl Run {
                 }
                 18 => {
                     let down = self.chance(3);
-                    life.objects.down.store(down, Ordering::SeqCst);
-                    life.objects.fail_writes.store(self.random.below(3), Ordering::SeqCst);
+                    server.objects.down.store(down, Ordering::SeqCst);
+                    server.objects.fail_writes.store(self.random.below(3), Ordering::SeqCst);
                 }
                 _ => tokio::time::sleep(Duration::from_micros(self.random.below(500))).await,
             }
@@ -184,7 +184,11 @@ impl Run {
         }
     }
 
-    async fn append(&mut self, life: &Life, stream: &StreamWriter) -> (StreamId, Append, usize) {
+    async fn append(
+        &mut self,
+        server: &Server,
+        stream: &StreamWriter,
+    ) -> (StreamId, Append, usize) {
         let longest = [100, 3000, 20_000][self.random.below(3) as usize];
         let (count, len) = (1 + self.random.below(3) as u32, 1 + self.random.below(longest));
         let list = self.lists.get_mut(&stream.id()).unwrap();
@@ -194,8 +198,8 @@ impl Run {
                 Ok(append) => break append,
                 Err(AppendError::Full) => {
                     // Otherwise it would wait forever.
-                    life.objects.down.store(false, Ordering::SeqCst);
-                    tokio::time::timeout(HANG, life.store.wait_for_space())
+                    server.objects.down.store(false, Ordering::SeqCst);
+                    tokio::time::timeout(HANG, server.store.wait_for_space())
                         .await
                         .expect("a lost wake-up");
                 }
@@ -208,12 +212,12 @@ impl Run {
 
     /// A newer writer opens the stream while the older one appends as fast as it can, and then
     /// tries every operation.
-    async fn take_over(&mut self, life: &Life, id: StreamId, writers: &mut Writers) {
+    async fn take_over(&mut self, server: &Server, id: StreamId, writers: &mut Writers) {
         let list = self.lists.get_mut(&id).unwrap();
         let epoch = StreamEpoch(list.epoch + 1 + self.random.below(3));
         let older = writers.remove(&id).unwrap();
         let opening = tokio::spawn({
-            let store = life.store.clone();
+            let store = server.store.clone();
             async move { store.open_stream(id, epoch).await.expect("it is the newest") }
         });
         let last = loop {
@@ -233,7 +237,7 @@ impl Run {
         assert_eq!((end, end), (newer.durable_end(), StreamOffset(list.next()).max(list.start)));
         (list.epoch, list.acknowledged) = (epoch.0, list.batches.len());
         assert_refused(older.trim(end).await.err());
-        assert_refused(life.store.open_stream(id, older.epoch()).await.err());
+        assert_refused(server.store.open_stream(id, older.epoch()).await.err());
         match self.random.below(2) {
             0 => assert_refused(older.delete().await.err()),
             _ => assert_refused(older.close().await.err()),
@@ -242,11 +246,11 @@ impl Run {
     }
 
     /// Begins to open a stream; the run may end at any moment of that.
-    async fn begin_to_open(&mut self, life: &Life) {
+    async fn begin_to_open(&mut self, server: &Server) {
         let Some((id, list)) = self.lists.iter_mut().next() else { return };
         let (id, epoch) = (*id, list.epoch + 1);
         list.opening = Some(epoch);
-        let store = life.store.clone();
+        let store = server.store.clone();
         tokio::spawn(async move { drop(store.open_stream(id, StreamEpoch(epoch)).await) });
         for _ in 0..self.random.below(20) {
             tokio::task::yield_now().await;
@@ -261,7 +265,7 @@ impl Run {
         }
     }
 
-    async fn fetch(&mut self, life: &Life, stream: &Stream) {
+    async fn fetch(&mut self, server: &Server, stream: &Stream) {
         let max_bytes = 1 + self.random.below(30_000) as usize;
         let list = &self.lists[&stream.id()];
         let from = StreamOffset(self.random.below(list.next() + 2));
@@ -279,13 +283,13 @@ impl Run {
                 assert!(from < list.start || from.0 > list.next(), "{from} is there");
             }
             Err(FetchError::Failed(error)) => {
-                assert!(life.objects.down.load(Ordering::SeqCst), "{error}");
+                assert!(server.objects.down.load(Ordering::SeqCst), "{error}");
             }
             Err(error) => panic!("{error}"),
         }
     }
 
-    async fn search(&mut self, life: &Life, stream: &Stream) {
+    async fn search(&mut self, server: &Server, stream: &Stream) {
         let list = &self.lists[&stream.id()];
         let time = self.random.below(list.next() * 10 + 20).cast_signed();
         let durable = stream.durable_end();
@@ -293,7 +297,7 @@ impl Run {
         match stream.find_time(time).await {
             Ok(Some(found)) => assert_eq!(Some(&found), expected, "at {time}"),
             Ok(None) => assert!(expected.is_none_or(|batch| batch.end() > durable), "at {time}"),
-            Err(error) => assert!(life.objects.down.load(Ordering::SeqCst), "{error}"),
+            Err(error) => assert!(server.objects.down.load(Ordering::SeqCst), "{error}"),
         }
     }
 
@@ -330,7 +334,7 @@ fn streams_are_lists() {
     for seed in start..start + seeds {
         let mut run = Run::new(seed);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            runtime.block_on(run.lives());
+            runtime.block_on(run.run_servers());
         }));
         if let Err(panic) = outcome {
             eprintln!("seed {seed}: ALLUVIUM_MODEL_START={seed} ALLUVIUM_MODEL_SEEDS=1");

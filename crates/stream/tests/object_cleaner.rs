@@ -18,44 +18,49 @@ const WAL_BYTES: u64 = 1 << 20;
 #[tokio::test]
 async fn an_object_is_deleted_when_no_stream_has_a_part_of_it() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let other = life.create_log().await;
-    append(&life.store, &other, &batch(other.id(), 0, 1, 10)).await.await.unwrap();
-    let (stream, batches) = three_objects(&life).await;
+    let server = world.start().await;
+    let other = server.create_log().await;
+    append(&server.store, &other, &batch(other.id(), 0, 1, 10)).await.await.unwrap();
+    let (stream, batches) = three_objects(&server).await;
     let before = names(&world).await;
 
     stream.trim(StreamOffset(39)).await.unwrap();
     assert_eq!(
-        life.store.stats().objects,
+        server.store.stats().objects,
         3,
         "the first has a part of the other stream, the second a batch that is not trimmed"
     );
     stream.trim(StreamOffset(40)).await.unwrap();
-    eventually("the second object is deleted", || life.store.stats().retired_objects == 0).await;
+    eventually("the second object is deleted", || server.store.stats().retired_objects == 0).await;
     assert_eq!(names(&world).await, [before[0].clone(), before[2].clone()]);
-    assert_eq!((life.store.stats().objects, stream.size_bytes()), (2, 10_000));
+    assert_eq!((server.store.stats().objects, stream.size_bytes()), (2, 10_000));
     assert_eq!(read_from(&stream, 40, 1 << 20).await, batches[20..]);
 
     // Failed deletions are retried, also after the next start.
-    life.objects.deletes_fail.store(true, Ordering::SeqCst);
-    life.store.commit(vec![delete(other.id()), delete(stream.id())]).await.unwrap();
-    eventually("it tries again", || life.store.stats().clean_up_failures >= 5).await;
+    server.objects.deletes_fail.store(true, Ordering::SeqCst);
+    server.store.commit(vec![delete(other.id()), delete(stream.id())]).await.unwrap();
+    eventually("it tries again", || server.store.stats().clean_up_failures >= 5).await;
     assert_eq!(
-        (names(&world).await.len(), life.store.stats().objects, life.store.stats().retired_objects),
+        (
+            names(&world).await.len(),
+            server.store.stats().objects,
+            server.store.stats().retired_objects
+        ),
         (2, 0, 2)
     );
     drop((stream, other));
-    life.crash(&mut world);
-    let life = world.start_with(|objects| objects.deletes_fail.store(true, Ordering::SeqCst)).await;
-    eventually("it tries again", || life.store.stats().clean_up_failures >= 5).await;
-    assert_eq!((names(&world).await.len(), life.store.stats().retired_objects), (2, 2));
-    life.objects.deletes_fail.store(false, Ordering::SeqCst);
-    eventually("all objects are deleted", || life.store.stats().retired_objects == 0).await;
+    server.crash(&mut world);
+    let server =
+        world.start_with(|objects| objects.deletes_fail.store(true, Ordering::SeqCst)).await;
+    eventually("it tries again", || server.store.stats().clean_up_failures >= 5).await;
+    assert_eq!((names(&world).await.len(), server.store.stats().retired_objects), (2, 2));
+    server.objects.deletes_fail.store(false, Ordering::SeqCst);
+    eventually("all objects are deleted", || server.store.stats().retired_objects == 0).await;
     assert_eq!(names(&world).await, [""; 0]);
-    life.close().await;
-    let life = world.start().await;
-    assert_eq!(life.store.stats().retired_objects, 0, "and forgotten");
-    life.close().await;
+    server.close().await;
+    let server = world.start().await;
+    assert_eq!(server.store.stats().retired_objects, 0, "and forgotten");
+    server.close().await;
 }
 
 /// Puts an object that an interrupted upload has left behind.
@@ -74,92 +79,92 @@ async fn failed_listings_and_deletions_of_orphans_are_retried() {
     let world = World::new(WAL_BYTES, 1);
     world.start().await.close().await;
     put_orphan(&world).await;
-    let life = world
+    let server = world
         .start_with(|objects| {
             make_listings_old(objects);
             objects.lists_fail.store(true, Ordering::SeqCst);
             objects.deletes_fail.store(true, Ordering::SeqCst);
         })
         .await;
-    eventually("it lists again", || life.store.stats().clean_up_failures >= 3).await;
-    assert_eq!(life.store.stats().orphans, 0, "it is unknown");
-    life.objects.lists_fail.store(false, Ordering::SeqCst);
-    eventually("it is found", || life.store.stats().orphans == 1).await;
-    let failures = life.store.stats().clean_up_failures;
-    eventually("it tries again", || life.store.stats().clean_up_failures >= failures + 3).await;
+    eventually("it lists again", || server.store.stats().clean_up_failures >= 3).await;
+    assert_eq!(server.store.stats().orphans, 0, "it is unknown");
+    server.objects.lists_fail.store(false, Ordering::SeqCst);
+    eventually("it is found", || server.store.stats().orphans == 1).await;
+    let failures = server.store.stats().clean_up_failures;
+    eventually("it tries again", || server.store.stats().clean_up_failures >= failures + 3).await;
     assert_eq!(names(&world).await.len(), 1);
-    let reasons: Vec<_> = life.store.degraded().into_iter().map(|it| it.reason).collect();
+    let reasons: Vec<_> = server.store.degraded().into_iter().map(|it| it.reason).collect();
     assert_eq!(reasons, [Reason::ObjectDeletionFailing]);
-    life.objects.deletes_fail.store(false, Ordering::SeqCst);
-    eventually("it is deleted", || life.store.stats().orphans == 0).await;
-    eventually("the report ends", || life.store.degraded().is_empty()).await;
-    assert_eq!((life.store.stats().orphans_deleted, names(&world).await.len()), (1, 0));
-    life.close().await;
+    server.objects.deletes_fail.store(false, Ordering::SeqCst);
+    eventually("it is deleted", || server.store.stats().orphans == 0).await;
+    eventually("the report ends", || server.store.degraded().is_empty()).await;
+    assert_eq!((server.store.stats().orphans_deleted, names(&world).await.len()), (1, 0));
+    server.close().await;
 }
 
 /// The object store's clock is behind ours by more than the least age of an orphan.
 #[tokio::test]
 async fn an_object_that_waits_for_its_commit_is_not_an_orphan() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world
+    let server = world
         .start_with(|objects| {
             make_listings_old(objects);
             objects.lists_fail.store(true, Ordering::SeqCst);
         })
         .await;
-    let (stream, batch) = (life.create_log().await, |id| batch(id, 0, 1, 1000));
-    append(&life.store, &stream, &batch(stream.id())).await.await.unwrap();
-    let answer = life.objects.answers.lock().await;
+    let (stream, batch) = (server.create_log().await, |id| batch(id, 0, 1, 1000));
+    append(&server.store, &stream, &batch(stream.id())).await.await.unwrap();
+    let answer = server.objects.answers.lock().await;
     let flush = tokio::spawn({
-        let store = life.store.clone();
+        let store = server.store.clone();
         async move { store.flush().await }
     });
     while names(&world).await.is_empty() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     put_orphan(&world).await;
-    life.objects.lists_fail.store(false, Ordering::SeqCst);
-    eventually("it has scanned", || life.store.stats().orphans_deleted == 1).await;
+    server.objects.lists_fail.store(false, Ordering::SeqCst);
+    eventually("it has scanned", || server.store.stats().orphans_deleted == 1).await;
     drop(answer);
     flush.await.unwrap().unwrap();
     let id = stream.id();
     drop(stream);
-    life.close().await;
-    let life = world.start().await;
-    let stream = life.open(id).await;
+    server.close().await;
+    let server = world.start().await;
+    let stream = server.open(id).await;
     assert_eq!(read_from(&stream, 0, 1).await, [batch(id)]);
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 /// An upload that was not committed may have written what the log has lost since.
 #[tokio::test]
 async fn orphans_stay_when_records_are_lost() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let (id, mut next) = (stream.id(), 0);
     for _ in 0..3 {
-        append(&life.store, &stream, &batch(id, next, 1, 10_000)).await.await.unwrap();
+        append(&server.store, &stream, &batch(id, next, 1, 10_000)).await.await.unwrap();
         next += 1;
     }
     let lost = payload(id, 1, 10_000);
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
     put_orphan(&world).await;
     let image = world.disk.image();
     let at = image.windows(16).position(|window| window == &lost[5000..5016]).expect("it is there");
     world.disk.poke(at as u64, &[image[at] ^ 1]);
     for deleted in [true, false] {
         // Damage in the middle is a gap; what a stream lost that was deleted since is not.
-        let life = world.start_with(make_listings_old).await;
-        eventually("it has scanned", || life.store.stats().orphans == 1).await;
-        assert_eq!(life.recovery.gaps.is_empty(), !deleted);
+        let server = world.start_with(make_listings_old).await;
+        eventually("it has scanned", || server.store.stats().orphans == 1).await;
+        assert_eq!(server.recovery.gaps.is_empty(), !deleted);
         if deleted {
-            life.store.commit(vec![delete(id)]).await.unwrap();
+            server.store.commit(vec![delete(id)]).await.unwrap();
         }
-        assert_eq!((names(&world).await.len(), life.store.stats().orphans_deleted), (1, 0));
-        life.crash(&mut world);
+        assert_eq!((names(&world).await.len(), server.store.stats().orphans_deleted), (1, 0));
+        server.crash(&mut world);
     }
 }
 

@@ -16,59 +16,59 @@ use object_store::ObjectStoreExt;
 const WAL_BYTES: u64 = 1 << 20;
 
 /// Restarts the server, which removes what is uploaded from the log cache.
-async fn restart(life: Life, world: &World) -> Life {
-    life.close().await;
+async fn restart(server: Server, world: &World) -> Server {
+    server.close().await;
     world.start().await
 }
 
 #[tokio::test]
 async fn cached_data_is_read_from_memory_and_older_data_from_objects() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let (stream, batches) = three_objects(&life).await;
+    let server = world.start().await;
+    let (stream, batches) = three_objects(&server).await;
     assert_eq!(read_from(&stream, 0, 5000).await, batches);
     assert_eq!(
-        life.objects.reads.load(Ordering::SeqCst),
+        server.objects.reads.load(Ordering::SeqCst),
         0,
         "uploaded, and still in the log cache"
     );
     let id = stream.id();
     drop(stream);
 
-    let life = restart(life, &world).await;
-    let stream = life.open(id).await;
+    let server = restart(server, &world).await;
+    let stream = server.open(id).await;
     assert_eq!(
         read_from(&stream, 0, 1 << 20).await,
         batches,
         "one fetch runs through several objects"
     );
-    let reads = life.objects.reads.load(Ordering::SeqCst);
-    let cached = life.store.stats().block_cache_used_bytes;
+    let reads = server.objects.reads.load(Ordering::SeqCst);
+    let cached = server.store.stats().block_cache_used_bytes;
     assert!((30_000..1 << 20).contains(&cached), "{cached}");
     assert_eq!(reads, 6, "an index and a block of each object");
     assert_eq!(read_from(&stream, 0, 700).await, batches);
     assert_eq!(read_from(&stream, 33, 2500).await, batches[16..]);
-    assert_eq!(life.objects.reads.load(Ordering::SeqCst), reads, "again from the block cache");
+    assert_eq!(server.objects.reads.load(Ordering::SeqCst), reads, "again from the block cache");
 
     // Partly from objects, partly from the log cache.
     let more: Vec<Batch> = (30..35).map(|i| batch(id, i * 2, 2, 1000)).collect();
     for batch in &more {
-        append(&life.store, &stream, batch).await.await.unwrap();
+        append(&server.store, &stream, batch).await.await.unwrap();
     }
     let all = [batches, more].concat();
     assert_eq!(stream.fetch(StreamOffset(50), 1 << 20).await.unwrap().batches, all[25..]);
     assert_eq!(stream.size_bytes(), 35_000);
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn objects_can_be_read_without_the_catalog() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let other = life.create_log().await;
-    append(&life.store, &other, &batch(other.id(), 0, 7, 10)).await.await.unwrap();
-    let (stream, batches) = three_objects(&life).await;
+    let server = world.start().await;
+    let other = server.create_log().await;
+    append(&server.store, &other, &batch(other.id(), 0, 7, 10)).await.await.unwrap();
+    let (stream, batches) = three_objects(&server).await;
     let name = &names(&world).await[0];
     let object =
         Whole::open(world.objects.get(&name.as_str().into()).await.unwrap().bytes().await.unwrap())
@@ -80,17 +80,17 @@ async fn objects_can_be_read_without_the_catalog() {
     );
     assert_eq!(object.batches(&object.blocks[1]).unwrap(), batches[..10]);
     drop((stream, other));
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn a_damaged_object_is_an_error_that_names_it() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let (stream, batches) = three_objects(&life).await;
+    let server = world.start().await;
+    let (stream, batches) = three_objects(&server).await;
     let id = stream.id();
     drop(stream);
-    life.close().await;
+    server.close().await;
     let name = names(&world).await[1].clone();
     let good = world.objects.get(&name.as_str().into()).await.unwrap().bytes().await.unwrap();
     let blocks_end = good.len() - 64 - 56;
@@ -102,8 +102,8 @@ async fn a_damaged_object_is_an_error_that_names_it() {
         let mut bytes = good.to_vec();
         bytes[damaged_at] ^= 0x10;
         world.objects.put(&name.as_str().into(), bytes.into()).await.unwrap();
-        let life = world.start().await;
-        let stream = life.open(id).await;
+        let server = world.start().await;
+        let stream = server.open(id).await;
         let error = stream.fetch(StreamOffset(20), 1000).await.unwrap_err();
         assert!(matches!(error, FetchError::Failed(_)));
         let text = error.to_string();
@@ -120,20 +120,20 @@ async fn a_damaged_object_is_an_error_that_names_it() {
         );
         assert!(stream.find_time(200).await.is_err());
         drop(stream);
-        life.close().await;
+        server.close().await;
     }
 
     // Truncated; missing; and restored.
     world.objects.put(&name.as_str().into(), good.slice(..100).into()).await.unwrap();
-    let life = world.start().await;
-    let stream = life.open(id).await;
+    let server = world.start().await;
+    let stream = server.open(id).await;
     assert!(stream.fetch(StreamOffset(20), 1000).await.unwrap_err().to_string().contains(&name));
     world.objects.delete(&name.as_str().into()).await.unwrap();
     assert!(stream.fetch(StreamOffset(20), 1000).await.unwrap_err().to_string().contains(&name));
     world.objects.put(&name.as_str().into(), good.into()).await.unwrap();
     assert_eq!(read_from(&stream, 0, 5000).await, batches, "errors are not cached");
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 /// What is durable when a search begins is found, wherever it is by the time that the search gets
@@ -143,23 +143,23 @@ async fn times_are_found_while_an_upload_moves_batches() {
     let mut world = World::new(WAL_BYTES, 1);
     world.options.cache_bytes = 300 << 10;
     world.options.upload_bytes = 100 << 10;
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let id = stream.id();
     // The first object's range has a timestamp whose batch was trimmed, so the object must be read.
     let first = Batch { max_timestamp_ms: 1000, ..batch(id, 0, 1, 1000) };
-    append(&life.store, &stream, &first).await.await.unwrap();
+    append(&server.store, &stream, &first).await.await.unwrap();
     for i in 1..20 {
-        append(&life.store, &stream, &batch(id, i, 1, 1000)).await.await.unwrap();
+        append(&server.store, &stream, &batch(id, i, 1, 1000)).await.await.unwrap();
         if i == 9 {
-            life.store.flush().await.unwrap();
+            server.store.flush().await.unwrap();
         }
     }
     stream.trim(StreamOffset(1)).await.unwrap();
     drop(stream);
-    let life = restart(life, &world).await;
-    let (stream, other) = (life.store.stream(id).unwrap(), life.create_log().await);
-    let reading = life.objects.reading.lock().await;
+    let server = restart(server, &world).await;
+    let (stream, other) = (server.store.stream(id).unwrap(), server.create_log().await);
+    let reading = server.objects.reading.lock().await;
     let ask = |time: Option<i64>| {
         let stream = stream.clone();
         tokio::spawn(async move {
@@ -170,11 +170,11 @@ async fn times_are_found_while_an_upload_moves_batches() {
         })
     };
     let asked = [(ask(Some(150)), 15), (ask(None), 19)];
-    eventually("both wait for the object", || life.store.stats().reads.waiting == 2).await;
+    eventually("both wait for the object", || server.store.stats().reads.waiting == 2).await;
     // The rest is uploaded, and evicted by appends to another stream.
-    life.store.flush().await.unwrap();
+    server.store.flush().await.unwrap();
     for i in 0..600 {
-        append(&life.store, &other, &batch(other.id(), i, 1, 1000)).await.await.unwrap();
+        append(&server.store, &other, &batch(other.id(), i, 1, 1000)).await.await.unwrap();
     }
     drop(reading);
     for (asked, expected) in asked {
@@ -182,53 +182,53 @@ async fn times_are_found_while_an_upload_moves_batches() {
         assert_eq!(found, batch(id, expected, 1, 1000));
     }
     drop((stream, other));
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn a_search_keeps_the_objects_of_a_deleted_stream_until_it_ends() {
     let world = World::new(WAL_BYTES, 1);
-    let (life, stream, batches) = three_cold_objects(&world).await;
+    let (server, stream, batches) = three_cold_objects(&world).await;
     let id = stream.id();
-    let reading = life.objects.reading.lock().await;
+    let reading = server.objects.reading.lock().await;
     let asked = tokio::spawn({
         let stream = stream.clone();
         async move { stream.find_time(0).await }
     });
-    eventually("it reads an object", || life.objects.reads.load(Ordering::SeqCst) == 1).await;
-    life.store.commit(vec![delete(id)]).await.unwrap();
+    eventually("it reads an object", || server.objects.reads.load(Ordering::SeqCst) == 1).await;
+    server.store.commit(vec![delete(id)]).await.unwrap();
     drop(reading);
     assert_eq!(asked.await.unwrap().unwrap(), Some(batches[0].clone()));
     assert!(matches!(stream.find_time(0).await, Err(FetchError::Deleted)));
-    eventually("the objects are gone", || life.store.stats().retired_objects == 0).await;
-    life.close().await;
+    eventually("the objects are gone", || server.store.stats().retired_objects == 0).await;
+    server.close().await;
 }
 
 /// Creates the batches of [`three_objects`], with nothing of them in memory.
-async fn three_cold_objects(world: &World) -> (Life, StreamWriter, Vec<Batch>) {
-    let life = world.start().await;
-    let (stream, batches) = three_objects(&life).await;
+async fn three_cold_objects(world: &World) -> (Server, StreamWriter, Vec<Batch>) {
+    let server = world.start().await;
+    let (stream, batches) = three_objects(&server).await;
     let id = stream.id();
     drop(stream);
-    let life = restart(life, world).await;
-    let stream = life.open(id).await;
-    (life, stream, batches)
+    let server = restart(server, world).await;
+    let stream = server.open(id).await;
+    (server, stream, batches)
 }
 
 /// Creates a stream with batches of a block each, in one object, with nothing of it in memory.
-async fn large_batches(world: &World, count: u64) -> (Life, StreamWriter, Vec<Batch>) {
-    let life = world.start().await;
-    let stream = life.create_log().await;
+async fn large_batches(world: &World, count: u64) -> (Server, StreamWriter, Vec<Batch>) {
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let id = stream.id();
     let batches: Vec<Batch> = (0..count).map(|i| batch(id, i, 1, 1_000_000)).collect();
     for batch in &batches {
-        append(&life.store, &stream, batch).await.await.unwrap();
+        append(&server.store, &stream, batch).await.await.unwrap();
     }
-    life.store.flush().await.unwrap();
+    server.store.flush().await.unwrap();
     drop(stream);
-    let life = restart(life, world).await;
-    let stream = life.open(id).await;
-    (life, stream, batches)
+    let server = restart(server, world).await;
+    let stream = server.open(id).await;
+    (server, stream, batches)
 }
 
 #[tokio::test]
@@ -237,9 +237,9 @@ async fn batches_before_damage_are_read() {
         let mut world = World::new(64 << 20, 1);
         world.options.upload_bytes = 16 << 20;
         world.options.block_cache_bytes = block_cache_bytes;
-        let (life, stream, batches) = large_batches(&world, 14).await;
+        let (server, stream, batches) = large_batches(&world, 14).await;
         // One read returns eight blocks.
-        life.objects.unreadable_at.store(12_500_000, Ordering::SeqCst);
+        server.objects.unreadable_at.store(12_500_000, Ordering::SeqCst);
         let mut next = 0;
         let mut errors = 0;
         while errors < 3 {
@@ -252,25 +252,25 @@ async fn batches_before_damage_are_read() {
         assert_eq!(next, 8);
 
         // A damaged block in the middle of a read.
-        life.objects.unreadable_at.store(u64::MAX, Ordering::SeqCst);
+        server.objects.unreadable_at.store(u64::MAX, Ordering::SeqCst);
         drop(stream);
-        let life = restart(life, &world).await;
+        let server = restart(server, &world).await;
         let name = names(&world).await.remove(0);
         let mut bytes = whole(&world, &name).await;
         bytes[5_500_000] ^= 1;
         world.objects.put(&name.into(), bytes.into()).await.unwrap();
-        let stream = life.open(batches_stream(&life)).await;
+        let stream = server.open(batches_stream(&server)).await;
         let fetched = stream.fetch(StreamOffset(2), 50 << 20).await.unwrap();
         assert_eq!(fetched.batches, batches[2..5]);
         assert!(stream.fetch(StreamOffset(5), 50 << 20).await.is_err());
         assert_eq!(stream.fetch(StreamOffset(6), 1).await.unwrap().batches, batches[6..7]);
         drop(stream);
-        life.close().await;
+        server.close().await;
     }
 }
 
-fn batches_stream(life: &Life) -> alluvium_stream::StreamId {
-    life.store.stream_ids()[0]
+fn batches_stream(server: &Server) -> alluvium_stream::StreamId {
+    server.store.stream_ids()[0]
 }
 
 /// Plain HTTP has no better checksum than TCP's. What was damaged in transit is intact in the
@@ -278,26 +278,26 @@ fn batches_stream(life: &Life) -> alluvium_stream::StreamId {
 #[tokio::test]
 async fn blocks_damaged_in_transit_are_read_again() {
     let world = World::new(WAL_BYTES, 1);
-    let (life, stream, batches) = three_cold_objects(&world).await;
+    let (server, stream, batches) = three_cold_objects(&world).await;
     let id = stream.id();
     // The index is damaged, or the block, or both.
     for (flips, from) in [(0b01, 40), (0b10, 20), (0b101, 0)] {
-        life.objects.flip_reads.store(flips, Ordering::SeqCst);
+        server.objects.flip_reads.store(flips, Ordering::SeqCst);
         let fetched = stream.fetch(StreamOffset(from), 1 << 20).await.unwrap();
         assert_eq!(fetched.batches[0], batches[usize::try_from(from).unwrap() / 2]);
     }
-    assert_eq!(life.store.stats().reads.failures, 0);
+    assert_eq!(server.store.stats().reads.failures, 0);
     drop(stream);
 
-    let life = restart(life, &world).await;
-    let stream = life.open(id).await;
+    let server = restart(server, &world).await;
+    let stream = server.open(id).await;
     for flips in [0b11, 0b110] {
-        life.objects.flip_reads.store(flips, Ordering::SeqCst);
+        server.objects.flip_reads.store(flips, Ordering::SeqCst);
         let error = stream.fetch(StreamOffset(0), 1).await.unwrap_err();
         assert!(error.to_string().contains("does not match its checksum"), "{error}");
     }
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 async fn whole(world: &World, name: &str) -> Vec<u8> {
@@ -308,30 +308,30 @@ async fn whole(world: &World, name: &str) -> Vec<u8> {
 #[tokio::test]
 async fn an_object_without_a_range_of_the_catalog_is_an_error() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let (stream, batches) = three_objects(&life).await;
+    let server = world.start().await;
+    let (stream, batches) = three_objects(&server).await;
     let id = stream.id();
     drop(stream);
-    life.close().await;
+    server.close().await;
     let mut snapshot = world.catalog.load().unwrap();
     let ranges = &mut snapshot.streams.get_mut(&id).unwrap().ranges;
     ranges[1].object = ranges[0].object;
     world.catalog = Arc::new(snapshot.into());
-    let life = world.start().await;
-    let stream = life.store.stream(id).unwrap();
+    let server = world.start().await;
+    let stream = server.store.stream(id).unwrap();
     let before = stream.fetch(StreamOffset(0), 1 << 20).await.unwrap().batches;
     assert_eq!(before, batches[..10], "up to there");
     let error = stream.fetch(StreamOffset(20), 1 << 20).await.unwrap_err().to_string();
     assert!(error.contains("the index has nothing of 20..40"), "{error}");
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn a_missing_object_is_an_error() {
     let mut world = World::new(64 << 20, 1);
     world.options.block_cache_bytes = 64 << 20;
-    let (life, stream, batches) = large_batches(&world, 4).await;
+    let (server, stream, batches) = large_batches(&world, 4).await;
     assert_eq!(stream.fetch(StreamOffset(0), 1_500_000).await.unwrap().batches, batches[..1]);
     let name = names(&world).await.remove(0);
     world.objects.delete(&name.into()).await.unwrap();
@@ -345,24 +345,24 @@ async fn a_missing_object_is_an_error() {
     };
     assert!(next < 4 && matches!(error, FetchError::Failed(_)), "{next}: {error}");
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 /// Blocks are a MiB, and a reader may want a few bytes of each.
 #[tokio::test]
 async fn batches_keep_at_most_twice_their_payload_in_memory() {
     let world = World::new(8 << 20, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let batches: Vec<Batch> = (0..2000).map(|i| batch(stream.id(), i, 1, 300)).collect();
     for batch in &batches {
-        drop(append(&life.store, &stream, batch).await);
+        drop(append(&server.store, &stream, batch).await);
     }
-    life.store.flush().await.unwrap();
+    server.store.flush().await.unwrap();
     let id = stream.id();
     drop(stream);
-    let life = restart(life, &world).await;
-    let stream = life.open(id).await;
+    let server = restart(server, &world).await;
+    let stream = server.open(id).await;
     for from in [0, 700, 1999] {
         let few = stream.fetch(StreamOffset(from), 1000).await.unwrap().batches;
         assert!(!few.is_empty() && few.iter().all(|batch| batch.payload.is_unique()));
@@ -374,7 +374,7 @@ async fn batches_keep_at_most_twice_their_payload_in_memory() {
     let all = stream.fetch(StreamOffset(0), 1 << 20).await.unwrap().batches;
     assert!(all == batches && !all[0].payload.is_unique(), "no copy of a whole block");
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 /// Whatever the order of the timestamps, each block's greatest one shows which block to read.
@@ -383,8 +383,8 @@ async fn a_search_by_time_costs_an_index_and_one_block() {
     let mut world = World::new(32 << 20, 1);
     world.options.upload_bytes = 8 << 20;
     world.options.block_cache_bytes = 64 << 20;
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     // Three in a block.
     let times = [30, 50, 10, 20, -1, 20, 5, 60, 90, 40, 55, 90];
     let batches = times.iter().zip(0..).map(|(time, base)| Batch {
@@ -393,14 +393,14 @@ async fn a_search_by_time_costs_an_index_and_one_block() {
     });
     let batches: Vec<Batch> = batches.collect();
     for batch in &batches {
-        append(&life.store, &stream, batch).await.await.unwrap();
+        append(&server.store, &stream, batch).await.await.unwrap();
     }
-    life.store.flush().await.unwrap();
-    assert_eq!(life.store.stats().objects, 1);
+    server.store.flush().await.unwrap();
+    assert_eq!(server.store.stats().objects, 1);
     let id = stream.id();
     drop(stream);
-    let life = restart(life, &world).await;
-    let stream = life.store.stream(id).unwrap();
+    let server = restart(server, &world).await;
+    let stream = server.store.stream(id).unwrap();
     let mut reads = 0;
     for (time, first, cost) in [
         (91, None, 0),
@@ -413,30 +413,30 @@ async fn a_search_by_time_costs_an_index_and_one_block() {
     ] {
         let found = stream.find_time(time).await.unwrap();
         assert_eq!(found, first.map(|at: usize| batches[at].clone()), "from {time} on");
-        let before = std::mem::replace(&mut reads, life.objects.reads.load(Ordering::SeqCst));
+        let before = std::mem::replace(&mut reads, server.objects.reads.load(Ordering::SeqCst));
         assert_eq!(reads - before, cost, "from {time} on");
     }
     assert_eq!(stream.max_time().await.unwrap(), Some(batches[8].clone()));
-    assert_eq!(life.objects.reads.load(Ordering::SeqCst), reads);
+    assert_eq!(server.objects.reads.load(Ordering::SeqCst), reads);
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn streams_deleted_during_their_upload_leave_nothing() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
+    let server = world.start().await;
     let mut streams = Vec::new();
     for kind in [KIND_LOG, KIND_LOG, KIND_STATE] {
-        let stream = life.create(kind).await;
+        let stream = server.create(kind).await;
         for i in 0..10 {
-            append(&life.store, &stream, &batch(stream.id(), i, 1, 100)).await.await.unwrap();
+            append(&server.store, &stream, &batch(stream.id(), i, 1, 100)).await.await.unwrap();
         }
         streams.push(stream);
     }
-    let answer = life.objects.answers.lock().await;
+    let answer = server.objects.answers.lock().await;
     let flush = tokio::spawn({
-        let store = life.store.clone();
+        let store = server.store.clone();
         async move { store.flush().await }
     });
     while names(&world).await.is_empty() {
@@ -444,7 +444,7 @@ async fn streams_deleted_during_their_upload_leave_nothing() {
     }
     streams[2].trim(StreamOffset(3)).await.unwrap();
     streams[1].trim(StreamOffset(10)).await.unwrap();
-    life.store.commit(vec![delete(streams[0].id())]).await.unwrap();
+    server.store.commit(vec![delete(streams[0].id())]).await.unwrap();
     drop(answer);
     flush.await.unwrap().unwrap();
     let starts = [streams[1].start_offset(), streams[2].start_offset()];
@@ -452,18 +452,18 @@ async fn streams_deleted_during_their_upload_leave_nothing() {
     while !names(&world).await.is_empty() {
         tokio::time::sleep(Duration::from_millis(1)).await; // it is not needed any more
     }
-    assert_eq!(life.store.stats().objects, 0);
+    assert_eq!(server.store.stats().objects, 0);
     drop(streams);
-    let life = restart(life, &world).await;
-    assert_eq!((life.store.stats().objects, life.store.stats().retired_objects), (0, 0));
-    life.close().await;
+    let server = restart(server, &world).await;
+    assert_eq!((server.store.stats().objects, server.store.stats().retired_objects), (0, 0));
+    server.close().await;
 }
 
 #[tokio::test]
 async fn batches_are_found_by_time() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create(KIND_LOG).await;
+    let server = world.start().await;
+    let stream = server.create(KIND_LOG).await;
     let id = stream.id();
     // Not in order, as with clients' clocks; with equal ones, and with none (-1).
     let times = [50, 20, 70, -1, 70, 10, 90, 30, 90, 40];
@@ -472,14 +472,14 @@ async fn batches_are_found_by_time() {
         .map(|(i, max_timestamp_ms)| Batch { max_timestamp_ms, ..batch(id, i, 1, 100) })
         .collect();
     for (i, batch) in batches.iter().enumerate() {
-        append(&life.store, &stream, batch).await.await.unwrap();
+        append(&server.store, &stream, batch).await.await.unwrap();
         if i == 3 || i == 6 {
-            life.store.flush().await.unwrap();
+            server.store.flush().await.unwrap();
         }
     }
     drop(stream);
-    let life = restart(life, &world).await;
-    let stream = life.open(id).await;
+    let server = restart(server, &world).await;
+    let stream = server.open(id).await;
     let check = async |start: usize| {
         for time in [-5, -1, 0, 20, 21, 50, 51, 70, 71, 90, 91] {
             let expected = batches[start..].iter().find(|batch| batch.max_timestamp_ms >= time);
@@ -501,10 +501,10 @@ async fn batches_are_found_by_time() {
         stream.trim(StreamOffset(start)).await.unwrap();
         check(usize::try_from(start).unwrap()).await;
     }
-    life.store.flush().await.unwrap();
+    server.store.flush().await.unwrap();
     check(10).await;
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
@@ -512,32 +512,32 @@ async fn large_objects_are_written_in_parts() {
     let mut world = World::new(64 << 20, 1);
     world.options.cache_bytes = 128 << 20;
     world.options.block_cache_bytes = 0;
-    let life = world.start().await;
+    let server = world.start().await;
     let mut all = Vec::new();
     for _ in 0..3 {
-        let stream = life.create_log().await;
+        let stream = server.create_log().await;
         let batches: Vec<Batch> = (0..7).map(|i| batch(stream.id(), i, 1, 900_000)).collect();
         for batch in &batches {
-            append(&life.store, &stream, batch).await.await.unwrap();
+            append(&server.store, &stream, batch).await.await.unwrap();
         }
         all.push((stream.id(), batches));
     }
-    life.store.flush().await.unwrap();
-    let stats = life.store.stats();
+    server.store.flush().await.unwrap();
+    let stats = server.store.stats();
     assert!(stats.object_bytes > 18_900_000, "{stats:?}");
-    let life = restart(life, &world).await;
+    let server = restart(server, &world).await;
     for (id, batches) in all {
-        let stream = life.open(id).await;
+        let stream = server.open(id).await;
         assert_eq!(read_from(&stream, 0, 3_000_000).await, batches);
     }
-    let stats = life.store.stats();
+    let stats = server.store.stats();
     assert_eq!(stats.block_cache_used_bytes, 0, "switched off");
-    life.close().await;
+    server.close().await;
 }
 
 /// Returns the number and bytes of requests to the object store.
-fn requests(life: &Life, class: &str, kind: &str) -> (u64, u64) {
-    let requests = life.store.stats().requests;
+fn requests(server: &Server, class: &str, kind: &str) -> (u64, u64) {
+    let requests = server.store.stats().requests;
     let found = requests.iter().find(|found| (found.class, found.kind) == (class, kind));
     found.map_or((0, 0), |found| (found.count, found.bytes))
 }
@@ -549,57 +549,57 @@ async fn a_large_stream_has_an_object_of_its_own() {
     world.options.cache_bytes = 128 << 20;
     world.options.upload_bytes = 32 << 20;
     world.wal_options.max_record_bytes = 2 << 20;
-    let life = world.start().await;
+    let server = world.start().await;
     let mut streams = Vec::new();
     // Slightly more than 8 MiB, twice, and three streams with less.
     for count in [9, 1, 8, 7, 1] {
-        let stream = life.create_log().await;
+        let stream = server.create_log().await;
         let batches: Vec<Batch> = (0..count).map(|i| batch(stream.id(), i, 1, 1 << 20)).collect();
         for batch in &batches {
-            append(&life.store, &stream, batch).await.await.unwrap();
+            append(&server.store, &stream, batch).await.await.unwrap();
         }
         streams.push((stream, batches));
     }
-    life.store.flush().await.unwrap();
-    let stats = life.store.stats();
+    server.store.flush().await.unwrap();
+    let stats = server.store.stats();
     assert_eq!((stats.uploads, stats.objects), (1, 3));
     assert_eq!(names(&world).await.len(), 3);
     assert!(stats.uploaded_bytes == stats.object_bytes && stats.object_bytes > 26 << 20);
     // All three are slightly larger than one part.
-    assert_eq!(requests(&life, "upload", "multipart"), (6, 0));
-    assert_eq!(requests(&life, "upload", "part"), (6, stats.uploaded_bytes));
-    assert_eq!(requests(&life, "upload", "put"), (0, 0));
-    assert_eq!(requests(&life, "clean-up", "delete"), (0, 0));
+    assert_eq!(requests(&server, "upload", "multipart"), (6, 0));
+    assert_eq!(requests(&server, "upload", "part"), (6, stats.uploaded_bytes));
+    assert_eq!(requests(&server, "upload", "put"), (0, 0));
+    assert_eq!(requests(&server, "clean-up", "delete"), (0, 0));
 
     // Deleting the stream deletes its object, and no other.
-    let delete = |at: usize| life.store.commit(vec![delete(streams[at].0.id())]);
+    let delete = |at: usize| server.store.commit(vec![delete(streams[at].0.id())]);
     delete(0).await.unwrap();
-    eventually("its object is deleted", || life.store.stats().retired_objects == 0).await;
-    assert_eq!((life.store.stats().objects, names(&world).await.len()), (2, 2));
-    assert_eq!(requests(&life, "clean-up", "delete"), (1, 0));
+    eventually("its object is deleted", || server.store.stats().retired_objects == 0).await;
+    assert_eq!((server.store.stats().objects, names(&world).await.len()), (2, 2));
+    assert_eq!(requests(&server, "clean-up", "delete"), (1, 0));
     delete(1).await.unwrap();
-    assert_eq!(life.store.stats().objects, 2, "others have a part in it");
+    assert_eq!(server.store.stats().objects, 2, "others have a part in it");
 
-    life.crash(&mut world);
-    let life = world.start().await;
-    assert_eq!((life.recovery.batches, life.store.stats().objects), (0, 2));
+    server.crash(&mut world);
+    let server = world.start().await;
+    assert_eq!((server.recovery.batches, server.store.stats().objects), (0, 2));
     for (stream, batches) in &streams[2..] {
-        let stream = life.open(stream.id()).await;
+        let stream = server.open(stream.id()).await;
         assert_eq!(read_from(&stream, 0, 4 << 20).await, *batches);
     }
-    let (count, bytes) = requests(&life, "read", "get");
-    assert!(count == life.objects.reads.load(Ordering::SeqCst) && bytes > 16 << 20, "{bytes}");
-    life.close().await;
+    let (count, bytes) = requests(&server, "read", "get");
+    assert!(count == server.objects.reads.load(Ordering::SeqCst) && bytes > 16 << 20, "{bytes}");
+    server.close().await;
 }
 
 /// A connection that died unnoticed delays a reader by seconds, without an error.
 #[tokio::test]
 async fn a_read_without_a_response_is_retried_once() {
     let world = World::new(WAL_BYTES, 1);
-    let (life, stream, batches) = three_cold_objects(&world).await;
-    let answer = life.objects.reading.lock().await;
+    let (server, stream, batches) = three_cold_objects(&world).await;
+    let answer = server.objects.reading.lock().await;
     let fetch = tokio::spawn(async move { stream.fetch(StreamOffset(0), 1).await });
-    let reads = || life.objects.reads.load(Ordering::SeqCst);
+    let reads = || server.objects.reads.load(Ordering::SeqCst);
     eventually("it is asked", || reads() == 1).await;
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(16)).await;
@@ -607,5 +607,5 @@ async fn a_read_without_a_response_is_retried_once() {
     eventually("it is asked again", || reads() == 2).await;
     drop(answer);
     assert_eq!(fetch.await.unwrap().unwrap().batches, batches[..1]);
-    life.close().await;
+    server.close().await;
 }

@@ -49,23 +49,23 @@ fn batches_of(id: StreamId, rounds: u64, longest: u64) -> Vec<Batch> {
 async fn many_writers_share_a_small_wal_without_end() {
     let mut world = World::new(1 << 20, 1);
     world.options.upload_interval = Duration::from_millis(20);
-    let life = world.start().await;
+    let server = world.start().await;
     let mut writers = JoinSet::new();
     let mut all = Vec::new();
     for i in 0..16 {
-        let stream = life.create(if i % 4 == 3 { KIND_STATE } else { KIND_LOG }).await;
+        let stream = server.create(if i % 4 == 3 { KIND_STATE } else { KIND_LOG }).await;
         let batches = batches_of(stream.id(), 300, 4000);
         all.push((stream, batches));
     }
     // The object store is down until writers are refused; then it stays up.
-    life.objects.down.store(true, Ordering::SeqCst);
+    server.objects.down.store(true, Ordering::SeqCst);
     for (i, (stream, batches)) in all.iter().enumerate() {
-        writers.spawn(write(life.store.clone(), stream.id(), batches.clone(), 1 + i));
+        writers.spawn(write(server.store.clone(), stream.id(), batches.clone(), 1 + i));
     }
-    eventually("all writers are refused", || life.store.stats().refused_appends >= 16).await;
-    life.objects.down.store(false, Ordering::SeqCst);
+    eventually("all writers are refused", || server.store.stats().refused_appends >= 16).await;
+    server.objects.down.store(false, Ordering::SeqCst);
     tokio::time::timeout(HANG, writers.join_all()).await.expect("a writer is stuck");
-    let stats = life.store.stats();
+    let stats = server.store.stats();
     assert!(
         stats.uploads > 5 && stats.refused_appends > 0,
         "the test caused no backpressure: {stats:?}"
@@ -83,7 +83,7 @@ async fn many_writers_share_a_small_wal_without_end() {
         }
     }
     drop(all);
-    life.close().await;
+    server.close().await;
 }
 
 /// Readers in parallel with writers, trims, uploads, evictions and a block cache that is too small.
@@ -98,14 +98,14 @@ async fn readers_find_acknowledged_batches_whatever_happens() {
     world.options.cache_bytes = 160 << 10;
     world.options.upload_bytes = 40 << 10;
     world.options.block_cache_bytes = 20_000;
-    let life = world.start().await;
+    let server = world.start().await;
     let mut tasks = JoinSet::new();
     for n in 0..4 {
-        let writer = life.create_log().await;
+        let writer = server.create_log().await;
         let stream = writer.clone();
         let acknowledged = Arc::new(AtomicU64::new(0));
         tasks.spawn({
-            let (store, stream) = (life.store.clone(), writer);
+            let (store, stream) = (server.store.clone(), writer);
             let acknowledged = acknowledged.clone();
             async move {
                 let mut random = Random::new(n);
@@ -167,9 +167,9 @@ async fn readers_find_acknowledged_batches_whatever_happens() {
     {
         ended.unwrap();
     }
-    let stats = life.store.stats();
+    let stats = server.store.stats();
     assert!(stats.uploads > 10, "{stats:?}");
-    life.close().await;
+    server.close().await;
 }
 
 /// The uploader takes cuts without a pause while appends run: no batch may be missed between the
@@ -177,9 +177,9 @@ async fn readers_find_acknowledged_batches_whatever_happens() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_append_is_missed_by_a_cut() {
     let mut world = World::new(1 << 20, 1);
-    let life = world.start().await;
+    let server = world.start().await;
     let flusher = tokio::spawn({
-        let store = life.store.clone();
+        let store = server.store.clone();
         async move {
             loop {
                 store.flush().await.unwrap();
@@ -189,7 +189,7 @@ async fn no_append_is_missed_by_a_cut() {
     });
     let mut writers = JoinSet::new();
     for _ in 0..4 {
-        let (store, id) = (life.store.clone(), life.create_log().await.id());
+        let (store, id) = (server.store.clone(), server.create_log().await.id());
         writers.spawn(async move {
             let mut batches: Vec<Batch> = Vec::new();
             while store.stats().uploads < 50 {
@@ -204,24 +204,24 @@ async fn no_append_is_missed_by_a_cut() {
     let all = tokio::time::timeout(HANG, writers.join_all()).await.expect("a writer is stuck");
     flusher.abort();
     let _ = flusher.await;
-    life.store.flush().await.unwrap();
-    life.crash(&mut world);
-    let life = world.start().await;
-    assert_eq!(life.recovery.batches, 0, "all was uploaded, so what a cut had missed is gone");
+    server.store.flush().await.unwrap();
+    server.crash(&mut world);
+    let server = world.start().await;
+    assert_eq!(server.recovery.batches, 0, "all was uploaded, so what a cut had missed is gone");
     for (id, batches) in all {
-        let stream = life.open(id).await;
+        let stream = server.open(id).await;
         assert_eq!(read_from(&stream, 0, 100_000).await, batches);
         assert_eq!(state_of(&stream), expected_state(id, &batches));
     }
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn an_object_store_that_is_down_causes_backpressure_and_no_loss() {
     let world = World::new(1 << 20, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
-    life.objects.down.store(true, Ordering::SeqCst);
+    let server = world.start().await;
+    let stream = server.create_log().await;
+    server.objects.down.store(true, Ordering::SeqCst);
     let batches = batches_of(stream.id(), 1500, 2000);
     let mut next = batches.iter();
     let mut taken = 0;
@@ -237,44 +237,44 @@ async fn an_object_store_that_is_down_causes_backpressure_and_no_loss() {
             Err(error) => panic!("{error}"),
         }
     };
-    eventually("it keeps trying", || life.objects.failed.load(Ordering::SeqCst) > 3).await;
+    eventually("it keeps trying", || server.objects.failed.load(Ordering::SeqCst) > 3).await;
     let woken = tokio::time::timeout(Duration::from_millis(50), async {
         loop {
-            life.store.wait_for_space().await;
+            server.store.wait_for_space().await;
             if stream.append(new_batch(refused)).is_ok() {
                 break;
             }
         }
     });
     assert!(woken.await.is_err(), "there is no space while the object store is down");
-    assert!(life.store.failure().is_none(), "the store has not failed");
-    let stats = life.store.stats();
+    assert!(server.store.failure().is_none(), "the store has not failed");
+    let stats = server.store.stats();
     assert!(
         stats.cache_used_bytes <= stats.cache_bound_bytes
             && stats.wal.used_bytes <= stats.wal.ring_bytes
     );
     assert_eq!(read_from(&stream, 0, 1 << 20).await, batches[..taken], "reads continue");
 
-    life.objects.down.store(false, Ordering::SeqCst);
+    server.objects.down.store(false, Ordering::SeqCst);
     for batch in &batches[taken..] {
-        append(&life.store, &stream, batch).await.await.unwrap();
+        append(&server.store, &stream, batch).await.await.unwrap();
     }
     assert_eq!(read_from(&stream, 0, 1 << 20).await, batches);
     assert_eq!(state_of(&stream), expected_state(stream.id(), &batches));
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 /// A missing response is also a failure, only later.
 #[tokio::test]
 async fn requests_without_a_response_are_retried() {
     let world = World::new(1 << 20, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
-    append(&life.store, &stream, &batch(stream.id(), 0, 1, 100)).await.await.unwrap();
-    let answer = life.objects.answers.lock().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
+    append(&server.store, &stream, &batch(stream.id(), 0, 1, 100)).await.await.unwrap();
+    let answer = server.objects.answers.lock().await;
     let flush = tokio::spawn({
-        let store = life.store.clone();
+        let store = server.store.clone();
         async move { store.flush().await }
     });
     while names(&world).await.is_empty() {
@@ -283,13 +283,13 @@ async fn requests_without_a_response_are_retried() {
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(301)).await;
     tokio::time::resume();
-    eventually("the failure is known", || life.store.stats().upload_failing.is_some()).await;
-    let error = life.store.stats().upload_failing.unwrap().error;
+    eventually("the failure is known", || server.store.stats().upload_failing.is_some()).await;
+    let error = server.store.stats().upload_failing.unwrap().error;
     assert!(error.contains("no response"), "{error}");
     drop(answer);
     flush.await.unwrap().unwrap();
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 /// Replaces the contents of the object store by `others`; returns the former contents.
@@ -309,23 +309,23 @@ async fn exchange(world: &World, others: Vec<(Path, Bytes)>) -> Vec<(Path, Bytes
 
 /// Starts an upload and waits until it has found another object store than before. It continues
 /// when the original one is back.
-async fn refused(life: &Life) -> JoinHandle<Result<(), StoreError>> {
-    let store = life.store.clone();
+async fn refused(server: &Server) -> JoinHandle<Result<(), StoreError>> {
+    let store = server.store.clone();
     let flush = tokio::spawn(async move { store.flush().await });
-    eventually("it is noticed", || life.store.stats().upload_failing.is_some()).await;
-    let error = life.store.stats().upload_failing.unwrap().error;
+    eventually("it is noticed", || server.store.stats().upload_failing.is_some()).await;
+    let error = server.store.stats().upload_failing.unwrap().error;
     assert!(error.contains("not mounted"), "{error}");
     flush
 }
 
-async fn all_is_uploaded(life: Life, mut world: World, id: StreamId, batches: &[Batch]) {
-    life.crash(&mut world);
-    let life = world.start().await;
-    assert_eq!(life.recovery.batches, 0, "nothing is in the WAL alone");
-    let stream = life.store.stream(id).unwrap();
+async fn all_is_uploaded(server: Server, mut world: World, id: StreamId, batches: &[Batch]) {
+    server.crash(&mut world);
+    let server = world.start().await;
+    assert_eq!(server.recovery.batches, 0, "nothing is in the WAL alone");
+    let stream = server.store.stream(id).unwrap();
     assert_eq!(read_from(&stream, 0, 1 << 20).await, batches);
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 /// A directory whose file system is not mounted can still be written to. What was written there is
@@ -333,18 +333,18 @@ async fn all_is_uploaded(life: Life, mut world: World, id: StreamId, batches: &[
 #[tokio::test]
 async fn nothing_is_committed_to_a_replaced_object_store() {
     let world = World::new(1 << 20, 1);
-    let life = world.start().await;
-    let (stream, mut batches) = three_objects(&life).await;
+    let server = world.start().await;
+    let (stream, mut batches) = three_objects(&server).await;
     let id = stream.id();
     let mounted = exchange(&world, Vec::new()).await;
     batches.push(batch(id, 60, 1, 100));
-    append(&life.store, &stream, &batches[30]).await.await.unwrap();
-    let flush = refused(&life).await;
+    append(&server.store, &stream, &batches[30]).await.await.unwrap();
+    let flush = refused(&server).await;
     assert_eq!(names(&world).await.len(), 1, "it was written");
     exchange(&world, mounted).await;
     tokio::time::timeout(HANG, flush).await.unwrap().unwrap().unwrap();
     drop(stream);
-    all_is_uploaded(life, world, id, &batches).await;
+    all_is_uploaded(server, world, id, &batches).await;
 }
 
 /// The same if it is not mounted from the start, and has something of an earlier run: an object, or
@@ -352,11 +352,11 @@ async fn nothing_is_committed_to_a_replaced_object_store() {
 #[tokio::test]
 async fn nothing_is_committed_if_the_object_store_is_replaced_before_a_start() {
     let mut world = World::new(1 << 20, 1);
-    let life = world.start().await;
-    let (stream, mut batches) = three_objects(&life).await;
+    let server = world.start().await;
+    let (stream, mut batches) = three_objects(&server).await;
     let id = stream.id();
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
     for with_owner in [false, true] {
         let mounted = exchange(&world, Vec::new()).await;
         let (owner, claim) = mounted.iter().find(|(name, _)| is_owner(name)).unwrap().clone();
@@ -367,21 +367,21 @@ async fn nothing_is_committed_if_the_object_store_is_replaced_before_a_start() {
         if with_owner {
             world.objects.put(&owner, claim.clone().into()).await.unwrap();
         }
-        let life = world.start().await;
-        let stream = life.open(id).await;
+        let server = world.start().await;
+        let stream = server.open(id).await;
         let from = batches.last().unwrap().end().0;
         batches.push(batch(id, from, 1, 100));
-        append(&life.store, &stream, batches.last().unwrap()).await.await.unwrap();
-        let flush = refused(&life).await;
+        append(&server.store, &stream, batches.last().unwrap()).await.await.unwrap();
+        let flush = refused(&server).await;
         let left = exchange(&world, mounted).await;
         let said = left.into_iter().find(|(name, _)| is_owner(name)).map(|(_, claim)| claim);
         assert_eq!(said, with_owner.then_some(claim), "nothing was claimed");
         tokio::time::timeout(HANG, flush).await.unwrap().unwrap().unwrap();
         drop(stream);
-        life.crash(&mut world);
+        server.crash(&mut world);
     }
-    let life = world.start().await;
-    all_is_uploaded(life, world, id, &batches).await;
+    let server = world.start().await;
+    all_is_uploaded(server, world, id, &batches).await;
 }
 
 /// A claim made before the file system was mounted over it, which is found again when that is
@@ -389,74 +389,74 @@ async fn nothing_is_committed_if_the_object_store_is_replaced_before_a_start() {
 #[tokio::test]
 async fn an_older_claim_of_this_run_is_not_treated_as_its_last() {
     let world = World::new(1 << 20, 1);
-    let life = world.start().await;
+    let server = world.start().await;
     let claimed = || async { world.objects.list(None).try_collect::<Vec<_>>().await.unwrap() };
     while claimed().await.is_empty() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let below = exchange(&world, Vec::new()).await;
-    let (stream, mut batches) = three_objects(&life).await;
+    let (stream, mut batches) = three_objects(&server).await;
     let mounted = exchange(&world, below).await;
     batches.push(batch(stream.id(), 60, 1, 100));
-    append(&life.store, &stream, &batches[30]).await.await.unwrap();
-    let flush = refused(&life).await;
+    append(&server.store, &stream, &batches[30]).await.await.unwrap();
+    let flush = refused(&server).await;
     exchange(&world, mounted).await;
     tokio::time::timeout(HANG, flush).await.unwrap().unwrap().unwrap();
     let id = stream.id();
     drop(stream);
-    all_is_uploaded(life, world, id, &batches).await;
+    all_is_uploaded(server, world, id, &batches).await;
 }
 
 /// An operator deletes it to end a conflict.
 #[tokio::test]
 async fn a_deleted_owner_object_is_written_again() {
     let world = World::new(1 << 20, 1);
-    let life = world.start().await;
-    let (stream, _) = three_objects(&life).await;
+    let server = world.start().await;
+    let (stream, _) = three_objects(&server).await;
     let owners: Vec<_> =
         world.objects.list(None).map_ok(|it| it.location).try_collect().await.unwrap();
     let owner = owners.into_iter().find(is_owner).unwrap();
     world.objects.delete(&owner).await.unwrap();
-    append(&life.store, &stream, &batch(stream.id(), 60, 1, 100)).await.await.unwrap();
-    life.store.flush().await.unwrap();
+    append(&server.store, &stream, &batch(stream.id(), 60, 1, 100)).await.await.unwrap();
+    server.store.flush().await.unwrap();
     assert!(world.objects.head(&owner).await.is_ok());
-    assert_eq!(life.store.stats().upload_failures, 0);
+    assert_eq!(server.store.stats().upload_failures, 0);
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn an_upload_happens_by_time_when_there_is_something() {
     let mut world = World::new(1 << 20, 1);
     world.options.upload_interval = Duration::from_millis(10);
-    let life = world.start().await;
-    let stream = life.create_log().await;
-    append(&life.store, &stream, &batch(stream.id(), 0, 1, 100)).await.await.unwrap();
-    eventually("an upload", || life.store.stats().uploads == 1).await;
-    eventually("the trim", || life.store.stats().wal.used_bytes <= 4096).await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
+    append(&server.store, &stream, &batch(stream.id(), 0, 1, 100)).await.await.unwrap();
+    eventually("an upload", || server.store.stats().uploads == 1).await;
+    eventually("the trim", || server.store.stats().wal.used_bytes <= 4096).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(life.store.stats().uploads, 1, "nothing is uploaded when there is nothing");
+    assert_eq!(server.store.stats().uploads, 1, "nothing is uploaded when there is nothing");
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn an_upload_happens_when_enough_has_been_appended() {
     let world = World::new(1 << 20, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let mut appended = 0;
     for i in 0..1000 {
-        append(&life.store, &stream, &batch(stream.id(), i, 1, 1000)).await.await.unwrap();
+        append(&server.store, &stream, &batch(stream.id(), i, 1, 1000)).await.await.unwrap();
         appended += 1;
-        if life.store.stats().uploads > 0 {
+        if server.store.stats().uploads > 0 {
             break;
         }
     }
     // 128 KiB, with a page for each record that is waited for.
     assert!((20..1000).contains(&appended), "{appended}");
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 /// The old threshold would not fit into the ring, and each upload would only begin with a refused
@@ -468,20 +468,20 @@ async fn a_wal_that_was_made_smaller_is_uploaded_sooner() {
     world.options.upload_bytes = 256 << 10;
     world.wal_options.window_bytes = 64 << 10;
     world.wal_options.max_record_bytes = 8 << 10;
-    let life = world.start().await;
-    let stream = life.create_log().await;
-    let resizing = life.store.request_resize(SMALLER_BYTES).unwrap();
+    let server = world.start().await;
+    let stream = server.create_log().await;
+    let resizing = server.store.request_resize(SMALLER_BYTES).unwrap();
     for i in 0..1000 {
-        append(&life.store, &stream, &batch(stream.id(), i, 1, 1000)).await.await.unwrap();
-        if life.store.stats().log_behind_bytes >= SMALLER_BYTES / 4 {
-            eventually("an upload", || life.store.stats().log_behind_bytes < SMALLER_BYTES / 4)
+        append(&server.store, &stream, &batch(stream.id(), i, 1, 1000)).await.await.unwrap();
+        if server.store.stats().log_behind_bytes >= SMALLER_BYTES / 4 {
+            eventually("an upload", || server.store.stats().log_behind_bytes < SMALLER_BYTES / 4)
                 .await;
         }
     }
     assert_eq!(resizing.await.unwrap().capacity_bytes, SMALLER_BYTES);
-    assert_eq!(life.store.stats().refused_appends, 0);
+    assert_eq!(server.store.stats().refused_appends, 0);
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 /// With real components: a file on disk, redb, a local directory; 64 MiB through a WAL of 4 MiB,
@@ -561,10 +561,10 @@ async fn an_upload_is_paced_until_a_caller_waits_for_it() {
     world.options.cache_bytes = 128 << 20;
     world.options.upload_bytes = 32 << 20;
     world.wal_options.max_record_bytes = 2 << 20;
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     for i in 0..12 {
-        append(&life.store, &stream, &batch(stream.id(), i, 1, 1 << 20)).await.await.unwrap();
+        append(&server.store, &stream, &batch(stream.id(), i, 1, 1 << 20)).await.await.unwrap();
     }
     tokio::time::pause();
     // A paused clock advances when all tasks are idle, but not while a blocking task runs.
@@ -575,12 +575,12 @@ async fn an_upload_is_paced_until_a_caller_waits_for_it() {
         tokio::task::yield_now().await;
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(life.store.stats().uploads, 0, "12 MiB take seconds");
-    life.store.flush().await.unwrap();
-    assert_eq!(life.store.stats().uploads, 1);
+    assert_eq!(server.store.stats().uploads, 0, "12 MiB take seconds");
+    server.store.flush().await.unwrap();
+    assert_eq!(server.store.stats().uploads, 1);
     let _ = end.send(());
     assert!(holding.await.unwrap(), "the flush does not wait for time to pass");
     tokio::time::resume();
     drop(stream);
-    life.close().await;
+    server.close().await;
 }

@@ -93,51 +93,51 @@ async fn seen(store: &Store, stream: &Stream, from: u64, to: u64) -> Vec<Batch> 
 #[tokio::test(flavor = "multi_thread")]
 async fn rewritten_batches_are_read_afterwards() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let (stream, batches) = three_objects(&life).await;
+    let server = world.start().await;
+    let (stream, batches) = three_objects(&server).await;
     let id = stream.id();
-    assert_eq!(seen(&life.store, &stream, 0, 60).await, batches);
-    assert_eq!(seen(&life.store, &stream, 21, 41).await, batches[10..21]);
+    assert_eq!(seen(&server.store, &stream, 0, 60).await, batches);
+    assert_eq!(seen(&server.store, &stream, 21, 41).await, batches[10..21]);
     let parts = stream.stored_parts(StreamOffset(25));
     let ends: Vec<_> = parts.iter().map(|part| (part.start.0, part.end.0)).collect();
     assert_eq!(ends, [(20, 40), (40, 60)]);
     // The last part stays as it is.
-    assert_eq!(rewrite(&life.store, &stream, 39, Join::new(4)).await.unwrap(), 1);
-    let anew = seen(&life.store, &stream, 0, 60).await;
+    assert_eq!(rewrite(&server.store, &stream, 39, Join::new(4)).await.unwrap(), 1);
+    let anew = seen(&server.store, &stream, 0, 60).await;
     assert_eq!(read_from(&stream, 0, 1 << 20).await, anew, "the log cache has dropped them");
     assert_eq!(anew.len(), 5 + 10);
     assert_same(&anew, &batches);
-    assert_eq!(life.store.stats().objects, 2);
+    assert_eq!(server.store.stats().objects, 2);
     drop(stream);
-    life.crash(&mut world);
-    let life = world.start().await;
-    let stream = life.open(id).await;
+    server.crash(&mut world);
+    let server = world.start().await;
+    let stream = server.open(id).await;
     assert_eq!(read_from(&stream, 0, 1).await, anew);
     assert_eq!(read_from(&stream, 0, 1 << 20).await, anew);
     let within = stream.fetch(StreamOffset(13), 1).await.unwrap().batches;
     assert_eq!((within[0].base.0, within[0].end().0), (8, 16));
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 /// The batches in the log cache have other boundaries.
 #[tokio::test(flavor = "multi_thread")]
 async fn cached_batches_are_read_behind_rewritten_ones() {
     let world = World::new(WAL_BYTES, 2);
-    let life = world.start().await;
-    let (stream, mut batches) = three_objects(&life).await;
+    let server = world.start().await;
+    let (stream, mut batches) = three_objects(&server).await;
     let id = stream.id();
     drop(stream);
-    life.close().await;
-    let life = world.start().await;
-    let stream = life.open(id).await;
+    server.close().await;
+    let server = world.start().await;
+    let stream = server.open(id).await;
     for base in 30..40 {
         let batch = batch(id, base * 2, 2, 1000);
-        append(&life.store, &stream, &batch).await.await.unwrap();
+        append(&server.store, &stream, &batch).await.await.unwrap();
         batches.push(batch);
     }
-    life.store.flush().await.unwrap();
-    assert_eq!(rewrite(&life.store, &stream, 80, Join::new(4)).await.unwrap(), 1);
+    server.store.flush().await.unwrap();
+    assert_eq!(rewrite(&server.store, &stream, 80, Join::new(4)).await.unwrap(), 1);
     for max_bytes in [1, 10_000, 1 << 20] {
         let mut from = StreamOffset(0);
         while from < StreamOffset(80) {
@@ -151,43 +151,43 @@ async fn cached_batches_are_read_behind_rewritten_ones() {
         }
     }
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_output_that_does_not_cover_its_input_is_refused() {
     let world = World::new(WAL_BYTES, 3);
-    let life = world.start().await;
-    let (stream, batches) = three_objects(&life).await;
+    let server = world.start().await;
+    let (stream, batches) = three_objects(&server).await;
     let join = Join { forgets: true, ..Join::new(7) };
-    let refused = rewrite(&life.store, &stream, 60, join).await;
+    let refused = rewrite(&server.store, &stream, 60, join).await;
     assert!(matches!(refused, Err(StoreError::InvalidChange(_))), "{refused:?}");
-    assert_eq!(seen(&life.store, &stream, 0, 60).await, batches);
+    assert_eq!(seen(&server.store, &stream, 0, 60).await, batches);
     assert_eq!(names(&world).await.len(), 3, "nothing is left of it");
-    life.store.commit(vec![delete(stream.id())]).await.unwrap();
-    let refused = rewrite(&life.store, &stream, 60, Join::new(2)).await;
+    server.store.commit(vec![delete(stream.id())]).await.unwrap();
+    let refused = rewrite(&server.store, &stream, 60, Join::new(2)).await;
     assert!(matches!(refused, Err(StoreError::InvalidChange(_))), "{refused:?}");
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn trimmed_batches_are_left_out() {
     let world = World::new(WAL_BYTES, 4);
-    let life = world.start().await;
-    let (stream, batches) = three_objects(&life).await;
+    let server = world.start().await;
+    let (stream, batches) = three_objects(&server).await;
     let trim = alluvium_stream::Change::TrimStream {
         id: stream.id(),
         epoch: stream.epoch(),
         to: StreamOffset(27),
     };
-    life.store.commit(vec![trim]).await.unwrap();
-    assert_eq!(rewrite(&life.store, &stream, 60, Join::new(3)).await.unwrap(), 1);
+    server.store.commit(vec![trim]).await.unwrap();
+    assert_eq!(rewrite(&server.store, &stream, 60, Join::new(3)).await.unwrap(), 1);
     let parts = stream.stored_parts(StreamOffset(0));
     assert_eq!((parts.len(), parts[0].start.0, parts[0].end.0), (1, 26, 60));
-    assert_same(&seen(&life.store, &stream, 0, 60).await, &batches[13..]);
+    assert_same(&seen(&server.store, &stream, 0, 60).await, &batches[13..]);
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 /// Compaction, rewriting of streams and uploads, all at the same time.
@@ -195,16 +195,16 @@ async fn trimmed_batches_are_left_out() {
 async fn compaction_and_rewriting_do_not_interfere() {
     let mut world = World::new(WAL_BYTES, 5);
     world.options.compaction_bytes = 64 << 10;
-    let life = world.start().await;
+    let server = world.start().await;
     let mut streams = Vec::new();
     for _ in 0..3 {
-        streams.push((life.create_log().await, Vec::new()));
+        streams.push((server.create_log().await, Vec::new()));
     }
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let steps = Arc::new(AtomicUsize::new(0));
     let mut writers = tokio::task::JoinSet::new();
     for (stream, _) in &streams {
-        let (store, stopped, steps) = (life.store.clone(), stopped.clone(), steps.clone());
+        let (store, stopped, steps) = (server.store.clone(), stopped.clone(), steps.clone());
         let stream = store.stream(stream.id()).unwrap();
         writers.spawn(async move {
             for count in [2, 3].into_iter().cycle() {
@@ -220,7 +220,7 @@ async fn compaction_and_rewriting_do_not_interfere() {
     }
     let both_have_worked = || {
         let steps = steps.load(Ordering::Relaxed) as u64;
-        steps > 20 && life.store.stats().compactions > steps + 5
+        steps > 20 && server.store.stats().compactions > steps + 5
     };
     let begun = std::time::Instant::now();
     while !both_have_worked() {
@@ -229,19 +229,19 @@ async fn compaction_and_rewriting_do_not_interfere() {
             let base = held.last().map_or(0, |last: &Batch| last.end().0);
             for base in [base, base + 2] {
                 let batch = batch(stream.id(), base, 2, 700);
-                append(&life.store, stream, &batch).await.await.unwrap();
+                append(&server.store, stream, &batch).await.await.unwrap();
                 held.push(batch);
             }
         }
-        life.store.flush().await.unwrap();
+        server.store.flush().await.unwrap();
     }
     stop.send_replace(true);
     writers.join_all().await;
-    assert_eq!(life.store.stats().compaction_failures, 0);
+    assert_eq!(server.store.stats().compaction_failures, 0);
     for (stream, held) in &streams {
         let end = held.last().unwrap().end().0;
-        assert_same(&seen(&life.store, stream, 0, end).await, held);
+        assert_same(&seen(&server.store, stream, 0, end).await, held);
     }
     drop(streams);
-    life.close().await;
+    server.close().await;
 }

@@ -20,14 +20,14 @@ const WAL_BYTES: u64 = 1 << 20;
 #[tokio::test]
 async fn appended_batches_are_fetched() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let mut batches = Vec::new();
     let mut next = 0;
     for count in [1, 5, 2, 1, 9] {
         let batch = batch(stream.id(), next, count, 100 * count as usize);
         assert_eq!(stream.next_offset().0, next);
-        append(&life.store, &stream, &batch).await.await.unwrap();
+        append(&server.store, &stream, &batch).await.await.unwrap();
         next += u64::from(count);
         batches.push(batch);
     }
@@ -43,45 +43,45 @@ async fn appended_batches_are_fetched() {
         matches!(beyond, Err(FetchError::OutOfRange { end: StreamOffset(18), .. })),
         "{beyond:?}"
     );
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn wrong_batches_are_refused_and_change_nothing() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let id = stream.id();
     let refused = stream.append(new_batch(&batch(id, 1, 1, 10)));
     assert!(matches!(
         refused,
         Err(AppendError::NotNext { expected: StreamOffset(0), got: StreamOffset(1) })
     ));
-    let max = usize::try_from(life.store.max_batch_bytes()).unwrap();
+    let max = usize::try_from(server.store.max_batch_bytes()).unwrap();
     let refused = stream.append(new_batch(&batch(id, 0, 1, max + 1)));
     assert!(
         matches!(refused, Err(AppendError::TooLarge { max_bytes, .. }) if max_bytes == max as u64)
     );
-    assert_eq!(life.store.stats().cache_used_bytes, 0, "nothing stays reserved");
+    assert_eq!(server.store.stats().cache_used_bytes, 0, "nothing stays reserved");
     let largest = batch(id, 0, 1, max);
-    append(&life.store, &stream, &largest).await.await.unwrap();
+    append(&server.store, &stream, &largest).await.await.unwrap();
     assert_eq!(read_from(&stream, 0, 1).await, [largest]);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn a_batch_is_visible_when_it_is_durable_and_not_before() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let first = batch(stream.id(), 0, 2, 100);
-    append(&life.store, &stream, &first).await.await.unwrap();
+    append(&server.store, &stream, &first).await.await.unwrap();
 
-    life.stepper.hold(true);
+    server.stepper.hold(true);
     let notify = Arc::new(Notify::new());
     let watch = stream.watch(&notify);
     let second = batch(stream.id(), 2, 3, 100);
-    let mut done = append(&life.store, &stream, &second).await;
+    let mut done = append(&server.store, &stream, &second).await;
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert!((&mut done).now_or_never().is_none(), "not acknowledged");
     assert_eq!((stream.next_offset(), stream.durable_end()), (StreamOffset(5), StreamOffset(2)));
@@ -100,7 +100,7 @@ async fn a_batch_is_visible_when_it_is_durable_and_not_before() {
     // A later subscriber is woken too.
     let late_notify = Arc::new(Notify::new());
     let _late = stream.watch(&late_notify);
-    life.stepper.hold(false);
+    server.stepper.hold(false);
     tokio::time::timeout(HANG, notify.notified()).await.expect("woken");
     tokio::time::timeout(HANG, late_notify.notified()).await.expect("woken");
     assert_eq!(stream.durable_end(), StreamOffset(5));
@@ -108,10 +108,10 @@ async fn a_batch_is_visible_when_it_is_durable_and_not_before() {
     done.await.unwrap();
 
     drop(watch);
-    append(&life.store, &stream, &batch(stream.id(), 5, 1, 10)).await.await.unwrap();
+    append(&server.store, &stream, &batch(stream.id(), 5, 1, 10)).await.await.unwrap();
     tokio::time::timeout(HANG, late_notify.notified()).await.expect("woken again");
     assert!(notify.notified().now_or_never().is_none(), "a subscription ends with its handle");
-    life.close().await;
+    server.close().await;
 }
 
 /// Executes the queued request with the lowest position on the disk.
@@ -124,9 +124,9 @@ fn step_first(world: &World) {
 #[tokio::test]
 async fn watchers_are_woken_for_each_group_that_becomes_durable() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
-    life.stepper.hold(true);
+    let server = world.start().await;
+    let stream = server.create_log().await;
+    server.stepper.hold(true);
     let notify = Arc::new(Notify::new());
     let mut watch = None;
     let mut pending = Vec::new();
@@ -134,7 +134,7 @@ async fn watchers_are_woken_for_each_group_that_becomes_durable() {
     // first append.
     for i in 0..3 {
         let batch = batch(stream.id(), i, 1, 20_000);
-        pending.push(append(&life.store, &stream, &batch).await);
+        pending.push(append(&server.store, &stream, &batch).await);
         watch.get_or_insert_with(|| stream.watch(&notify));
     }
     let mut seen = StreamOffset(0);
@@ -146,30 +146,30 @@ async fn watchers_are_woken_for_each_group_that_becomes_durable() {
         seen = stream.durable_end();
         tokio::time::timeout(HANG, notify.notified()).await.expect("woken");
     }
-    life.stepper.hold(false);
+    server.stepper.hold(false);
     drop((watch, stream));
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn one_notify_watches_many_streams_through_many_wakes() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
+    let server = world.start().await;
     let mut streams = Vec::new();
     for _ in 0..10 {
-        streams.push(life.create_log().await);
+        streams.push(server.create_log().await);
     }
     let notify = Arc::new(Notify::new());
     let _watches: Vec<_> = streams.iter().map(|stream| stream.watch(&notify)).collect();
     for round in 0..200u64 {
         let stream = &streams[usize::try_from(round * 7 % 10).unwrap()];
         let before = stream.durable_end();
-        drop(append(&life.store, stream, &batch(stream.id(), before.0, 1, 50)).await);
+        drop(append(&server.store, stream, &batch(stream.id(), before.0, 1, 50)).await);
         while stream.durable_end() == before {
             tokio::time::timeout(HANG, notify.notified()).await.expect("a wake-up was lost");
         }
     }
-    life.close().await;
+    server.close().await;
 }
 
 /// Wakers are foreign code, which may access the stream.
@@ -186,8 +186,8 @@ fn no_lock_is_held_over_a_waker() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let world = World::new(WAL_BYTES, 1);
-            let life = world.start().await;
-            let stream = life.create_log().await;
+            let server = world.start().await;
+            let stream = server.create_log().await;
             let waker = Waker::from(Arc::new(Looks(stream.clone())));
             let notify = Arc::new(Notify::new());
             let _watch = stream.watch(&notify);
@@ -199,15 +199,17 @@ fn no_lock_is_held_over_a_waker() {
             for change in [None, Some(delete(stream.id()))] {
                 let mut notified = wait();
                 match change {
-                    None => drop(append(&life.store, &stream, &batch(stream.id(), 0, 1, 9)).await),
-                    Some(delete) => life.store.commit(vec![delete]).await.unwrap(),
+                    None => {
+                        drop(append(&server.store, &stream, &batch(stream.id(), 0, 1, 9)).await)
+                    }
+                    Some(delete) => server.store.commit(vec![delete]).await.unwrap(),
                 }
                 eventually("it is woken", || (&mut notified).now_or_never().is_some()).await;
             }
-            let other = life.create_log().await;
+            let other = server.create_log().await;
             let _watch = other.watch(&notify);
             let notified = wait();
-            life.close().await;
+            server.close().await;
             notified.await;
             sender.send(()).unwrap();
         });
@@ -218,12 +220,12 @@ fn no_lock_is_held_over_a_waker() {
 #[tokio::test]
 async fn trimmed_records_stay_removed_after_a_restart() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let id = stream.id();
     let batches: Vec<Batch> = (0..10).map(|i| batch(id, i * 2, 2, 100)).collect();
     for batch in &batches {
-        append(&life.store, &stream, batch).await.await.unwrap();
+        append(&server.store, &stream, batch).await.await.unwrap();
     }
     stream.trim(StreamOffset(7)).await.unwrap();
     stream.trim(StreamOffset(3)).await.unwrap(); // before the start: nothing to do
@@ -238,13 +240,13 @@ async fn trimmed_records_stay_removed_after_a_restart() {
         "the batch that contains the start"
     );
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
 
-    let life = world.start().await;
-    let stream = life.open(id).await;
+    let server = world.start().await;
+    let stream = server.open(id).await;
     assert_eq!((stream.start_offset(), stream.next_offset()), (StreamOffset(7), StreamOffset(20)));
     assert_eq!(read_from(&stream, 7, 1000).await, batches[3..]);
-    life.store.flush().await.unwrap();
+    server.store.flush().await.unwrap();
     assert_eq!(stream.size_bytes(), 700, "only what was left went to the object");
     assert_eq!(
         state_of(&stream),
@@ -254,122 +256,123 @@ async fn trimmed_records_stay_removed_after_a_restart() {
     stream.trim(StreamOffset(20)).await.unwrap();
     assert_eq!((stream.size_bytes(), stream.start_offset()), (0, StreamOffset(20)));
     drop(stream);
-    life.close().await;
+    server.close().await;
 
-    let life = world.start().await;
-    let stream = life.open(id).await;
+    let server = world.start().await;
+    let stream = server.open(id).await;
     assert_eq!(
         (stream.start_offset(), stream.next_offset()),
         (StreamOffset(20), StreamOffset(20)),
         "offsets are not reused"
     );
     assert_eq!(state_of(&stream), expected_state(id, &batches));
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn trimmed_offsets_are_not_handed_out_again_even_if_the_log_is_lost() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let id = stream.id();
-    append(&life.store, &stream, &batch(id, 0, 9, 100)).await.await.unwrap();
+    append(&server.store, &stream, &batch(id, 0, 9, 100)).await.await.unwrap();
     stream.trim(StreamOffset(9)).await.unwrap();
     drop(stream);
-    life.crash(&mut world);
+    server.crash(&mut world);
     let ring_at = 64 << 10;
     world.disk.poke(ring_at, &vec![0; usize::try_from(WAL_BYTES - ring_at).unwrap()]);
 
-    let life = world.start().await;
-    assert_eq!(life.recovery.batches, 0);
+    let server = world.start().await;
+    assert_eq!(server.recovery.batches, 0);
     let lost = StreamOffset(0)..StreamOffset(9);
     assert_eq!(
-        life.recovery.gaps,
+        server.recovery.gaps,
         [Gap { stream: id, offsets: lost, cause: GapCause::Lost }],
         "they were not folded"
     );
-    let stream = life.open(id).await;
+    let stream = server.open(id).await;
     assert_eq!((stream.start_offset(), stream.next_offset()), (StreamOffset(9), StreamOffset(9)));
-    append(&life.store, &stream, &batch(id, 9, 1, 100)).await.await.unwrap();
+    append(&server.store, &stream, &batch(id, 9, 1, 100)).await.await.unwrap();
     assert_eq!(read_from(&stream, 9, 1).await.len(), 1);
     drop(stream);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn only_the_checkpoint_of_a_state_stream_is_kept() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create(KIND_STATE).await;
+    let server = world.start().await;
+    let stream = server.create(KIND_STATE).await;
     let id = stream.id();
     let batches: Vec<Batch> = (0..20).map(|i| batch(id, i, 1, 200)).collect();
     for (i, batch) in batches.iter().enumerate() {
-        append(&life.store, &stream, batch).await.await.unwrap();
+        append(&server.store, &stream, batch).await.await.unwrap();
         if i == 11 {
-            life.store.flush().await.unwrap();
+            server.store.flush().await.unwrap();
             assert_eq!((stream.start_offset(), stream.size_bytes()), (StreamOffset(12), 0));
-            assert_eq!(life.store.stats().cache_used_bytes, 0, "its batches leave the log cache");
+            assert_eq!(server.store.stats().cache_used_bytes, 0, "its batches leave the log cache");
         }
     }
-    assert_eq!(life.store.stats().objects, 0, "nothing of it is written to objects");
+    assert_eq!(server.store.stats().objects, 0, "nothing of it is written to objects");
     assert_eq!(stream.replay().checkpoint_end, StreamOffset(12));
     assert_eq!(state_of(&stream), expected_state(id, &batches));
     assert_eq!(read_from(&stream, 12, 1000).await, batches[12..]);
     drop(stream);
-    life.crash(&mut world);
-    let life = world.start().await;
-    let stream = life.open(id).await;
+    server.crash(&mut world);
+    let server = world.start().await;
+    let stream = server.open(id).await;
     assert_eq!((stream.start_offset(), stream.next_offset()), (StreamOffset(12), StreamOffset(20)));
     assert_eq!(state_of(&stream), expected_state(id, &batches));
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn a_deleted_stream_is_gone_and_its_id_is_not_reused() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
     let id = stream.id();
-    append(&life.store, &stream, &batch(id, 0, 1, 100)).await.await.unwrap();
+    append(&server.store, &stream, &batch(id, 0, 1, 100)).await.await.unwrap();
     let notify = Arc::new(Notify::new());
     let _watch = stream.watch(&notify);
-    life.store.commit(vec![delete(id)]).await.unwrap();
+    server.store.commit(vec![delete(id)]).await.unwrap();
     assert!(notify.notified().now_or_never().is_some(), "watchers are woken");
-    assert!(life.store.stream(id).is_none());
-    let again = life.store.commit(vec![Change::CreateStream { id, kind: 0 }]).await;
+    assert!(server.store.stream(id).is_none());
+    let again = server.store.commit(vec![Change::CreateStream { id, kind: 0 }]).await;
     assert!(matches!(again, Err(StoreError::InvalidChange(_))), "its batches are in the log");
     assert!(matches!(stream.append(new_batch(&batch(id, 1, 1, 10))), Err(AppendError::Deleted)));
     assert!(matches!(stream.fetch(StreamOffset(0), 10).await, Err(FetchError::Deleted)));
     assert!(matches!(stream.find_time(0).await, Err(FetchError::Deleted)));
-    assert_eq!(life.store.stats().cache_used_bytes, 0);
-    let other = life.create_log().await;
+    assert_eq!(server.store.stats().cache_used_bytes, 0);
+    let other = server.create_log().await;
     assert!(other.id() > id);
-    append(&life.store, &other, &batch(other.id(), 0, 1, 100)).await.await.unwrap();
+    append(&server.store, &other, &batch(other.id(), 0, 1, 100)).await.await.unwrap();
     drop((stream, other, _watch));
-    life.crash(&mut world);
+    server.crash(&mut world);
 
-    let life = world.start().await;
-    assert_eq!((life.recovery.skipped_deleted, life.recovery.batches), (1, 1));
-    assert!(life.store.stream(id).is_none());
-    let again = life.store.commit(vec![Change::CreateStream { id, kind: 0 }]).await;
+    let server = world.start().await;
+    assert_eq!((server.recovery.skipped_deleted, server.recovery.batches), (1, 1));
+    assert!(server.store.stream(id).is_none());
+    let again = server.store.commit(vec![Change::CreateStream { id, kind: 0 }]).await;
     assert!(matches!(again, Err(StoreError::InvalidChange(_))), "{again:?}");
-    assert!(life.store.new_stream_ids(3).await.unwrap().iter().all(|new| *new > StreamId(1)));
-    life.store.flush().await.unwrap();
-    let wal = life.store.stats().wal;
+    assert!(server.store.new_stream_ids(3).await.unwrap().iter().all(|new| *new > StreamId(1)));
+    server.store.flush().await.unwrap();
+    let wal = server.store.stats().wal;
     assert!(
         wal.used_bytes <= 4096,
         "what a deleted stream left in the WAL does not block its reuse: {wal:?}"
     );
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn commits_are_checked_and_atomic() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
+    let server = world.start().await;
     let put = |key: &str, value: &[u8]| Change::PutMeta { key: key.into(), value: value.into() };
-    let ids = life.store.new_stream_ids(2).await.unwrap();
-    life.store
+    let ids = server.store.new_stream_ids(2).await.unwrap();
+    server
+        .store
         .commit(vec![
             Change::CreateStream { id: ids[0], kind: 0 },
             put("topic/b", b"2"),
@@ -388,48 +391,49 @@ async fn commits_are_checked_and_atomic() {
         Change::LogUploaded(LogOffset(1)),
     ] {
         let list = vec![put("topic/c", b"no"), refused.clone()];
-        let error = life.store.commit(list).await.unwrap_err();
+        let error = server.store.commit(list).await.unwrap_err();
         assert!(matches!(error, StoreError::InvalidChange(_)), "{refused:?}: {error}");
     }
     let create = Change::CreateStream { id: ids[1], kind: 0 };
     let twice = vec![create.clone(), create.clone()];
-    assert!(life.store.commit(twice).await.unwrap_err().to_string().contains("fresh"));
-    life.store.commit(vec![create]).await.expect("a refusal does not use up an id");
+    assert!(server.store.commit(twice).await.unwrap_err().to_string().contains("fresh"));
+    server.store.commit(vec![create]).await.expect("a refusal does not use up an id");
     let twice = vec![delete(ids[0]), delete(ids[0])];
-    assert!(life.store.commit(twice).await.unwrap_err().to_string().contains("twice"));
-    let meta = |life: &Life, prefix: &str| {
-        life.store
+    assert!(server.store.commit(twice).await.unwrap_err().to_string().contains("twice"));
+    let meta = |server: &Server, prefix: &str| {
+        server
+            .store
             .meta(prefix)
             .into_iter()
             .map(|(key, value)| format!("{key}={}", value[0] as char))
             .collect::<Vec<_>>()
     };
-    assert_eq!(meta(&life, "topic/"), ["topic/a=1", "topic/b=2"]);
-    assert_eq!(meta(&life, "").len(), 3);
-    life.store.commit(vec![Change::DeleteMeta("topic/a".into())]).await.unwrap();
-    life.crash(&mut world);
+    assert_eq!(meta(&server, "topic/"), ["topic/a=1", "topic/b=2"]);
+    assert_eq!(meta(&server, "").len(), 3);
+    server.store.commit(vec![Change::DeleteMeta("topic/a".into())]).await.unwrap();
+    server.crash(&mut world);
 
-    let life = world.start().await;
-    assert_eq!(meta(&life, "topic/"), ["topic/b=2"]);
-    assert_eq!(life.store.stream_ids().len(), 2);
+    let server = world.start().await;
+    assert_eq!(meta(&server, "topic/"), ["topic/b=2"]);
+    assert_eq!(server.store.stream_ids().len(), 2);
 
     // Dropping the future leaves nothing half-done.
-    let id = life.store.new_stream_ids(1).await.unwrap()[0];
+    let id = server.store.new_stream_ids(1).await.unwrap()[0];
     let commit =
-        life.store.commit(vec![Change::CreateStream { id, kind: 0 }, put("topic/d", b"4")]);
+        server.store.commit(vec![Change::CreateStream { id, kind: 0 }, put("topic/d", b"4")]);
     assert!(Box::pin(commit).as_mut().now_or_never().is_none());
-    eventually("the commit finishes by itself", || life.store.stream(id).is_some()).await;
-    life.close().await;
+    eventually("the commit finishes by itself", || server.store.stream(id).is_some()).await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn catalog_and_wal_must_belong_together() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
-    append(&life.store, &stream, &batch(stream.id(), 0, 1, 100)).await.await.unwrap();
+    let server = world.start().await;
+    let stream = server.create_log().await;
+    append(&server.store, &stream, &batch(stream.id(), 0, 1, 100)).await.await.unwrap();
     drop(stream);
-    life.close().await;
+    server.close().await;
 
     let catalog = std::mem::take(&mut world.catalog);
     let error =
@@ -447,39 +451,39 @@ async fn catalog_and_wal_must_belong_together() {
     assert!(matches!(error, StoreError::InvalidOption(_)), "{error}");
 
     world.options = small_options(WAL_BYTES).0;
-    let life = world.start().await;
-    assert_eq!(life.recovery.batches, 1, "the refusals have harmed nothing");
-    life.close().await;
+    let server = world.start().await;
+    assert_eq!(server.recovery.batches, 1, "the refusals have harmed nothing");
+    server.close().await;
 }
 
 #[tokio::test]
 async fn after_close_and_after_a_failure_nothing_hangs() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let stream = life.create_log().await;
-    let (store, id) = (life.store.clone(), stream.id());
-    life.close().await;
+    let server = world.start().await;
+    let stream = server.create_log().await;
+    let (store, id) = (server.store.clone(), stream.id());
+    server.close().await;
     assert!(matches!(stream.append(new_batch(&batch(id, 0, 1, 1))), Err(AppendError::Failed(_))));
     assert!(matches!(store.commit(vec![delete(id)]).await, Err(StoreError::Closed)));
     assert!(store.failure().unwrap().contains("closed"));
     assert_eq!(store.failure_unless_closed(), None);
     tokio::time::timeout(HANG, store.wait_for_space()).await.unwrap();
 
-    let life = world.start().await;
-    let stream = life.open(id).await;
+    let server = world.start().await;
+    let stream = server.open(id).await;
     let notify = Arc::new(Notify::new());
     let _watch = stream.watch(&notify);
-    append(&life.store, &stream, &batch(id, 0, 1, 1)).await.await.unwrap();
+    append(&server.store, &stream, &batch(id, 0, 1, 1)).await.await.unwrap();
     tokio::time::timeout(HANG, notify.notified()).await.unwrap();
     let faults = alluvium_device::sim::Faults { write_error: 1.0, ..Default::default() };
     world.disk.set_faults(faults);
-    let error = append(&life.store, &stream, &batch(id, 1, 1, 1)).await.await.unwrap_err();
+    let error = append(&server.store, &stream, &batch(id, 1, 1, 1)).await.await.unwrap_err();
     tokio::time::timeout(HANG, notify.notified()).await.expect("watchers are woken by a failure");
-    eventually("the failure is known", || life.store.failure().is_some()).await;
-    assert_eq!(life.store.failure_unless_closed(), life.store.failure());
+    eventually("the failure is known", || server.store.failure().is_some()).await;
+    assert_eq!(server.store.failure_unless_closed(), server.store.failure());
     assert!(error.to_string().contains("simulated disk"), "names the device: {error}");
     assert!(matches!(stream.append(new_batch(&batch(id, 2, 1, 1))), Err(AppendError::Failed(_))));
     assert_eq!(read_from(&stream, 0, 10).await.len(), 1, "what is durable can still be read");
-    tokio::time::timeout(HANG, life.store.wait_for_space()).await.unwrap();
-    assert!(life.store.flush().await.is_err());
+    tokio::time::timeout(HANG, server.store.wait_for_space()).await.unwrap();
+    assert!(server.store.flush().await.is_err());
 }

@@ -18,16 +18,16 @@ use tokio::task::JoinSet;
 
 const WAL_BYTES: u64 = 1 << 20;
 
-async fn open(life: &Life, id: StreamId, epoch: u64) -> Result<StreamWriter, StoreError> {
-    life.store.open_stream(id, StreamEpoch(epoch)).await
+async fn open(server: &Server, id: StreamId, epoch: u64) -> Result<StreamWriter, StoreError> {
+    server.store.open_stream(id, StreamEpoch(epoch)).await
 }
 
 /// Appends this number of batches of one offset each, and waits until they are acknowledged.
-async fn write(life: &Life, writer: &StreamWriter, count: u64) -> Vec<Batch> {
+async fn write(server: &Server, writer: &StreamWriter, count: u64) -> Vec<Batch> {
     let mut batches = Vec::new();
     for _ in 0..count {
         batches.push(batch(writer.id(), writer.next_offset().0, 1, 100));
-        append(&life.store, writer, batches.last().unwrap()).await.await.unwrap();
+        append(&server.store, writer, batches.last().unwrap()).await.await.unwrap();
     }
     batches
 }
@@ -56,16 +56,16 @@ fn assert_appends_nothing(writer: &StreamWriter, newest: u64) {
 #[tokio::test]
 async fn a_newer_writer_fences_the_older_one() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
+    let server = world.start().await;
     for kind in [KIND_LOG, KIND_STATE] {
-        let oldest = life.create(kind).await;
+        let oldest = server.create(kind).await;
         let id = oldest.id();
         assert_eq!(oldest.epoch(), StreamEpoch(0), "a stream begins with it");
-        let mut batches = write(&life, &oldest, 3).await;
-        let [older, closing] = [(); 2].map(|()| open(&life, id, 7));
+        let mut batches = write(&server, &oldest, 3).await;
+        let [older, closing] = [(); 2].map(|()| open(&server, id, 7));
         let (older, closing) = (older.await.unwrap(), closing.await.unwrap());
-        batches.extend(write(&life, &older, 3).await);
-        let newer = open(&life, id, 20).await.unwrap();
+        batches.extend(write(&server, &older, 3).await);
+        let newer = open(&server, id, 20).await.unwrap();
         assert_eq!((newer.next_offset(), newer.newest_epoch()), (StreamOffset(6), newer.epoch()));
 
         let before = world.catalog.load().unwrap();
@@ -74,61 +74,61 @@ async fn a_newer_writer_fences_the_older_one() {
         assert_fenced(older.trim(StreamOffset(2)).await, 7, 20);
         assert_fenced(older.trim(StreamOffset(0)).await, 7, 20); // though there is nothing to do
         let trim = Change::TrimStream { id, epoch: older.epoch(), to: StreamOffset(2) };
-        assert_fenced(life.store.commit(vec![trim]).await, 7, 20);
+        assert_fenced(server.store.commit(vec![trim]).await, 7, 20);
         assert_fenced(closing.close().await, 7, 20);
         assert_fenced(oldest.delete().await, 0, 20);
         for epoch in [0, 7, 19] {
-            assert_fenced(open(&life, id, epoch).await, epoch, 20);
+            assert_fenced(open(&server, id, epoch).await, epoch, 20);
         }
         let unheard = Change::DeleteStream { id, epoch: StreamEpoch(21) };
-        let refused = life.store.commit(vec![unheard]).await.unwrap_err();
+        let refused = server.store.commit(vec![unheard]).await.unwrap_err();
         assert!(matches!(refused, StoreError::InvalidChange(_)), "{refused}");
         assert_eq!(world.catalog.load().unwrap(), before, "a refusal changes nothing");
         assert_eq!(read_from(&older, 0, 1 << 20).await, batches, "reads need no epoch");
 
-        batches.extend(write(&life, &newer, 3).await);
+        batches.extend(write(&server, &newer, 3).await);
         newer.trim(StreamOffset(8)).await.unwrap();
         assert_eq!(read_from(&older, 8, 1 << 20).await, batches[8..]);
         newer.delete().await.unwrap();
-        assert!(life.store.stream(id).is_none());
-        let refused = open(&life, id, 30).await.err().expect("it is gone");
+        assert!(server.store.stream(id).is_none());
+        let refused = open(&server, id, 30).await.err().expect("it is gone");
         assert!(matches!(refused, StoreError::InvalidChange(_)), "{refused}");
         let refused = older.append(new_batch(&batches[0])).err();
         assert!(matches!(refused, Some(AppendError::Deleted)), "{refused:?}");
     }
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn the_same_epoch_again_costs_no_commit() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let id = life.create_log().await.id();
+    let server = world.start().await;
+    let id = server.create_log().await.id();
     let version = || world.catalog.load().unwrap().version;
     let before = version();
-    let [zero, again] = [open(&life, id, 0).await.unwrap(), open(&life, id, 0).await.unwrap()];
+    let [zero, again] = [open(&server, id, 0).await.unwrap(), open(&server, id, 0).await.unwrap()];
     assert_eq!(version(), before);
-    write(&life, &zero, 1).await;
-    write(&life, &again, 1).await;
-    write(&life, &zero, 1).await;
-    let three = open(&life, id, 3).await.unwrap();
+    write(&server, &zero, 1).await;
+    write(&server, &again, 1).await;
+    write(&server, &zero, 1).await;
+    let three = open(&server, id, 3).await.unwrap();
     assert_eq!(version(), before + 1);
     assert_fenced(again.close().await, 0, 3);
-    drop(open(&life, id, 3).await.unwrap());
+    drop(open(&server, id, 3).await.unwrap());
     three.close().await.unwrap();
-    let after_close = open(&life, id, 3).await.unwrap();
-    write(&life, &after_close, 1).await;
+    let after_close = open(&server, id, 3).await.unwrap();
+    write(&server, &after_close, 1).await;
     assert_eq!(version(), before + 1);
     drop(after_close);
-    life.crash(&mut world);
+    server.crash(&mut world);
 
-    let life = world.start().await;
+    let server = world.start().await;
     let version = || world.catalog.load().unwrap().version;
     let before = version();
-    write(&life, &open(&life, id, 3).await.unwrap(), 1).await;
+    write(&server, &open(&server, id, 3).await.unwrap(), 1).await;
     assert_eq!(version(), before);
-    assert_fenced(open(&life, id, 2).await, 2, 3);
-    life.close().await;
+    assert_fenced(open(&server, id, 2).await, 2, 3);
+    server.close().await;
 }
 
 /// An accepted batch may be acknowledged at any time, so opening waits for it; later ones are
@@ -136,18 +136,18 @@ async fn the_same_epoch_again_costs_no_commit() {
 #[tokio::test]
 async fn appends_in_flight_are_durable_before_the_new_writer_begins() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let older = life.create_log().await;
+    let server = world.start().await;
+    let older = server.create_log().await;
     let id = older.id();
-    life.stepper.hold(true);
+    server.stepper.hold(true);
     let batches: Vec<_> = (0..3).map(|base| batch(id, base, 1, 20_000)).collect();
     let mut pending = Vec::new();
     for batch in &batches {
-        pending.push(append(&life.store, &older, batch).await);
+        pending.push(append(&server.store, &older, batch).await);
     }
-    let mut again = Box::pin(open(&life, id, 0));
+    let mut again = Box::pin(open(&server, id, 0));
     assert!((&mut again).now_or_never().is_none(), "the same epoch waits, too");
-    let mut opening = Box::pin(open(&life, id, 1));
+    let mut opening = Box::pin(open(&server, id, 1));
     assert!((&mut opening).now_or_never().is_none());
     eventually("it is committed", || older.newest_epoch() == StreamEpoch(1)).await;
     tokio::time::sleep(Duration::from_millis(20)).await;
@@ -155,7 +155,7 @@ async fn appends_in_flight_are_durable_before_the_new_writer_begins() {
     assert_appends_nothing(&older, 1);
     assert_eq!((older.next_offset(), older.durable_end()), (StreamOffset(3), StreamOffset(0)));
 
-    life.stepper.hold(false);
+    server.stepper.hold(false);
     let newer = tokio::time::timeout(HANG, opening).await.expect("it hangs").unwrap();
     assert_eq!((newer.next_offset(), newer.durable_end()), (StreamOffset(3), StreamOffset(3)));
     for done in pending {
@@ -164,30 +164,30 @@ async fn appends_in_flight_are_durable_before_the_new_writer_begins() {
     again.await.expect("it had begun before");
     assert_eq!(read_from(&newer, 0, 1 << 20).await, batches);
     drop((newer, older));
-    life.power_cut(&mut world);
-    let life = world.start().await;
-    let newer = open(&life, id, 1).await.unwrap();
+    server.power_cut(&mut world);
+    let server = world.start().await;
+    let newer = open(&server, id, 1).await.unwrap();
     assert_eq!(read_from(&newer, 0, 1 << 20).await, batches);
     drop(newer);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn closing_waits_until_all_is_durable() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let writer = life.create_log().await;
+    let server = world.start().await;
+    let writer = server.create_log().await;
     let stream = writer.clone();
-    life.stepper.hold(true);
-    let done = append(&life.store, &writer, &batch(stream.id(), 0, 1, 100)).await;
+    server.stepper.hold(true);
+    let done = append(&server.store, &writer, &batch(stream.id(), 0, 1, 100)).await;
     let mut closing = Box::pin(writer.close());
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert!((&mut closing).now_or_never().is_none());
-    life.stepper.hold(false);
+    server.stepper.hold(false);
     tokio::time::timeout(HANG, closing).await.expect("it hangs").unwrap();
     assert_eq!(stream.durable_end(), StreamOffset(1));
     assert!(done.now_or_never().is_some_and(|done| done.is_ok()));
-    life.close().await;
+    server.close().await;
 }
 
 /// There will be no space for a long time, in the log or in its cache; the writer still learns that
@@ -197,10 +197,10 @@ async fn a_writer_that_waits_for_space_learns_that_it_is_fenced() {
     for cache_bytes in [4 * WAL_BYTES, 128 << 10] {
         let mut world = World::new(WAL_BYTES, 1);
         (world.options.cache_bytes, world.options.upload_bytes) = (cache_bytes, 16 << 10);
-        let life = world.start().await;
-        let older = Arc::new(life.create_log().await);
+        let server = world.start().await;
+        let older = Arc::new(server.create_log().await);
         let id = older.id();
-        life.objects.down.store(true, Ordering::SeqCst);
+        server.objects.down.store(true, Ordering::SeqCst);
         let next = || new_batch(&batch(id, older.next_offset().0, 1, 5000));
         while let Ok(done) = older.append(next()) {
             done.await.unwrap();
@@ -208,7 +208,7 @@ async fn a_writer_that_waits_for_space_learns_that_it_is_fenced() {
         let refused = older.append(next()).err();
         assert!(matches!(refused, Some(AppendError::Full)), "{refused:?}");
         let waiting = tokio::spawn({
-            let (store, older) = (life.store.clone(), older.clone());
+            let (store, older) = (server.store.clone(), older.clone());
             async move {
                 loop {
                     let next = new_batch(&batch(id, older.next_offset().0, 1, 5000));
@@ -219,7 +219,7 @@ async fn a_writer_that_waits_for_space_learns_that_it_is_fenced() {
                 }
             }
         });
-        let newer = open(&life, id, 1).await.unwrap();
+        let newer = open(&server, id, 1).await.unwrap();
         let outcome = tokio::time::timeout(HANG, waiting).await.expect("it waits forever").unwrap();
         assert!(matches!(outcome, Err(AppendError::Fenced { .. })), "{:?}", outcome.err());
         let refused = newer.append(next()).err();
@@ -227,34 +227,34 @@ async fn a_writer_that_waits_for_space_learns_that_it_is_fenced() {
             matches!(refused, Some(AppendError::Full)),
             "the new one has no space: {refused:?}"
         );
-        life.objects.down.store(false, Ordering::SeqCst);
-        write(&life, &newer, 1).await;
+        server.objects.down.store(false, Ordering::SeqCst);
+        write(&server, &newer, 1).await;
         drop((newer, older));
-        life.close().await;
+        server.close().await;
     }
 }
 
 /// The ways in which a run may end prematurely.
-const ENDS: [fn(Life, &mut World); 2] = [Life::crash, Life::power_cut];
+const ENDS: [fn(Server, &mut World); 2] = [Server::crash, Server::power_cut];
 
 #[tokio::test]
 async fn a_crash_right_after_the_opening_keeps_the_epoch() {
     for end in ENDS {
         let mut world = World::new(WAL_BYTES, 1);
-        let life = world.start().await;
-        let id = life.create_log().await.id();
-        drop(open(&life, id, u64::MAX).await.unwrap());
-        end(life, &mut world);
+        let server = world.start().await;
+        let id = server.create_log().await.id();
+        drop(open(&server, id, u64::MAX).await.unwrap());
+        end(server, &mut world);
         for _ in 0..2 {
-            let life = world.start().await;
-            assert_eq!(life.store.stream(id).unwrap().newest_epoch(), StreamEpoch(u64::MAX));
+            let server = world.start().await;
+            assert_eq!(server.store.stream(id).unwrap().newest_epoch(), StreamEpoch(u64::MAX));
             for older in [0, 1, u64::MAX - 1] {
-                assert_fenced(open(&life, id, older).await, older, u64::MAX);
+                assert_fenced(open(&server, id, older).await, older, u64::MAX);
             }
-            write(&life, &open(&life, id, u64::MAX).await.unwrap(), 1).await;
+            write(&server, &open(&server, id, u64::MAX).await.unwrap(), 1).await;
             // Uploads write the stream's row, too.
-            life.store.flush().await.unwrap();
-            end(life, &mut world);
+            server.store.flush().await.unwrap();
+            end(server, &mut world);
         }
     }
 }
@@ -264,27 +264,27 @@ async fn a_crash_before_or_after_the_commit_leaves_one_writer() {
     for end in ENDS {
         for (mode, newest) in [(CatalogMode::Dead, 4), (CatalogMode::LosesAnswers, 5)] {
             let mut world = World::new(WAL_BYTES, 1);
-            let life = world.start().await;
-            let id = life.create_log().await.id();
-            let older = open(&life, id, 4).await.unwrap();
-            let batches = write(&life, &older, 3).await;
-            life.catalog.set(mode);
-            let failed = open(&life, id, 5).await.err().expect("the outcome is unknown");
+            let server = world.start().await;
+            let id = server.create_log().await.id();
+            let older = open(&server, id, 4).await.unwrap();
+            let batches = write(&server, &older, 3).await;
+            server.catalog.set(mode);
+            let failed = open(&server, id, 5).await.err().expect("the outcome is unknown");
             assert!(matches!(failed, StoreError::Catalog(_)), "{failed}");
             let refused = older.append(new_batch(&batch(id, 3, 1, 100))).err();
             assert!(matches!(refused, Some(AppendError::Failed(_))), "{refused:?}");
             drop(older);
-            end(life, &mut world);
+            end(server, &mut world);
 
-            let life = world.start().await;
-            assert_eq!(life.store.stream(id).unwrap().newest_epoch(), StreamEpoch(newest));
-            assert_fenced(open(&life, id, newest - 1).await, newest - 1, newest);
+            let server = world.start().await;
+            assert_eq!(server.store.stream(id).unwrap().newest_epoch(), StreamEpoch(newest));
+            assert_fenced(open(&server, id, newest - 1).await, newest - 1, newest);
             let mut expected = batches;
-            let writer = open(&life, id, newest).await.unwrap();
-            expected.extend(write(&life, &writer, 1).await);
+            let writer = open(&server, id, newest).await.unwrap();
+            expected.extend(write(&server, &writer, 1).await);
             assert_eq!(read_from(&writer, 0, 1 << 20).await, expected);
             drop(writer);
-            life.close().await;
+            server.close().await;
         }
     }
 }
@@ -294,43 +294,43 @@ async fn a_crash_before_or_after_the_commit_leaves_one_writer() {
 #[tokio::test]
 async fn a_log_failure_during_the_opening_fails_it() {
     let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let older = life.create_log().await;
+    let server = world.start().await;
+    let older = server.create_log().await;
     let id = older.id();
-    let batches = write(&life, &older, 2).await;
-    life.stepper.hold(true);
-    let lost = append(&life.store, &older, &batch(id, 2, 1, 100)).await;
-    let mut opening = Box::pin(open(&life, id, 1));
+    let batches = write(&server, &older, 2).await;
+    server.stepper.hold(true);
+    let lost = append(&server.store, &older, &batch(id, 2, 1, 100)).await;
+    let mut opening = Box::pin(open(&server, id, 1));
     assert!((&mut opening).now_or_never().is_none());
     eventually("it is committed", || older.newest_epoch() == StreamEpoch(1)).await;
     world.disk.set_faults(Faults { write_error: 1.0, ..Default::default() });
-    life.stepper.hold(false);
+    server.stepper.hold(false);
     let failed = tokio::time::timeout(HANG, opening).await.expect("it hangs").err();
     assert!(matches!(failed, Some(StoreError::Wal(_))), "{failed:?}");
     lost.await.unwrap_err();
     drop(older);
-    life.power_cut(&mut world);
+    server.power_cut(&mut world);
     world.disk.set_faults(Faults::default());
-    let life = world.start().await;
-    assert_fenced(open(&life, id, 0).await, 0, 1);
-    let newer = open(&life, id, 1).await.unwrap();
+    let server = world.start().await;
+    assert_fenced(open(&server, id, 0).await, 0, 1);
+    let newer = open(&server, id, 1).await.unwrap();
     assert_eq!(read_from(&newer, 0, 1 << 20).await, batches);
     drop(newer);
-    life.close().await;
+    server.close().await;
 }
 
 #[tokio::test]
 async fn a_dropped_opening_completes() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let older = life.create_log().await;
-    let mut opening = Box::pin(open(&life, older.id(), 1));
+    let server = world.start().await;
+    let older = server.create_log().await;
+    let mut opening = Box::pin(open(&server, older.id(), 1));
     assert!((&mut opening).now_or_never().is_none());
     drop(opening);
     eventually("it is opened", || older.newest_epoch() == StreamEpoch(1)).await;
     assert_appends_nothing(&older, 1);
     drop(older);
-    life.close().await;
+    server.close().await;
 }
 
 /// Many writers come at once, in any order, and each writes until it is refused.
@@ -339,12 +339,12 @@ async fn batches_are_in_the_order_of_their_writers() {
     const WRITERS: u64 = 12;
     for round in 0..20u64 {
         let mut world = World::new(WAL_BYTES, round);
-        let life = world.start().await;
-        let id = life.create_log().await.id();
+        let server = world.start().await;
+        let id = server.create_log().await.id();
         let accepted = Arc::new(Mutex::new(Vec::new()));
         let mut writers = JoinSet::new();
         for i in 0..WRITERS {
-            let (store, accepted) = (life.store.clone(), accepted.clone());
+            let (store, accepted) = (server.store.clone(), accepted.clone());
             let epoch = (i * 7 + round) % WRITERS;
             writers.spawn(async move {
                 let writer = match store.open_stream(id, StreamEpoch(epoch)).await {
@@ -375,11 +375,11 @@ async fn batches_are_in_the_order_of_their_writers() {
         accepted.sort_unstable();
         assert!(accepted.is_sorted_by_key(|(_, epoch)| *epoch), "{accepted:?}");
         assert!(accepted.iter().map(|(base, _)| *base).eq(0..accepted.len() as u64));
-        life.crash(&mut world);
-        let life = world.start().await;
-        let last = open(&life, id, WRITERS - 1).await.unwrap();
+        server.crash(&mut world);
+        let server = world.start().await;
+        let last = open(&server, id, WRITERS - 1).await.unwrap();
         assert_eq!(read_from(&last, 0, 1 << 20).await.len(), accepted.len());
         drop(last);
-        life.close().await;
+        server.close().await;
     }
 }

@@ -237,13 +237,13 @@ impl Objects {
         object: &Arc<ObjectInfo>,
         stream: StreamId,
     ) -> Result<StreamBlocks, ObjectError> {
-        match self.blocks_before(object, stream, &mut None).await? {
+        match self.blocks_by_deadline(object, stream, &mut None).await? {
             Outcome::Ready(blocks) => Ok(blocks),
             Outcome::Deferred(_) => unreachable!("a read without a deadline is never deferred"),
         }
     }
 
-    async fn blocks_before(
+    async fn blocks_by_deadline(
         &self,
         object: &Arc<ObjectInfo>,
         stream: StreamId,
@@ -395,7 +395,7 @@ impl Objects {
         deadline: &mut Option<Deadline<'_>>,
     ) -> Result<Part, ObjectError> {
         let mut part = Part::default();
-        let blocks = match self.blocks_before(object, stream, deadline).await? {
+        let blocks = match self.blocks_by_deadline(object, stream, deadline).await? {
             Outcome::Ready(blocks) => blocks,
             Outcome::Deferred(guard) => return Ok(Part { deferred: Some(guard), ..part }),
         };

@@ -83,16 +83,16 @@ impl World {
         SimOptions { seed: 1, ..SimOptions::default() }
     }
 
-    pub async fn start(&self) -> Life {
+    pub async fn start(&self) -> Server {
         self.try_start(Arc::new(Hash)).await.unwrap()
     }
 
     /// Starts a server with an object store that `prepare` has prepared.
-    pub async fn start_with(&self, prepare: impl Fn(&Objects)) -> Life {
+    pub async fn start_with(&self, prepare: impl Fn(&Objects)) -> Server {
         self.start_as(Arc::new(Hash), prepare).await.unwrap()
     }
 
-    pub async fn try_start(&self, fold: Arc<dyn Fold>) -> Result<Life, StoreError> {
+    pub async fn try_start(&self, fold: Arc<dyn Fold>) -> Result<Server, StoreError> {
         self.start_as(fold, |_| ()).await
     }
 
@@ -100,7 +100,7 @@ impl World {
         &self,
         fold: Arc<dyn Fold>,
         prepare: impl Fn(&Objects),
-    ) -> Result<Life, StoreError> {
+    ) -> Result<Server, StoreError> {
         let objects = Arc::new(Objects::new(self.objects.clone()));
         prepare(&objects);
         let catalog = Arc::new(FailingCatalog::new(self.catalog.clone()));
@@ -117,12 +117,12 @@ impl World {
             None,
         );
         let Opened { store, recovery } = opened.await?;
-        Ok(Life { store, recovery, objects, catalog, stepper })
+        Ok(Server { store, recovery, objects, catalog, stepper })
     }
 }
 
 /// One run of the server.
-pub struct Life {
+pub struct Server {
     pub store: Store,
     pub recovery: Recovery,
     pub objects: Arc<Objects>,
@@ -130,7 +130,7 @@ pub struct Life {
     pub stepper: Stepper,
 }
 
-impl Life {
+impl Server {
     /// Stops the server in an orderly way.
     pub async fn close(self) {
         self.store.close().await.unwrap();
@@ -172,16 +172,16 @@ impl Life {
 }
 
 /// Appends and uploads three objects of ten batches each.
-pub async fn three_objects(life: &Life) -> (StreamWriter, Vec<Batch>) {
-    let stream = life.create_log().await;
+pub async fn three_objects(server: &Server) -> (StreamWriter, Vec<Batch>) {
+    let stream = server.create_log().await;
     let batches: Vec<Batch> = (0..30).map(|i| batch(stream.id(), i * 2, 2, 1000)).collect();
     for (i, batch) in batches.iter().enumerate() {
-        append(&life.store, &stream, batch).await.await.unwrap();
+        append(&server.store, &stream, batch).await.await.unwrap();
         if i % 10 == 9 {
-            life.store.flush().await.unwrap();
+            server.store.flush().await.unwrap();
         }
     }
-    assert_eq!(life.store.stats().objects, 3);
+    assert_eq!(server.store.stats().objects, 3);
     (stream, batches)
 }
 

@@ -225,7 +225,7 @@ async fn a_directory_is_used_by_one_cache_only() {
     let options = options(directory.path().join("made"));
     let cache = opened(DiskCache::start(&options)).await;
     let other = DiskCache::start(&options);
-    eventually("the other is error", || other.stats().has_failed).await;
+    eventually("the other has failed", || other.stats().has_failed).await;
     put_all(&cache, 0..10).await;
     other.put("object", 0, &piece(0));
     assert_eq!(count_found(&other, 0..10).await, 0);

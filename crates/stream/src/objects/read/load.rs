@@ -61,7 +61,7 @@ impl Core {
         Ok(self.get(object, object.index_position, vec![len_bytes]).await?.remove(0))
     }
 
-    /// Loads neighbouring blocks, from the disk cache or else from the object store. `spare` is
+    /// Loads neighbouring blocks, from the disk cache or else from the object store. `grant` is
     /// what read-ahead was granted.
     pub(super) async fn load(
         self: Arc<Self>,
