@@ -1,5 +1,20 @@
 //! The `alluvium` binary: the server, and the tools beside it. This crate parses, wires and prints;
 //! what it wires lives in the crates below.
+//!
+//! # Modules
+//!
+//! - `config.rs`, `config/`, `listeners.rs`: options, their bounds and defaults; listeners
+//! - `serve.rs`, `storage.rs`: `serve`: start and stop; opening of log, catalog and objects
+//! - `admin.rs`, `admin/`: metrics over HTTP; probes; limits on the connections of the admin port
+//! - `log_queue.rs`, `output.rs`, `defect.rs`: logging that never blocks; results and exit codes; a
+//!   panic ends the server
+//! - `control.rs`: the socket by which commands reach a running server
+//! - `objects.rs`, `profile.rs`: object stores and their credentials
+//! - `jwks.rs`, `user.rs`: keys of OAUTHBEARER tokens; `user`
+//! - `topic.rs`, `kafka.rs`, `kafka/`: `topic`, and the Kafka client of `topic` and `bench`
+//! - `wal/`, `object/`, `catalog.rs`: tools for logs, objects and the catalog
+//! - `bench/`, `load.rs`: load for any Kafka server
+//! - `cache/`: tools of the journal cache, and its Redis server
 #![forbid(unsafe_code)]
 
 mod address;

@@ -4,6 +4,36 @@
 //! stored as the bytes that the producer sent. See `ARCHITECTURE.md` for the paths.
 //!
 //! The caller opens the store with [`BrokerFold`] and passes it to [`Broker::start`].
+//!
+//! # Modules
+//!
+//! - `listener.rs`, `connection.rs`, `connection/`, `connections.rs`: sockets, reading of requests,
+//!   limits on connections
+//! - `server.rs`: the state that all connections share, and its budgets
+//! - `large_requests.rs`: threads for large requests
+//! - `api/`: the table of APIs, and one file for each; quota charges; limits on large responses
+//! - `wire/`: schemas that guard the decoder; fetch responses around borrowed bytes
+//! - `partition.rs`, `producer_state.rs`, `producer_state/`: a partition; idempotence, open and
+//!   aborted transactions, and limits on their state
+//! - `admission.rs`, `batch.rs`, `records.rs`, `records/`: validation of batches; batch headers;
+//!   records and compression
+//! - `transactions/`: the transaction coordinator: state machine, records, end of a transaction,
+//!   repair after damage
+//! - `groups/group.rs`, `groups/group/`: classic groups as a state machine: events and the time in,
+//!   effects out
+//! - `groups/consumer/`: KIP-848 groups as a state machine, assignors, records, members of the
+//!   classic protocol
+//! - `groups/share/`: share groups (KIP-932): share partitions, members, sessions, locks, records
+//! - `groups/registry.rs` and the other files of `groups/`: groups of all types and their timer;
+//!   requests; durable offsets and members
+//! - `state_stream.rs`, `state_table.rs`: state of coordinators in streams whose checkpoint is the
+//!   state
+//! - `retention.rs`, `log_compaction/`: retention; log compaction
+//! - `topics.rs`, `configs/`, `quotas.rs`, `sessions.rs`, `producer_ids.rs`: topics; settings;
+//!   quotas; fetch sessions; producer IDs
+//! - `security/`: listeners, TLS, SASL, ACLs
+//! - `pattern.rs`: regular expressions in bounded time
+//! - `metrics.rs`, `errors.rs`: metrics; errors and their Kafka codes
 #![forbid(unsafe_code)]
 
 mod admission;

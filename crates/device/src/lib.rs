@@ -1,4 +1,18 @@
 #![doc = include_str!("../README.md")]
+//! # Modules
+//!
+//! - `buffer.rs`: `AlignedBuf` (one owner, writable), `SharedBuf` (frozen, shared) and their pool
+//! - `options.rs`, `claim.rs`: how a device is opened; the exclusive claim on it
+//! - `engine/`: what engines share: acceptance, short transfers, the failure latch; io_uring and
+//!   threads
+//! - `read_rings.rs`: concurrent reads of many files for a thread that waits for them
+//! - `target.rs`, `open.rs`: block devices and files: claim, size, write cache, creation in full
+//! - `priority.rs`: low thread priority for processor and disk
+//! - `reserve.rs`: persistent reservations: the disk refuses the writes of other hosts
+//! - `sim.rs`: a simulated disk that loses unflushed data and that several hosts share
+//! - `model.rs`: a disk in memory with the quotas and latency of a cloud disk
+//! - `conformance.rs`: tests that every engine passes
+//! - `arena.rs`, `memory.rs`: memory with concurrent appends and lock-free reads; mappings
 #![allow(unsafe_code)]
 
 mod arena;

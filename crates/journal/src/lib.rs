@@ -30,6 +30,28 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Modules
+//!
+//! - `cache.rs`, `cache/`, `options.rs`, `error.rs`, `stats.rs`: the public interface, and reads
+//! - `shared.rs`, `swap.rs`: the write path; conditional writes
+//! - `index.rs`, `index/`, `place.rs`, `hash.rs`: the index and its entries; the grower thread
+//! - `journal.rs`, `journals.rs`, `pool.rs`, `disk_budget.rs`: a journal and its counts; the table
+//!   of journals; memory and disk budgets
+//! - `record.rs`, `hint.rs`, `frames.rs`, `codec.rs`, `fields.rs`: bytes of the format: records,
+//!   hints, compressed journals
+//! - `walk.rs`, `pieces.rs`, `iter.rs`, `scan.rs`: visiting a journal, past damage and in pieces;
+//!   iteration; scan
+//! - `dead_marks.rs`, `blocks.rs`: marks of dead records; cached records and frames
+//! - `flush.rs`: the flusher thread: writes, syncs, seals
+//! - `allocator.rs`: the allocator thread: the next journal, before it is needed
+//! - `maintenance.rs`, `compact.rs`, `compact_all.rs`, `expired.rs`, `promote.rs`, `compress.rs`,
+//!   `free_files.rs`: the maintenance thread: eviction, compaction, expiry, promotion, compression
+//! - `pace.rs`, `clock.rs`: how far writers may be ahead of the disk with an interval; the clock
+//!   for expiry
+//! - `unreadable.rs`, `memory.rs`: unreadable pages are damage; fallible allocation
+//! - `open.rs`, `recover.rs`, `inspect.rs`, `clear.rs`, `files.rs`: opening and recovery;
+//!   inspection; removal; the directory, real and simulated
 #![forbid(unsafe_code)]
 
 mod allocator;

@@ -5,6 +5,28 @@
 //! cache below a log offset (the cut), sorts it by stream, writes it as objects and commits them in
 //! the [`Catalog`]; only then is the WAL trimmed. See `ARCHITECTURE.md`, `docs/format/object.md`,
 //! `docs/format/stream-record.md` and `docs/format/catalog.md`.
+//!
+//! # Modules
+//!
+//! - `stream.rs`, `writer.rs`, `tail.rs`, `cache.rs`: a stream; its one writer; its tail; the byte
+//!   limit over all tails
+//! - `store.rs`, `commit.rs`, `object_table.rs`, `numbers.rs`: all streams of one WAL; ordered
+//!   changes of the catalog; objects in use; statistics
+//! - `upload.rs`, `pace.rs`, `object.rs`, `output.rs`: uploads, their rate, the bytes of objects,
+//!   an object being written
+//! - `objects/`: the object store: requests, retries, local directories, cold reads, the disk cache
+//! - `read_ahead.rs`, `search.rs`: read-ahead; search by time
+//! - `bandwidth.rs`, `background.rs`: precedence on the way to the object store; low-priority
+//!   threads
+//! - `compact.rs`, `compact/`, `object_cleaner.rs`: object compaction and rewriting of batches;
+//!   deletion of objects
+//! - `owner.rs`: ownership of the objects
+//! - `health.rs`, `losses.rs`, `panics.rs`: reasons for a degraded state; damaged and missing
+//!   objects; panics as errors
+//! - `ends.rs`, `ends/`: lists of stream ends in the WAL, and conclusions about damage from them
+//! - `recover.rs`, `repair.rs`, `wake.rs`: recovery; repair of gaps; wake-ups without polling
+//! - `catalog.rs`, `catalog/`: the trait, `redb`, an implementation in memory, their conformance
+//!   suite
 #![forbid(unsafe_code)]
 
 mod background;

@@ -46,6 +46,17 @@
 //!
 //! A record's path is [`Wal::append`], `writer.rs`, `writer/group.rs` (group commit), `block.rs`,
 //! the device, and back through `writer.rs` and `wait.rs`.
+//!
+//! # Modules
+//!
+//! - `layout.rs`, `record.rs`, `header.rs`, `crc.rs`: bytes of the format; checksums combined from
+//!   those of parts
+//! - `window.rs`, `block.rs`: cursors and their order, the window; blocks: pad, cut, carry
+//! - `writer.rs`, `writer/`: the open log and its headers; group commit; online resize
+//! - `wait.rs`, `limit.rs`: futures; limits on IOPS and bandwidth
+//! - `recovery.rs`, `tape.rs`: the walk; reading ahead
+//! - `format.rs`, `probe.rs`, `resize.rs`: creating a WAL; recognizing other contents; offline
+//!   resize
 #![forbid(unsafe_code)]
 
 mod block;
