@@ -127,10 +127,14 @@ fn records_survive_encoding() {
 /// These bytes were written by version 1; later versions must read them too.
 #[test]
 fn version_1_is_readable() {
-    let record: &[u8] = b"\x01\x01\x01\x00g\x05\0\0\0\0\0\0\0\x01\0\0\0\x01\x00t\x01\0\0\0\x02\0\0\0\x05\0\0\0\0\0\0\0\x03\0\0\0\x04\x00note";
+    let record: &[u8] =
+        b"\x01\x01\x01\x00g\x05\0\0\0\0\0\0\0\x01\0\0\0\x01\x00t\x01\0\0\0\x02\0\0\0\x05\0\0\0\0\
+          \0\0\0\x03\0\0\0\x04\x00note";
     assert_eq!(Record::decode(record), Ok(commit("g", "t", 2, 5)));
     assert_eq!(commit("g", "t", 2, 5).encode(), record);
-    let body: &[u8] = b"ALGO\x01\x01\0\0\0\x01\x00g\x01\0\0\0\x01\x00t\x01\0\0\0\x02\0\0\0\x05\0\0\0\0\0\0\0\x03\0\0\0\x05\0\0\0\0\0\0\0\x04\x00note";
+    let body: &[u8] =
+        b"ALGO\x01\x01\0\0\0\x01\x00g\x01\0\0\0\x01\x00t\x01\0\0\0\x02\0\0\0\x05\0\0\0\0\0\0\0\
+          \x03\0\0\0\x05\0\0\0\0\0\0\0\x04\x00note";
     let checkpoint = [body, &0x7ae6_afcf_u32.to_le_bytes()].concat();
     assert_eq!(decode::<Offsets>(&checkpoint), Ok(table(&[commit("g", "t", 2, 5)])));
 }
@@ -140,7 +144,9 @@ fn version_1_is_readable() {
 fn version_2_is_readable() {
     let used = Record::Used { group: "g".to_owned(), at_ms: 9 };
     assert_eq!(used.encode(), b"\x01\x05\x01\x00g\x09\0\0\0\0\0\0\0");
-    let body: &[u8] = b"ALGO\x02\x01\0\0\0\x01\x00g\x01\0\0\0\x01\x00t\x01\0\0\0\x02\0\0\0\x05\0\0\0\0\0\0\0\x03\0\0\0\x05\0\0\0\0\0\0\0\x04\x00note\x01\0\0\0\x01\x00g\x09\0\0\0\0\0\0\0";
+    let body: &[u8] =
+        b"ALGO\x02\x01\0\0\0\x01\x00g\x01\0\0\0\x01\x00t\x01\0\0\0\x02\0\0\0\x05\0\0\0\0\0\0\0\
+          \x03\0\0\0\x05\0\0\0\0\0\0\0\x04\x00note\x01\0\0\0\x01\x00g\x09\0\0\0\0\0\0\0";
     let checkpoint = [body, &crc32c::crc32c(body).to_le_bytes()].concat();
     let table = table(&[commit("g", "t", 2, 5), used]);
     assert_eq!(decode::<Offsets>(&checkpoint).as_ref(), Ok(&table));
