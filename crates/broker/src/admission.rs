@@ -26,7 +26,7 @@ const NAMED_RECORDS: usize = 100;
 /// # Errors
 /// Those of [`batch::check_produced`], [`records::check_frame`] and [`records::check_plain`];
 /// [`ApiError::RejectedRecords`] if records violate the topic's settings.
-pub(crate) async fn admit(
+pub(crate) async fn validate(
     server: &Server,
     rules: AppendRules,
     version: i16,
@@ -41,7 +41,7 @@ pub(crate) async fn admit(
             small
         } else {
             let batch = batch.clone();
-            server.look_into(move || records::summary(&batch)).await?
+            server.run_decompression(move || records::summary(&batch)).await?
         }
     };
     let max_bytes = u64::from(rules.max_decompressed_record_bytes);
@@ -53,13 +53,13 @@ pub(crate) async fn admit(
     }
     let now_ms = unix_time_ms();
     if !summary.obeys(rules, now_ms) {
-        return Err(server.look_into(move || rejection(&batch, rules, now_ms)).await?);
+        return Err(server.run_decompression(move || rejection(&batch, rules, now_ms)).await?);
     }
-    let lies = header.max_timestamp_ms != summary.max_timestamp_ms && !rules.log_append_time;
-    let batch = if lies {
-        let mut mended = batch::into_mut(batch);
-        batch::set_max_timestamp(&mut mended, summary.max_timestamp_ms);
-        mended.freeze()
+    let is_wrong = header.max_timestamp_ms != summary.max_timestamp_ms && !rules.log_append_time;
+    let batch = if is_wrong {
+        let mut corrected = batch::into_mut(batch);
+        batch::set_max_timestamp(&mut corrected, summary.max_timestamp_ms);
+        corrected.freeze()
     } else {
         batch
     };
@@ -68,7 +68,7 @@ pub(crate) async fn admit(
             let max_bytes = rules.max_batch_bytes as usize;
             let compress = move || records::recompress(&batch, codec, level, max_bytes);
             // Without the spare capacity left from growing: the log cache keeps this memory.
-            Bytes::from(server.look_into(compress).await?.into_boxed_slice())
+            Bytes::from(server.run_decompression(compress).await?.into_boxed_slice())
         }
         _ => batch,
     };

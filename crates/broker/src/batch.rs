@@ -245,7 +245,7 @@ pub(crate) fn into_mut(batch: Bytes) -> BytesMut {
 
 /// Sets a batch's base offset and leader epoch. Both fields lie before the part that the CRC
 /// covers.
-pub(crate) fn place(batch: &mut [u8], base_offset: u64, leader_epoch: i32) {
+pub(crate) fn set_base(batch: &mut [u8], base_offset: u64, leader_epoch: i32) {
     batch[BASE_OFFSET..BASE_OFFSET + 8].copy_from_slice(&base_offset.to_be_bytes());
     batch[LEADER_EPOCH..LEADER_EPOCH + 4].copy_from_slice(&leader_epoch.to_be_bytes());
 }
@@ -335,7 +335,7 @@ pub(crate) fn without_records(base_offset: u64, count: u64) -> Vec<u8> {
         record_count: 0,
     };
     let mut bytes = header.batch(&[]);
-    place(&mut bytes, base_offset, crate::partition::LEADER_EPOCH);
+    set_base(&mut bytes, base_offset, crate::partition::LEADER_EPOCH);
     bytes
 }
 
@@ -384,7 +384,7 @@ pub(crate) fn marker(
 
 /// Why recovery wrote a marker in place of a lost one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mended {
+pub(crate) enum Repaired {
     /// The outcome that the coordinator had decided.
     Decided,
     /// The coordinator's decision is unknown; the transaction is aborted.
@@ -396,21 +396,21 @@ pub(crate) enum Mended {
 const COORDINATOR_EPOCH: usize = HEADER_BYTES + 12;
 
 /// Marks a marker as written by recovery.
-pub(crate) fn set_mended(marker: &mut [u8], mended: Mended) {
-    let epoch: i32 = match mended {
-        Mended::Decided => -1,
-        Mended::Unknown => -2,
+pub(crate) fn set_repaired(marker: &mut [u8], repaired: Repaired) {
+    let epoch: i32 = match repaired {
+        Repaired::Decided => -1,
+        Repaired::Unknown => -2,
     };
     marker[COORDINATOR_EPOCH..COORDINATOR_EPOCH + 4].copy_from_slice(&epoch.to_be_bytes());
     set_crc(marker);
 }
 
 /// Why recovery wrote this marker; `None` if recovery did not write it.
-pub(crate) fn mended(marker: &[u8]) -> Option<Mended> {
+pub(crate) fn repaired(marker: &[u8]) -> Option<Repaired> {
     let epoch = marker.get(COORDINATOR_EPOCH..COORDINATOR_EPOCH + 4)?;
     match i32::from_be_bytes(epoch.try_into().ok()?) {
-        -1 => Some(Mended::Decided),
-        -2 => Some(Mended::Unknown),
+        -1 => Some(Repaired::Decided),
+        -2 => Some(Repaired::Unknown),
         _ => None,
     }
 }
@@ -586,12 +586,12 @@ pub(crate) mod tests {
         let at = batch.as_ptr();
         let mut own = into_mut(batch);
         assert_eq!(own.as_ptr(), at);
-        place(&mut own, 7, 0);
+        set_base(&mut own, 7, 0);
         let placed = own.freeze();
         assert_eq!(placed.as_ptr(), at);
         let mut copy = into_mut(placed.clone());
         assert_ne!(copy.as_ptr(), at);
-        place(&mut copy, 8, 0);
+        set_base(&mut copy, 8, 0);
         assert_eq!(BatchHeader::parse(&placed).unwrap().base_offset, 7);
         drop(copy);
         assert_eq!(into_mut(placed).as_ptr(), at, "the other reference was dropped");
@@ -600,7 +600,7 @@ pub(crate) mod tests {
     #[test]
     fn placing_a_batch_keeps_its_crc() {
         let mut batch = plain(&[1, 2]).to_vec();
-        place(&mut batch, 4_000_000_000, 7);
+        set_base(&mut batch, 4_000_000_000, 7);
         let header = BatchHeader::parse(&batch).unwrap();
         assert_eq!(header.base_offset, 4_000_000_000);
         assert_eq!(header.crc, crc32c::crc32c(&batch[ATTRIBUTES..]));

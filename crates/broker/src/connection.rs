@@ -8,11 +8,11 @@
 //!
 //! A client's disconnect does not cancel a handler, nor does a stopping server before its whole
 //! grace period is over. The exceptions are long-polling requests that are safe to cancel
-//! ([`api::may_be_given_up`]): objects are not read for a client that is gone, and its connection
+//! ([`api::is_cancellable`]): objects are not read for a client that is gone, and its connection
 //! becomes free.
 
 mod frame;
-mod sides;
+mod split;
 
 use std::future::pending;
 use std::io::{self, IoSlice};
@@ -36,7 +36,7 @@ use crate::server::{ByteBudget, Server};
 use crate::wire::response::{EncodeError, Response};
 
 pub(crate) use frame::{Frame, read_frame};
-use sides::Incoming;
+use split::Incoming;
 
 /// The limits on a connection's responses that are waiting to be completed or written: their number
 /// and their bytes. A response larger than the limit waits alone.
@@ -60,7 +60,7 @@ pub(crate) enum End {
         "responses were incomplete some time after the client closed the connection or the server \
          began to stop"
     )]
-    GivenUp,
+    Abandoned,
     #[error("no request arrived within the idle timeout")]
     Idle,
     #[error("a request did not arrive in time or fast enough")]
@@ -85,7 +85,7 @@ impl End {
     /// The label for the metric of connections that the server closed; `None` for ordinary ends.
     fn reason(&self) -> Option<&'static str> {
         match self {
-            Self::Closed | Self::Stopping | Self::GivenUp | Self::Io(_) => None,
+            Self::Closed | Self::Stopping | Self::Abandoned | Self::Io(_) => None,
             Self::Idle => Some("idle"),
             Self::SlowRequest => Some("slow_request"),
             Self::SlowResponse => Some("slow_response"),
@@ -131,12 +131,12 @@ pub(crate) async fn serve(
     let end = match &listener.tls {
         None => {
             let (reader, writer) = socket.into_split();
-            talk(&server, peer(Principal::anonymous()), reader, writer).await
+            run(&server, peer(Principal::anonymous()), reader, writer).await
         }
         Some(tls) => match tls.accept(socket, !listener.config.sasl.is_empty()).await {
             Ok((stream, principal)) => {
-                let (reader, writer) = sides::split(stream);
-                talk(&server, peer(principal), reader, writer).await
+                let (reader, writer) = split::split(stream);
+                run(&server, peer(principal), reader, writer).await
             }
             Err(error) => error.into(),
         },
@@ -152,7 +152,7 @@ pub(crate) async fn serve(
 }
 
 /// Handles requests and writes responses until either of them ends, and returns the reason.
-async fn talk(
+async fn run(
     server: &Arc<Server>,
     peer: Arc<Peer>,
     reader: impl Incoming,
@@ -160,21 +160,21 @@ async fn talk(
 ) -> End {
     let reader = BufReader::with_capacity(READ_BUFFER_BYTES, reader);
     let (outgoing, queue) = mpsc::channel(MAX_UNWRITTEN);
-    let (give_up, told) = oneshot::channel();
+    let (abandon, read_ended) = oneshot::channel();
     let read = async {
         let end = read_all(server, &peer, reader, outgoing).await;
         match end {
-            End::GivenUp => drop(give_up.send(())),
-            _ => drop(give_up),
+            End::Abandoned => drop(abandon.send(())),
+            _ => drop(abandon),
         }
         end
     };
-    let given_up = async {
-        if told.await.is_err() {
+    let abandoned = async {
+        if read_ended.await.is_err() {
             sleep(server.config.transfer_timeout).await;
         }
     };
-    let (read_end, write_end) = tokio::join!(read, write_all(server, writer, queue, given_up));
+    let (read_end, write_end) = tokio::join!(read, write_all(server, writer, queue, abandoned));
     // Not at the server's end: then all locks are dropped, and that must not count as a failed
     // delivery.
     if !server.is_stopping() {
@@ -203,11 +203,11 @@ async fn read_all(
             Err(end) => return end,
         };
         let received = Instant::now();
-        let may_be_given_up = !peer.sends_bare_message() && api::may_be_given_up(&frame.bytes);
+        let is_cancellable = !peer.sends_bare_message() && api::is_cancellable(&frame.bytes);
         let served = tokio::select! {
             biased;
             served = api::serve(server, peer, frame) => served,
-            () = gone(&mut reader, &outgoing), if may_be_given_up => return End::Closed,
+            () = disconnected(&mut reader, &outgoing), if is_cancellable => return End::Closed,
         };
         let Served { api, answer, budget, throttle } = match served {
             Ok(served) => served,
@@ -223,28 +223,28 @@ async fn read_all(
                 last
             }
             Answer::Nothing => {
-                mute(server, throttle, &outgoing).await;
+                pause_reading(server, throttle, &outgoing).await;
                 continue;
             }
             Answer::Close => return End::FailedUnacknowledged,
         };
-        let room = async { (unwritten.acquire(held_bytes).await, outgoing.reserve().await) };
-        let (_unwritten, place) = tokio::select! {
+        let space = async { (unwritten.acquire(held_bytes).await, outgoing.reserve().await) };
+        let (_unwritten, slot) = tokio::select! {
             biased;
-            room = room => room,
-            end = waited_for_long(server, reader.get_ref()) => return end,
+            space = space => space,
+            end = client_abandoned(server, reader.get_ref()) => return end,
         };
-        let Ok(place) = place else { return End::Closed };
-        place.send(Outgoing { api, received, content, _unwritten, _budget: budget });
+        let Ok(slot) = slot else { return End::Closed };
+        slot.send(Outgoing { api, received, content, _unwritten, _budget: budget });
         if is_last {
             return Refused::Unauthenticated.into();
         }
-        mute(server, throttle, &outgoing).await;
+        pause_reading(server, throttle, &outgoing).await;
     }
 }
 
 /// Pauses reading for `throttle`, or until the writer ends.
-async fn mute(server: &Server, throttle: Duration, outgoing: &mpsc::Sender<Outgoing>) {
+async fn pause_reading(server: &Server, throttle: Duration, outgoing: &mpsc::Sender<Outgoing>) {
     if throttle.is_zero() {
         return;
     }
@@ -259,11 +259,11 @@ async fn mute(server: &Server, throttle: Duration, outgoing: &mpsc::Sender<Outgo
 /// used while the connection is not read and these would go unnoticed. The end of a client that has
 /// sent more than the socket buffer holds is not visible; this resolves after the idle timeout as
 /// if the client were silent.
-async fn waited_for_long(server: &Server, incoming: &impl Incoming) -> End {
-    let patience = server.config.transfer_timeout;
+async fn client_abandoned(server: &Server, incoming: &impl Incoming) -> End {
+    let transfer_timeout = server.config.transfer_timeout;
     let closed = async {
         loop {
-            sleep(patience / 10).await;
+            sleep(transfer_timeout / 10).await;
             if incoming.has_ended() {
                 return;
             }
@@ -274,13 +274,16 @@ async fn waited_for_long(server: &Server, incoming: &impl Incoming) -> End {
         () = server.stopping() => {}
         () = sleep(server.config.idle_timeout) => return End::Idle,
     }
-    sleep(patience).await;
-    End::GivenUp
+    sleep(transfer_timeout).await;
+    End::Abandoned
 }
 
 /// Resolves when the client has disconnected. A client that has sent more requests counts as
 /// connected until they are read.
-async fn gone(reader: &mut BufReader<impl AsyncRead + Unpin>, outgoing: &mpsc::Sender<Outgoing>) {
+async fn disconnected(
+    reader: &mut BufReader<impl AsyncRead + Unpin>,
+    outgoing: &mpsc::Sender<Outgoing>,
+) {
     let closed = async {
         match reader.fill_buf().await {
             Ok(more) if !more.is_empty() => pending().await,
@@ -293,31 +296,33 @@ async fn gone(reader: &mut BufReader<impl AsyncRead + Unpin>, outgoing: &mpsc::S
     }
 }
 
-/// Writes the responses. Once `given_up` resolves, incomplete responses are dropped: the client has
-/// most likely gone.
+/// Writes the responses. Once `abandoned` resolves, incomplete responses are dropped: the client
+/// has most likely gone.
 async fn write_all(
     server: &Server,
     mut writer: impl AsyncWrite + Unpin,
     mut queue: mpsc::Receiver<Outgoing>,
-    given_up: impl Future<Output = ()>,
+    abandoned: impl Future<Output = ()>,
 ) -> Result<(), End> {
-    let mut given_up = pin!(given_up);
+    let mut abandoned = pin!(abandoned);
     while let Some(Outgoing { api, received, content, _unwritten, _budget }) = queue.recv().await {
         let response = match content {
             Content::Ready(response) => response,
             Content::Later(response) => tokio::select! {
                 biased;
                 response = response => response?,
-                () = &mut given_up => return Ok(()),
+                () = &mut abandoned => return Ok(()),
             },
         };
         let taken = AtomicUsize::new(0);
-        let patience = server.config.transfer_timeout;
-        let rate = least_rate(response.len_bytes(), patience);
+        let transfer_timeout = server.config.transfer_timeout;
+        let rate = least_rate(response.len_bytes(), transfer_timeout);
+        let too_slow =
+            is_too_slow(transfer_timeout / 10, rate, &taken, || server.responses_block_others());
         tokio::select! {
             biased;
             written = write_one(server, &mut writer, response, &taken) => written?,
-            () = is_too_slow(patience / 10, rate, &taken, || server.answers_are_waited_for()) => {
+            () = too_slow => {
                 return Err(End::SlowResponse);
             }
         }
@@ -330,8 +335,8 @@ async fn write_all(
 /// The rate in bytes per second at which a response must be received while others wait. Without a
 /// higher rate for large responses, they could live much longer than the timeout of one that is not
 /// received at all.
-fn least_rate(len_bytes: usize, patience: Duration) -> f64 {
-    LEAST_BYTES_PER_SECOND.max(len_bytes as f64 / patience.as_secs_f64())
+fn least_rate(len_bytes: usize, transfer_timeout: Duration) -> f64 {
+    LEAST_BYTES_PER_SECOND.max(len_bytes as f64 / transfer_timeout.as_secs_f64())
 }
 
 /// Resolves when `moved` grows slower than `least_rate` over a span while others wait for the

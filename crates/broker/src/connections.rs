@@ -61,7 +61,7 @@ impl Connections {
     ///
     /// # Errors
     /// A limit is reached.
-    pub(crate) fn take(self: &Arc<Self>, ip: IpAddr) -> Result<Place, Full> {
+    pub(crate) fn take(self: &Arc<Self>, ip: IpAddr) -> Result<ConnectionPermit, Full> {
         let ip = ip.to_canonical();
         let (max, max_of_address) = {
             let limits = self.limits.read();
@@ -78,17 +78,17 @@ impl Connections {
         }
         open.total += 1;
         open.by_address.insert(ip, of_address + 1);
-        Ok(Place { connections: self.clone(), ip })
+        Ok(ConnectionPermit { connections: self.clone(), ip })
     }
 }
 
 /// A counted connection; dropping it ends the count.
-pub(crate) struct Place {
+pub(crate) struct ConnectionPermit {
     connections: Arc<Connections>,
     ip: IpAddr,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let mut open = self.connections.open.lock();
         open.total -= 1;

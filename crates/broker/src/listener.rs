@@ -9,8 +9,8 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::connection;
-use crate::connections::Place;
-use crate::quotas::{Bound, Who};
+use crate::connections::ConnectionPermit;
+use crate::quotas::{Bound, QuotaOwner};
 use crate::security::Listener;
 use crate::server::Server;
 
@@ -20,13 +20,13 @@ const RETRY_ACCEPT: Duration = Duration::from_millis(100);
 
 /// The greatest number of a listener's refused connections that are held open before they are
 /// closed. Further ones are closed at once.
-const MAX_HELD_BACK: usize = 256;
+const MAX_DELAYED_CLOSES: usize = 256;
 
 /// Accepts and serves connections until the server stops. Then waits for the connections to end, at
 /// most for the configured grace period.
 pub(crate) async fn run(server: Arc<Server>, listener: Arc<Listener>, socket: TcpListener) {
     let mut connections = JoinSet::new();
-    let held_back = Arc::new(Semaphore::new(MAX_HELD_BACK));
+    let delayed = Arc::new(Semaphore::new(MAX_DELAYED_CLOSES));
     loop {
         let accepted = tokio::select! {
             accepted = socket.accept() => accepted,
@@ -38,14 +38,15 @@ pub(crate) async fn run(server: Arc<Server>, listener: Arc<Listener>, socket: Tc
         };
         match accepted {
             Ok((socket, peer)) => {
-                let who = Who::Address(peer.ip());
-                let early = server.quotas.try_charge(Bound::Connections, who, 1.0, Instant::now());
+                let owner = QuotaOwner::Address(peer.ip());
+                let early =
+                    server.quotas.try_charge(Bound::Connections, owner, 1.0, Instant::now());
                 if let Err(wait) = early {
                     tracing::debug!(%peer, "connection refused: its address exceeds its quota of \
                         new connections");
                     server.metrics.closed("too_fast");
-                    if let Ok(place) = held_back.clone().try_acquire_owned() {
-                        connections.spawn(hold_back(server.clone(), socket, wait, place));
+                    if let Ok(place) = delayed.clone().try_acquire_owned() {
+                        connections.spawn(close_delayed(server.clone(), socket, wait, place));
                     }
                     continue;
                 }
@@ -89,7 +90,7 @@ pub(crate) async fn run(server: Arc<Server>, listener: Arc<Listener>, socket: Tc
 
 /// Closes a refused connection only when its client could open one again: if it were closed at
 /// once, the client would retry at once.
-async fn hold_back(
+async fn close_delayed(
     server: Arc<Server>,
     _socket: TcpStream,
     wait: Duration,
@@ -104,7 +105,7 @@ async fn hold_back(
 /// Counts a connection for as long as it is open.
 struct Counted<'a> {
     server: &'a Server,
-    _place: Place,
+    _place: ConnectionPermit,
 }
 
 impl Drop for Counted<'_> {

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use crate::batch::{self, BatchHeader, Mended, Outcome};
+use crate::batch::{self, BatchHeader, Outcome, Repaired};
 use crate::configs::AppendRules;
 use crate::errors::ApiError;
 use crate::producer_state::{
@@ -40,14 +40,14 @@ pub(crate) struct Partition {
     unstable: AtomicBool,
     /// All aborted transactions that were dropped from memory ended below this offset. Changed
     /// under the producers' lock.
-    forgotten_end: AtomicU64,
+    dropped_end: AtomicU64,
     /// Batches refused since the last sweep because of the limit on transactions.
     refused_transactions: AtomicU64,
     totals: Arc<Totals>,
     /// Whether recovery found that records are lost.
     has_lost: bool,
     /// The markers that recovery wrote in place of lost ones.
-    mended: Vec<(Mended, Outcome)>,
+    repaired: Vec<(Repaired, Outcome)>,
     started: Instant,
     /// The wall clock at `started`.
     started_ms: i64,
@@ -55,15 +55,15 @@ pub(crate) struct Partition {
 
 /// The state that a reader captures before it reads.
 #[derive(Clone, Copy)]
-pub(crate) struct Before {
+pub(crate) struct ReadSnapshot {
     /// Kafka's last stable offset. Everything below it is immutable.
-    pub(crate) stable_end: StreamOffset,
+    pub(crate) last_stable_offset: StreamOffset,
     /// Aborted transactions that ended below this offset may have been dropped from memory.
-    forgotten_end: u64,
+    dropped_end: u64,
 }
 
 /// Why a batch was not appended.
-pub(crate) enum NotAdmitted {
+pub(crate) enum AppendRejected {
     /// No free space, see [`Store::wait_for_space`].
     Full,
     Refused(ApiError),
@@ -97,7 +97,7 @@ impl Appended {
     }
 }
 
-impl From<AppendError> for NotAdmitted {
+impl From<AppendError> for AppendRejected {
     fn from(error: AppendError) -> Self {
         match error {
             AppendError::Full => Self::Full,
@@ -123,20 +123,20 @@ impl Partition {
             Some(bytes) => ProducerStates::decode(bytes, started_ms)?,
             None => ProducerStates::default(),
         };
-        let mended =
+        let repaired =
             producers.replay(replay.checkpoint_end, &replay.batches, replay.end, started_ms);
         producers.start_clock(started_ms);
-        producers.forget_aborted(clean_end.max(stream.start_offset()));
+        producers.drop_aborted(clean_end.max(stream.start_offset()));
         stream.raise_checkpoint_start(clean_end);
         let unstable = producers.first_unstable(stream.durable_end()).is_some();
         Ok(Self {
             stream,
             producers: Mutex::new(Counted::new(producers, totals.clone())),
             unstable: AtomicBool::new(unstable),
-            forgotten_end: AtomicU64::new(0),
+            dropped_end: AtomicU64::new(0),
             refused_transactions: AtomicU64::new(0),
             totals,
-            mended,
+            repaired,
             has_lost: !replay.gaps().is_empty(),
             started,
             started_ms,
@@ -161,7 +161,7 @@ impl Partition {
 
     /// Kafka's last stable offset: the offset below which each record's transaction is known to be
     /// committed or aborted (`docs/transactions.md`).
-    pub(crate) fn stable_end(&self) -> StreamOffset {
+    pub(crate) fn last_stable_offset(&self) -> StreamOffset {
         // Read before the flag: a transactional batch that is durable by now has set the flag.
         let durable_end = self.stream.durable_end();
         if !self.unstable.load(Ordering::SeqCst) {
@@ -170,32 +170,33 @@ impl Partition {
         let mut producers = self.producers.lock();
         let first = producers.change(|producers| producers.first_unstable(durable_end));
         self.unstable.store(first.is_some(), Ordering::SeqCst);
-        let stable_end = first.map_or(durable_end, |first| StreamOffset(first).min(durable_end));
+        let last_stable_offset =
+            first.map_or(durable_end, |first| StreamOffset(first).min(durable_end));
         // An open transaction may have begun with records that were deleted since.
-        stable_end.max(self.stream.start_offset())
+        last_stable_offset.max(self.stream.start_offset())
     }
 
     /// The state that a reader of committed records captures before it reads.
-    pub(crate) fn before_reading(&self) -> Before {
-        let forgotten_end = self.forgotten_end.load(Ordering::SeqCst);
-        Before { stable_end: self.stable_end(), forgotten_end }
+    pub(crate) fn read_snapshot(&self) -> ReadSnapshot {
+        let dropped_end = self.dropped_end.load(Ordering::SeqCst);
+        ReadSnapshot { last_stable_offset: self.last_stable_offset(), dropped_end }
     }
 
     /// The aborted transactions with records among `batches`, which were read from `from` on, after
-    /// `before` was captured. `None` if transactions that may be among them were dropped since: a
+    /// `snapshot` was captured. `None` if transactions that may be among them were dropped since: a
     /// new read finds no records of these.
     pub(crate) fn aborted_among(
         &self,
         from: StreamOffset,
         batches: &[Batch],
-        before: Before,
+        snapshot: ReadSnapshot,
     ) -> Option<Vec<Aborted>> {
         if batches.is_empty() {
             return Some(Vec::new());
         }
         let producers = self.producers.lock();
-        let forgotten_end = self.forgotten_end.load(Ordering::SeqCst);
-        let are_known = forgotten_end == before.forgotten_end || forgotten_end <= from.0;
+        let dropped_end = self.dropped_end.load(Ordering::SeqCst);
+        let are_known = dropped_end == snapshot.dropped_end || dropped_end <= from.0;
         are_known.then(|| producers.aborted_among(from, batches))
     }
 
@@ -206,14 +207,14 @@ impl Partition {
 
     /// Records that everything before `end` is log-compacted. Later reads find no records of
     /// transactions that were aborted before it, so these are dropped (`docs/log-compaction.md`).
-    pub(crate) fn compacted(&self, end: StreamOffset) {
-        self.forget_aborted(&mut self.producers.lock(), end);
+    pub(crate) fn record_compaction(&self, end: StreamOffset) {
+        self.drop_aborted(&mut self.producers.lock(), end);
         self.stream.raise_checkpoint_start(end);
     }
 
     /// Drops the aborted transactions whose records are deleted.
-    pub(crate) fn trimmed(&self) {
-        self.forget_aborted(&mut self.producers.lock(), self.stream.start_offset());
+    pub(crate) fn record_trim(&self) {
+        self.drop_aborted(&mut self.producers.lock(), self.stream.start_offset());
     }
 
     /// Drops state that is not needed any more. In an idle partition nothing else does.
@@ -222,15 +223,15 @@ impl Partition {
     /// The number of batches refused since the last call because too many aborted transactions are
     /// tracked.
     pub(crate) fn sweep(&self) -> u64 {
-        self.trimmed();
+        self.record_trim();
         let now_ms = self.now_ms();
-        self.producers.lock().change(|producers| producers.forget_expired(now_ms));
+        self.producers.lock().change(|producers| producers.drop_expired(now_ms));
         self.refused_transactions.swap(0, Ordering::Relaxed)
     }
 
-    fn forget_aborted(&self, producers: &mut Counted, end: StreamOffset) {
-        if producers.change(|producers| producers.forget_aborted(end)) {
-            self.forgotten_end.fetch_max(end.0, Ordering::SeqCst);
+    fn drop_aborted(&self, producers: &mut Counted, end: StreamOffset) {
+        if producers.change(|producers| producers.drop_aborted(end)) {
+            self.dropped_end.fetch_max(end.0, Ordering::SeqCst);
         }
     }
 
@@ -252,8 +253,8 @@ impl Partition {
     }
 
     /// The markers that recovery wrote in place of lost ones and that are not uploaded yet.
-    pub(crate) fn mended(&self) -> &[(Mended, Outcome)] {
-        &self.mended
+    pub(crate) fn repaired(&self) -> &[(Repaired, Outcome)] {
+        &self.repaired
     }
 
     /// The offset range that contains all records of the producer's open transaction.
@@ -314,11 +315,11 @@ impl Partition {
         producer_id: i64,
         epoch: i16,
         outcome: Outcome,
-    ) -> Result<Append, NotAdmitted> {
+    ) -> Result<Append, AppendRejected> {
         let mut producers = self.producers.lock();
         if let Some(current) = producers.epoch(producer_id).filter(|current| *current > epoch) {
             let got = epoch;
-            return Err(NotAdmitted::Refused(ApiError::InvalidProducerEpoch {
+            return Err(AppendRejected::Refused(ApiError::InvalidProducerEpoch {
                 producer_id,
                 got,
                 current,
@@ -326,7 +327,7 @@ impl Partition {
         }
         if producer_id < 0 || epoch < 0 {
             let reason = format!("no producer has ID {producer_id} and epoch {epoch}");
-            return Err(NotAdmitted::Refused(ApiError::InvalidRequest(reason)));
+            return Err(AppendRejected::Refused(ApiError::InvalidRequest(reason)));
         }
         Ok(self.append_marker_to(&mut producers, producer_id, epoch, outcome)?)
     }
@@ -342,16 +343,16 @@ impl Partition {
         let mut bytes = batch::marker(producer_id, epoch, outcome, now_ms);
         let header = BatchHeader::parse(&bytes).expect("a marker has a header");
         let base = self.stream.next_offset();
-        batch::place(&mut bytes, base.0, LEADER_EPOCH);
+        batch::set_base(&mut bytes, base.0, LEADER_EPOCH);
         let payload = Bytes::from(bytes);
         let append =
             self.stream.append(NewBatch { base, count: 1, max_timestamp_ms: now_ms, payload })?;
         let (now_ms, durable_end) = (self.now_ms(), self.stream.durable_end());
         producers.change(|producers| {
             producers.record_marker(&header, outcome, base.0, now_ms);
-            producers.forget_ended(durable_end);
+            producers.drop_ended(durable_end);
         });
-        self.forget_aborted(producers, self.stream.start_offset());
+        self.drop_aborted(producers, self.stream.start_offset());
         Ok(append)
     }
 
@@ -360,12 +361,12 @@ impl Partition {
     /// # Errors
     /// TRANSACTION_ABORTABLE. Space is freed only when old records are deleted or compacted, which
     /// takes longer than any client retries, or never happens.
-    fn check_room(&self, producers: &mut Counted) -> Result<(), ApiError> {
-        if producers.has_room_for_transaction() {
+    fn check_transaction_limit(&self, producers: &mut Counted) -> Result<(), ApiError> {
+        if producers.can_track_transaction() {
             return Ok(());
         }
-        self.forget_aborted(producers, self.stream.start_offset());
-        if producers.has_room_for_transaction() {
+        self.drop_aborted(producers, self.stream.start_offset());
+        if producers.can_track_transaction() {
             return Ok(());
         }
         self.totals.refused.inc();
@@ -395,10 +396,10 @@ impl Partition {
     /// copy. The log cache keeps this memory and counts the batch's length, so the caller ensures
     /// that it holds nothing else.
     ///
-    /// Each attempt calls `admit` first and holds its result until the batch is appended.
+    /// Each attempt calls `guard` first and holds its result until the batch is appended.
     ///
     /// # Errors
-    /// The errors of `admit` and [`ProducerStates::check`], TRANSACTION_ABORTABLE if too many
+    /// The errors of `guard` and [`ProducerStates::check`], TRANSACTION_ABORTABLE if too many
     /// transactions are tracked, [`ApiError::TimedOut`] if there is no free space in time, failed
     /// storage.
     pub(crate) async fn append<G>(
@@ -408,7 +409,7 @@ impl Partition {
         records: Bytes,
         rules: AppendRules,
         deadline: Instant,
-        admit: impl Fn() -> Result<G, NotAdmitted>,
+        guard: impl Fn() -> Result<G, AppendRejected>,
     ) -> Result<Appended, ApiError> {
         let mut batch = batch::into_mut(records);
         loop {
@@ -416,17 +417,17 @@ impl Partition {
             if rules.log_append_time {
                 batch::set_log_append_time(&mut batch, log_append_time_ms);
             }
-            let attempted = match admit() {
-                Ok(_admitted) => self.try_append(header, &mut batch, log_append_time_ms),
+            let attempted = match guard() {
+                Ok(_guard) => self.try_append(header, &mut batch, log_append_time_ms),
                 Err(refused) => Err(refused),
             };
             match attempted {
-                Err(NotAdmitted::Full) => {
+                Err(AppendRejected::Full) => {
                     timeout_at(deadline, store.wait_for_space())
                         .await
                         .map_err(|_| ApiError::TimedOut)?;
                 }
-                Err(NotAdmitted::Refused(error)) => return Err(error),
+                Err(AppendRejected::Refused(error)) => return Err(error),
                 Ok(appended) => return Ok(appended),
             }
         }
@@ -438,11 +439,11 @@ impl Partition {
         header: &BatchHeader,
         batch: &mut BytesMut,
         log_append_time_ms: i64,
-    ) -> Result<Appended, NotAdmitted> {
+    ) -> Result<Appended, AppendRejected> {
         let max_timestamp_ms =
             if log_append_time_ms < 0 { header.max_timestamp_ms } else { log_append_time_ms };
         let mut producers = self.producers.lock();
-        match producers.check(header).map_err(NotAdmitted::Refused)? {
+        match producers.check(header).map_err(AppendRejected::Refused)? {
             Verdict::Duplicate(seen) => {
                 return Ok(Appended {
                     base_offset: StreamOffset(seen.base_offset),
@@ -457,11 +458,11 @@ impl Partition {
             Verdict::Append => {}
         }
         if producers.begins_transaction(header) {
-            self.check_room(&mut producers).map_err(NotAdmitted::Refused)?;
+            self.check_transaction_limit(&mut producers).map_err(AppendRejected::Refused)?;
         }
         let was_stable = header.is_transactional() && !self.unstable.swap(true, Ordering::SeqCst);
         let base = self.stream.next_offset();
-        batch::place(batch, base.0, LEADER_EPOCH);
+        batch::set_base(batch, base.0, LEADER_EPOCH);
         let payload = std::mem::take(batch).freeze();
         let appended = self.stream.append(NewBatch {
             base,

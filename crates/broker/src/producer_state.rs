@@ -15,7 +15,7 @@ use std::time::Duration;
 use alluvium_stream::{Batch, StreamOffset};
 use kafka_protocol::error::ResponseError;
 
-use crate::batch::{self, BatchHeader, Mended, Outcome};
+use crate::batch::{self, BatchHeader, Outcome, Repaired};
 use crate::errors::ApiError;
 
 pub(crate) use checkpoint::{BadCheckpoint, fold};
@@ -239,7 +239,7 @@ impl ProducerStates {
             max_timestamp_ms,
         };
         let producer_id = batch.producer_id;
-        let producer = self.enter(batch, base_offset, max_timestamp_ms, now_ms);
+        let producer = self.take_producer(batch, base_offset, max_timestamp_ms, now_ms);
         if producer.batches.len() == REMEMBERED_BATCHES {
             producer.batches.remove(0);
         }
@@ -265,7 +265,7 @@ impl ProducerStates {
         offset: u64,
         now_ms: i64,
     ) {
-        let producer = self.enter(marker, offset, marker.max_timestamp_ms, now_ms);
+        let producer = self.take_producer(marker, offset, marker.max_timestamp_ms, now_ms);
         if let Some(first_offset) = producer.transaction.take() {
             self.open.remove(&first_offset);
             self.ending.push_back((first_offset, offset));
@@ -284,7 +284,7 @@ impl ProducerStates {
 
     /// Returns the producer of an appended batch or marker, in the epoch of that batch. The caller
     /// puts it back into `idle` if it has no open transaction.
-    fn enter(
+    fn take_producer(
         &mut self,
         batch: &BatchHeader,
         offset: u64,
@@ -313,18 +313,18 @@ impl ProducerStates {
     /// Evicts a producer without an open transaction if there are too many producers.
     fn bound(&mut self) {
         if self.producers.len() > MAX_PRODUCERS {
-            self.forget_oldest(1);
+            self.evict_oldest(1);
         }
     }
 
     /// Evicts `count` producers without an open transaction, those whose last batches are the
     /// oldest in the log. The last producer to append is not evicted: its client may not have
     /// received the response yet, and would retry.
-    fn forget_oldest(&mut self, count: usize) {
+    fn evict_oldest(&mut self, count: usize) {
         for _ in 0..count {
             let Some(&(last_offset, id)) = self.idle.first() else { return };
             #[cfg(test)]
-            LOOKED_AT.set(LOOKED_AT.get() + 1);
+            EXAMINED.set(EXAMINED.get() + 1);
             if last_offset >= self.newest_offset {
                 return;
             }
@@ -334,7 +334,7 @@ impl ProducerStates {
     }
 
     /// Drops the producers that have not appended for [`EXPIRATION`] and have no open transaction.
-    pub(crate) fn forget_expired(&mut self, now_ms: i64) {
+    pub(crate) fn drop_expired(&mut self, now_ms: i64) {
         self.producers.retain(|id, producer| {
             let is_expired = producer.is_expired(now_ms);
             if is_expired {
@@ -368,14 +368,14 @@ impl ProducerStates {
     /// The first offset of all transactions that have not ended by a marker below `durable_end`:
     /// from there on nothing is stable.
     pub(crate) fn first_unstable(&mut self, durable_end: StreamOffset) -> Option<u64> {
-        self.forget_ended(durable_end);
+        self.drop_ended(durable_end);
         let open = self.open.first_key_value().map(|(first, _)| *first);
         self.ending.iter().map(|(first, _)| *first).chain(open).min()
     }
 
     /// Drops transactions that ended by a marker below `durable_end`. Writers of markers call this
     /// too, since there may be no reader that does.
-    pub(crate) fn forget_ended(&mut self, durable_end: StreamOffset) {
+    pub(crate) fn drop_ended(&mut self, durable_end: StreamOffset) {
         while self.ending.front().is_some_and(|(_, marker)| *marker < durable_end.0) {
             self.ending.pop_front();
         }
@@ -428,7 +428,7 @@ impl ProducerStates {
     }
 
     /// Drops the aborted transactions that ended before `end`; returns whether there were any.
-    pub(crate) fn forget_aborted(&mut self, end: StreamOffset) -> bool {
+    pub(crate) fn drop_aborted(&mut self, end: StreamOffset) -> bool {
         let gone = self.aborted.partition_point(|aborted| aborted.marker_offset < end.0);
         self.aborted.drain(..gone);
         if self.aborted.capacity() > SMALL_TABLE.max(4 * self.aborted.len()) {
@@ -470,8 +470,8 @@ impl ProducerStates {
         batches: &[Batch],
         to: StreamOffset,
         now_ms: i64,
-    ) -> Vec<(Mended, Outcome)> {
-        let (mut next, mut mended) = (from, Vec::new());
+    ) -> Vec<(Repaired, Outcome)> {
+        let (mut next, mut repaired) = (from, Vec::new());
         for batch in batches {
             if batch.base > next {
                 self.lost_end = batch.base.0;
@@ -485,14 +485,15 @@ impl ProducerStates {
                 self.record(&header, batch.base.0, batch.max_timestamp_ms, now_ms);
             } else if let Some(outcome) = batch::outcome(&batch.payload) {
                 self.record_marker(&header, outcome, batch.base.0, now_ms);
-                mended.extend(batch::mended(&batch.payload).map(|mended| (mended, outcome)));
+                repaired
+                    .extend(batch::repaired(&batch.payload).map(|repaired| (repaired, outcome)));
             }
         }
         if to > next {
             self.lost_end = to.0;
         }
         self.ending.clear();
-        mended
+        repaired
     }
 
     /// The first offset of the producer's open transaction.
@@ -517,7 +518,7 @@ impl ProducerStates {
 #[cfg(test)]
 thread_local!(
     /// The number of producers examined by evictions.
-    static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
+    static EXAMINED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
 );
 
 #[cfg(test)]

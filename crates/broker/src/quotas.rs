@@ -128,7 +128,7 @@ impl Bound {
 
 /// The client or address that a quota is charged to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Who<'a> {
+pub(crate) enum QuotaOwner<'a> {
     Client { user: &'a str, client: &'a str },
     Address(IpAddr),
 }
@@ -231,8 +231,8 @@ struct State {
 
 impl State {
     /// The bucket of this client or address, if it has a quota.
-    fn bucket(&mut self, bound: Bound, who: Who<'_>, now: Instant) -> Option<&mut Bucket> {
-        let (rate, key) = limit(&self.limits, bound, who)?;
+    fn bucket(&mut self, bound: Bound, owner: QuotaOwner<'_>, now: Instant) -> Option<&mut Bucket> {
+        let (rate, key) = limit(&self.limits, bound, owner)?;
         Some(self.buckets.entry(bound).or_default().get(key, rate, now))
     }
 }
@@ -332,8 +332,14 @@ impl Quotas {
 
     /// Charges `amount` and returns the throttle time. An amount of 0 returns the rest of the
     /// current throttle.
-    pub(crate) fn charge(&self, bound: Bound, who: Who<'_>, amount: f64, now: Instant) -> Duration {
-        self.with_bucket(bound, who, now, |bucket| bucket.take(amount, now))
+    pub(crate) fn charge(
+        &self,
+        bound: Bound,
+        owner: QuotaOwner<'_>,
+        amount: f64,
+        now: Instant,
+    ) -> Duration {
+        self.with_bucket(bound, owner, now, |bucket| bucket.take(amount, now))
     }
 
     /// Charges `amount`, which may leave a debt, unless there is a debt already.
@@ -343,11 +349,11 @@ impl Quotas {
     pub(crate) fn try_charge(
         &self,
         bound: Bound,
-        who: Who<'_>,
+        owner: QuotaOwner<'_>,
         amount: f64,
         now: Instant,
     ) -> Result<(), Duration> {
-        let wait = self.with_bucket(bound, who, now, |bucket| {
+        let wait = self.with_bucket(bound, owner, now, |bucket| {
             let wait = bucket.take(0.0, now);
             if wait.is_zero() {
                 bucket.take(amount, now);
@@ -361,7 +367,7 @@ impl Quotas {
     fn with_bucket(
         &self,
         bound: Bound,
-        who: Who<'_>,
+        owner: QuotaOwner<'_>,
         now: Instant,
         take: impl FnOnce(&mut Bucket) -> Duration,
     ) -> Duration {
@@ -369,7 +375,7 @@ impl Quotas {
             return Duration::ZERO;
         }
         let mut state = self.state.lock();
-        let Some(bucket) = state.bucket(bound, who, now) else { return Duration::ZERO };
+        let Some(bucket) = state.bucket(bound, owner, now) else { return Duration::ZERO };
         let wait = take(bucket).min(bound.max_throttle());
         // Older debt is dropped, as Kafka drops old samples: else many connections, each throttled
         // for at most the maximum, would leave a debt for which all of them wait for hours.
@@ -396,12 +402,12 @@ fn in_use(limits: &BTreeMap<Entity, Limits>) -> u8 {
 fn limit(
     limits: &BTreeMap<Entity, Limits>,
     bound: Bound,
-    who: Who<'_>,
+    owner: QuotaOwner<'_>,
 ) -> Option<(f64, BucketKey)> {
     let rate = |entity: &Entity| limits.get(entity)?.get(bound.key()).copied();
-    let (user, client) = match who {
-        Who::Client { user, client } => (user, client),
-        Who::Address(ip) => {
+    let (user, client) = match owner {
+        QuotaOwner::Client { user, client } => (user, client),
+        QuotaOwner::Address(ip) => {
             let ip = ip.to_canonical().to_string();
             let of = |ip| rate(&Entity { user: Part::Any, client: Part::Any, ip });
             let rate = of(Part::Name(ip.clone())).or_else(|| of(Part::Default))?;
@@ -450,12 +456,13 @@ mod tests {
             let rate = rate as f64;
             let limit_of = [("producer_byte_rate".to_owned(), rate)].into();
             limits.insert(Entity { user, client, ip: Part::Any }, limit_of);
-            let who = Who::Client { user: "u", client: "c" };
-            assert_eq!(limit(&limits, Bound::Produced, who).unwrap().0, rate);
-            assert!(limit(&limits, Bound::Fetched, who).is_none());
+            let owner = QuotaOwner::Client { user: "u", client: "c" };
+            assert_eq!(limit(&limits, Bound::Produced, owner).unwrap().0, rate);
+            assert!(limit(&limits, Bound::Fetched, owner).is_none());
         }
-        let bucket =
-            |user, client| limit(&limits, Bound::Produced, Who::Client { user, client }).unwrap();
+        let bucket = |user, client| {
+            limit(&limits, Bound::Produced, QuotaOwner::Client { user, client }).unwrap()
+        };
         let key = |user: &str, client: &str| (user.to_owned(), client.to_owned());
         assert_eq!(bucket("u", "other"), (1.0, key("u", "other")));
         assert_eq!(bucket("other", "c"), (3.0, key("other", "c")));
@@ -469,7 +476,7 @@ mod tests {
         let mut limits = BTreeMap::from([(of(Part::Default), rate(5.0))]);
         limits.insert(of(Part::Name("10.0.0.1".into())), rate(2.0));
         let found = |ip: &str| {
-            limit(&limits, Bound::Connections, Who::Address(ip.parse().unwrap())).unwrap()
+            limit(&limits, Bound::Connections, QuotaOwner::Address(ip.parse().unwrap())).unwrap()
         };
         let key = |ip: &str| (ip.to_owned(), String::new());
         assert_eq!(found("10.0.0.1"), (2.0, key("10.0.0.1")));
@@ -566,12 +573,12 @@ mod tests {
         let mut state = State { limits: limits.into(), ..State::default() };
         let now = Instant::now();
         for n in 0..=MAX_BUCKETS {
-            let who = Who::Client { user: "u", client: &format!("client {n}") };
-            state.bucket(Bound::Handling, who, now).unwrap().take(0.1, now);
+            let owner = QuotaOwner::Client { user: "u", client: &format!("client {n}") };
+            state.bucket(Bound::Handling, owner, now).unwrap().take(0.1, now);
         }
         for address in ["10.0.0.1", "10.0.0.2"] {
-            let who = Who::Address(address.parse().unwrap());
-            let bucket = state.bucket(Bound::Connections, who, now).unwrap();
+            let owner = QuotaOwner::Address(address.parse().unwrap());
+            let bucket = state.bucket(Bound::Connections, owner, now).unwrap();
             assert_eq!((bucket.rate, bucket.left_at(now)), (5.0, 50.0));
             bucket.take(40.0, now);
         }

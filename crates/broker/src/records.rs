@@ -231,19 +231,19 @@ pub(crate) fn summary(batch: &[u8]) -> Result<Summary, ApiError> {
     Ok(summary)
 }
 
-/// Calls `look` with the index of each record of `batch` and what the check of it finds. All records
-/// are checked as by [`check_plain`].
+/// Calls `visit` with the index of each record of `batch` and what the check of it finds. All
+/// records are checked as by [`check_plain`].
 ///
 /// # Errors
 /// [`ApiError::InvalidRecord`] with the first violation.
-pub(crate) fn for_each(batch: &[u8], mut look: impl FnMut(i32, Checked)) -> Result<(), ApiError> {
+pub(crate) fn for_each(batch: &[u8], mut visit: impl FnMut(i32, Checked)) -> Result<(), ApiError> {
     let header = BatchHeader::parse(batch).ok_or_else(|| invalid(&bad("no header")))?;
     let count = header.record_count;
     let mut records = decompress(&header, &batch[HEADER_BYTES..]).map_err(|e| invalid(&e))?;
     for index in 0..count {
         let checked =
             check_next(&mut records, &header, index).map_err(|e| bad_record(index, count, &e))?;
-        look(index, checked);
+        visit(index, checked);
     }
     if !records.fill_buf().map_err(|e| invalid(&e))?.is_empty() {
         let reason = format!("bytes follow the last record of a batch of {count}");
@@ -520,7 +520,7 @@ mod tests {
 
     fn stored(codec: Compression, timestamps_ms: &[i64]) -> Vec<u8> {
         let mut bytes = batch::tests::encode(codec, (-1, -1, -1), timestamps_ms).to_vec();
-        batch::place(&mut bytes, 500, 0);
+        batch::set_base(&mut bytes, 500, 0);
         bytes
     }
 

@@ -17,12 +17,12 @@ pub(crate) async fn run(server: Arc<Server>) {
             () = server.stopping() => return,
             () = tokio::time::sleep(server.config.retention_check_interval) => {}
         }
-        look(&server).await;
+        run_once(&server).await;
     }
 }
 
 /// Applies retention to all topics once.
-pub(crate) async fn look(server: &Server) {
+pub(crate) async fn run_once(server: &Server) {
     for topic in server.topics.all() {
         match trim(server, &topic).await {
             Ok(()) => {}

@@ -7,7 +7,7 @@ use alluvium_stream::Store;
 use kafka_protocol::protocol::StrBytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::api::LargeAnswers;
+use crate::api::LargeResponses;
 use crate::config::BrokerConfig;
 use crate::configs::{Configs, Overrides};
 use crate::connections::Connections;
@@ -55,12 +55,12 @@ pub(crate) struct Server {
     pub(crate) request_memory: RequestMemory,
     /// The budget for decoded requests with many elements, and for their responses.
     pub(crate) decoded_budget: ByteBudget,
-    pub(crate) large_answers: LargeAnswers,
+    pub(crate) large_responses: LargeResponses,
     pub(crate) large_requests: LargeRequests,
     /// The budget for fetch responses read from memory.
     pub(crate) fetch_budget: ByteBudget,
     /// The budget for fetch responses read from objects.
-    pub(crate) late_fetch_budget: ByteBudget,
+    pub(crate) cold_fetch_budget: ByteBudget,
     pub(crate) decompressions: Arc<Semaphore>,
     pub(crate) stop: watch::Sender<bool>,
 }
@@ -100,18 +100,18 @@ impl Server {
     }
 
     /// Runs work that may decompress a batch, off the serving threads.
-    pub(crate) async fn look_into<T: Send + 'static>(
+    pub(crate) async fn run_decompression<T: Send + 'static>(
         &self,
-        look: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let one_of_few = self.decompressions.clone().acquire_owned().await;
         // The caller may be cancelled before the work ends.
-        let looked = tokio::task::spawn_blocking(move || {
+        let result = tokio::task::spawn_blocking(move || {
             let _one_of_few = one_of_few;
-            look()
+            work()
         });
-        let looked = looked.await;
-        looked.map_err(|e| ApiError::Internal(format!("decompression task failed: {e}")))?
+        let result = result.await;
+        result.map_err(|e| ApiError::Internal(format!("decompression task failed: {e}")))?
     }
 
     /// Whether the server is shutting down.
@@ -120,11 +120,11 @@ impl Server {
     }
 
     /// Whether requests wait for memory that responses occupy.
-    pub(crate) fn answers_are_waited_for(&self) -> bool {
-        [&self.fetch_budget, &self.late_fetch_budget, &self.decoded_budget]
+    pub(crate) fn responses_block_others(&self) -> bool {
+        [&self.fetch_budget, &self.cold_fetch_budget, &self.decoded_budget]
             .into_iter()
-            .chain([self.large_answers.budget()])
-            .any(ByteBudget::is_used_up)
+            .chain([self.large_responses.budget()])
+            .any(ByteBudget::is_exhausted)
     }
 
     /// Resolves when the server is shutting down.
@@ -162,7 +162,7 @@ impl ByteBudget {
     }
 
     /// Whether nothing more can be taken. Bytes too few for the first waiter are reserved for it.
-    fn is_used_up(&self) -> bool {
+    fn is_exhausted(&self) -> bool {
         self.free.available_permits() == 0
     }
 
@@ -221,8 +221,8 @@ impl RequestMemory {
     }
 
     /// Whether nothing but the last place can be taken.
-    pub(crate) fn is_used_up(&self) -> bool {
-        self.shared.is_used_up()
+    pub(crate) fn is_exhausted(&self) -> bool {
+        self.shared.is_exhausted()
     }
 
     /// The bytes that are not taken, without the last place.
@@ -266,12 +266,12 @@ mod tests {
     async fn a_budget_counts_as_used_up_while_a_request_waits() {
         let budget = ByteBudget::new(10 * 1024);
         let share = budget.acquire(6 * 1024).await;
-        assert!(!budget.is_used_up());
+        assert!(!budget.is_exhausted());
         let mut waiting = Box::pin(budget.acquire(5 * 1024));
         assert!(futures::poll!(waiting.as_mut()).is_pending());
-        assert!(budget.is_used_up());
+        assert!(budget.is_exhausted());
         drop(waiting);
-        assert!(!budget.is_used_up());
+        assert!(!budget.is_exhausted());
         drop(share);
     }
 

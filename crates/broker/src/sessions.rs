@@ -40,7 +40,7 @@ pub(crate) struct Key {
 impl Key {
     /// Whether the name has a valid length. Keeping longer names would make the limit on partitions
     /// useless as a limit on memory.
-    fn may_be_remembered(&self) -> bool {
+    fn has_valid_name(&self) -> bool {
         match &self.topic {
             TopicRef::Name(name) => name.len() <= MAX_NAME_BYTES,
             TopicRef::Id(_) => true,
@@ -50,7 +50,7 @@ impl Key {
 
 /// A partition of a fetch request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Want {
+pub(crate) struct FetchTarget {
     pub(crate) key: Key,
     pub(crate) offset: i64,
     pub(crate) max_bytes: i32,
@@ -59,49 +59,50 @@ pub(crate) struct Want {
 
 /// The part of a partition's response other than records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct PartitionStatus {
     pub(crate) error_code: i16,
     pub(crate) high_watermark: i64,
-    pub(crate) stable_end: i64,
+    pub(crate) last_stable_offset: i64,
     pub(crate) log_start: i64,
 }
 
-struct Remembered {
-    want: Want,
+struct SessionPartition {
+    target: FetchTarget,
     /// The partition's position in the order in which the session's partitions are served.
-    turn: u64,
-    told: Option<Told>,
+    position: u64,
+    status: Option<PartitionStatus>,
 }
 
 struct Session {
     next_epoch: i32,
     by_id: bool,
-    partitions: HashMap<Key, Remembered>,
+    partitions: HashMap<Key, SessionPartition>,
     order: BTreeMap<u64, Key>,
-    next_turn: u64,
+    next_position: u64,
     used_at: Instant,
 }
 
 impl Session {
-    fn set(&mut self, want: Want) {
-        if let Some(remembered) = self.partitions.get_mut(&want.key) {
-            remembered.want = want;
+    fn set(&mut self, target: FetchTarget) {
+        if let Some(entry) = self.partitions.get_mut(&target.key) {
+            entry.target = target;
             return;
         }
-        let turn = self.next_turn;
-        self.next_turn += 1;
-        self.order.insert(turn, want.key.clone());
-        self.partitions.insert(want.key.clone(), Remembered { want, turn, told: None });
+        let position = self.next_position;
+        self.next_position += 1;
+        self.order.insert(position, target.key.clone());
+        self.partitions
+            .insert(target.key.clone(), SessionPartition { target, position, status: None });
     }
 
     fn forget(&mut self, key: &Key) {
-        if let Some(remembered) = self.partitions.remove(key) {
-            self.order.remove(&remembered.turn);
+        if let Some(entry) = self.partitions.remove(key) {
+            self.order.remove(&entry.position);
         }
     }
 
-    fn wants(&self) -> Vec<Want> {
-        self.order.values().map(|key| self.partitions[key].want.clone()).collect()
+    fn targets(&self) -> Vec<FetchTarget> {
+        self.order.values().map(|key| self.partitions[key].target.clone()).collect()
     }
 }
 
@@ -109,7 +110,7 @@ impl Session {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Fetch {
     /// The partitions to read, in this order.
-    pub(crate) wants: Vec<Want>,
+    pub(crate) targets: Vec<FetchTarget>,
     /// The session ID for the response; 0 for none.
     pub(crate) session_id: i32,
     /// Whether the response holds only changed partitions.
@@ -131,7 +132,7 @@ impl Cache {
 
     /// Makes space for a session of `partitions` by evicting sessions that were not used recently.
     /// Returns whether that succeeded.
-    fn make_room(&mut self, partitions: usize, now: Instant) -> bool {
+    fn evict_for(&mut self, partitions: usize, now: Instant) -> bool {
         while self.sessions.len() >= MAX_SESSIONS
             || self.partitions + partitions > MAX_SESSION_PARTITIONS
         {
@@ -171,28 +172,28 @@ impl Sessions {
             if request.session_id != NO_SESSION {
                 cache.remove(request.session_id);
             }
-            let wants = request.topics.iter().flat_map(|topic| wants(topic, by_id));
-            let wants: Vec<Want> = once(wants, |want| want.key.clone()).collect();
+            let targets = request.topics.iter().flat_map(|topic| targets(topic, by_id));
+            let targets: Vec<FetchTarget> = once(targets, |target| target.key.clone()).collect();
             let mut session_id = NO_SESSION;
             if request.session_epoch == INITIAL_EPOCH
                 && version >= 7
-                && wants.iter().all(|want| want.key.may_be_remembered())
-                && cache.make_room(wants.len(), now)
+                && targets.iter().all(|target| target.key.has_valid_name())
+                && cache.evict_for(targets.len(), now)
             {
                 session_id = new_id(&cache.sessions);
                 let mut session = Session {
                     next_epoch: 1,
                     by_id,
-                    partitions: HashMap::with_capacity(wants.len()),
+                    partitions: HashMap::with_capacity(targets.len()),
                     order: BTreeMap::new(),
-                    next_turn: 0,
+                    next_position: 0,
                     used_at: now,
                 };
-                wants.iter().cloned().for_each(|want| session.set(want));
+                targets.iter().cloned().for_each(|target| session.set(target));
                 cache.partitions += session.partitions.len();
                 cache.sessions.insert(session_id, session);
             }
-            return Ok(Fetch { wants, session_id, incremental: false });
+            return Ok(Fetch { targets, session_id, incremental: false });
         }
 
         let mut cache = self.cache.lock();
@@ -209,13 +210,13 @@ impl Sessions {
             });
         }
         let before = session.partitions.len();
-        for want in request.topics.iter().flat_map(|topic| wants(topic, by_id)) {
-            if session.partitions.contains_key(&want.key)
-                || (want.key.may_be_remembered()
+        for target in request.topics.iter().flat_map(|topic| targets(topic, by_id)) {
+            if session.partitions.contains_key(&target.key)
+                || (target.key.has_valid_name()
                     && cache.partitions + session.partitions.len() - before
                         < MAX_SESSION_PARTITIONS)
             {
-                session.set(want);
+                session.set(target);
             } else {
                 // The client begins a new session, or goes on without one if there is no space.
                 let id = request.session_id;
@@ -231,11 +232,11 @@ impl Sessions {
         if session.partitions.is_empty() {
             // As in Kafka, an empty session ends.
             cache.remove(request.session_id);
-            return Ok(Fetch { wants: Vec::new(), session_id: NO_SESSION, incremental: false });
+            return Ok(Fetch { targets: Vec::new(), session_id: NO_SESSION, incremental: false });
         }
         session.next_epoch = session.next_epoch.checked_add(1).unwrap_or(1);
         session.used_at = now;
-        Ok(Fetch { wants: session.wants(), session_id: request.session_id, incremental: true })
+        Ok(Fetch { targets: session.targets(), session_id: request.session_id, incremental: true })
     }
 
     /// Removes a session.
@@ -249,22 +250,22 @@ impl Sessions {
     pub(crate) fn finish<'a>(
         &self,
         session_id: i32,
-        answers: impl IntoIterator<Item = (&'a Key, Told, bool)>,
+        answers: impl IntoIterator<Item = (&'a Key, PartitionStatus, bool)>,
     ) -> Vec<bool> {
         let mut cache = self.cache.lock();
         let mut session = cache.sessions.get_mut(&session_id);
-        let decide = |(key, told, has_records): (&Key, Told, bool)| {
+        let decide = |(key, status, has_records): (&Key, PartitionStatus, bool)| {
             let Some(session) = session.as_mut() else { return true };
-            let next_turn = session.next_turn;
-            let Some(remembered) = session.partitions.get_mut(key) else { return true };
-            let changed = remembered.told != Some(told);
+            let next_position = session.next_position;
+            let Some(entry) = session.partitions.get_mut(key) else { return true };
+            let changed = entry.status != Some(status);
             // After an error, the next response contains the partition in any case.
-            remembered.told = (told.error_code == 0).then_some(told);
+            entry.status = (status.error_code == 0).then_some(status);
             if has_records {
-                let turn = std::mem::replace(&mut remembered.turn, next_turn);
-                session.next_turn += 1;
-                session.order.remove(&turn);
-                session.order.insert(next_turn, key.clone());
+                let position = std::mem::replace(&mut entry.position, next_position);
+                session.next_position += 1;
+                session.order.remove(&position);
+                session.order.insert(next_position, key.clone());
             }
             changed || has_records
         };
@@ -286,9 +287,9 @@ fn topic_ref(name: &str, id: uuid::Uuid, by_id: bool) -> TopicRef {
     if by_id { TopicRef::Id(id) } else { TopicRef::Name(Arc::from(cut_name(name))) }
 }
 
-fn wants(topic: &FetchTopic, by_id: bool) -> impl Iterator<Item = Want> {
+fn targets(topic: &FetchTopic, by_id: bool) -> impl Iterator<Item = FetchTarget> {
     let topic_ref = topic_ref(&topic.topic, topic.topic_id, by_id);
-    topic.partitions.iter().map(move |partition: &FetchPartition| Want {
+    topic.partitions.iter().map(move |partition: &FetchPartition| FetchTarget {
         key: Key { topic: topic_ref.clone(), partition: partition.partition },
         offset: partition.fetch_offset,
         max_bytes: partition.partition_max_bytes,
@@ -325,7 +326,7 @@ mod tests {
     }
 
     fn offsets(fetch: &Fetch) -> Vec<(i32, i64)> {
-        fetch.wants.iter().map(|want| (want.key.partition, want.offset)).collect()
+        fetch.targets.iter().map(|target| (target.key.partition, target.offset)).collect()
     }
 
     /// A request that removes these partitions.
@@ -336,8 +337,13 @@ mod tests {
         request(session_id, epoch, &[]).with_forgotten_topics_data(vec![topic])
     }
 
-    fn told(high_watermark: i64) -> Told {
-        Told { error_code: 0, high_watermark, stable_end: high_watermark, log_start: 0 }
+    fn status(high_watermark: i64) -> PartitionStatus {
+        PartitionStatus {
+            error_code: 0,
+            high_watermark,
+            last_stable_offset: high_watermark,
+            log_start: 0,
+        }
     }
 
     #[test]
@@ -368,7 +374,7 @@ mod tests {
         let (sessions, now) = (Sessions::default(), Instant::now());
         let id = sessions.begin(&request(0, 0, &[(0, 5)]), 12, now).unwrap().session_id;
         let last = sessions.begin(&forgetting(id, 1, vec![0]), 12, now).unwrap();
-        assert_eq!((last.session_id, last.incremental, last.wants.len()), (0, false, 0));
+        assert_eq!((last.session_id, last.incremental, last.targets.len()), (0, false, 0));
         assert_eq!(sessions.cache.lock().sessions.len(), 0);
         assert_eq!(sessions.begin(&request(id, 2, &[]), 12, now).unwrap_err().code(), 70);
     }
@@ -401,20 +407,25 @@ mod tests {
         let now = Instant::now();
         let id = sessions.begin(&request(0, 0, &[(0, 0), (1, 0)]), 12, now).unwrap().session_id;
         let fetch = sessions.begin(&request(id, 1, &[]), 12, now).unwrap();
-        let keys: Vec<Key> = fetch.wants.into_iter().map(|want| want.key).collect();
+        let keys: Vec<Key> = fetch.targets.into_iter().map(|target| target.key).collect();
         assert_eq!(
-            sessions.finish(id, [(&keys[0], told(1), true), (&keys[1], told(0), false)]),
+            sessions.finish(id, [(&keys[0], status(1), true), (&keys[1], status(0), false)]),
             [true, true]
         );
         assert_eq!(
-            sessions.finish(id, [(&keys[0], told(1), false), (&keys[1], told(0), false)]),
+            sessions.finish(id, [(&keys[0], status(1), false), (&keys[1], status(0), false)]),
             [false, false]
         );
         assert_eq!(
-            sessions.finish(id, [(&keys[0], told(2), false), (&keys[1], told(0), false)]),
+            sessions.finish(id, [(&keys[0], status(2), false), (&keys[1], status(0), false)]),
             [true, false]
         );
-        let error = Told { error_code: 1, high_watermark: -1, stable_end: -1, log_start: -1 };
+        let error = PartitionStatus {
+            error_code: 1,
+            high_watermark: -1,
+            last_stable_offset: -1,
+            log_start: -1,
+        };
         for _ in 0..2 {
             assert_eq!(sessions.finish(id, [(&keys[0], error, false)]), [true]);
         }
@@ -446,7 +457,11 @@ mod tests {
             request
         };
         let fetch = sessions.begin(&long(request(0, 0, &[(0, 3)])), 12, now).unwrap();
-        assert_eq!((fetch.session_id, fetch.wants.len()), (0, 1), "served, but without a session");
+        assert_eq!(
+            (fetch.session_id, fetch.targets.len()),
+            (0, 1),
+            "served, but without a session"
+        );
 
         let id = sessions.begin(&request(0, 0, &[(0, 3)]), 12, now).unwrap().session_id;
         let added = sessions.begin(&long(request(id, 1, &[(1, 3)])), 12, now);

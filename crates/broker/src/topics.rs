@@ -134,7 +134,7 @@ struct Maps {
     partitions: usize,
     /// A topic whose deletion is not durable yet. It cannot be found, but may exist again after a
     /// crash.
-    doomed: Option<Arc<Topic>>,
+    deleting: Option<Arc<Topic>>,
     /// Incremented with every change.
     version: u64,
 }
@@ -159,14 +159,14 @@ impl Maps {
         self.by_metric_name.remove(&metric_name(&topic.name));
     }
 
-    fn doom(&mut self, topic: &Arc<Topic>) {
+    fn begin_deletion(&mut self, topic: &Arc<Topic>) {
         self.remove(topic);
-        self.doomed = Some(topic.clone());
+        self.deleting = Some(topic.clone());
     }
 
     /// Ends a deletion, which is durable or has failed.
-    fn settle(&mut self, topic: &Arc<Topic>, is_deleted: bool) {
-        self.doomed = None;
+    fn end_deletion(&mut self, topic: &Arc<Topic>, is_deleted: bool) {
+        self.deleting = None;
         if !is_deleted {
             self.insert(topic);
         }
@@ -270,15 +270,15 @@ impl Topics {
     /// persisted meanwhile must be consistent with a restart after which the topic still exists.
     pub(crate) fn stored_by_id(&self, id: Uuid) -> Option<Arc<Topic>> {
         let maps = self.maps.read();
-        let doomed = || maps.doomed.as_ref().filter(|topic| topic.id == id);
-        maps.by_id.get(&id).or_else(doomed).cloned()
+        let deleting = || maps.deleting.as_ref().filter(|topic| topic.id == id);
+        maps.by_id.get(&id).or_else(deleting).cloned()
     }
 
     /// The topic with this name, including one whose deletion is not durable yet.
     pub(crate) fn stored_by_name(&self, name: &str) -> Option<Arc<Topic>> {
         let maps = self.maps.read();
-        let doomed = || maps.doomed.as_ref().filter(|topic| *topic.name == *name);
-        maps.by_name.get(name).or_else(doomed).cloned()
+        let deleting = || maps.deleting.as_ref().filter(|topic| *topic.name == *name);
+        maps.by_name.get(name).or_else(deleting).cloned()
     }
 
     /// The IDs of recently deleted topics of this name.
@@ -356,7 +356,7 @@ impl Topics {
         }
         check_name(name)?;
         self.check_free(name)?;
-        self.check_room(partitions)?;
+        self.check_partition_limit(partitions)?;
         let overrides = settings::check(&overrides)?;
         let mut topic = Topic {
             name: name.into(),
@@ -395,7 +395,7 @@ impl Topics {
                 "topic {name} already has {present} partitions, {total} requested"
             )));
         }
-        self.check_room(total - present)?;
+        self.check_partition_limit(total - present)?;
         if validate_only {
             return Ok(());
         }
@@ -489,9 +489,9 @@ impl Topics {
             deleted.push_back(Deleted { name: topic.name.clone(), id: topic.id, at: None });
         }
         // Before the streams: their deletion wakes readers, which must not find the topic any more.
-        self.maps.write().doom(&topic);
+        self.maps.write().begin_deletion(&topic);
         let deleted = self.store.commit(changes).await;
-        self.maps.write().settle(&topic, deleted.is_ok());
+        self.maps.write().end_deletion(&topic, deleted.is_ok());
         if let Some(last) = self.deleted.lock().back_mut() {
             last.at = Some(Instant::now());
         }
@@ -545,7 +545,7 @@ impl Topics {
         }
     }
 
-    fn check_room(&self, more: u32) -> Result<(), ApiError> {
+    fn check_partition_limit(&self, more: u32) -> Result<(), ApiError> {
         if more == 0 {
             return Err(ApiError::InvalidPartitions("a topic must have a partition".into()));
         }

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::Context;
 use crate::errors::ApiError;
 use crate::groups::{TopicAccess, TopicVisibility};
-use crate::security::{Authorizer, Operation, Principal, Resource, ResourceType, Who};
+use crate::security::{Authorizer, Operation, Principal, Requester, Resource, ResourceType};
 use crate::topics::{Topic, TopicRef};
 
 impl Context {
@@ -23,7 +23,8 @@ impl Context {
         operation: Operation,
         resource: Resource<'_>,
     ) -> Result<(), ApiError> {
-        let allowed = self.ask(|authorizer, who| authorizer.allows(who, operation, resource));
+        let allowed =
+            self.ask(|authorizer, requester| authorizer.allows(requester, operation, resource));
         if allowed { Ok(()) } else { Err(ApiError::Unauthorized(resource.kind())) }
     }
 
@@ -33,16 +34,16 @@ impl Context {
 
     /// Whether the client may do this with any resource of the type.
     pub(crate) fn may_with_some(&self, operation: Operation, kind: ResourceType) -> bool {
-        self.ask(|authorizer, who| authorizer.allows_some(who, operation, kind))
+        self.ask(|authorizer, requester| authorizer.allows_some(requester, operation, kind))
     }
 
     /// Asks the authorizer; without one, everything is allowed.
-    fn ask(&self, question: impl FnOnce(&Authorizer, &Who<'_>) -> bool) -> bool {
+    fn ask(&self, question: impl FnOnce(&Authorizer, &Requester<'_>) -> bool) -> bool {
         let Some(authorizer) = &self.server.authorizer else { return true };
         // Requests of unauthenticated clients are refused earlier, and have no rights here.
         let Some(principal) = self.peer.principal() else { return false };
         let host = self.peer.host.trim_start_matches('/');
-        question(authorizer, &Who { principal: principal.as_str(), host })
+        question(authorizer, &Requester { principal: principal.as_str(), host })
     }
 
     /// The topics that the client may see, for checks during and after this request.
@@ -126,7 +127,7 @@ impl Context {
 
     /// Removes from `groups` those with which the client may not do this, and returns each with its
     /// error code.
-    pub(super) fn take_refused(
+    pub(super) fn remove_refused(
         &self,
         operation: Operation,
         groups: &mut Vec<GroupId>,
@@ -162,7 +163,7 @@ impl TopicAccess for Viewer {
     }
 
     fn is_visible(&self, topic: &str) -> bool {
-        let who = Who { principal: &self.principal, host: &self.host };
-        self.authorizer.allows(&who, Operation::Describe, Resource::Topic(topic))
+        let requester = Requester { principal: &self.principal, host: &self.host };
+        self.authorizer.allows(&requester, Operation::Describe, Resource::Topic(topic))
     }
 }

@@ -18,15 +18,15 @@ const FIRST_WITH_QUOTA: i16 = 6;
 
 /// Requests for more topics than this need a concurrency permit: each topic described in the
 /// response takes about five KiB until the response is written.
-const TOPICS_WITHOUT_TURN: usize = 50;
+const TOPICS_WITHOUT_PERMIT: usize = 50;
 
 /// The number of topics per request whose settings are in the response; for further ones it only
 /// confirms the creation. DescribeConfigs returns the settings of all.
 const MAX_DESCRIBED: usize = 1_000;
 
 pub(super) async fn handle(cx: &Context, request: CreateTopicsRequest) -> CreateTopicsResponse {
-    if request.topics.len() > TOPICS_WITHOUT_TURN {
-        cx.take_turn().await;
+    if request.topics.len() > TOPICS_WITHOUT_PERMIT {
+        cx.wait_for_permit().await;
     }
     let repeated = repeated(request.topics.iter().map(|topic| &topic.name));
     let mut results = Vec::with_capacity(request.topics.len());

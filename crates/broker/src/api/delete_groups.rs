@@ -14,7 +14,7 @@ use crate::security::{Operation, Resource};
 use crate::transactions::Transactions;
 
 pub(super) async fn groups(cx: &Context, mut request: DeleteGroupsRequest) -> DeleteGroupsResponse {
-    let refused = cx.take_refused(Operation::Delete, &mut request.groups_names);
+    let refused = cx.remove_refused(Operation::Delete, &mut request.groups_names);
     let mut results = Vec::new();
     for group in request.groups_names {
         let code = delete_group(cx, &group).await.map_or_else(|error| error.code(), |()| 0);

@@ -75,7 +75,7 @@ async fn delete(cx: &Context, wanted: &DeleteRecordsTopic) -> Vec<DeleteRecordsP
         let result = DeleteRecordsPartitionResult::default().with_partition_index(index);
         results.push(match (outcome, &committed) {
             (Ok(partition), Ok(())) => {
-                partition.trimmed();
+                partition.record_trim();
                 result.with_low_watermark(partition.log_start())
             }
             (Err(error), _) => result.with_low_watermark(-1).with_error_code(error.code()),

@@ -22,12 +22,12 @@ pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> Delete
         .map(|name| DeleteTopicState::default().with_name(Some(name)));
     let mut responses = Vec::new();
     let mut deleted = Vec::new();
-    for doomed in by_name.chain(request.topics) {
+    for deleting in by_name.chain(request.topics) {
         let mut result = DeletableTopicResult::default()
-            .with_name(doomed.name.clone())
-            .with_topic_id(doomed.topic_id)
+            .with_name(deleting.name.clone())
+            .with_topic_id(deleting.topic_id)
             .with_error_message(None);
-        match delete(cx, &doomed).await {
+        match delete(cx, &deleting).await {
             Ok(topic) => {
                 result.name = Some(StrBytes::from_string(topic.name.to_string()).into());
                 result.topic_id = topic.id;
@@ -57,10 +57,10 @@ pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> Delete
 
 async fn delete(
     cx: &Context,
-    doomed: &DeleteTopicState,
+    deleting: &DeleteTopicState,
 ) -> Result<Arc<crate::topics::Topic>, ApiError> {
-    let topic = match &doomed.name {
-        Some(name) if doomed.topic_id.is_nil() => TopicRef::Name(Arc::from(&***name)),
+    let topic = match &deleting.name {
+        Some(name) if deleting.topic_id.is_nil() => TopicRef::Name(Arc::from(&***name)),
         Some(_) => {
             return Err(ApiError::InvalidRequest(
                 "a topic must not have both a name and an \
@@ -68,10 +68,10 @@ async fn delete(
                 .into(),
             ));
         }
-        None if doomed.topic_id.is_nil() => {
+        None if deleting.topic_id.is_nil() => {
             return Err(ApiError::InvalidRequest("a topic must have a name or an ID".into()));
         }
-        None => TopicRef::Id(doomed.topic_id),
+        None => TopicRef::Id(deleting.topic_id),
     };
     let unseen = |error| match (error, &topic) {
         // A client that may not see a topic does not learn that its ID exists.
@@ -79,14 +79,14 @@ async fn delete(
         (error, _) => error,
     };
     // As in Kafka, the right to delete in the cluster includes each of its topics.
-    let doomed = match cx.may(Operation::Delete, Resource::Cluster) {
+    let deleting = match cx.may(Operation::Delete, Resource::Cluster) {
         true => cx.server.topics.find(&topic)?,
         false => {
             cx.topic(Operation::Describe, &topic).map_err(unseen)?;
             cx.topic(Operation::Delete, &topic)?
         }
     };
-    let partitions = doomed.partitions.len();
+    let partitions = deleting.partitions.len();
     cx.charge_changes(partitions, FIRST_WITH_QUOTA)?;
     cx.server.topics.delete(&topic).await
 }

@@ -21,11 +21,11 @@ use alluvium_stream::{FetchError, Fetched, StreamOffset, Watch};
 use super::{Answer, Context, Refused};
 use crate::batch;
 use crate::errors::ApiError;
-use crate::partition::{Before, Partition, kafka_offset};
+use crate::partition::{Partition, ReadSnapshot, kafka_offset};
 use crate::quotas::Bound;
 use crate::security::Operation;
 use crate::server::ByteBudget;
-use crate::sessions::{Key, Told, Want};
+use crate::sessions::{FetchTarget, Key, PartitionStatus};
 use crate::topics::{Topic, TopicRef};
 use crate::wire::fetch_response::{self, FetchResponse};
 
@@ -35,7 +35,7 @@ const CONCURRENT_READS: usize = 8;
 
 /// The shortest wait for objects if nothing else is read: a client's maximum wait is meant for
 /// records that do not exist yet.
-const LATE_WAIT: Duration = Duration::from_millis(500);
+const COLD_WAIT: Duration = Duration::from_millis(500);
 
 /// How long a read from memory waits for its share of the response memory, and the bytes that it
 /// gets without a share, which the limit on connections limits.
@@ -54,7 +54,7 @@ pub(super) struct Pass {
     bytes: usize,
     failed: bool,
     /// The partitions to read from objects.
-    late: Vec<Late>,
+    cold: Vec<ColdRead>,
     /// The first batch of all, if it is too large to be returned with others; returned if there is
     /// nothing else.
     too_large: Option<(usize, Read)>,
@@ -62,7 +62,7 @@ pub(super) struct Pass {
 }
 
 /// A partition to read from objects.
-struct Late {
+struct ColdRead {
     /// The index of its request.
     at: usize,
     partition: Arc<Partition>,
@@ -77,7 +77,7 @@ struct Late {
 
 /// The result of a pass for one partition.
 pub(super) struct Read {
-    pub(super) told: Told,
+    pub(super) status: PartitionStatus,
     pub(super) batches: Vec<Bytes>,
     /// Producer ID and first offset of the aborted transactions among the batches, for a reader of
     /// committed records.
@@ -86,20 +86,24 @@ pub(super) struct Read {
 
 impl Read {
     fn failed(error: &ApiError) -> Self {
-        let told =
-            Told { error_code: error.code(), high_watermark: -1, stable_end: -1, log_start: -1 };
-        Self { told, batches: Vec::new(), aborted: Vec::new() }
+        let status = PartitionStatus {
+            error_code: error.code(),
+            high_watermark: -1,
+            last_stable_offset: -1,
+            log_start: -1,
+        };
+        Self { status, batches: Vec::new(), aborted: Vec::new() }
     }
 
     fn nothing(partition: &Partition) -> Self {
-        let stable_end = kafka_offset(partition.stable_end());
-        let told = Told {
+        let last_stable_offset = kafka_offset(partition.last_stable_offset());
+        let status = PartitionStatus {
             error_code: 0,
             high_watermark: partition.high_watermark(),
-            stable_end,
+            last_stable_offset,
             log_start: partition.log_start(),
         };
-        Self { told, batches: Vec::new(), aborted: Vec::new() }
+        Self { status, batches: Vec::new(), aborted: Vec::new() }
     }
 
     /// Builds the result from what was fetched from `from` on; for a reader of committed records,
@@ -114,25 +118,25 @@ impl Read {
         mut fetched: Fetched,
         from: StreamOffset,
         limit_bytes: usize,
-        before: Before,
+        snapshot: ReadSnapshot,
         read_committed: bool,
     ) -> Option<Self> {
         let mut aborted = Vec::new();
         let mut gap = fetched.gap(from);
         if read_committed {
-            gap.end = gap.end.min(before.stable_end);
-            fetched.batches.retain(|batch| batch.base < before.stable_end);
-            aborted = partition.aborted_among(from, &fetched.batches, before)?;
+            gap.end = gap.end.min(snapshot.last_stable_offset);
+            fetched.batches.retain(|batch| batch.base < snapshot.last_stable_offset);
+            aborted = partition.aborted_among(from, &fetched.batches, snapshot)?;
         }
         let batches = match fetched.batches.is_empty() {
             true => without_records(gap, limit_bytes),
             false => fetched.batches.into_iter().map(|batch| batch.payload).collect(),
         };
         Some(Self {
-            told: Told {
+            status: PartitionStatus {
                 error_code: 0,
                 high_watermark: kafka_offset(fetched.durable_end),
-                stable_end: kafka_offset(before.stable_end),
+                last_stable_offset: kafka_offset(snapshot.last_stable_offset),
                 log_start: kafka_offset(fetched.start),
             },
             batches,
@@ -147,19 +151,19 @@ impl Read {
     }
 
     /// Reads from memory from `from` on; `None` if `from` lies in an object.
-    fn young(
+    fn cached(
         partition: &Partition,
         from: StreamOffset,
         limit_bytes: usize,
         read_committed: bool,
     ) -> Result<Option<Self>, FetchError> {
         loop {
-            let before = partition.before_reading();
+            let snapshot = partition.read_snapshot();
             let fetched = partition.stream.fetch_now(from, limit_bytes)?;
             if fetched.cold && fetched.batches.is_empty() {
                 return Ok(None);
             }
-            let read = Self::new(partition, fetched, from, limit_bytes, before, read_committed);
+            let read = Self::new(partition, fetched, from, limit_bytes, snapshot, read_committed);
             if read.is_some() {
                 return Ok(read);
             }
@@ -186,11 +190,11 @@ impl Pass {
 
     /// Limits what `read` returns: all of it if it is within its limit or the first one, else
     /// nothing.
-    fn admit(&mut self, at: usize, mut read: Read, limit_bytes: usize, is_first: bool) -> Read {
+    fn limit(&mut self, at: usize, mut read: Read, limit_bytes: usize, is_first: bool) -> Read {
         // A read returns one whole batch at least, which may exceed the limit.
         if !is_first && read.len_bytes() > limit_bytes {
             let rest = Read {
-                told: read.told,
+                status: read.status,
                 batches: std::mem::take(&mut read.batches),
                 aborted: std::mem::take(&mut read.aborted),
             };
@@ -221,9 +225,9 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     let min_bytes = usize::try_from(request.min_bytes).unwrap_or(0).min(max_bytes);
     let max_wait = Duration::from_millis(request.max_wait_ms.max(0) as u64);
     drop(request);
-    let max_wait = max_wait.min(cx.keep_elements(fetch.wants.len()).await);
+    let max_wait = max_wait.min(cx.release_request_memory(fetch.targets.len()).await);
     let limits = Limits { min_bytes, max_bytes, max_wait, read_committed };
-    if cx.owes(Bound::Fetched) {
+    if cx.is_throttled(Bound::Fetched) {
         // Throttled with an empty response, as in Kafka. A response to a full request begins no
         // session.
         if !fetch.incremental {
@@ -236,15 +240,15 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
         };
         return Ok(Answer::Ready(response.encode(cx.correlation_id, cx.version)?));
     }
-    let pass = wait_for_enough(&cx, limits, &fetch.wants).await;
+    let pass = wait_for_enough(&cx, limits, &fetch.targets).await;
     cx.server.metrics.fetched_bytes.inc_by(pass.bytes as u64);
     let answers = fetch
-        .wants
+        .targets
         .iter()
         .zip(&pass.reads)
-        .map(|(want, read)| (&want.key, read.told, !read.batches.is_empty()));
+        .map(|(target, read)| (&target.key, read.status, !read.batches.is_empty()));
     let changed = cx.server.sessions.finish(fetch.session_id, answers);
-    let reads = fetch.wants.into_iter().zip(pass.reads).zip(changed);
+    let reads = fetch.targets.into_iter().zip(pass.reads).zip(changed);
     let answered =
         reads.filter(|(_, changed)| *changed || !fetch.incremental).map(|(read, _)| read);
     cx.charge(Bound::Fetched, pass.bytes as f64);
@@ -269,7 +273,7 @@ struct Limits {
 }
 
 /// Reads until there are enough bytes, an error occurs, or the client's time is over.
-async fn wait_for_enough(cx: &Context, limits: Limits, wants: &[Want]) -> Pass {
+async fn wait_for_enough(cx: &Context, limits: Limits, targets: &[FetchTarget]) -> Pass {
     let Limits { min_bytes, max_bytes, max_wait, read_committed } = limits;
     let begun = Instant::now();
     let deadline = begun + max_wait;
@@ -277,19 +281,19 @@ async fn wait_for_enough(cx: &Context, limits: Limits, wants: &[Want]) -> Pass {
     let mut watches: Option<Vec<Watch>> = None;
     let mut is_last = false;
     loop {
-        let mut pass = read_young(cx, wants, max_bytes, read_committed).await;
-        let is_enough = |pass: &Pass| pass.bytes >= min_bytes || pass.failed || wants.is_empty();
+        let mut pass = read_cached(cx, targets, max_bytes, read_committed).await;
+        let is_enough = |pass: &Pass| pass.bytes >= min_bytes || pass.failed || targets.is_empty();
         if !is_enough(&pass) && watches.is_none() {
             // Records that became durable before the watch began are found by another pass.
-            let partitions = wants.iter().filter_map(|want| find(cx, &want.key).ok());
+            let partitions = targets.iter().filter_map(|target| find(cx, &target.key).ok());
             watches = Some(partitions.map(|(_, found)| found.stream.watch(&progress)).collect());
             continue;
         }
         // A fetch that already has enough bytes does not wait for objects; the next one finds them.
         let until = match is_enough(&pass) || pass.too_large.is_some() {
             true => begun,
-            false if is_last => Instant::now() + LATE_WAIT,
-            false => deadline.max(begun + LATE_WAIT),
+            false if is_last => Instant::now() + COLD_WAIT,
+            false => deadline.max(begun + COLD_WAIT),
         };
         let progressed = complete(cx, &mut pass, min_bytes, read_committed, until, &progress).await;
         if is_enough(&pass) || is_last || Instant::now() >= deadline {
@@ -312,23 +316,23 @@ async fn wait_for_enough(cx: &Context, limits: Limits, wants: &[Want]) -> Pass {
 /// there is any result, or until there is more in memory; returns whether the latter happened.
 pub(super) async fn read_once(
     cx: &Context,
-    wants: &[Want],
+    targets: &[FetchTarget],
     max_bytes: usize,
     read_committed: bool,
     deadline: Instant,
     progress: &Notify,
 ) -> (Pass, bool) {
     let begun = Instant::now();
-    let mut pass = read_young(cx, wants, max_bytes, read_committed).await;
+    let mut pass = read_cached(cx, targets, max_bytes, read_committed).await;
     let until = match pass.bytes > 0 || pass.failed || pass.too_large.is_some() {
         true => begun,
-        false => deadline.max(begun + LATE_WAIT),
+        false => deadline.max(begun + COLD_WAIT),
     };
     let progressed = complete(cx, &mut pass, 1, read_committed, until, progress).await;
     (pass, progressed)
 }
 
-/// Reads the partitions that a pass found in objects, see [`read_late`], and adds the batch that
+/// Reads the partitions that a pass found in objects, see [`read_cold`], and adds the batch that
 /// was too large if there is nothing else.
 async fn complete(
     cx: &Context,
@@ -339,8 +343,8 @@ async fn complete(
     progress: &Notify,
 ) -> bool {
     let mut progressed = false;
-    if !pass.late.is_empty() {
-        progressed = read_late(cx, pass, min_bytes, read_committed, until, progress).await;
+    if !pass.cold.is_empty() {
+        progressed = read_cold(cx, pass, min_bytes, read_committed, until, progress).await;
     }
     if pass.bytes == 0
         && let Some((at, read)) = pass.too_large.take()
@@ -348,15 +352,20 @@ async fn complete(
         pass.bytes = read.len_bytes();
         pass.reads[at] = read;
     }
-    pass.late.clear();
+    pass.cold.clear();
     progressed
 }
 
 /// Reads from memory. A fetch that does not get its share of the response memory soon reads a
 /// little without one: clients that do not receive their responses cannot keep others from reading.
-async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize, read_committed: bool) -> Pass {
-    let sources: Vec<_> = wants.iter().map(|want| locate(cx, want, read_committed)).collect();
-    let scan = |left_bytes| scan(cx, wants, &sources, max_bytes, left_bytes, read_committed);
+async fn read_cached(
+    cx: &Context,
+    targets: &[FetchTarget],
+    max_bytes: usize,
+    read_committed: bool,
+) -> Pass {
+    let sources: Vec<_> = targets.iter().map(|target| locate(cx, target, read_committed)).collect();
+    let scan = |left_bytes| scan(cx, targets, &sources, max_bytes, left_bytes, read_committed);
     let readable = sources.iter().flatten().filter(|source| source.from.is_some());
     let Some(one_batch_bytes) = readable.map(|source| source.one_batch_bytes).max() else {
         return scan(max_bytes);
@@ -391,17 +400,17 @@ async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize, read_committ
 /// before it.
 fn scan(
     cx: &Context,
-    wants: &[Want],
+    targets: &[FetchTarget],
     sources: &[Result<Source, ApiError>],
     max_bytes: usize,
     mut left_bytes: usize,
     read_committed: bool,
 ) -> Pass {
-    let mut pass = Pass { reads: Vec::with_capacity(wants.len()), ..Pass::default() };
+    let mut pass = Pass { reads: Vec::with_capacity(targets.len()), ..Pass::default() };
     // At most half is reserved for reads that may not complete in time.
-    let mut late_bytes = max_bytes / 2;
+    let mut cold_bytes = max_bytes / 2;
     let mut is_first = true;
-    for (at, (want, source)) in wants.iter().zip(sources).enumerate() {
+    for (at, (target, source)) in targets.iter().zip(sources).enumerate() {
         let Source { partition, from, one_batch_bytes } = match source {
             Ok(source) => source,
             Err(error) => {
@@ -414,14 +423,14 @@ fn scan(
             pass.reads.push(Read::nothing(partition));
             continue;
         };
-        let max_bytes = usize::try_from(want.max_bytes).unwrap_or(0);
+        let max_bytes = usize::try_from(target.max_bytes).unwrap_or(0);
         let limit_bytes = max_bytes.min(left_bytes);
-        let read = match Read::young(partition, from, limit_bytes, read_committed) {
+        let read = match Read::cached(partition, from, limit_bytes, read_committed) {
             Ok(None) => {
-                let limit_bytes = limit_bytes.min(late_bytes);
+                let limit_bytes = limit_bytes.min(cold_bytes);
                 if is_first || limit_bytes > 0 {
-                    (left_bytes, late_bytes) = (left_bytes - limit_bytes, late_bytes - limit_bytes);
-                    pass.late.push(Late {
+                    (left_bytes, cold_bytes) = (left_bytes - limit_bytes, cold_bytes - limit_bytes);
+                    pass.cold.push(ColdRead {
                         at,
                         partition: partition.clone(),
                         from,
@@ -435,7 +444,7 @@ fn scan(
                 Read::nothing(partition)
             }
             Ok(Some(read)) => {
-                let read = pass.admit(at, read, limit_bytes, is_first);
+                let read = pass.limit(at, read, limit_bytes, is_first);
                 is_first &= read.batches.is_empty();
                 read
             }
@@ -445,9 +454,9 @@ fn scan(
         pass.reads.push(read);
     }
     // Bytes that are left over go to the reads from objects.
-    for late in &mut pass.late {
-        let more_bytes = late.max_bytes.saturating_sub(late.limit_bytes).min(left_bytes);
-        (late.limit_bytes, left_bytes) = (late.limit_bytes + more_bytes, left_bytes - more_bytes);
+    for cold in &mut pass.cold {
+        let more_bytes = cold.max_bytes.saturating_sub(cold.limit_bytes).min(left_bytes);
+        (cold.limit_bytes, left_bytes) = (cold.limit_bytes + more_bytes, left_bytes - more_bytes);
     }
     pass
 }
@@ -455,7 +464,7 @@ fn scan(
 /// Reads several partitions from objects concurrently: until `until`, until there is enough, or
 /// until there is more in memory. Returns whether the latter happened. Unfinished reads continue
 /// for the next fetch.
-async fn read_late(
+async fn read_cold(
     cx: &Context,
     pass: &mut Pass,
     min_bytes: usize,
@@ -463,17 +472,17 @@ async fn read_late(
     until: Instant,
     progress: &Notify,
 ) -> bool {
-    let mut late = std::mem::take(&mut pass.late).into_iter();
-    let wanted_bytes = late.as_slice().iter().map(|late| late.limit_bytes).sum();
-    let budgets = &cx.server.late_fetch_budget;
-    let one_batch_bytes = late.as_slice().iter().map(|late| late.one_batch_bytes).max();
+    let mut cold = std::mem::take(&mut pass.cold).into_iter();
+    let wanted_bytes = cold.as_slice().iter().map(|cold| cold.limit_bytes).sum();
+    let budgets = &cx.server.cold_fetch_budget;
+    let one_batch_bytes = cold.as_slice().iter().map(|cold| cold.one_batch_bytes).max();
     let share_bytes = share(wanted_bytes, budgets.free_bytes(), one_batch_bytes.unwrap_or(0));
     let Ok(budget) = timeout_at(until, budgets.acquire(share_bytes)).await else { return false };
     let (stop, stopped) = watch::channel(false);
-    let read = |late: Late, limit_bytes: usize| {
+    let read = |cold: ColdRead, limit_bytes: usize| {
         let mut stopped = stopped.clone();
         async move {
-            let partition = &late.partition;
+            let partition = &cold.partition;
             let read = loop {
                 let enough = async {
                     tokio::select! {
@@ -482,16 +491,16 @@ async fn read_late(
                         _ = stopped.wait_for(|stopped| *stopped) => {}
                     }
                 };
-                let before = partition.before_reading();
-                let fetched = partition.stream.fetch_until(late.from, limit_bytes, enough).await;
+                let snapshot = partition.read_snapshot();
+                let fetched = partition.stream.fetch_until(cold.from, limit_bytes, enough).await;
                 let read = fetched.map(|fetched| {
-                    Read::new(partition, fetched, late.from, limit_bytes, before, read_committed)
+                    Read::new(partition, fetched, cold.from, limit_bytes, snapshot, read_committed)
                 });
                 if let Some(read) = read.transpose() {
                     break read;
                 }
             };
-            (late, limit_bytes, read)
+            (cold, limit_bytes, read)
         }
     };
     let (mut left_bytes, mut read_bytes, mut progressed) = (share_bytes, 0, false);
@@ -499,23 +508,23 @@ async fn read_late(
     let mut stopping = std::pin::pin!(cx.server.stopping());
     loop {
         while reads.len() < CONCURRENT_READS && !*stop.borrow() {
-            let Some(late) = late.next() else { break };
-            let limit_bytes = late.limit_bytes.min(left_bytes);
+            let Some(cold) = cold.next() else { break };
+            let limit_bytes = cold.limit_bytes.min(left_bytes);
             left_bytes -= limit_bytes;
-            if late.is_first || limit_bytes > 0 {
-                reads.push(read(late, limit_bytes));
+            if cold.is_first || limit_bytes > 0 {
+                reads.push(read(cold, limit_bytes));
             }
         }
         let is_running = !*stop.borrow();
         tokio::select! {
             next = reads.next() => {
-                let Some((late, limit_bytes, read)) = next else { break };
+                let Some((cold, limit_bytes, read)) = next else { break };
                 let read = match read {
-                    Ok(read) => pass.admit(late.at, read, limit_bytes, late.is_first),
+                    Ok(read) => pass.limit(cold.at, read, limit_bytes, cold.is_first),
                     Err(error) => pass.fail(cx, &error.into()),
                 };
                 read_bytes += read.len_bytes();
-                pass.reads[late.at] = read;
+                pass.reads[cold.at] = read;
                 if pass.bytes >= min_bytes || pass.failed {
                     stop.send_replace(true);
                 }
@@ -556,20 +565,20 @@ fn find(cx: &Context, key: &Key) -> Result<(Arc<Topic>, Arc<Partition>), ApiErro
     Ok((topic, partition.ok_or(ApiError::UnknownTopicOrPartition)?))
 }
 
-fn locate(cx: &Context, want: &Want, read_committed: bool) -> Result<Source, ApiError> {
-    let (topic, partition) = find(cx, &want.key)?;
-    partition.check_leader_epoch(want.leader_epoch)?;
+fn locate(cx: &Context, target: &FetchTarget, read_committed: bool) -> Result<Source, ApiError> {
+    let (topic, partition) = find(cx, &target.key)?;
+    partition.check_leader_epoch(target.leader_epoch)?;
     let stream = &partition.stream;
     let out_of_range = || ApiError::OffsetOutOfRange {
-        offset: want.offset,
+        offset: target.offset,
         start: stream.start_offset(),
         end: stream.durable_end(),
     };
-    let from = StreamOffset(u64::try_from(want.offset).map_err(|_| out_of_range())?);
+    let from = StreamOffset(u64::try_from(target.offset).map_err(|_| out_of_range())?);
     if from < stream.start_offset() || from > stream.next_offset() {
         return Err(out_of_range());
     }
-    let end = if read_committed { partition.stable_end() } else { stream.durable_end() };
+    let end = if read_committed { partition.last_stable_offset() } else { stream.durable_end() };
     let largest = topic.rules.append.max_batch_bytes.max(cx.server.config.max_message_bytes);
     let from = (from < end).then_some(from);
     Ok(Source { partition, from, one_batch_bytes: largest as usize })
@@ -589,14 +598,14 @@ fn without_records(gap: Range<StreamOffset>, limit_bytes: usize) -> Vec<Bytes> {
 
 /// Groups partitions by topic, in the given order.
 fn by_topic(
-    reads: impl Iterator<Item = (Want, Read)>,
+    reads: impl Iterator<Item = (FetchTarget, Read)>,
     read_committed: bool,
 ) -> Vec<fetch_response::Topic> {
     let mut topics: Vec<fetch_response::Topic> = Vec::new();
     let mut places: HashMap<TopicRef, usize> = HashMap::new();
-    for (want, read) in reads {
-        let place = *places.entry(want.key.topic.clone()).or_insert_with(|| {
-            let (name, id) = match want.key.topic {
+    for (target, read) in reads {
+        let place = *places.entry(target.key.topic.clone()).or_insert_with(|| {
+            let (name, id) = match target.key.topic {
                 TopicRef::Name(name) => (name, Uuid::nil()),
                 TopicRef::Id(id) => (Arc::from(""), id),
             };
@@ -604,11 +613,11 @@ fn by_topic(
             topics.len() - 1
         });
         topics[place].partitions.push(fetch_response::Partition {
-            index: want.key.partition,
-            error_code: read.told.error_code,
-            high_watermark: read.told.high_watermark,
-            stable_end: read.told.stable_end,
-            log_start: read.told.log_start,
+            index: target.key.partition,
+            error_code: read.status.error_code,
+            high_watermark: read.status.high_watermark,
+            last_stable_offset: read.status.last_stable_offset,
+            log_start: read.status.log_start,
             aborted: read_committed.then_some(read.aborted),
             records: read.batches,
         });

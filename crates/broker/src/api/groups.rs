@@ -33,7 +33,7 @@ const NO_ROOM: ResponseError = ResponseError::CoordinatorNotAvailable;
 // The APIs that describe groups use different types with the same fields.
 
 /// Sets the operations that the client may do with each described group.
-macro_rules! tell_operations {
+macro_rules! set_operations {
     ($cx:ident, $response:ident) => {
         for group in $response.groups.iter_mut().filter(|group| group.error_code == 0) {
             let operations = $cx.authorized_operations(Resource::Group(&group.group_id));
@@ -44,7 +44,7 @@ macro_rules! tell_operations {
 
 /// Completes the response for groups whose members have the topics of `$assignments`: hides topics
 /// that the client may not see, sets its operations, and adds the groups that it may not describe.
-macro_rules! show_described {
+macro_rules! finish_described {
     (
         $cx:ident, $response:ident, $with_operations:ident, $refused:ident,
         $described:ty, $member:ident => $assignments:expr
@@ -70,7 +70,7 @@ macro_rules! show_described {
             }
         }
         if $with_operations {
-            tell_operations!($cx, $response);
+            set_operations!($cx, $response);
         }
         $response.groups.extend($refused.into_iter().map(|(group, code)| {
             <$described>::default().with_group_id(group).with_error_code(code)
@@ -91,14 +91,14 @@ pub(super) async fn join(cx: &Context, request: JoinGroupRequest) -> JoinGroupRe
     let client = ClientInfo { visibility: cx.visibility(), ..cx.client.clone() };
     let joined = cx.server.groups.join(&client, &request, cx.version, &cx.server.topics);
     drop((client, request));
-    cx.keep_elements(0).await;
+    cx.release_request_memory(0).await;
     let response = joined.await;
     let members = response.members.iter();
     let bytes = members.map(|member| {
         let instance_id = member.group_instance_id.as_ref().map_or(0, |id| id.len());
         member.metadata.len() + member.member_id.len() + instance_id + MEMBER_BYTES
     });
-    match cx.make_room(bytes.sum()).await {
+    match cx.reserve_response(bytes.sum()).await {
         true => response,
         false => refused(NO_ROOM.code()).with_member_id(response.member_id),
     }
@@ -123,9 +123,9 @@ pub(super) async fn sync(cx: &Context, request: SyncGroupRequest) -> SyncGroupRe
         0 => {
             let synced = cx.server.groups.sync(&request, cx.version);
             drop(request);
-            cx.keep_elements(0).await;
+            cx.release_request_memory(0).await;
             let response = synced.await;
-            match cx.make_room(response.assignment.len()).await {
+            match cx.reserve_response(response.assignment.len()).await {
                 true => response,
                 false => SyncGroupResponse::default().with_error_code(NO_ROOM.code()),
             }
@@ -179,10 +179,10 @@ pub(super) async fn describe_groups(
     mut request: DescribeGroupsRequest,
 ) -> DescribeGroupsResponse {
     let with_operations = request.include_authorized_operations;
-    let refused = cx.take_refused(Operation::Describe, &mut request.groups);
+    let refused = cx.remove_refused(Operation::Describe, &mut request.groups);
     let mut response = cx.server.groups.describe(request, cx.version).await;
     if with_operations {
-        tell_operations!(cx, response);
+        set_operations!(cx, response);
     }
     response.groups.extend(refused.into_iter().map(|(group, code)| {
         describe_groups_response::DescribedGroup::default()
@@ -219,10 +219,10 @@ pub(super) async fn consumer_describe(
     mut request: ConsumerGroupDescribeRequest,
 ) -> ConsumerGroupDescribeResponse {
     let with_operations = request.include_authorized_operations;
-    let refused = cx.take_refused(Operation::Describe, &mut request.group_ids);
+    let refused = cx.remove_refused(Operation::Describe, &mut request.group_ids);
     let topics = cx.server.topics.view();
     let mut response = cx.server.groups.consumer_describe(request, cx.version, &topics).await;
-    show_described!(
+    finish_described!(
         cx, response, with_operations, refused,
         consumer_group_describe_response::DescribedGroup,
         member => [&member.assignment, &member.target_assignment]
@@ -235,10 +235,10 @@ pub(super) async fn share_describe(
     mut request: ShareGroupDescribeRequest,
 ) -> ShareGroupDescribeResponse {
     let with_operations = request.include_authorized_operations;
-    let refused = cx.take_refused(Operation::Describe, &mut request.group_ids);
+    let refused = cx.remove_refused(Operation::Describe, &mut request.group_ids);
     let topics = cx.server.topics.view();
     let mut response = cx.server.groups.share_describe(request, &topics).await;
-    show_described!(
+    finish_described!(
         cx, response, with_operations, refused,
         share_group_describe_response::DescribedGroup,
         member => [&member.assignment]

@@ -6,9 +6,9 @@
 //! few per API are built concurrently. Each API has permits of its own, so responses of one API
 //! that wait for memory do not block those of another. A response that turns out to be small waits
 //! for no permit. The data that group members send to each other exists already, so it is counted
-//! before it is encoded ([`Context::make_room`]).
+//! before it is encoded ([`Context::reserve_response`]).
 //!
-//! [`Context::make_room`]: super::Context::make_room
+//! [`Context::reserve_response`]: super::Context::reserve_response
 
 use std::sync::Arc;
 
@@ -47,16 +47,16 @@ const IN_PARTS: [ApiKey; 2] = [ApiKey::ConsumerGroupDescribe, ApiKey::DescribeSh
 /// The APIs whose handlers see in the request whether the response may be large.
 const SOMETIMES: [ApiKey; 2] = [ApiKey::Metadata, ApiKey::CreateTopics];
 
-pub(crate) struct LargeAnswers {
-    turns: Vec<(ApiKey, Arc<Semaphore>)>,
+pub(crate) struct LargeResponses {
+    permits: Vec<(ApiKey, Arc<Semaphore>)>,
     budget: ByteBudget,
 }
 
-impl LargeAnswers {
+impl LargeResponses {
     pub(crate) fn new(total_bytes: u64) -> Self {
         let apis = AT_ONCE.into_iter().chain(IN_PARTS).chain(SOMETIMES);
-        let turns = apis.map(|api| (api, Arc::new(Semaphore::new(CONCURRENT))));
-        Self { turns: turns.collect(), budget: ByteBudget::new(total_bytes) }
+        let permits = apis.map(|api| (api, Arc::new(Semaphore::new(CONCURRENT))));
+        Self { permits: permits.collect(), budget: ByteBudget::new(total_bytes) }
     }
 
     /// Whether each response of the API may be large, and can be built to see whether it is.
@@ -71,29 +71,29 @@ impl LargeAnswers {
 
     /// Waits for a permit to build a response; `None` for an API whose responses are proportional
     /// to their requests.
-    pub(super) async fn turn(&self, key: ApiKey) -> Option<OwnedSemaphorePermit> {
-        let turns = self.turns_of(key)?;
-        Some(turns.acquire_owned().await.expect("the semaphore is never closed"))
+    pub(super) async fn permit(&self, key: ApiKey) -> Option<OwnedSemaphorePermit> {
+        let permits = self.permits_of(key)?;
+        Some(permits.acquire_owned().await.expect("the semaphore is never closed"))
     }
 
     /// Takes a permit to build a response if one is free.
-    pub(super) fn free_turn(&self, key: ApiKey) -> Option<OwnedSemaphorePermit> {
-        self.turns_of(key)?.try_acquire_owned().ok()
+    pub(super) fn free_permit(&self, key: ApiKey) -> Option<OwnedSemaphorePermit> {
+        self.permits_of(key)?.try_acquire_owned().ok()
     }
 
-    fn turns_of(&self, key: ApiKey) -> Option<Arc<Semaphore>> {
-        self.turns.iter().find(|(api, _)| *api == key).map(|(_, turns)| turns.clone())
+    fn permits_of(&self, key: ApiKey) -> Option<Arc<Semaphore>> {
+        self.permits.iter().find(|(api, _)| *api == key).map(|(_, permits)| permits.clone())
     }
 
     /// Counts the bytes of a response until it is written.
     pub(super) async fn count(&self, answer: &mut Response) {
         if answer.len_bytes() > SMALL_BYTES {
-            answer.budgets.push(self.room(answer.len_bytes()).await);
+            answer.budgets.push(self.reserve(answer.len_bytes()).await);
         }
     }
 
     /// Waits for memory of `bytes`.
-    pub(super) async fn room(&self, bytes: usize) -> OwnedSemaphorePermit {
+    pub(super) async fn reserve(&self, bytes: usize) -> OwnedSemaphorePermit {
         self.budget.acquire(bytes).await
     }
 

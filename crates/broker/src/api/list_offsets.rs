@@ -141,7 +141,7 @@ async fn find(
     partition.check_leader_epoch(wanted.current_leader_epoch)?;
     let end = |offset| Answer { offset, timestamp_ms: -1 };
     let latest = match read_committed {
-        true => kafka_offset(partition.stable_end()),
+        true => kafka_offset(partition.last_stable_offset()),
         false => partition.high_watermark(),
     };
     let found = match wanted.timestamp {
@@ -220,8 +220,8 @@ async fn first_at_or_after(
 ) -> Result<Option<Answer>, ApiError> {
     // A trim may have removed a part of the batch.
     let from = batch.base.max(partition.stream.start_offset());
-    let look = move || records::first_at_or_after(&batch.payload, from.0, timestamp_ms);
-    Ok(cx.server.look_into(look).await?.map(|found| Answer {
+    let search = move || records::first_at_or_after(&batch.payload, from.0, timestamp_ms);
+    Ok(cx.server.run_decompression(search).await?.map(|found| Answer {
         offset: i64::try_from(found.offset).unwrap_or(i64::MAX),
         timestamp_ms: found.timestamp_ms,
     }))

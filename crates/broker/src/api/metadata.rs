@@ -21,7 +21,7 @@ use crate::topics::{METADATA_TOPIC, Topic, TopicRef, is_internal};
 use crate::wire::once;
 
 /// Responses with more partitions need a concurrency permit.
-const PARTITIONS_WITHOUT_TURN: usize = 2_000;
+const PARTITIONS_WITHOUT_PERMIT: usize = 2_000;
 
 pub(super) async fn handle(cx: &Context, request: MetadataRequest) -> MetadataResponse {
     let node = &cx.server.node;
@@ -32,8 +32,8 @@ pub(super) async fn handle(cx: &Context, request: MetadataRequest) -> MetadataRe
         Some(wanted) => wanted.iter().map(|topic| partitions_of(cx, topic)).sum(),
         None => cx.server.topics.partitions(),
     };
-    if partitions > PARTITIONS_WITHOUT_TURN {
-        cx.take_turn().await;
+    if partitions > PARTITIONS_WITHOUT_PERMIT {
+        cx.wait_for_permit().await;
     }
     match wanted {
         Some(wanted) => {

@@ -5,6 +5,7 @@ mod acls;
 mod alter_configs;
 mod api_versions;
 mod authorization;
+mod charges;
 mod client_quotas;
 mod create_partitions;
 mod create_topics;
@@ -19,9 +20,9 @@ mod features;
 mod fetch;
 mod find_coordinator;
 mod groups;
-mod held;
 mod init_producer_id;
 mod large;
+mod lease;
 mod list_config_resources;
 mod list_offsets;
 mod metadata;
@@ -35,7 +36,6 @@ mod scram_credentials;
 mod share;
 mod share_fetch;
 mod share_offsets;
-mod toll;
 mod transaction_admin;
 mod transactions;
 
@@ -46,16 +46,16 @@ use std::time::{Duration, Instant};
 
 use alluvium_stream::panics;
 use bytes::{Buf, Bytes};
+use charges::RequestCharges;
 use futures::future::BoxFuture;
-use held::Held;
 use kafka_protocol::messages::{ApiKey, RequestHeader};
 use kafka_protocol::protocol::{Decodable, Encodable, StrBytes};
 use large::SMALL_BYTES;
+use lease::RequestLease;
 use parking_lot::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
-use toll::Toll;
 
-pub(crate) use large::LargeAnswers;
+pub(crate) use large::LargeResponses;
 
 use crate::connection::Frame;
 use crate::groups::{ClientInfo, TopicVisibility};
@@ -88,8 +88,8 @@ pub(crate) struct Context {
     pub(crate) peer: Arc<Peer>,
     correlation_id: i32,
     client: ClientInfo,
-    toll: Arc<Toll>,
-    held: Arc<Mutex<Held>>,
+    charges: Arc<RequestCharges>,
+    lease: Arc<Mutex<RequestLease>>,
 }
 
 /// The result of a request.
@@ -296,7 +296,7 @@ pub(crate) static APIS: &[Api] = &[
 /// Whether a request is long-polling and safe to cancel when its client disconnects. (A cancelled
 /// ShareFetch may have appended some of its acknowledgements without a response.) Group members
 /// wait for one another for any length of time, and would occupy connections that others need.
-pub(crate) fn may_be_given_up(frame: &[u8]) -> bool {
+pub(crate) fn is_cancellable(frame: &[u8]) -> bool {
     let waiting = [
         ApiKey::Fetch,
         ApiKey::ListOffsets,
@@ -350,11 +350,11 @@ pub(crate) async fn serve(
         walk(&frame)
     };
     let elements = elements.map_err(|e| malformed(format!("{} v{version}: {e}", api.name)))?;
-    let held = Held {
+    let lease = RequestLease {
         request: share,
         batches,
-        elements: held::share_of(server, elements).await,
-        ..Held::default()
+        elements: lease::element_share(server, elements).await,
+        ..RequestLease::default()
     };
     let request = Checked {
         server: server.clone(),
@@ -363,7 +363,7 @@ pub(crate) async fn serve(
         version,
         correlation_id,
         bytes: frame,
-        held,
+        lease,
     };
     if elements <= MAX_SERVED_ELEMENTS {
         return request.serve().await;
@@ -385,13 +385,13 @@ struct Checked {
     version: i16,
     correlation_id: i32,
     bytes: Bytes,
-    held: Held,
+    lease: RequestLease,
 }
 
 impl Checked {
     /// Decodes and handles the request.
     async fn serve(self) -> Result<Served, Refused> {
-        let Self { server, peer, api, version, correlation_id, mut bytes, held } = self;
+        let Self { server, peer, api, version, correlation_id, mut bytes, lease } = self;
         let header =
             decoded(|| RequestHeader::decode(&mut bytes, api.key.request_header_version(version)));
         let header = header
@@ -405,7 +405,7 @@ impl Checked {
             client_host: peer.host.clone(),
             visibility: TopicVisibility::default(),
         };
-        let (toll, held) = (Arc::<Toll>::default(), Arc::new(Mutex::new(held)));
+        let (charges, lease) = (Arc::<RequestCharges>::default(), Arc::new(Mutex::new(lease)));
         let context = Context {
             server: server.clone(),
             api,
@@ -413,20 +413,20 @@ impl Checked {
             peer,
             correlation_id,
             client,
-            toll: toll.clone(),
-            held: held.clone(),
+            charges: charges.clone(),
+            lease: lease.clone(),
         };
-        if LargeAnswers::are_in_parts(api.key) {
-            context.take_turn().await;
+        if LargeResponses::are_in_parts(api.key) {
+            context.wait_for_permit().await;
         }
-        let handle = |context, bytes| toll.timed((api.handle)(context, bytes));
-        let mut answer = if LargeAnswers::are_at_once(api.key) && !context.take_free_turn() {
+        let handle = |context, bytes| charges.timed((api.handle)(context, bytes));
+        let mut answer = if LargeResponses::are_at_once(api.key) && !context.take_free_permit() {
             // A small response needs no permit. These requests change nothing, so a large response
             // is dropped and built again once a permit is free; until then it occupies no memory.
             match handle(context.clone(), bytes.clone()).await? {
                 Answer::Ready(response) if response.len_bytes() > SMALL_BYTES => {
                     drop(response);
-                    context.take_turn().await;
+                    context.wait_for_permit().await;
                     handle(context, bytes).await?
                 }
                 answer => answer,
@@ -434,19 +434,20 @@ impl Checked {
         } else {
             handle(context, bytes).await?
         };
-        let Held { request, elements, turn, answer: room, .. } = std::mem::take(&mut *held.lock());
+        let RequestLease { request, elements, permit, answer: room, .. } =
+            std::mem::take(&mut *lease.lock());
         if let Answer::Ready(response) = &mut answer {
             response.budgets.extend(room);
             // Fetch responses hold a share already.
             if response.budgets.is_empty() {
-                server.large_answers.count(response).await;
+                server.large_responses.count(response).await;
             }
         }
         // What is not counted yet is either one of few, or about as large as its request, whose
         // bytes are counted. From here on they are not, however long the answer waits to be
         // written.
-        drop((request, turn));
-        Ok(Served { api, answer, budget: elements, throttle: toll.throttle() })
+        drop((request, permit));
+        Ok(Served { api, answer, budget: elements, throttle: charges.throttle() })
     }
 }
 

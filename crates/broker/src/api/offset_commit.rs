@@ -38,13 +38,13 @@ async fn committed(cx: &Context, request: OffsetCommit) -> OffsetCommitted {
     // Offsets are stored by name, which another topic may have by now.
     let is_meant = |topic: &Topic| view.name(topic.id).is_some();
     let mut body = groups::offset_commit(cx, body, is_meant).await;
-    tell_unknown(&mut body, &topic_ids, &cx.server.topics.view());
+    set_unknown_ids(&mut body, &topic_ids, &cx.server.topics.view());
     OffsetCommitted { body, topic_ids }
 }
 
 /// Sets UNKNOWN_TOPIC_ID for topics without a name and for topics deleted since. Errors of the
 /// whole group take precedence, as in versions without IDs.
-fn tell_unknown(response: &mut OffsetCommitResponse, ids: &[Uuid], now: &TopicsView) {
+fn set_unknown_ids(response: &mut OffsetCommitResponse, ids: &[Uuid], now: &TopicsView) {
     for (topic, id) in response.topics.iter_mut().zip(ids) {
         let is_unnamed = topic.name.is_empty();
         let is_gone = is_unnamed || now.name(*id).is_none();
@@ -84,7 +84,7 @@ mod tests {
         };
         let mut response =
             OffsetCommitResponse::default().with_topics(["a", "b", ""].map(topic).into());
-        tell_unknown(&mut response, &ids, &now);
+        set_unknown_ids(&mut response, &ids, &now);
         let told = response.topics.iter().map(|topic| {
             topic.partitions.iter().map(|partition| partition.error_code).collect::<Vec<_>>()
         });

@@ -28,7 +28,7 @@ use super::{Answer, Context, Refused};
 use crate::admission;
 use crate::batch::BatchHeader;
 use crate::errors::ApiError;
-use crate::partition::{Appended, NotAdmitted, Partition, kafka_offset};
+use crate::partition::{AppendRejected, Appended, Partition, kafka_offset};
 use crate::quotas::Bound;
 use crate::security::{Operation, Resource};
 use crate::topics::{Topic, TopicRef, check_not_internal, cut_name};
@@ -43,7 +43,7 @@ const FIRST_THAT_ADDS: i16 = 12;
 const FIRST_WITH_ABORTABLE: i16 = 11;
 
 /// A partition's part of a request, after its append.
-struct InLine {
+struct PendingAppend {
     index: i32,
     outcome: Result<(Arc<Partition>, Appended), ApiError>,
 }
@@ -80,7 +80,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
                 tracing::debug!(topic = &**data.name, partition = partition.index, %error, "batch refused");
                 cx.server.metrics.error(error);
             }
-            partitions.push(InLine { index: partition.index, outcome });
+            partitions.push(PendingAppend { index: partition.index, outcome });
         }
         // A copy of the name: a slice would keep the whole request in memory until its batches are
         // durable.
@@ -101,7 +101,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     }
     let held_bytes = topics.len() * size_of::<TopicProduceResponse>()
         + topics.iter().map(|(_, partitions)| partitions.len()).sum::<usize>()
-            * (size_of::<InLine>() + size_of::<PartitionProduceResponse>());
+            * (size_of::<PendingAppend>() + size_of::<PartitionProduceResponse>());
     let response = Box::pin(async move {
         let mut responses = Vec::with_capacity(topics.len());
         for (response, partitions) in topics {
@@ -162,17 +162,17 @@ impl Transaction {
     }
 
     /// Checks whether a batch may be appended to the partition. It may be while the result is held.
-    fn admit(
+    fn check_batch(
         &self,
         cx: &Context,
         header: &BatchHeader,
         topic: &Topic,
         index: i32,
-    ) -> Result<Option<AppendGuard<'_>>, NotAdmitted> {
+    ) -> Result<Option<AppendGuard<'_>>, AppendRejected> {
         let refuse = |kind: ResponseError| {
             let reason =
                 format!("a transactional batch of producer {}: {kind}", header.producer_id);
-            Err(NotAdmitted::Refused(ApiError::Transaction { kind, reason }))
+            Err(AppendRejected::Refused(ApiError::Transaction { kind, reason }))
         };
         match self {
             _ if !header.is_transactional() => Ok(None),
@@ -221,29 +221,29 @@ async fn append(
 ) -> Result<(Arc<Partition>, Appended), ApiError> {
     let partition = topic.partition(index).ok_or(ApiError::UnknownTopicOrPartition)?;
     let rules = topic.rules.append;
-    let (header, records) = admission::admit(&cx.server, rules, cx.version, sent).await?;
-    let admit = || {
-        let admitted = transaction.admit(cx, &header, topic, index)?;
+    let (header, records) = admission::validate(&cx.server, rules, cx.version, sent).await?;
+    let check = || {
+        let guard = transaction.check_batch(cx, &header, topic, index)?;
         // In transactions with an epoch of their own, the first batch in a partition has sequence
         // 0. A later batch must not be appended before it, or the first one would be out of order
         // forever (as in Kafka's `ProducerAppendInfo`). The transaction's lock is held, so no other
         // batch of this producer is appended in between.
-        if admitted.is_some()
+        if guard.is_some()
             && cx.version >= FIRST_THAT_ADDS
             && header.base_sequence != 0
             && !partition.knows_producer(header.producer_id)
         {
-            return Err(NotAdmitted::Refused(ApiError::OutOfOrderSequence {
+            return Err(AppendRejected::Refused(ApiError::OutOfOrderSequence {
                 producer_id: header.producer_id,
                 epoch: header.producer_epoch,
                 got: header.base_sequence,
                 expected: 0,
             }));
         }
-        Ok(admitted)
+        Ok(guard)
     };
     let appended = partition
-        .append(&cx.server.store, &header, records, rules, deadline, admit)
+        .append(&cx.server.store, &header, records, rules, deadline, check)
         .await
         .map_err(|error| in_version(error, cx.version))?;
     if let Some(count) = appended.new_records() {
@@ -266,10 +266,10 @@ fn in_version(error: ApiError, version: i16) -> ApiError {
     }
 }
 
-async fn when_durable(cx: &Context, in_line: InLine) -> PartitionProduceResponse {
-    let response = PartitionProduceResponse::default().with_index(in_line.index);
+async fn when_durable(cx: &Context, pending: PendingAppend) -> PartitionProduceResponse {
+    let response = PartitionProduceResponse::default().with_index(pending.index);
     let durable = async {
-        let (partition, appended) = in_line.outcome?;
+        let (partition, appended) = pending.outcome?;
         let (base_offset, log_append_time_ms) = (appended.base_offset, appended.log_append_time_ms);
         partition
             .durable(&cx.server.store, appended)

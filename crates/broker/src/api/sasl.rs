@@ -71,7 +71,7 @@ pub(super) async fn authenticate(cx: Context, body: Bytes) -> Result<Answer, Ref
             cx.reply(&response)
         }
         Err(refusal @ Refusal::TooMany) => {
-            tell(&cx.peer, refusal);
+            log_failure(&cx.peer, refusal);
             Err(Refused::Unauthenticated)
         }
         Err(refusal) => {
@@ -99,7 +99,7 @@ pub(super) async fn bare_message(
             Ok(Served { api, answer, budget: None, throttle: Duration::ZERO })
         }
         Err(refusal) => {
-            tell(peer, refusal);
+            log_failure(peer, refusal);
             Err(Refused::Unauthenticated)
         }
     }
@@ -113,7 +113,7 @@ impl Context {
         refusal: Refusal,
         response: &M,
     ) -> Result<Answer, Refused> {
-        tell(&self.peer, refusal);
+        log_failure(&self.peer, refusal);
         let harmless = refusal == Refusal::IllegalState && self.peer.is_logged_in(Instant::now());
         let response = self.encode(response)?;
         Ok(if harmless { Answer::Ready(response) } else { Answer::Last(response) })
@@ -122,7 +122,7 @@ impl Context {
 
 /// Logs a failure for the operator, without the user's name, where people enter their password by
 /// mistake.
-fn tell(peer: &Peer, refusal: Refusal) {
+fn log_failure(peer: &Peer, refusal: Refusal) {
     let (ip, listener) = (peer.ip, &peer.listener.config.name);
     tracing::info!(%ip, %listener, "authentication failed: {}", refusal.message());
 }

@@ -90,7 +90,7 @@ async fn acknowledged(cx: &Context, request: ShareAcknowledge) -> ShareAcknowled
         .with_leader_id(cx.server.node.id)
         .with_leader_epoch(LEADER_EPOCH);
     for (topic, index, error) in acks.outcomes().await {
-        let (code, message) = told(error.as_ref());
+        let (code, message) = error_fields(error.as_ref());
         let partition = PartitionData::default()
             .with_partition_index(index)
             .with_error_code(code)
@@ -112,7 +112,7 @@ async fn acknowledged(cx: &Context, request: ShareAcknowledge) -> ShareAcknowled
 }
 
 /// The code and message of an error, or of success.
-pub(super) fn told(error: Option<&ApiError>) -> (i16, Option<StrBytes>) {
+pub(super) fn error_fields(error: Option<&ApiError>) -> (i16, Option<StrBytes>) {
     (error.map_or(0, ApiError::code), error.and_then(ApiError::message))
 }
 
@@ -221,13 +221,14 @@ impl Acks {
         of: TopicPartition,
         batches: impl Iterator<Item = (i64, i64, &'a [i8])>,
     ) {
-        let is_told = self.repeated.get_mut(&of).map(|is_told| std::mem::replace(is_told, true));
-        let outcome = match (is_told, self.parse(&member.rules, batches)) {
+        let is_reported =
+            self.repeated.get_mut(&of).map(|is_reported| std::mem::replace(is_reported, true));
+        let outcome = match (is_reported, self.parse(&member.rules, batches)) {
             (Some(true), _) => return,
             (Some(false), _) => {
                 Err(ApiError::InvalidRequest("a partition is named more than once".into()))
             }
-            (None, Ok(acks)) => put_in_line(cx, member, of, &acks, self.give_up_at).await,
+            (None, Ok(acks)) => append(cx, member, of, &acks, self.give_up_at).await,
             (None, Err(error)) => Err(error),
         };
         if let Err(error) = &outcome {
@@ -303,7 +304,7 @@ fn offset(offset: i64) -> StreamOffset {
 }
 
 /// Appends acknowledgements; waits for free space in the log until `give_up_at`.
-async fn put_in_line(
+async fn append(
     cx: &Context,
     member: &Member,
     of: TopicPartition,

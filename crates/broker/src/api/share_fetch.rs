@@ -16,7 +16,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::{Instant, sleep_until};
 use uuid::Uuid;
 
-use super::share::{Acks, Member, told};
+use super::share::{Acks, Member, error_fields};
 use super::{Answer, Context, Refused, fetch, list_offsets};
 use crate::batch::BatchHeader;
 use crate::configs::group::ShareStart;
@@ -26,7 +26,7 @@ use crate::groups::share::{
 };
 use crate::partition::{LEADER_EPOCH, Partition, unix_time_ms};
 use crate::quotas::Bound;
-use crate::sessions::{Key, Want};
+use crate::sessions::{FetchTarget, Key};
 use crate::topics::TopicRef;
 use crate::wire::share::{FetchedPartition, ShareFetch, ShareFetched};
 
@@ -43,7 +43,7 @@ const RECORD_LIMIT: i8 = 1;
 
 /// The result for a partition.
 #[derive(Default)]
-struct Given {
+struct PartitionResult {
     error: Option<ApiError>,
     /// The code of an error that [`fetch`] has already converted.
     error_code: i16,
@@ -59,7 +59,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
         Err(error) => {
             tracing::debug!(%error, "share fetch refused");
             cx.server.metrics.error(&error);
-            let (error_code, error_message) = told(Some(&error));
+            let (error_code, error_message) = error_fields(Some(&error));
             ShareFetched { error_code, error_message, ..ShareFetched::default() }
         }
     };
@@ -143,9 +143,9 @@ async fn answer(
         batch_records: u64::try_from(body.batch_size).unwrap_or(0),
     };
     drop((body, added, forgotten));
-    limits.max_wait = limits.max_wait.min(cx.keep_elements(left).await);
-    if step != Step::Ended && !wants_nothing && !cx.owes(Bound::Fetched) {
-        given = hand_out(cx, &member, &partitions, limits, budgets).await;
+    limits.max_wait = limits.max_wait.min(cx.release_request_memory(left).await);
+    if step != Step::Ended && !wants_nothing && !cx.is_throttled(Bound::Fetched) {
+        given = deliver(cx, &member, &partitions, limits, budgets).await;
         let shares = cx.server.groups.shares();
         if !shares.sessions.is_open(&member.session) {
             // The session ended while this request waited, perhaps before it acquired records. If
@@ -173,12 +173,12 @@ async fn answer(
         for of in missing {
             let error = Member::partition(cx, of).err();
             let error = error.unwrap_or(ApiError::UnknownTopicOrPartition);
-            given.insert(of, Given::failed(cx, error));
+            given.insert(of, PartitionResult::failed(cx, error));
         }
     }
     let mut topics: BTreeMap<Uuid, BTreeMap<i32, FetchedPartition>> = BTreeMap::new();
     for ((topic, index), given) in given {
-        topics.entry(topic).or_default().insert(index, given.told(index));
+        topics.entry(topic).or_default().insert(index, given.into_response(index));
     }
     for (topic, index, error) in acks.outcomes().await {
         let partitions = topics.entry(topic).or_default();
@@ -186,7 +186,7 @@ async fn answer(
             .entry(index)
             .or_insert_with(|| FetchedPartition { index, ..FetchedPartition::default() });
         (partition.acknowledge_error_code, partition.acknowledge_error_message) =
-            told(error.as_ref());
+            error_fields(error.as_ref());
     }
     let topics = topics.into_iter().map(|(id, all)| (id, all.into_values().collect()));
     Ok(ShareFetched {
@@ -209,14 +209,14 @@ fn take_missing(cx: &Context, partitions: &mut Vec<TopicPartition>) -> Vec<Topic
     missing
 }
 
-impl Given {
+impl PartitionResult {
     fn failed(cx: &Context, error: ApiError) -> Self {
         cx.server.metrics.error(&error);
         Self { error: Some(error), ..Self::default() }
     }
 
-    fn told(self, index: i32) -> FetchedPartition {
-        let (code, error_message) = told(self.error.as_ref());
+    fn into_response(self, index: i32) -> FetchedPartition {
+        let (code, error_message) = error_fields(self.error.as_ref());
         let acquired = self.acquired.into_iter().map(|Acquired { from, to, deliveries }| {
             AcquiredRecords::default()
                 .with_first_offset(i64::try_from(from.0).unwrap_or(i64::MAX))
@@ -253,13 +253,13 @@ struct Source {
 }
 
 /// Acquires records, and waits until there are some.
-async fn hand_out(
+async fn deliver(
     cx: &Context,
     member: &Member,
     partitions: &[TopicPartition],
     limits: Limits,
     budgets: &mut Vec<OwnedSemaphorePermit>,
-) -> BTreeMap<TopicPartition, Given> {
+) -> BTreeMap<TopicPartition, PartitionResult> {
     let mut failures = BTreeMap::new();
     let mut readable = Vec::new();
     let mut refused = HashMap::new();
@@ -280,7 +280,8 @@ async fn hand_out(
         let sources = readable.iter().filter_map(|(of, partition, slot)| {
             let stream = &partition.stream;
             let from = shares.next_read(slot, &member.rules, stream.start_offset())?;
-            let end = if read_committed { partition.stable_end() } else { stream.durable_end() };
+            let end =
+                if read_committed { partition.last_stable_offset() } else { stream.durable_end() };
             (from < end).then(|| Source { of: *of, slot: Arc::clone(slot), from })
         });
         let sources: Vec<Source> = sources.collect();
@@ -288,8 +289,8 @@ async fn hand_out(
             pass(cx, member, &sources, limits, deadline, &progress, &mut given, budgets).await;
         // An unreadable partition is reported with the others, and does not cause endless reads of
         // them.
-        let is_hopeless = readable.is_empty() && !failures.is_empty();
-        let is_enough = !given.is_empty() || is_hopeless || !limits.waits;
+        let has_only_failures = readable.is_empty() && !failures.is_empty();
+        let is_enough = !given.is_empty() || has_only_failures || !limits.waits;
         if is_enough || Instant::now() >= deadline {
             break;
         }
@@ -325,33 +326,36 @@ async fn pass(
     limits: Limits,
     deadline: Instant,
     progress: &Notify,
-    given: &mut BTreeMap<TopicPartition, Given>,
+    given: &mut BTreeMap<TopicPartition, PartitionResult>,
     budgets: &mut Vec<OwnedSemaphorePermit>,
 ) -> (bool, bool) {
     if sources.is_empty() {
         return (false, false);
     }
-    let wants = sources.iter().map(|source| Want {
+    let targets = sources.iter().map(|source| FetchTarget {
         key: Key { topic: TopicRef::Id(source.of.0), partition: source.of.1 },
         offset: i64::try_from(source.from.0).unwrap_or(i64::MAX),
         max_bytes: PARTITION_BYTES,
         leader_epoch: -1,
     });
-    let wants: Vec<Want> = wants.collect();
+    let targets: Vec<FetchTarget> = targets.collect();
     let read_committed = member.rules.read_committed;
     let (pass, progressed) =
-        fetch::read_once(cx, &wants, limits.max_bytes, read_committed, deadline, progress).await;
+        fetch::read_once(cx, &targets, limits.max_bytes, read_committed, deadline, progress).await;
     let shares = cx.server.groups.shares();
     let mut left = limits.max_records;
     let mut is_changed = false;
     for (source, read) in sources.iter().zip(pass.reads) {
-        if read.told.error_code == ResponseError::OffsetOutOfRange.code() {
+        if read.status.error_code == ResponseError::OffsetOutOfRange.code() {
             // Retention has deleted the offset meanwhile.
             is_changed = true;
             continue;
         }
-        if read.told.error_code != 0 {
-            let failed = Given { error_code: read.told.error_code, ..Given::default() };
+        if read.status.error_code != 0 {
+            let failed = PartitionResult {
+                error_code: read.status.error_code,
+                ..PartitionResult::default()
+            };
             given.insert(source.of, failed);
             continue;
         }
@@ -388,7 +392,8 @@ async fn pass(
         };
         let records = batches.filter(|(_, found)| is_shown(found)).map(|(batch, _)| batch);
         let records = records.collect();
-        given.insert(source.of, Given { records, acquired, ..Given::default() });
+        given
+            .insert(source.of, PartitionResult { records, acquired, ..PartitionResult::default() });
     }
     if !given.is_empty() {
         budgets.extend(pass.budgets);
@@ -433,15 +438,17 @@ async fn ready(
     member: &Member,
     of: TopicPartition,
     refused: &mut HashMap<Uuid, i16>,
-) -> Result<(Arc<Partition>, Arc<Slot>), Given> {
-    let failed = |error| Given::failed(cx, error);
+) -> Result<(Arc<Partition>, Arc<Slot>), PartitionResult> {
+    let failed = |error| PartitionResult::failed(cx, error);
     let partition = Member::partition(cx, of).map_err(failed)?;
     let slot = match (
         cx.server.groups.shares().get(&member.session.group, of),
         refused.get(&of.0).copied(),
     ) {
         (Some(slot), _) => slot,
-        (None, Some(code)) => return Err(Given { error_code: code, ..Given::default() }),
+        (None, Some(code)) => {
+            return Err(PartitionResult { error_code: code, ..PartitionResult::default() });
+        }
         (None, None) => begin(cx, member, of).await.map_err(|error| {
             refused.insert(of.0, error.code());
             failed(error)

@@ -17,7 +17,7 @@ use kafka_protocol::protocol::StrBytes;
 use uuid::Uuid;
 
 use super::Context;
-use super::share::told;
+use super::share::error_fields;
 use crate::errors::ApiError;
 use crate::groups::share::Described;
 use crate::partition::{LEADER_EPOCH, kafka_offset};
@@ -126,7 +126,7 @@ fn partition(
 }
 
 fn failed(index: i32, error: &ApiError) -> DescribedPartition {
-    let (error_code, error_message) = told(Some(error));
+    let (error_code, error_message) = error_fields(Some(error));
     let (start_offset, lag) = (NOT_BEGUN, UNKNOWN_LAG);
     DescribedPartition { index, start_offset, leader_epoch: -1, lag, error_code, error_message }
 }
@@ -165,12 +165,12 @@ pub(super) async fn alter(
         let wanted = once(topic.partitions, |p| p.partition_index);
         let checked = wanted.map(|p| {
             let start = match &found {
-                Err(error) => Err(told(Some(error))),
+                Err(error) => Err(error_fields(Some(error))),
                 Ok(found) if found.partition(p.partition_index).is_none() => {
-                    Err(told(Some(&ApiError::UnknownTopicOrPartition)))
+                    Err(error_fields(Some(&ApiError::UnknownTopicOrPartition)))
                 }
                 Ok(_) => u64::try_from(p.start_offset).map(StreamOffset).map_err(|_| {
-                    told(Some(&ApiError::InvalidRequest("an offset is negative".into())))
+                    error_fields(Some(&ApiError::InvalidRequest("an offset is negative".into())))
                 }),
             };
             (p.partition_index, start)
@@ -221,7 +221,7 @@ pub(super) async fn delete(
     for topic in once(request.topics, |topic| topic.topic_name.clone()) {
         let found = cx.topic(Operation::Read, &TopicRef::Name(Arc::from(&**topic.topic_name)));
         let (code, message) = match &found {
-            Err(error) => told(Some(error)),
+            Err(error) => error_fields(Some(error)),
             Ok(found) => match cx.server.groups.delete_shares(&request.group_id, found.id).await {
                 Ok(true) => (0, None),
                 Ok(false) => {

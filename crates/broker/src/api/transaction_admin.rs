@@ -25,7 +25,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{Answer, Context, Refused};
 use crate::batch::Outcome;
 use crate::errors::ApiError;
-use crate::partition::{NotAdmitted, Partition, unix_time_ms};
+use crate::partition::{AppendRejected, Partition, unix_time_ms};
 use crate::pattern::{Pattern, TooCostly};
 use crate::security::{Operation, Resource};
 use crate::topics::{TopicRef, check_not_internal};
@@ -211,8 +211,8 @@ async fn write_marker(
     loop {
         match partition.append_foreign_marker(producer_id, epoch, outcome) {
             Ok(append) => return Ok(append.await?),
-            Err(NotAdmitted::Refused(error)) => return Err(error),
-            Err(NotAdmitted::Full) => {
+            Err(AppendRejected::Refused(error)) => return Err(error),
+            Err(AppendRejected::Full) => {
                 let room = timeout_at(until, cx.server.store.wait_for_space()).await;
                 room.map_err(|_| ApiError::TimedOut)?;
             }

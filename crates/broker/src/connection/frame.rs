@@ -31,7 +31,7 @@ const STEP_FACTOR: usize = 3;
 
 /// The length from which a batch is read into its own buffer. The overhead of a buffer is then
 /// small, whatever the number of batches in a request.
-const APART_BYTES: usize = 1 << 10;
+const SEPARATE_BYTES: usize = 1 << 10;
 
 /// The initial buffer for a request; most requests without records fit in it.
 const USUAL_BYTES: usize = 512;
@@ -86,9 +86,9 @@ pub(crate) async fn read_frame(
 struct Incoming<'a, R> {
     reader: &'a mut BufReader<R>,
     left_bytes: usize,
-    came_bytes: usize,
-    /// The part of the remaining bytes that memory was taken for.
-    room_bytes: usize,
+    received_bytes: usize,
+    /// The part of the remaining bytes for which memory is taken.
+    reserved_bytes: usize,
     memory: &'a RequestMemory,
     share: RequestShare,
     /// Whether the request holds a share of the common memory.
@@ -97,7 +97,7 @@ struct Incoming<'a, R> {
     deadline: Instant,
     /// The start of the span over which the pace is measured while the request holds memory.
     span_began: Instant,
-    span_came_bytes: usize,
+    span_received_bytes: usize,
 }
 
 impl<'a, R: AsyncRead + Unpin> Incoming<'a, R> {
@@ -111,26 +111,27 @@ impl<'a, R: AsyncRead + Unpin> Incoming<'a, R> {
         Self {
             reader,
             left_bytes: len_bytes,
-            came_bytes: 0,
-            room_bytes: len_bytes.min(SMALL_FRAME_BYTES),
+            received_bytes: 0,
+            reserved_bytes: len_bytes.min(SMALL_FRAME_BYTES),
             memory,
             share: RequestShare::default(),
             holds_memory: false,
             transfer_timeout,
             deadline,
             span_began: deadline,
-            span_came_bytes: 0,
+            span_received_bytes: 0,
         }
     }
 
     async fn read_frame(self, may_produce: bool) -> Result<Frame, End> {
         let bytes = Vec::with_capacity(self.left_bytes.min(USUAL_BYTES));
-        let mut parts = Parts { incoming: self, bytes, batches: Vec::new(), is_flexible: false };
-        if may_produce && let Err(Halt::End(end)) = parts.take_apart().await {
+        let mut parts =
+            BatchSeparator { incoming: self, bytes, batches: Vec::new(), is_flexible: false };
+        if may_produce && let Err(ParseStop::End(end)) = parts.separate_batches().await {
             return Err(end);
         }
-        let Parts { mut incoming, mut bytes, batches, .. } = parts;
-        bytes.reserve_exact(incoming.left_bytes.min(incoming.room_bytes));
+        let BatchSeparator { mut incoming, mut bytes, batches, .. } = parts;
+        bytes.reserve_exact(incoming.left_bytes.min(incoming.reserved_bytes));
         incoming.read(&mut bytes, incoming.left_bytes).await?;
         Ok(Frame { bytes: bytes.into(), batches, share: incoming.share })
     }
@@ -140,7 +141,7 @@ impl<'a, R: AsyncRead + Unpin> Incoming<'a, R> {
     async fn read(&mut self, to: &mut Vec<u8>, len_bytes: usize) -> Result<(), End> {
         // Most fields are buffered already and need no timer.
         let here = self.reader.buffer();
-        if len_bytes <= here.len().min(self.room_bytes) {
+        if len_bytes <= here.len().min(self.reserved_bytes) {
             to.extend_from_slice(&here[..len_bytes]);
             self.reader.consume(len_bytes);
             self.count(len_bytes);
@@ -148,10 +149,10 @@ impl<'a, R: AsyncRead + Unpin> Incoming<'a, R> {
         }
         let end = to.len() + len_bytes;
         while to.len() < end {
-            if self.room_bytes == 0 {
-                self.make_room().await?;
+            if self.reserved_bytes == 0 {
+                self.reserve().await?;
             }
-            let most_bytes = self.room_bytes.min(end - to.len());
+            let most_bytes = self.reserved_bytes.min(end - to.len());
             if to.capacity() == to.len() {
                 to.reserve_exact(most_bytes);
             }
@@ -171,27 +172,27 @@ impl<'a, R: AsyncRead + Unpin> Incoming<'a, R> {
 
     fn count(&mut self, read_bytes: usize) {
         self.left_bytes -= read_bytes;
-        self.room_bytes -= read_bytes;
-        self.came_bytes += read_bytes;
+        self.reserved_bytes -= read_bytes;
+        self.received_bytes += read_bytes;
     }
 
     /// Takes memory for more bytes. Meanwhile the rest of the request stays with the client, which
     /// is the backpressure of this limit. The client is not charged for this time; the wait is
     /// limited since others wait for the memory that the request holds.
-    async fn make_room(&mut self) -> Result<(), End> {
-        let more_bytes = self.left_bytes.min(STEP_BYTES.max(STEP_FACTOR * self.came_bytes));
+    async fn reserve(&mut self) -> Result<(), End> {
+        let more_bytes = self.left_bytes.min(STEP_BYTES.max(STEP_FACTOR * self.received_bytes));
         let asked_at = Instant::now();
         let grown = self.memory.grow(&mut self.share, more_bytes);
         timeout(self.transfer_timeout, grown).await.map_err(|_| End::SlowRequest)?;
         self.deadline += asked_at.elapsed();
-        self.room_bytes = more_bytes;
+        self.reserved_bytes = more_bytes;
         self.holds_memory = true;
         self.begin_span();
         Ok(())
     }
 
     fn begin_span(&mut self) {
-        (self.span_began, self.span_came_bytes) = (Instant::now(), self.came_bytes);
+        (self.span_began, self.span_received_bytes) = (Instant::now(), self.received_bytes);
     }
 
     /// The time at which the pace is checked next if no bytes arrive.
@@ -207,9 +208,9 @@ impl<'a, R: AsyncRead + Unpin> Incoming<'a, R> {
     fn check_pace(&mut self) -> Result<(), End> {
         let now = Instant::now();
         let span = now.saturating_duration_since(self.span_began);
-        let rate = (self.came_bytes - self.span_came_bytes) as f64 / span.as_secs_f64();
+        let rate = (self.received_bytes - self.span_received_bytes) as f64 / span.as_secs_f64();
         let is_too_slow = self.holds_memory && rate < LEAST_BYTES_PER_SECOND;
-        if now >= self.deadline || is_too_slow && self.memory.is_used_up() {
+        if now >= self.deadline || is_too_slow && self.memory.is_exhausted() {
             return Err(End::SlowRequest);
         }
         self.begin_span();
@@ -218,7 +219,7 @@ impl<'a, R: AsyncRead + Unpin> Incoming<'a, R> {
 }
 
 /// A Produce request whose batches are being separated.
-struct Parts<'a, R> {
+struct BatchSeparator<'a, R> {
     incoming: Incoming<'a, R>,
     bytes: Vec<u8>,
     batches: Vec<Bytes>,
@@ -227,43 +228,43 @@ struct Parts<'a, R> {
 }
 
 /// Why the separation of batches stops.
-enum Halt {
+enum ParseStop {
     /// The request is not a Produce request, or is malformed.
-    Other,
+    NotProduce,
     End(End),
 }
 
-impl From<End> for Halt {
+impl From<End> for ParseStop {
     fn from(end: End) -> Self {
         Self::End(end)
     }
 }
 
 /// Converts a length of fixed width; -1 is null.
-fn fixed_len(len: i32) -> Result<usize, Halt> {
+fn fixed_len(len: i32) -> Result<usize, ParseStop> {
     match len {
         -1 => Ok(0),
-        len => usize::try_from(len).map_err(|_| Halt::Other),
+        len => usize::try_from(len).map_err(|_| ParseStop::NotProduce),
     }
 }
 
-impl<R: AsyncRead + Unpin> Parts<'_, R> {
+impl<R: AsyncRead + Unpin> BatchSeparator<'_, R> {
     /// Reads a Produce request up to its last batch, or the beginning of any other request.
-    async fn take_apart(&mut self) -> Result<(), Halt> {
+    async fn separate_batches(&mut self) -> Result<(), ParseStop> {
         let [k0, k1, v0, v1, ..] = self.fixed::<8>().await?;
         let (key, version) = (i16::from_be_bytes([k0, k1]), i16::from_be_bytes([v0, v1]));
         if key != ApiKey::Produce as i16 || !VERSIONS.contains(&version) {
-            return Err(Halt::Other);
+            return Err(ParseStop::NotProduce);
         }
-        self.text().await?; // The client ID, whose length is never compact.
+        self.skip_string().await?; // The client ID, whose length is never compact.
         self.is_flexible = version >= FIRST_FLEXIBLE;
         self.tagged().await?;
-        self.text().await?; // The transactional ID.
+        self.skip_string().await?; // The transactional ID.
         self.field(2 + 4).await?; // Acknowledgements and timeout.
         for _ in 0..self.len().await? {
             match version {
                 FIRST_WITH_TOPIC_IDS.. => self.field(16).await?,
-                _ => self.text().await?,
+                _ => self.skip_string().await?,
             }
             for _ in 0..self.len().await? {
                 self.field(4).await?; // The partition index.
@@ -275,18 +276,18 @@ impl<R: AsyncRead + Unpin> Parts<'_, R> {
         Ok(())
     }
 
-    async fn batch(&mut self) -> Result<(), Halt> {
+    async fn batch(&mut self) -> Result<(), ParseStop> {
         let at = self.bytes.len();
         let len_bytes = self.len().await?;
-        if (1..APART_BYTES).contains(&len_bytes) {
+        if (1..SEPARATE_BYTES).contains(&len_bytes) {
             return self.field(len_bytes).await;
         }
         if len_bytes > self.incoming.left_bytes {
-            return Err(Halt::Other);
+            return Err(ParseStop::NotProduce);
         }
         let is_there = len_bytes > 0;
         if is_there {
-            let mut batch = Vec::with_capacity(len_bytes.min(self.incoming.room_bytes));
+            let mut batch = Vec::with_capacity(len_bytes.min(self.incoming.reserved_bytes));
             self.incoming.read(&mut batch, len_bytes).await?;
             self.batches.push(batch.into());
         }
@@ -299,7 +300,7 @@ impl<R: AsyncRead + Unpin> Parts<'_, R> {
         Ok(())
     }
 
-    async fn tagged(&mut self) -> Result<(), Halt> {
+    async fn tagged(&mut self) -> Result<(), ParseStop> {
         if !self.is_flexible {
             return Ok(());
         }
@@ -311,7 +312,7 @@ impl<R: AsyncRead + Unpin> Parts<'_, R> {
         Ok(())
     }
 
-    async fn text(&mut self) -> Result<(), Halt> {
+    async fn skip_string(&mut self) -> Result<(), ParseStop> {
         let len_bytes = match self.is_flexible {
             true => self.len().await?,
             false => fixed_len(i16::from_be_bytes(self.fixed().await?).into())?,
@@ -320,7 +321,7 @@ impl<R: AsyncRead + Unpin> Parts<'_, R> {
     }
 
     /// Reads the length of an array or of bytes.
-    async fn len(&mut self) -> Result<usize, Halt> {
+    async fn len(&mut self) -> Result<usize, ParseStop> {
         match self.is_flexible {
             // Stored plus one; 0 means null.
             true => Ok(self.unsigned_varint().await?.saturating_sub(1)),
@@ -328,7 +329,7 @@ impl<R: AsyncRead + Unpin> Parts<'_, R> {
         }
     }
 
-    async fn unsigned_varint(&mut self) -> Result<usize, Halt> {
+    async fn unsigned_varint(&mut self) -> Result<usize, ParseStop> {
         let mut value = 0;
         for at in 0..5 {
             let [byte] = self.fixed().await?;
@@ -337,18 +338,18 @@ impl<R: AsyncRead + Unpin> Parts<'_, R> {
                 return Ok(value as usize);
             }
         }
-        Err(Halt::Other)
+        Err(ParseStop::NotProduce)
     }
 
-    async fn fixed<const N: usize>(&mut self) -> Result<[u8; N], Halt> {
+    async fn fixed<const N: usize>(&mut self) -> Result<[u8; N], ParseStop> {
         self.field(N).await?;
         Ok(*self.bytes.last_chunk().expect("N bytes were read"))
     }
 
     /// Reads `len_bytes` bytes into the buffer.
-    async fn field(&mut self, len_bytes: usize) -> Result<(), Halt> {
+    async fn field(&mut self, len_bytes: usize) -> Result<(), ParseStop> {
         if len_bytes > self.incoming.left_bytes {
-            return Err(Halt::Other);
+            return Err(ParseStop::NotProduce);
         }
         self.incoming.read(&mut self.bytes, len_bytes).await?;
         Ok(())

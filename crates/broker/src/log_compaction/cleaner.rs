@@ -201,7 +201,7 @@ fn assemble(base: u64, count: u64, open: Open) -> Batch {
         record_count: open.count,
     };
     let mut bytes = header.batch(&records);
-    batch::place(&mut bytes, base, LEADER_EPOCH);
+    batch::set_base(&mut bytes, base, LEADER_EPOCH);
     batch_of(base, count, max_timestamp_ms, bytes)
 }
 

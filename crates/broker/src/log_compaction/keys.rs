@@ -39,9 +39,9 @@ impl Hash for KeyHash {
 
 /// A hasher that returns a part of a key, which is a hash already.
 #[derive(Default)]
-struct AsItIs(u64);
+struct PassThroughHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for PassThroughHasher {
     fn write(&mut self, _: &[u8]) {
         unreachable!("a key's hash is written as a number");
     }
@@ -60,7 +60,7 @@ impl Hasher for AsItIs {
 #[derive(Default)]
 pub(super) struct Keys {
     seed: RandomState,
-    latest: HashMap<KeyHash, u64, BuildHasherDefault<AsItIs>>,
+    latest: HashMap<KeyHash, u64, BuildHasherDefault<PassThroughHasher>>,
 }
 
 impl Keys {

@@ -218,8 +218,8 @@ pub(crate) async fn run(server: Arc<Server>) {
             // Before the backoff is read, so that no change of it is missed.
             let mut changed = pin!(server.configs.changed());
             changed.as_mut().enable();
-            let next_look = begun + server.configs.cleaner_backoff();
-            let next = next_retry.map_or(next_look, |retry| retry.min(next_look));
+            let next_check = begun + server.configs.cleaner_backoff();
+            let next = next_retry.map_or(next_check, |retry| retry.min(next_check));
             tokio::select! {
                 () = server.stopping() => return,
                 () = tokio::time::sleep_until(next) => break,
@@ -250,7 +250,7 @@ pub(crate) async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
                 continue;
             }
             let cleaned = Cleaned::of(&server.store, stream.id());
-            let (stable_end, now_ms) = (partition.stable_end().0, unix_time_ms());
+            let (stable_end, now_ms) = (partition.last_stable_offset().0, unix_time_ms());
             let parts = stream.stored_parts(StreamOffset(0));
             let plan = Plan::new(&parts, cleaned.end(), stable_end, now_ms, &rules);
             let ratio = plan.dirty_ratio();
@@ -397,7 +397,7 @@ async fn compact(server: &Arc<Server>, due: Due, max_keys: usize) -> Result<Done
         async move { clean(&store, &partition, plan, &cleaned, &rules, max_keys).await }
     };
     let done = server.store.in_background(work).await??;
-    partition.compacted(StreamOffset(done.end));
+    partition.record_compaction(StreamOffset(done.end));
     cleaned.push(done.end, unix_time_ms(), &rules);
     let value = serde_json::to_vec(&cleaned).expect("numbers can be written");
     // The trim has no effect, but is refused if the partition was deleted or has another writer.

@@ -103,7 +103,7 @@ impl Log {
 
     fn push(&mut self, mut bytes: Vec<u8>) {
         let base = self.next();
-        batch::place(&mut bytes, base, 0);
+        batch::set_base(&mut bytes, base, 0);
         let header = BatchHeader::parse(&bytes).unwrap();
         self.batches.push(Batch {
             base: StreamOffset(base),
@@ -386,7 +386,7 @@ proptest! {
             for (got, wanted) in got.iter().zip(&wanted) {
                 prop_assert_eq!(got, wanted);
             }
-            log.producers.forget_aborted(StreamOffset(end));
+            log.producers.drop_aborted(StreamOffset(end));
             let wanted = log.committed(end, tombstones_before);
             prop_assert_eq!(read_committed(&batches, &log.producers, piece), wanted);
             // The dropped transactions are not needed again: later batches are folded into a
@@ -461,7 +461,7 @@ fn large_holes_are_covered_by_several_batches() {
     let two = log(&[(1, Some(1)), (2, Some(1))]);
     let far = 5_000_000_000u64;
     let mut bytes = two.batches[1].payload.to_vec();
-    batch::place(&mut bytes, far, 0);
+    batch::set_base(&mut bytes, far, 0);
     let second = Batch { base: StreamOffset(far), payload: bytes.into(), ..two.batches[1].clone() };
     let first = FirstPass::new(0, AbortedTransactions::default(), MAX_KEYS);
     let mut cleaner = Cleaner::new(first, u64::MAX, 0);

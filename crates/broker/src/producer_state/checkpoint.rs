@@ -211,7 +211,7 @@ pub(crate) fn fold(
     // correct again.
     let now_ms = now_ms.max(states.latest_ms());
     states.replay(offsets.start, batches, offsets.end, now_ms);
-    states.forget_expired(now_ms);
-    states.forget_aborted(start);
+    states.drop_expired(now_ms);
+    states.drop_aborted(start);
     states.encode()
 }

@@ -102,9 +102,9 @@ fn producers_are_bounded_and_expire() {
     );
 
     states.record(&batch(1_000_000, 0, 0, 1), 1_000_000, 0, NOW + EXPIRATION_MS);
-    states.forget_expired(NOW + EXPIRATION_MS - 1);
+    states.drop_expired(NOW + EXPIRATION_MS - 1);
     assert_eq!(states.producers.len(), MAX_PRODUCERS);
-    states.forget_expired(NOW + EXPIRATION_MS);
+    states.drop_expired(NOW + EXPIRATION_MS);
     assert_eq!(states.producers.len(), 1);
 }
 
@@ -112,11 +112,11 @@ fn producers_are_bounded_and_expire() {
 #[test]
 fn an_eviction_examines_only_the_evicted_producers() {
     let looked_at = |states: &mut ProducerStates, ids: std::ops::Range<i64>| {
-        let before = LOOKED_AT.get();
+        let before = EXAMINED.get();
         for id in ids {
             states.record(&batch(id, 0, 0, 1), id as u64, 0, NOW);
         }
-        LOOKED_AT.get() - before
+        EXAMINED.get() - before
     };
     let mut states = ProducerStates::default();
     let max = MAX_PRODUCERS as i64;
@@ -171,11 +171,11 @@ fn the_oldest_producer_without_an_open_transaction_is_evicted_first() {
             4 => {
                 let expected = oldest(&states);
                 let before = ids(&states);
-                states.forget_oldest(1);
+                states.evict_oldest(1);
                 let left: Vec<_> = before.into_iter().filter(|id| Some(*id) != expected).collect();
                 assert_eq!(ids(&states), left);
             }
-            5 if next(50) == 0 => states.forget_expired(NOW + EXPIRATION_MS),
+            5 if next(50) == 0 => states.drop_expired(NOW + EXPIRATION_MS),
             _ => states.record(&batch(id, epoch, 0, 1), offset, 0, NOW),
         }
     }
@@ -306,9 +306,9 @@ fn a_fold_over_a_loss_equals_a_replay_at_start() {
                 let first = fold(NOW, start..end, start, None, &batches[..cut]);
                 let rest = end..StreamOffset(to);
                 let both = fold(NOW, rest, start, first.as_deref(), &batches[cut..]).unwrap();
-                let told = format!("cut at {cut}, {end} of {to}");
-                assert_eq!(ProducerStates::decode(&both, NOW).unwrap(), at_once, "{told}");
-                assert_eq!(live(&batches[cut..], first.as_deref(), end.0, to), at_once, "{told}");
+                let case = format!("cut at {cut}, {end} of {to}");
+                assert_eq!(ProducerStates::decode(&both, NOW).unwrap(), at_once, "{case}");
+                assert_eq!(live(&batches[cut..], first.as_deref(), end.0, to), at_once, "{case}");
             }
         }
     }
@@ -510,11 +510,11 @@ fn aborted_and_open_transactions_of_a_partition_are_limited_together() {
     let mut producers = Counted::new(ProducerStates::default(), totals.clone());
     begin(&mut producers, 1, 0);
     for at in 1..MAX {
-        assert!(producers.has_room_for_transaction(), "{at}");
+        assert!(producers.can_track_transaction(), "{at}");
         begin(&mut producers, 2, 2 * at);
         end(&mut producers, 2, Outcome::Abort, 2 * at + 1);
     }
-    assert!(!producers.has_room_for_transaction());
+    assert!(!producers.can_track_transaction());
     assert!(!producers.begins_transaction(&transactional(1)), "its transaction continues");
     assert!(producers.begins_transaction(&transactional(2)));
     assert!(!producers.begins_transaction(&batch(3, 0, 0, 1)), "the batch is not transactional");
@@ -523,21 +523,21 @@ fn aborted_and_open_transactions_of_a_partition_are_limited_together() {
     // A checkpoint holds them all.
     let bytes = producers.encode().unwrap();
     let read = Counted::new(ProducerStates::decode(&bytes, 0).unwrap(), totals.clone());
-    assert!(!read.has_room_for_transaction());
+    assert!(!read.can_track_transaction());
     assert_eq!(totals.transactions.get(), 2 * MAX as i64);
     drop(read);
     assert_eq!((totals.transactions.get(), totals.producers.get()), (MAX as i64, 2));
 
     end(&mut producers, 1, Outcome::Abort, 2 * MAX);
     assert_eq!(producers.aborted_in(0, u64::MAX).len() as u64, MAX);
-    assert!(!producers.has_room_for_transaction(), "it is still tracked");
-    producers.change(|states| states.forget_aborted(StreamOffset(4)));
-    assert!(producers.has_room_for_transaction());
+    assert!(!producers.can_track_transaction(), "it is still tracked");
+    producers.change(|states| states.drop_aborted(StreamOffset(4)));
+    assert!(producers.can_track_transaction());
     assert_eq!(totals.transactions.get(), MAX as i64 - 1);
     begin(&mut producers, 1, 2 * MAX + 1);
-    assert!(!producers.has_room_for_transaction());
+    assert!(!producers.can_track_transaction());
     end(&mut producers, 1, Outcome::Commit, 2 * MAX + 2);
-    assert!(producers.has_room_for_transaction(), "the transaction was committed");
+    assert!(producers.can_track_transaction(), "the transaction was committed");
 }
 
 #[test]
@@ -577,11 +577,11 @@ fn full_totals_leave_each_partition_its_minimum() {
     assert_eq!(ids(&Counted::new(states, totals.clone())), (68..100).collect::<Vec<_>>());
 
     for at in 1..128 {
-        assert!(producers.has_room_for_transaction(), "{at}");
+        assert!(producers.can_track_transaction(), "{at}");
         begin(&mut producers, 1, 1_000 + 2 * at);
         end(&mut producers, 1, Outcome::Abort, 1_001 + 2 * at);
     }
-    assert!(!producers.has_room_for_transaction());
+    assert!(!producers.can_track_transaction());
     drop(producers);
     assert_eq!(totals.producers.get(), others);
 }

@@ -77,7 +77,7 @@ impl Counted {
         // A checkpoint is limited for its own partition only. Transactions cannot be dropped, but
         // no further ones begin.
         let excess = this.totals.excess_producers();
-        this.states.forget_oldest(excess.min(this.producers.saturating_sub(FREE_PRODUCERS)));
+        this.states.evict_oldest(excess.min(this.producers.saturating_sub(FREE_PRODUCERS)));
         this.count();
         this
     }
@@ -90,7 +90,7 @@ impl Counted {
         self.count();
         let is_new = self.producers > before && self.producers > FREE_PRODUCERS;
         if is_new && self.totals.excess_producers() > 0 {
-            self.states.forget_oldest(1);
+            self.states.evict_oldest(1);
             self.count();
         }
         result
@@ -98,7 +98,7 @@ impl Counted {
 
     /// Whether one more transaction may begin. An open transaction counts like an aborted one, so
     /// that it can always be aborted.
-    pub(crate) fn has_room_for_transaction(&self) -> bool {
+    pub(crate) fn can_track_transaction(&self) -> bool {
         match self.states.transactions() {
             ..FREE_TRANSACTIONS => true,
             MAX_PARTITION_TRANSACTIONS.. => false,

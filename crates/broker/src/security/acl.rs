@@ -114,7 +114,7 @@ pub(crate) const ALLOW: i8 = 3;
 
 /// All resources of a type, or all hosts.
 const WILDCARD: &str = "*";
-const EVERYBODY: &str = "User:*";
+const ALL_USERS: &str = "User:*";
 
 /// The only resource of its type.
 pub(crate) const CLUSTER_NAME: &str = "kafka-cluster";
@@ -133,9 +133,9 @@ pub(crate) struct Acl {
 
 impl Acl {
     /// Whether the ACL applies to this client.
-    fn is_about(&self, who: &Who<'_>) -> bool {
-        (self.principal == EVERYBODY || self.principal == who.principal)
-            && (self.host == WILDCARD || is_host(&self.host, who.host))
+    fn applies_to(&self, requester: &Requester<'_>) -> bool {
+        (self.principal == ALL_USERS || self.principal == requester.principal)
+            && (self.host == WILDCARD || is_host(&self.host, requester.host))
     }
 
     fn denies(&self, operation: Operation) -> bool {
@@ -173,7 +173,7 @@ impl Filter {
             && [ANY, DENY, ALLOW].contains(&self.permission)
     }
 
-    pub(crate) fn takes(&self, acl: &Acl) -> bool {
+    pub(crate) fn matches(&self, acl: &Acl) -> bool {
         let number = |wanted: i8, actual: i8| wanted == ANY || wanted == actual;
         let text = |wanted: &Option<String>, actual: &str| {
             wanted.as_deref().is_none_or(|wanted| wanted == actual)
@@ -198,7 +198,7 @@ impl Filter {
 
 /// A client whose rights are checked.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Who<'a> {
+pub(crate) struct Requester<'a> {
     pub(crate) principal: &'a str,
     /// The client's address, such as `127.0.0.1`.
     pub(crate) host: &'a str,
@@ -257,7 +257,7 @@ impl Table {
     /// `without` is the result if no ACL applies to the resource.
     pub(crate) fn allows(
         &self,
-        who: &Who<'_>,
+        requester: &Requester<'_>,
         operation: Operation,
         kind: ResourceType,
         name: &str,
@@ -266,7 +266,7 @@ impl Table {
         let (mut any, mut allowed) = (false, false);
         for acl in self.about(kind, name) {
             any = true;
-            if !acl.is_about(who) {
+            if !acl.applies_to(requester) {
                 continue;
             }
             if acl.denies(operation) {
@@ -281,12 +281,14 @@ impl Table {
     /// denies all that it allows.
     pub(crate) fn allows_some(
         &self,
-        who: &Who<'_>,
+        requester: &Requester<'_>,
         operation: Operation,
         kind: ResourceType,
     ) -> bool {
-        let mine =
-            self.all.iter().filter(|acl| acl.resource_type == kind as i8 && acl.is_about(who));
+        let mine = self
+            .all
+            .iter()
+            .filter(|acl| acl.resource_type == kind as i8 && acl.applies_to(requester));
         let (denied, others): (Vec<_>, Vec<_>) = mine.partition(|acl| acl.denies(operation));
         let granted = |acl: &&&Acl| {
             acl.permission == ALLOW
@@ -353,7 +355,7 @@ mod tests {
     /// Kafka's documentation implemented literally, over the list.
     fn naive(
         acls: &[Acl],
-        who: (&str, &str),
+        requester: (&str, &str),
         operation: Operation,
         kind: i8,
         name: &str,
@@ -371,8 +373,8 @@ mod tests {
             return without;
         }
         let mine = about.iter().filter(|acl| {
-            (acl.principal == "User:*" || acl.principal == who.0)
-                && (acl.host == "*" || acl.host == who.1)
+            (acl.principal == "User:*" || acl.principal == requester.0)
+                && (acl.host == "*" || acl.host == requester.1)
         });
         let implied: &[i8] = match operation {
             Operation::Describe => &[3, 4, 6, 7],
@@ -397,12 +399,12 @@ mod tests {
             let table = Table::new(acls.iter().cloned().collect());
             for name in ["a", "ab", "abcd", "b", "c", "\u{e4}", "\u{e4}xy", "\u{e3}"] {
                 for operation in OPERATIONS {
-                    for who in [("User:a", "10.0.0.1"), ("User:c", "10.0.0.2")] {
-                        let of = Who { principal: who.0, host: who.1 };
+                    for requester in [("User:a", "10.0.0.1"), ("User:c", "10.0.0.2")] {
+                        let of = Requester { principal: requester.0, host: requester.1 };
                         prop_assert_eq!(
                             table.allows(&of, operation, ResourceType::Topic, name, without),
-                            naive(&acls, who, operation, 2, name, without),
-                            "{:?} {:?} {}", who, operation, name
+                            naive(&acls, requester, operation, 2, name, without),
+                            "{:?} {:?} {}", requester, operation, name
                         );
                     }
                 }
@@ -413,17 +415,17 @@ mod tests {
         #[test]
         fn any_resource_is_allowed_if_a_name_is(acls in acls()) {
             let table = Table::new(acls.iter().cloned().collect());
-            let who = Who { principal: "User:a", host: "10.0.0.1" };
+            let requester = Requester { principal: "User:a", host: "10.0.0.1" };
             // Every name that the ACLs distinguish.
             let mut names: Vec<String> = acls.iter().map(|acl| acl.resource_name.clone()).collect();
             names.extend(names.clone().iter().map(|name| format!("{name}zz")));
             names.push("zz".into());
             names.retain(|name| name != "*");
-            let found = names.iter().any(|name| table.allows(&who, Operation::Write, ResourceType::Topic, name, false));
+            let found = names.iter().any(|name| table.allows(&requester, Operation::Write, ResourceType::Topic, name, false));
             // Kafka checks the ACLs one by one, and so may find a name that a wildcard allows and
             // others deny.
             if found {
-                prop_assert!(table.allows_some(&who, Operation::Write, ResourceType::Topic));
+                prop_assert!(table.allows_some(&requester, Operation::Write, ResourceType::Topic));
             }
         }
     }
@@ -445,7 +447,7 @@ mod tests {
             resource_type: 2,
             resource_name: "*".into(),
             pattern_type: LITERAL,
-            principal: EVERYBODY.into(),
+            principal: ALL_USERS.into(),
             host: "2001:DB8:0:0:0:0:0:1".into(),
             operation: Operation::All as i8,
             permission: DENY,
@@ -453,8 +455,11 @@ mod tests {
         let allowed = Acl { host: "*".into(), permission: ALLOW, ..denied.clone() };
         let table = Table::new([denied, allowed].into());
         for (host, may) in [("2001:db8::1", false), ("2001:db8::2", true)] {
-            let who = Who { principal: "User:a", host };
-            assert_eq!(table.allows(&who, Operation::Read, ResourceType::Topic, "t", false), may);
+            let requester = Requester { principal: "User:a", host };
+            assert_eq!(
+                table.allows(&requester, Operation::Read, ResourceType::Topic, "t", false),
+                may
+            );
         }
     }
 
@@ -495,12 +500,12 @@ mod tests {
             (PREFIXED, None, vec![2, 3]),
         ] {
             let filter = filter(pattern, name);
-            let taken: Vec<_> = (0..5).filter(|at| filter.takes(&acls[*at])).collect();
+            let taken: Vec<_> = (0..5).filter(|at| filter.matches(&acls[*at])).collect();
             assert_eq!(taken, expected, "{filter:?}");
         }
         let mut other = filter(ANY, None);
         other.principal = Some("User:b".into());
-        assert!(!other.takes(&acls[0]) && other.is_valid());
+        assert!(!other.matches(&acls[0]) && other.is_valid());
         assert!(!filter(0, None).is_valid() && !filter(5, None).is_valid());
     }
 }

@@ -16,28 +16,28 @@ const BURST: u32 = 20;
 const MAX_ADDRESSES: usize = 20_000;
 
 /// The longest wait of an attempt. It exceeds the time that clients wait for a response.
-const PATIENCE: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// The attempts of each address. An attempt in progress may fail, so there are never more of them
 /// than failures left; the others wait until one ends. All clients of a machine may reconnect at
 /// the same time, and none of them has failed. One failure is dropped per second.
 #[derive(Default)]
 pub(crate) struct Attempts {
-    by_address: Mutex<HashMap<IpAddr, Of>>,
+    by_address: Mutex<HashMap<IpAddr, AddressState>>,
 }
 
 /// The attempts of one address.
-struct Of {
+struct AddressState {
     failed: u32,
     since: Instant,
-    under_way: u32,
+    in_progress: u32,
     /// Notified when an attempt ends.
     ended: Arc<Notify>,
 }
 
-impl Of {
+impl AddressState {
     fn new(now: Instant) -> Self {
-        Self { failed: 0, since: now, under_way: 0, ended: Arc::default() }
+        Self { failed: 0, since: now, in_progress: 0, ended: Arc::default() }
     }
 
     /// Drops the failures that have decayed.
@@ -65,9 +65,9 @@ impl Drop for Attempt {
     fn drop(&mut self) {
         let now = Instant::now();
         let mut by_address = self.attempts.by_address.lock();
-        let of = by_address.entry(self.ip).or_insert_with(|| Of::new(now));
+        let of = by_address.entry(self.ip).or_insert_with(|| AddressState::new(now));
         of.decay(now);
-        of.under_way = of.under_way.saturating_sub(1);
+        of.in_progress = of.in_progress.saturating_sub(1);
         // More failures would only delay the time when the address is forgiven.
         of.failed = (of.failed + u32::from(!self.succeeded)).min(BURST);
         of.ended.notify_one();
@@ -77,12 +77,12 @@ impl Drop for Attempt {
 impl Attempts {
     /// Begins a re-authentication of an authenticated client. It does not wait, and failures of
     /// other clients do not affect it; its own failure counts.
-    pub(crate) fn begin_again(self: &Arc<Self>, ip: IpAddr) -> Attempt {
+    pub(crate) fn begin_reauthentication(self: &Arc<Self>, ip: IpAddr) -> Attempt {
         let ip = network(ip);
         let mut by_address = self.by_address.lock();
         let now = Instant::now();
-        make_room(&mut by_address, now);
-        by_address.entry(ip).or_insert_with(|| Of::new(now)).under_way += 1;
+        evict(&mut by_address, now);
+        by_address.entry(ip).or_insert_with(|| AddressState::new(now)).in_progress += 1;
         Attempt { attempts: self.clone(), ip, succeeded: false }
     }
 
@@ -90,22 +90,22 @@ impl Attempts {
     /// have failed.
     pub(crate) async fn begin(self: &Arc<Self>, ip: IpAddr) -> Option<Attempt> {
         let ip = network(ip);
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + MAX_WAIT;
         loop {
             let ended = {
                 let mut by_address = self.by_address.lock();
                 let now = Instant::now();
-                make_room(&mut by_address, now);
-                let of = by_address.entry(ip).or_insert_with(|| Of::new(now));
+                evict(&mut by_address, now);
+                let of = by_address.entry(ip).or_insert_with(|| AddressState::new(now));
                 of.decay(now);
                 if of.failed >= BURST {
                     // Later waiters must get the same result.
                     of.ended.notify_one();
                     return None;
                 }
-                if of.failed + of.under_way < BURST {
-                    of.under_way += 1;
-                    if of.failed + of.under_way < BURST {
+                if of.failed + of.in_progress < BURST {
+                    of.in_progress += 1;
+                    if of.failed + of.in_progress < BURST {
                         // Two attempts may have ended before the first waiter was notified.
                         of.ended.notify_one();
                     }
@@ -120,17 +120,17 @@ impl Attempts {
 
 /// Makes space for an address. Under an attack from many addresses, a dropped address has its
 /// attempts again, which is better than refusing every client.
-fn make_room(by_address: &mut HashMap<IpAddr, Of>, now: Instant) {
+fn evict(by_address: &mut HashMap<IpAddr, AddressState>, now: Instant) {
     if by_address.len() < MAX_ADDRESSES {
         return;
     }
     by_address.retain(|_, of| {
         of.decay(now);
-        of.failed > 0 || of.under_way > 0
+        of.failed > 0 || of.in_progress > 0
     });
     if by_address.len() >= MAX_ADDRESSES {
         // Addresses with waiters stay: else the waiters would not be notified.
-        by_address.retain(|_, of| of.under_way > 0);
+        by_address.retain(|_, of| of.in_progress > 0);
     }
 }
 
@@ -181,9 +181,9 @@ mod tests {
         for _ in 0..BURST {
             drop(attempts.begin(here).await.unwrap());
         }
-        attempts.begin_again(here).succeeded();
+        attempts.begin_reauthentication(here).succeeded();
         later(&attempts, Duration::from_secs(1));
-        drop(attempts.begin_again(here));
+        drop(attempts.begin_reauthentication(here));
         assert!(attempts.begin(here).await.is_none(), "its failure counts");
     }
 
@@ -191,19 +191,19 @@ mod tests {
     async fn concurrent_attempts_are_limited_to_the_failures_left() {
         let attempts = Arc::new(Attempts::default());
         let here = ip("10.0.0.1");
-        let mut under_way = Vec::new();
+        let mut in_progress = Vec::new();
         for _ in 0..BURST {
-            under_way.push(attempts.begin(here).await.unwrap());
+            in_progress.push(attempts.begin(here).await.unwrap());
         }
         let mut next = Box::pin(attempts.begin(here));
         assert!(futures::poll!(&mut next).is_pending());
-        under_way.pop().unwrap().succeeded();
-        under_way.push(next.await.unwrap());
+        in_progress.pop().unwrap().succeeded();
+        in_progress.push(next.await.unwrap());
 
         let waiting = futures::future::join_all((0..BURST).map(|_| attempts.begin(here)));
         let mut waiting = Box::pin(waiting);
         assert!(futures::poll!(&mut waiting).is_pending());
-        under_way.clear();
+        in_progress.clear();
         assert!(waiting.await.iter().all(Option::is_none));
     }
 

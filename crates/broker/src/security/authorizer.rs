@@ -8,7 +8,7 @@ use alluvium_stream::{Change, Store, StoreError};
 use parking_lot::RwLock;
 
 use super::AuthorizationConfig;
-use super::acl::{Acl, CLUSTER_NAME, Filter, Operation, ResourceType, Table, Who};
+use super::acl::{Acl, CLUSTER_NAME, Filter, Operation, Requester, ResourceType, Table};
 
 const KEY_PREFIX: &str = "acl/";
 
@@ -92,31 +92,31 @@ impl Authorizer {
 
     pub(crate) fn allows(
         &self,
-        who: &Who<'_>,
+        requester: &Requester<'_>,
         operation: Operation,
         resource: Resource<'_>,
     ) -> bool {
         let without = self.config.allow_everyone_if_no_acl_found;
-        self.is_super(who)
-            || self.table().allows(who, operation, resource.kind(), resource.name(), without)
+        self.is_super(requester)
+            || self.table().allows(requester, operation, resource.kind(), resource.name(), without)
     }
 
     /// Whether the client may do this with any resource of the type.
     pub(crate) fn allows_some(
         &self,
-        who: &Who<'_>,
+        requester: &Requester<'_>,
         operation: Operation,
         kind: ResourceType,
     ) -> bool {
-        self.is_super(who)
+        self.is_super(requester)
             // As Kafka, which checks a name that has no ACL.
             || self.config.allow_everyone_if_no_acl_found
-                && self.table().allows(who, operation, kind, "hardcode", true)
-            || self.table().allows_some(who, operation, kind)
+                && self.table().allows(requester, operation, kind, "hardcode", true)
+            || self.table().allows_some(requester, operation, kind)
     }
 
-    fn is_super(&self, who: &Who<'_>) -> bool {
-        self.config.super_users.iter().any(|user| user == who.principal)
+    fn is_super(&self, requester: &Requester<'_>) -> bool {
+        self.config.super_users.iter().any(|user| user == requester.principal)
     }
 
     /// The version of the ACLs; it changes whenever they do.
@@ -135,7 +135,7 @@ impl Authorizer {
 
     /// The ACLs that a filter matches.
     pub(crate) fn find(&self, filter: &Filter) -> Vec<Acl> {
-        self.table().all().iter().filter(|acl| filter.takes(acl)).cloned().collect()
+        self.table().all().iter().filter(|acl| filter.matches(acl)).cloned().collect()
     }
 
     /// Adds ACLs; existing ones stay.
@@ -174,17 +174,17 @@ impl Authorizer {
         let mut taken: Vec<Vec<Acl>> = Vec::new();
         let mut room = MAX_ACLS;
         for filter in filters {
-            let of_filter = keys.keys().filter(|acl| filter.takes(acl));
+            let of_filter = keys.keys().filter(|acl| filter.matches(acl));
             let of_filter: Vec<Acl> = of_filter.take(room + 1).cloned().collect();
             room = room.checked_sub(of_filter.len()).ok_or(AclError::TooLarge)?;
             taken.push(of_filter);
             // Each filter scans all ACLs.
             tokio::task::yield_now().await;
         }
-        let doomed: BTreeSet<&Acl> = taken.iter().flatten().collect();
-        let stored = doomed.iter().flat_map(|acl| keys[*acl].iter().cloned());
+        let deleted: BTreeSet<&Acl> = taken.iter().flatten().collect();
+        let stored = deleted.iter().flat_map(|acl| keys[*acl].iter().cloned());
         self.store.commit(stored.map(Change::DeleteMeta).collect()).await?;
-        for acl in doomed {
+        for acl in deleted {
             keys.remove(acl);
         }
         self.publish(&keys);

@@ -18,11 +18,11 @@ pub struct ListenerConfig {
     pub name: String,
     /// The address to listen on; port 0 selects a free port.
     pub listen: SocketAddr,
-    /// Host name or address that clients of this listener are told to connect to. Default: the
+    /// Host name or address that is advertised to clients of this listener. Default: the
     /// bound address, which must then be a specific one (not `0.0.0.0` or `::`). 1 to 255
     /// characters.
     pub advertised_host: Option<String>,
-    /// The port that they are told to connect to. Default: the bound port. 1 to 65535.
+    /// The port that is advertised to them. Default: the bound port. 1 to 65535.
     pub advertised_port: Option<u16>,
     /// TLS of the listener. Default none: everything is in plain text.
     pub tls: Option<TlsConfig>,
@@ -106,7 +106,7 @@ impl fmt::Display for ListenerConfig {
 pub(crate) struct Listener {
     pub(crate) config: ListenerConfig,
     pub(crate) local_addr: SocketAddr,
-    /// The host that clients are told to connect to.
+    /// The host that is advertised to clients.
     pub(crate) host: StrBytes,
     pub(crate) port: i32,
     pub(crate) tls: Option<Tls>,

@@ -32,7 +32,7 @@ pub use tls::{ClientCertificates, TlsConfig};
 pub use users::UserError;
 
 pub(crate) use acl::{
-    ALLOW, Acl, CLUSTER_NAME, DENY, Filter, LITERAL, Operation, PREFIXED, ResourceType, Who,
+    ALLOW, Acl, CLUSTER_NAME, DENY, Filter, LITERAL, Operation, PREFIXED, Requester, ResourceType,
 };
 pub(crate) use authorizer::{Authorizer, Resource};
 pub(crate) use listeners::Listener;

@@ -63,7 +63,7 @@ pub(crate) enum Refusal {
 }
 
 /// The response to a SASL message.
-pub(crate) struct Answered {
+pub(crate) struct SaslResponse {
     pub(crate) answer: Vec<u8>,
     /// The lifetime of the session that it has begun; `None` if the session has no end or has not
     /// begun.
@@ -167,7 +167,7 @@ impl Peer {
         authentication: &Authentication,
         message: &[u8],
         longest: Option<Duration>,
-    ) -> Result<Answered, Refusal> {
+    ) -> Result<SaslResponse, Refusal> {
         let (exchange, again) = {
             let mut session = self.session.lock();
             let exchange = session.exchange.take().ok_or(Refusal::IllegalState)?;
@@ -178,7 +178,7 @@ impl Peer {
         match step.ok_or(Refusal::TooMany)? {
             Step::Continue(exchange, answer) => {
                 self.session.lock().exchange = Some(exchange);
-                Ok(Answered { answer, lifetime: None })
+                Ok(SaslResponse { answer, lifetime: None })
             }
             Step::Done { user, answer, lifetime } => {
                 let principal = Principal::user(&user);
@@ -191,7 +191,7 @@ impl Peer {
                 session.principal = Some(principal);
                 session.mechanism = Some(mechanism);
                 session.ends = lifetime.map(|lifetime| now + lifetime);
-                Ok(Answered { answer, lifetime })
+                Ok(SaslResponse { answer, lifetime })
             }
             Step::Failed => Err(Refusal::Failed(mechanism)),
         }

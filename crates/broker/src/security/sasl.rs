@@ -137,7 +137,7 @@ impl Authentication {
     ) -> Option<Step<Exchange>> {
         let attempt = match attempt {
             Some(attempt) => Some(attempt),
-            None if again.is_some() => Some(self.attempts.begin_again(ip)),
+            None if again.is_some() => Some(self.attempts.begin_reauthentication(ip)),
             None => self.attempts.begin(ip).await,
         };
         let Some(attempt) = attempt else {
@@ -191,7 +191,7 @@ impl Authentication {
         message: &[u8],
     ) -> Step<State> {
         let Some(first) = ClientFirst::parse(message) else { return Step::Failed };
-        if is_another(again, &first.user) {
+        if names_another_user(again, &first.user) {
             return Step::Failed;
         }
         let Ok(nonce) = users::nonce() else { return Step::Failed };
@@ -204,7 +204,7 @@ impl Authentication {
 
     async fn plain(&self, again: Option<&Principal>, message: &[u8]) -> Step<State> {
         let Some((user, password)) = plain_parts(message) else { return Step::Failed };
-        if is_another(again, &user) {
+        if names_another_user(again, &user) {
             return Step::Failed;
         }
         let found = self.users.newest_credential(&user);
@@ -239,7 +239,7 @@ impl Authentication {
 }
 
 /// Whether a client that re-authenticates names another user.
-fn is_another(again: Option<&Principal>, user: &str) -> bool {
+fn names_another_user(again: Option<&Principal>, user: &str) -> bool {
     again.is_some_and(|principal| *principal != Principal::user(user))
 }
 

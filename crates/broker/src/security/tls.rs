@@ -149,7 +149,7 @@ impl Tls {
         logs_in: bool,
     ) -> Result<(TlsStream<TcpStream>, Principal), TlsError> {
         let acceptor = TlsAcceptor::from(self.current.read().clone());
-        let handshake = in_turns(&self.handshakes, acceptor.accept(socket));
+        let handshake = with_permit(&self.handshakes, acceptor.accept(socket));
         let stream = timeout(HANDSHAKE_TIMEOUT, handshake).await.map_err(|_| TlsError::Slow)?;
         let stream = stream.map_err(TlsError::Handshake)?;
         let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
@@ -175,12 +175,12 @@ fn concurrent_handshakes() -> usize {
 }
 
 /// Polls `work` with a permit, and releases the permit while it waits.
-async fn in_turns<F: Future>(turns: &Semaphore, work: F) -> F::Output {
+async fn with_permit<F: Future>(permits: &Semaphore, work: F) -> F::Output {
     let mut work = pin!(work);
     loop {
-        let turn = turns.acquire().await;
+        let permit = permits.acquire().await;
         let step = futures::poll!(&mut work);
-        drop(turn);
+        drop(permit);
         match step {
             Poll::Ready(done) => return done,
             Poll::Pending => futures::pending!(),
@@ -265,7 +265,7 @@ fn make(config: &TlsConfig, files: &Files) -> Result<ServerConfig, TlsError> {
         (Some(file), Some(pem)) => {
             let mut roots = RootCertStore::empty();
             for certificate in certificates(file, pem)? {
-                roots.add(certificate).map_err(|error| unusable(file, in_words(&error)))?;
+                roots.add(certificate).map_err(|error| unusable(file, describe(&error)))?;
             }
             let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider);
             let verifier = match config.clients {
@@ -280,8 +280,8 @@ fn make(config: &TlsConfig, files: &Files) -> Result<ServerConfig, TlsError> {
     let certificate = &config.certificate;
     let config = builder.with_single_cert(chain, key);
     let mut config = config.map_err(|error| match error {
-        rustls::Error::InvalidCertificate(_) => unusable(certificate, in_words(&error)),
-        _ => TlsError::Pair(in_words(&error)),
+        rustls::Error::InvalidCertificate(_) => unusable(certificate, describe(&error)),
+        _ => TlsError::Pair(describe(&error)),
     })?;
     if files.authorities.is_some() {
         // A resumed session would reuse the client's certificate without checking whether it has
@@ -294,7 +294,7 @@ fn make(config: &TlsConfig, files: &Files) -> Result<ServerConfig, TlsError> {
 
 /// Describes what is wrong with certificates or keys. The messages of `rustls` contain names from
 /// its code.
-fn in_words(error: &rustls::Error) -> String {
+fn describe(error: &rustls::Error) -> String {
     use rustls::Error;
     let refused = |why: &str| format!("the certificate cannot be used: {why}");
     match error {
@@ -303,15 +303,15 @@ fn in_words(error: &rustls::Error) -> String {
             refused("it is not an X.509 certificate, or is damaged")
         }
         Error::InvalidCertificate(CertificateError::Other(cause)) => {
-            refused(&separated(&cause.to_string()))
+            refused(&split_words(&cause.to_string()))
         }
-        Error::InvalidCertificate(cause) => refused(&separated(&cause.to_string())),
+        Error::InvalidCertificate(cause) => refused(&split_words(&cause.to_string())),
         other => other.to_string(),
     }
 }
 
 /// Splits a name such as `UnsupportedCriticalExtension` into words; other texts are unchanged.
-fn separated(name: &str) -> String {
+fn split_words(name: &str) -> String {
     if !name.chars().all(|c| c.is_ascii_alphanumeric()) {
         return name.to_owned();
     }
@@ -405,7 +405,7 @@ hJBniRJCUwSL/1gltaZJMl6+08ChRANCAARQPi7DZWIw641JDIFlUurzEiicPSzv
                 assert!(!refusal.contains(name), "{refusal}");
             }
         }
-        assert_eq!(separated("UnsupportedCertVersion"), "unsupported cert version");
-        assert_eq!(separated("in words"), "in words");
+        assert_eq!(split_words("UnsupportedCertVersion"), "unsupported cert version");
+        assert_eq!(split_words("in words"), "in words");
     }
 }

@@ -544,7 +544,7 @@ async fn a_decompression_is_counted_until_it_has_ended() {
     let free = server.decompressions.available_permits();
     let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
     let (begun, has_begun) = tokio::sync::oneshot::channel();
-    let look = server.look_into(move || {
+    let look = server.run_decompression(move || {
         begun.send(()).unwrap();
         let _gone = may_go_on.recv();
         Ok(())

@@ -627,6 +627,6 @@ pub(super) fn fetch(topic: &str, partitions: &[(i32, i64)], max_wait_ms: i32) ->
 /// epoch.
 pub(super) fn stored(batch: &Bytes, base_offset: u64) -> Bytes {
     let mut bytes = batch.to_vec();
-    crate::batch::place(&mut bytes, base_offset, 0);
+    crate::batch::set_base(&mut bytes, base_offset, 0);
     bytes.into()
 }

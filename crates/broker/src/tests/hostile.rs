@@ -348,13 +348,13 @@ async fn incomplete_requests_that_hold_all_memory_release_it() {
         }));
     }
     let used_up = async {
-        while !memory.is_used_up() {
+        while !memory.is_exhausted() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
     tokio::time::timeout(HANG, used_up).await.expect("they have not arrived");
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(memory.is_used_up());
+    assert!(memory.is_exhausted());
     let mut frame = examples::header(ProduceRequest::KEY, 9, 1, 2);
     frame.extend_from_slice(&examples::encode(&produce("t", 0, &plain(&[1; 10_000]), -1), 9));
     assert!(frame.len() > 128 << 10, "{}", frame.len());

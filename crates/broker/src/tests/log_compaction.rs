@@ -48,7 +48,7 @@ async fn produce(server: &TestServer, topic: &str, records: &[(&str, Option<&str
 async fn compacted(server: &TestServer, topic: &str) {
     server.store().flush().await.unwrap();
     let partition = server.server().topics.by_name(topic).unwrap().partitions[0].clone();
-    let (id, end) = (partition.stream.id(), partition.stable_end().0);
+    let (id, end) = (partition.stream.id(), partition.last_stable_offset().0);
     let wait = async {
         while clean_end(server.store(), id) < end {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -297,7 +297,7 @@ async fn a_reader_with_records_of_a_dropped_transaction_reads_again() {
     assert_eq!(producer.end(false).await, 0);
     let partition = server.server().topics.by_name("t").unwrap().partitions[0].clone();
     let from = StreamOffset(0);
-    let before = partition.before_reading();
+    let before = partition.read_snapshot();
     let old = partition.stream.fetch_now(from, 1 << 20).unwrap().batches;
     let aborted = partition.aborted_among(from, &old, before).unwrap();
     assert_eq!(aborted.len(), 1);
@@ -306,7 +306,7 @@ async fn a_reader_with_records_of_a_dropped_transaction_reads_again() {
     assert!(partition.aborted_among(from, &old, before).is_none());
     let behind = old.last().unwrap().end();
     assert!(partition.aborted_among(behind, &old, before).is_some(), "no record of it is left");
-    let before = partition.before_reading();
+    let before = partition.read_snapshot();
     let new = partition.stream.fetch(from, 1 << 20).await.unwrap().batches;
     assert!(partition.aborted_among(from, &new, before).unwrap().is_empty());
     assert!(new.iter().all(|batch| {

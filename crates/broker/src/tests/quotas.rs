@@ -10,7 +10,7 @@ use super::secured::sasl;
 use super::topic_ids::{commit_by_id, fetch_by_id};
 use crate::Mechanism;
 use crate::batch::tests::plain;
-use crate::quotas::{Bound, Who};
+use crate::quotas::{Bound, QuotaOwner};
 use crate::wire::newer::Unchanged;
 
 /// Changes the quotas of an entity; returns the error code.
@@ -209,7 +209,7 @@ async fn a_debt_expires_after_a_minute() {
     let quota = [(PRODUCE, 1_000.0, false), (FETCH, 1_000.0, false)];
     assert_eq!(alter(&mut client, &[("client-id", Some("a test"))], &quota).await, 0);
     let (quotas, now) = (&server.server().quotas, Instant::now());
-    let who = Who::Client { user: "ANONYMOUS", client: "a test" };
+    let who = QuotaOwner::Client { user: "ANONYMOUS", client: "a test" };
     let minute = Duration::from_secs(60);
     for bound in [Bound::Produced, Bound::Fetched] {
         assert_eq!(quotas.charge(bound, who, 1e9, now), minute);

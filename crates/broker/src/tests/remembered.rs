@@ -92,7 +92,7 @@ async fn pass(server: &TestServer, time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
     tokio::time::resume();
-    retention::look(server.server()).await;
+    retention::run_once(server.server()).await;
 }
 
 #[tokio::test]

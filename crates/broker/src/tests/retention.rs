@@ -92,7 +92,7 @@ async fn a_wrong_header_does_not_delete_a_recent_record() {
         server.server().store.flush().await.unwrap();
     }
     starts_at(&server, "t", 1).await;
-    crate::retention::look(server.server()).await;
+    crate::retention::run_once(server.server()).await;
     assert_eq!(log_start(&server, "t"), 1);
 }
 

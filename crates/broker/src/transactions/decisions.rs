@@ -239,7 +239,7 @@ impl Decisions {
             }
             next = batch.end();
             let header = BatchHeader::parse(&batch.payload).filter(BatchHeader::is_control);
-            is_repaired = header.is_some() && batch::mended(&batch.payload).is_some();
+            is_repaired = header.is_some() && batch::repaired(&batch.payload).is_some();
             let Some((header, outcome)) = header.zip(batch::outcome(&batch.payload)) else {
                 continue;
             };

@@ -33,7 +33,7 @@ use uuid::Uuid;
 use crate::batch::Outcome;
 use crate::errors::ApiError;
 use crate::groups::{Groups, Position, TopicsView};
-use crate::partition::{NotAdmitted, unix_time_ms};
+use crate::partition::{AppendRejected, unix_time_ms};
 use crate::producer_ids::ProducerIds;
 use crate::server::Server;
 use crate::state_stream::{self, KIND_TRANSACTIONS, Refused, StateError};
@@ -436,10 +436,10 @@ impl Transactions {
         partition: (Uuid, i32),
         not_added: Option<ResponseError>,
         deleted: impl FnOnce() -> Vec<Uuid>,
-    ) -> Result<AppendGuard<'a>, NotAdmitted> {
+    ) -> Result<AppendGuard<'a>, AppendRejected> {
         let refuse = |kind, reason: &str| {
             let reason = format!("transactional id {:?}: {reason}", producer.transactional_id);
-            NotAdmitted::Refused(ApiError::Transaction { kind, reason })
+            AppendRejected::Refused(ApiError::Transaction { kind, reason })
         };
         let mut transaction = slot.0.transaction.lock();
         match transaction.check_open(producer.id, producer.epoch) {
@@ -468,7 +468,7 @@ impl Transactions {
             .map_err(|kind| refuse(kind, "the memory limit of transactions is reached"))?;
         match self.change(&slot.0, &mut transaction, event) {
             Ok(_) => Ok(AppendGuard(transaction)),
-            Err(Refused::NoRoom) => Err(NotAdmitted::Full),
+            Err(Refused::NoRoom) => Err(AppendRejected::Full),
             Err(refused) => {
                 Err(refuse(ResponseError::CoordinatorNotAvailable, &format!("{refused:?}")))
             }

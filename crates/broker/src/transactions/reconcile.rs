@@ -12,7 +12,7 @@ use super::end::{append_marker, resume, with_spans};
 use super::record::Event;
 use super::transaction::{Doubt, State, Transaction};
 use super::{Slot, TransactionsError};
-use crate::batch::{Mended, Outcome};
+use crate::batch::{Outcome, Repaired};
 use crate::partition::{Partition, unix_time_ms};
 use crate::server::Server;
 use crate::state_stream::Refused;
@@ -30,11 +30,11 @@ struct Open {
 /// Makes the states of coordinator and partitions consistent.
 pub(crate) async fn start(server: &Arc<Server>) -> Result<(), TransactionsError> {
     for partition in server.topics.all().iter().flat_map(|topic| &topic.partitions) {
-        for (mended, outcome) in partition.mended() {
-            server.metrics.ended_after_loss(match (mended, outcome) {
-                (Mended::Decided, Outcome::Commit) => "committed",
-                (Mended::Decided, Outcome::Abort) => "aborted",
-                (Mended::Unknown, _) => "unknown",
+        for (repaired, outcome) in partition.repaired() {
+            server.metrics.ended_after_loss(match (repaired, outcome) {
+                (Repaired::Decided, Outcome::Commit) => "committed",
+                (Repaired::Decided, Outcome::Abort) => "aborted",
+                (Repaired::Unknown, _) => "unknown",
             });
         }
     }

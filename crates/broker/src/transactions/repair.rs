@@ -9,7 +9,7 @@ use alluvium_stream::{Batch, DamagedStreams, History, LogOffset, StreamId, Strea
 
 use super::STREAM_KEY;
 use super::decisions::{At, Decisions, Known, PartitionKey};
-use crate::batch::{self, BatchHeader, Mended, Outcome};
+use crate::batch::{self, BatchHeader, Outcome, Repaired};
 use crate::partition::LEADER_EPOCH;
 use crate::producer_state::ProducerStates;
 use crate::{state_stream, topics};
@@ -163,8 +163,11 @@ fn log_lost_marker(
 
 fn marker(lost: &Lost, offset: u64) -> Batch {
     let mut bytes = batch::marker(lost.producer_id, lost.epoch, lost.outcome, lost.time_ms);
-    batch::set_mended(&mut bytes, if lost.is_known { Mended::Decided } else { Mended::Unknown });
-    batch::place(&mut bytes, offset, LEADER_EPOCH);
+    batch::set_repaired(
+        &mut bytes,
+        if lost.is_known { Repaired::Decided } else { Repaired::Unknown },
+    );
+    batch::set_base(&mut bytes, offset, LEADER_EPOCH);
     Batch {
         base: StreamOffset(offset),
         count: 1,

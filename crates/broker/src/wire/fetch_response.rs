@@ -33,7 +33,7 @@ pub(crate) struct Partition {
     pub(crate) error_code: i16,
     pub(crate) high_watermark: i64,
     /// Kafka's last stable offset.
-    pub(crate) stable_end: i64,
+    pub(crate) last_stable_offset: i64,
     pub(crate) log_start: i64,
     /// For a reader of committed records: producer ID and first offset of the aborted transactions
     /// among the records.
@@ -82,7 +82,7 @@ impl Partition {
         buffer.put_i32(self.index);
         buffer.put_i16(self.error_code);
         buffer.put_i64(self.high_watermark);
-        buffer.put_i64(self.stable_end);
+        buffer.put_i64(self.last_stable_offset);
         if version >= 5 {
             buffer.put_i64(self.log_start);
         }
@@ -155,7 +155,7 @@ mod tests {
             index,
             error_code: (index % 2) as i16 * 3,
             high_watermark: 1 << 40,
-            stable_end: 1 << 39,
+            last_stable_offset: 1 << 39,
             log_start: 17,
             aborted: [None, Some(vec![]), Some(vec![(7, 8), (9, 10)])][index as usize].clone(),
             records,
@@ -210,7 +210,7 @@ mod tests {
                     assert_eq!(partition.partition_index, wanted.index);
                     assert_eq!(partition.error_code, wanted.error_code);
                     assert_eq!(partition.high_watermark, wanted.high_watermark);
-                    assert_eq!(partition.last_stable_offset, wanted.stable_end);
+                    assert_eq!(partition.last_stable_offset, wanted.last_stable_offset);
                     assert_eq!(partition.log_start_offset, if version >= 5 { 17 } else { -1 });
                     let aborted = partition.aborted_transactions.as_ref().map(|aborted| {
                         let pairs = aborted.iter().map(|a| (a.producer_id.0, a.first_offset));

@@ -80,15 +80,18 @@ fn whole(sent: &[u8], version: i16) -> Option<ProduceRequest> {
 #[tokio::test]
 async fn a_request_with_separate_batches_decodes_like_the_whole_request() {
     let memory = RequestMemory::new(1 << 30);
-    let topics: [&[Option<usize>]; 3] =
-        [&[Some(APART_BYTES), Some(10), None, Some(0)], &[], &[Some(APART_BYTES + 100), Some(70)]];
+    let topics: [&[Option<usize>]; 3] = [
+        &[Some(SEPARATE_BYTES), Some(10), None, Some(0)],
+        &[],
+        &[Some(SEPARATE_BYTES + 100), Some(70)],
+    ];
     for version in VERSIONS {
         let sent = request(version, &topics);
         for buffer_bytes in [16, 8 << 10] {
             let frame = read(&sent, &memory, buffer_bytes).await;
             let lens: Vec<_> = frame.batches.iter().map(Bytes::len).collect();
-            assert_eq!(lens, [APART_BYTES, APART_BYTES + 100], "v{version}");
-            assert!(frame.bytes.len() < sent.len() - 2 * APART_BYTES);
+            assert_eq!(lens, [SEPARATE_BYTES, SEPARATE_BYTES + 100], "v{version}");
+            assert!(frame.bytes.len() < sent.len() - 2 * SEPARATE_BYTES);
             let request = joined(frame, version);
             assert!(request.is_some() && request == whole(&sent, version), "v{version}");
         }
@@ -99,7 +102,7 @@ async fn a_request_with_separate_batches_decodes_like_the_whole_request() {
 async fn separating_batches_refuses_exactly_the_malformed_requests() {
     let memory = RequestMemory::new(1 << 30);
     let topics: [&[Option<usize>]; 2] =
-        [&[Some(APART_BYTES), Some(0)], &[Some(5), Some(APART_BYTES)]];
+        [&[Some(SEPARATE_BYTES), Some(0)], &[Some(5), Some(SEPARATE_BYTES)]];
     for version in [3, 8, 9, 13] {
         let sent = request(version, &topics);
         // Positions after key and version. The content of batches does not matter, so it is left
@@ -123,7 +126,7 @@ async fn separating_batches_refuses_exactly_the_malformed_requests() {
 #[tokio::test]
 async fn other_requests_are_unchanged() {
     let memory = RequestMemory::new(1 << 30);
-    let produce = request(9, &[&[Some(APART_BYTES)]]);
+    let produce = request(9, &[&[Some(SEPARATE_BYTES)]]);
     // Another API, unsupported versions, and less than a header.
     for (at, byte) in [(1, 1), (0, 1), (3, 2), (3, 14), (2, 1)] {
         let mut sent = produce.clone();
@@ -141,7 +144,7 @@ async fn other_requests_are_unchanged() {
 async fn a_batch_has_a_buffer_of_exactly_its_length() {
     let memory = RequestMemory::new(1 << 30);
     let all_bytes = memory.free_bytes();
-    for len_bytes in [APART_BYTES, SMALL_FRAME_BYTES, 1 << 20, (5 << 20) + 17] {
+    for len_bytes in [SEPARATE_BYTES, SMALL_FRAME_BYTES, 1 << 20, (5 << 20) + 17] {
         let sent = request(9, &[&[Some(len_bytes); 2]]);
         let Frame { bytes, batches, share } = read(&sent, &memory, 8 << 10).await;
         assert!(bytes.len() < 200);
@@ -169,7 +172,7 @@ async fn while_others_wait_the_pace_of_the_whole_request_counts() {
     incoming.read(&mut Vec::new(), SMALL_FRAME_BYTES).await.unwrap();
     assert!(!incoming.holds_memory);
     incoming.read(&mut Vec::new(), 64).await.unwrap();
-    assert!(incoming.holds_memory && memory.is_used_up());
+    assert!(incoming.holds_memory && memory.is_exhausted());
     let span_began = incoming.span_began;
     for _ in 0..100 {
         incoming.read(&mut Vec::new(), 64).await.unwrap();
@@ -179,9 +182,9 @@ async fn while_others_wait_the_pace_of_the_whole_request_counts() {
     let long_ago = span_began.checked_sub(Duration::from_secs(60)).expect("a clock past a minute");
     incoming.span_began = long_ago;
     assert!(matches!(incoming.check_pace(), Err(End::SlowRequest)));
-    incoming.came_bytes += 1 << 30;
+    incoming.received_bytes += 1 << 30;
     assert!(incoming.check_pace().is_ok(), "the pace suffices");
-    assert_eq!(incoming.span_came_bytes, incoming.came_bytes);
+    assert_eq!(incoming.span_received_bytes, incoming.received_bytes);
     incoming.span_began = long_ago;
     incoming.share = RequestShare::default();
     assert!(incoming.check_pace().is_ok(), "no request waits");

@@ -90,7 +90,7 @@ async fn large_responses_share_their_budget() {
     })
     .await;
     server.topic("wide", 12_000, &[]).await;
-    let budget = server.server().large_answers.budget();
+    let budget = server.server().large_responses.budget();
     let all = budget.acquire(1 << 20).await;
     let mut waiting = server.client().await;
     let all_topics = MetadataRequest::default().with_topics(None);
@@ -161,7 +161,7 @@ async fn small_responses_do_not_wait_for_a_permit_behind_large_ones() {
             .with_topics(topics);
         OffsetFetchRequest::default().with_groups(vec![group])
     };
-    let all = server.server().large_answers.budget().acquire(usize::MAX).await;
+    let all = server.server().large_responses.budget().acquire(usize::MAX).await;
     let mut large = Vec::new();
     for _ in 0..10 {
         let mut client = server.client().await;
@@ -196,7 +196,7 @@ async fn responses_to_group_members_share_the_budget_of_large_ones() {
         config.queued_request_bytes = 12 << 20;
     })
     .await;
-    let budget = server.server().large_answers.budget();
+    let budget = server.server().large_responses.budget();
     let member = |bytes: usize| {
         let protocol = join_group_request::JoinGroupRequestProtocol::default()
             .with_name(text("range"))

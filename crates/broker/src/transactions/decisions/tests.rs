@@ -3,7 +3,7 @@ use bytes::Bytes;
 use kafka_protocol::records::Compression;
 
 use super::*;
-use crate::batch::Mended;
+use crate::batch::Repaired;
 use crate::batch::tests::{encode, transactional};
 use crate::transactions::transaction::Identity;
 
@@ -19,7 +19,7 @@ enum What {
     Record,
     Marker(i16, Outcome),
     /// Written by recovery.
-    Mended(Outcome),
+    Repaired(Outcome),
     Lost,
 }
 
@@ -35,9 +35,9 @@ fn history(log: &[In]) -> History {
             }
             Rec => transactional(&encode(Compression::None, (7, 0, 0), &[1])),
             Marker(epoch, outcome) => batch::marker(7, *epoch, *outcome, 1).into(),
-            What::Mended(outcome) => {
+            What::Repaired(outcome) => {
                 let mut marker = batch::marker(7, 0, *outcome, 1);
-                batch::set_mended(&mut marker, Mended::Unknown);
+                batch::set_repaired(&mut marker, Repaired::Unknown);
                 marker.into()
             }
             Lost => return None,
@@ -114,8 +114,8 @@ fn a_commit_marker_after_the_addition_of_its_partition_proves_the_commit() {
         known(&state, &[(20, Rec), (0, Lost), (25, Rec), commit.clone()], 15),
         (None, false)
     );
-    let mended = (20, What::Mended(Abort));
-    assert_eq!(known(&state, &[(20, Rec), mended, (25, Rec), commit.clone()], 15), (None, false));
+    let repaired = (20, What::Repaired(Abort));
+    assert_eq!(known(&state, &[(20, Rec), repaired, (25, Rec), commit.clone()], 15), (None, false));
     // Losses before it was added do not matter.
     assert_eq!(known(&state, &[(3, Rec), (0, Lost), (6, Rec), commit.clone()], 15).0, Some(Commit));
     // A partition that may belong to a later transaction only.

@@ -8,14 +8,14 @@ use parking_lot::Mutex;
 
 use super::Context;
 use crate::errors::ApiError;
-use crate::quotas::{Bound, Who};
+use crate::quotas::{Bound, QuotaOwner};
 
 /// The charges of a request so far.
 #[derive(Default)]
-pub(super) struct Toll(Mutex<Charged>);
+pub(super) struct RequestCharges(Mutex<Charges>);
 
 #[derive(Default)]
-struct Charged {
+struct Charges {
     /// How long the connection is throttled after this request.
     throttle_ms: u32,
     /// The thread time of handling the request that is not charged yet.
@@ -24,7 +24,7 @@ struct Charged {
     since: Option<Instant>,
 }
 
-impl Toll {
+impl RequestCharges {
     /// Handles a request and measures its thread time, without waits and work done elsewhere.
     pub(super) async fn timed<T>(&self, mut handling: BoxFuture<'_, T>) -> T {
         poll_fn(|cx| {
@@ -68,7 +68,7 @@ impl Toll {
 impl Context {
     /// The user whose quota is charged. `None` if there is no quota, and before authentication
     /// where it is required: a claimed name is not charged.
-    fn charged(&self, bound: Bound) -> Option<String> {
+    fn charged_user(&self, bound: Bound) -> Option<String> {
         let is_charged = self.server.quotas.bound(bound);
         is_charged.then(|| self.peer.principal()).flatten().map(|user| user.name().to_owned())
     }
@@ -76,16 +76,16 @@ impl Context {
     /// Charges the client's quota and throttles the connection until the debt is paid.
     pub(super) fn charge(&self, bound: Bound, amount: f64) {
         let quotas = &self.server.quotas;
-        if let Some(user) = self.charged(bound) {
-            let who = Who::Client { user: &user, client: &self.client.client_id };
-            self.wait(bound, quotas.charge(bound, who, amount, Instant::now()));
+        if let Some(user) = self.charged_user(bound) {
+            let owner = QuotaOwner::Client { user: &user, client: &self.client.client_id };
+            self.wait(bound, quotas.charge(bound, owner, amount, Instant::now()));
         }
     }
 
     fn wait(&self, bound: Bound, wait: Duration) {
         if !wait.is_zero() {
             self.server.metrics.throttled(bound.key());
-            self.toll.wait(wait);
+            self.charges.wait(wait);
         }
     }
 
@@ -102,9 +102,9 @@ impl Context {
         let quotas = &self.server.quotas;
         if self.version < first_strict {
             self.charge(Bound::Changes, partitions as f64);
-        } else if let Some(user) = self.charged(Bound::Changes) {
-            let who = Who::Client { user: &user, client: &self.client.client_id };
-            let taken = quotas.try_charge(Bound::Changes, who, partitions as f64, Instant::now());
+        } else if let Some(user) = self.charged_user(Bound::Changes) {
+            let owner = QuotaOwner::Client { user: &user, client: &self.client.client_id };
+            let taken = quotas.try_charge(Bound::Changes, owner, partitions as f64, Instant::now());
             if let Err(wait) = taken {
                 self.wait(Bound::Changes, wait);
                 return Err(ApiError::QuotaExceeded);
@@ -117,19 +117,19 @@ impl Context {
     /// last, before the response is encoded.
     pub(super) fn throttle_ms(&self) -> i32 {
         if self.server.quotas.bound(Bound::Handling) {
-            let handling = self.toll.take_handling(Instant::now());
+            let handling = self.charges.take_handling(Instant::now());
             self.charge(Bound::Handling, handling.as_secs_f64() * 100.0);
         }
-        i32::try_from(self.toll.throttle().as_millis()).unwrap_or(i32::MAX)
+        i32::try_from(self.charges.throttle().as_millis()).unwrap_or(i32::MAX)
     }
 
     /// Whether the client is still in debt: it came back early, or on another connection. It gets
     /// an empty response and has to retry.
-    pub(super) fn owes(&self, bound: Bound) -> bool {
+    pub(super) fn is_throttled(&self, bound: Bound) -> bool {
         let quotas = &self.server.quotas;
-        let Some(user) = self.charged(bound) else { return false };
-        let who = Who::Client { user: &user, client: &self.client.client_id };
-        let wait = quotas.charge(bound, who, 0.0, Instant::now());
+        let Some(user) = self.charged_user(bound) else { return false };
+        let owner = QuotaOwner::Client { user: &user, client: &self.client.client_id };
+        let wait = quotas.charge(bound, owner, 0.0, Instant::now());
         self.wait(bound, wait);
         !wait.is_zero()
     }
@@ -145,13 +145,13 @@ mod tests {
     fn waiting_time_is_not_charged() {
         const WORK: Duration = Duration::from_millis(3);
         const WAIT: Duration = Duration::from_millis(20);
-        let toll = Toll::default();
+        let charges = RequestCharges::default();
         let begun = Instant::now();
-        let mut handling = Box::pin(toll.timed(Box::pin(async {
+        let mut handling = Box::pin(charges.timed(Box::pin(async {
             std::thread::sleep(WORK);
             tokio::task::yield_now().await;
             std::thread::sleep(WORK);
-            toll.take_handling(Instant::now())
+            charges.take_handling(Instant::now())
         })));
         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(handling.as_mut().poll(&mut cx).is_pending());
@@ -161,14 +161,14 @@ mod tests {
         assert!(handled <= begun.elapsed() - WAIT, "{handled:?}");
         drop(handling);
         // The time is not charged again.
-        assert!(toll.take_handling(Instant::now()) < handled);
+        assert!(charges.take_handling(Instant::now()) < handled);
     }
 
     #[test]
     fn the_longest_throttle_applies_and_is_rounded_up() {
-        let toll = Toll::default();
-        toll.wait(Duration::from_micros(1_500));
-        toll.wait(Duration::from_micros(1));
-        assert_eq!(toll.throttle(), Duration::from_millis(2));
+        let charges = RequestCharges::default();
+        charges.wait(Duration::from_micros(1_500));
+        charges.wait(Duration::from_micros(1));
+        assert_eq!(charges.throttle(), Duration::from_millis(2));
     }
 }
