@@ -1,8 +1,8 @@
-//! Configuration of `alluvium serve`: flag over environment over file over default.
+//! Configuration of `alluvium serve`: command line over environment over file over default.
 //!
-//! [`ServeOptions`] is what a person may write, each field optional, once for the command line and
-//! the environment and once for the file. [`ServeConfig`] is what results: complete and checked.
-//! Nothing is rewritten silently; a value out of bounds is an error.
+//! [`ServeOptions`] is what an operator may write, each field optional: parsed once from the
+//! command line and the environment, and once from the file. [`ServeConfig`] is the result,
+//! complete and checked. No value is adjusted silently; a value out of bounds is an error.
 
 mod groups;
 mod options;
@@ -54,8 +54,8 @@ pub(crate) mod limits {
     pub(crate) const DISK_CACHE_MAX: Size = Size::tib(16);
     pub(crate) const DISK_CACHE_MEMORY: Size = Size::mib(128);
     pub(crate) const DISK_CACHE_MEMORY_MIN: Size = Size::mib(16);
-    /// Of the size on disk at least this part, or there would be more journals than a cache can
-    /// have.
+    /// The memory is at least this fraction of the size on disk; with less, there would be more
+    /// journals than a cache can have.
     pub(crate) const DISK_CACHE_MEMORY_PART: u64 = 16_384;
 
     pub(crate) const RATE_MIN: Size = Size::mib(1);
@@ -85,9 +85,9 @@ pub(crate) mod limits {
     pub(crate) const TRANSACTION_MIN: Span = Span(Duration::from_secs(1));
     pub(crate) const TRANSACTION_MAX: Span = Span(Duration::from_secs(24 * 3600));
     pub(crate) const TRANSACTIONAL_ID: Span = Span(Duration::from_secs(7 * 86_400));
-    /// So often it is looked at.
+    /// The interval of the expiration task.
     pub(crate) const TRANSACTIONAL_ID_MIN: Span = Span(Duration::from_secs(3600));
-    /// Kafka writes it in milliseconds of 32 bits.
+    /// Kafka represents it in milliseconds of 32 bits.
     pub(crate) const TRANSACTIONAL_ID_MAX: Span = Span(Duration::from_secs(24 * 86_400));
     pub(crate) const OFFSETS: Span = Span(Duration::from_secs(7 * 86_400));
     pub(crate) const OFFSETS_MIN: Span = Span(Duration::from_secs(60));
@@ -113,7 +113,7 @@ pub(crate) mod limits {
     pub(crate) const IDLE_MIN: Span = Span(Duration::from_secs(1));
     pub(crate) const IDLE_MAX: Span = Span(Duration::from_secs(30 * 86_400));
     pub(crate) const QUEUED_REQUESTS: Size = Size::mib(256);
-    /// The largest request.
+    /// The size of the largest request.
     pub(crate) const QUEUED_REQUESTS_MIN: Size = Size::mib(100);
     pub(crate) const QUEUED_REQUESTS_MAX: Size = Size::tib(1);
     pub(crate) const MESSAGE: Size = Size { bytes: 1_048_588 };
@@ -129,7 +129,7 @@ pub(crate) struct ServeConfig {
     pub(crate) security: Security,
     pub(crate) wal: PathBuf,
     /// `None`: an existing log keeps its size, a new file gets [`limits::WAL_CAPACITY`], a block
-    /// device is taken whole.
+    /// device is used in full.
     pub(crate) wal_capacity: Option<Size>,
     pub(crate) wal_reserve: bool,
     pub(crate) force_format: bool,
@@ -139,11 +139,11 @@ pub(crate) struct ServeConfig {
     pub(crate) log_cache: Size,
     pub(crate) block_cache: Size,
     pub(crate) late_read_memory: Size,
-    /// A directory. `None`: there is no cache on disk.
+    /// A directory. `None`: no disk cache.
     pub(crate) disk_cache: Option<PathBuf>,
     pub(crate) disk_cache_size: Size,
     pub(crate) disk_cache_memory: Size,
-    /// Bytes per second; `None`: no bound.
+    /// Bytes per second; `None`: no limit.
     pub(crate) object_store_rate: Option<Size>,
     /// `None`: as large as the other sizes allow, at most [`limits::UPLOAD_SIZE`].
     pub(crate) upload_size: Option<Size>,
@@ -159,7 +159,7 @@ pub(crate) struct ServeConfig {
     pub(crate) default_partitions: u32,
     pub(crate) max_message_size: Size,
     pub(crate) max_connections: u32,
-    /// `None`: no bound.
+    /// `None`: no limit.
     pub(crate) max_connections_per_ip: Option<u32>,
     pub(crate) max_connections_per_ip_overrides: PerIp,
     pub(crate) idle_timeout: Span,
@@ -177,13 +177,13 @@ pub(crate) struct ServeConfig {
     pub(crate) log: String,
 }
 
-/// The configuration cannot be used; the message names the option and what is allowed.
+/// An invalid configuration; the message names the option and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct ConfigError(String);
 
 impl ServeConfig {
-    /// Add the file that `options` names, then the defaults; check the bounds.
+    /// Adds the file that `options` names, then the defaults, and checks the bounds.
     ///
     /// # Errors
     /// A file that cannot be read, an unknown key, a value out of bounds.
@@ -304,7 +304,7 @@ impl ServeConfig {
         let size = self.compaction_size;
         if size.bytes > 0 && (size < least || size > most) {
             return Err(ConfigError(format!(
-                "compaction-size is {size}, allowed are {least} to {most}, and 0 for no compaction"
+                "compaction-size is {size}, but must be {least} to {most}, or 0 for no compaction"
             )));
         }
         within("node-id", self.node_id, 0, i32::MAX as u32)?;
@@ -362,7 +362,8 @@ impl ServeConfig {
         };
         if [Some(&self.data_dir), objects].into_iter().flatten().any(is_it) {
             return Err(ConfigError(format!(
-                "disk-cache is {}, where records are kept: it needs a directory of its own, all of which may be lost",
+                "disk-cache is {}, which contains records: the cache needs a directory of its \
+                 own, whose content may be lost",
                 directory.display()
             )));
         }
@@ -371,8 +372,8 @@ impl ServeConfig {
 }
 
 impl fmt::Display for ServeConfig {
-    /// For the log: what is in effect, by the options' names. A default that depends on what else
-    /// there is has no value yet.
+    /// Formats the values in effect for the log, by option name. A default that depends on other
+    /// values is shown as `default`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let or = |value: Option<String>, none: &str| value.unwrap_or_else(|| none.to_string());
         let listeners: Vec<_> = self.security.listeners.iter().map(ToString::to_string).collect();
@@ -386,12 +387,17 @@ impl fmt::Display for ServeConfig {
         let disk_cache = or(disk_cache, "none");
         write!(
             f,
-            "data-dir={} listeners={} wal={} wal-capacity={capacity} wal-reserve={} object-store={} durability={} \
-             engine={} log-cache={} block-cache={} late-read-memory={} disk-cache={disk_cache} disk-cache-size={} disk-cache-memory={} object-store-rate={rate} upload-size={upload_size} upload-interval={} compaction-size={} log-compaction-interval={} admin-listen={admin} node-id={} \
+            "data-dir={} listeners={} wal={} wal-capacity={capacity} wal-reserve={} \
+             object-store={} durability={} engine={} log-cache={} block-cache={} \
+             late-read-memory={} disk-cache={disk_cache} disk-cache-size={} disk-cache-memory={} \
+             object-store-rate={rate} upload-size={upload_size} upload-interval={} \
+             compaction-size={} log-compaction-interval={} admin-listen={admin} node-id={} \
              auto-create-topics={} default-partitions={} max-message-size={} max-connections={} \
-             max-connections-per-ip={per_ip} max-connections-per-ip-overrides={} idle-timeout={} queued-request-memory={} \
-             transaction-max-timeout={} transactional-id-expiration={} offsets-retention={} offset-metadata-max-size={} \
-             group-initial-rebalance-delay={} group-min-session-timeout={} group-max-session-timeout={} {} group-max-size={} offsets-retention-check-interval={} rack={rack}",
+             max-connections-per-ip={per_ip} max-connections-per-ip-overrides={} idle-timeout={} \
+             queued-request-memory={} transaction-max-timeout={} transactional-id-expiration={} \
+             offsets-retention={} offset-metadata-max-size={} group-initial-rebalance-delay={} \
+             group-min-session-timeout={} group-max-session-timeout={} {} group-max-size={} \
+             offsets-retention-check-interval={} rack={rack}",
             self.data_dir.display(),
             listeners.join(","),
             self.wal.display(),
@@ -436,12 +442,12 @@ fn within<T: PartialOrd + Copy + fmt::Display>(
     max: T,
 ) -> Result<(), ConfigError> {
     if value < min || value > max {
-        return Err(ConfigError(format!("{option} is {value}, allowed are {min} to {max}")));
+        return Err(ConfigError(format!("{option} is {value}, but must be {min} to {max}")));
     }
     Ok(())
 }
 
-/// A default that is written as text, so that the help and the code agree.
+/// Parses a default that is written as text, so that the help and the code agree.
 fn preset<T: FromStr<Err = String>>(text: &str) -> T {
     text.parse().expect("the built-in default is valid")
 }

@@ -1,9 +1,9 @@
-//! The control socket: how a command asks something of the server that runs in a data directory.
-//! Both ends of it.
+//! The control socket: how a command asks the server that runs in a data directory to do something.
+//! Contains both ends.
 //!
-//! A connection carries one [`Request`], a line of JSON. Lines with a [`Reply`] come back, until
-//! one of them is the outcome. Only the server's own user, and root, are let in. What was asked
-//! goes on whether or not somebody listens.
+//! A connection carries one [`Request`], a line of JSON. The answer is lines with one [`Reply`]
+//! each; the last one is the outcome. Only the server's own user and root are accepted. A request
+//! continues if its client disconnects.
 
 use std::fs::{self, Permissions};
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
@@ -30,46 +30,46 @@ use crate::progress::Meter;
 use crate::storage;
 use crate::units::{Size, about};
 
-/// Its name in the data directory.
+/// Name of the socket in the data directory.
 pub(crate) const SOCKET: &str = "alluvium.sock";
 
-/// A request is much shorter.
+/// Limit on a request; real ones are much shorter.
 const MAX_REQUEST_BYTES: u64 = 16 << 10;
-/// Who connects has something to ask.
+/// Time limit for the request, which a client sends at once.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
-/// The end of a server waits so long for a step that is under way.
+/// Time that a stopping server waits for a step in progress.
 const STEP_ENDS_WITHIN: Duration = Duration::from_secs(5);
-/// Distance of replies that say how far it is.
+/// Interval of the replies that report progress.
 const TELL_EVERY: Duration = Duration::from_millis(500);
 
-/// (It has no `Debug`, so that no log has a password.)
+/// (Without `Debug`, so that no log contains a password.)
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Request {
-    /// Give the write-ahead log another capacity.
+    /// Change the capacity of the write-ahead log.
     Resize { wal: Target, capacity_bytes: u64 },
     /// Add a user, or change its password.
     SetPassword { user: String, password: String },
     /// Delete a user.
     DeleteUser { user: String },
-    /// Tell the users.
+    /// List the users.
     ListUsers,
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Reply {
-    /// The file is made longer.
+    /// The file is being extended.
     Extending { done_bytes: u64, total_bytes: u64 },
-    /// The log has to be trimmed by so much before it takes effect, at most.
+    /// At most this much must be trimmed from the log before the resize takes effect.
     Waiting { distance_bytes: u64 },
-    /// The outcome: it is so.
+    /// Outcome: success.
     Done,
-    /// The outcome: these, each with the mechanisms that it has a password for.
+    /// Outcome: the users, each with the mechanisms that it has a password for.
     Users(Vec<(String, Vec<String>)>),
-    /// The outcome: it is not so.
+    /// Outcome: failure.
     Failed { reason: String },
-    /// The outcome: this server has another log.
+    /// Outcome: this server has another log.
     OtherLog,
 }
 
@@ -79,7 +79,7 @@ impl Reply {
     }
 }
 
-/// A file or block device, whatever path leads to it.
+/// Identity of a file or block device, independent of the path that leads to it.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub(crate) struct Target {
     device: u64,
@@ -98,19 +98,19 @@ impl Target {
 
 // -- The command's end
 
-/// Ask the server behind `socket` to give the log at `target` another capacity, and wait for that.
-/// False if no server is there, or it has another log.
+/// Asks the server behind `socket` to change the capacity of the log at `target`, and waits until
+/// it is done. Returns false if there is no server or it has another log.
 ///
 /// # Errors
-/// The server refuses it, could not do it, or ends before it is done.
+/// The server refuses, fails, or ends before it is done.
 pub(crate) fn resize(socket: &Path, target: &Path, capacity: Size) -> Result<bool, Failure> {
     let failed = |error: io::Error| {
-        Failure::Failed(format!("{}: asking the server: {error}", socket.display()))
+        Failure::Failed(format!("{}: request to the server: {error}", socket.display()))
     };
     let mut stream = match BlockingStream::connect(socket) {
         Ok(stream) => stream,
         Err(error) => match error.kind() {
-            // A path too long to be that of a socket is none.
+            // A path that is too long for a socket cannot have a server behind it.
             ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::InvalidInput => {
                 return Ok(false);
             }
@@ -132,10 +132,11 @@ pub(crate) fn resize(socket: &Path, target: &Path, capacity: Size) -> Result<boo
                 extending.callback()(done_bytes, total_bytes);
             }
             Reply::Waiting { distance_bytes } => {
-                // The first reply may come before there is a distance.
+                // The first reply may arrive before the distance is known.
                 if furthest == 0 && distance_bytes > 0 {
                     eprintln!(
-                        "waiting for the log to pass the end of its ring: {} to go, at most. If this command is interrupted, the server goes on",
+                        "waiting for the log to pass the end of its ring: at most {} left. The \
+                         server continues if this command is interrupted",
                         about(distance_bytes)
                     );
                 }
@@ -149,12 +150,13 @@ pub(crate) fn resize(socket: &Path, target: &Path, capacity: Size) -> Result<boo
         }
     }
     Err(Failure::Failed(format!(
-        "{}: the server has ended before it was done. Look at the log with `alluvium wal inspect`, and give the command again",
+        "{}: the server ended before the resize was done. Check the log with `alluvium wal \
+         inspect` and repeat the command",
         target.display()
     )))
 }
 
-/// Ask the server behind `socket` something about users.
+/// Sends the server behind `socket` a request about users.
 ///
 /// # Errors
 /// There is no server, or it refuses.
@@ -166,7 +168,7 @@ pub(crate) fn ask(socket: &Path, request: &Request) -> Result<Reply, Failure> {
             }
             _ => "",
         };
-        Failure::Failed(format!("{}: asking the server: {error}{hint}", socket.display()))
+        Failure::Failed(format!("{}: request to the server: {error}{hint}", socket.display()))
     };
     let mut stream = BlockingStream::connect(socket).map_err(failed)?;
     let mut line = serde_json::to_string(request).map_err(Failure::new)?;
@@ -182,7 +184,7 @@ pub(crate) fn ask(socket: &Path, request: &Request) -> Result<Reply, Failure> {
 
 // -- The server's end
 
-/// A control socket that is open. Who asks waits until it is answered.
+/// An open control socket. Clients can connect, and wait until the server answers.
 pub(crate) struct Socket {
     path: PathBuf,
     listener: UnixListener,
@@ -190,15 +192,17 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Open it before the ports: whoever has found one of these finds the socket too. `None`, with
-    /// a warning, where that is not possible: the server is not worth less.
+    /// Opens the socket. Called before the ports open, so that a client that finds a port also
+    /// finds the socket. Returns `None`, with a warning, if that fails: the server works without
+    /// it.
     pub(crate) fn open(config: &ServeConfig) -> Option<Self> {
         let path = config.data_dir.join(SOCKET);
         match Target::at(&config.wal).and_then(|wal| Ok((listen(&path)?, wal))) {
             Ok((listener, wal)) => Some(Self { path, listener, wal }),
             Err(error) => {
                 tracing::warn!(
-                    "no control socket at {}: {error}; `alluvium user` is not possible, and `alluvium wal resize` needs this server to be stopped",
+                    "no control socket at {}: {error}; `alluvium user` does not work, and \
+                     `alluvium wal resize` needs this server to be stopped",
                     path.display()
                 );
                 None
@@ -206,7 +210,7 @@ impl Socket {
         }
     }
 
-    /// Answer from now on.
+    /// Starts to answer requests.
     pub(crate) fn answer(
         self,
         config: &ServeConfig,
@@ -221,7 +225,7 @@ impl Socket {
     }
 }
 
-/// A control socket that answers.
+/// A control socket that answers requests.
 pub(crate) struct Control {
     path: PathBuf,
     task: JoinHandle<()>,
@@ -229,7 +233,7 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Answer nobody any more. What was asked for goes on as long as the log.
+    /// Stops answering. Requests in progress continue until the log is closed.
     pub(crate) fn stop(&self) {
         self.task.abort();
         if let Err(error) = fs::remove_file(&self.path) {
@@ -237,8 +241,8 @@ impl Control {
         }
     }
 
-    /// The log is closed, and with it every request is gone: take back what was added to the file
-    /// for one. A file that is being made longer all the while stays as long as it gets.
+    /// Cuts off what was added to the file for requests that ended when the log was closed. A file
+    /// that is still being extended after [`STEP_ENDS_WITHIN`] keeps its length.
     pub(crate) async fn closed(self) {
         let step = self.resizer.steps.lock();
         if let Ok(_step) = tokio::time::timeout(STEP_ENDS_WITHIN, step).await {
@@ -247,16 +251,17 @@ impl Control {
     }
 }
 
-/// The directory is locked: a socket that is there was left behind by a server that was killed.
+/// Binds the socket. The directory is locked, so an existing socket was left by a server that was
+/// killed.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => fs::remove_file(path)?,
-        Ok(_) => return Err(io::Error::other("something else has this name")),
+        Ok(_) => return Err(io::Error::other("the path exists and is not a socket")),
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
     let listener = UnixListener::bind(path)?;
-    // Who gets in before is turned away in `accept`.
+    // Other users that connect before this are refused in `accept`.
     fs::set_permissions(path, Permissions::from_mode(0o600))?;
     Ok(listener)
 }
@@ -266,7 +271,7 @@ async fn accept(listener: UnixListener, resizer: Arc<Resizer>, users: UserAdmin)
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!("the control socket: {error}");
+                tracing::warn!("cannot accept a connection to the control socket failed: {error}");
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 continue;
             }
@@ -276,7 +281,10 @@ async fn accept(listener: UnixListener, resizer: Arc<Resizer>, users: UserAdmin)
             let (resizer, users) = (resizer.clone(), users.clone());
             tokio::spawn(async move {
                 if let Err(error) = answer(stream, resizer, users).await {
-                    tracing::debug!("a connection to the control socket: {error}");
+                    tracing::debug!(
+                        "a connection to cannot accept a connection to the control \
+                                     socket failed: {error}"
+                    );
                 }
             });
         }
@@ -296,7 +304,7 @@ async fn answer(stream: UnixStream, resizer: Arc<Resizer>, users: UserAdmin) -> 
                 .await;
         }
         Err(error) => {
-            let reason = format!("the server does not understand the request: {error}");
+            let reason = format!("the server cannot parse the request: {error}");
             return tell(&mut write, &Reply::Failed { reason }).await;
         }
     };
@@ -304,7 +312,7 @@ async fn answer(stream: UnixStream, resizer: Arc<Resizer>, users: UserAdmin) -> 
         return tell(&mut write, &Reply::OtherLog).await;
     }
     let (told, mut telling) = watch::channel(None);
-    // A task of its own, since it goes on when nobody listens any more.
+    // In a task of its own, because it continues if the client disconnects.
     tokio::spawn(resizer.resize(Size { bytes: capacity_bytes }, told));
     while telling.changed().await.is_ok() {
         let Some(reply) = telling.borrow_and_update().clone() else { continue };
@@ -321,12 +329,12 @@ async fn change_users(users: &UserAdmin, request: Request) -> Result<Reply, Stri
     match request {
         Request::SetPassword { user, password } => {
             users.set_password(&user, &password).await.map_err(reason)?;
-            tracing::info!("a password of user {user:?} is set");
+            tracing::info!("password of user {user:?} set");
             Ok(Reply::Done)
         }
         Request::DeleteUser { user } => match users.delete(&user).await.map_err(reason)? {
             true => {
-                tracing::info!("user {user:?} is deleted");
+                tracing::info!("user {user:?} deleted");
                 Ok(Reply::Done)
             }
             false => Err(format!("there is no user {user:?}")),
@@ -337,7 +345,7 @@ async fn change_users(users: &UserAdmin, request: Request) -> Result<Reply, Stri
             });
             Ok(Reply::Users(all.collect()))
         }
-        Request::Resize { .. } => Err("this is about the log".into()),
+        Request::Resize { .. } => Err("not a request about users".into()),
     }
 }
 
@@ -353,9 +361,9 @@ struct Resizer {
     wal: Target,
     device: SharedDevice,
     store: Store,
-    /// Nothing but the log is in the file: what the log does not take can be cut off.
+    /// The file contains nothing but the log, so what the log does not use can be cut off.
     whole: bool,
-    /// The file changes, and the log is asked to, one after the other.
+    /// Serializes changes of the file and resize requests to the log.
     steps: Mutex<()>,
 }
 
@@ -372,11 +380,11 @@ impl Resizer {
         let path = self.config.wal.display();
         let before = Size { bytes: self.store.wal_header().capacity_bytes };
         if before != wanted {
-            tracing::info!("{path}: to be resized from {before} to {wanted}");
+            tracing::info!("{path}: resizing from {before} to {wanted}");
         }
         let outcome = match self.try_resize(wanted, &told).await {
             Ok(()) => {
-                tracing::info!("{path}: the write-ahead log has {wanted} now");
+                tracing::info!("{path}: the capacity of the write-ahead log is now {wanted}");
                 Reply::Done
             }
             Err(reason) => {
@@ -411,11 +419,11 @@ impl Resizer {
         }
     }
 
-    /// What the next start would refuse is refused now.
+    /// Refuses now what the next start would refuse.
     fn check(&self, wanted: Size) -> Result<(), String> {
         let (least, most) = (limits::WAL_CAPACITY_MIN, limits::WAL_CAPACITY_MAX);
         if !(least..=most).contains(&wanted) {
-            return Err(format!("a server's log has {least} to {most}"));
+            return Err(format!("the log of a server must have {least} to {most}"));
         }
         storage::stream_options(&self.config, wanted).map(drop).map_err(|refused| match refused {
             Failure::Usage(reason) => reason,
@@ -437,8 +445,9 @@ impl Resizer {
             })
     }
 
-    /// Cut off what of the file nothing needs any more. After a failure nobody knows what the
-    /// headers say; and what is still under way comes here when it is over.
+    /// Cuts off the part of the file that is no longer needed. Does nothing after a failure,
+    /// because the content of the headers is unknown then, or while another resize is in progress,
+    /// because that one calls this when it ends.
     async fn cut_off(&self) {
         let _step = self.steps.lock().await;
         if self.store.failure().is_none() && self.store.stats().wal.resize_to_bytes.is_none() {
@@ -446,7 +455,8 @@ impl Resizer {
         }
     }
 
-    /// The same, where nothing is under way and the headers are known.
+    /// Like [`Resizer::cut_off`], for a caller that knows that no resize is in progress and that
+    /// the headers are valid.
     async fn shorten(&self) {
         let log_bytes = self.store.wal_header().capacity_bytes;
         if !self.whole || self.device.capacity_bytes() <= log_bytes {
@@ -455,7 +465,10 @@ impl Resizer {
         let device = self.device.clone();
         let cut = tokio::task::spawn_blocking(move || device.set_capacity(log_bytes, None)).await;
         if let Ok(Err(error)) = cut {
-            tracing::warn!("the file is longer than the write-ahead log, and stays so: {error}");
+            tracing::warn!(
+                "the file stays longer than the write-ahead log: cannot cut it off: \
+                            {error}"
+            );
         }
     }
 }
@@ -463,10 +476,13 @@ impl Resizer {
 fn in_words(error: ResizeError) -> String {
     match error {
         ResizeError::Replaced { capacity_bytes } => {
-            format!("a later request, for {}, takes its place", Size { bytes: capacity_bytes })
+            format!("replaced by a later request, for {}", Size { bytes: capacity_bytes })
         }
         ResizeError::Refused { reason, .. } => {
-            format!("{reason}. With the server stopped, this command may have less to keep")
+            format!(
+                "{reason}. While the server is stopped, less of the log may be in use, and \
+                     the command may succeed"
+            )
         }
         other => other.to_string(),
     }

@@ -1,5 +1,5 @@
-//! What a server stands on: data directory, catalog, write-ahead log, object store. Found or made,
-//! and checked to belong together before anything is written to any of them.
+//! What a server is built on: data directory, catalog, write-ahead log and object store. They are
+//! opened or created, and checked to belong together before anything is written to any of them.
 
 use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{Read, Write};
@@ -20,10 +20,10 @@ use crate::output::Failure;
 use crate::progress::Meter;
 use crate::units::{Size, counted};
 
-/// The catalog in a data directory.
+/// Name of the catalog in a data directory.
 pub(crate) const CATALOG_FILE: &str = "catalog.redb";
 
-/// Opened and checked, not recovered yet.
+/// Storage that is opened and checked, not recovered yet.
 pub(crate) struct Storage {
     pub(crate) device: SharedDevice,
     pub(crate) wal_options: alluvium_wal::Options,
@@ -35,35 +35,35 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    /// Open all parts. What is missing is made: directory, catalog, write-ahead log. Blocks while a
-    /// new log is pre-written.
+    /// Opens all parts and creates those that are missing: directory, catalog, write-ahead log.
+    /// Blocks while a new log is pre-written.
     ///
     /// # Errors
-    /// A part cannot be opened, holds something else, or belongs to another server.
+    /// A part cannot be opened, contains something else, or belongs to another server.
     pub(crate) fn open(config: &ServeConfig, health: &Arc<Health>) -> Result<Self, Failure> {
         if !config.wal.exists() {
-            // Known before a file is pre-written, so said before.
+            // Checked before a file is pre-written, so that the error comes at once.
             stream_options(config, config.wal_capacity.unwrap_or(limits::WAL_CAPACITY))?;
         }
         let catalog_path = config.data_dir.join(CATALOG_FILE);
         let is_first = !catalog_path.exists();
         if is_first {
-            // Known before anything is made.
-            health.begin("asking the object store");
+            // Checked before anything is created.
+            health.begin("checking the object store");
             crate::objects::check(&config.object_store, None, &|_| true)?;
         }
         let lock = lock_directory(&config.data_dir)?;
         health.begin("opening the catalog");
         let catalog = RedbCatalog::open(&catalog_path).map_err(Failure::new)?.with_reserve();
-        // Recovery reads all of it, and writes nothing before. Only what would be written here has
-        // to be certain here: a catalog without a log is small.
+        // Recovery reads the whole catalog, and writes nothing before that. Here, only the binding
+        // that would be written below must be certain: a catalog without a log is small.
         let wal_id = match catalog.wal_id().map_err(Failure::new)? {
             Some(wal_id) => Some(wal_id),
             None => catalog.load().map_err(Failure::new)?.wal_id,
         };
         let bound = wal_id.is_some();
         if !is_first {
-            health.begin("asking the object store");
+            health.begin("checking the object store");
             check_objects(config, &catalog, wal_id)?;
         }
         health.begin("opening the log");
@@ -75,8 +75,8 @@ impl Storage {
         let options = stream_options(config, capacity)?;
         let objects = crate::objects::open(&config.object_store)?;
         if !bound {
-            // Before the log is opened for the first time, so that one that was opened is bound,
-            // whenever the server is killed.
+            // Bound before the log is opened for the first time, so that a log that was ever opened
+            // is bound, whenever the server is killed.
             catalog.commit(&[Change::BindWal(header.wal_id)]).map_err(Failure::new)?;
         }
         let wal_options = wal_options(config.node_id, capacity);
@@ -85,9 +85,9 @@ impl Storage {
     }
 }
 
-/// The object store of a catalog that knows objects: one that has none of them is another one, or
-/// is not mounted, whatever else is there. Uploads would go there, and the log be trimmed, and
-/// whoever sets it right would miss those.
+/// Checks that the object store contains at least one of the objects of the catalog. If it contains
+/// none, it is another store or is not mounted, whatever else is in it: uploads would go there, the
+/// log would be trimmed, and these objects would be missing once the store is corrected.
 fn check_objects(
     config: &ServeConfig,
     catalog: &RedbCatalog,
@@ -103,8 +103,9 @@ fn check_objects(
     match ranges.map(|range| range.object).max().and_then(|id| snapshot.objects.get(&id)) {
         None => check_mark(config, wal_id),
         Some(newest) => Err(Failure::Failed(format!(
-            "object store {}: none of the objects is there in which the catalog in {} has records, {} for one. Is it another one, or not mounted? If they are \
-             lost for good, put anything there under that name, an empty file for instance, to start without them",
+            "object store {}: contains none of the objects in which the catalog in {} has \
+             records, for example {}. Is it another object store, or not mounted? If they are \
+             lost, create an object of that name, for example an empty file, to start without them",
             config.object_store,
             config.data_dir.display(),
             newest.name
@@ -113,7 +114,7 @@ fn check_objects(
 }
 
 /// Refuses a directory that no server has opened if the catalog has been in use with an object
-/// store: nothing of the catalog is in it, and the objects that would be uploaded to it would be
+/// store: the directory contains nothing of the catalog, and objects uploaded to it would be
 /// missing once its file system is mounted. The object store is opened before a log is bound to the
 /// catalog.
 fn check_mark(config: &ServeConfig, wal_id: Option<Uuid>) -> Result<(), Failure> {
@@ -122,8 +123,9 @@ fn check_mark(config: &ServeConfig, wal_id: Option<Uuid>) -> Result<(), Failure>
             if wal_id.is_some() && !alluvium_stream::is_marked(directory) =>
         {
             Err(Failure::Failed(format!(
-                "object store {}: no server has used this directory, and the catalog in {} is not new. Is its file system not mounted, or is it \
-                 another directory? If objects are to be stored there, put an empty file named {} into it",
+                "object store {}: no server has used this directory, but the catalog in {} is not \
+                 new. Is the file system not mounted, or is this another directory? To store \
+                 objects there, create an empty file named {} in it",
                 directory.display(),
                 config.data_dir.display(),
                 alluvium_stream::MARK
@@ -133,30 +135,30 @@ fn check_mark(config: &ServeConfig, wal_id: Option<Uuid>) -> Result<(), Failure>
     }
 }
 
-/// Lock the directory for this process, and leave its id there for who wants to signal it. The lock
-/// goes with the process; the id stays.
+/// Locks the directory for this process and writes the process ID into the lock file, for tools
+/// that signal the server. The lock is released when the process ends; the ID stays.
 pub(crate) fn lock_directory(directory: &Path) -> Result<File, Failure> {
     let failed = |action: &str, error: std::io::Error| {
         Failure::Failed(format!("data directory {}: {action}: {error}", directory.display()))
     };
-    // What lies in it, what is kept of passwords for one, is nobody else's on the machine. (Who
-    // wants it otherwise makes the directory.)
+    // Only the server's user may read the directory, which contains password verifiers. (An
+    // operator who wants other permissions creates the directory.)
     let parents = directory.parent().map_or(Ok(()), std::fs::create_dir_all);
     let made = parents.and_then(|()| DirBuilder::new().mode(0o700).create(directory));
     let created = made.or_else(|error| if directory.is_dir() { Ok(()) } else { Err(error) });
     created.map_err(|error| match error.kind() {
         std::io::ErrorKind::AlreadyExists => {
-            Failure::Failed(format!("data directory {}: is not a directory", directory.display()))
+            Failure::Failed(format!("data directory {}: not a directory", directory.display()))
         }
         _ => failed("cannot be created", error),
     })?;
-    // Not truncated before the lock is held: what is in there is the other one's.
+    // Not truncated before the lock is held: the file contains the holder's process ID.
     let mut lock = File::options()
         .read(true)
         .write(true)
         .create(true)
         .truncate(false)
-        // Who may open it may hold it.
+        // Another user who could open the file could hold the lock.
         .mode(0o600)
         .open(directory.join("lock"))
         .map_err(|error| failed("its lock file cannot be opened", error))?;
@@ -166,7 +168,7 @@ pub(crate) fn lock_directory(directory: &Path) -> Result<File, Failure> {
             let mut holder = String::new();
             let _ = lock.read_to_string(&mut holder);
             return Err(Failure::Failed(format!(
-                "data directory {}: another alluvium is using it (process {})",
+                "data directory {}: another alluvium process is using it (process {})",
                 directory.display(),
                 holder.trim()
             )));
@@ -179,14 +181,15 @@ pub(crate) fn lock_directory(directory: &Path) -> Result<File, Failure> {
     Ok(lock)
 }
 
-/// The write-ahead log, formatted if it is new. `bound`: the catalog belongs to a log already.
+/// Opens the write-ahead log, and formats it if it is new. `bound`: the catalog already belongs to
+/// a log.
 ///
 /// | the target | catalog without a log | catalog bound to a log |
 /// |---|---|---|
 /// | does not exist | created and formatted | refused: its log is missing |
 /// | blank | formatted | refused: its log was erased |
-/// | a write-ahead log | opened, refused if it was in use | opened; recovery refuses another one than the catalog's |
-/// | something else | refused, formatted with --force-format | refused |
+/// | a write-ahead log | opened; refused if it was in use | opened; recovery refuses a log other than the catalog's |
+/// | something else | refused; formatted with --force-format | refused |
 /// | a damaged or unknown header | refused | refused |
 fn open_wal(
     config: &ServeConfig,
@@ -197,14 +200,15 @@ fn open_wal(
     let missing = !config.wal.exists();
     let catalog_needs = |what: &str| {
         Failure::Failed(format!(
-            "{path} {what}, but the catalog in {} belongs to a write-ahead log: acknowledged records are in there. Point --wal \
-             to it",
+            "{path} {what}, but the catalog in {} belongs to a write-ahead log that contains \
+             acknowledged records. Set --wal to the path of that log",
             config.data_dir.display()
         ))
     };
     let occupied = |looks_like: &str| {
         Failure::Failed(format!(
-            "{path} holds {looks_like}, not a write-ahead log. If that may be overwritten, give --force-format"
+            "{path} contains {looks_like}, not a write-ahead log. To overwrite it, give \
+             --force-format"
         ))
     };
     if missing && bound {
@@ -236,10 +240,10 @@ fn open_wal(
             inspection.header
         }
         Err(OpenError::NotFormatted { .. }) if bound => return Err(catalog_needs("is blank")),
-        // The header slots are blank; `format` looks further, and says what it finds.
+        // The header slots are blank; `format` checks more of the device and reports what it finds.
         Err(OpenError::NotFormatted { .. }) => format(config.force_format)?,
         Err(OpenError::NotAWal { .. }) if bound => {
-            return Err(catalog_needs("holds something else"));
+            return Err(catalog_needs("contains something else"));
         }
         Err(OpenError::NotAWal { .. }) if config.force_format => format(true)?,
         Err(OpenError::NotAWal { looks_like, .. }) => return Err(occupied(&looks_like)),
@@ -248,9 +252,8 @@ fn open_wal(
     Ok((device, header))
 }
 
-/// A new catalog may take a log that nobody has used, and no other: even if it is empty, another
-/// catalog is bound to it, and whatever that one says of topics and objects is the other half of
-/// what the log holds.
+/// Refuses a used log for a new catalog. Even an empty one is bound to another catalog, whose
+/// topics and objects belong to what the log contains.
 fn check_unused(
     config: &ServeConfig,
     header: &HeaderInfo,
@@ -261,8 +264,9 @@ fn check_unused(
     }
     let path = config.wal.display();
     Err(Failure::Failed(format!(
-        "{path} holds the write-ahead log {}, which was opened {} with another catalog, and {} is a new one. Point \
-         --data-dir to the catalog that belongs to it. If what the log holds is not wanted: `alluvium wal format --force {path}`",
+        "{path} contains write-ahead log {}, which was opened {} with another catalog, and {} is \
+         a new catalog. Set --data-dir to the directory of the log's catalog. To discard the \
+         records of the log: `alluvium wal format --force {path}`",
         header.wal_id,
         counted(header.epoch, "time", "times"),
         catalog_path.display()
@@ -299,29 +303,31 @@ fn open_device(
         geometry.engine,
         match (geometry.flushes, geometry.volatile_cache) {
             (true, _) => "each write is flushed",
-            (false, true) => "no write is flushed, although it may have a volatile cache",
-            (false, false) => "no flush: the device states no volatile cache",
+            (false, true) => "writes are not flushed, although it may have a volatile cache",
+            (false, false) => "writes are not flushed: the device reports no volatile cache",
         },
     );
     Ok(device)
 }
 
-/// The option is for a new log. No error: the log may have been resized under a server that was
-/// started with it, and has to start again.
+/// Warns if the configured capacity differs from the log's. The option is for a new log. This is no
+/// error, because the log may have been resized while a server ran with this option, and that
+/// server must be able to start again.
 fn compare_capacity(config: &ServeConfig, header: &HeaderInfo) {
     let there = Size { bytes: header.capacity_bytes };
     if let Some(asked) = config.wal_capacity
         && asked != there
     {
         tracing::warn!(
-            "wal-capacity is {asked}, but the write-ahead log in {path} has {there}, and keeps it. Leave the option out, or change the log: \
-             `alluvium wal resize --target {path} --capacity {asked}`",
+            "wal-capacity is {asked}, but the write-ahead log in {path} has {there} and keeps it. \
+             Remove the option, or resize the log: `alluvium wal resize --target {path} \
+             --capacity {asked}`",
             path = config.wal.display()
         );
     }
 }
 
-/// The log's defaults, lowered to what a small ring allows.
+/// The log's default options, lowered to what a small ring allows.
 fn wal_options(node_id: u32, capacity: Size) -> alluvium_wal::Options {
     /// Bytes in front of the ring; see `docs/format/wal.md`.
     const DATA_START_BYTES: u64 = 64 << 10;
@@ -330,8 +336,8 @@ fn wal_options(node_id: u32, capacity: Size) -> alluvium_wal::Options {
     alluvium_wal::Options { node_id, ..with_window(Size { bytes: window_bytes }) }
 }
 
-/// The log's defaults with this window, rounded down to a page, and with blocks and records lowered
-/// to what it allows.
+/// The log's default options with this window, rounded down to a page, and with block and record
+/// sizes lowered to what it allows.
 pub(crate) fn with_window(window: Size) -> alluvium_wal::Options {
     const PAGE_BYTES: u64 = alluvium_device::PAGE_BYTES as u64;
     let window_bytes = window.bytes - window.bytes % PAGE_BYTES;
@@ -345,7 +351,7 @@ pub(crate) fn with_window(window: Size) -> alluvium_wal::Options {
     }
 }
 
-/// The store's options with a log of `capacity`.
+/// The store's options for a log of `capacity`.
 pub(crate) fn stream_options(
     config: &ServeConfig,
     capacity: Size,
@@ -355,7 +361,8 @@ pub(crate) fn stream_options(
     let upload_size = match config.upload_size {
         Some(asked) if asked > quarter => {
             return Err(Failure::Usage(format!(
-                "upload-size is {asked}, allowed is at most {quarter}: a quarter of the write-ahead log of {capacity}"
+                "upload-size is {asked}, but must be at most {quarter}, a quarter of the \
+                 write-ahead log of {capacity}"
             )));
         }
         Some(asked) => asked,
@@ -398,13 +405,13 @@ mod tests {
     }
 
     #[test]
-    fn a_new_data_directory_is_its_users_alone() {
+    fn a_new_data_directory_is_private_to_its_user() {
         use std::os::unix::fs::PermissionsExt as _;
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().join("a/data");
         let _lock = lock_directory(&data).unwrap();
         assert_eq!(data.metadata().unwrap().permissions().mode() & 0o777, 0o700);
-        // One that is there keeps its rights.
+        // An existing directory keeps its permissions.
         let theirs = dir.path().join("theirs");
         std::fs::create_dir(&theirs).unwrap();
         std::fs::set_permissions(&theirs, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -415,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_disk_cache_where_one_is_asked_for() {
+    fn the_disk_cache_is_used_only_if_configured() {
         let disk_cache = |asked: ServeOptions| {
             let config = ServeConfig::load(asked).unwrap();
             stream_options(&config, limits::WAL_CAPACITY).unwrap().disk_cache
@@ -428,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn the_store_gets_the_size_that_was_asked_for() {
+    fn the_store_gets_the_configured_compaction_size() {
         let compaction_bytes = |text: &str| {
             let asked = ServeOptions { compaction_size: text.parse().ok(), ..Default::default() };
             let config = ServeConfig::load(asked).unwrap();

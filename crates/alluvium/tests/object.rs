@@ -101,7 +101,7 @@ fn a_server_does_not_start_on_another_object_store_than_its_own() {
         refused(1, &all)
     };
     for missing in [other.path().to_path_buf(), other.path().join("not-there")] {
-        contains(&serve(&url(&missing)), &["none of the objects is there", "not mounted"]);
+        contains(&serve(&url(&missing)), &["contains none of the objects", "not mounted"]);
     }
     assert_eq!(fs::read_dir(other.path()).unwrap().count(), 0, "nothing was made there");
 
@@ -115,7 +115,7 @@ fn a_server_does_not_start_on_another_object_store_than_its_own() {
     let (number, _) = name.split_once('-').unwrap();
     fs::write(strays.join(format!("{number}-{}", "0".repeat(32))), "stray").unwrap();
     fs::copy(of_store.join("owner"), strays.join("owner")).unwrap();
-    contains(&serve(&url(&below)), &["none of the objects is there", name, "not mounted"]);
+    contains(&serve(&url(&below)), &["contains none of the objects", name, "not mounted"]);
     // Who knows that they are lost says so.
     fs::write(strays.join(name), "").unwrap();
     let server = Server::start(data.path(), &["--object-store", &url(&below)]);
@@ -268,7 +268,7 @@ fn a_server_starts_on_a_catalog_that_was_exported_and_imported() {
     let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
     let topic = ok_json(&["topic", "describe", "orders", "--bootstrap", &server.kafka, "--json"]);
     assert_eq!(topic[0]["partitions"][0]["high_watermark"], 1);
-    contains(&refused(1, &again[..4]), &["another alluvium is using it"]);
+    contains(&refused(1, &again[..4]), &["another alluvium process is using it"]);
     assert!(server.stop(Signal::TERM).0.success());
 }
 
@@ -304,6 +304,6 @@ fn orphans_and_what_is_missing_are_listed() {
     contains(&refused(1, &[&elsewhere[..], &[&nowhere]].concat()), &["no such directory"]);
 
     let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
-    contains(&refused(1, &gc), &["another alluvium is using it", "cleans up by itself"]);
+    contains(&refused(1, &gc), &["another alluvium process is using it", "cleans up by itself"]);
     assert!(server.stop(Signal::TERM).0.success());
 }

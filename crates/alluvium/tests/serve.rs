@@ -194,7 +194,7 @@ fn probes_are_answered_while_the_server_starts() {
     assert_eq!(server.get("/healthz"), ok("ok\n"));
     let (status, why) = server.get("/readyz");
     assert_eq!(status, "HTTP/1.1 503 Service Unavailable");
-    assert_eq!(why, "asking the object store\n");
+    assert_eq!(why, "checking the object store\n");
     assert_eq!(metric(&server, "alluvium_ready"), 0);
     contains(&server.get("/metrics").1, &["alluvium_build_info", "resident_memory", "# EOF"]);
 
@@ -401,7 +401,7 @@ fn a_log_that_is_missing_or_blank_is_not_replaced() {
     }
     write_target(&wal, 64 << 20, 1080, &[0x53, 0xef]);
     let said = will_not_serve(data.path(), &["--force-format"]);
-    contains(&said, &[text(&wal), "holds something else"]);
+    contains(&said, &[text(&wal), "contains something else"]);
 
     fs::remove_file(&wal).unwrap();
     let moved = data.path().join("elsewhere");
@@ -483,7 +483,7 @@ fn an_existing_log_keeps_its_capacity() {
     let data = directory();
     Server::start(data.path(), &SMALL).stop(Signal::TERM);
     let server = Server::start(data.path(), &["--wal-capacity", "128MiB"]);
-    contains(&server.log, &["wal-capacity is 128MiB", "has 64MiB, and keeps it"]);
+    contains(&server.log, &["wal-capacity is 128MiB", "has 64MiB and keeps it"]);
     server.stop(Signal::TERM);
     let server = Server::start(data.path(), &[]);
     assert!(!server.log.contains("wal-capacity"), "{}", server.log);

@@ -291,7 +291,7 @@ fn a_server_that_is_told_another_capacity_names_the_command_that_gives_it() {
     server.stop(Signal::TERM);
     let mut server = Server::start(data.path(), &["--wal-capacity", "96MiB"]);
     let said = std::mem::take(&mut server.log);
-    contains(&said, &["wal-capacity is 96MiB", "64MiB, and keeps it", "Leave the option out"]);
+    contains(&said, &["wal-capacity is 96MiB", "64MiB and keeps it", "Remove the option"]);
     assert_eq!(inspect(text(&data.path().join("wal")))["header"]["capacity_bytes"], 64 << 20);
     server.stop(Signal::TERM);
 

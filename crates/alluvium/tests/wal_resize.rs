@@ -95,10 +95,7 @@ fn a_log_grows_and_shrinks_under_the_traffic_of_its_server() {
 
     // It was started with another size, and starts with that again.
     let server = Server::start(data.path(), &arguments);
-    contains(
-        &server.log,
-        &["wal-capacity is 64MiB", "100MiB, and keeps it", "alluvium wal resize"],
-    );
+    contains(&server.log, &["wal-capacity is 64MiB", "100MiB and keeps it", "alluvium wal resize"]);
     let there = watermark(&server, "t");
     assert!((acknowledged..=acknowledged + 1).contains(&there), "{acknowledged}, {there} there");
     assert_eq!(produce(&server.kafka, "t", b"more").unwrap(), 0);
@@ -158,7 +155,7 @@ fn waiting(wal: &Path, capacity: &str) -> (Child, BufReader<impl Read>) {
     while !said.contains("waiting for the log to pass the end of its ring") {
         assert!(lines.read_line(&mut said).unwrap() > 0, "{said}");
     }
-    contains(&said, &["to go, at most", "the server goes on"]);
+    contains(&said, &["ring: at most", "The server continues"]);
     (child, lines)
 }
 
@@ -216,7 +213,7 @@ fn a_request_that_waits_can_be_left_and_withdrawn() {
     // Not INT, which a shell has what it starts in the background ignore.
     kill_process(Pid::from_child(&command), Signal::TERM).unwrap();
     assert!(!command.wait().unwrap().success());
-    assert_eq!(metric(&server, "wal_resize_to_bytes"), 130 << 20, "the server goes on");
+    assert_eq!(metric(&server, "wal_resize_to_bytes"), 130 << 20, "the resize continues");
 
     let (watching, said) = waiting(&wal, "130MiB");
     let present = ok(&["wal", "resize", text(&wal), "--capacity", "160MiB"]);
@@ -224,14 +221,14 @@ fn a_request_that_waits_can_be_left_and_withdrawn() {
     let (output, mut rest) = (watching.wait_with_output().unwrap(), String::new());
     { said }.read_to_string(&mut rest).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    contains(&rest, &["not resized to 130MiB", "a later request, for 160MiB"]);
+    contains(&rest, &["not resized to 130MiB", "replaced by a later request, for 160MiB"]);
     assert_eq!(metric(&server, "wal_resize_to_bytes"), 0);
 
     let (watching, _said) = waiting(&wal, "130MiB");
     let produced = produced + produce_up_to(&server, 210);
     let output = watching.wait_with_output().unwrap();
     contains(&String::from_utf8(output.stdout).unwrap(), &["160MiB before, 130MiB now"]);
-    server.wait_for("the write-ahead log has 130MiB now");
+    server.wait_for("the capacity of the write-ahead log is now 130MiB");
     assert_eq!(fs::metadata(&wal).unwrap().len(), 130 << 20);
     assert_eq!(watermark(&server, "t"), produced);
     server.stop(Signal::KILL);
@@ -251,7 +248,7 @@ fn what_a_server_can_not_have_is_refused_and_the_log_stays() {
     };
     refuse("32MiB", &["not resized to 32MiB", "64MiB to 16TiB"]);
     refuse("64MiB", &["upload-size is 20MiB", "a quarter of the write-ahead log of 64MiB"]);
-    refuse("90MiB", &["more than half of the ring", "With the server stopped"]);
+    refuse("90MiB", &["more than half of the ring", "While the server is stopped"]);
     refuse("15TiB", &["no space for a file of 15TiB"]);
     assert_eq!(fs::metadata(&wal).unwrap().len(), 96 << 20);
     let seen = ok_json(&["wal", "inspect", text(&wal), "--json"]);
@@ -287,8 +284,8 @@ fn the_socket_is_for_its_user_and_its_log_alone() {
     assert!(found.file_type().is_socket());
     assert_eq!(found.permissions().mode() & 0o777, 0o600);
     for (request, answer) in [
-        ("nonsense\n", "does not understand"),
-        ("{\"stop\":{}}\n", "does not understand"),
+        ("nonsense\n", "cannot parse"),
+        ("{\"stop\":{}}\n", "cannot parse"),
         (
             "{\"resize\":{\"wal\":{\"device\":1,\"inode\":2},\"capacity_bytes\":1}}\n",
             "\"other_log\"\n",
@@ -326,7 +323,7 @@ fn the_socket_is_for_its_user_and_its_log_alone() {
 
     fs::write(&socket, "a file").unwrap();
     let server = Server::start(data.path(), &arguments);
-    contains(&server.log, &["no control socket at", "something else has this name"]);
+    contains(&server.log, &["no control socket at", "the path exists and is not a socket"]);
     server.stop(Signal::TERM);
     assert_eq!(fs::read_to_string(&socket).unwrap(), "a file");
 }

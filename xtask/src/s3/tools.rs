@@ -57,7 +57,7 @@ impl Test<'_> {
         if !status.success() {
             return Err(format!("the client ended with {status}{}", server.log_tail()).into());
         }
-        self.ends(&mut tool(&gc), 1, &["another alluvium is using it"])?;
+        self.ends(&mut tool(&gc), 1, &["another alluvium process is using it"])?;
         eventually("all is in objects", || {
             Ok(server.metric("alluvium_log_cache_pinned_bytes")? == 0.0)
         })?;

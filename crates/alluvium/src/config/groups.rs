@@ -19,7 +19,7 @@ pub(crate) struct GroupTimes {
 }
 
 impl GroupTimes {
-    /// What the operator says, or else the broker's defaults, which are Kafka's.
+    /// The configured times, with the broker's defaults, which are Kafka's.
     pub(super) fn of(options: &ServeOptions) -> Self {
         let GroupTimes { consumer, share } = Self::default();
         let time = |said: Option<Span>, default| said.map_or(default, |Span(time)| time);
@@ -76,8 +76,10 @@ impl GroupTimes {
         }
     }
 
+    /// Checks the bounds and the relations between the times.
+    ///
     /// # Errors
-    /// The option that is out of its bounds, and these.
+    /// The message names the option and its bounds.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         for (kind, times) in [("consumer", &self.consumer), ("share", &self.share)] {
             let option = |end: &str| format!("group-{kind}-{end}");
@@ -102,7 +104,7 @@ impl GroupTimes {
         Ok(())
     }
 
-    /// For the log, by the options' names.
+    /// Formats the times for the log, by option name.
     pub(super) fn told(&self) -> String {
         let mut told = Vec::new();
         for (kind, times) in [("consumer", &self.consumer), ("share", &self.share)] {

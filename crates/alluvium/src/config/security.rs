@@ -1,5 +1,5 @@
-//! Over which ports clients come, what they must prove there, and what is asked before they may do
-//! something.
+//! Listeners, authentication and authorization: the ports for clients, how clients prove their
+//! identity, and who may do what.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ pub(crate) struct Security {
     pub(crate) authorization: Option<AuthorizationConfig>,
 }
 
-/// Which tokens OAUTHBEARER takes.
+/// Which tokens OAUTHBEARER accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Oauth {
     pub(crate) jwks: String,
@@ -62,29 +62,32 @@ impl Security {
         let tokens = |listener: &ListenerConfig| listener.sasl.contains(&Mechanism::OauthBearer);
         if self.oauth.is_none() && self.listeners.iter().any(tokens) {
             return Err(ConfigError(
-                "a listener has OAUTHBEARER: say with oauth-jwks, oauth-issuer and oauth-audience which tokens are taken".into(),
+                "a listener accepts OAUTHBEARER: set oauth-jwks, oauth-issuer and oauth-audience, \
+                 which define the accepted tokens"
+                    .into(),
             ));
         }
         Ok(())
     }
 
-    /// Clients are told an address to connect to, and "every address of this machine" is none.
+    /// Requires an advertised host where the listen address is the wildcard address, to which
+    /// clients cannot connect.
     fn check_reachable(&self) -> Result<(), ConfigError> {
         let unreachable = |listener: &&ListenerConfig| {
             listener.listen.ip().is_unspecified() && listener.advertised_host.is_none()
         };
         match self.listeners.iter().find(unreachable) {
             Some(listener) => Err(ConfigError(format!(
-                "listen is {}, which is no address that a client could connect to: name one with --advertise HOST:PORT, \
-                 or `advertise` of listener {}",
+                "listen is {}, to which a client cannot connect: set an address with --advertise \
+                 HOST:PORT, or `advertise` of listener {}",
                 listener.listen, listener.name
             ))),
             None => Ok(()),
         }
     }
 
-    /// Without authentication the loopback interface is the only protection there is, so leaving it
-    /// takes a word of the operator.
+    /// Requires an explicit option to listen beyond the loopback interface without authentication,
+    /// because the loopback interface is the only protection then.
     pub(super) fn check_exposure(
         &self,
         admin_listen: Option<SocketAddr>,
@@ -96,9 +99,10 @@ impl Security {
         let mut exposed = open.chain(admin).filter(|(.., address)| !address.ip().is_loopback());
         match exposed.next().filter(|_| !allowed) {
             Some((name, option, address)) => Err(ConfigError(format!(
-                "{option} is {address}, which the network can reach, and {name} lacks encryption or authentication: \
-                 everybody who reaches it could read and write everything. Use 127.0.0.1, or TLS with \
-                 authentication (docs/security.md), or give --allow-plaintext-network if the network is trusted"
+                "{option} is {address}, which is reachable from the network, and {name} lacks \
+                 encryption or authentication: anyone who can reach it could read and write all \
+                 data. Use 127.0.0.1, or TLS with authentication (docs/security.md), or give \
+                 --allow-plaintext-network if the network is trusted"
             ))),
             None => Ok(()),
         }
@@ -112,13 +116,15 @@ impl Oauth {
             (Some(jwks), Some(issuer), Some(audience)) => {
                 if jwks.starts_with("http://") {
                     return Err(ConfigError(
-                        "oauth-jwks is an http:// URL: whoever is on the way could let everybody in. Use https:// or a file".into(),
+                        "oauth-jwks is an http:// URL: anyone on the network path could replace \
+                         the keys and log in. Use https:// or a file"
+                            .into(),
                     ));
                 }
-                // Not shown: there may be a secret in it.
+                // The URL is not repeated, because it may contain a secret.
                 if jwks.contains("://") && !jwks.starts_with("https://") {
                     return Err(ConfigError(
-                        "oauth-jwks is a URL of another kind than https://, in small letters".into(),
+                        "oauth-jwks is a URL without https:// in lower case".into(),
                     ));
                 }
                 let scope = options.oauth_scope.as_deref().unwrap_or_default();
@@ -135,7 +141,9 @@ impl Oauth {
                 }))
             }
             _ => Err(ConfigError(
-                "oauth-jwks, oauth-issuer and oauth-audience belong together: a token that was made for somebody else must not let in".into(),
+                "oauth-jwks, oauth-issuer and oauth-audience must be set together: tokens issued \
+                 for other services must not be accepted"
+                    .into(),
             )),
         }
     }
@@ -147,15 +155,20 @@ fn authorization(options: &ServeOptions) -> Result<Option<AuthorizationConfig>, 
     let super_users: Vec<_> = super_users.map(str::to_owned).collect();
     if let Some(user) = super_users.iter().find(|user| !user.starts_with("User:")) {
         return Err(ConfigError(format!(
-            "super-users has `{user}`: a user is written as in User:admin, with semicolons between several"
+            "super-users contains `{user}`: write users as User:admin, separated by semicolons"
         )));
     }
     let allow_everyone_if_no_acl_found = options.allow_everyone_if_no_acl_found.unwrap_or(false);
     if !options.authorization.unwrap_or(false) {
-        // Whoever writes these means that not everybody may do everything.
+        // These options imply that access is meant to be restricted.
         return match super_users.is_empty() && !allow_everyone_if_no_acl_found {
             true => Ok(None),
-            false => Err(ConfigError("super-users and allow-everyone-if-no-acl-found need authorization = true: without it everybody may do everything".into())),
+            false => Err(ConfigError(
+                "super-users and allow-everyone-if-no-acl-found need \
+                                      authorization = true: without it every client may do \
+                                      everything"
+                    .into(),
+            )),
         };
     }
     Ok(Some(AuthorizationConfig { super_users, allow_everyone_if_no_acl_found }))

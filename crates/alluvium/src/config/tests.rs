@@ -25,7 +25,7 @@ fn refused(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn nothing_given_means_the_documented_defaults() {
+fn without_options_the_documented_defaults_apply() {
     let config = ServeConfig::resolve(ServeOptions::default()).unwrap();
     assert_eq!(config.data_dir, Path::new("./data"));
     assert_eq!(config.wal, Path::new("./data/wal"));
@@ -51,7 +51,7 @@ fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
 }
 
 #[test]
-fn every_option_can_stand_in_the_file_under_its_own_name() {
+fn every_option_is_a_key_of_the_file() {
     let text = r#"
         data-dir = "/srv/alluvium"
         listen = "[::1]:19092"
@@ -153,7 +153,7 @@ fn every_option_can_stand_in_the_file_under_its_own_name() {
     assert_eq!(plaintext.advertised_host.as_deref(), Some("broker.example.org"));
     assert_eq!(tls.protocol(), "SSL");
 
-    // All but the two that make no sense in a file.
+    // All options except the two that make no sense in a file.
     let options = ServeOptions::augment_args(clap::Command::new("serve"));
     for argument in options.get_arguments().filter_map(clap::Arg::get_long) {
         let begins = [format!("{argument} ="), format!("[[{argument}]]")];
@@ -171,13 +171,13 @@ fn the_documented_file_has_every_key_and_states_the_defaults() {
     let stated = ServeConfig::resolve(file(text).unwrap()).unwrap();
     assert_eq!(stated, ServeConfig::resolve(ServeOptions::default()).unwrap());
 
-    // With its commented keys it is valid too, and nothing is missing.
+    // With its commented keys the file is valid too, and no key is missing.
     let uncommented = |line: &str| match line.strip_prefix('#') {
         Some(key) if !key.starts_with(' ') => format!("{key}\n"),
         _ => format!("{line}\n"),
     };
     let whole: String = text.lines().map(uncommented).collect();
-    // Which some of them need.
+    // Some of the keys require it.
     let whole = whole.replace("authorization = false", "authorization = true");
     ServeConfig::resolve(file(&whole).unwrap()).unwrap();
     let keys: toml::Table = whole.parse().unwrap();
@@ -206,7 +206,7 @@ fn values_out_of_bounds_are_refused_by_name() {
         (["--disk-cache-size", "1MiB"], "disk-cache-size"),
         (["--disk-cache-size", "17TiB"], "disk-cache-size"),
         (["--disk-cache-memory", "1MiB"], "disk-cache-memory"),
-        // A 16,384th of it is more than the memory as it comes.
+        // A 16,384th of it is more than the default memory.
         (["--disk-cache-size", "3TiB"], "disk-cache-memory"),
         (["--object-store-rate", "1KiB"], "object-store-rate"),
         (["--upload-size", "600MiB"], "upload-size"),
@@ -232,7 +232,7 @@ fn values_out_of_bounds_are_refused_by_name() {
         (["--offset-metadata-max-size", "32KiB"], "offset-metadata-max-size"),
         (["--group-initial-rebalance-delay", "6m"], "group-initial-rebalance-delay"),
         (["--group-max-session-timeout", "25h"], "group-max-session-timeout"),
-        // More than the greatest, and more than it is as it comes.
+        // The minimum above the configured maximum, and above the default maximum.
         (["--group-max-session-timeout", "5s"], "group-min-session-timeout"),
         (["--group-min-session-timeout", "31m"], "group-min-session-timeout"),
         (["--group-consumer-heartbeat-interval", "1s"], "group-consumer-heartbeat-interval"),
@@ -257,7 +257,7 @@ fn values_out_of_bounds_are_refused_by_name() {
 }
 
 #[test]
-fn the_disk_cache_is_not_where_records_are() {
+fn the_disk_cache_needs_its_own_directory() {
     for taken in ["/srv/alluvium", "/srv/alluvium/", "/srv/alluvium/objects"] {
         let message = refused(&["--data-dir", "/srv/alluvium", "--disk-cache", taken]);
         assert!(message.contains("disk-cache") && message.contains(taken), "{message}");
@@ -271,7 +271,7 @@ fn the_disk_cache_is_not_where_records_are() {
 }
 
 #[test]
-fn leaving_the_loopback_interface_takes_a_word_of_the_operator() {
+fn a_listener_beyond_loopback_needs_an_explicit_option() {
     for option in ["--listen", "--admin-listen"] {
         for address in ["0.0.0.0:9092", "192.0.2.1:9092", "[::]:9092"] {
             let message = refused(&[option, address, "--advertise", "a:1"]);
@@ -285,11 +285,12 @@ fn leaving_the_loopback_interface_takes_a_word_of_the_operator() {
 }
 
 #[test]
-fn a_listener_with_tls_and_certificates_of_clients_may_leave_the_loopback_interface() {
-    let tls = "name = 'x', listen = '0.0.0.0:1', advertise = 'a:1', protocol = 'SSL', tls-certificate = 'c', tls-key = 'k'";
+fn a_listener_with_mutual_tls_may_listen_beyond_loopback() {
+    let tls = "name = 'x', listen = '0.0.0.0:1', advertise = 'a:1', protocol = 'SSL', \
+               tls-certificate = 'c', tls-key = 'k'";
     let mutual = format!("{{{tls}, tls-client-auth = 'required', tls-client-ca = 'ca'}}");
     let config = ServeConfig::resolve(flags(&["--listener", &mutual])).unwrap();
-    // The port in plain text is there only if it is asked for, or alone.
+    // The plaintext port is open only if it is configured, or if it is the only one.
     assert_eq!(config.security.listeners.len(), 1);
     let both = flags(&["--listener", &format!("[{mutual}]"), "--listen", "127.0.0.1:2"]);
     assert_eq!(ServeConfig::resolve(both).unwrap().security.listeners.len(), 2);
@@ -312,7 +313,8 @@ fn a_listener_with_tls_and_certificates_of_clients_may_leave_the_loopback_interf
         ("protocol = 'SASL_PLAINTEXT', tls-client-auth = 'required'", "TLS"),
         ("protocol = 'PLAINTEXT', tls-principal-rules = 'DEFAULT'", "TLS"),
         (
-            "protocol = 'SSL', tls-certificate = 'c', tls-key = 'k', tls-principal-rules = 'DEFAULT'",
+            "protocol = 'SSL', tls-certificate = 'c', tls-key = 'k', tls-principal-rules = \
+             'DEFAULT'",
             "tls-client-auth",
         ),
     ] {
@@ -328,7 +330,7 @@ fn a_listener_with_tls_and_certificates_of_clients_may_leave_the_loopback_interf
 }
 
 #[test]
-fn security_options_that_would_do_something_else_are_refused() {
+fn ineffective_or_incomplete_security_options_are_refused() {
     for (arguments, word) in [
         (vec!["--super-users", "admin"], "User:admin"),
         (vec!["--super-users", "User:a,User:b;c"], "User:admin"),
@@ -341,7 +343,7 @@ fn security_options_that_would_do_something_else_are_refused() {
         ),
         (
             vec!["--oauth-jwks", "HTTPS://a/k", "--oauth-issuer", "i", "--oauth-audience", "a"],
-            "small letters",
+            "lower case",
         ),
         (
             vec![
@@ -376,7 +378,7 @@ fn security_options_that_would_do_something_else_are_refused() {
 }
 
 #[test]
-fn clients_need_an_address_to_connect_to() {
+fn a_wildcard_listener_needs_an_advertised_address() {
     let message = refused(&["--listen", "0.0.0.0:9092", "--allow-plaintext-network"]);
     assert!(message.contains("--advertise"), "{message}");
 }

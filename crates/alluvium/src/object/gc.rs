@@ -86,7 +86,7 @@ pub(super) async fn run(args: &GcArgs) -> Result<(), Failure> {
     }
     let (snapshot, _lock) =
         crate::catalog::load(&args.data_dir).map_err(|failure| match failure {
-            Failure::Failed(reason) if reason.contains("another alluvium is using it") => {
+            Failure::Failed(reason) if reason.contains("another alluvium process is using it") => {
                 Failure::Failed(format!("{reason}: a running server cleans up by itself"))
             }
             other => other,
