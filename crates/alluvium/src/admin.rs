@@ -1,5 +1,5 @@
-//! The admin port: `/metrics` for Prometheus; `/livez`, `/readyz` and `/healthz` for probes. Never
-//! the Kafka port.
+//! The admin port: `/metrics` for Prometheus; `/livez`, `/readyz` and `/healthz` for probes.
+//! Separate from the Kafka port.
 
 mod health;
 mod visits;
@@ -35,7 +35,7 @@ use self::visits::{Bounds, Visits};
 use crate::log_queue;
 use crate::output::Failure;
 
-/// A running admin port. A server opens it before anything that may take long, so that probes get
+/// A running admin port. A server opens it before any step that may take long, so that probes get
 /// answers from the start.
 pub(crate) struct Admin {
     local_addr: SocketAddr,
@@ -50,10 +50,11 @@ struct Shown {
 }
 
 impl Admin {
-    /// Open the port and answer. `/metrics` shows the process until [`Admin::publish`].
+    /// Opens the port and answers requests. `/metrics` shows the process's metrics only until
+    /// [`Admin::publish`].
     ///
     /// # Errors
-    /// The address is in use or not this machine's.
+    /// The address is in use or is not an address of this machine.
     pub(crate) async fn start(listen: SocketAddr, health: Arc<Health>) -> Result<Self, Failure> {
         Self::start_within(listen, health, Bounds::USUAL).await
     }
@@ -80,28 +81,28 @@ impl Admin {
         let visits = Visits::new(listener, bounds);
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
-            // Dropping the sender stops too.
+            // Dropping the sender stops the port too.
             let stopped = async { drop(stopped.await) };
             if let Err(error) = axum::serve(visits, routes).with_graceful_shutdown(stopped).await {
-                tracing::error!("the admin port has failed: {error}");
+                tracing::error!("the admin port failed: {error}");
             }
         });
         tracing::info!("the admin port is open: http://{local_addr}/readyz");
         Ok(Self { local_addr, shown, stop, task })
     }
 
-    /// Show these metrics, and those of the process, from now on.
+    /// Shows these metrics and those of the process from now on.
     pub(crate) fn publish(&self, mut registry: Registry) {
         register_process(&mut registry, &self.shown.health);
         *self.shown.registry.write() = registry;
     }
 
-    /// The address that it is bound to.
+    /// The address that the port is bound to.
     pub(crate) fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Stop accepting. Connections that stay open do not hold up the server's end.
+    /// Stops accepting. Connections that stay open do not delay the end of the server.
     pub(crate) async fn shutdown(self) {
         let _ = self.stop.send(());
         let _ = tokio::time::timeout(Duration::from_secs(1), self.task).await;
@@ -123,12 +124,12 @@ async fn metrics(State(shown): State<Arc<Shown>>) -> impl IntoResponse {
     }
 }
 
-/// Register the store's numbers.
+/// Registers the store's metrics.
 pub(crate) fn register(registry: &mut Registry, store: Store) {
     registry.register_collector(Box::new(StoreCollector { store }));
 }
 
-/// Register what each server knows of itself.
+/// Registers the metrics that every server has.
 fn register_process(registry: &mut Registry, health: &Arc<Health>) {
     let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
     registry.register("alluvium_build", "Version of this program", build);
@@ -165,7 +166,7 @@ impl Collector for ProcessCollector {
     }
 }
 
-/// Values of now, by name without `alluvium_` in front, with what they mean.
+/// Encodes current values: name without the prefix `alluvium_`, help, value.
 pub(crate) fn encode_gauges(
     encoder: &mut DescriptorEncoder<'_>,
     gauges: &[(&str, &str, u64)],
@@ -182,7 +183,7 @@ pub(crate) fn encode_gauges(
     Ok(())
 }
 
-/// The same for what only grows.
+/// Encodes counters: name without the prefix `alluvium_`, help, value.
 pub(crate) fn encode_counters(
     encoder: &mut DescriptorEncoder<'_>,
     counters: &[(&str, &str, u64)],
@@ -199,7 +200,7 @@ pub(crate) fn encode_counters(
     Ok(())
 }
 
-/// How long something took, as a histogram.
+/// Encodes durations as a histogram.
 fn encode_times(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
@@ -216,7 +217,7 @@ fn encode_times(
     metric.encode_histogram::<NoLabelSet>(times.sum().as_secs_f64(), times.count(), &steps, None)
 }
 
-/// Asks the store at each scrape; nothing is counted twice.
+/// Reads the store's statistics at each scrape, so that nothing is counted twice.
 struct StoreCollector {
     store: Store,
 }
@@ -328,7 +329,7 @@ impl Collector for StoreCollector {
             ),
             (
                 "recovery_lost_offset_ranges",
-                "Ranges of offsets that the start found lost",
+                "Ranges of lost offsets found by recovery, of partitions and of internal state",
                 count(stats.lost.gaps),
             ),
             ("recovery_lost_offsets", "Lost offsets found by recovery", stats.lost.offsets),
@@ -339,7 +340,7 @@ impl Collector for StoreCollector {
             ),
             (
                 "recovery_skipped_offsets",
-                "Offsets in these ranges: an upper bound",
+                "Offsets skipped by recovery: an upper bound of further losses",
                 stats.lost.skipped_offsets,
             ),
             ("wal_durable_offset", "Log offset below which everything is durable", wal.durable.0),
@@ -425,7 +426,7 @@ impl Collector for StoreCollector {
     }
 }
 
-/// One value for each reason, so that an alert finds the 0 as well.
+/// Encodes one value per reason, so that an alert finds a 0 as well.
 fn encode_degraded(
     encoder: &mut DescriptorEncoder<'_>,
     faults: &[Degraded],
@@ -475,7 +476,8 @@ fn encode_disk_cache(
         ),
         (
             "disk_cache_dropped_writes",
-            "Blocks and indexes not written to the disk cache: too large, its disk was too slow, or a write failed",
+            "Blocks and indexes not written to the disk cache: too large, its disk was too slow, \
+             or a write failed",
             stats.dropped_writes,
         ),
         ("disk_cache_evicted", "Blocks and indexes evicted from the disk cache", stats.evicted),
@@ -506,7 +508,7 @@ fn encode_requests(
     family("alluvium_object_store_bytes", help, &|it| it.bytes)
 }
 
-/// By /proc/self/status; `None` where there is no such file.
+/// Resident memory according to /proc/self/status; `None` where there is no such file.
 pub(crate) fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

@@ -9,18 +9,19 @@ use alluvium_stream::panics;
 
 use crate::log_queue::{LAST_LINES, LogQueue};
 
-/// Exit code of a server that has met a defect of its own.
+/// Exit code of a server that ended because of a panic.
 pub(crate) const EXIT_CODE: i32 = 4;
 
-/// From now on a panic on any thread is logged and ends the process, before the stack unwinds and
-/// the locks of the thread open. Exempt is code that runs in [`panics::contained`].
+/// Installs a hook by which a panic on any thread is logged and ends the process, before the stack
+/// unwinds and the thread's locks are released. Code that runs in [`panics::contained`] is exempt.
 pub(crate) fn end_process_on_panic(log: &'static LogQueue) {
     panic::set_hook(Box::new(move |panic| {
         if panics::is_contained() {
             return;
         }
         log.put(describe(panic).as_bytes());
-        // If the log cannot be written, or this is the thread that writes it, this ends without.
+        // Returns without success if the log cannot be written, or if this is the thread that
+        // writes it.
         log.flush(LAST_LINES);
         std::process::exit(EXIT_CODE);
     }));
@@ -28,7 +29,7 @@ pub(crate) fn end_process_on_panic(log: &'static LogQueue) {
 
 fn describe(panic: &PanicHookInfo<'_>) -> String {
     let thread = thread::current();
-    let name = thread.name().unwrap_or("without a name");
+    let name = thread.name().unwrap_or("unnamed");
     let text = panics::text(panic.payload());
     let place = panic.location().map(|it| format!(" at {it}")).unwrap_or_default();
     let backtrace = Backtrace::capture();
@@ -37,8 +38,8 @@ fn describe(panic: &PanicHookInfo<'_>) -> String {
         _ => String::new(),
     };
     format!(
-        "error: a defect ends the server: thread {name} panicked{place}: {text}. Nothing that was \
-         acknowledged is lost; the next start recovers{backtrace}\n"
+        "error: a defect ended the server: thread {name} panicked{place}: {text}. No acknowledged \
+         record is lost; the next start recovers{backtrace}\n"
     )
 }
 
@@ -51,7 +52,7 @@ mod tests {
 
     const CASE: &str = "ALLUVIUM_TEST_PANIC";
 
-    /// Runs in a process of its own, which the other tests start.
+    /// Runs in a separate process that the other tests start.
     #[test]
     #[ignore = "ends the process; the other tests of this module start it"]
     fn child() {
@@ -99,7 +100,7 @@ mod tests {
         for (case, text) in [("thread", "in a thread"), ("task", "in a task")] {
             let (code, log) = ended(case);
             assert_eq!(code, Some(EXIT_CODE), "{log}");
-            assert!(log.starts_with("error: a defect ends the server: thread "), "{log}");
+            assert!(log.starts_with("error: a defect ended the server: thread "), "{log}");
             assert!(log.contains(&format!(": {text}. ")), "{log}");
             assert!(log.contains("defect.rs:"), "{log}");
         }
@@ -109,14 +110,14 @@ mod tests {
     fn a_panic_ends_the_process_even_if_its_log_is_blocked() {
         let mut child = start("with a blocked log");
         assert_eq!(child.wait().unwrap().code(), Some(EXIT_CODE));
-        // It was blocked: the pipe is full, and the last line did not get in.
+        // The log was blocked: the pipe is full, and the last line was not written.
         let mut log = String::new();
         child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
         assert!(log.len() >= 60 << 10 && !log.contains("a defect"), "{}", log.len());
     }
 
     #[test]
-    fn a_contained_panic_is_an_error_of_who_contains_it() {
+    fn a_contained_panic_is_an_error_of_its_caller() {
         assert_eq!(ended("contained"), (Some(0), String::new()));
     }
 }

@@ -1,5 +1,5 @@
-//! The log of a server on its way to standard error: a queue bounded by bytes, and a thread that
-//! writes. Code that logs never waits and never fails, whatever becomes of standard error; lines
+//! The path of a server's log to standard error: a queue bounded by bytes, and a thread that
+//! writes. Code that logs never waits and never fails, whatever state standard error is in; lines
 //! that are not written are counted.
 
 use std::collections::VecDeque;
@@ -13,19 +13,19 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// Bytes of lines that wait, the one that is being written included.
+/// Limit on the bytes of queued lines, including the line that is being written.
 const BOUND_BYTES: usize = 1 << 20;
-/// How long the end of the process waits for standard error.
+/// Time that the end of the process waits for standard error.
 pub(crate) const LAST_LINES: Duration = Duration::from_secs(1);
 
 static QUEUE: OnceLock<LogQueue> = OnceLock::new();
 
-/// See the module.
+/// A queue of log lines; see the module.
 pub(crate) struct LogQueue {
     state: Mutex<State>,
-    /// There is a line to write.
+    /// Signaled when there is a line to write.
     wanted: Condvar,
-    /// Everything has been written or dropped.
+    /// Signaled when everything has been written or dropped.
     idle: Condvar,
     dropped: AtomicU64,
 }
@@ -33,11 +33,11 @@ pub(crate) struct LogQueue {
 #[derive(Default)]
 struct State {
     lines: VecDeque<Box<[u8]>>,
-    /// Of `lines` and of the line that is being written.
+    /// Bytes of `lines` and of the line that is being written.
     bytes: usize,
 }
 
-/// What `tracing` writes to. Each call carries one event.
+/// The writer given to `tracing`. Each call carries one event.
 pub(crate) struct Line(&'static LogQueue);
 
 impl Write for Line {
@@ -56,15 +56,15 @@ pub(crate) fn of_server() -> Option<&'static LogQueue> {
     QUEUE.get()
 }
 
-/// Lines dropped since the start: the queue was full, or a write failed.
+/// Lines dropped since the start because the queue was full or a write failed.
 pub(crate) fn dropped_lines() -> u64 {
     of_server().map_or(0, |queue| queue.dropped.load(Ordering::Relaxed))
 }
 
-/// Send the log through a queue from now on.
+/// Sends the log through a queue from now on.
 ///
 /// # Errors
-/// There is no thread to be had.
+/// The thread cannot be started.
 pub(crate) fn start() -> io::Result<&'static LogQueue> {
     // A descriptor of its own: while a write to it blocks, the lock of `io::stderr` is free.
     let stderr: Box<dyn Write + Send> = match io::stderr().as_fd().try_clone_to_owned() {
@@ -86,12 +86,12 @@ impl LogQueue {
         }
     }
 
-    /// A writer for `tracing`.
+    /// Returns a writer for `tracing`.
     pub(crate) fn line(&'static self) -> Line {
         Line(self)
     }
 
-    /// Put a line in the queue, or drop and count it if there is no room.
+    /// Queues a line, or drops and counts it if the queue is full.
     pub(crate) fn put(&self, line: &[u8]) {
         let line: Box<[u8]> = line.into();
         let mut state = self.state.lock();
@@ -106,7 +106,7 @@ impl LogQueue {
         self.wanted.notify_one();
     }
 
-    /// Wait until every line has been written or dropped, but not longer than `patience`. Whether
+    /// Waits until every line has been written or dropped, for at most `patience`. Returns whether
     /// that has happened.
     pub(crate) fn flush(&self, patience: Duration) -> bool {
         let end = Instant::now() + patience;
@@ -119,7 +119,7 @@ impl LogQueue {
         true
     }
 
-    /// Write lines for ever. A failed write is not repeated: the next line is the next attempt.
+    /// Writes lines forever. A failed write is not repeated: the next line is the next attempt.
     fn write_to(&self, mut to: impl Write) {
         let mut told = 0;
         loop {
@@ -164,7 +164,8 @@ mod tests {
 
     use super::*;
 
-    /// Each write waits for its outcome, and is reported when it has one.
+    /// A writer whose writes wait for an outcome set by the test, and are reported when they have
+    /// one.
     struct Steered {
         outcomes: Receiver<io::Result<()>>,
         writes: Sender<Vec<u8>>,
@@ -196,7 +197,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn a_blocked_writer_blocks_nobody_and_costs_bounded_memory() {
+    fn a_blocked_writer_blocks_no_caller_and_takes_bounded_memory() {
         let (queue, steer, written) = steered();
         let line = [b'x'; 1024];
         let room = (BOUND_BYTES / line.len()) as u64;
@@ -206,8 +207,8 @@ mod tests {
         assert_eq!(queue.dropped.load(Ordering::Relaxed), 3);
         assert_eq!(queue.state.lock().bytes, BOUND_BYTES);
         assert!(!queue.flush(Duration::from_millis(1)));
-        // Once the writer goes on, the lines are written, and the loss is reported once. Whether
-        // the first line was on its way before there was a loss depends on the threads.
+        // When the writer continues, the lines are written and the loss is reported once. Whether
+        // the first line was being written before the loss depends on the scheduling of threads.
         for _ in 0..=room {
             steer.send(Ok(())).unwrap();
         }
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_write_needs_no_wait() {
+    fn flushing_an_empty_queue_does_not_wait() {
         let (queue, _steer, _written) = steered();
         assert!(queue.flush(Duration::ZERO));
     }

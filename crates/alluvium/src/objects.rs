@@ -1,4 +1,4 @@
-//! The object store: where it is, how it is opened, and whether it can ever work.
+//! The object store: its URL, how it is opened, and the check at the start that it is usable.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,40 +17,40 @@ use uuid::Uuid;
 use crate::output::Failure;
 use crate::profile::Profile;
 
-/// One HTTP request, its body included: at 420 KB/s a part of an upload still gets through.
+/// Timeout of one HTTP request including its body: enough for a part of an upload at 420 KB/s.
 const REQUEST: Duration = Duration::from_secs(20);
-/// Where nobody listens, that is known soon.
+/// Timeout of a connection attempt, short because an unreachable endpoint should be reported soon.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long, and how often, the client itself repeats a request that has met a 5xx, a 429, silence
-/// or a broken connection, waiting longer and longer, and never as long as others do: so long that
-/// one silence is followed by another try, and so short that an outage is soon told. Who waits for
-/// the answer has a deadline of its own (`alluvium_stream`), and an upload is tried for ever.
+/// Total time and number of the client's own retries after a 5xx, a 429, a timeout or a broken
+/// connection, with growing delays. Longer than [`REQUEST`], so that a timeout is followed by
+/// another attempt, and shorter than the client's default, so that an outage is reported soon.
+/// Callers have a deadline of their own (`alluvium_stream`), and uploads are retried without limit.
 const RETRY: Duration = Duration::from_secs(25);
 const RETRIES: usize = 10;
-/// How long a start waits for the answer of an object store, which it could do without.
+/// Time that a start waits for an answer of the object store, which it can do without.
 const CHECK: Duration = Duration::from_secs(5);
 
-/// Where objects go.
+/// Where objects are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ObjectStoreUrl {
     /// A local directory.
     Directory(PathBuf),
-    /// The process's memory: for trials.
+    /// Memory of the process, for trials.
     Memory,
-    /// A bucket of S3, or of what speaks like it.
+    /// A bucket of S3 or of a compatible store.
     S3(Bucket),
 }
 
-/// A place in a bucket.
+/// A prefix in a bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Bucket {
     pub(crate) name: String,
-    /// Without slashes at its ends; empty for the bucket itself.
+    /// Without leading and trailing slashes; empty for the bucket itself.
     pub(crate) prefix: String,
     pub(crate) settings: S3Settings,
 }
 
-/// How S3 is reached. What is not set comes from AWS's own environment variables, and at last from
+/// How S3 is reached. Settings that are absent come from AWS's own environment variables, then from
 /// AWS's defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct S3Settings {
@@ -62,7 +62,7 @@ pub(crate) struct S3Settings {
 }
 
 impl ObjectStoreUrl {
-    /// `settings` are for S3; with another store they have no effect.
+    /// Parses a URL. `settings` apply to S3 only.
     pub(crate) fn parse(text: &str, settings: S3Settings) -> Result<Self, String> {
         let url = without_secrets("object-store", text, "file:///absolute/path")?;
         match url.scheme() {
@@ -70,8 +70,8 @@ impl ObjectStoreUrl {
             "file" => match url.to_file_path() {
                 Ok(path) if path.is_absolute() => Ok(Self::Directory(path)),
                 _ => Err(format!(
-                    "object-store `{text}` does not name a local directory; write file:///absolute/path, with \
-                     three slashes"
+                    "object-store `{text}` does not name a local directory; write \
+                     file:///absolute/path, with three slashes"
                 )),
             },
             "s3" => {
@@ -81,24 +81,26 @@ impl ObjectStoreUrl {
                 })?;
                 settings.bucket_endpoint(name)?;
                 let prefix = url.path().trim_matches('/');
-                // Else the objects would lie under another name than what was asked for, and what a
-                // policy of the bucket states.
+                // Otherwise the objects would have other names than configured and than a policy of
+                // the bucket states.
                 if Location::from(prefix).as_ref() != prefix {
                     return Err(format!(
-                        "object-store `{text}`: a prefix has letters, digits and -_.!'() in it, and single slashes"
+                        "object-store `{text}`: a prefix may contain only letters, digits, \
+                         -_.!'() and single slashes"
                     ));
                 }
                 Ok(Self::S3(Bucket { name: name.into(), prefix: prefix.into(), settings }))
             }
             other => Err(format!(
-                "object-store `{text}`: unknown scheme `{other}`; this build has s3://, file:// and memory://"
+                "object-store `{text}`: unknown scheme `{other}`; supported are s3://, file:// \
+                 and memory://"
             )),
         }
     }
 }
 
-/// Parse a URL that is shown and logged, so that nothing secret may be in it. If there is, the
-/// message does not repeat it.
+/// Parses a URL that will be shown and logged and therefore must not contain secrets. The error
+/// does not repeat a secret.
 fn without_secrets(option: &str, text: &str, example: &str) -> Result<Url, String> {
     let url = Url::parse(text).map_err(|error| match text.contains('@') {
         true => format!("{option} is not a URL ({error}); write {example}"),
@@ -106,13 +108,14 @@ fn without_secrets(option: &str, text: &str, example: &str) -> Result<Url, Strin
     })?;
     if !url.username().is_empty() || url.password().is_some() || url.query().is_some() {
         return Err(format!(
-            "{option} has a user or a query in it, and is shown in logs: credentials come from the environment, as \
-             AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or from the machine"
+            "{option} contains a user or a query, but it is shown in logs: set credentials in the \
+             environment as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use those of the \
+             machine"
         ));
     }
     if url.fragment().is_some() {
         return Err(format!(
-            "{option} `{text}` has a # in it; in the name of a directory it is %23"
+            "{option} `{text}` contains a #; in the name of a directory write %23"
         ));
     }
     Ok(url)
@@ -138,14 +141,14 @@ impl fmt::Display for ObjectStoreUrl {
 }
 
 impl S3Settings {
-    /// The endpoint, from the settings or else from the environment; `None` is AWS.
+    /// The endpoint from the settings, or else from the environment; `None` is AWS.
     fn endpoint(&self) -> Option<String> {
         let stated =
             || ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"].into_iter().find_map(environment);
         self.endpoint.clone().or_else(stated)
     }
 
-    /// Where the bucket is, if not at AWS: as a path of the endpoint, or as a part of its name.
+    /// The URL of the bucket, if it is not at AWS: a path of the endpoint, or a subdomain of it.
     fn bucket_endpoint(&self, bucket: &str) -> Result<Option<Url>, String> {
         let Some(endpoint) = self.endpoint() else { return Ok(None) };
         let mut url = without_secrets("s3-endpoint", &endpoint, "https://s3.example.org")?;
@@ -154,7 +157,7 @@ impl S3Settings {
             "http" => true,
             other => {
                 return Err(format!(
-                    "s3-endpoint `{endpoint}`: scheme `{other}`, allowed are https:// and http://"
+                    "s3-endpoint `{endpoint}`: scheme `{other}` is not https:// or http://"
                 ));
             }
         };
@@ -166,14 +169,16 @@ impl S3Settings {
         };
         if plain && !loopback && !self.allow_http.unwrap_or(false) {
             return Err(format!(
-                "s3-endpoint is {endpoint}: over http:// everybody on the way can read and change all records. Use https://, or give \
-                 --s3-allow-http if the network is trusted"
+                "s3-endpoint is {endpoint}: over http:// anyone on the network path can read and \
+                 change all records. Use https://, or give --s3-allow-http if the network is \
+                 trusted"
             ));
         }
         if !self.path_style() {
             let Some(Host::Domain(name)) = url.host() else {
                 return Err(format!(
-                    "s3-endpoint is {endpoint}: an address cannot be preceded by a bucket's name; leave --s3-path-style on"
+                    "s3-endpoint is {endpoint}: an IP address cannot have a bucket's name as a \
+                     subdomain; do not disable --s3-path-style"
                 ));
             };
             let name = format!("{bucket}.{name}");
@@ -183,24 +188,24 @@ impl S3Settings {
         Ok(Some(url))
     }
 
-    /// What stands at an endpoint of its own seldom has a name for each bucket; AWS has.
+    /// Custom endpoints seldom have a DNS name for each bucket; AWS has.
     fn path_style(&self) -> bool {
         self.path_style.unwrap_or_else(|| self.endpoint().is_some())
     }
 }
 
-/// Open the object store. Nothing is asked of it yet.
+/// Opens the object store, without a request to it.
 ///
 /// # Errors
-/// A local directory that cannot be made; settings that make no sense.
+/// A local directory that cannot be created; invalid settings.
 pub(crate) fn open(url: &ObjectStoreUrl) -> Result<Arc<dyn ObjectStore>, Failure> {
     match url {
         ObjectStoreUrl::Directory(directory) => alluvium_stream::local_objects(directory)
             .map_err(|error| Failure::Failed(format!("object store: {error}"))),
         ObjectStoreUrl::Memory => {
             tracing::warn!(
-                "the object store is this process's memory: it grows without bound, and everything that was uploaded is lost \
-                 when the server stops. For trials only"
+                "the object store is memory of this process: it grows without bound, and uploaded \
+                 data is lost when the server stops. For trials only"
             );
             Ok(Arc::new(InMemory::new()))
         }
@@ -213,7 +218,7 @@ fn open_bucket(
     credentials: AmazonS3Builder,
     max_retries: usize,
 ) -> Result<Arc<dyn ObjectStore>, Failure> {
-    // The first call counts; it is always this one.
+    // Only the first call has an effect, and this is the only caller.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let settings = &bucket.settings;
     let endpoint = settings.bucket_endpoint(&bucket.name).map_err(Failure::Usage)?;
@@ -236,7 +241,7 @@ fn open_bucket(
             max_retries,
             retry_timeout: RETRY,
         })
-        // Objects are deleted one by one, and not every server has the other request.
+        // Objects are deleted one by one, and not every server implements bulk deletion.
         .with_disable_bulk_delete(true)
         .with_virtual_hosted_style_request(!settings.path_style())
         .with_bucket_name(&bucket.name);
@@ -255,16 +260,16 @@ fn open_bucket(
     })
 }
 
-/// A variable of the environment, if there is anything in it.
+/// A variable of the environment, if it is not empty.
 fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Credentials and region from AWS's environment variables, or from a profile; without any, the
-/// machine's own (container, instance).
+/// Credentials and region from AWS's environment variables or from a profile; without them, those
+/// of the machine (container, instance).
 ///
 /// # Errors
-/// The profile cannot be used, or the container cannot be asked with what is there.
+/// The profile is unusable, or the variables for container credentials are incomplete.
 fn credentials(variable: impl Fn(&str) -> Option<String>) -> Result<AmazonS3Builder, Failure> {
     use AmazonS3ConfigKey as Key;
     let mut builder = AmazonS3Builder::new();
@@ -277,7 +282,7 @@ fn credentials(variable: impl Fn(&str) -> Option<String>) -> Result<AmazonS3Buil
             None => check_container(&variable).map_err(Failure::Usage)?,
         }
     }
-    // Named one by one: what else is in the environment does not change where records go.
+    // Named one by one, so that other variables in the environment do not change where records go.
     let known = [
         ("AWS_ACCESS_KEY_ID", Key::AccessKeyId),
         ("AWS_SECRET_ACCESS_KEY", Key::SecretAccessKey),
@@ -296,7 +301,7 @@ fn credentials(variable: impl Fn(&str) -> Option<String>) -> Result<AmazonS3Buil
     Ok(known.fold(builder, |builder, (key, value)| builder.with_config(key, value)))
 }
 
-/// The profile to be asked, if the environment itself has no credentials.
+/// The profile to use, if the environment itself has no credentials.
 fn profile(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Profile>, String> {
     let before = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE"];
     match before.into_iter().any(|name| variable(name).is_some()) {
@@ -305,8 +310,8 @@ fn profile(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Profile>,
     }
 }
 
-/// What the client takes for no error: with an address and no token it asks the instance for its
-/// credentials, which are others, and with a token that no header can have in it, it panics.
+/// Refuses variables that the client mishandles: with a URI but no token it uses the credentials of
+/// the instance instead, and it panics on a token that is not valid in a header.
 fn check_container(variable: impl Fn(&str) -> Option<String>) -> Result<(), String> {
     const URI: &str = "AWS_CONTAINER_CREDENTIALS_FULL_URI";
     const TOKEN: &str = "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE";
@@ -314,15 +319,14 @@ fn check_container(variable: impl Fn(&str) -> Option<String>) -> Result<(), Stri
         return Ok(());
     }
     let Some(file) = variable(TOKEN) else {
-        return Err(format!(
-            "there is {URI} in the environment, but no {TOKEN}, which goes with it"
-        ));
+        return Err(format!("the environment has {URI}, but not {TOKEN}, which is needed with it"));
     };
     match std::fs::read(&file) {
         Ok(token) if token.iter().any(u8::is_ascii_control) => Err(format!(
-            "{TOKEN}: there is a line break or another control character in {file}; it has to be the token alone"
+            "{TOKEN}: {file} contains a line break or another control character; it must contain \
+             only the token"
         )),
-        // One that is missing may come later.
+        // A missing file may be created later.
         _ => Ok(()),
     }
 }
@@ -333,15 +337,16 @@ fn certificates(file: &Path) -> Result<Vec<Certificate>, Failure> {
     let pem = std::fs::read(file).map_err(|error| failed(error.to_string()))?;
     let found = Certificate::from_pem_bundle(&pem).map_err(|error| failed(error.to_string()))?;
     match found.is_empty() {
-        true => Err(failed("no certificate in it".into())),
+        true => Err(failed("contains no certificate".into())),
         false => Ok(found),
     }
 }
 
-/// Ask the object store for what it holds, of the store with the log `wal_id` if there is one yet,
-/// up to the first name that `is_known`. What can never succeed ends the start, before anything is
-/// made or written. What may succeed later does not hinder it: records are taken as long as the log
-/// has room. Whether there was a name; `None` if that is not known now, or says nothing.
+/// Lists the objects of the store with the log `wal_id`, if there is one already, up to the first
+/// name that `is_known`. An error that no later attempt can resolve fails the start, before
+/// anything is created or written. Other errors do not prevent it: records are accepted as long as
+/// the log has space. Returns whether a known name was found; `None` if that is unknown now or
+/// meaningless.
 ///
 /// # Errors
 /// The bucket does not exist, or the credentials are refused.
@@ -362,7 +367,7 @@ fn check_with(
     let asked = async {
         match url {
             ObjectStoreUrl::S3(bucket) => {
-                // A client of its own: its connections end with this runtime.
+                // A separate client, because its connections end with this runtime.
                 let store = open_bucket(bucket, credentials()?, 0)?;
                 ask(url, &*store, wal_id, is_known).await
             }
@@ -372,7 +377,7 @@ fn check_with(
                 ask(url, &store, wal_id, is_known).await
             }
             ObjectStoreUrl::Directory(_) => Ok(Some(false)),
-            // It is empty at each start, which was said.
+            // It is empty at each start, which was logged.
             ObjectStoreUrl::Memory => Ok(None),
         }
     };
@@ -405,8 +410,8 @@ async fn ask(
     }
 }
 
-/// What helps who has forgotten them, or does not know of them: where credentials come from, if not
-/// from the environment.
+/// Where the credentials come from, if not from the environment: a hint for an operator who does
+/// not know that source or has forgotten it.
 fn source(url: &ObjectStoreUrl) -> String {
     if !matches!(url, ObjectStoreUrl::S3(_)) {
         return String::new();
@@ -418,7 +423,9 @@ fn source(url: &ObjectStoreUrl) -> String {
             format!(" (the credentials are those of the profile `{}`)", credentials.name())
         }
         Ok(Some(None)) if of_container.into_iter().all(|name| environment(name).is_none()) => {
-            " (there are no credentials in the environment and no profile, so the machine is asked for its own)".into()
+            " (the environment has no credentials and there is no profile, so those of the \
+             machine are used)"
+                .into()
         }
         _ => String::new(),
     }
@@ -426,8 +433,8 @@ fn source(url: &ObjectStoreUrl) -> String {
 
 fn warn(url: &ObjectStoreUrl, reason: &str) {
     tracing::warn!(
-        "the object store cannot be used now: {url}: {reason}{}. The server starts without it, and tries again; until then nothing is \
-         uploaded, and the write-ahead log fills up",
+        "the object store is unavailable: {url}: {reason}{}. The server starts without it and \
+         retries; until it is available nothing is uploaded, and the write-ahead log fills up",
         source(url)
     );
 }
@@ -448,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn object_stores_are_told_apart() {
+    fn object_store_urls_are_parsed() {
         assert_eq!(parse("file:///srv/o"), Ok(ObjectStoreUrl::Directory("/srv/o".into())));
         assert_eq!(parse("memory://"), Ok(ObjectStoreUrl::Memory));
         for (url, name, prefix) in [
@@ -467,11 +474,11 @@ mod tests {
             ("file://objects", "three slashes"),
             ("s3:///prefix", "names no bucket"),
             ("s3://bucket:9000/prefix", "names no bucket"),
-            ("s3://bucket/two words", "a prefix has"),
-            ("s3://bucket/two%20words", "a prefix has"),
-            ("s3://bucket/~home", "a prefix has"),
-            ("s3://bucket/\u{fc}", "a prefix has"),
-            ("s3://bucket/a//b", "a prefix has"),
+            ("s3://bucket/two words", "a prefix may contain"),
+            ("s3://bucket/two%20words", "a prefix may contain"),
+            ("s3://bucket/~home", "a prefix may contain"),
+            ("s3://bucket/\u{fc}", "a prefix may contain"),
+            ("s3://bucket/a//b", "a prefix may contain"),
             ("s3://bucket/a#b", "a #"),
             ("file:///srv/a#b", "%23"),
         ] {
@@ -493,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_of_a_container_come_with_their_token_or_not_at_all() {
+    fn container_credentials_need_their_token() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let name = file.path().to_str().unwrap();
         let (uri, token) =
@@ -511,16 +518,16 @@ mod tests {
             std::fs::write(file.path(), content).unwrap();
             let refused = refused(&[(uri, "http://127.0.0.1/"), (token, name)]);
             assert_eq!(refused.is_some(), is_refused, "{content:?}: {refused:?}");
-            assert!(refused.is_none_or(|reason| !reason.contains("hush")), "it is a secret");
+            assert!(refused.is_none_or(|reason| !reason.contains("hush")), "the token is a secret");
         }
         let others = [("AWS_ACCESS_KEY_ID", "id"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "file")];
         for other in others {
-            assert_eq!(refused(&[(uri, "http://127.0.0.1/"), other]), None, "it comes first");
+            assert_eq!(refused(&[(uri, "http://127.0.0.1/"), other]), None, "it takes precedence");
         }
     }
 
     #[test]
-    fn a_bucket_is_a_path_of_the_endpoint_or_a_part_of_its_name() {
+    fn a_bucket_is_a_path_or_a_subdomain_of_the_endpoint() {
         let url = |settings: S3Settings| {
             settings.bucket_endpoint("b").map(|url| url.map(|url| url.to_string()))
         };
@@ -535,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_http_leaves_the_machine_only_if_that_was_said() {
+    fn plain_http_beyond_loopback_needs_an_explicit_option() {
         let allowed = |endpoint, allow_http| {
             S3Settings { allow_http, ..at(endpoint) }.bucket_endpoint("b").map(drop)
         };
@@ -548,22 +555,22 @@ mod tests {
     }
 
     #[test]
-    fn certificates_are_read_when_it_is_opened() {
+    fn certificates_are_read_when_the_store_is_opened() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("ca.pem");
         let opened = || {
             let settings = S3Settings { ca_file: Some(file.clone()), ..S3Settings::default() };
             match open(&ObjectStoreUrl::parse("s3://bucket", settings).unwrap()) {
                 Err(Failure::Usage(reason)) => reason,
-                _ => panic!("it must be refused"),
+                _ => panic!("opening must fail"),
             }
         };
         assert!(opened().contains("ca.pem"), "{}", opened());
         std::fs::write(&file, "no certificate").unwrap();
-        assert!(opened().contains("no certificate in it"), "{}", opened());
+        assert!(opened().contains("contains no certificate"), "{}", opened());
     }
 
-    /// Something that answers each request in the same way.
+    /// A server that gives every request the same answer.
     fn server(status: &'static str, body: &'static str) -> ObjectStoreUrl {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -583,8 +590,8 @@ mod tests {
         ObjectStoreUrl::parse("s3://bucket/prefix", at(&endpoint)).unwrap()
     }
 
-    /// The check as it is, but for credentials: there may be none in the environment, and the
-    /// machine's are not asked for.
+    /// The check with fixed credentials: the environment may have none, and the machine's must not
+    /// be requested.
     fn checked(url: &ObjectStoreUrl) -> Result<Option<bool>, Failure> {
         let credentials =
             AmazonS3Builder::new().with_access_key_id("id").with_secret_access_key("hush");
@@ -592,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_is_refused_only_by_what_no_later_try_can_mend() {
+    fn only_permanent_errors_of_the_object_store_fail_the_start() {
         for (status, body, reason) in [
             ("404 Not Found", "<Error><Code>NoSuchBucket</Code></Error>", "NoSuchBucket"),
             (

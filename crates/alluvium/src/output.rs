@@ -12,27 +12,27 @@ use crate::defect;
 use crate::log_queue::{self, LAST_LINES, LogQueue};
 use crate::units::Size;
 
-/// Why a command did not do what it was asked, and the exit code that says so.
+/// Why a command failed, which determines its exit code.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// It failed: exit code 1.
+    /// The command failed: exit code 1.
     Failed(String),
     /// Wrong usage or configuration: exit code 2, as for arguments that cannot be parsed.
     Usage(String),
-    /// A check could not look at what it was to check: exit code 2, so that 1 is for what it has
-    /// found.
+    /// A check could not read what it was to check: exit code 2, so that 1 is reserved for its
+    /// findings.
     NotLooked(String),
     /// The write-ahead log failed while serving: exit code 3.
     WalFailed(String),
 }
 
 impl Failure {
-    /// A failure with the cause's own words.
+    /// A failure with the text of its cause.
     pub(crate) fn new(cause: impl fmt::Display) -> Self {
         Self::Failed(cause.to_string())
     }
 
-    /// The failure of a check to look at all.
+    /// Converts the failure of a check that could not read its target.
     pub(crate) fn not_looked(self) -> Self {
         match self {
             Self::Failed(message) => Self::NotLooked(message),
@@ -40,7 +40,7 @@ impl Failure {
         }
     }
 
-    /// Say it on standard error, in a server as its last line.
+    /// Prints the failure to standard error, in a server as the last line of its log.
     pub(crate) fn report(&self) -> ExitCode {
         let (code, message) = match self {
             Self::Failed(message) => (1, message),
@@ -50,15 +50,15 @@ impl Failure {
         let line = format!("error: {message}\n");
         match log_queue::of_server() {
             Some(log) => log.put(line.as_bytes()),
-            // If that fails, nothing is left to report it to.
+            // If that fails, there is no other place to report it.
             None => drop(io::stderr().write_all(line.as_bytes())),
         }
         ExitCode::from(code)
     }
 }
 
-/// Reports arguments that cannot be parsed. Does not wait for a standard error that takes nothing:
-/// they may be those of a server.
+/// Reports arguments that cannot be parsed. Does not wait for a blocked standard error: the
+/// arguments may be those of a server.
 pub(crate) fn refuse(error: &clap::Error) -> ExitCode {
     let text = error.render();
     let text = match io::IsTerminal::is_terminal(&io::stderr()) {
@@ -67,14 +67,14 @@ pub(crate) fn refuse(error: &clap::Error) -> ExitCode {
     };
     match log_queue::start() {
         Ok(log) => log.put(text.as_bytes()),
-        // If that fails, nothing is left to report it to.
+        // If that fails, there is no other place to report it.
         Err(_) => drop(io::stderr().write_all(text.as_bytes())),
     }
     finish_log();
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
-/// In the cause's words, but for sizes, which it has in bytes.
+/// Uses the text of the cause, except that sizes, which the cause has in bytes, get units.
 impl From<alluvium_device::OpenError> for Failure {
     fn from(error: alluvium_device::OpenError) -> Self {
         use alluvium_device::OpenError as E;
@@ -86,7 +86,7 @@ impl From<alluvium_device::OpenError> for Failure {
                 size(wanted_bytes)
             )),
             E::TooSmall { path, wanted_bytes, actual_bytes } => Self::Failed(format!(
-                "{}: {} wanted, it has {}",
+                "{}: {} requested, but it has {}",
                 path.display(),
                 size(wanted_bytes),
                 size(actual_bytes)
@@ -96,26 +96,28 @@ impl From<alluvium_device::OpenError> for Failure {
     }
 }
 
-/// In the cause's words, but for sizes, which it has in bytes, and with what it means where that is
-/// not plain.
+/// Uses the text of the cause, except that sizes, which the cause has in bytes, get units, and with
+/// an explanation where the meaning is not obvious.
 impl From<alluvium_wal::OpenError> for Failure {
     fn from(error: alluvium_wal::OpenError) -> Self {
         use alluvium_wal::OpenError as E;
         match error {
             E::HeaderDamaged { device, slot_0, slot_1 } => Self::Failed(format!(
-                "{device}: both copies of the header are damaged (slot 0: {slot_0}; slot 1: {slot_1}), so that nothing says where the \
-                 log begins and ends. Its records can be read again when one of the two pages, at byte 0 and at byte 32768, is \
-                 restored; what was uploaded is in the object store"
+                "{device}: both copies of the header are damaged (slot 0: {slot_0}; slot 1: \
+                 {slot_1}), so the beginning and end of the log are unknown. Its records are \
+                 readable again when one of the two pages, at byte 0 and at byte 32768, is \
+                 restored; uploaded data is in the object store"
             )),
-            E::FutureVersion { .. } => {
-                Self::Failed(format!("{error}. A later alluvium wrote it: use that one"))
-            }
+            E::FutureVersion { .. } => Self::Failed(format!(
+                "{error}. It was written by a later version of alluvium: use \
+                                      that version"
+            )),
             E::LargerThanDevice { device, wanted_bytes, device_bytes } => {
                 let (wanted, there) = (Size { bytes: wanted_bytes }, Size { bytes: device_bytes });
                 Self::Failed(format!(
-                    "{device}: a write-ahead log of {wanted} does not fit into {there}. If it \
-                     fitted before, the file or device was cut: restore it in full length, since the \
-                     missing part may hold acknowledged records"
+                    "{device}: a write-ahead log of {wanted} does not fit into {there}. If it did \
+                     before, the file or device was truncated: restore its full length, because \
+                     the missing part may contain acknowledged records"
                 ))
             }
             other => Self::new(other),
@@ -123,7 +125,7 @@ impl From<alluvium_wal::OpenError> for Failure {
     }
 }
 
-/// Writes a line to standard output. A reader that has seen enough (`| head`) ends the command
+/// Writes a line to standard output. If the reader has closed the pipe (`| head`), the command ends
 /// quietly.
 pub(crate) fn line(text: impl fmt::Display) -> Result<(), Failure> {
     match writeln!(io::stdout().lock(), "{text}") {
@@ -139,25 +141,24 @@ pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), Failure> {
     line(text)
 }
 
-/// Columns of text under their headings; all but the first column are aligned to the right if
-/// `numbers`.
+/// Columns of text under headings; if `numbers`, all but the first column are right-aligned.
 pub(crate) struct Table {
     numbers: bool,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table of words.
+    /// Creates a table of words.
     pub(crate) fn of_text(headings: &[&str]) -> Self {
         Self { numbers: false, rows: vec![headings.iter().map(ToString::to_string).collect()] }
     }
 
-    /// A table of numbers, the first column being what they belong to.
+    /// Creates a table of numbers whose first column names what they belong to.
     pub(crate) fn of_numbers(headings: &[&str]) -> Self {
         Self { numbers: true, ..Self::of_text(headings) }
     }
 
-    /// Add a row; it may be shorter than the headings.
+    /// Adds a row; it may be shorter than the headings.
     pub(crate) fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
@@ -193,7 +194,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// Send the log of a command to standard error. `filter` is a level or a list of `target=level`.
+/// Sends the log of a command to standard error. `filter` is a level or a list of `target=level`.
 ///
 /// # Errors
 /// A filter that cannot be parsed.
@@ -202,17 +203,18 @@ pub(crate) fn start_logging(filter: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Start the queue through which a server writes to standard error, so that no write blocks. What
-/// is reported before [`start_server_logging`] takes the queue as well.
+/// Starts the queue through which a server writes to standard error, so that no write blocks. What
+/// is reported before [`start_server_logging`] goes through the queue as well.
 ///
 /// # Errors
-/// No thread for the log.
+/// The thread for the log cannot be started.
 pub(crate) fn start_log_queue() -> Result<&'static LogQueue, Failure> {
     log_queue::start()
         .map_err(|error| Failure::Failed(format!("cannot start a thread for the log: {error}")))
 }
 
-/// Logging of a server: it neither blocks nor fails, and a panic on any thread ends the process.
+/// Starts the logging of a server: it neither blocks nor fails, and a panic on any thread ends the
+/// process.
 ///
 /// # Errors
 /// A filter that cannot be parsed.
@@ -222,14 +224,14 @@ pub(crate) fn start_server_logging(log: &'static LogQueue, filter: &str) -> Resu
     Ok(())
 }
 
-/// The log of a server has a moment to be written. To be called before the process ends.
+/// Gives the log of a server a moment to be written. Must be called before the process ends.
 pub(crate) fn finish_log() {
     if let Some(log) = log_queue::of_server() {
         log.flush(LAST_LINES);
     }
 }
 
-/// End a server without stopping it.
+/// Ends a server process without stopping the server first.
 pub(crate) fn exit_at_once(code: i32) -> ! {
     finish_log();
     std::process::exit(code)
@@ -243,7 +245,7 @@ where
         .with_env_filter(filter)
         .with_writer(writer)
         .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
-        // It would report a line that cannot be written by `eprintln!`, which panics then.
+        // Otherwise a line that cannot be written is reported by `eprintln!`, which panics then.
         .log_internal_errors(false)
         .init();
 }
@@ -251,19 +253,19 @@ where
 fn parse(filter: &str) -> Result<EnvFilter, Failure> {
     let wrong =
         |reason: &dyn fmt::Display| Failure::Usage(format!("log filter `{filter}`: {reason}"));
-    // A lone word that is no level would be taken for a target, and a typing error would silence
-    // everything.
+    // A lone word that is not a level would be treated as a target, and a typing error would
+    // silence everything.
     let lone = |part: &&str| !part.contains(['=', '[']);
     for word in filter.split(',').map(str::trim).filter(lone) {
         word.parse::<LevelFilter>().map_err(|_| {
             wrong(&format_args!(
-                "`{word}` is no level: one of off, error, warn, info, debug, trace"
+                "`{word}` is not a level: write one of off, error, warn, info, debug, trace"
             ))
         })?;
     }
     let asked = filter.parse::<EnvFilter>().map_err(|error| wrong(&error))?;
-    // That a request is repeated is no news; one that has failed is told by who has sent it. Who
-    // names this target gets it all the same.
+    // A retried request is not worth a line, and a failed one is logged by its caller. A filter
+    // that names this target still enables it.
     Ok(match asked.max_level_hint() {
         Some(level) if level < LevelFilter::WARN => asked,
         _ => EnvFilter::new(format!("object_store=warn,{filter}")),

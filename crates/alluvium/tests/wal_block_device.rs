@@ -109,7 +109,7 @@ fn a_server_takes_what_its_device_has_grown_by() {
     let server = Server::start(data.path(), &["--wal", path]);
     let resize = |capacity| ["wal", "resize", path, "--data-dir", data_dir, "--capacity", capacity];
     let said = refused(1, &resize("96MiB"));
-    contains(&said, &[path, "not resized to 96MiB", "96MiB wanted, it has 64MiB"]);
+    contains(&said, &[path, "not resized to 96MiB", "96MiB requested, but it has 64MiB"]);
     device.grow(128 << 20);
     contains(&ok(&resize("96MiB")), &["a block device of 128MiB", "64MiB before, 96MiB now"]);
     contains(&ok(&resize("128MiB")), &["128MiB now"]);

@@ -27,7 +27,7 @@ impl Test<'_> {
             let server = Server::start(self.config("tls", objects))?;
             eventually("it is said that the certificate is not trusted", || {
                 let log = server.log()?;
-                Ok(log.contains("the object store cannot be used now") && log.contains(unknown))
+                Ok(log.contains("the object store is unavailable") && log.contains(unknown))
             })?;
             follow(&mut self.endless(&server, 1), LIMIT, |_| ())?;
             eventually("uploads fail", || {

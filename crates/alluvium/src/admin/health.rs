@@ -1,4 +1,4 @@
-//! What a server says of itself to probes: `/livez`, `/readyz` and `/healthz`; see docs/metrics.md.
+//! What a server reports to probes: `/livez`, `/readyz` and `/healthz`; see docs/metrics.md.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -10,12 +10,12 @@ use parking_lot::Mutex;
 
 use crate::progress;
 
-/// How far a server is in its life, and what is wrong with it.
+/// The phase of a server, from start to stop, and its faults.
 pub(crate) struct Health {
     phase: Mutex<Phase>,
-    /// Set once there is something that can fail.
+    /// Set once there is a component that can fail.
     condition: OnceLock<Box<dyn Fn() -> Condition + Send + Sync>>,
-    /// Called after each report of progress: a test holds the start there.
+    /// Called after each progress report; a test blocks the start there.
     #[cfg(test)]
     pub(crate) held: OnceLock<Progress>,
 }
@@ -32,23 +32,23 @@ struct Step {
     what: &'static str,
     began: Instant,
     done: u64,
-    /// 0 while it is not known.
+    /// 0 while it is unknown.
     total: u64,
 }
 
-/// Whether all is well with what is served.
+/// Whether the components behind the server are healthy.
 pub(crate) enum Condition {
     Ok,
-    /// It serves, but these faults are present: label and detail of each.
+    /// The server serves in spite of these faults: label and detail of each.
     Degraded(Vec<(&'static str, String)>),
-    /// It does not serve, for this reason.
+    /// The server does not serve, for this reason.
     Failed(String),
 }
 
 impl Condition {
     /// The condition of a server with this store.
     pub(crate) fn of_store(store: &Store) -> Self {
-        // A server that stops closes its store.
+        // A server that stops closes its store, which is no failure.
         if let Some(cause) = store.failure_unless_closed() {
             return Self::Failed(cause);
         }
@@ -63,7 +63,7 @@ impl Condition {
 }
 
 impl Health {
-    /// Of a server that begins to start.
+    /// The health of a server that begins to start.
     pub(crate) fn new() -> Arc<Self> {
         let phase = Mutex::new(Phase::Starting(Step::new("starting")));
         Arc::new(Self {
@@ -74,12 +74,12 @@ impl Health {
         })
     }
 
-    /// The start has come to this step: it completes the sentence "the server is ...".
+    /// Enters a step of the start. `what` completes the sentence "the server is ...".
     pub(crate) fn begin(&self, what: &'static str) {
         *self.phase.lock() = Phase::Starting(Step::new(what));
     }
 
-    /// A callback that records the progress of this step, and passes it on to `shown`.
+    /// Returns a callback that records the progress of this step and passes it on to `shown`.
     pub(crate) fn progress(self: &Arc<Self>, what: &'static str, shown: Progress) -> Progress {
         self.begin(what);
         let health = self.clone();
@@ -95,17 +95,17 @@ impl Health {
         })
     }
 
-    /// From now on `condition` tells whether all is well.
+    /// Reports what `condition` returns from now on.
     pub(crate) fn watch(&self, condition: impl Fn() -> Condition + Send + Sync + 'static) {
         let _ = self.condition.set(Box::new(condition));
     }
 
-    /// Clients are served from now on.
+    /// Enters the phase in which clients are served.
     pub(crate) fn serving(&self) {
         *self.phase.lock() = Phase::Serving;
     }
 
-    /// The server has begun to stop.
+    /// Enters the phase in which the server stops.
     pub(crate) fn stopping(&self) {
         *self.phase.lock() = Phase::Stopping;
     }
@@ -128,8 +128,8 @@ impl Health {
         }
     }
 
-    /// The answer of `/healthz`. Supervisors restart a server by its status, so a fault that a
-    /// restart does not mend has status 200, and so has a server that starts or stops.
+    /// The answer of `/healthz`. Supervisors restart a server by its status, so the status is 200
+    /// for a fault that a restart does not resolve, and while the server starts or stops.
     pub(super) fn health(&self) -> (StatusCode, String) {
         match self.condition() {
             Condition::Ok => (StatusCode::OK, "ok\n".to_owned()),
@@ -153,7 +153,7 @@ impl Step {
         Self { what, began: Instant::now(), done: 0, total: 0 }
     }
 
-    /// `recovering 43%, 2 s left`.
+    /// Formats the step as in `recovering 43%, 2 s left`.
     fn describe(&self, elapsed: Duration) -> String {
         let Self { what, done, total, .. } = *self;
         if total == 0 {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn readiness_follows_the_life_of_the_server() {
+    fn readiness_follows_the_phase_of_the_server() {
         let health = Health::new();
         assert_eq!(health.ready(), answer(NO, "starting"));
         health.begin("opening the catalog");
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(*shown.lock(), [(0, 200), (86, 200)]);
         health.serving();
         assert_eq!(health.ready(), answer(StatusCode::OK, "ok"));
-        // A callback that comes late changes nothing.
+        // A late progress report changes nothing.
         progress(200, 200);
         assert!(health.is_ready());
         health.stopping();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_says_how_long_it_takes_at_the_speed_so_far() {
+    fn a_step_estimates_its_remaining_time() {
         let step = |done| Step { done, total: 100, ..Step::new("recovering") };
         let three_seconds = Duration::from_secs(3);
         assert_eq!(step(0).describe(three_seconds), "recovering 0%");

@@ -1,11 +1,12 @@
-//! Who is let in at the admin port, and for how long. Nobody has to say there who he is, so nobody
-//! is to keep others out by being there: not by many connections, not by silent or slow ones.
+//! Admission of connections to the admin port, and their time limit. The port has no
+//! authentication, so no client may keep others out, neither by many connections nor by silent or
+//! slow ones.
 //!
-//! A connection is for one request, and ends when its time is over, whatever it is at. When there
-//! are as many as there may be, the oldest one goes for the next: an honest one is answered within
-//! milliseconds, so the oldest is one that does not go on. (Were the next one turned away instead,
-//! a few silent ones would keep out whoever asks for the server's health, and restarts it if there
-//! is no answer.)
+//! A connection serves one request and ends at its deadline in any state. At the limit on
+//! connections, the oldest one is closed in favor of a new one: a well-behaved client is answered
+//! within milliseconds, so the oldest connection is a stalled one. (If new connections were refused
+//! instead, a few silent ones would keep out the supervisor that checks the server's health and
+//! restarts it when there is no answer.)
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,13 +23,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::{Timeout, timeout};
 
-/// What those who come may take.
+/// Limits on connections to the admin port.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// Connections that are open at the same time, and some more that are being closed. Each holds
-    /// up to 400 KiB of a request's head.
+    /// Open connections, not counting those that are being closed. Each holds up to 400 KiB of a
+    /// request's head.
     pub(super) connections: usize,
-    /// For the request and its answer together.
+    /// Time limit for the request and its answer together.
     pub(super) time: Duration,
 }
 
@@ -37,11 +38,11 @@ impl Bounds {
     pub(super) const USUAL: Self = Self { connections: 32, time: Duration::from_secs(30) };
 }
 
-/// A listener whose connections end.
+/// A listener whose connections have a deadline.
 pub(super) struct Visits {
     listener: TcpListener,
     bounds: Bounds,
-    /// The oldest first. One whose sender is dropped has to go.
+    /// The oldest first. Dropping a sender ends its connection.
     open: VecDeque<oneshot::Sender<()>>,
 }
 
@@ -72,18 +73,18 @@ impl Listener for Visits {
     }
 }
 
-/// A connection with an end.
+/// A connection with a deadline.
 pub(super) struct Visit {
     socket: TcpStream,
-    /// Its time is over, or it was sent away.
+    /// Completes at the deadline, or when the connection is closed in favor of another one.
     end: Pin<Box<Timeout<oneshot::Receiver<()>>>>,
     is_over: bool,
 }
 
 impl Visit {
-    /// An error once it has to end; then, too, the task is woken that asks.
+    /// Fails once the connection must end; also registers the calling task to be woken then.
     fn goes_on(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        // What is over must not be asked again.
+        // A completed future must not be polled again.
         self.is_over = self.is_over || self.end.as_mut().poll(cx).is_ready();
         if self.is_over { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
@@ -132,7 +133,7 @@ impl AsyncWrite for Visit {
     }
 }
 
-/// Tell the client that this answer is the last one of its connection, and the server.
+/// Marks the answer as the last one of its connection, for the client and for the HTTP server.
 pub(super) async fn is_last(mut answer: Response) -> Response {
     answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     answer
@@ -153,7 +154,7 @@ mod tests {
         let listen = "127.0.0.1:0".parse().unwrap();
         let bounds = Bounds { connections, time };
         let Ok(admin) = Admin::start_within(listen, Health::new(), bounds).await else {
-            panic!("a free port is asked for")
+            panic!("a free port is requested")
         };
         admin
     }
@@ -162,10 +163,10 @@ mod tests {
         TcpStream::connect(admin.local_addr()).await.unwrap()
     }
 
-    /// All that comes until the server closes the connection.
+    /// Reads until the server closes the connection.
     async fn rest(mut socket: TcpStream) -> String {
         let mut rest = Vec::new();
-        // What it has not read any more makes a reset of its close.
+        // If the server closes with unread input, the read ends with a reset.
         let _ = socket.read_to_end(&mut rest).await;
         String::from_utf8(rest).unwrap()
     }
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_connection_is_for_one_request() {
+    async fn each_connection_serves_one_request() {
         let admin = admin(4, LONG).await;
         for (path, status) in [
             ("/livez", "200"),
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn many_connections_keep_nobody_out() {
+    async fn many_silent_connections_keep_no_client_out() {
         let admin = admin(4, LONG).await;
         let mut silent = Vec::new();
         for _ in 0..50 {
@@ -206,13 +207,13 @@ mod tests {
         for socket in silent.drain(..40) {
             assert_eq!(rest(socket).await, "");
         }
-        // Nobody came who could have taken its place.
+        // No newer connection took its place.
         newest.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
         assert!(rest(newest).await.ends_with("ok\n"));
     }
 
     #[tokio::test]
-    async fn who_is_silent_or_slow_is_disconnected() {
+    async fn silent_and_slow_clients_are_disconnected() {
         let admin = admin(4, SHORT).await;
         assert_eq!(rest(connect(&admin).await).await, "");
         let mut slow = connect(&admin).await;
@@ -225,7 +226,7 @@ mod tests {
                 break;
             }
             sent += 1;
-            assert!(sent < 20_000, "nobody has disconnected it");
+            assert!(sent < 20_000, "the server has not closed the connection");
         }
     }
 }
