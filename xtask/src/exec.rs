@@ -21,7 +21,7 @@ pub(crate) fn cargo(root: &Path) -> Command {
     command
 }
 
-/// The command as a person would type it.
+/// The command as typed in a shell.
 pub(crate) fn describe(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
@@ -31,7 +31,7 @@ pub(crate) fn describe(command: &Command) -> String {
     }
 }
 
-/// Runs a program without input, and returns what it printed if it succeeded.
+/// Runs a program without input and returns its output if it succeeds.
 pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>, Error> {
     let what = describe(command);
     let output =
@@ -48,12 +48,13 @@ pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>, Error> {
     Err(message.into())
 }
 
-/// Runs a program without input whose output nobody needs unless it fails.
+/// Runs a program without input whose output matters only if it fails.
 pub(crate) fn quietly(command: &mut Command) -> Result<(), Error> {
     output(command).map(drop)
 }
 
-/// Runs a program without input, shows its standard output, and hands each line of it to `on_line`.
+/// Runs a program without input, shows its standard output, and passes each line of it to
+/// `on_line`.
 pub(crate) fn follow(
     command: &mut Command,
     limit: Duration,
@@ -65,8 +66,8 @@ pub(crate) fn follow(
     })
 }
 
-/// The same with what it writes to standard error in its place among the rest, as `go test` shows
-/// what tests write: a program that crashes says there why.
+/// Like `follow`, with standard error interleaved, as `go test` shows what tests write: a crashing
+/// program writes the reason there.
 pub(crate) fn follow_all(
     command: &mut Command,
     limit: Duration,
@@ -76,7 +77,7 @@ pub(crate) fn follow_all(
     let (output, ours) = std::io::pipe()?;
     command.stdin(Stdio::null()).stdout(ours.try_clone()?).stderr(ours);
     let spawned = command.spawn();
-    // The command has our ends of the pipe, and the output would not end as long as they are there.
+    // The command holds our ends of the pipe; the output would not end while they are open.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let child = spawned.map_err(|error| format!("`{what}`: {error}"))?;
     lines_of(&what, child, output, limit, |line, _| {
@@ -85,10 +86,10 @@ pub(crate) fn follow_all(
     })
 }
 
-/// Runs a program without input, and hands each line of its standard output to `on_line`.
+/// Runs a program without input and passes each line of its standard output to `on_line`.
 ///
 /// A program that is still running after `limit` is killed: a suite that hangs must fail, not block
-/// what comes after it. The limit is far above what the slowest machine needs; it measures nothing.
+/// the suites after it. The limit is far above what the slowest machine needs; it measures nothing.
 pub(crate) fn each_line(
     command: &mut Command,
     limit: Duration,
@@ -97,8 +98,8 @@ pub(crate) fn each_line(
     lines(command.stdin(Stdio::null()), limit, |line, _| on_line(line))
 }
 
-/// Runs a program that asks by lines of its standard output, shows them, and lets `on_line` write
-/// answers. When that fails, the program's input ends.
+/// Runs a program that makes requests in lines of its standard output, shows them, and lets
+/// `on_line` write the answers. If `on_line` fails, the program's input is closed.
 pub(crate) fn converse(
     command: &mut Command,
     limit: Duration,
@@ -129,7 +130,7 @@ fn lines(
     lines_of(&what, child, stdout, limit, on_line)
 }
 
-/// Hands each line of what a program writes to `on_line`, and waits for its end.
+/// Passes each line of a program's output to `on_line` and waits for the program to end.
 fn lines_of(
     what: &str,
     mut child: Child,
@@ -147,13 +148,13 @@ fn lines_of(
         match waiting.join().expect("waiting for a process does not panic")? {
             Some(status) => Ok(status),
             None => {
-                Err(format!("`{what}` was killed: not done after {} s", limit.as_secs()).into())
+                Err(format!("`{what}` was killed: not finished after {} s", limit.as_secs()).into())
             }
         }
     })
 }
 
-/// Waits for a process to end by itself; kills it and returns `None` after `limit`.
+/// Waits for a process to end by itself; after `limit`, kills it and returns `None`.
 pub(crate) fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + limit;
     loop {
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_asks_gets_its_answer() {
+    fn a_program_receives_the_answer_to_its_request() {
         let mut said = Vec::new();
         let status = converse(&mut shell(), Duration::from_secs(60), |line, input| {
             said.push(line.to_owned());
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_writes_to_standard_error_is_followed_too() {
+    fn standard_error_is_followed_too() {
         let mut shell = Command::new("sh");
         shell.args(["-c", "echo one; echo two >&2; echo three; exit 2"]);
         let mut said = Vec::new();
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_whose_question_can_not_be_answered_ends_and_has_failed() {
+    fn a_program_whose_request_cannot_be_answered_ends_and_fails() {
         let failed = converse(&mut shell(), Duration::from_secs(60), |_, _| Err("no".into()));
         assert_eq!(failed.unwrap_err().to_string(), "no");
     }

@@ -1,4 +1,4 @@
-//! The gate: what a change must pass before anything else looks at it.
+//! The gate: the checks that every change must pass.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,11 +13,11 @@ use crate::tidy;
 /// Longer than any step takes on a slow machine from a fresh clone.
 const STEP_LIMIT: Duration = Duration::from_secs(45 * 60);
 
-/// What must not be among the dependencies of the log.
+/// Packages that must not be among the dependencies of the log.
 const RUNTIMES: [&str; 6] = ["async-io", "async-std", "futures-executor", "mio", "smol", "tokio"];
 
-/// Format, lints, documentation, dependencies, tests; then a look at whether any of it has changed
-/// the work tree.
+/// Checks format, lints, documentation, dependencies and tests, and that none of it changed the
+/// work tree.
 pub(crate) fn run(root: &Path) -> Result<Report, Error> {
     let before = work_tree(root);
     let mut report = Report::default();
@@ -46,7 +46,7 @@ pub(crate) fn run(root: &Path) -> Result<Report, Error> {
         Ok(vec![match (before, after) {
             (Ok(before), Ok(after)) if before == after => Case::passed("unchanged"),
             (Ok(_), Ok(_)) => {
-                Case::failed("unchanged", "`git status` or `git diff` has changed during the gate")
+                Case::failed("unchanged", "`git status` or `git diff` changed during the gate")
             }
             (Err(error), _) | (_, Err(error)) => Case::skipped("unchanged", error),
         }])
@@ -54,31 +54,31 @@ pub(crate) fn run(root: &Path) -> Result<Report, Error> {
     Ok(report)
 }
 
-/// The bench of the journal cache, a package of its own that nothing else builds between two of its
-/// runs: a change to the crate must not break it unseen. Not its tests: they link RocksDB and
-/// LevelDB, which are to be installed first, and all engines would be built, not only checked.
+/// Lints the benchmark of the journal cache. It is a package of its own that is otherwise built
+/// only when it runs, so this is where a breaking change to the crate shows. Its tests are not run:
+/// they link RocksDB and LevelDB, which must be installed, and would build all engines instead of
+/// only checking them.
 fn bench(root: &Path) -> Result<Vec<Case>, Error> {
     step(
         cargo(root)
             .args(["clippy", "--manifest-path", journal::MANIFEST, "--all-targets", "--locked"])
-            // The crates below it have lints of their own.
+            // The crates that it depends on have lints of their own.
             .args(["--no-deps", "--target-dir", journal::BUILD])
             .args(["--", "-D", "warnings"]),
     )
 }
 
-/// What git says about the work tree, to be compared with what it says later.
+/// Returns git's view of the work tree, for comparison with a later one.
 fn work_tree(root: &Path) -> Result<String, String> {
     let status = output(Command::new("git").current_dir(root).args(["status", "--porcelain"]))
-        .map_err(|error| format!("not a git checkout: {error}"))?;
-    // The status alone would not see that a file which was modified already has been modified
-    // again.
+        .map_err(|error| format!("not a Git checkout: {error}"))?;
+    // The status alone does not show a further change to a file that was already modified.
     let diff = output(Command::new("git").current_dir(root).args(["diff", "HEAD"]))
-        .map_err(|error| format!("not a git checkout: {error}"))?;
+        .map_err(|error| format!("not a Git checkout: {error}"))?;
     Ok(String::from_utf8_lossy(&[status, diff].concat()).into_owned())
 }
 
-/// The log and the device are for programs with any async runtime, or none.
+/// Checks that the log and the device depend on no async runtime.
 fn no_runtime(root: &Path) -> Result<Vec<Case>, Error> {
     let mut command = cargo(root);
     command.args(["tree", "--package", "alluvium-wal", "--edges", "normal", "--prefix", "none"]);
@@ -92,7 +92,7 @@ fn no_runtime(root: &Path) -> Result<Vec<Case>, Error> {
     }])
 }
 
-/// One command that passes or fails as a whole.
+/// Runs a command that passes or fails as a whole.
 fn step(command: &mut Command) -> Result<Vec<Case>, Error> {
     let what = describe(command);
     println!("{what}");
@@ -100,14 +100,14 @@ fn step(command: &mut Command) -> Result<Vec<Case>, Error> {
     Ok(vec![if status.success() { Case::passed(&what) } else { Case::failed(&what, status) }])
 }
 
-/// All tests of the workspace, one case each.
+/// Runs all tests of the workspace, one case each.
 pub(crate) fn cargo_tests(root: &Path) -> Result<Vec<Case>, Error> {
     let mut command = cargo(root);
     command.args(["test", "--workspace", "--locked", "--no-fail-fast"]);
     test(&mut command)
 }
 
-/// A `cargo test`, one case for each test.
+/// Runs a `cargo test`, one case for each test.
 pub(crate) fn test(command: &mut Command) -> Result<Vec<Case>, Error> {
     command.args(["--", "--show-output"]);
     println!("{}", describe(command));

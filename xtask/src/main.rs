@@ -1,4 +1,4 @@
-//! Developer tasks, started as `cargo xtask`: the gate, the test suites with real clients, long
+//! Developer tasks, started as `cargo xtask`: the gate, the test suites with real clients, and long
 //! campaigns.
 #![forbid(unsafe_code)]
 
@@ -37,8 +37,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// What every task can fail with. A task that cannot go on says so in words; nothing matches on
-/// the kind.
+/// The error of every task. Its text explains the failure; no caller matches on its kind.
 type Error = Box<dyn std::error::Error>;
 
 #[derive(Parser)]
@@ -47,7 +46,7 @@ type Error = Box<dyn std::error::Error>;
 struct Cli {
     #[command(subcommand)]
     task: Task,
-    /// Write the report to this file as JSON too.
+    /// Also write the report to this file, as JSON.
     #[arg(long, global = true, value_name = "FILE")]
     report: Option<PathBuf>,
 }
@@ -56,91 +55,89 @@ struct Cli {
 enum Task {
     /// Check format, lints, documentation and all cargo tests. Changes nothing in the work tree.
     ///
-    /// Lints of bench/journal too, which is no member of the workspace; its tests are run by `cargo
-    /// test --manifest-path bench/journal/Cargo.toml`: they link librocksdb-dev and libleveldb-dev,
+    /// Also lints bench/journal, which is not a member of the workspace. Its tests run with `cargo
+    /// test --manifest-path bench/journal/Cargo.toml`: they link librocksdb-dev and libleveldb-dev
     /// and build seven engines.
     ///
-    /// Runs every step even if one fails, so that one run shows all there is to mend.
+    /// Runs every step even if one fails, so that one run shows everything that needs to be fixed.
     Gate,
     /// Check the rules of docs/STYLE.md that a program can check: line width, file length, banned
     /// words, imports between layers, import cycles. The gate runs it too.
     Tidy(TidyOptions),
     /// Install what the tests need, then run all of them: cargo tests, real clients, kill test.
     ///
-    /// What is missing comes from the ordinary package registries: kcat, OpenSSL, redis-tools,
-    /// Java, Maven, Python, Go and a word list by apt-get (as root or through sudo),
-    /// confluent-kafka and redis-py from PyPI, kafka-clients from Maven Central, franz-go,
-    /// confluent-kafka-go and versitygw from the Go module proxy, and a newer Go too where Debian's
-    /// is too old. Everything but the Debian packages lands under target/e2e and in the caches of
+    /// Missing tools come from the ordinary package registries: kcat, OpenSSL, redis-tools, Java,
+    /// Maven, Python, Go and a word list through apt-get (as root or with sudo), confluent-kafka
+    /// and redis-py from PyPI, kafka-clients from Maven Central, franz-go, confluent-kafka-go and
+    /// versitygw from the Go module proxy, which also provides a newer Go where Debian's is too
+    /// old. Everything but the Debian packages is installed under target/e2e and in the caches of
     /// the package managers.
     ///
     /// A suite whose tools cannot be installed for lack of permission is skipped, with the reason.
-    /// Data and logs of a suite that failed stay under target/e2e/run.
+    /// Data and logs of a failed suite stay under target/e2e/run.
     Test(TestOptions),
-    /// Run suites that others have written for Kafka, and Kafka's own programs, against the real
-    /// binary.
+    /// Run third-party Kafka test suites, and Kafka's own programs, against the real binary.
     ///
-    /// They come from the ordinary package registries, as the tools of `cargo xtask test` do. What
-    /// is known to fail, and why, is listed in tests/compat/known.txt.
+    /// They come from the ordinary package registries, like the tools of `cargo xtask test`. Known
+    /// failures are listed in tests/compat/known.txt, with their reasons.
     Compat(compat::Options),
-    /// Simulate power cuts under the WAL on the simulated disk: `--seeds 10000`.
+    /// Simulate power cuts under the WAL on a simulated disk: `--seeds 10000`.
     Sim(SimOptions),
-    /// Run what threads do to each other in every order, in a model checker: a campaign.
+    /// Run concurrent code in every interleaving of its threads, in a model checker: a campaign.
     Loom(LoomOptions),
     /// Compare streams with plain lists, and a compacted topic with a map, through uploads,
-    /// compaction, crashes and power cuts; look for an order of what threads did to a journal
-    /// cache: a campaign.
+    /// compaction, crashes and power cuts; check that concurrent operations on a journal cache are
+    /// linearizable: a campaign.
     Model(ModelOptions),
-    /// Kill the server with SIGKILL under load, again and again, and check what it holds; then the
-    /// same with a journal cache: a campaign.
+    /// Kill the server under load with SIGKILL, repeatedly, and check its data after each restart;
+    /// then the same for a journal cache: a campaign.
     Kill(KillOptions),
-    /// Kill the server and transactional clients with SIGKILL, again and again; the output must
-    /// have each input once: a campaign.
+    /// Kill the server and transactional clients with SIGKILL, repeatedly; the output must contain
+    /// each input exactly once: a campaign.
     ExactlyOnce(ExactlyOnceOptions),
-    /// Kill the server with SIGKILL while a topic is compacted, again and again; the last record of
-    /// each key must be there: a campaign.
+    /// Kill the server with SIGKILL while it compacts a topic, repeatedly; the last record of each
+    /// key must survive: a campaign.
     Compacted(CompactedOptions),
-    /// Damage the files of servers that are stopped or running; each serves true bytes and states
-    /// the loss, or refuses to start with advice: a campaign.
+    /// Damage the files of stopped or running servers; each must serve only true bytes and report
+    /// the loss, or refuse to start with advice: a campaign.
     Damage(DamageOptions),
-    /// Cut the power of a virtual machine's disk under the WAL, again and again, and check what is
-    /// left: a campaign.
+    /// Cut the power of a virtual machine's disk under the WAL, repeatedly, and check what
+    /// survives: a campaign.
     Crash(CrashOptions),
-    /// Take a WAL over from one host to another on a disk that both reach and that is reserved, in
-    /// a virtual machine.
+    /// Take over a WAL from one host to another on a shared, reserved disk, in a virtual machine.
     Fence(FenceOptions),
-    /// Run with an S3 server as the object store: faults on the way, an outage, TLS, credentials,
-    /// tools, SIGKILL of both: a campaign.
+    /// Run with an S3 server as the object store: network faults, an outage, TLS, credentials,
+    /// tools, SIGKILL of both servers: a campaign.
     S3(S3Options),
-    /// Run the fuzz targets of the WAL, of the journal cache and of the server's requests: all, or
-    /// the ones named.
+    /// Run the fuzz targets of the WAL, the journal cache and the server's requests: all, or the
+    /// named ones.
     Fuzz(FuzzOptions),
-    /// Attack the server as clients can: connections, half and bad requests, bombs, answers that
-    /// nobody reads, names without end, stolen logins.
+    /// Attack the server as clients can: many connections, partial and invalid requests,
+    /// decompression bombs, responses that are never read, endless new names, stolen credentials.
     Hostile(HostileOptions),
     /// Write many bytes through a small WAL and read all of them back: a campaign.
     Endless(EndlessOptions),
-    /// Build the binary that is handed out: target/dist/alluvium, with its debug lines in
+    /// Build the release binary: target/dist/alluvium, with its debug information in
     /// target/dist/alluvium.debug. Needs binutils.
     Dist,
-    /// Measure a server under load: beside a real Apache Kafka, beside itself without uploads,
-    /// beside its own bounds.
+    /// Measure a server under load: against Apache Kafka, against itself without uploads, or
+    /// against its configured bounds.
     #[command(subcommand)]
     Bench(bench::Bench),
 }
 
 #[derive(Args)]
 struct TidyOptions {
-    /// Lower the allowances in xtask/tidy.txt to today's values first. None is raised or added.
+    /// First lower the allowances in xtask/tidy.txt to the current values. None is raised or added.
     #[arg(long)]
     tighten: bool,
 }
 
 #[derive(Args)]
 struct TestOptions {
-    /// Which suites to run. Default: all.
+    /// The suites to run. Default: all.
     suites: Vec<Suite>,
-    /// Leave the cargo tests out, since the gate has just run them.
+    /// Skip the cargo tests, for use after the gate has run them.
     #[arg(long)]
     no_cargo: bool,
     #[command(flatten)]
@@ -154,9 +151,9 @@ struct TestOptions {
 enum Suite {
     /// All cargo tests of the workspace.
     Cargo,
-    /// What threads do to each other, in every order with up to two preemptions.
+    /// Every interleaving of threads with up to two preemptions, in a model checker.
     Loom,
-    /// kcat: a foreign data set in and out, every codec.
+    /// kcat: a third-party data set in and out, every codec.
     Kcat,
     /// confluent-kafka (librdkafka).
     Python,
@@ -164,16 +161,16 @@ enum Suite {
     Java,
     /// franz-go.
     Go,
-    /// SIGTERM and start again: what must survive.
+    /// SIGTERM and restart: all state must survive.
     Restart,
     /// The journal cache as a server: redis-cli, redis-benchmark, redis-py.
     Redis,
-    /// An S3 server (versitygw) as the object store: faults on the way, an outage, TLS,
-    /// credentials, tools, three rounds of SIGKILL.
+    /// An S3 server (versitygw) as the object store: network faults, an outage, TLS, credentials,
+    /// tools, three rounds of SIGKILL.
     S3,
     /// Transactions under SIGKILL of server and clients, six rounds.
     ExactlyOnce,
-    /// Clients that mean harm, 2,000 connections.
+    /// Malicious clients, 2,000 connections.
     Hostile,
     /// A compacted topic under SIGKILL, six rounds.
     Compacted,
@@ -181,9 +178,9 @@ enum Suite {
     Damage,
     /// 1 GiB through a WAL of 256 MiB.
     Endless,
-    /// Ten minutes of mixed load, in which the resident memory stays below what the settings allow.
+    /// Ten minutes of mixed load, during which resident memory stays within the configured bound.
     Memory,
-    /// `cargo xtask compat --short`: the foreign suites, without what takes long.
+    /// `cargo xtask compat --short`: the third-party suites, without the slow ones.
     Compat,
     /// Five rounds of SIGKILL on a file, five on a loop device.
     Kill,
@@ -191,53 +188,55 @@ enum Suite {
 
 #[derive(Args)]
 struct ServerOptions {
-    /// Take this binary instead of building one, with the dev profile, or for a benchmark with the
-    /// release profile.
+    /// Use this binary instead of building one. Tests build with the dev profile, benchmarks with
+    /// the release profile.
     #[arg(long, value_name = "PATH")]
     server: Option<PathBuf>,
 }
 
 #[derive(Args)]
 struct SimOptions {
-    /// How many seeds to run.
+    /// Number of seeds to run.
     #[arg(long, default_value_t = 1000)]
     seeds: u64,
-    /// Further options of the simulation, as `-- --seed 7` to replay one seed.
+    /// Further options of the simulation, such as `-- --seed 7` to replay one seed.
     #[arg(last = true)]
     rest: Vec<String>,
 }
 
 #[derive(Args)]
 struct ModelOptions {
-    /// How many seeds of streams to run, a tenth as many of compacted topics, and a twentieth as
-    /// many of a journal cache.
+    /// Number of seeds of streams to run; compacted topics run a tenth of it, journal caches a
+    /// twentieth.
     #[arg(long, default_value_t = 20_000)]
     seeds: u64,
-    /// The first one.
+    /// The first seed.
     #[arg(long, default_value_t = 0)]
     start: u64,
 }
 
 #[derive(Args)]
 struct LoomOptions {
-    /// How often a thread may be interrupted where it need not wait. Orders with more are left out.
+    /// Maximum number of times that a thread is preempted where it need not wait. Interleavings
+    /// with more preemptions are not explored.
     #[arg(long, default_value_t = 3)]
     preemptions: u32,
 }
 
 #[derive(Args)]
 struct KillOptions {
-    /// Rounds; each ends with a SIGKILL, a restart and a check.
+    /// Number of rounds; each ends with a SIGKILL, a restart and a check.
     #[arg(long, default_value_t = 50)]
     rounds: u32,
-    /// Decides when to kill and what the producers send. Default: from the clock; it is printed.
+    /// Seed of the times of the kills and of the produced data. Default: from the clock; it is
+    /// printed.
     #[arg(long)]
     seed: Option<u64>,
-    /// What the server's WAL lies on. Default: first one, then the other.
+    /// Where the server's WAL is stored. Default: each target in turn.
     #[arg(long)]
     target: Option<kill::Target>,
-    /// Kill a process that has a journal cache open, and no server. Default: first the one, then
-    /// the other.
+    /// Only kill a process with an open journal cache, and no server. Default: the server first,
+    /// then the cache.
     #[arg(long, conflicts_with_all = ["target", "server"])]
     cache: bool,
     #[command(flatten)]
@@ -246,10 +245,10 @@ struct KillOptions {
 
 #[derive(Args)]
 struct ExactlyOnceOptions {
-    /// Rounds; each ends with a SIGKILL of the server or of a client.
+    /// Number of rounds; each ends with a SIGKILL of the server or of a client.
     #[arg(long, default_value_t = 50)]
     rounds: u32,
-    /// Decides when and whom to kill. Default: from the clock; it is printed.
+    /// Seed of the times and victims of the kills. Default: from the clock; it is printed.
     #[arg(long)]
     seed: Option<u64>,
     #[command(flatten)]
@@ -258,10 +257,11 @@ struct ExactlyOnceOptions {
 
 #[derive(Args)]
 struct CompactedOptions {
-    /// Rounds; each ends with a SIGKILL, a restart and a check.
+    /// Number of rounds; each ends with a SIGKILL, a restart and a check.
     #[arg(long, default_value_t = 50)]
     rounds: u32,
-    /// Decides when to kill and what is written. Default: from the clock; it is printed.
+    /// Seed of the times of the kills and of the written data. Default: from the clock; it is
+    /// printed.
     #[arg(long)]
     seed: Option<u64>,
     #[command(flatten)]
@@ -270,13 +270,13 @@ struct CompactedOptions {
 
 #[derive(Args)]
 struct DamageOptions {
-    /// How many cases. Each kind of damage comes once in about 155 of them.
+    /// Number of cases. About 155 cases cover each kind of damage once.
     #[arg(long, default_value_t = 1000)]
     cases: u64,
-    /// Decides what is written and what is damaged. Default: from the clock; it is printed.
+    /// Seed of the written data and of the damage. Default: from the clock; it is printed.
     #[arg(long)]
     seed: Option<u64>,
-    /// Run this case alone.
+    /// Run only this case.
     #[arg(long, requires = "seed")]
     case: Option<u64>,
     #[command(flatten)]
@@ -285,31 +285,32 @@ struct DamageOptions {
 
 #[derive(Args)]
 struct CrashOptions {
-    /// Rounds; each ends with a power cut and a check.
+    /// Number of rounds; each ends with a power cut and a check.
     #[arg(long, default_value_t = 20)]
     rounds: u32,
-    /// Decides when to cut and what is written. Default: from the clock; it is printed.
+    /// Seed of the times of the power cuts and of the written data. Default: from the clock; it is
+    /// printed.
     #[arg(long)]
     seed: Option<u64>,
 }
 
 #[derive(Args)]
 struct FenceOptions {
-    /// Takeovers; in each the old owner goes on writing.
+    /// Number of takeovers; in each, the old owner keeps writing.
     #[arg(long, default_value_t = 10)]
     rounds: u32,
 }
 
 #[derive(Args)]
 struct S3Options {
-    /// Rounds of the kill test.
+    /// Number of rounds of the kill test.
     #[arg(long, default_value_t = 50)]
     rounds: u32,
-    /// Decides what requests meet on their way, and when to kill. Default: from the clock; it is
+    /// Seed of the network faults and of the times of the kills. Default: from the clock; it is
     /// printed.
     #[arg(long)]
     seed: Option<u64>,
-    /// Which S3 server, built from source by Go.
+    /// The S3 server, built from source with Go.
     #[arg(long, default_value = "versitygw")]
     peer: s3::Peer,
     #[command(flatten)]
@@ -318,20 +319,20 @@ struct S3Options {
 
 #[derive(Args)]
 struct FuzzOptions {
-    /// Which targets: `headers`, `records`, `recovery`, `requests`; `cache_records`, `cache_hints`,
+    /// The targets: `headers`, `records`, `recovery`, `requests`; `cache_records`, `cache_hints`,
     /// `cache_opening`. Default: all.
     targets: Vec<String>,
-    /// Seconds for each.
+    /// Seconds per target.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// Run the target on this file alone, to replay what it has found.
+    /// Run the target on this file only, to replay a finding.
     #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
 }
 
 #[derive(Args)]
 struct HostileOptions {
-    /// Connections at the same time in the largest attack.
+    /// Number of concurrent connections in the largest attack.
     #[arg(long, default_value_t = 10_000)]
     connections: u32,
     #[command(flatten)]

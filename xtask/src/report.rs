@@ -1,4 +1,4 @@
-//! What was run and what came of it: one case per test, one table at the end.
+//! The report of a run: one case per test, and a table at the end.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -9,15 +9,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// What came of one test.
+/// The outcome of one test.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Outcome {
     Passed,
-    /// Why it failed.
+    /// The failure's reason.
     Failed(String),
-    /// Why it was not run.
+    /// The reason why it did not run.
     Skipped(String),
-    /// Why it was expected to fail, as it did.
+    /// The reason of an expected failure.
     Known(String),
 }
 
@@ -45,7 +45,7 @@ impl Case {
         matches!(self.outcome, Outcome::Failed(_))
     }
 
-    /// Runs `test` and prints the outcome as it is known.
+    /// Runs `test` and prints its outcome.
     pub(crate) fn run(name: &str, test: impl FnOnce() -> Result<(), Error>) -> Self {
         let start = Instant::now();
         match test() {
@@ -68,7 +68,7 @@ struct Suite {
     elapsed: Duration,
 }
 
-/// All suites of a run, in order. Displays as a table, the reasons, and the closing line.
+/// All suites of a run, in order. Displayed as a table, the reasons, and a closing line.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Report {
     suites: Vec<Suite>,
@@ -97,18 +97,18 @@ impl Tally {
 }
 
 impl Report {
-    /// Runs a suite and adds its cases. A suite that cannot say what it ran counts as failed.
+    /// Runs a suite and adds its cases. A suite that returns an error counts as failed.
     pub(crate) fn suite(&mut self, name: &str, run: impl FnOnce() -> Result<Vec<Case>, Error>) {
         println!("\n== {name}");
         let start = Instant::now();
         let mut cases = run().unwrap_or_else(|error| vec![Case::failed(name, error)]);
         if cases.is_empty() {
-            cases.push(Case::failed(name, "it reported no test at all"));
+            cases.push(Case::failed(name, "no tests were reported"));
         }
         self.add(name, cases, start.elapsed());
     }
 
-    /// Adds a suite that has run.
+    /// Adds the result of a suite.
     pub(crate) fn add(&mut self, name: &str, cases: Vec<Case>, elapsed: Duration) {
         self.suites.push(Suite { name: name.to_owned(), cases, elapsed });
     }
@@ -132,7 +132,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.suites.iter().map(|suite| suite.name.len()).max().unwrap_or(0).max(5);
         let all = Tally::of(self.cases().map(|(_, case)| case));
-        // Few tasks have tests of which it is known that they fail.
+        // Few tasks have tests with known failures.
         let known =
             |known: &str| if all.known > 0 { format!("  {known:>5}") } else { String::new() };
         writeln!(f, "{:width$}  passed  failed{}  skipped      time", "suite", known("known"))?;
@@ -162,7 +162,7 @@ impl fmt::Display for Report {
         }
         for (suite, case) in self.cases() {
             if let Outcome::Failed(reason) = &case.outcome {
-                // The rest of a long reason was printed when it happened.
+                // The rest of a long reason was already printed when the case failed.
                 let reason = reason.lines().next().unwrap_or_default();
                 writeln!(f, "FAILED: {}: {}: {reason}", suite.name, case.name)?;
             }
@@ -195,12 +195,12 @@ impl Tap {
         }
     }
 
-    /// The cases, with one more failure if fewer were reported than planned: then the program ended
-    /// too early.
+    /// Returns the cases, plus a failure if fewer were reported than planned: the program ended
+    /// early.
     pub(crate) fn finish(mut self, name: &str) -> Vec<Case> {
         if self.planned != Some(self.cases.len()) {
             let planned = self.planned.map_or("an unknown number of".to_owned(), |n| n.to_string());
-            let reason = format!("it reported {} of {planned} tests", self.cases.len());
+            let reason = format!("only {} of {planned} tests were reported", self.cases.len());
             self.cases.push(Case::failed(name, reason));
         }
         self.cases
@@ -214,25 +214,25 @@ fn without_number(name: &str) -> &str {
 /// Collects the cases of `go test -v`, or of a compiled test with `-test.v`.
 #[derive(Default)]
 pub(crate) struct GoTests {
-    /// Whose output the next lines are.
+    /// The test that the next lines of output belong to.
     current: String,
     started: Vec<String>,
-    /// What each test has logged, the first few lines.
+    /// The logged lines of each test.
     messages: HashMap<String, Vec<String>>,
-    /// The first line of what the program said when it crashed.
+    /// The first line of the program's crash message.
     crash: Option<String>,
     /// The last few lines that belong to no test.
     others: VecDeque<String>,
     cases: Vec<Case>,
 }
 
-/// How the reason of a test that has begun and not ended begins.
-pub(crate) const ENDLESS: &str = "it has not ended";
+/// Start of the reason of a test that started and did not end.
+pub(crate) const ENDLESS: &str = "did not finish";
 
-/// So many lines of what a test has logged are its reason.
+/// Number of a test's logged lines that become its reason.
 const GO_MESSAGES: usize = 4;
 
-/// How Go's runtime begins to say why it ends a program: by itself, or for a signal.
+/// How the Go runtime's message starts when it ends a program, by itself or because of a signal.
 const GO_CRASHES: [&str; 4] = ["panic: ", "fatal error: ", "SIGSEGV: ", "SIGABRT: "];
 
 impl GoTests {
@@ -258,8 +258,9 @@ impl GoTests {
         }
     }
 
-    /// The cases without those that only group others. A test that has begun and not ended has
-    /// failed, and so has the program if it has crashed or says so without a test that has.
+    /// Returns the cases without those that only group others. A test that started and did not end
+    /// has failed. The program itself has failed if it crashed, or if its status says so and no
+    /// test failed.
     pub(crate) fn finish(self, name: &str, status: ExitStatus) -> Vec<Case> {
         let Self { started, messages, crash, others, mut cases, .. } = self;
         for case in &mut cases {
@@ -280,7 +281,7 @@ impl GoTests {
             is_told = true;
         }
         let mut cases = only_leaves(cases);
-        // A test that panics has ended before the program says so.
+        // A test that panics has already ended when the program reports the panic.
         let is_unknown = has_crashed && !is_told || !cases.iter().any(Case::has_failed);
         if !status.success() && is_unknown {
             cases.push(Case::failed(name, why));
@@ -289,14 +290,15 @@ impl GoTests {
     }
 }
 
-/// What a test logs: `    some_test.go:12: the message`.
+/// The message in a line that a test logged: `    some_test.go:12: the message`.
 fn go_message(line: &str) -> Option<&str> {
     let (place, message) = line.trim_start().split_once(": ")?;
     let (file, number) = place.rsplit_once(':')?;
     (file.ends_with(".go") && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(message)
 }
 
-/// The case in a line of `go test -v`, if there is one: `    --- PASS: TestName/sub (0.07s)`.
+/// Parses the case in a line of `go test -v`, if there is one: `    --- PASS: TestName/sub
+/// (0.07s)`.
 fn go_case(line: &str) -> Option<Case> {
     let (word, rest) = line.trim_start().strip_prefix("--- ")?.split_once(": ")?;
     let name = rest.rsplit_once(" (").map_or(rest, |(name, _)| name);
@@ -327,21 +329,21 @@ fn only_leaves(cases: Vec<Case>) -> Vec<Case> {
     cases.into_iter().filter(is_leaf).collect()
 }
 
-/// Collects the cases of `cargo test -- --show-output`, which also tells what tests that have
-/// passed have printed: where one does not run, it says `skipped: ` and why.
+/// Collects the cases of `cargo test -- --show-output`, which also shows the output of passed
+/// tests: a test that cannot run here prints `skipped: ` and the reason.
 #[derive(Default)]
 pub(crate) struct CargoTests {
     cases: Vec<Case>,
-    /// The first case of the program that runs.
+    /// Index of the first case of the current test program.
     first: usize,
-    /// Between these lines is what tests have printed that have passed.
+    /// Whether the current lines are the output of passed tests.
     shown: bool,
-    /// Whose output the next lines are.
+    /// The test that the next lines of output belong to.
     current: Option<String>,
 }
 
 impl CargoTests {
-    /// Whether the line is for people, and not the output of a test that has passed.
+    /// Processes a line. Returns whether to show it: the output of passed tests is hidden.
     pub(crate) fn line(&mut self, line: &str) -> bool {
         if line.starts_with("test result: ") {
             (self.first, self.shown, self.current) = (self.cases.len(), false, None);
@@ -376,7 +378,7 @@ fn reason_to_skip(line: &str) -> Option<&str> {
     line.strip_prefix("skipped: ").or_else(|| line.strip_prefix("SKIPPED: "))
 }
 
-/// The case in a line of `cargo test`, if there is one: `test name ... ok`.
+/// Parses the case in a line of `cargo test`, if there is one: `test name ... ok`.
 fn cargo_case(line: &str) -> Option<Case> {
     let (name, outcome) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
     match outcome {
@@ -414,10 +416,10 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_stops_early_has_failed() {
-        let failure = Case::failed("suite", "it reported 1 of 2 tests");
+    fn a_program_that_stops_early_fails() {
+        let failure = Case::failed("suite", "only 1 of 2 tests were reported");
         assert_eq!(tap(&["1..2", "ok 1 - a"]), [Case::passed("a"), failure]);
-        let failure = Case::failed("suite", "it reported 0 of an unknown number of tests");
+        let failure = Case::failed("suite", "only 0 of an unknown number of tests were reported");
         assert_eq!(tap(&["noise"]), [failure]);
     }
 
@@ -426,12 +428,12 @@ mod tests {
         for line in lines {
             tests.line(line);
         }
-        // The code of an exit is in the second byte of a wait status.
+        // The exit code is in the second byte of a wait status.
         tests.finish("suite", ExitStatus::from_raw(status << 8))
     }
 
     #[test]
-    fn go_lines_become_cases_without_their_groups() {
+    fn go_lines_become_cases_without_group_parents() {
         let lines = [
             "=== RUN   TestA",
             "=== RUN   TestA/one",
@@ -454,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_go_test_logs_is_its_reason() {
+    fn a_go_tests_log_is_its_reason() {
         let lines = [
             "=== RUN   A",
             "    a_test.go:1: 1: not 2",
@@ -472,13 +474,13 @@ mod tests {
         let wanted = [
             Case::failed("A", "1: not 2 / and 3"),
             Case::skipped("B", "something / no share groups"),
-            Case::failed("C", "it has not ended: panic: too much"),
+            Case::failed("C", "did not finish: panic: too much"),
         ];
         assert_eq!(go(&lines, 2), wanted);
     }
 
     #[test]
-    fn why_a_go_program_has_crashed_is_told() {
+    fn the_reason_of_a_go_crash_is_reported() {
         let begun = ["=== RUN   A", "    a_test.go:1: 1: not 2", "--- FAIL: A (0.0s)"];
         let panic =
             ["panic: too much [recovered]", "\tpanic: too much", "", "goroutine 7 [running]:"];
@@ -486,14 +488,14 @@ mod tests {
             [Case::failed("A", "1: not 2"), Case::failed("suite", "panic: too much [recovered]")];
         assert_eq!(go(&[&begun[..], &panic[..]].concat(), 2), wanted);
         let signal = ["=== RUN   A", "SIGABRT: abort", "PC=0x1 m=0 sigcode=0"];
-        assert_eq!(go(&signal, 2), [Case::failed("A", "it has not ended: SIGABRT: abort")]);
+        assert_eq!(go(&signal, 2), [Case::failed("A", "did not finish: SIGABRT: abort")]);
         let without = ["one", "two", "", "=== RUN   A", "three", "four", " five", "FAIL"];
-        let reason = "it has not ended: exit status: 1 / two / three / four / five";
+        let reason = "did not finish: exit status: 1 / two / three / four / five";
         assert_eq!(go(&without, 1), [Case::failed("A", reason)]);
     }
 
     #[test]
-    fn a_cargo_test_that_says_that_it_does_not_run_is_skipped() {
+    fn a_cargo_test_that_prints_skipped_is_skipped() {
         let lines = [
             "test a ... ok",
             "test b ... ok",
@@ -530,7 +532,7 @@ mod tests {
             Case::skipped("a", "fio is not installed"),
             Case::passed("b"),
             Case::failed("c", "see its output above"),
-            // Of another program.
+            // From the second test program.
             Case::passed("a"),
         ];
         assert_eq!(tests.finish(), wanted);
@@ -552,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_closes_with_the_counts_and_gives_every_reason() {
+    fn the_report_ends_with_counts_and_lists_every_reason() {
         let mut report = Report::default();
         report.suite("one", || Ok(vec![Case::passed("a"), Case::skipped("b", "no loop devices")]));
         assert!(report.success());
@@ -562,7 +564,7 @@ mod tests {
         let text = report.to_string();
         assert!(text.contains("skipped: one: b: no loop devices\n"), "{text}");
         assert!(text.contains("FAILED: two: two: the server did not start\n"), "{text}");
-        assert!(text.contains("FAILED: three: three: it reported no test at all\n"), "{text}");
+        assert!(text.contains("FAILED: three: three: no tests were reported\n"), "{text}");
         assert!(text.ends_with("1 passed, 2 failed, 1 skipped\n"), "{text}");
     }
 }

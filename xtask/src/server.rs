@@ -1,4 +1,4 @@
-//! The server under test, as a process of its own.
+//! The server under test, as a separate process.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -16,20 +16,20 @@ use crate::Error;
 use crate::exec::{cargo, describe, wait};
 use crate::rng::Rng;
 
-/// Pre-writing a WAL and recovering take seconds; a slow machine under load may take longer.
+/// Preallocating a WAL and recovery take seconds; a slow machine under load may take longer.
 const START_LIMIT: Duration = Duration::from_secs(180);
-/// A graceful stop uploads what it must and closes the WAL.
+/// A graceful stop uploads pending data and closes the WAL.
 const STOP_LIMIT: Duration = Duration::from_secs(120);
 
-/// Builds the binary, or takes the one that was named.
+/// Builds the binary, or returns the named one.
 ///
-/// The dev profile is enough: its dependencies are optimised, and the gate has built most of it
-/// already.
+/// The dev profile suffices: its dependencies are optimised, and the gate has already built most of
+/// it.
 pub(crate) fn binary(root: &Path, named: Option<&Path>) -> Result<PathBuf, Error> {
     built(root, named, "dev")
 }
 
-/// The same for measurements: with the release profile.
+/// Builds the binary with the release profile, for measurements, or returns the named one.
 pub(crate) fn release_binary(root: &Path, named: Option<&Path>) -> Result<PathBuf, Error> {
     built(root, named, "release")
 }
@@ -60,21 +60,20 @@ fn built(root: &Path, named: Option<&Path>, profile: &str) -> Result<PathBuf, Er
 pub(crate) struct Config {
     /// The server's binary.
     pub(crate) binary: PathBuf,
-    /// Holds the server's data and its log.
+    /// The directory of the server's data and log file.
     pub(crate) directory: PathBuf,
     /// Capacity of the WAL in MiB.
     pub(crate) wal_mebibytes: u64,
     /// Memory for recent records in MiB. Smaller than a suite's data, so that most of it is read
-    /// back from objects.
+    /// from objects.
     pub(crate) log_cache_mebibytes: u64,
-    /// Where the WAL lies, if not in the data directory.
+    /// Path of the WAL, if it is not in the data directory.
     pub(crate) wal: Option<PathBuf>,
-    /// Where objects go, and what is kept of them in memory, if not to the data directory and as it
-    /// comes.
+    /// Settings of the object store, if they are not the defaults.
     pub(crate) objects: Option<Objects>,
 }
 
-/// Further arguments of the server, about objects.
+/// Settings of the object store and its caches.
 #[derive(Clone)]
 pub(crate) struct Objects {
     /// Arguments of the server.
@@ -83,12 +82,12 @@ pub(crate) struct Objects {
     pub(crate) environment: Vec<(&'static str, String)>,
 }
 
-/// How a server comes to its end.
+/// The way a server is ended.
 #[derive(Clone, Copy)]
 pub(crate) enum Ending {
-    /// SIGTERM: a graceful stop, which must be a success.
+    /// SIGTERM: a graceful stop, which must succeed.
     Sigterm,
-    /// SIGKILL: the process gets no chance to write any more; the kernel keeps what was written.
+    /// SIGKILL: the process cannot write any more; the kernel keeps what was written.
     Sigkill,
 }
 
@@ -101,11 +100,12 @@ impl fmt::Display for Ending {
     }
 }
 
-/// What `/metrics` has answered.
+/// A response of `/metrics`.
 pub(crate) struct Metrics(String);
 
 impl Metrics {
-    /// The value of a metric, named with its labels if it has any. `None` if it is not there (yet).
+    /// Returns the value of a metric, named with its labels if it has any. `None` if it does not
+    /// exist (yet).
     pub(crate) fn get(&self, name: &str) -> Option<f64> {
         let line = self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line?.trim().parse().ok()
@@ -120,7 +120,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts a server in an empty directory, on a free port, and waits until it takes connections.
+    /// Starts a server in an empty directory, on a free port, and waits until it accepts
+    /// connections.
     pub(crate) fn start(config: Config) -> Result<Self, Error> {
         if config.directory.exists() {
             fs::remove_dir_all(&config.directory)?;
@@ -133,17 +134,17 @@ impl Server {
         Ok(server)
     }
 
-    /// The process that runs now.
+    /// The ID of the current process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Where clients connect to. The same over all restarts.
+    /// The address that clients connect to. It stays the same over all restarts.
     pub(crate) fn address(&self) -> String {
         self.address.to_string()
     }
 
-    /// A command for a client program: it finds the address in `BOOTSTRAP`.
+    /// Returns a command for a client program, with the server's address in `BOOTSTRAP`.
     pub(crate) fn client(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env("BOOTSTRAP", self.address()).env("PYTHONDONTWRITEBYTECODE", "1");
@@ -168,8 +169,11 @@ impl Server {
             }
             None => {
                 let seconds = STOP_LIMIT.as_secs();
-                Err(format!("the server still ran {seconds} s after SIGTERM{}", self.log_tail())
-                    .into())
+                Err(format!(
+                    "the server was still running {seconds} s after SIGTERM{}",
+                    self.log_tail()
+                )
+                .into())
             }
         }
     }
@@ -180,7 +184,8 @@ impl Server {
         Ok(())
     }
 
-    /// Starts the process again and waits until it takes connections; returns how long that took.
+    /// Starts the process again, waits until it accepts connections, and returns how long that
+    /// took.
     pub(crate) fn start_again(&mut self) -> Result<Duration, Error> {
         let start = Instant::now();
         self.spawn_again()?;
@@ -188,14 +193,14 @@ impl Server {
         Ok(start.elapsed())
     }
 
-    /// Stops the server for good and removes its data, since everything went well.
+    /// Stops the server for good and removes its data. For suites that passed.
     pub(crate) fn finish(mut self) -> Result<(), Error> {
         self.end(Ending::Sigterm)?;
         fs::remove_dir_all(&self.config.directory)?;
         Ok(())
     }
 
-    /// Gives a user a password, by the command for it.
+    /// Sets a user's password with the server's own command.
     pub(crate) fn add_user(&self, user: &str, password: &str) -> Result<(), Error> {
         let mut add = clean(&self.config.binary);
         add.args(["user", "add", user, "--data-dir"]).arg(self.config.directory.join("data"));
@@ -208,12 +213,12 @@ impl Server {
         }
     }
 
-    /// The largest resident memory of the process so far, in KiB.
+    /// The peak resident memory of the process, in KiB.
     pub(crate) fn peak_memory_kib(&self) -> Option<u64> {
         self.status_kib("VmHWM:")
     }
 
-    /// The resident memory of the process now, in KiB.
+    /// The current resident memory of the process, in KiB.
     pub(crate) fn memory_kib(&self) -> Option<u64> {
         self.status_kib("VmRSS:")
     }
@@ -224,27 +229,27 @@ impl Server {
         line.trim().strip_suffix(" kB")?.trim().parse().ok()
     }
 
-    /// All that the server has logged.
+    /// The server's complete log.
     pub(crate) fn log(&self) -> Result<String, Error> {
         Ok(String::from_utf8_lossy(&fs::read(log_path(&self.config))?).into_owned())
     }
 
-    /// The last lines of the server's log, to be put behind a message.
+    /// The last lines of the server's log, to append to a message.
     pub(crate) fn log_tail(&self) -> String {
         let path = log_path(&self.config);
         let log = fs::read(&path).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
         let lines: Vec<&str> = log.lines().collect();
         let tail = lines[lines.len().saturating_sub(20)..].join("\n  | ");
-        format!("\n  {} ends with\n  | {tail}", path.display())
+        format!("\n  end of {}:\n  | {tail}", path.display())
     }
 
-    /// A metric of the process that runs now.
+    /// Reads a metric of the current process.
     pub(crate) fn metric(&self, name: &str) -> Result<f64, Error> {
         Ok(self.metrics()?.get(name).ok_or_else(|| format!("no metric {name}"))?)
     }
 
-    /// All metrics of the process that runs now.
+    /// Reads all metrics of the current process.
     pub(crate) fn metrics(&self) -> Result<Metrics, Error> {
         let address = self.admin_address()?;
         let mut connection = TcpStream::connect(&address)?;
@@ -256,7 +261,7 @@ impl Server {
         Ok(Metrics(text))
     }
 
-    /// Where the metrics are. (The Kafka port is open a moment before the log says it.)
+    /// The address of the metrics. (The Kafka port opens a moment before the log says so.)
     pub(crate) fn admin_address(&self) -> Result<String, Error> {
         let deadline = Instant::now() + START_LIMIT;
         loop {
@@ -267,7 +272,7 @@ impl Server {
                 return Ok(address.to_owned());
             }
             if Instant::now() >= deadline {
-                return Err("the log does not say where the metrics are".into());
+                return Err("the log does not contain the address of the metrics".into());
             }
             thread::sleep(Duration::from_millis(5));
         }
@@ -284,7 +289,7 @@ impl Server {
             if Instant::now() >= deadline {
                 let seconds = START_LIMIT.as_secs();
                 return Err(format!(
-                    "the server takes no connection after {seconds} s{}",
+                    "the server accepts no connections after {seconds} s{}",
                     self.log_tail()
                 )
                 .into());
@@ -297,7 +302,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended already, and there is nobody to tell.
+        // The process may have ended already; the error is of no use here.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -307,8 +312,8 @@ fn log_path(config: &Config) -> PathBuf {
     config.directory.join("server.log")
 }
 
-/// A command of the binary without the settings, the credentials and the proxies that are in the
-/// operator's environment: they are not under test.
+/// Returns a command of the binary without the settings, credentials and proxies of the operator's
+/// environment, which are not under test.
 pub(crate) fn clean(binary: &Path) -> Command {
     let mut command = Command::new(binary);
     for (name, _) in std::env::vars_os() {
@@ -341,14 +346,14 @@ fn spawn(config: &Config, address: SocketAddr) -> Result<Child, Error> {
     command.spawn().map_err(|error| format!("{}: {error}", config.binary.display()).into())
 }
 
-/// A free port on the loopback interface, outside of the range that the kernel hands out to
-/// clients.
+/// Returns a free port on the loopback interface, outside the range of ephemeral ports.
 ///
-/// Inside of it, a client that reconnects while the server is away can be given the server's own
-/// port as its source port and so connect to itself; the server then finds its port taken.
+/// With a port in that range, a client that reconnects while the server is down can get the
+/// server's port as its own source port and connect to itself; the server then finds its port in
+/// use.
 pub(crate) fn free_address() -> Result<SocketAddr, Error> {
     static ASKED: AtomicU64 = AtomicU64::new(0);
-    // What was given out before may not be listened to yet.
+    // Ports that were returned before may not be listened on yet.
     let asked = ASKED.fetch_add(1, Ordering::Relaxed);
     let mut rng = Rng::new(u64::from(std::process::id()) + (asked << 32));
     for _ in 0..1000 {

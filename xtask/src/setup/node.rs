@@ -1,4 +1,4 @@
-//! What comes from the npm registry.
+//! Packages from the npm registry.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use super::{Missing, Stamp, apt, runs};
 use crate::Error;
 use crate::exec::quietly;
 
-/// The program that uses KafkaJS, with KafkaJS beside it.
+/// Installs KafkaJS beside the program that uses it, and returns the program's path.
 pub(crate) fn kafkajs(root: &Path) -> Result<PathBuf, Missing> {
     let _lock = super::lock()?;
     let source = root.join("tests/compat/kafkajs");

@@ -1,4 +1,4 @@
-//! What comes from PyPI.
+//! Packages from PyPI.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,14 +8,14 @@ use super::{Missing, Stamp, apt, edit, read, runs};
 use crate::Error;
 use crate::exec::quietly;
 
-/// A Python with confluent-kafka and redis-py, in a virtual environment of its own.
+/// A Python with confluent-kafka and redis-py, in its own virtual environment.
 pub(crate) fn python(root: &Path) -> Result<PathBuf, Missing> {
     let _lock = super::lock()?;
     let requirements = root.join("tests/clients/python/requirements.txt");
     environment(root, &requirements, "venv", "the confluent-kafka suite and the kill test")
 }
 
-/// Makes a virtual environment that has what `requirements` lists, and returns its Python.
+/// Creates a virtual environment with the packages in `requirements`, and returns its Python.
 fn environment(
     root: &Path,
     requirements: &Path,
@@ -45,13 +45,13 @@ fn python_is(minor: u32) -> bool {
     runs("python3", &["-c", &asks])
 }
 
-/// A UI for Kafka in the terminal, and the Python that has what it has.
+/// A terminal UI for Kafka, and the Python of its environment.
 pub(crate) struct Kaskade {
     pub(crate) python: PathBuf,
     pub(crate) program: PathBuf,
 }
 
-/// kaskade, and tmux, whose terminal it runs in.
+/// Installs kaskade and tmux, which provides its terminal.
 pub(crate) fn kaskade(root: &Path) -> Result<Kaskade, Missing> {
     let _lock = super::lock()?;
     if !runs("tmux", &["-V"]) {
@@ -67,7 +67,8 @@ pub(crate) fn kaskade(root: &Path) -> Result<Kaskade, Missing> {
     Ok(Kaskade { python, program })
 }
 
-/// The versions of kafka-python whose tests run: the newest, and the last of the line before.
+/// The versions of kafka-python whose tests run: the newest, and the last of the previous major
+/// version.
 pub(crate) const KAFKA_PYTHON: [&str; 2] = ["3.0.12", "2.3.3"];
 
 /// kafka-python's tests, the directory to run them in, and a Python that has what they need.
@@ -76,9 +77,9 @@ pub(crate) struct PythonTests {
     pub(crate) directory: PathBuf,
 }
 
-/// What the tests of kafka-python 3 that log in need to find a server that runs already, instead of
-/// starting one, and a list of topics without Kafka's tools. Those of 2.3.3 create topics by these
-/// tools too.
+/// Changes to the authentication tests of kafka-python 3: they use a running server instead of
+/// starting one, and list topics without Kafka's tools. Those of 2.3.3 also create topics with
+/// these tools.
 const LOGGING_IN: [(&str, &str); 4] = [
     (
         "pytestmark = pytest.mark.skipif(\"KAFKA_URI\" in os.environ, \
@@ -94,8 +95,8 @@ const LOGGING_IN: [(&str, &str); 4] = [
     ("sasl_kafka.get_topic_names()", "admin.list_topics()"),
 ];
 
-/// The tests in the source archive of a version of kafka-python. It lacks a file that starts
-/// servers: one of our own stands in for it.
+/// Unpacks the tests in the source archive of a version of kafka-python. The archive lacks a file
+/// that starts servers; our own replaces it.
 pub(crate) fn kafka_python_tests(root: &Path, version: &str) -> Result<PythonTests, Missing> {
     let _lock = super::lock()?;
     let ours = root.join("tests/compat/kafka-python");
@@ -120,7 +121,7 @@ pub(crate) fn kafka_python_tests(root: &Path, version: &str) -> Result<PythonTes
         if major == "3" {
             edit(&directory.join("test/integration/test_sasl_integration.py"), &LOGGING_IN)?;
         }
-        // What is tested is the package as it is installed, not the one beside the tests.
+        // The tests must use the installed package, not the one beside them.
         fs::remove_dir_all(directory.join("kafka")).map_err(Error::from)?;
         fs::copy(&stand_in, directory.join("test/service.py")).map_err(Error::from)?;
         fs::write(directory.join("test/__init__.py"), "").map_err(Error::from)?;
