@@ -1,5 +1,5 @@
-//! What others build on Kafka, started as a user would: Kafka Streams, Kafka Connect, MirrorMaker,
-//! a schema registry, a UI.
+//! Applications on top of Kafka, started as a user would: Kafka Streams, Kafka Connect,
+//! MirrorMaker, a schema registry, a UI.
 
 mod ui;
 
@@ -24,30 +24,30 @@ use crate::suites::{tap, tap_that_asks};
 /// Longer than any of them takes to start and to do its work on a busy machine.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// What the test of Kafka Streams says when one of its transactions is open.
+/// The line with which the test of Kafka Streams reports that one of its transactions is open.
 const KILL_THE_SERVER: &str = "kill the server";
 
 const UI: &str = "kaskade shows topics, records and groups, and creates and deletes a topic";
 
-/// Licences: a text that nobody here has written.
+/// Licences: third-party texts.
 const TEXTS: &str = "/usr/share/common-licenses";
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     if compat.short {
-        let why = "the short form leaves it out: its downloads and restarts take too long";
+        let why = "the short form omits it: its downloads and restarts take too long";
         return Err(Missing::NotAllowed(why.into()));
     }
     let class_path = setup::apps(compat.root)?;
     let registry = setup::registry(compat.root)?;
     let kafka = setup::kafka(compat.root)?;
-    // Where it cannot be installed, the others are run all the same.
+    // Where kaskade cannot be installed, the others still run.
     let kaskade = setup::kaskade(compat.root);
     compat.with_peer("apps", 1, |peer, directory| {
         let mut cases = vec![
             Case::run("Connect copies a file through a topic into another file", || {
                 connect(peer, &class_path, directory)
             }),
-            Case::run("Apicurio Registry keeps a schema in a topic", || {
+            Case::run("Apicurio Registry stores a schema in a topic", || {
                 schemas(peer, &registry, directory)
             }),
             match &kaskade {
@@ -64,7 +64,7 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
         };
         let place = directory.join("moving");
         fs::create_dir_all(&place)?;
-        // What is moved comes from Apache Kafka, whoever the peer is.
+        // The source of the migration is Apache Kafka, whatever the peer.
         let moved = Kafka::start(&kafka, &place.join("kafka"), "").and_then(|from| {
             let mut moving = program("alluvium.apps.Moving");
             tap("alluvium.apps.Moving", moving.arg(from.address()).arg(&place))
@@ -81,7 +81,7 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
                 Ok(())
             })?);
         } else {
-            cases.push(Case::skipped("Streams", format!("there are no texts in {TEXTS}")));
+            cases.push(Case::skipped("Streams", format!("no texts in {TEXTS}")));
         }
         Ok(cases)
     })
@@ -94,7 +94,7 @@ struct Running {
 }
 
 impl Running {
-    /// Start a program whose output goes to a file.
+    /// Starts a program whose output goes to a file.
     fn start(command: &mut Command, log: &Path) -> Result<Self, Error> {
         let output = File::options().create(true).append(true).open(log)?;
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
@@ -105,13 +105,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended already, and there is nobody to tell.
+        // The process may have ended already; the error is of no use here.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Repeat until it is so, or the program has ended.
+/// Polls until the condition holds or the program ends.
 fn eventually(
     what: &str,
     running: &mut Running,
@@ -121,7 +121,7 @@ fn eventually(
     while !attempt()? {
         let log = running.log.display();
         if let Some(status) = running.child.try_wait()? {
-            return Err(format!("{what}: the program has ended with {status}, see {log}").into());
+            return Err(format!("{what}: the program ended with {status}, see {log}").into());
         }
         if Instant::now() >= deadline {
             return Err(format!("{what}: not within {} s, see {log}", LIMIT.as_secs()).into());
@@ -170,18 +170,18 @@ fn connect(peer: &Peer, class_path: &str, directory: &Path) -> Result<(), Error>
     };
     let mut running = Running::start(&mut java, &log)?;
     for (name, class, topic, file) in connectors {
-        eventually("a connector is taken", &mut running, || put(name, class, topic, file))?;
+        eventually("a connector is accepted", &mut running, || put(name, class, topic, file))?;
     }
     eventually("the file is copied", &mut running, || {
         Ok(fs::read_to_string(&sink).is_ok_and(|text| text == lines(0)))
     })?;
-    // The connectors and the places where they are survive the process.
+    // Connectors and their positions survive the process.
     drop(running);
     File::options().append(true).open(&source)?.write_all(lines(1000).as_bytes())?;
     let mut running = Running::start(&mut java, &log)?;
-    // The sink may write again what it had not committed when it was killed, but leaves nothing
-    // out.
-    eventually("what came later is copied", &mut running, || {
+    // The sink may write records again that it had not committed when it was killed, but must not
+    // omit any.
+    eventually("later lines are copied", &mut running, || {
         let text = fs::read_to_string(&sink)?;
         Ok((0..2000).all(|n| text.contains(&format!("line {n}\n"))))
     })
@@ -202,20 +202,20 @@ fn schemas(peer: &Peer, registry: &Registry, directory: &Path) -> Result<(), Err
     let kind = "application/vnd.schemaregistry.v1+json";
     let schema = r#"{"schema":"{\"type\":\"record\",\"name\":\"Word\",\"fields\":[{\"name\":\"word\",\"type\":\"string\"}]}"}"#;
     let mut running = Running::start(&mut java, &log)?;
-    eventually("a schema is taken", &mut running, || {
+    eventually("a schema is accepted", &mut running, || {
         Ok(http(address, "POST", path, kind, schema).is_ok_and(|(status, _)| status == 200))
     })?;
     drop(running);
-    // It has no store but the topic.
+    // Its only store is the topic.
     let mut running = Running::start(&mut java, &log)?;
-    eventually("the schema is there after a restart", &mut running, || {
+    eventually("the schema survives a restart", &mut running, || {
         let latest = format!("{path}/latest");
         Ok(http(address, "GET", &latest, kind, "")
             .is_ok_and(|(status, body)| status == 200 && body.contains("Word")))
     })
 }
 
-/// One request by HTTP; the status and the body of the answer.
+/// Sends one HTTP request and returns the status and the body of the response.
 fn http(
     address: SocketAddr,
     method: &str,
@@ -234,6 +234,6 @@ fn http(
     let mut answer = String::new();
     connection.read_to_string(&mut answer)?;
     let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
-    let status = status.ok_or("no answer by HTTP")?;
+    let status = status.ok_or("no HTTP response")?;
     Ok((status, answer.split_once("\r\n\r\n").map_or("", |(_, body)| body).to_owned()))
 }

@@ -1,5 +1,5 @@
-//! The tests of confluent-kafka-go that talk to a server: librdkafka, as one of Confluent's own
-//! clients calls it.
+//! The tests of confluent-kafka-go that need a server: librdkafka as called by Confluent's own
+//! client.
 
 use std::fs;
 use std::path::Path;
@@ -13,41 +13,42 @@ use crate::exec::follow_all;
 use crate::report::{Case, ENDLESS, GoTests, Outcome};
 use crate::setup::{self, GoTest, Missing};
 
-/// Far above what they take: most of it is time that they wait. They give up a minute earlier, and
-/// then say which have not ended.
+/// Far above what they take, which is mostly waiting. The tests give up a minute earlier and then
+/// print which have not finished.
 const LIMIT: Duration = Duration::from_secs(11 * 60);
 
-/// As their authors' servers are told.
+/// The default number of partitions of the authors' servers.
 const PARTITIONS: u32 = 4;
 
-/// The one test that runs with groups of either kind. It has dozens of parts.
+/// The only test that runs with groups of both kinds. It has dozens of parts.
 const WITH_GROUPS: &str = "TestIntegration";
 
-/// Parts of it that read a setting right after they have changed it. Apache Kafka may then still
-/// answer with what was before: there they pass or fail by chance.
+/// Parts of it that read a setting right after they change it. Apache Kafka may still return the
+/// previous value then, so they pass or fail there by chance.
 const READ_AT_ONCE: [&str; 2] = ["TestAdminConfig", "TestAdminClient_UserScramCredentials"];
 
 /// The test that sometimes never ends: one of its goroutines polls a consumer that another has
-/// closed, and waits on the queue of the destroyed handle. No connection to a server is open then.
+/// closed, and waits on the queue of the destroyed handle. It has no open connection to a server
+/// then.
 const MAY_HANG: &str = "TestConsumerCloseForStaticMember";
 
-/// What [`MAY_HANG`] gets for a try. It takes seconds where it ends.
+/// The limit of one attempt of [`MAY_HANG`]. It takes seconds when it ends.
 const MAY_HANG_LIMIT: Duration = Duration::from_secs(90);
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     let tests = setup::confluent_tests(compat.root)?;
     let mut setup = Setup::with_partitions(PARTITIONS);
     if compat.which() == Which::Kafka {
-        // A test that logs in creates an ACL of the cluster. From then on Apache Kafka on one node,
-        // as it is started here, denies its own broker the way to its controller.
+        // A test of authentication creates an ACL of the cluster. From then on, Apache Kafka on one
+        // node, as it is started here, denies its own broker access to its controller.
         setup.users = &[];
     }
     compat.with_peer_as("confluent-kafka", &setup, |peer, directory| {
-        // They look for it where they run.
+        // The tests read it from their working directory.
         fs::write(directory.join("testconf.json"), settings(peer))?;
         let (asking, others) = sort(&tests.package)?;
         if !asking.iter().any(|name| name == WITH_GROUPS) {
-            return Err(format!("there is no {WITH_GROUPS} among {asking:?}").into());
+            return Err(format!("{WITH_GROUPS} is not among {asking:?}").into());
         }
         let without: &[&str] = match compat.which() {
             Which::Alluvium => &[],
@@ -72,13 +73,13 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
                 cases.push(case);
             }
         }
-        let why = "they try the client alone, without a server";
+        let why = "they test the client alone, without a server";
         cases.push(Case::skipped(&format!("{others} more tests"), why));
         Ok(cases)
     })
 }
 
-/// The file in which the tests look for a server.
+/// The file from which the tests read the server's address.
 fn settings(peer: &Peer) -> String {
     let login = peer.sasl().map_or(String::new(), |address| {
         let (user, password) = SCRAM_USER;
@@ -90,7 +91,7 @@ fn settings(peer: &Peer) -> String {
     format!("{{\"Brokers\": \"{}\"{login}}}\n", peer.address())
 }
 
-/// Runs tests of these names, without these parts, with groups of one kind.
+/// Runs the tests with these names, without these parts, with groups of one kind.
 fn pass(
     peer: &Peer,
     directory: &Path,
@@ -106,13 +107,13 @@ fn pass(
     }
     let mut cases = follow_go(&mut command, LIMIT, &format!("kafka, {protocol}"))?;
     cases.extend(without.iter().map(|part| {
-        let why = "it reads right after a change, where Apache Kafka may be a moment behind";
+        let why = "it reads right after a change, when Apache Kafka may be a moment behind";
         Case::skipped(&format!("{WITH_GROUPS}/{part}"), why)
     }));
     Ok(cases)
 }
 
-/// The command that runs tests of these names.
+/// Returns the command that runs the tests with these names.
 fn command(peer: &Peer, directory: &Path, tests: &GoTest, names: &str, protocol: &str) -> Command {
     let mut command = peer.client(&tests.program);
     command.current_dir(directory).env("TEST_CONSUMER_GROUP_PROTOCOL", protocol);
@@ -121,7 +122,7 @@ fn command(peer: &Peer, directory: &Path, tests: &GoTest, names: &str, protocol:
 }
 
 /// Runs compiled tests that end themselves a minute before `limit`, or after two thirds of a
-/// shorter one, and then print which of them have not ended.
+/// shorter one, and then print which of them have not finished.
 fn follow_go(command: &mut Command, limit: Duration, name: &str) -> Result<Vec<Case>, Error> {
     let own = limit.saturating_sub(Duration::from_secs(60)).max(limit * 2 / 3);
     command.args(["-test.timeout", &format!("{}s", own.as_secs())]);
@@ -130,7 +131,7 @@ fn follow_go(command: &mut Command, limit: Duration, name: &str) -> Result<Vec<C
     Ok(tests.finish(name, status))
 }
 
-/// The cases of [`MAY_HANG`]: of a second try if the first one has not ended.
+/// Returns the cases of [`MAY_HANG`]: those of a second attempt if the first did not finish.
 fn retried(mut run: impl FnMut() -> Result<Vec<Case>, Error>) -> Result<Vec<Case>, Error> {
     let cases = run()?;
     let hangs =
@@ -139,13 +140,13 @@ fn retried(mut run: impl FnMut() -> Result<Vec<Case>, Error>) -> Result<Vec<Case
         return Ok(cases);
     }
     println!(
-        "{MAY_HANG} did not end and is tried again: one of its goroutines polls a consumer that \
+        "{MAY_HANG} did not finish and is retried: one of its goroutines polls a consumer that \
          another has closed"
     );
     run()
 }
 
-/// The names of the tests in a package that ask where a server is, and the number of the others.
+/// Returns the names of the tests in a package that use a server, and the number of the others.
 fn sort(package: &Path) -> Result<(Vec<String>, usize), Error> {
     let (mut asking, mut others) = (Vec::new(), 0);
     for entry in fs::read_dir(package)? {
@@ -164,8 +165,8 @@ fn sort(package: &Path) -> Result<(Vec<String>, usize), Error> {
     Ok((asking, others))
 }
 
-/// The tests in a file, and whether each asks where a server is. What it asks with ends a test if
-/// there is none.
+/// Returns the tests in a file, and whether each uses a server. The function by which it reads the
+/// server's address skips the test if there is none.
 fn tests_in(source: &str) -> impl Iterator<Item = (&str, bool)> {
     source.split("\nfunc ").skip(1).filter_map(|function| {
         let (name, _) = function.split_once("(t *testing.T)")?;
@@ -178,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_test_that_does_not_end_is_tried_again() {
+    fn only_a_test_that_does_not_finish_is_retried() {
         let ends = |outcomes: &[&'static str]| {
             let mut outcomes = outcomes.iter();
             let mut tries = 0;
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_that_ask_for_a_server_are_told_from_others() {
+    fn tests_that_use_a_server_are_distinguished_from_others() {
         let source = "package kafka\n\n\
             func testconfRead() bool {\n}\n\n\
             // TestA asks.\nfunc TestA(t *testing.T) {\n\tif !testconfRead() {\n\t}\n}\n\n\

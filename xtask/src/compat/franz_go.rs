@@ -1,4 +1,4 @@
-//! The tests of franz-go's package `kgo`, as its authors run them.
+//! The tests of franz-go's package `kgo`, run as its authors run them.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use crate::exec::follow_all;
 use crate::report::{Case, GoTests};
 use crate::setup::{self, Missing};
 
-/// Far above what it takes: the tests themselves give up a minute earlier, and then say which have
-/// not ended.
+/// Far above what they take: the tests give up a minute earlier and then print which have not
+/// finished.
 const LIMIT: Duration = Duration::from_secs(11 * 60);
 
-/// Records through each chain of groups. The authors send half a million, on more processors
-/// (tests/compat/README.md).
+/// Number of records through each chain of groups. The authors send half a million, on more
+/// processors (tests/compat/README.md).
 const RECORDS: u32 = 20_000;
 const RECORDS_SHORT: u32 = 2_000;
 

@@ -1,4 +1,4 @@
-//! What runs on Kafka in a JVM beside the `apps`: a job of Flink, an application of Spring.
+//! Kafka applications in a JVM other than the `apps`: a Flink job and a Spring application.
 
 use std::fs;
 use std::io::Write;
@@ -8,12 +8,12 @@ use crate::report::Case;
 use crate::setup::{self, Missing};
 use crate::suites::{tap, tap_that_asks};
 
-/// What the test of Flink says when the server is to be killed.
+/// The line with which the Flink test asks to kill the server.
 const KILL_THE_SERVER: &str = "kill the server";
 
 pub(super) fn flink(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     if compat.short {
-        let why = "the short form leaves it out: its downloads and restarts take too long";
+        let why = "the short form omits it: its downloads and restarts take too long";
         return Err(Missing::NotAllowed(why.into()));
     }
     let class_path = setup::maven_project(compat.root, "flink", "Flink")?;
@@ -35,7 +35,7 @@ pub(super) fn flink(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
 
 pub(super) fn spring(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     if compat.short {
-        let why = "the short form leaves it out: its downloads take too long";
+        let why = "the short form omits it: its downloads take too long";
         return Err(Missing::NotAllowed(why.into()));
     }
     let class_path = setup::maven_project(compat.root, "spring", "Spring Kafka")?;

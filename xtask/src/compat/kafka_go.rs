@@ -8,10 +8,10 @@ use crate::exec::follow_all;
 use crate::report::{Case, GoTests};
 use crate::setup::{self, Missing};
 
-/// Above what they take; they give up a minute earlier, and then say which have not ended.
+/// Above what they take; the tests give up a minute earlier and then print which have not finished.
 const LIMIT: Duration = Duration::from_secs(11 * 60);
 
-/// As their authors' servers are started.
+/// The settings of the authors' servers.
 const SETUP: Setup<'_> = Setup {
     partitions: 1,
     node: 1,
@@ -25,23 +25,23 @@ const SETUP: Setup<'_> = Setup {
     ],
 };
 
-/// By this the tests choose what a server must be able to do, and the names of its users.
+/// The tests derive from it what a server must support, and the names of its users.
 const KAFKA_VERSION: &str = "4.0.0";
 
-const AT_PORT_9092: &str = "it connects to port 9092, and the server has another one";
+const AT_PORT_9092: &str = "it connects to port 9092, but the server uses another port";
 
-/// What no server is tested with.
+/// Tests that are run with no server.
 const SKIPPED: [(&str, &str); 3] = [
     ("TestDialerResolver/resolve_domain_to_ip", AT_PORT_9092),
     ("TestDialerResolver/resolve_domain_to_ip_and_port", AT_PORT_9092),
     ("TestReadTruncatedMessages", "its authors skip it: it passes with Apache Kafka 0.10.1.0 only"),
 ];
 
-const ASKED_AT_ONCE: &str = "it asks right after a change, where Apache Kafka may be behind";
+const ASKED_AT_ONCE: &str = "it reads right after a change, when Apache Kafka may be behind";
 const JUST_CREATED: &str =
     "Apache Kafka creates topics in the background: its group may never see the partitions";
 
-/// Tests that pass with Apache Kafka or fail there by chance. Here they must pass.
+/// Tests that pass or fail with Apache Kafka by chance. Here they must pass.
 const BY_CHANCE: [(&str, &str); 11] = [
     ("TestClient/retrieve_committed_offsets_for_a_consumer_group_and_topic", ASKED_AT_ONCE),
     ("TestClientAlterConfigs", ASKED_AT_ONCE),
@@ -58,7 +58,7 @@ const BY_CHANCE: [(&str, &str); 11] = [
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     if compat.short {
-        let why = "the short form leaves it out: its tests wait for minutes";
+        let why = "the short form omits it: its tests wait for minutes";
         return Err(Missing::NotAllowed(why.into()));
     }
     let programs = setup::kafka_go_tests(compat.root)?;
@@ -79,8 +79,8 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
             command.current_dir(&tests.package).env("BOOTSTRAP_SASL", sasl.to_string());
             command.env("KAFKA_VERSION", KAFKA_VERSION);
             if compat.which() == Which::Kafka {
-                // As their authors do: against newer versions of it the connections fail one of
-                // the tests of Go's package `nettest`.
+                // As the authors do for newer versions of Kafka, with which the connections fail
+                // one of the tests of Go's package `nettest`.
                 command.env("KAFKA_SKIP_NETTEST", "1");
             }
             command.args(["-test.v", "-test.timeout", "10m", "-test.skip", &skip]);

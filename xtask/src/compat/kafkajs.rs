@@ -1,4 +1,4 @@
-//! KafkaJS, by a program of our own: its package on npm has no tests.
+//! KafkaJS, through our own program: its package on npm has no tests.
 
 use super::Compat;
 use crate::report::Case;

@@ -1,5 +1,5 @@
-//! The tests of which it is known that they fail, and why. A test that is not listed must pass; one
-//! that is listed must fail.
+//! The tests with known failures and their reasons. A listed test must fail; every other one must
+//! pass.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,10 +8,10 @@ use std::path::Path;
 use crate::Error;
 use crate::report::{Case, Outcome};
 
-/// Beside the explanation of what stands in it.
+/// The list of known failures. Its format is explained in the README beside it.
 const LIST: &str = "tests/compat/known.txt";
 
-/// What is known of one suite against one server: test and reason.
+/// The known failures of one suite against one server: test and reason.
 pub(super) struct Known(BTreeMap<String, String>);
 
 impl Known {
@@ -21,7 +21,7 @@ impl Known {
         Self::parse(&text, server, suite)
     }
 
-    /// One line for each test: `suite | server | test | reason`, where the server is `alluvium`,
+    /// Parses one line per test: `suite | server | test | reason`, where the server is `alluvium`,
     /// `kafka` or `both`.
     fn parse(text: &str, server: &str, suite: &str) -> Result<Self, Error> {
         let mut known = BTreeMap::new();
@@ -32,13 +32,13 @@ impl Known {
             let wrong = |what: &str| Err(format!("{LIST}:{number}: {what}").into());
             let fields: Vec<&str> = line.splitn(4, '|').map(str::trim).collect();
             let [of, on, test, reason] = fields[..] else {
-                return wrong("not `suite | server | test | reason`");
+                return wrong("expected `suite | server | test | reason`");
             };
             if reason.is_empty() {
                 return wrong("no reason");
             }
             if !["alluvium", "kafka", "both"].contains(&on) {
-                return wrong("the server is `alluvium`, `kafka` or `both`");
+                return wrong("the server must be `alluvium`, `kafka` or `both`");
             }
             if of != suite || (on != server && on != "both") {
                 continue;
@@ -50,8 +50,8 @@ impl Known {
         Ok(Self(known))
     }
 
-    /// A failure that is listed is known. What is listed and does not fail any more has failed, and
-    /// so has, when all tests `ran`, what is listed and is no test: the list says what is so.
+    /// Marks listed failures as known. A listed test that passes has failed, and so has, when all
+    /// tests `ran`, a listed test that does not exist: the list must be accurate.
     pub(super) fn judge(mut self, cases: Vec<Case>, ran: bool) -> Vec<Case> {
         let mut judged = Vec::new();
         for mut case in cases {
@@ -59,7 +59,7 @@ impl Known {
                 case.outcome = match case.outcome {
                     Outcome::Failed(_) => Outcome::Known(reason),
                     Outcome::Passed => Outcome::Failed(format!(
-                        "it passes: take it out of {LIST}, where it has failed because: {reason}"
+                        "it passes: remove it from {LIST}, where its reason is: {reason}"
                     )),
                     other => other,
                 };
@@ -68,7 +68,7 @@ impl Known {
         }
         if ran {
             judged.extend(self.0.into_keys().map(|test| {
-                Case::failed(&test, format!("it is listed in {LIST}, and there is no such test"))
+                Case::failed(&test, format!("it is listed in {LIST}, but no such test exists"))
             }));
         }
         judged
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_must_fail_and_nothing_else_may() {
+    fn listed_tests_must_fail_and_no_other_may() {
         let known = |name: &str, reason: &str| Case {
             name: name.to_owned(),
             outcome: Outcome::Known(reason.to_owned()),
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_and_is_no_test_is_told_when_all_have_run() {
+    fn a_listed_test_that_does_not_exist_is_reported_when_all_have_run() {
         assert_eq!(judge(vec![], false), []);
         let told = judge(vec![], true);
         assert_eq!(told.iter().map(|case| case.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_can_not_be_read_is_refused() {
+    fn an_invalid_list_is_refused() {
         for text in [
             "s | both | a",
             "s | both | a | ",

@@ -1,5 +1,5 @@
-//! librdkafka's own tests, by its own program: all in quick mode, and then those that this leaves
-//! out or that need another server.
+//! librdkafka's own tests, run by its own program: all in quick mode, then those that this mode
+//! leaves out or that need another server.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,16 +12,15 @@ use crate::exec::each_line;
 use crate::report::{Case, Outcome};
 use crate::setup::{self, Missing};
 
-/// Far above what they take. Each test has a limit of its own, after which the program ends with a
+/// Far above what they take. Each test has its own limit, after which the program ends with a
 /// summary.
 const LIMIT: Duration = Duration::from_secs(40 * 60);
 
-/// The tests count on topics that have more than one partition by default, as on their authors'
-/// servers.
+/// The tests expect topics with more than one partition by default, as on the authors' servers.
 const SERVER: Setup<'_> =
     Setup { partitions: 4, node: 1, alluvium: &[], kafka: "", proxy: None, users: &[SCRAM_USER] };
 
-/// What their authors call the scenario `noautocreate`.
+/// The scenario that the authors call `noautocreate`.
 const WITHOUT_AUTO_CREATE: Setup<'_> = Setup {
     alluvium: &["--auto-create-topics=false"],
     kafka: "auto.create.topics.enable=false\n",
@@ -32,25 +31,25 @@ const WITHOUT_AUTO_CREATE: Setup<'_> = Setup {
 /// A run of the program.
 struct Pass<'a> {
     name: &'a str,
-    /// The numbers of the tests, or nothing for all.
+    /// The numbers of the tests; empty for all.
     tests: &'a str,
     arguments: &'a [&'a str],
-    /// What is added to the names of the tests.
+    /// Appended to the names of the tests.
     suffix: &'a str,
 }
 
 /// All tests, in quick mode and without those that emulate a bad network (`-E`), four at a time:
-/// they wait more than they compute.
+/// they mostly wait.
 const QUICK: Pass<'_> =
     Pass { name: "quick", tests: "", arguments: &["-Q", "-E", "-p4"], suffix: "" };
 
-/// What continuous integration runs of them: what librdkafka's authors call smoke tests, and some
-/// more that take seconds.
+/// The subset that continuous integration runs: what librdkafka's authors call smoke tests, and
+/// some more that take seconds.
 const SHORT: &str =
     "0000,0001,0004,0005,0012,0013,0017,0022,0030,0031,0033,0039,0044,0052,0073,0086,0090,0099";
 
-/// Those that delay and cut connections and expect timeouts, and one that the quick mode leaves
-/// out. They are run one at a time, because they must not delay each other.
+/// The tests that delay and cut connections and expect timeouts, and one that quick mode leaves
+/// out. They run one at a time so that they do not delay each other.
 const NETWORK: Pass<'_> = Pass {
     name: "network",
     tests: "0049,0068,0075,0076,0082,0088,0094",
@@ -58,11 +57,11 @@ const NETWORK: Pass<'_> = Pass {
     suffix: "",
 };
 
-/// The one that authenticates. (0142 would pass with all of its parts skipped in quick mode; the
-/// suite `security` tests that clients authenticate again.)
+/// The test of authentication. (0142 would pass with all of its parts skipped in quick mode; the
+/// suite `security` tests reauthentication.)
 const SASL: Pass<'_> = Pass { name: "sasl", tests: "0135", arguments: &["-Q"], suffix: "" };
 
-/// Those that consume as members of a group, with the groups of KIP-848.
+/// The tests that consume as members of a group, with the groups of KIP-848.
 const GROUPS: Pass<'_> = Pass {
     name: "consumer",
     tests: "0018,0019,0022,0026,0029,0030,0033,0040,0042,0045,0050,0056,0069,0081,0083,0089,0091,\
@@ -71,7 +70,7 @@ const GROUPS: Pass<'_> = Pass {
     suffix: NEW_GROUPS,
 };
 
-/// Those that create topics while clients ask for them.
+/// The tests that create topics while clients request them.
 const NO_AUTO_CREATE: Pass<'_> = Pass {
     name: "noautocreate",
     tests: "0045,0107,0111",
@@ -79,7 +78,7 @@ const NO_AUTO_CREATE: Pass<'_> = Pass {
     suffix: "",
 };
 
-/// The Kafka whose features the tests may ask for.
+/// The Kafka version that determines which features the tests use.
 const VERSION: &str = "4.3.1";
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
@@ -109,7 +108,7 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     Ok(cases)
 }
 
-/// librdkafka's `test-runner`, and the jars of Kafka's tools that it calls.
+/// librdkafka's `test-runner`, and the jars of the Kafka tools that it calls.
 struct Program {
     tests: PathBuf,
     jars: PathBuf,
@@ -133,10 +132,10 @@ impl Program {
         let settings = directory.join(format!("{name}.conf"));
         fs::write(&settings, text)?;
         let log = directory.join(format!("{name}.log"));
-        println!("what the tests say is in {}", log.display());
+        println!("the output of the tests is in {}", log.display());
         let scripts = directory.join("kafka");
         tools::scripts(&self.jars, &scripts.join("bin"))?;
-        // Line by line, so that a test that does not end does not take the other lines with it.
+        // Line-buffered, so that a test that hangs does not hold back other lines.
         let mut command = peer.client("stdbuf");
         command.args(["-oL", "./test-runner"]).current_dir(&self.tests);
         command.env("RDKAFKA_TEST_CONF", &settings).env("BROKERS", &address);
@@ -170,7 +169,7 @@ impl Program {
     }
 }
 
-/// Adds the cases of a further pass. One that was skipped before has now run.
+/// Adds the cases of a further pass. A case that was skipped before has now run.
 fn merge(cases: &mut Vec<Case>, more: Vec<Case>) {
     for case in more {
         let skipped =
@@ -182,20 +181,20 @@ fn merge(cases: &mut Vec<Case>, more: Vec<Case>) {
     }
 }
 
-/// Says why a test is still skipped that the program leaves out by its flags: those for the network
-/// have run.
+/// Replaces the reason of tests that the program's flags still exclude: those for the network have
+/// run.
 fn say_why(cases: &mut [Case]) {
     for case in cases {
         if let Outcome::Skipped(why) = &mut case.outcome
             && why.starts_with("Filtered due to negative test flags")
         {
-            *why = "its authors have marked it as one that is known to fail".to_owned();
+            *why = "its authors marked it as known to fail".to_owned();
         }
     }
 }
 
-/// The tests of the program that its summary does not name: of those that were not asked for it
-/// says nothing.
+/// Returns the tests of the program that its summary does not name. It says nothing about those
+/// that were not requested.
 fn left_out(source: &str, cases: &[Case], short: bool) -> Vec<Case> {
     let names = source.lines().filter_map(|line| line.trim_start().strip_prefix("_TEST("));
     let names = names.filter_map(|rest| rest.split([',', ')']).next());
@@ -207,21 +206,22 @@ fn left_out(source: &str, cases: &[Case], short: bool) -> Vec<Case> {
             vec![Case::skipped(&what, format!("the short form runs only {SHORT}"))]
         }
         _ => {
-            let why = "its program does not run it unless it is named, or is built without it";
+            let why = "the test program runs it only by name, or is built without it";
             names.into_iter().map(|name| Case::skipped(name, why)).collect()
         }
     }
 }
 
-/// The case in a line of the summary, if there is one: `| 0001_multiobj | PASSED | 1.234s | why`.
+/// Parses the case in a line of the summary, if there is one: `| 0001_multiobj | PASSED | 1.234s |
+/// why`.
 fn case(line: &str) -> Option<Case> {
     let fields: Vec<&str> = line.strip_prefix('|')?.splitn(4, '|').map(str::trim).collect();
     let [name, state, _, reason] = fields[..] else { return None };
-    // The program itself is in the table too.
+    // The table also lists the program itself.
     if name == "<MAIN>" {
         return None;
     }
-    let reason = if reason.is_empty() { "it does not say why" } else { reason };
+    let reason = if reason.is_empty() { "no reason given" } else { reason };
     let outcome = match state {
         "PASSED" => Outcome::Passed,
         "SKIPPED" => Outcome::Skipped(reason.to_owned()),
@@ -231,7 +231,7 @@ fn case(line: &str) -> Option<Case> {
     Some(Case { name: name.to_owned(), outcome })
 }
 
-/// Without what tells a terminal to change its colour: `ESC [ ... m`.
+/// Removes terminal colour codes: `ESC [ ... m`.
 fn without_colours(line: &str) -> String {
     let mut pieces = line.split('\u{1b}');
     let mut text = pieces.next().unwrap_or_default().to_owned();
@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_program_does_not_run_is_told() {
+    fn tests_that_the_program_does_not_run_are_reported() {
         let source = "#define _TEST(NAME, ...) x\n _TEST(a, 0),\n _TEST(b,\n 1),\n _TEST(c, 0)";
         let cases = [Case::passed("a")];
         let names = |cases: Vec<Case>| {

@@ -1,5 +1,5 @@
-//! `cargo xtask compat`: test suites that others have written for Kafka, and Kafka's own programs,
-//! against the server as a user starts it.
+//! `cargo xtask compat`: third-party test suites for Kafka, and Kafka's own programs, against the
+//! server as a user starts it.
 
 mod apps;
 mod confluent_kafka;
@@ -31,13 +31,13 @@ use peer::{Peer, Setup};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Which suites to run. Default: all.
+    /// The suites to run. Default: all.
     suites: Vec<Suite>,
-    /// Leave out what takes long, as continuous integration does.
+    /// Leave out slow tests, as continuous integration does.
     #[arg(long)]
     short: bool,
-    /// Against which server. What fails against Apache Kafka on the same machine is no fault of
-    /// Alluvium's.
+    /// The server to test. A test that fails against Apache Kafka on the same machine is not a
+    /// fault of Alluvium.
     #[arg(long, default_value = "alluvium")]
     peer: Which,
     #[command(flatten)]
@@ -52,25 +52,25 @@ enum Suite {
     KafkaTools,
     /// kafka-clients: administration, transactions, groups of both new kinds.
     KafkaClients,
-    /// Listeners with TLS and SASL, and ACLs, as four kinds of clients meet them.
+    /// Listeners with TLS and SASL, and ACLs, with four kinds of clients.
     Security,
     /// All of librdkafka's tests that run on one node.
     Librdkafka,
-    /// The tests of confluent-kafka-go that talk to a server.
+    /// The tests of confluent-kafka-go that need a server.
     ConfluentKafka,
-    /// The tests of kafka-python, and the version of 2020 that is in wide use.
+    /// The tests of kafka-python, and its widely used version of 2020.
     KafkaPython,
-    /// aiokafka: two versions, by a program of our own.
+    /// aiokafka: two versions, through our own program.
     Aiokafka,
     /// The tests of segmentio/kafka-go.
     KafkaGo,
     /// The functional tests of sarama.
     Sarama,
-    /// KafkaJS, by a program of our own.
+    /// KafkaJS, through our own program.
     Kafkajs,
-    /// An application of Spring Kafka.
+    /// A Spring Kafka application.
     Spring,
-    /// A job of Flink with exactly-once.
+    /// A Flink job with exactly-once delivery.
     Flink,
     /// Kafka Streams, Kafka Connect, a schema registry and a UI.
     Apps,
@@ -125,7 +125,7 @@ pub(crate) const NAMES: [&str; Suite::ALL.len()] = {
     names
 };
 
-/// The groups of KIP-848, as librdkafka's setting calls them.
+/// The groups of KIP-848, in librdkafka's configuration.
 const NEW_GROUPS: &str = "group.protocol=consumer";
 
 /// A server that speaks Kafka.
@@ -160,7 +160,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
     Ok(report)
 }
 
-/// The short form as a part of `cargo xtask test`.
+/// The short form, as part of `cargo xtask test`.
 pub(crate) fn short(root: &Path, binary: &Path, report: &mut Report) {
     let compat = Compat { root, binary: Some(binary.to_path_buf()), short: true };
     for suite in Suite::ALL {
@@ -168,10 +168,10 @@ pub(crate) fn short(root: &Path, binary: &Path, report: &mut Report) {
     }
 }
 
-/// Where suites run, and against what.
+/// The environment of the suites: where they run and what they test.
 struct Compat<'a> {
     root: &'a Path,
-    /// Alluvium's, or it is Apache Kafka that is tested.
+    /// Alluvium's binary; `None` if Apache Kafka is tested.
     binary: Option<PathBuf>,
     short: bool,
 }
@@ -186,7 +186,7 @@ impl Compat<'_> {
         report.suite(&name, || {
             let known = Known::read(self.root, self.which().name(), suite.name())?;
             let cases = skip_if_missing(&name, self.cases(suite))?;
-            // The short form does not run all that is listed.
+            // The short form does not run every listed test.
             Ok(known.judge(cases, !self.short))
         });
     }
@@ -210,8 +210,8 @@ impl Compat<'_> {
         }
     }
 
-    /// Runs `suite` against a fresh server, whose topics have so many `partitions` unless they say
-    /// otherwise. Its data and log stay if a case has failed.
+    /// Runs `suite` against a fresh server, whose topics have this many `partitions` by default.
+    /// Its data and log are kept if a case failed.
     fn with_peer(
         &self,
         name: &str,
@@ -221,7 +221,7 @@ impl Compat<'_> {
         self.with_peer_as(name, &Setup::with_partitions(partitions), suite)
     }
 
-    /// The same against a server with further settings.
+    /// Like `with_peer`, against a server with further settings.
     fn with_peer_as(
         &self,
         name: &str,
@@ -237,14 +237,14 @@ impl Compat<'_> {
             vec![Case::failed(name, format!("{error}{}", peer.log_tail()))]
         });
         if cases.iter().any(Case::has_failed) {
-            println!("data and log of the server stay in {}", directory.display());
+            println!("the server's data and log are kept in {}", directory.display());
             return Ok(cases);
         }
         match self.which() {
             Which::Alluvium => {
                 cases.push(Case::run("the server stops on SIGTERM", || peer.finish()));
             }
-            // Its process is killed, which is no test.
+            // Its process is killed, so this is not a test.
             Which::Kafka => peer.finish()?,
         }
         Ok(cases)
@@ -257,7 +257,7 @@ mod tests {
     use crate::exec::workspace_root;
 
     #[test]
-    fn a_suite_that_the_short_form_leaves_out_is_told_with_the_reason() {
+    fn a_suite_that_the_short_form_omits_is_reported_with_the_reason() {
         let root = workspace_root();
         let compat = Compat { root: &root, binary: Some("/nowhere".into()), short: true };
         let mut report = Report::default();

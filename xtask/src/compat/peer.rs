@@ -10,13 +10,13 @@ use crate::Error;
 use crate::kafka::{Kafka, Settings};
 use crate::server::{Config, Ending, Objects, Server, free_address};
 
-/// Large enough for a suite's data many times over.
+/// Many times the size of a suite's data.
 const WAL_MEBIBYTES: u64 = 256;
-/// Small, so that most of what is read late comes back from objects.
+/// Small, so that most cold reads are served from objects.
 const LOG_CACHE_MEBIBYTES: u64 = 16;
 
-/// What Apache Kafka needs to know to run all that it has on one node, and what franz-go's own
-/// pipeline tells it.
+/// The settings that Apache Kafka needs to run all its features on one node, and those that
+/// franz-go's own pipeline uses.
 const KAFKA_PROPERTIES: &str = "\
     share.coordinator.state.topic.replication.factor=1\n\
     share.coordinator.state.topic.min.isr=1\n\
@@ -26,27 +26,27 @@ const KAFKA_PROPERTIES: &str = "\
     authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
     allow.everyone.if.no.acl.found=true\n";
 
-/// Name and password of a user who may log in.
+/// Name and password of a user.
 pub(super) const SCRAM_USER: (&str, &str) = ("someone", "a-password");
 
-/// What a suite wants of its server.
+/// A suite's requirements of its server.
 #[derive(Clone, Copy)]
 pub(super) struct Setup<'a> {
-    /// Of a topic that is created without a number of partitions.
+    /// Number of partitions of a topic that is created without one.
     pub(super) partitions: u32,
     pub(super) node: u32,
     /// Further options of Alluvium.
     pub(super) alluvium: &'a [&'a str],
-    /// The same for Apache Kafka, as lines of its `server.properties`.
+    /// Further settings of Apache Kafka, as lines of its `server.properties`.
     pub(super) kafka: &'a str,
-    /// The address of a proxy: clients that come through it must be told it.
+    /// The address of a proxy: clients that connect through it must be given this address.
     pub(super) proxy: Option<SocketAddr>,
     /// Users and passwords. The server has a listener with SASL if there are any.
     pub(super) users: &'a [(&'a str, &'a str)],
 }
 
 impl Setup<'_> {
-    /// What most suites want, with so many partitions of a topic.
+    /// The setup of most suites, with this many partitions per topic.
     pub(super) fn with_partitions(partitions: u32) -> Self {
         Self { partitions, node: 1, alluvium: &[], kafka: "", proxy: None, users: &[SCRAM_USER] }
     }
@@ -66,7 +66,7 @@ enum Process {
 }
 
 impl Peer {
-    /// Start Alluvium.
+    /// Starts Alluvium.
     pub(super) fn alluvium(
         binary: &Path,
         directory: &Path,
@@ -91,7 +91,7 @@ impl Peer {
             format!("--node-id={}", setup.node),
             format!("--listener=[{}]", listeners.join(", ")),
         ];
-        // As the other one: ACLs hold where there are any.
+        // Like Apache Kafka here: an ACL restricts only the resources that have one.
         let authorization = ["--authorization", "--allow-everyone-if-no-acl-found"];
         arguments.extend(authorization.iter().chain(setup.alluvium).map(|&one| one.to_owned()));
         let server = Server::start(Config {
@@ -110,7 +110,7 @@ impl Peer {
         Ok(Self { process, directory: directory.to_path_buf(), sasl, behind_proxy })
     }
 
-    /// Start Apache Kafka, in the same way.
+    /// Starts Apache Kafka with equivalent settings.
     pub(super) fn kafka(jars: &Path, directory: &Path, setup: &Setup<'_>) -> Result<Self, Error> {
         if directory.exists() {
             fs::remove_dir_all(directory)?;
@@ -132,7 +132,7 @@ impl Peer {
         Ok(Self { process, directory: directory.to_path_buf(), sasl, behind_proxy })
     }
 
-    /// Where clients connect to.
+    /// The address that clients connect to.
     pub(super) fn address(&self) -> String {
         match &self.process {
             Process::Alluvium(server) => server.address(),
@@ -140,12 +140,12 @@ impl Peer {
         }
     }
 
-    /// Where the proxy connects to that the suite has asked for.
+    /// The address that the suite's proxy connects to.
     pub(super) fn behind_proxy(&self) -> SocketAddr {
         self.behind_proxy
     }
 
-    /// End the server by SIGKILL, and wait until it takes connections again.
+    /// Ends the server with SIGKILL, and waits until it accepts connections again.
     pub(super) fn kill_and_start_again(&mut self) -> Result<(), Error> {
         match &mut self.process {
             Process::Alluvium(server) => {
@@ -156,19 +156,19 @@ impl Peer {
         }
     }
 
-    /// Where clients log in with SASL, as one of the suite's users, if it has any.
+    /// The address of the listener with SASL, for the suite's users, if it has any.
     pub(super) fn sasl(&self) -> Option<SocketAddr> {
         self.sasl
     }
 
-    /// A command for a client program: it finds the address in `BOOTSTRAP`.
+    /// Returns a command for a client program, with the server's address in `BOOTSTRAP`.
     pub(super) fn client(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env("BOOTSTRAP", self.address()).env("PYTHONDONTWRITEBYTECODE", "1");
         command
     }
 
-    /// The last lines of the server's log, to be put behind a message.
+    /// The last lines of the server's log, to append to a message.
     pub(super) fn log_tail(&self) -> String {
         match &self.process {
             Process::Alluvium(server) => server.log_tail(),
@@ -176,7 +176,7 @@ impl Peer {
         }
     }
 
-    /// Stops the server for good and removes its data, since everything went well.
+    /// Stops the server for good and removes its data. For suites that passed.
     pub(super) fn finish(self) -> Result<(), Error> {
         match self.process {
             Process::Alluvium(server) => server.finish(),
@@ -188,7 +188,7 @@ impl Peer {
     }
 }
 
-/// The lines of `server.properties` that let users log in, with PLAIN and with SCRAM.
+/// The lines of `server.properties` that let users log in with PLAIN and SCRAM.
 fn login_modules(users: &[(&str, &str)]) -> String {
     let prefix = "listener.name.sasl";
     let module = "org.apache.kafka.common.security";

@@ -1,5 +1,4 @@
-//! Clients in Python: kafka-python with its own tests, aiokafka, and the versions of both that are
-//! in wide use.
+//! Python clients: kafka-python with its own tests, aiokafka, and the widely used versions of both.
 
 use std::path::Path;
 
@@ -10,22 +9,21 @@ use crate::report::Case;
 use crate::setup::{self, Missing};
 use crate::suites::tap;
 
-/// The tests of kafka-python are told of an external server. This one cannot be.
+/// Most tests of kafka-python can be pointed to an external server. This one cannot.
 const SSL: &str = "test/integration/test_ssl_integration.py";
 
-/// What the tests of kafka-python expect of a server. Its node is 0: a test assigns partitions to
-/// it.
+/// The server that kafka-python's tests expect. Its node ID is 0: a test assigns partitions to it.
 const KAFKA_PYTHON: Setup<'_> = Setup {
     partitions: 4,
     node: 0,
     alluvium: &["--group-min-session-timeout", "1s"],
     kafka: "group.min.session.timeout.ms=1000\n",
     proxy: None,
-    // As the tests log in.
+    // The user of the tests.
     users: &[("alice", "alice-secret")],
 };
 
-/// The Apache Kafka that the tests take the server for.
+/// The Apache Kafka version that the tests assume.
 const KAFKA_VERSION: &str = "4.3.1";
 
 pub(super) fn kafka_python(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
@@ -42,7 +40,7 @@ pub(super) fn kafka_python(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
             command.env("KAFKA_URI", format!("kafka://{}", peer.address()));
             command.env("SASL_HOST", sasl.ip().to_string());
             command.env("SASL_PORT", sasl.port().to_string());
-            // A directory that must be there, and from which nothing is run.
+            // A directory that must exist; nothing in it is run.
             command.env("KAFKA_ROOT", &tests.directory);
             command.env("PYTHONPATH", compat.root.join("tests/compat/python"));
             command.args(["-m", "pytest", "-p", "no:terminal", "-p", "pytest_tap"]);
@@ -50,7 +48,7 @@ pub(super) fn kafka_python(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
             let ran = tap("pytest", command.arg("test/integration"))?;
             cases.extend(named(version, ran));
         }
-        let why = "it starts a server of its own, from an installation of Apache Kafka";
+        let why = "it starts its own server, from an installation of Apache Kafka";
         cases.push(Case::skipped("test_ssl_integration.py", why));
         let old_suite = "tests/compat/kafka-python/old.py";
         cases.extend(ours(compat.root, peer, "2.0.2", &old, old_suite)?);
@@ -74,7 +72,7 @@ pub(super) fn aiokafka(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     })
 }
 
-/// Runs a program of our own with a version of a client, if that can be installed.
+/// Runs our own program with a version of a client, if that can be installed.
 fn ours(
     root: &Path,
     peer: &Peer,
@@ -93,7 +91,7 @@ fn ours(
     }
 }
 
-/// The cases of one version of a client.
+/// Adds the version of a client to the names of its cases.
 fn named(version: &str, mut cases: Vec<Case>) -> Vec<Case> {
     for case in &mut cases {
         case.name = format!("{version}: {}", case.name);

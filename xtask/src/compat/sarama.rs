@@ -1,4 +1,4 @@
-//! The functional tests of sarama, through the proxies that they play tricks with.
+//! The functional tests of sarama, through the proxies with which they inject faults.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -15,19 +15,19 @@ use crate::report::{Case, GoTests};
 use crate::server::free_address;
 use crate::setup::{self, Missing};
 
-/// Above what they take; they give up a minute earlier, and then say which have not ended.
+/// Above what they take; the tests give up a minute earlier and then print which have not finished.
 const LIMIT: Duration = Duration::from_secs(14 * 60);
 /// Far above what a proxy takes to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// The Apache Kafka that the tests take the server for.
+/// The Apache Kafka version that the tests assume.
 const KAFKA_VERSION: &str = "4.3.1";
-/// They know a proxy for each of five brokers. Here all lead to the one that there is.
+/// The tests expect a proxy for each of five brokers. Here all of them lead to the only one.
 const PROXIES: usize = 5;
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     if compat.short {
-        let why = "the short form leaves it out: its tests wait for minutes";
+        let why = "the short form omits it: its tests wait for minutes";
         return Err(Missing::NotAllowed(why.into()));
     }
     let tests = setup::sarama_tests(compat.root)?;
@@ -45,7 +45,7 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
         command.current_dir(&tests.package).env("KAFKA_VERSION", KAFKA_VERSION);
         command.env("TOXIPROXY_ADDR", format!("http://{}", proxy.address));
         command.args(["-test.v", "-test.timeout", "13m", "-test.run"]);
-        // The others in these files try the client alone.
+        // The other tests in these files test the client alone.
         command.arg(functional(&tests.package)?);
         let mut tests = GoTests::default();
         let status = follow_all(&mut command, LIMIT, |line| tests.line(line))?;
@@ -53,8 +53,8 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     })
 }
 
-/// A pattern for the names of the functional tests: those in the files that are built with them
-/// only.
+/// Returns a pattern for the names of the functional tests: those in the files with their build
+/// tag.
 fn functional(package: &Path) -> Result<String, Error> {
     let mut names = Vec::new();
     for entry in fs::read_dir(package)? {
@@ -76,7 +76,7 @@ fn functional(package: &Path) -> Result<String, Error> {
     Ok(format!("^({})$", names.join("|")))
 }
 
-/// A process that holds the proxies. It is killed when it is dropped.
+/// The process that runs the proxies. It is killed when dropped.
 struct Toxiproxy {
     address: SocketAddr,
     child: Child,
@@ -107,7 +107,7 @@ impl Toxiproxy {
         let deadline = Instant::now() + START_LIMIT;
         while std::iter::once(&address).chain(proxies).any(|it| TcpStream::connect(it).is_err()) {
             if proxy.child.try_wait()?.is_some() || Instant::now() >= deadline {
-                return Err("toxiproxy does not start, see toxiproxy.log".into());
+                return Err("toxiproxy did not start, see toxiproxy.log".into());
             }
             thread::sleep(Duration::from_millis(20));
         }
@@ -117,7 +117,7 @@ impl Toxiproxy {
 
 impl Drop for Toxiproxy {
     fn drop(&mut self) {
-        // It may have ended already, and there is nobody to tell.
+        // The process may have ended already; the error is of no use here.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,5 @@
-//! Kafka's command-line tools, each as `bin/kafka-*.sh` starts it: one command after the other,
-//! with what it must say and how it must end.
+//! Kafka's command-line tools, each started as `bin/kafka-*.sh` does: a sequence of commands with
+//! their expected output and exit status.
 
 mod cases;
 
@@ -17,14 +17,13 @@ use crate::setup::{self, Missing};
 use cases::{CASES, Ends, FILES};
 pub(super) use cases::{Case, badly, fed, well};
 
-/// Far above what any of them takes. A consumer that waits for what never comes must not block the
-/// rest.
+/// Far above what any of them takes. A consumer that waits in vain must not block the rest.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What the last tool has said, beside the files that cases name.
+/// The output of the last tool, in the directory of the files that cases name.
 pub(super) const OUTPUT: &str = "output";
 
-/// So many lines of what a tool has said are shown when it is wrong.
+/// Number of lines of a tool's output that are shown when a case fails.
 const SHOWN: usize = 30;
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<report::Case>, Missing> {
@@ -53,12 +52,12 @@ pub(super) fn case_passes(
     scratch: &Path,
 ) -> Result<(), Error> {
     let mut java = Command::new("java");
-    // They do not run for long: what takes time is to start.
+    // They are short-lived: most of their time is spent starting.
     java.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]);
     java.args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", class_path]);
     java.arg(class(case.tool)?);
     let mut arguments = case.arguments.split_whitespace().peekable();
-    // One of them wants its own command first.
+    // One tool wants its own command first.
     if case.tool == "cluster" {
         java.args(arguments.next());
     }
@@ -73,16 +72,16 @@ pub(super) fn case_passes(
     let ended = wait(&mut child, LIMIT)?;
     let said = String::from_utf8_lossy(&fs::read(&output)?).into_owned();
     let told = |what: String| -> Result<(), Error> {
-        // The first line is the reason in the table, so it holds the server's words.
+        // The first line becomes the reason in the table, so it contains the server's message.
         let lines: Vec<&str> = said.lines().filter(|line| !is_noise(line)).collect();
         let words = ["kafka.common.errors.", "Exception", "rror"];
         let found = words.iter().find_map(|&words| lines.iter().find(|line| line.contains(words)));
         let words = found.or(lines.first()).map_or("nothing", |line| line.trim());
         let shown = &lines[..lines.len().min(SHOWN)];
-        Err(format!("{what}; it says: {words}\n  | {}", shown.join("\n  | ")).into())
+        Err(format!("{what}; its output: {words}\n  | {}", shown.join("\n  | ")).into())
     };
     match ended {
-        None => return told(format!("it has not ended after {} s", LIMIT.as_secs())),
+        None => return told(format!("it did not finish within {} s", LIMIT.as_secs())),
         Some(status) if status.success() != (case.ends == Ends::Well) => {
             return told(status.to_string());
         }
@@ -102,11 +101,11 @@ pub(super) fn case_passes(
     Ok(())
 }
 
-/// The tools as scripts in a directory, as Kafka's archive has them, for those who start them by
-/// name.
+/// Writes the tools as scripts into a directory, as in Kafka's archive, for programs that start
+/// them by name.
 pub(super) fn scripts(jars: &Path, directory: &Path) -> Result<(), Error> {
     fs::create_dir_all(directory)?;
-    // The last one starts any class, of those on `CLASSPATH` too.
+    // The last one starts any class, including those on `CLASSPATH`.
     for (tool, class) in cases::CLASSES.iter().copied().chain([("run-class", "")]) {
         let script = directory.join(format!("kafka-{tool}.sh"));
         let jars = jars.display();
@@ -119,23 +118,23 @@ pub(super) fn scripts(jars: &Path, directory: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The class that a tool's script starts.
+/// Returns the class that a tool's script starts.
 fn class(tool: &str) -> Result<&'static str, Error> {
     let found = cases::CLASSES.iter().find(|(name, _)| *name == tool);
-    Ok(found.ok_or_else(|| format!("there is no tool {tool}"))?.1)
+    Ok(found.ok_or_else(|| format!("unknown tool {tool}"))?.1)
 }
 
-/// What the JVM and the logger say of themselves.
+/// Whether the line is a message of the JVM or of the logger about itself.
 fn is_noise(line: &str) -> bool {
     line.trim().is_empty() || line.starts_with("SLF4J") || line.trim_start().starts_with("at ")
 }
 
-/// Without the spaces that make columns.
+/// Collapses the spaces that align columns.
 pub(super) fn single_spaced(line: &str) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Whether the whole line is as the pattern says, in which `*` stands for anything.
+/// Whether the whole line matches the pattern, in which `*` matches anything.
 pub(super) fn matches(line: &str, pattern: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return line == pattern };
     let Some(line) = line.strip_prefix(head) else { return false };
@@ -147,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_star_stands_for_anything() {
+    fn a_star_matches_anything() {
         for (line, pattern) in [
             ("", "*"),
             ("a b", "a b"),
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn every_case_has_a_tool_and_a_name_of_its_own() {
+    fn every_case_has_a_tool_and_a_unique_name() {
         let mut names = std::collections::HashSet::new();
         for case in CASES {
             assert!(class(case.tool).is_ok(), "{}", case.tool);

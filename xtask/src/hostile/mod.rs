@@ -1,5 +1,5 @@
-//! Clients that mean harm, against the real binary: whatever they do, memory stays bounded, and an
-//! honest client is served all the while.
+//! Malicious clients against the real binary: whatever they do, memory stays bounded, and an honest
+//! client is served throughout.
 
 mod logins;
 mod wire;
@@ -24,25 +24,25 @@ use wire::{
     create_topic, fetch, flexible, produce, produced, request, served, versions,
 };
 
-/// A round of the honest client may take so long: on a busy machine it takes a second, and who
-/// waits until an attacker has had its time waits for half a minute.
+/// The longest that a round of the honest client may take. It takes a second on a busy machine;
+/// half a minute if the client has to wait for an attacker's timeout.
 const ROUND_LIMIT: Duration = Duration::from_secs(10);
-/// Between two rounds, so that what it writes stays in the log.
+/// Pause between two rounds, so that what the client writes stays in the log.
 const PAUSE: Duration = Duration::from_millis(100);
-/// More than what is read without asking for room.
+/// More than what is read without reserving memory.
 const LARGE_BYTES: usize = 200 << 10;
-/// Connections that the server takes beyond those of the suite's largest attack.
+/// Connections that the server accepts beyond those of the largest attack.
 const SPARE_CONNECTIONS: u32 = 200;
 const WAL_MEBIBYTES: u64 = 256;
 const LOG_CACHE_MEBIBYTES: u64 = 64;
 
 const HONEST: &str = "honest";
-/// A topic with much in it.
+/// A topic with much data.
 const FULL: &str = "full";
-/// A topic whose batches are compressed as well as they can be.
+/// A topic whose batches have the highest compression ratio.
 const TRYING: &str = "trying";
 
-/// Run all attacks, with so many connections at the same time in the largest.
+/// Runs all attacks, with this many concurrent connections in the largest.
 pub(crate) fn run(binary: &Path, directory: &Path, connections: u32) -> Result<Vec<Case>, Error> {
     let asked = connections;
     let connections = raise_file_limit(asked)?;
@@ -69,16 +69,18 @@ pub(crate) fn run(binary: &Path, directory: &Path, connections: u32) -> Result<V
     let mut cases = Attacks::begin(&server, sasl.to_string(), connections)?.all();
     cases.extend(too_few(connections, asked));
     if cases.iter().any(Case::has_failed) {
-        println!("data and log of the server stay in {}", directory.display());
+        println!("the server's data and log are kept in {}", directory.display());
         return Ok(cases);
     }
-    cases.push(Case::run("nothing has panicked", || match server.log()?.contains("panicked") {
-        true => Err(format!("the log tells of a panic{}", server.log_tail()).into()),
-        false => Ok(()),
+    cases.push(Case::run("no panic is in the server's log", || {
+        match server.log()?.contains("panicked") {
+            true => Err(format!("the log contains a panic{}", server.log_tail()).into()),
+            false => Ok(()),
+        }
     }));
     cases.push(Case::run("no password is in the server's log", || {
         match server.log()?.contains(logins::USER.1) {
-            true => Err("it is".into()),
+            true => Err("the log contains it".into()),
             false => Ok(()),
         }
     }));
@@ -86,14 +88,14 @@ pub(crate) fn run(binary: &Path, directory: &Path, connections: u32) -> Result<V
     Ok(cases)
 }
 
-/// What an attack with fewer connections than were asked for has not tried.
+/// The skipped case if fewer connections are possible than were requested.
 fn too_few(connections: u32, asked: u32) -> Option<Case> {
-    let why = format!("the limit of open files leaves room for {connections}");
+    let why = format!("the limit of open files allows only {connections}");
     (connections < asked).then(|| Case::skipped(&format!("{asked} connections"), why))
 }
 
-/// Let this process and those it starts have files for so many connections; how many that are in
-/// the end.
+/// Raises the limit of open files for this process and its children to this many connections, and
+/// returns how many are possible.
 fn raise_file_limit(connections: u32) -> Result<u32, Error> {
     let needed = u64::from(connections) + 1_000;
     let mut limit = getrlimit(Resource::Nofile);
@@ -105,7 +107,7 @@ fn raise_file_limit(connections: u32) -> Result<u32, Error> {
     Ok(u32::try_from(files)?.saturating_sub(1_000))
 }
 
-/// A client that produces a record and reads it back, again and again.
+/// A client that produces a record and reads it back, in a loop.
 struct Honest {
     rounds: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -120,7 +122,8 @@ impl Honest {
         let (counted, stopped, failed) = (rounds.clone(), stop.clone(), failure.clone());
         let thread = thread::spawn(move || {
             if let Err(error) = Self::work(&address, &counted, &stopped) {
-                *failed.lock().expect("nobody panics with it") = Some(error.to_string());
+                *failed.lock().expect("no thread panics with the lock held") =
+                    Some(error.to_string());
             }
         });
         Self { rounds, stop, failure, thread: Some(thread) }
@@ -136,11 +139,11 @@ impl Honest {
                 let begun = Instant::now();
                 let (code, offset) = produced(wire.call(&produce(HONEST, batch))?)?;
                 if code != 0 {
-                    return Err(format!("a good batch is refused with {code}").into());
+                    return Err(format!("a valid batch was refused with code {code}").into());
                 }
                 let answer = wire.call(&fetch(HONEST, offset, 1 << 20))?;
                 if answer.len_bytes() < batch.len() {
-                    return Err("a record that was acknowledged is not there".into());
+                    return Err("an acknowledged record is missing".into());
                 }
                 let took = begun.elapsed();
                 if took > ROUND_LIMIT {
@@ -153,16 +156,18 @@ impl Honest {
         Ok(())
     }
 
-    /// Wait until it has been served some more.
+    /// Waits until the client has been served a few more times.
     fn is_served(&self) -> Result<(), Error> {
         let until = self.rounds.load(Ordering::Relaxed) + 3;
         let give_up = Instant::now() + 3 * 2 * ROUND_LIMIT;
         while self.rounds.load(Ordering::Relaxed) < until {
-            if let Some(failure) = self.failure.lock().expect("nobody panics with it").as_ref() {
+            if let Some(failure) =
+                self.failure.lock().expect("no thread panics with the lock held").as_ref()
+            {
                 return Err(format!("the honest client: {failure}").into());
             }
             if Instant::now() >= give_up {
-                return Err("the honest client is not served".into());
+                return Err("the honest client was not served".into());
             }
             thread::sleep(Duration::from_millis(5));
         }
@@ -174,7 +179,7 @@ impl Drop for Honest {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // What it has failed with was told.
+            // Its failure was reported before.
             let _ = thread.join();
         }
     }
@@ -185,7 +190,7 @@ type Topic<'a> = (&'a str, i32, &'a [(&'a str, &'a str)]);
 
 struct Attacks<'a> {
     server: &'a Server,
-    /// Where clients log in.
+    /// Address of the listener with SASL.
     sasl: String,
     honest: Honest,
     connections: u32,
@@ -211,7 +216,7 @@ impl<'a> Attacks<'a> {
             answer.skip_text()?;
             match answer.i16()? {
                 0 => {}
-                code => return Err(format!("topic {topic} is refused with {code}").into()),
+                code => return Err(format!("topic {topic} was refused with code {code}").into()),
             }
         }
         let large = Batch { records: wire::record_of(900 << 10), ..Batch::good() };
@@ -219,7 +224,7 @@ impl<'a> Attacks<'a> {
         for _ in 0..40 {
             let (code, _) = produced(wire.call(&large)?)?;
             if code != 0 {
-                return Err(format!("a large batch is refused with {code}").into());
+                return Err(format!("a large batch was refused with code {code}").into());
             }
         }
         Ok(Self { server, sasl, honest: Honest::start(server.address()), connections })
@@ -227,20 +232,20 @@ impl<'a> Attacks<'a> {
 
     fn all(&self) -> Vec<Case> {
         type Attack<'a> = fn(&Attacks<'a>) -> Result<Held, Error>;
-        // How much more memory the server may take at its height, in MiB: bounds of its documents,
-        // and what allocators do with it.
+        // The number is how much the server's memory may grow at its peak, in MiB: the documented
+        // bounds plus allocator overhead.
         let attacks: [(&str, u64, Attack<'a>); 12] = [
-            ("lengths that cannot be", 64, Self::lengths),
-            ("arrays and texts that are not there", 64, Self::arrays),
-            ("bad batches, old formats", 64, Self::batches),
-            ("half requests of 100 MiB", 384, Self::half_requests),
+            ("impossible lengths", 64, Self::lengths),
+            ("missing arrays and texts", 64, Self::arrays),
+            ("invalid batches, old formats", 64, Self::batches),
+            ("partial requests of 100 MiB", 384, Self::half_requests),
             ("one byte at a time", 64, Self::slow_senders),
             ("decompression bombs", 256, Self::bombs),
-            ("answers that nobody reads", 256, Self::unread_answers),
-            ("members, sessions, producers, transactions without end", 256, Self::names),
+            ("responses that are never read", 256, Self::unread_answers),
+            ("endless members, sessions, producers, transactions", 256, Self::names),
             ("thousands of topics in one request", 256, Self::many_topics),
             ("replayed and guessed passwords", 64, Self::logins),
-            ("an admin port full of others", 64, Self::admin_port),
+            ("a full admin port", 64, Self::admin_port),
             ("connections", 64 + u64::from(self.connections) * 32 / 1024, Self::idle_connections),
         ];
         let run = |(name, more_mebibytes, attack): (&str, u64, Attack<'a>)| {
@@ -255,14 +260,14 @@ impl<'a> Attacks<'a> {
         more_mebibytes: u64,
         attack: fn(&Self) -> Result<Held, Error>,
     ) -> Result<(), Error> {
-        // What was the most before does not count.
+        // Resets the peak of resident memory.
         fs::write(format!("/proc/{}/clear_refs", self.server.pid()), "5")?;
-        let before_kib = self.server.memory_kib().ok_or("the server is gone")?;
+        let before_kib = self.server.memory_kib().ok_or("the server has ended")?;
         let held = attack(self)?;
         self.honest.is_served()?;
-        let after_kib = self.server.peak_memory_kib().ok_or("the server is gone")?;
+        let after_kib = self.server.peak_memory_kib().ok_or("the server has ended")?;
         let (held_kib, count) =
-            (self.server.memory_kib().ok_or("the server is gone")?, held.0.len());
+            (self.server.memory_kib().ok_or("the server has ended")?, held.0.len());
         drop(held);
         self.honest.is_served()?;
         println!("{name}: {} MiB before, {} MiB at most", before_kib >> 10, after_kib >> 10);
@@ -276,7 +281,7 @@ impl<'a> Attacks<'a> {
         }
         if after_kib > before_kib + (more_mebibytes << 10) {
             return Err(format!(
-                "{} MiB have become {} MiB, allowed are {more_mebibytes} more",
+                "grew from {} MiB to {} MiB, allowed are {more_mebibytes} MiB more",
                 before_kib >> 10,
                 after_kib >> 10
             )
@@ -293,7 +298,7 @@ impl<'a> Attacks<'a> {
         (0..count).map(|_| self.connect()).collect()
     }
 
-    /// Each must close its connection.
+    /// Sends bytes after which the server must close the connection.
     fn must_close(&self, what: &str, bytes: &[u8]) -> Result<(), Error> {
         match self.connect()?.closed_after(bytes)? {
             true => Ok(()),
@@ -313,8 +318,9 @@ impl<'a> Attacks<'a> {
         Ok(Held::default())
     }
 
-    /// Behind a good header: lengths of arrays and texts that the request does not have. Whether a
-    /// version's header has tagged fields is not told, so it comes with and without.
+    /// Sends a valid header followed by lengths of arrays and texts that the request does not
+    /// contain. Not every version's header has tagged fields, so each is sent with and without
+    /// them.
     fn arrays(&self) -> Result<Held, Error> {
         let spoils = [
             Body::default().i32(i32::MAX),
@@ -332,7 +338,7 @@ impl<'a> Attacks<'a> {
                     for spoil in &spoils {
                         let mut wire = self.connect()?;
                         wire.send(&with_header(key, version, spoil));
-                        // Who has gone waits neither for records nor for other members.
+                        // A disconnected client waits neither for records nor for other members.
                         let _gone = wire.0.shutdown(Shutdown::Write);
                         let answer = wire.answer();
                         answer.map_err(|error| format!("API {key} version {version}: {error}"))?;
@@ -340,12 +346,12 @@ impl<'a> Attacks<'a> {
                 }
             }
         }
-        // A whole request with such a header is answered, so what closes the connection is the
-        // array.
+        // A complete request with this header is answered, so it is the array that closes the
+        // connection.
         let metadata = |topics: &[u8]| flexible(METADATA, 12, &Body([topics, &[0; 3]].concat()));
         self.connect()?.call(&metadata(&[1]))?;
         for topics in [&spoils[4], &spoils[5]] {
-            self.must_close("an array that is not there", &metadata(&topics.0))?;
+            self.must_close("a missing array", &metadata(&topics.0))?;
         }
         Ok(Held::default())
     }
@@ -368,20 +374,22 @@ impl<'a> Attacks<'a> {
             ("the most records", Batch { count: i32::MAX, last_delta: i32::MAX - 1, ..good() }),
             ("a negative delta", Batch { last_delta: -1, ..good() }),
             ("a control batch", Batch { attributes: 0x20, ..good() }),
-            ("a transaction of nobody", Batch { attributes: 0x10, ..good() }),
+            ("a transaction without a producer", Batch { attributes: 0x10, ..good() }),
             ("an unknown codec", Batch { attributes: 7, ..good() }),
-            ("records of nothing", Batch { records: Vec::new(), ..good() }),
+            ("empty records", Batch { records: Vec::new(), ..good() }),
         ] {
             match produced(wire.call(&produce("bad", &batch.encode()))?)? {
-                (0, offset) => return Err(format!("{what}: taken, at offset {offset}").into()),
+                (0, offset) => return Err(format!("{what}: accepted at offset {offset}").into()),
                 (_, -1) => {}
-                (code, offset) => return Err(format!("{what}: {code} at {offset}").into()),
+                (code, offset) => {
+                    return Err(format!("{what}: code {code}, offset {offset}").into());
+                }
             }
         }
-        // The log has none of them.
+        // None of them is in the log.
         match produced(wire.call(&produce("bad", &good().encode()))?)? {
             (0, 0) => Ok(Held::default()),
-            other => Err(format!("the first good batch: {other:?}").into()),
+            other => Err(format!("the first valid batch: {other:?}").into()),
         }
     }
 
@@ -390,8 +398,8 @@ impl<'a> Attacks<'a> {
         let claim = (100_i32 << 20).to_be_bytes();
         for (at, wire) in wires.iter_mut().enumerate() {
             wire.send(&claim);
-            // Some stay below what is read without asking; others send what goes, until the server
-            // does not read on.
+            // Some stay below what is read without reserving memory; others send as much as they
+            // can, until the server stops reading.
             wire.0.set_nonblocking(true)?;
             let chunk = vec![0; 60 << 10];
             for _ in 0..if at % 10 == 0 { 10 } else { 1 } {
@@ -416,12 +424,12 @@ impl<'a> Attacks<'a> {
         for topic in ["bomb", "recompressed", "compacted"] {
             let (code, _) = produced(self.connect()?.call(&produce(topic, &bomb))?)?;
             if code != INVALID_RECORD {
-                return Err(format!("a bomb for {topic} is answered with {code}").into());
+                return Err(format!("unexpected code {code} for a bomb in {topic}").into());
             }
         }
         let (code, _) = produced(self.connect()?.call(&produce(TRYING, &Batch::good().encode()))?)?;
         if code != 0 {
-            return Err(format!("a good batch for {TRYING} is refused with {code}").into());
+            return Err(format!("a valid batch for {TRYING} was refused with code {code}").into());
         }
         let many = produce("bomb", &bomb);
         let mut wires = self.connect_many(20)?;
@@ -430,7 +438,7 @@ impl<'a> Attacks<'a> {
         Ok(Held(wires))
     }
 
-    /// Ask and ask, and never read: until the server does not read either.
+    /// Sends requests and never reads the answers, until the server stops reading too.
     fn unread_answers(&self) -> Result<Held, Error> {
         let fetch = fetch(FULL, 0, 50 << 20);
         let metadata = request(METADATA, 1, &Body::default().i32(-1));
@@ -453,7 +461,7 @@ impl<'a> Attacks<'a> {
         let mut ids = HashSet::new();
         for n in 0..COUNT {
             let long = format!("{n}-{}", "x".repeat(200));
-            // A producer without a name, and one with.
+            // A producer without a transactional ID, and one with.
             let producers =
                 [Body::default().i16(-1).i32(1), Body::default().text(&long).i32(60_000)];
             for producer in producers {
@@ -461,7 +469,9 @@ impl<'a> Attacks<'a> {
                 answer.i32()?;
                 let (code, id) = (answer.i16()?, answer.i64()?);
                 if code != 0 || !ids.insert(id) {
-                    return Err(format!("a producer gets {code}, and the id {id}").into());
+                    return Err(
+                        format!("unexpected answer to a producer: code {code}, ID {id}").into()
+                    );
                 }
             }
             let session = Body::default().i32(-1).i32(0).i32(0).i32(1).i8(0).i32(0).i32(0);
@@ -477,7 +487,11 @@ impl<'a> Attacks<'a> {
             answer.i32()?;
             match (code, answer.i16()?) {
                 (0, UNKNOWN_TOPIC_OR_PARTITION) => {}
-                codes => return Err(format!("a fetch of no topic gets {codes:?}").into()),
+                codes => {
+                    return Err(
+                        format!("unexpected codes for a fetch without topics: {codes:?}").into()
+                    );
+                }
             }
             let heartbeat = Body::default().compact(&long[..100]).compact(&long[..90]).i32(0);
             let heartbeat = heartbeat.compact(&long[..90]).i8(0).i32(60_000);
@@ -488,10 +502,14 @@ impl<'a> Attacks<'a> {
             answer.i32()?;
             match answer.i16()? {
                 0 => {}
-                code => return Err(format!("a member of a group of its own gets {code}").into()),
+                code => {
+                    return Err(
+                        format!("unexpected code {code} for the only member of a group").into()
+                    );
+                }
             }
         }
-        // Members of one classic group, each static and on a connection of its own as it waits for
+        // Members of one classic group, each static and on its own connection, since each waits for
         // the others.
         let mut wires = self.connect_many(500)?;
         for (n, wire) in wires.iter_mut().enumerate() {
@@ -504,7 +522,7 @@ impl<'a> Attacks<'a> {
         first.i32()?;
         match first.i16()? {
             0 => Ok(Held(wires)),
-            code => Err(format!("the first member of a group gets {code}").into()),
+            code => Err(format!("unexpected code {code} for the first member of a group").into()),
         }
     }
 
@@ -513,7 +531,8 @@ impl<'a> Attacks<'a> {
         Ok(Held::default())
     }
 
-    /// Nobody logs in there, and whoever restarts servers asks there whether to.
+    /// Attacks the admin port, which has no authentication; supervisors ask it whether to restart
+    /// the server.
     fn admin_port(&self) -> Result<Held, Error> {
         let address = self.server.admin_address()?;
         let endless = [&b"GET /metrics HTTP/1.1\r\nX: "[..], &[b'x'; 200 << 10]].concat();
@@ -539,7 +558,7 @@ impl<'a> Attacks<'a> {
         for n in 0..50_000 {
             body = body.text(&format!("no-such-topic-{n}"));
         }
-        // They are not to be created.
+        // The topics must not be created.
         let metadata = request(METADATA, 4, &body.i8(0));
         let again = create_topic(HONEST, i32::MAX, &[]);
         for wire in &mut wires {
@@ -556,11 +575,11 @@ impl<'a> Attacks<'a> {
             let mut some = self.connect_many(100)?;
             some.iter_mut().for_each(|wire| wire.send(&ask));
             for wire in &mut some {
-                wire.answer()?.ok_or("a connection within the bound is refused")?;
+                wire.answer()?.ok_or("a connection within the bound was refused")?;
             }
             wires.append(&mut some);
         }
-        // Beyond the bound they are refused, and those that are there are served on.
+        // Connections beyond the bound are refused, and the existing ones are still served.
         let mut refused = 0;
         for _ in 0..SPARE_CONNECTIONS + 50 {
             let mut wire = self.connect()?;
@@ -571,7 +590,7 @@ impl<'a> Attacks<'a> {
             }
         }
         if refused == 0 {
-            return Err("no connection is refused".into());
+            return Err("no connection was refused".into());
         }
         let last = wires.last_mut().ok_or("no connections")?;
         last.call(&ask)?;
@@ -580,13 +599,13 @@ impl<'a> Attacks<'a> {
     }
 }
 
-/// StopReplica, of brokers among themselves.
+/// StopReplica, which brokers send to each other.
 const STOP_REPLICA: i16 = 5;
 
 const UNKNOWN_TOPIC_OR_PARTITION: i16 = 3;
 const INVALID_RECORD: i16 = 87;
 
-/// Connections of an attack that goes on as long as they are there.
+/// Connections of an attack that lasts as long as they are open.
 #[derive(Default)]
 struct Held(Vec<Wire>);
 
@@ -603,9 +622,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_attack_with_fewer_connections_than_asked_for_is_told() {
+    fn an_attack_with_fewer_connections_than_requested_is_reported() {
         assert_eq!(too_few(10, 10), None);
-        let told = Case::skipped("10 connections", "the limit of open files leaves room for 7");
+        let told = Case::skipped("10 connections", "the limit of open files allows only 7");
         assert_eq!(too_few(7, 10), Some(told));
     }
 }

@@ -1,4 +1,4 @@
-//! Kafka's protocol by hand, since no client library sends what this suite sends.
+//! A hand-written Kafka protocol, since no client library sends what this suite sends.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -17,10 +17,10 @@ pub(super) const INIT_PRODUCER_ID: i16 = 22;
 const SASL_AUTHENTICATE: i16 = 36;
 pub(super) const CONSUMER_GROUP_HEARTBEAT: i16 = 68;
 
-/// Nobody waits longer for an answer.
+/// The longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is sent, put together field by field.
+/// The body of a request, built field by field.
 #[derive(Clone, Default)]
 pub(super) struct Body(pub(super) Vec<u8>);
 
@@ -51,7 +51,7 @@ impl Body {
         self
     }
 
-    /// As newer versions have it; texts here are short.
+    /// Appends a compact string of newer versions; the texts here are short.
     pub(super) fn compact(mut self, text: &str) -> Self {
         self.0.push(text.len() as u8 + 1);
         self.0.extend(text.bytes());
@@ -65,12 +65,12 @@ impl Body {
     }
 }
 
-/// A request with its length before it, in a version whose header has no tagged fields.
+/// Encodes a request with its length, in a version whose header has no tagged fields.
 pub(super) fn request(key: i16, version: i16, body: &Body) -> Vec<u8> {
     frame(&header(key, version).0, &body.0)
 }
 
-/// The same of a version whose header has some.
+/// Encodes a request with its length, in a version whose header has tagged fields.
 pub(super) fn flexible(key: i16, version: i16, body: &Body) -> Vec<u8> {
     frame(&header(key, version).i8(0).0, &body.0)
 }
@@ -96,12 +96,13 @@ impl Wire {
         Ok(Self(socket))
     }
 
-    /// Send bytes. A server that has closed the connection is not an error: the answer tells.
+    /// Sends bytes. A connection that the server closed is not an error here: reading the answer
+    /// shows it.
     pub(super) fn send(&mut self, bytes: &[u8]) {
         let _ = self.0.write_all(bytes);
     }
 
-    /// The next answer behind its correlation id; `None` if the server has closed the connection.
+    /// Reads the next answer after its correlation ID; `None` if the server closed the connection.
     pub(super) fn answer(&mut self) -> Result<Option<Reader>, Error> {
         let mut len = [0; 4];
         match self.0.read_exact(&mut len) {
@@ -114,13 +115,13 @@ impl Wire {
         Ok(Some(Reader { bytes, at: 4 }))
     }
 
-    /// The answer to a request.
+    /// Sends a request and reads its answer.
     pub(super) fn call(&mut self, request: &[u8]) -> Result<Reader, Error> {
         self.send(request);
         Ok(self.answer()?.ok_or("the connection was closed")?)
     }
 
-    /// Send bytes after which the server closes the connection without an answer.
+    /// Sends bytes and returns whether the server closes the connection without an answer.
     pub(super) fn closed_after(mut self, bytes: &[u8]) -> Result<bool, Error> {
         self.send(bytes);
         Ok(self.answer()?.is_none())
@@ -132,7 +133,7 @@ fn closed(error: &io::Error) -> bool {
     matches!(error.kind(), Kind::UnexpectedEof | Kind::ConnectionReset | Kind::BrokenPipe)
 }
 
-/// Takes an answer apart.
+/// Parser of an answer.
 pub(super) struct Reader {
     bytes: Vec<u8>,
     at: usize,
@@ -166,7 +167,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Empty where there is none.
+    /// Reads a string; empty if it is null.
     pub(super) fn text(&mut self) -> Result<String, Error> {
         let len = self.i16()?;
         Ok(String::from_utf8_lossy(self.slice(len.into())?).into_owned())
@@ -189,16 +190,16 @@ impl Reader {
     }
 }
 
-/// A batch of one record as a producer makes it, and how it is to be spoiled.
+/// A batch of one record as a producer makes it, and how to corrupt it.
 #[derive(Clone)]
 pub(super) struct Batch {
     pub(super) magic: i8,
     pub(super) attributes: i16,
     pub(super) count: i32,
     pub(super) last_delta: i32,
-    /// Added to the length that the batch says it has.
+    /// Added to the length that the batch states.
     pub(super) length_off_by: i32,
-    /// What the checksum is changed by.
+    /// XORed with the checksum.
     pub(super) crc_xor: u32,
     /// The records, compressed as the attributes say.
     pub(super) records: Vec<u8>,
@@ -221,14 +222,14 @@ impl Batch {
         }
     }
 
-    /// One record of 1.8 GB with a value that is all one byte, many thousand times as large as it
-    /// comes: zstd's blocks of one repeated byte.
+    /// One record of 1.8 GB whose value repeats a single byte, many thousand times as large as its
+    /// compressed form: zstd blocks of one repeated byte.
     pub(super) fn zstd_bomb(compressed_bytes: usize) -> Self {
         const BLOCK_BYTES: u32 = 128 << 10;
         // Magic; no checksum, no content size; a window of 1 MiB.
         let mut records = vec![0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x50];
-        // A block as it is, with the fields before the value: lengths of the record and of the
-        // value, which are zigzag varints; attributes, time, offset and no key between them.
+        // A raw block with the fields before the value: the lengths of the record and of the value,
+        // which are zigzag varints, with attributes, time, offset and no key between them.
         const LENGTH: [u8; 5] = [0x80, 0x80, 0x80, 0x80, 0x0e];
         let fields = [&LENGTH[..], &[0, 0, 0, 1], &LENGTH].concat();
         records.extend(&((fields.len() as u32) << 3).to_le_bytes()[..3]);
@@ -254,7 +255,7 @@ impl Batch {
             .i32(-1)
             .i32(self.count);
         let signed = [&signed.0[..], &self.records].concat();
-        // Leader epoch, magic and checksum stand before what is signed.
+        // Leader epoch, magic and checksum precede the checksummed part.
         let length = signed.len() as i32 + 9 + self.length_off_by;
         let crc = crc32c(&signed) ^ self.crc_xor;
         let mut batch = Body::default().i64(0).i32(length).i32(-1).i8(self.magic).i32(crc as i32).0;
@@ -268,16 +269,16 @@ fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
 }
 
-/// What is served?
+/// Encodes an ApiVersions request.
 pub(super) fn versions() -> Vec<u8> {
     request(API_VERSIONS, 0, &Body::default())
 }
 
-/// Each API, with its first and last version.
+/// Parses an ApiVersions response: each API with its first and last version.
 pub(super) fn served(mut answer: Reader) -> Result<Vec<(i16, i16, i16)>, Error> {
     match answer.i16()? {
         0 => {}
-        code => return Err(format!("ApiVersions gets {code}").into()),
+        code => return Err(format!("ApiVersions failed with code {code}").into()),
     }
     (0..answer.i32()?).map(|_| Ok((answer.i16()?, answer.i16()?, answer.i16()?))).collect()
 }
@@ -318,7 +319,7 @@ pub(super) fn produce(topic: &str, batch: &[u8]) -> Vec<u8> {
     request(PRODUCE, 7, &body.i32(1).i32(0).bytes(batch))
 }
 
-/// Error code and offset.
+/// Parses a Produce response: error code and offset.
 pub(super) fn produced(mut answer: Reader) -> Result<(i16, i64), Error> {
     answer.i32()?;
     answer.skip_text()?;
@@ -346,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_is_that_of_castagnoli() {
+    fn the_checksum_is_crc32c() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     }
 }

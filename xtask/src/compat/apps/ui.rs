@@ -1,5 +1,5 @@
-//! kaskade, a UI for Kafka in the terminal, used as a person does: by its keys, and by what stands
-//! on its screen.
+//! kaskade, a terminal UI for Kafka, used as a person does: through its keys and the contents of
+//! its screen.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -18,22 +18,21 @@ use crate::setup::Kaskade;
 /// The topic that is created, filled, shown and deleted.
 const TOPIC: &str = "shown";
 
-/// What the program that fills the topic says when all is there.
+/// The line that the program that fills the topic prints when it is done.
 const LOOK: &str = "look";
 
-/// So many records of the topic are no markers, and not taken back.
+/// Number of the topic's records that are neither markers nor aborted.
 const RECORDS: u32 = 41;
 
-/// Columns and lines of the terminal: all settings of a topic, and all of its records, stand on one
+/// Columns and lines of the terminal: all settings of a topic, and all of its records, fit on one
 /// screen.
 const SIZE: (&str, &str) = ("160", "60");
 
-/// What the program that runs in a terminal needs to know of its terminal, which stays as it was at
-/// the program's end.
+/// The terminal's configuration: it keeps its contents after the program ends.
 const TMUX: &str = "set-option -wg remain-on-exit on\nset-option -g status off\n";
 
-/// Writes how a program has ended into a file. tmux itself may never tell: its 3.3a was seen to
-/// leave a program that had ended unreaped for as long as it was watched.
+/// Writes a program's exit status to a file. tmux may never report it: version 3.3a was seen to
+/// leave an ended program unreaped for as long as it was watched.
 const TELL_STATUS: &str = r#""$@"; echo $? > status.part; mv status.part status"#;
 
 pub(super) fn kaskade(
@@ -44,7 +43,7 @@ pub(super) fn kaskade(
 ) -> Result<(), Error> {
     let place = directory.join("kaskade");
     let address = peer.address();
-    // All that is shown comes when it is asked for.
+    // Everything is refreshed only on request.
     let admin = ["admin", "-b", &address, "--refresh-interval", "0"];
     let admin = Terminal::start(peer, kaskade, &place.join("admin"), &admin)?;
     create(&admin)?;
@@ -69,12 +68,12 @@ pub(super) fn kaskade(
     admin.quit()
 }
 
-/// A topic with one partition gets two more.
+/// Creates a topic with one partition and adds two more.
 fn create(admin: &Terminal) -> Result<(), Error> {
     admin.shows(&["*Updated *", "*n Create*"])?;
     admin.press("n")?;
     admin.shows(&["*Create Topic*", "*604800000*"])?;
-    // Other topics may stand beside the form.
+    // Other topics may be visible beside the form.
     admin.write(TOPIC, &format!("*{TOPIC}*"))?;
     admin.press("C-s")?;
     let row = |rest: &str| format!("{TOPIC} {rest}");
@@ -92,11 +91,11 @@ fn create(admin: &Terminal) -> Result<(), Error> {
     admin.shows(&[&row("3 1 1 0 0 ≈0 ≈0")])
 }
 
-/// The topic with its records, and its groups with their lag, while they have members.
+/// Shows the topic with its records, and its groups with their lag, while they have members.
 fn describe(admin: &Terminal, address: &str) -> Result<(), Error> {
     admin.press("C-r")?;
-    // The records are counted by offsets: the one that was taken back is one of them, and so are
-    // the markers of the transactions.
+    // The UI counts records by offsets, so the aborted record and the markers of the transactions
+    // are included.
     admin.shows(&[&format!("{TOPIC} 3 1 1 2 2 ≈44 ≈18")])?;
     admin.press("d")?;
     let tabs = "Partitions [3] Configurations [33] Groups [2] Group Offsets [6] Group Members [2]";
@@ -113,7 +112,7 @@ fn describe(admin: &Terminal, address: &str) -> Result<(), Error> {
         "message.timestamp.type CreateTime",
         "min.insync.replicas 1",
         "retention.bytes -1",
-        // The UI has asked for a week.
+        // The UI created it with a week.
         "retention.ms 604800000",
         "segment.bytes 1073741824",
         "unclean.leader.election.enable false",
@@ -138,14 +137,14 @@ fn describe(admin: &Terminal, address: &str) -> Result<(), Error> {
     admin.shows(&["d Describe*"])
 }
 
-/// Every record in its place, and none that was taken back.
+/// Shows every record at its offset, and no aborted one.
 fn read(consumer: &Terminal) -> Result<(), Error> {
     let all = format!("Records [{TOPIC}][{RECORDS}]");
     consumer.eventually(&all, |screen| {
         if screen.has(&all) {
             return Ok(true);
         }
-        // The next 25. While it reads them, this is not heard.
+        // The next 25. The key is ignored while the UI reads them.
         consumer.press("n")?;
         Ok(false)
     })?;
@@ -163,7 +162,7 @@ fn delete(admin: &Terminal) -> Result<(), Error> {
     admin.shows(&[&format!("Topics [*{TOPIC}*][0]")])
 }
 
-/// A terminal in which the UI runs, a tmux of its own. Both are ended when it is dropped.
+/// A terminal that the UI runs in, in its own tmux. Both are ended when it is dropped.
 struct Terminal {
     place: PathBuf,
 }
@@ -179,8 +178,7 @@ impl Terminal {
         fs::write(place.join("tmux.conf"), TMUX)?;
         let terminal = Self { place: place.to_path_buf() };
         let mut tmux = terminal.tmux(peer.client("tmux"));
-        // What the program inside finds in its environment: neither settings nor logs of whoever
-        // runs the test.
+        // Keeps the operator's settings and logs out of the program's environment.
         tmux.env("XDG_CONFIG_HOME", place).env("XDG_STATE_HOME", place);
         tmux.env_remove("KASKADE_SETTINGS");
         tmux.args(["new-session", "-d", "-x", SIZE.0, "-y", SIZE.1]);
@@ -189,8 +187,7 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// The socket is named relative to the directory: a whole path may be longer than a socket's
-    /// may be.
+    /// The socket's path is relative to the directory: an absolute path may exceed the limit.
     fn tmux(&self, mut tmux: Command) -> Command {
         tmux.current_dir(&self.place).env("LC_ALL", "C.UTF-8").env_remove("TMUX");
         tmux.args(["-u", "-S", "socket", "-f", "tmux.conf"]);
@@ -206,14 +203,14 @@ impl Terminal {
         self.ask(&["send-keys", key]).map(drop)
     }
 
-    /// Write into the field that has the cursor, until a line is like `shown`: a key that follows
-    /// could overtake what is being written.
+    /// Types into the focused field and waits until a line matches `shown`: a following key could
+    /// overtake the text.
     fn write(&self, text: &str, shown: &str) -> Result<(), Error> {
         self.ask(&["send-keys", "-l", text])?;
         self.shows(&[shown])
     }
 
-    /// Wait until each of the patterns is like a line of the screen.
+    /// Waits until each of the patterns matches a line of the screen.
     fn shows(&self, patterns: &[&str]) -> Result<(), Error> {
         let what = format!("`{}`", patterns.join("`, `"));
         self.eventually(&what, |screen| Ok(patterns.iter().all(|pattern| screen.has(pattern))))
@@ -230,7 +227,7 @@ impl Terminal {
             if attempt(&screen)? {
                 return Ok(());
             }
-            let ended = self.ended()?.map(|status| format!("the program has ended with {status}"));
+            let ended = self.ended()?.map(|status| format!("the program ended with {status}"));
             let late = || format!("not within {} s", LIMIT.as_secs());
             if ended.is_some() || Instant::now() >= deadline {
                 let why = ended.unwrap_or_else(late);
@@ -250,7 +247,7 @@ impl Terminal {
         }
     }
 
-    /// End the program by its key, after which its log may hold no warning and no error.
+    /// Ends the program by its key and checks that its log has no warning and no error.
     fn quit(self) -> Result<(), Error> {
         self.press("C-c")?;
         let mut status = None;
@@ -259,7 +256,7 @@ impl Terminal {
             Ok(status.is_some())
         })?;
         if status.as_deref() != Some("0") {
-            return Err(format!("the UI has ended with {status:?}").into());
+            return Err(format!("the UI ended with {status:?}").into());
         }
         let log = self.place.join("kaskade/kaskade.log");
         let text = fs::read_to_string(&log)?;
@@ -272,26 +269,25 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // There may be none, and there is nobody to tell.
+        // The server may not exist; the error is of no use here.
         let _ = self.ask(&["kill-server"]);
     }
 }
 
-/// The lines of a screen that are not empty, without frames and without the spaces that make
-/// columns.
+/// The non-empty lines of a screen, without frames and without the spaces that align columns.
 struct Screen {
     lines: Vec<String>,
 }
 
 impl Screen {
     fn of(text: &str) -> Self {
-        // The characters of which frames, bars and buttons are made.
+        // The characters that frames, bars and buttons are drawn with.
         let text = text.replace(|c| ('\u{2500}'..='\u{259f}').contains(&c), " ");
         let lines = text.lines().map(single_spaced).filter(|line| !line.is_empty());
         Self { lines: lines.collect() }
     }
 
-    /// Whether a line is as the pattern says, in which `*` stands for anything.
+    /// Whether a line matches the pattern, in which `*` matches anything.
     fn has(&self, pattern: &str) -> bool {
         self.lines.iter().any(|line| matches(line, pattern))
     }

@@ -1,4 +1,4 @@
-//! Who signs tokens: its keys and its tokens are to be had by HTTPS.
+//! A token issuer: serves its keys and tokens over HTTPS.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,11 +16,11 @@ pub(super) const NAME: &str = "https://issuer.test";
 pub(super) const AUDIENCE: &str = "kafka";
 const LIFETIME_SECONDS: i64 = 3600;
 
-/// A key of the issuer, or of somebody who would like to be it.
+/// A key of the issuer, or of an impostor.
 pub(super) struct Signer {
     key: EcdsaKeyPair,
     random: SystemRandom,
-    /// What its endpoint has given away.
+    /// The tokens that its endpoint has issued.
     given: Mutex<Vec<String>>,
 }
 
@@ -34,7 +34,7 @@ impl Signer {
         Ok(Self { key, random, given: Mutex::default() })
     }
 
-    /// The document with its public key.
+    /// The JWKS document with its public key.
     pub(super) fn jwks(&self) -> String {
         // An uncompressed point: a byte, x and y.
         let point = self.key.public_key().as_ref();
@@ -44,7 +44,7 @@ impl Signer {
         )
     }
 
-    /// A token that ends in so many seconds.
+    /// Signs a token that expires after this many seconds.
     pub(super) fn token(&self, user: &str, seconds: i64) -> Result<String, Error> {
         let now = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs())?;
         let (issued, expires) = (now.min(now + seconds) - 1, now + seconds);
@@ -77,12 +77,12 @@ impl Issuer {
         format!("{}/jwks", self.server.url())
     }
 
-    /// The tokens that clients have got so far.
+    /// The tokens that clients have received so far.
     pub(super) fn given(&self) -> Vec<String> {
         self.signer.given.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Where clients get tokens by their credentials (RFC 6749, section 4.4).
+    /// The URL where clients get tokens for their credentials (RFC 6749, section 4.4).
     pub(super) fn token_url(&self) -> String {
         format!("{}/token", self.server.url())
     }
@@ -110,7 +110,7 @@ impl Signer {
     }
 }
 
-/// Who asks for a token, if the password is right.
+/// Returns the user who requests a token, if the password is right.
 fn user(request: &Request) -> Option<String> {
     let shown = STANDARD.decode(request.header("authorization")?.strip_prefix("Basic ")?).ok()?;
     let (user, shown) = std::str::from_utf8(&shown).ok()?.split_once(':')?;

@@ -1,5 +1,5 @@
-//! Several listeners at once, with TLS, certificates of clients, all mechanisms of SASL and ACLs,
-//! as clients of four kinds meet them.
+//! Several listeners at once, with TLS, client certificates, all SASL mechanisms and ACLs, used by
+//! four kinds of clients.
 
 mod issuer;
 mod tools;
@@ -28,32 +28,35 @@ const LIMIT: Duration = Duration::from_secs(10 * 60);
 const WAL_MEBIBYTES: u64 = 128;
 const LOG_CACHE_MEBIBYTES: u64 = 16;
 
-/// Clients authenticate again so often, many times while they are tested.
+/// Short enough that clients reauthenticate many times during the tests.
 const SESSION_LIFETIME: &str = "5s";
 
-/// Who has a password. The administrator may do everything, the others what they are given.
+/// The users with a password. The administrator may do everything, the others what they are
+/// granted.
 const USERS: [&str; 3] = ["admin", "alice", "bob"];
 
 fn password(user: &str) -> String {
     format!("{user}-has-this-secret")
 }
 
-/// A password that nobody has, long enough to be found where it should not be.
+/// A password of no user, long enough to be found where it should not be.
 const WRONG_PASSWORD: &str = "this-password-is-wrong";
 
-/// Who tells its errors; the short form has the first two.
+/// The clients whose errors are checked; the short form has the first two.
 const KINDS: &[&str] = &["java", "go", "tools", "python"];
 
-/// What the short form does without, beside what the Java client says of itself.
+/// What the short form leaves out, besides what the Java client reports itself.
 const LEFT_OUT: [&str; 3] =
     ["Kafka's tools, by --command-config", "secured.py", "tokens, keys from a file"];
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     let Some(binary) = &compat.binary else {
-        return Err(Missing::NotAllowed("its listeners are written as Alluvium's options".into()));
+        return Err(Missing::NotAllowed(
+            "its listeners are configured with Alluvium's options".into(),
+        ));
     };
-    // All of it before anything runs: a suite of which a part has run is not skipped for want of a
-    // program.
+    // Everything is installed before anything runs: a suite that has partly run cannot be skipped
+    // because a program is missing.
     setup::openssl()?;
     let programs = Programs {
         class_path: setup::java(compat.root)?,
@@ -73,7 +76,7 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     }
     cases.push(Case::run("the server stops on SIGTERM", || server.finish()));
     if compat.short {
-        cases.extend(LEFT_OUT.map(|what| Case::skipped(what, "the short form leaves it out")));
+        cases.extend(LEFT_OUT.map(|what| Case::skipped(what, "the short form omits it")));
     } else {
         let of_file = |mut case: Case| {
             case.name += ", keys from a file";
@@ -92,21 +95,22 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     Ok(cases)
 }
 
-/// What the clients run by.
+/// The programs that run the clients.
 struct Programs {
     class_path: String,
     go: setup::Go,
-    /// Kafka's tools and Python, which the short form does without.
+    /// Kafka's tools and Python, which the short form leaves out.
     long: Option<(PathBuf, PathBuf)>,
 }
 
-/// The listeners, and what clients of them need.
+/// The listeners, and the files that their clients need.
 struct Place {
     binary: PathBuf,
     directory: PathBuf,
     /// Certificates, tokens, properties of Kafka's tools.
     files: PathBuf,
-    /// What clients are told when they are refused, a line each behind the client's kind.
+    /// The errors that clients receive when they are refused, one per line, each after the client's
+    /// kind.
     errors: PathBuf,
     issuer: Issuer,
     tls: SocketAddr,
@@ -121,7 +125,7 @@ impl Place {
         let authority = Authority::new(&files)?;
         let stranger = Authority::new(&directory.join("stranger"))?;
         let read = |file: PathBuf| fs::read_to_string(file);
-        // Both in one file: what is renamed into its place is never half new.
+        // Certificate and key in one file, so that a rename replaces both atomically.
         for (subject, name) in
             [("/CN=server", "server"), ("/CN=renewed", "renewed"), ("/O=Example/CN=Alice", "alice")]
         {
@@ -158,7 +162,7 @@ impl Place {
         })
     }
 
-    /// A server whose tokens are signed by keys of a file or a URL, and the users.
+    /// Starts a server that verifies tokens with keys from a file or a URL, and creates the users.
     fn start(&self, jwks: &str) -> Result<Server, Error> {
         let file = |name: &str| self.files.join(name).display().to_string();
         let tls = format!("tls-certificate='{0}', tls-key='{0}'", file("server.pem"));
@@ -208,7 +212,7 @@ impl Place {
         Ok(server)
     }
 
-    /// A command for a client program: it finds the listeners in its environment.
+    /// Returns a command for a client program, with the listeners in its environment.
     fn client(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         for (name, address) in [
@@ -225,12 +229,12 @@ impl Place {
         command
     }
 
-    /// Clients of all kinds.
+    /// Runs all kinds of clients.
     fn clients(&self, root: &Path, programs: &Programs) -> Result<Vec<Case>, Error> {
         let mut cases = Vec::new();
         let mut java = self.client("java");
         java.args(["-Xmx256m", "-XX:TieredStopAtLevel=1"]);
-        // Whom and what the client may ask for tokens.
+        // The files and URLs from which the client may get tokens.
         let files = self.token_files();
         let urls = files.iter().map(|file| format!("file://{file}")).chain([self.tokens()]);
         let urls: Vec<_> = urls.collect();
@@ -253,8 +257,8 @@ impl Place {
         Ok(cases)
     }
 
-    /// No secret is in the server's log, or in what it has told these kinds of clients since this
-    /// was asked the last time.
+    /// Checks that no secret is in the server's log, or in the errors that these kinds of clients
+    /// received since the last check.
     fn secrets(&self, server: &Server, kinds: &[&str]) -> [Case; 2] {
         [
             Case::run("no secret is in the server's log", || {
@@ -268,7 +272,7 @@ impl Place {
         ]
     }
 
-    /// Keep what a client of this kind has said.
+    /// Stores the output of a client of this kind.
     fn keep_errors(&self, kind: &str, said: &[u8]) -> Result<(), Error> {
         let mut file = File::options().create(true).append(true).open(&self.errors)?;
         for line in String::from_utf8_lossy(said).lines() {
@@ -277,11 +281,11 @@ impl Place {
         Ok(())
     }
 
-    /// Whether what there is stays, since a case has failed.
+    /// Returns whether the data is kept because a case failed.
     fn stays(&self, cases: &[Case]) -> bool {
         let stays = cases.iter().any(Case::has_failed);
         if stays {
-            println!("data and log of the server stay in {}", self.directory.display());
+            println!("the server's data and log are kept in {}", self.directory.display());
         }
         stays
     }
@@ -295,7 +299,7 @@ impl Place {
         ["alice", "expired", "forged"].map(file).into()
     }
 
-    /// The tests of franz-go whose name has `filter`.
+    /// Runs the franz-go tests whose names contain `filter`.
     fn go(&self, go: &setup::Go, filter: &str) -> Result<Vec<Case>, Error> {
         let mut go = go.command(|program| self.client(program));
         go.args(["test", "-count=1", "-v", "-timeout", "5m", "-run", filter, "./security"]);
@@ -303,7 +307,7 @@ impl Place {
         let status = follow(&mut go, LIMIT, |line| tests.line(line))?;
         let cases = tests.finish("go test", status);
         match cases.is_empty() {
-            true => Err(format!("no test is called {filter}").into()),
+            true => Err(format!("no test matches {filter}").into()),
             false => Ok(cases),
         }
     }
@@ -321,18 +325,19 @@ impl Place {
 
 fn no_secret(text: &str, secrets: &[String]) -> Result<(), Error> {
     match text.lines().find(|line| secrets.iter().any(|secret| line.contains(secret.as_str()))) {
-        Some(line) => Err(format!("there is one in: {line}").into()),
+        Some(line) => Err(format!("found in: {line}").into()),
         None => Ok(()),
     }
 }
 
-/// The same of errors, of which there must be some of each kind: else nobody would have looked.
+/// Checks that no secret is in the clients' errors. Each kind must have reported some: otherwise
+/// nothing was checked.
 fn no_secret_in_errors(errors: &str, kinds: &[&str], secrets: &[String]) -> Result<(), Error> {
     for kind in kinds {
         let of_kind =
             |line: &str| line.strip_prefix(*kind).is_some_and(|rest| rest.starts_with(": "));
         if !errors.lines().any(of_kind) {
-            return Err(format!("no client of the kind {kind} has told an error").into());
+            return Err(format!("no {kind} client reported an error").into());
         }
     }
     no_secret(errors, secrets)
@@ -343,7 +348,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_in_an_error_is_found_and_so_is_a_client_that_tells_none() {
+    fn a_secret_in_an_error_and_a_client_without_errors_are_found() {
         let secrets = ["alice-has-this-secret".to_owned()];
         let check = |errors: &str| no_secret_in_errors(errors, &["java", "go"], &secrets);
         assert!(check("java: invalid credentials\ngo: the same\n").is_ok());

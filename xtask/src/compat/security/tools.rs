@@ -1,4 +1,4 @@
-//! Kafka's tools with `--command-config`. The cases build on each other, from the top down.
+//! Kafka's tools with `--command-config`. Each case builds on the previous ones.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -9,11 +9,11 @@ use crate::Error;
 use crate::compat::tools::{Case, OUTPUT, badly, case_passes, fed, well};
 use crate::report;
 
-/// By whom and where to, in the words of a properties file, and what.
+/// Cases on one listener, with the properties files that they use.
 struct Cases {
     /// The listener.
     at: fn(&Place) -> SocketAddr,
-    /// Each begins with `--command-config $FILES/NAME.properties` of one of these.
+    /// Each starts with `--command-config $FILES/NAME.properties` for one of these.
     cases: &'static [Case],
 }
 
@@ -29,7 +29,7 @@ const ALL: &[Cases] = &[
             ),
             badly(
                 "topics",
-                "others may not",
+                "other users may not",
                 "--command-config $FILES/alice.properties --create --topic more",
                 &["*TopicAuthorizationException*"],
             ),
@@ -55,7 +55,7 @@ const ALL: &[Cases] = &[
             ),
             well(
                 "console-consumer",
-                "without a right nothing is read",
+                "nothing is read without permission",
                 "--command-config $FILES/alice.properties --topic tools --from-beginning --max-messages 2 --group of-alice",
                 &[
                     "*TopicAuthorizationException: Not authorized to access topics: *tools*",
@@ -64,19 +64,19 @@ const ALL: &[Cases] = &[
             ),
             well(
                 "acls",
-                "reading is allowed, by a name and by a prefix",
+                "reading is allowed by a name",
                 "--command-config $FILES/admin.properties --add --allow-principal User:alice --operation Read --topic tools",
                 &["*(principal=User:alice, host=*, operation=READ, permissionType=ALLOW)"],
             ),
             well(
                 "acls",
-                "groups are allowed by their prefix",
+                "groups are allowed by a prefix",
                 "--command-config $FILES/admin.properties --add --allow-principal User:alice --operation Read --group of- --resource-pattern-type prefixed",
                 &["*(principal=User:alice, host=*, operation=READ, permissionType=ALLOW)"],
             ),
             well(
                 "console-consumer",
-                "then it is read",
+                "the topic is then readable",
                 "--command-config $FILES/alice.properties --topic tools --from-beginning --max-messages 2 --group of-alice",
                 &["one", "two", "Processed a total of 2 messages"],
             ),
@@ -88,7 +88,7 @@ const ALL: &[Cases] = &[
             ),
             well(
                 "consumer-groups",
-                "another group is not",
+                "another group is not described",
                 "--command-config $FILES/alice.properties --describe --group other",
                 &["*GroupAuthorizationException*"],
             ),
@@ -109,19 +109,19 @@ const ALL: &[Cases] = &[
             ),
             badly(
                 "acls",
-                "who may not see ACLs does not",
+                "ACLs are not listed without permission",
                 "--command-config $FILES/alice.properties --list",
                 &["*ClusterAuthorizationException*"],
             ),
             well(
                 "configs",
-                "a user is made",
+                "a user is created",
                 "--command-config $FILES/admin.properties --alter --entity-type users --entity-name dave --add-config SCRAM-SHA-512=[iterations=8192,password=dave-has-this-secret]",
                 &["Completed updating config for user dave."],
             ),
             well(
                 "topics",
-                "it logs in, and sees nothing",
+                "the user logs in and sees no topics",
                 "--command-config $FILES/dave.properties --list",
                 &["!tools"],
             ),
@@ -132,13 +132,13 @@ const ALL: &[Cases] = &[
         cases: &[
             well(
                 "topics",
-                "a certificate makes a user by the rules",
+                "a certificate maps to a user by the rules",
                 "--command-config $FILES/certificate.properties --list",
                 &["tools"],
             ),
             badly(
                 "topics",
-                "without a certificate nobody comes in",
+                "a client without a certificate is refused",
                 "--command-config $FILES/no-certificate.properties --list",
                 &["*SslAuthenticationException*"],
             ),

@@ -1,24 +1,24 @@
-//! What is asked of each tool. The cases build on each other, from the top down; all hold for
-//! Apache Kafka.
+//! The cases of each tool. Each case builds on the previous ones; all of them hold for Apache
+//! Kafka.
 
 /// One command.
 pub(in crate::compat) struct Case {
     pub(in crate::compat) tool: &'static str,
     pub(in crate::compat) what: &'static str,
-    /// Besides the server's address. `$FILES` is the directory with [`FILES`].
+    /// Arguments in addition to the server's address. `$FILES` is the directory with [`FILES`].
     pub(in crate::compat) arguments: &'static str,
     /// Its standard input.
     pub(in crate::compat) input: &'static str,
     pub(in crate::compat) ends: Ends,
-    /// Lines that it must print, or after a `!` must not, with `*` for anything and one space for
-    /// many.
+    /// Lines that it must print, or must not print after a `!`; `*` matches anything, and one space
+    /// matches several.
     pub(in crate::compat) says: &'static [&'static str],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::compat) enum Ends {
     Well,
-    /// With an exit code that is not zero.
+    /// With a non-zero exit code.
     Badly,
 }
 
@@ -90,10 +90,10 @@ pub(super) const FILES: &[(&str, &str)] = &[
     ("fast.properties", "acks=1\nlinger.ms=5\n"),
 ];
 
-/// Kafka's own producer of 1,000 records waits for each of these.
+/// The cases, in the order in which they run.
 pub(super) const CASES: &[Case] = &[
     // The cluster.
-    well("cluster", "the id is told", "cluster-id", &["Cluster ID: *"]),
+    well("cluster", "the cluster ID is shown", "cluster-id", &["Cluster ID: *"]),
     well(
         "cluster",
         "endpoints are listed",
@@ -102,7 +102,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     well(
         "broker-api-versions",
-        "the node says what it speaks",
+        "the node reports its API versions",
         "",
         &[
             "127.0.0.1:* (id: * rack: *) -> (",
@@ -118,19 +118,19 @@ pub(super) const CASES: &[Case] = &[
     ),
     well(
         "features",
-        "are kept at their level",
+        "a feature is kept at its level",
         "upgrade --feature transaction.version=2",
         &["transaction.version was upgraded to 2."],
     ),
     badly(
         "features",
-        "are not raised beyond what the server has",
+        "a feature is not raised beyond the server's level",
         "upgrade --feature group.version=9",
         &["*Invalid update version 9 for feature group.version.*"],
     ),
     badly(
         "features",
-        "that nobody knows are not raised",
+        "an unknown feature is not raised",
         "upgrade --feature no.such=1",
         &["*Invalid update version 1 for feature no.such. Local controller * does not support*"],
     ),
@@ -155,13 +155,13 @@ pub(super) const CASES: &[Case] = &[
     ),
     well(
         "topics",
-        "unless it may be there",
+        "an existing topic is accepted with --if-not-exists",
         "--create --topic tools --if-not-exists",
         &["!*rror*"],
     ),
     badly(
         "topics",
-        "a name that is none is refused",
+        "an invalid name is refused",
         "--create --topic a/b",
         &["*InvalidTopicException*"],
     ),
@@ -179,13 +179,13 @@ pub(super) const CASES: &[Case] = &[
     ),
     badly(
         "topics",
-        "a setting that is none is refused",
+        "an unknown setting is refused",
         "--create --topic odd --config no.such.setting=1",
         &["*no.such.setting*"],
     ),
     badly(
         "topics",
-        "a setting with a value that it cannot have is refused",
+        "an invalid value of a setting is refused",
         "--create --topic odd --config retention.ms=soon",
         &["*retention.ms*"],
     ),
@@ -213,13 +213,13 @@ pub(super) const CASES: &[Case] = &[
     ),
     well(
         "topics",
-        "a topic with settings of its own is found",
+        "a topic with its own settings is found",
         "--describe --topics-with-overrides",
         &["Topic: tools *"],
     ),
     badly(
         "topics",
-        "a topic that is not there is not described",
+        "a missing topic is not described",
         "--describe --topic nowhere",
         &["*Topic 'nowhere' does not exist as expected*"],
     ),
@@ -231,7 +231,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     well(
         "topics",
-        "it has them",
+        "the new partitions are described",
         "--describe --topic tools",
         &["Topic: tools *PartitionCount: 5 *"],
     ),
@@ -278,7 +278,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     well(
         "configs",
-        "a topic's setting goes back to the default",
+        "a topic's setting is reset to the default",
         "--alter --entity-type topics --entity-name tools --delete-config max.message.bytes",
         &["Completed updating config for topic tools."],
     ),
@@ -290,19 +290,19 @@ pub(super) const CASES: &[Case] = &[
     ),
     badly(
         "configs",
-        "a setting that is none is refused",
+        "an unknown setting is refused",
         "--alter --entity-type topics --entity-name tools --add-config no.such.setting=1",
         &["*no.such.setting*"],
     ),
     badly(
         "configs",
-        "a value that a setting cannot have is refused",
+        "an invalid value is refused",
         "--alter --entity-type topics --entity-name tools --add-config min.cleanable.dirty.ratio=7",
         &["*min.cleanable.dirty.ratio*"],
     ),
     badly(
         "configs",
-        "settings of a topic that is not there are refused",
+        "settings of a missing topic are refused",
         "--alter --entity-type topics --entity-name nowhere --add-config retention.ms=1",
         &["*nowhere*"],
     ),
@@ -326,7 +326,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     well(
         "configs",
-        "settings of all nodes go back",
+        "settings of all nodes are reset",
         "--alter --entity-type brokers --entity-default --delete-config log.retention.ms",
         &["Completed updating default config for brokers in the cluster."],
     ),
@@ -346,7 +346,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     well(
         "configs",
-        "a quota is taken away",
+        "a quota is removed",
         "--alter --entity-type users --entity-name alice --entity-type clients --entity-name app --delete-config producer_byte_rate,request_percentage",
         &["Completed updating config for user alice."],
     ),
@@ -367,7 +367,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     well(
         "configs",
-        "a user is taken away",
+        "a user is removed",
         "--alter --entity-type users --entity-name bob --delete-config SCRAM-SHA-256",
         &["Completed updating config for user bob."],
     ),
@@ -398,7 +398,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     well(
         "producer-perf-test",
-        "compressed records are sent, by a file of settings",
+        "compressed records are sent, with a settings file",
         "--topic perf --num-records 500 --record-size 100 --throughput 5000 --command-config $FILES/fast.properties --command-property compression.type=zstd",
         &["500 records sent, *"],
     ),
@@ -439,7 +439,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     well(
         "verifiable-consumer",
-        "the same with the new group protocol",
+        "1,000 records are read and committed with the new group protocol",
         "--topic tools --group-id verifiable-new --max-messages 1000 --group-protocol consumer",
         &[
             "*\"name\":\"partitions_assigned\"*",
@@ -479,7 +479,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     well(
         "console-consumer",
-        "an offset is where it begins",
+        "reading starts at a given offset",
         "--topic lines --partition 0 --offset 2 --max-messages 1",
         &["3", "!2"],
     ),
@@ -492,13 +492,13 @@ pub(super) const CASES: &[Case] = &[
     // Offsets.
     well(
         "get-offsets",
-        "the end of a topic is told",
+        "the end of a topic is shown",
         "--topic lines --time latest",
         &["lines:0:3"],
     ),
     well(
         "get-offsets",
-        "the beginning of a topic is told",
+        "the beginning of a topic is shown",
         "--topic lines --time earliest",
         &["lines:0:0"],
     ),
@@ -511,7 +511,7 @@ pub(super) const CASES: &[Case] = &[
     well("get-offsets", "a time is found", "--topic lines --time 0", &["lines:0:0"]),
     well(
         "get-offsets",
-        "a time to come is not found",
+        "a future time is not found",
         "--topic lines --time 4000000000000",
         &["!lines:0:*"],
     ),
@@ -523,7 +523,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     badly(
         "get-offsets",
-        "a topic that is not there is told",
+        "a missing topic is reported",
         "--topic nowhere",
         &["*Could not match any topic-partitions*"],
     ),
@@ -533,7 +533,12 @@ pub(super) const CASES: &[Case] = &[
         "--offset-json-file $FILES/offsets.json",
         &["partition: perf-0 low_watermark: 400"],
     ),
-    well("get-offsets", "the topic begins there", "--topic perf --time earliest", &["perf:0:400"]),
+    well(
+        "get-offsets",
+        "the topic begins at that offset",
+        "--topic perf --time earliest",
+        &["perf:0:400"],
+    ),
     well(
         "delete-records",
         "an offset beyond the end is refused",
@@ -580,7 +585,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     well(
         "consumer-groups",
-        "a group that is not there is told",
+        "a missing group is reported",
         "--describe --group nowhere",
         &["*Group nowhere not found.*"],
     ),
@@ -590,7 +595,12 @@ pub(super) const CASES: &[Case] = &[
         "--reset-offsets --group lines --topic lines --to-earliest --execute",
         &["lines lines 0 0"],
     ),
-    well("consumer-groups", "they are", "--describe --group lines", &["lines lines 0 *0 3 3 *"]),
+    well(
+        "consumer-groups",
+        "the reset offsets are described",
+        "--describe --group lines",
+        &["lines lines 0 *0 3 3 *"],
+    ),
     well(
         "consumer-groups",
         "offsets are shifted, as a plan",
@@ -675,7 +685,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     badly(
         "transactions",
-        "a transaction that is not there is told",
+        "a missing transaction is reported",
         "describe --transactional-id nowhere",
         &["*nowhere*"],
     ),
@@ -721,18 +731,18 @@ pub(super) const CASES: &[Case] = &[
     ),
     well(
         "acls",
-        "access is taken back",
+        "access is revoked",
         "--remove --force --allow-principal User:alice --operation Read --topic tools",
         &["!*rror*"],
     ),
     well("acls", "it is gone", "--list --topic tools", &["!*User:alice*"]),
     well(
         "acls",
-        "the rest is taken back",
+        "the other ACL is revoked",
         "--remove --force --topic pre --resource-pattern-type prefixed",
         &["!*rror*"],
     ),
-    // Of a cluster of many nodes; on one they find nothing to do.
+    // For clusters of several nodes; on one node they find nothing to do.
     well(
         "reassign-partitions",
         "no partition is being moved",
@@ -746,11 +756,11 @@ pub(super) const CASES: &[Case] = &[
         &["Valid replica already elected for partitions lines-0"],
     ),
     // The rest.
-    well("client-metrics", "none are asked for", "--list", &["!*rror*"]),
-    well("streams-groups", "none are there", "--list", &["!*rror*"]),
+    well("client-metrics", "no client metrics are listed", "--list", &["!*rror*"]),
+    well("streams-groups", "no streams groups are listed", "--list", &["!*rror*"]),
     well(
         "streams-application-reset",
-        "an application's input is rewound",
+        "an application's input is reset",
         "--application-id lines --input-topics lines --to-earliest --force",
         &["Topic: lines Partition: 0 Offset: 0"],
     ),
