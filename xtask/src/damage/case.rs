@@ -547,15 +547,15 @@ fn may_be_refused(session: &Session, model: &Model, stated: &Stated) -> bool {
 }
 
 /// Whether the refusals of an idempotent producer in a partition are as they may be: none, or one
-/// if a batch of its own is lost.
+/// if a batch of its own is lost. If that was lost in the silent window, the server does not know
+/// of a gap, and refuses what follows on it until the producer begins anew.
 fn may_skip(producer: &Idempotent, partition: &Partition, stated: &Stated) -> bool {
     let name = partition.to_string();
-    let own = producer.offsets.get(&name).into_iter().flatten();
+    let own = || producer.offsets.get(&name).into_iter().flatten();
     match producer.refusals.get(&name) {
         None => true,
-        Some(1) => own.into_iter().any(|offset| {
-            stated.is_lost(partition, *offset) || has(&stated.silent, partition, *offset)
-        }),
+        Some(_) if own().any(|offset| has(&stated.silent, partition, *offset)) => true,
+        Some(1) => own().any(|offset| stated.is_lost(partition, *offset)),
         Some(_) => false,
     }
 }

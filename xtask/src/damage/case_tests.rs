@@ -38,6 +38,10 @@ fn an_idempotent_producer_is_refused_once_if_it_has_lost_a_batch() {
     }
     producer.refusals.insert("t-0".into(), 2);
     assert!(!may_skip(&producer, &partition(0), &own));
+    let silent =
+        |offsets| Stated { silent: [(partition(0), vec![offsets])].into(), ..Stated::default() };
+    assert!(may_skip(&producer, &partition(0), &silent(5..6)));
+    assert!(!may_skip(&producer, &partition(0), &silent(6..7)));
 }
 
 #[test]

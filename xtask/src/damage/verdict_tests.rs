@@ -146,14 +146,14 @@ fn a_missing_record_is_silent_unless_it_was_named() {
 #[test]
 fn a_missing_record_in_a_skipped_range_is_stated_by_a_bound() {
     let mut scene = Scene::new();
-    scene.lose(8);
-    scene.stated.partitions = [(partition(), lost(8, 100))].into();
+    scene.lose(9);
+    scene.stated.partitions = [(partition(), lost(9, 100))].into();
     scene.stated.bounds = scene.stated.partitions.clone();
     assert_eq!(scene.verdicts(), [Verdict::LossBounded]);
-    scene.stated.partitions.values_mut().next().unwrap().extend(lost(8, 9));
+    scene.stated.partitions.values_mut().next().unwrap().extend(lost(9, 10));
     assert_eq!(scene.verdicts(), [Verdict::LossStated]);
     // A bound over a record that can be read is as wrong as a loss.
-    scene.stated.partitions = [(partition(), lost(7, 100))].into();
+    scene.stated.partitions = [(partition(), lost(8, 100))].into();
     scene.stated.bounds = scene.stated.partitions.clone();
     assert_eq!(scene.verdicts(), [Verdict::LossBounded, Verdict::LossMisstated]);
 }
