@@ -5,7 +5,6 @@
 //!
 //! The caller opens the store with [`BrokerFold`] and passes it to [`Broker::start`].
 //!
-<<<<<<< HEAD
 //! # Modules
 //!
 //! - `listener.rs`, `connection.rs`, `connection/`, `connections.rs`: sockets, reading of requests,
@@ -35,24 +34,6 @@
 //! - `security/`: listeners, TLS, SASL, ACLs
 //! - `pattern.rs`: regular expressions in bounded time
 //! - `metrics.rs`, `errors.rs`: metrics; errors and their Kafka codes
-=======
-//! | modules | content |
-//! |---|---|
-//! | `listener`, `connections`, `connection` | sockets, connections, and limits on them |
-//! | `server` | the state that all connections share, with the budgets for requests and responses |
-//! | `wire` | shapes of requests, framing and encoding of responses |
-//! | `api` | one file for each API or group of APIs, and the table of all |
-//! | `admission`, `batch`, `records` | validation and recompression of produced batches |
-//! | `partition`, `producer_state` | appends, reads and the producers of a partition |
-//! | `topics`, `sessions` | the topics; fetch sessions |
-//! | `configs`, `config`, `quotas` | Kafka's settings; the configuration at the start; quotas |
-//! | `retention`, `log_compaction` | removal of old records |
-//! | `groups`, `transactions`, `producer_ids` | the coordinators |
-//! | `state_stream`, `state_table` | how the coordinators persist their state |
-//! | `security` | TLS, authentication and authorization |
-//! | `pattern`, `java_order` | regular expressions and hash map order as in Java |
-//! | `errors`, `metrics` | errors and their Kafka codes; metrics |
->>>>>>> 69c4b85 (broker: names in the field's terms)
 #![forbid(unsafe_code)]
 
 mod admission;
