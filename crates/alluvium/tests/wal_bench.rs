@@ -93,10 +93,10 @@ fn the_published_load_and_a_tenth_of_it_have_bars() {
     contains(
         &text,
         &[
-            "beside the published figures",
+            "compared with the published figures",
             "1.950",
             "251.0",
-            "beside the idle disk",
+            "compared with the idle disk",
             "1.636",
             "<= 1.2",
         ],
@@ -148,7 +148,7 @@ fn the_window_follows_the_load_unless_it_is_given() {
         "--outstanding",
         "64",
     ]));
-    contains(&text, &["not measured: 64KiB x 64", "--window 2MiB", "--window 5MiB would do"]);
+    contains(&text, &["not measured: 64KiB x 64", "--window 2MiB", "use --window 5MiB"]);
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn the_limit_is_raised_step_by_step() {
     contains(&svg, &["100k/s", "64KiB x 8", "MiB/s"]);
 
     let text = ok(&bench(&[&load[..5], &["--pairs", "1", "--record", "4KiB"]].concat()));
-    contains(&text, &["as the limit on writes is raised", "1024", "largest fall"]);
+    contains(&text, &["with a rising limit on writes", "1024", "largest fall"]);
 }
 
 #[test]

@@ -69,7 +69,7 @@ fn every_tool_works_on_a_block_device_within_its_size() {
     ok(&["wal", "recover", "--target", path]);
 
     let said = refused(1, &["wal", "resize", "--target", path, "--capacity", "32MiB"]);
-    contains(&said, &[path, "a block device of 16MiB", "no room", "32MiB"]);
+    contains(&said, &[path, "a block device of 16MiB", "is too small", "32MiB"]);
     for (capacity, bytes) in [("16MiB", 16 << 20), ("4MiB", 4 << 20)] {
         let seen = ok_json(&["wal", "resize", "--target", path, "--capacity", capacity, "--json"]);
         assert_eq!(seen["header"]["capacity_bytes"], bytes);

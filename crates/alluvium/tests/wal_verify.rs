@@ -55,7 +55,7 @@ fn a_whole_log_is_said_to_be_whole() {
     }
     assert_eq!(verify(&target).1["scan"]["records"], 6);
     let text = ok(&["wal", "verify", target.arg()]);
-    contains(&text, &["SLOT", "records     6", "not closed", "whole: every checksum is right"]);
+    contains(&text, &["SLOT", "records     6", "not closed", "intact: every checksum is correct"]);
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_damaged_header_is_named_with_what_remains() {
         let (code, seen, said) = verify(&target);
         assert_eq!((code, &seen["slots"][slot]["state"]), (Some(1), &"damaged".into()));
         let (lost, remains) =
-            (format!("header slot {slot} is lost"), format!("slot {} has all", 1 - slot));
+            (format!("header slot {slot} is lost"), format!("slot {} is sufficient", 1 - slot));
         contains(&said, &[&lost, "checksum", &remains]);
         // Nothing but its copy is lost, so the tools go on, and say so.
         contains(&ok(&["wal", "inspect", target.arg()]), &[&lost, &remains]);

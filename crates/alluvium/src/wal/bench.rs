@@ -1,5 +1,5 @@
-//! `alluvium wal bench`: what a write-ahead log does on a target, alone, beside fio, and on a
-//! modelled cloud disk.
+//! `alluvium wal bench`: performance of a write-ahead log on a target: alone, compared with fio,
+//! and on a modelled cloud disk.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,30 +25,30 @@ use crate::units::{Size, Span, about};
 const RECORDS: [Size; 6] =
     [Size { bytes: 100 }, Size::kib(1), Size::kib(4), Size::kib(64), Size::kib(256), Size::mib(1)];
 const OUTSTANDING: [usize; 3] = [1, 64, 1024];
-/// Of a new file.
+/// Capacity of a new file.
 const NEW_CAPACITY: Size = Size::gib(1);
-/// Of an existing target: enough for several laps a minute, without asking for a whole disk.
+/// Capacity on an existing target: enough for several laps a minute, without using a whole disk.
 const MAX_CAPACITY: Size = Size::gib(4);
-/// Of memory, all of which is taken.
+/// Capacity of a log in memory, all of which is allocated.
 const MEMORY_CAPACITY: Size = Size::mib(256);
 const WINDOW: Size = Size::mib(64);
 const WARMUP: Duration = Duration::from_millis(500);
-/// Longer than it takes a load that is 1% above the quotas to use up a tenth of a second of them.
+/// Longer than a load of 1% above the quotas needs to use up a tenth of a second of saved quota.
 const MODEL_WARMUP: Duration = Duration::from_secs(10);
-/// The largest that a log can have.
+/// The largest window that a log can have.
 const MAX_WINDOW: Size = Size::gib(1);
 
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     /// A block device or file. A file that does not exist is created, and removed at the end
-    /// (unless the bench is killed). With --model it can be left out: then the modelled disk is
+    /// (unless the bench is killed). Optional with --model: without it the modelled disk is in
     /// memory.
     #[arg(long, value_name = "PATH", required_unless_present = "model")]
     target: Option<PathBuf>,
-    /// Overwrite the target although it holds something. Default: no.
+    /// Overwrite the target even if it is not empty. Default: no.
     #[arg(long, requires = "target")]
     force: bool,
-    /// Bytes to use, a multiple of 4KiB. Default: 1GiB of a new file, up to 4GiB of an existing
+    /// Bytes to use, a multiple of 4KiB. Default: 1GiB for a new file, up to 4GiB of an existing
     /// target, 256MiB of memory.
     #[arg(long, value_name = "SIZE")]
     capacity: Option<Size>,
@@ -59,62 +59,63 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "auto|io_uring|threads", default_value_t = Engine::Auto)]
     engine: Engine,
     /// Measure at the speed of a modelled disk: `cloud` (3,000 IOPS and 125 MiB/s, a request above
-    /// 256 KiB counting as several; 0.5 ms for each, and its bytes at 220 MiB/s), or what is to
-    /// differ from that, as in `iops=16000,bandwidth=1000MiB,latency=400us,transfer=1GiB`. The log
-    /// is limited to the same IOPS and bandwidth. Default: the target at its own speed.
+    /// 256 KiB counting as several; 0.5 ms per request plus its bytes at 220 MiB/s), or settings
+    /// that differ from it, as in `iops=16000,bandwidth=1000MiB,latency=400us,transfer=1GiB`. The
+    /// log is limited to the same IOPS and bandwidth. Default: the target at its own speed.
     #[arg(long, value_name = "cloud|KEY=VALUE,...")]
     model: Option<Model>,
     /// Measure only this record size; can be repeated. Default: 100B, 1KiB, 4KiB, 64KiB, 256KiB,
     /// 1MiB; with --model 1KiB, 4KiB, 64KiB, 128KiB, 256KiB, 1MiB.
     #[arg(long, value_name = "SIZE", value_parser = record_size)]
     record: Vec<Size>,
-    /// Closed loop: keep so many records outstanding; can be repeated. Latency counts from the call
-    /// of append. Default: 1, 64, 1024; with --model see --rate.
+    /// Closed loop: keep this number of records outstanding; can be repeated. Latency is measured
+    /// from the call of append. Default: 1, 64, 1024; with --model see --rate.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000), conflicts_with = "rate")]
     outstanding: Vec<u32>,
-    /// Open loop: offer so many bytes of records per second, evenly spaced, however long those
-    /// before them take; can be repeated. Latency counts from when a record was due to arrive.
-    /// Default with --model: 10, 25, 50, 75 and 100% of a full load, which is 96% of the disk's
-    /// bandwidth (120MiB for `cloud`).
+    /// Open loop: offer this number of bytes of records per second, evenly spaced, however long
+    /// earlier ones take; can be repeated. Latency is measured from the time at which a record was
+    /// due. Default with --model: 10, 25, 50, 75 and 100% of a full load, which is 96% of the
+    /// disk's bandwidth (120MiB for `cloud`).
     #[arg(long, value_name = "SIZE")]
     rate: Vec<Size>,
     /// Length of each measurement.
     #[arg(long, value_name = "TIME", default_value_t = Span(Duration::from_secs(3)))]
     duration: Span,
-    /// Run so long before each measurement. Default: 500ms; with --model 10s, since a load above
-    /// the quotas lives on what the disk had saved up at first.
+    /// Warm-up before each measurement. Default: 500ms; with --model 10s, because a load above the
+    /// quotas first uses up the quota that the disk had saved.
     #[arg(long, value_name = "TIME")]
     warmup: Option<Span>,
-    /// Bound on what is appended and not durable. Default: 64MiB, or half of the ring if that is
+    /// Limit on bytes appended and not durable. Default: 64MiB, or half of the ring if that is
     /// less; more for a load that needs it.
     #[arg(long, value_name = "SIZE")]
     window: Option<Size>,
     /// Block writes in flight.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1024))]
     io_depth: u16,
-    /// Then compare with fio on the same target with the same durability, in rounds that take
-    /// turns. Default: no.
+    /// Then compare with fio on the same target with the same durability, in alternating rounds.
+    /// Default: no.
     #[arg(long, conflicts_with = "model")]
     fio: bool,
     /// Instead raise the log's own limit on writes from 3,000 per second to 100,000 and to none, in
-    /// rounds that take turns, and say whether throughput falls. Closed loop, 1KiB, 4KiB, 64KiB and
-    /// 256KiB unless --record says otherwise, 1,024 outstanding up to 4KiB and 64 above unless
-    /// --outstanding does. Default: no.
+    /// alternating rounds, and report whether throughput falls. Closed loop; record sizes are 1KiB,
+    /// 4KiB, 64KiB and 256KiB unless set with --record, and 1,024 records are outstanding up to
+    /// 4KiB and 64 above unless set with --outstanding. Default: no.
     #[arg(long, conflicts_with_all = ["fio", "rate"])]
     raise_limit: bool,
-    /// Instead fill the target (up to 1GiB) with records of 1KiB and of 64KiB, or what --record
-    /// says, drop the log without closing it, as in a crash, and measure how fast it is opened
-    /// again, beside fio's sequential reads of 1MiB, in rounds that take turns. Default: no.
+    /// Instead fill the target (up to 1GiB) with records of 1KiB and of 64KiB, or of the sizes set
+    /// with --record, drop the log without closing it, as in a crash, and measure how fast it is
+    /// opened again, compared with fio's sequential reads of 1MiB, in alternating rounds. Default:
+    /// no.
     #[arg(long, requires = "target", conflicts_with_all = ["fio", "model", "rate", "outstanding", "plot", "raise_limit"])]
     recovery: bool,
-    /// Number of rounds with --fio, --raise-limit and --recovery; the medians count.
+    /// Number of rounds with --fio, --raise-limit and --recovery; medians are reported.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     pairs: u16,
-    /// With --fio: leave out the table of all record sizes. Default: no.
+    /// With --fio: omit the table of all record sizes. Default: no.
     #[arg(long, requires = "fio")]
     only_pairs: bool,
-    /// Write plots of the tables as SVG files into this directory, which is made if it is missing.
-    /// Default: none.
+    /// Write plots of the tables as SVG files into this directory, which is created if it is
+    /// missing. Default: none.
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
     /// Print JSON. Default: tables.
@@ -138,11 +139,11 @@ fn record_size(text: &str) -> Result<Size, String> {
     }
 }
 
-/// Measure.
+/// Runs the measurements.
 ///
 /// # Errors
-/// The target cannot be used, holds something, or fails; fio is wanted and missing; plots cannot
-/// be written.
+/// The target is unusable, is not empty, or fails; fio is needed and missing; plots cannot be
+/// written.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     if args.duration.0.is_zero() {
         return Err(Failure::Usage("--duration is 0: nothing would be measured".into()));
@@ -153,7 +154,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
             let offered = u128::from(rate.bytes) * args.duration.0.as_nanos();
             if offered < u128::from(record.bytes) * 1_000_000_000 {
                 return Err(Failure::Usage(format!(
-                    "{rate} per second offer no record of {record} within {}; a longer --duration or another --rate does",
+                    "{rate} per second offer no record of {record} within {}; use a longer \
+                     --duration or another --rate",
                     args.duration
                 )));
             }
@@ -208,7 +210,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     if args.json { output::json(&report) } else { report::print(&report) }
 }
 
-/// Removes the file that the bench has created. One that was there before stays.
+/// Removes the file that the bench created. A file that existed before stays.
 struct Created<'a>(&'a Path);
 
 impl Drop for Created<'_> {
@@ -231,12 +233,12 @@ fn records(args: &BenchArgs) -> Vec<Size> {
     }
 }
 
-/// What a log is put under.
+/// The load on a log.
 #[derive(Clone, Copy)]
 enum LoadKind {
-    /// So many records outstanding.
+    /// A number of outstanding records.
     Closed(usize),
-    /// So many bytes per second.
+    /// A number of bytes per second.
     Open(Size),
 }
 
@@ -265,7 +267,7 @@ struct Disk {
 }
 
 impl<'a> Bench<'a> {
-    /// Open the target once, create it if it is missing, and make sure that it may be overwritten.
+    /// Opens the target once, creates it if it is missing, and ensures that it may be overwritten.
     fn prepare(args: &'a BenchArgs) -> Result<Self, Failure> {
         let device = match &args.target {
             None => open_disk(args, args.capacity.unwrap_or(MEMORY_CAPACITY))?.device,
@@ -288,14 +290,14 @@ impl<'a> Bench<'a> {
         let window = args.window.unwrap_or(WINDOW.min(half_ring));
         if window > half_ring {
             return Err(Failure::Usage(format!(
-                "--window is {window}, allowed is at most half of the ring, {}",
+                "--window is {window}, but must be at most half of the ring, {}",
                 about(half_ring.bytes)
             )));
         }
         Ok(Self { args, target, capacity, half_ring, window })
     }
 
-    /// All record sizes under all loads.
+    /// Measures all record sizes under all loads.
     fn cases(&self) -> Result<Vec<Case>, Failure> {
         let mut cases = Vec::new();
         for record in records(self.args) {
@@ -315,36 +317,35 @@ impl<'a> Bench<'a> {
         Ok(cases)
     }
 
-    /// The window in which so many records fit at the same time, or why there is none and what
-    /// would help.
+    /// Returns a window that fits this number of records, or the reason why there is none and which
+    /// option would help.
     fn window_for(&self, record: Size, outstanding: usize) -> Result<Size, String> {
         let needed = window_needed(record, outstanding);
         if needed > MAX_WINDOW {
             return Err(format!(
-                "needs a window of {needed}, the largest is {MAX_WINDOW}; fewer --outstanding fit"
+                "needs a window of {needed}, but the largest is {MAX_WINDOW}; use a lower \
+                 --outstanding"
             ));
         }
         if self.args.window.is_some() {
             return if needed <= self.window {
                 Ok(self.window)
             } else {
-                Err(format!(
-                    "does not fit into --window {}; --window {needed} would do",
-                    self.window
-                ))
+                Err(format!("does not fit into --window {}; use --window {needed}", self.window))
             };
         }
         if needed > self.half_ring {
-            // Twice the window, the headers in front of the ring, and rounding.
+            // Twice the window, plus the headers in front of the ring and rounding.
             let capacity = Size::mib((2 * needed.bytes).div_ceil(1 << 20) + 1);
             return Err(format!(
-                "needs a window of {needed}, at most half of the ring is allowed; --capacity {capacity} would do"
+                "needs a window of {needed}, but at most half of the ring is allowed; use \
+                 --capacity {capacity}"
             ));
         }
         Ok(needed.max(self.window))
     }
 
-    /// With which a log is opened that takes records of `record`.
+    /// Returns the options for a log that accepts records of size `record`.
     fn options(&self, record: Size, window: Size) -> Result<Options, Failure> {
         let defaults = with_window(window);
         let quotas = self.args.model.map(|model| model.0);
@@ -359,16 +360,16 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// An empty log.
+    /// Creates and opens an empty log.
     fn open_log(&self, options: &Options) -> Result<(Wal, Option<Arc<ModelledDisk>>), Failure> {
         let Disk { device, model } = open_disk(self.args, self.capacity)?;
-        // What is there is the bench's own by now.
+        // The content of the target is the bench's own by now.
         format(&device, self.capacity, true)?;
         let (wal, _) = Wal::open(device, options, None, &mut |_| Ok(())).map_err(Failure::new)?;
         Ok((wal, model))
     }
 
-    /// A closed-loop load on a log of its own.
+    /// Runs a closed-loop load on a log of its own.
     fn measure(&self, record: Size, outstanding: usize) -> Result<drive::Measured, Failure> {
         eprintln!("measuring {record} x {outstanding}");
         let window = self.window_for(record, outstanding).map_err(Failure::Usage)?;
@@ -394,7 +395,7 @@ impl<'a> Bench<'a> {
         Ok(measured)
     }
 
-    /// An open-loop load on a log of its own.
+    /// Runs an open-loop load on a log of its own.
     fn pace(&self, record: Size, rate: Size) -> Result<paced::Measured, Failure> {
         eprintln!("measuring {record} at {rate}/s");
         let window = self.window_for(record, 1).map_err(Failure::Usage)?;
@@ -411,9 +412,9 @@ impl<'a> Bench<'a> {
         Ok(measured)
     }
 
-    /// Everything that is compared, once. Log and fio take turns, so that a disk that changes its
-    /// mind does so for both; every second round goes backwards, so that neither always comes
-    /// first.
+    /// Measures everything that is compared, once. Log and fio alternate, so that a disk whose
+    /// speed changes affects both; every second round has the reverse order, so that neither is
+    /// always first.
     fn round(&self, target: &Path, backwards: bool) -> Result<Round, Failure> {
         let mut loads: Vec<(Size, usize)> = Vec::new();
         for pairing in &PAIRINGS {
@@ -457,7 +458,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// As many rounds as were asked for; `round` is told which of them go backwards.
+    /// Runs the configured number of rounds; the argument of `round` selects the reverse order.
     fn rounds<R>(&self, round: impl Fn(bool) -> Result<R, Failure>) -> Result<Vec<R>, Failure> {
         let pairs = self.args.pairs;
         let told = |n: u16| {
@@ -467,7 +468,7 @@ impl<'a> Bench<'a> {
         (0..pairs).map(told).collect()
     }
 
-    /// Each record size and each of fio's jobs once, in turns.
+    /// Measures each record size and each of fio's jobs once, alternating.
     fn recovery_round(&self, target: &Path, backwards: bool) -> Result<reopen::Round, Failure> {
         let setting = self.fio_setting(target);
         let mut round = reopen::Round { fio: Vec::new(), opened: Vec::new() };
@@ -487,7 +488,7 @@ impl<'a> Bench<'a> {
         Ok(round)
     }
 
-    /// Fill a log, drop it without a close, and open it again.
+    /// Fills a log, drops it without closing it, and opens it again.
     fn reopen(&self, record: Size) -> Result<reopen::Measured, Failure> {
         let window = self.window_for(record, 1).map_err(Failure::Usage)?;
         let options = self.options(record, window)?;
@@ -498,8 +499,8 @@ impl<'a> Bench<'a> {
         reopen::reopen(open_disk(self.args, self.capacity)?.device, &options, &filled)
     }
 
-    /// Each load under each limit, in rounds of which every second goes from the highest limit to
-    /// the lowest.
+    /// Measures each load under each limit; every second round goes from the highest limit to the
+    /// lowest.
     fn sweeps(&self) -> Result<Vec<sweep::Sweep>, Failure> {
         let loads: Vec<(Size, usize)> = records(self.args)
             .into_iter()
@@ -563,7 +564,7 @@ fn open_options(args: &BenchArgs) -> OpenOptions {
     }
 }
 
-/// The target itself, at the speed of the model if there is one; without a target, memory.
+/// Opens the target, behind the model if there is one; without a target, memory.
 fn open_disk(args: &BenchArgs, capacity: Size) -> Result<Disk, Failure> {
     let modelled = |disk: std::io::Result<ModelledDisk>| {
         let disk = Arc::new(disk.map_err(Failure::new)?);
@@ -574,7 +575,7 @@ fn open_disk(args: &BenchArgs, capacity: Size) -> Result<Disk, Failure> {
         (Some(path), Some(model)) => modelled(ModelledDisk::over(open(path)?, &model.0)),
         (Some(path), None) => Ok(Disk { device: open(path)?, model: None }),
         (None, Some(model)) => modelled(ModelledDisk::in_memory(capacity.bytes, &model.0)),
-        (None, None) => Err(Failure::Usage("neither --target nor --model".into())),
+        (None, None) => Err(Failure::Usage("neither --target nor --model is given".into())),
     }
 }
 
@@ -585,21 +586,21 @@ fn format(device: &SharedDevice, capacity: Size, force: bool) -> Result<u64, Fai
     match Wal::format(device, &options) {
         Ok(_) => Ok(Wal::inspect(device).map_err(Failure::new)?.ring_bytes),
         Err(OpenError::Occupied { device, looks_like }) => Err(Failure::Failed(format!(
-            "{device} holds {looks_like}; the bench would overwrite it. Give --force if that is meant"
+            "{device} contains {looks_like}; the bench would overwrite it. To do so, give --force"
         ))),
         Err(error) => Err(Failure::new(error)),
     }
 }
 
-/// The smallest window, in whole MiB, in which so many records fit at the same time.
+/// The smallest window, in whole MiB, in which this number of records fits at the same time.
 fn window_needed(record: Size, outstanding: usize) -> Size {
     /// A record's header; see `docs/format/wal.md`.
     const HEADER_BYTES: u64 = 32;
-    // Blocks are padded by at most a sixteenth, those of large records by up to two pages.
+    // Blocks are padded by at most a sixteenth; blocks of large records by up to two pages.
     const PADDING_BYTES: u64 = 8 << 10;
     let each = record.bytes + HEADER_BYTES;
     let all = each.saturating_add(PADDING_BYTES.min(each / 16)).saturating_mul(outstanding as u64);
-    // And a record is at most half of the window.
+    // In addition, a record may take at most half of the window.
     let one = 2 * (each + PADDING_BYTES);
     Size::mib(all.max(one).div_ceil(1 << 20).min(u64::MAX >> 20))
 }
@@ -616,7 +617,7 @@ mod tests {
         assert_eq!(
             window_needed(Size::mib(40), 1),
             Size::mib(81),
-            "a record is half of it at most"
+            "a record takes at most half of it"
         );
         assert!(window_needed(Size::mib(1), usize::MAX) > MAX_WINDOW);
     }

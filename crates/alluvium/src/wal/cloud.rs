@@ -1,5 +1,5 @@
-//! `--model`: which disk is modelled, and the published figures that a log on such a disk is held
-//! against.
+//! `--model`: the modelled disk, and the published figures that a log on such a disk is compared
+//! with.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,17 +13,17 @@ use super::paced::Measured;
 use crate::output::Table;
 use crate::units::{Size, Span};
 
-/// A modelled disk as it is written on the command line: `cloud`, or what differs from that.
+/// A modelled disk as written on the command line: `cloud`, or the settings that differ from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Model(pub(super) DiskModel);
 
-/// Of the bandwidth that a disk has, the load that counts as full: 120 of 125 MiB/s.
+/// The full load as a share of the disk's bandwidth: 120 of 125 MiB/s.
 const FULL_LOAD: (u64, u64) = (24, 25);
-/// Loads that are offered when none is given, in percent of the full one.
+/// Default loads, in percent of the full load.
 const LOADS_PERCENT: [u64; 5] = [10, 25, 50, 75, 100];
 
 impl Model {
-    /// The loads that are offered when none is given, in whole KiB per second.
+    /// The default loads, in whole KiB per second.
     pub(super) fn rates(self) -> Vec<Size> {
         let bandwidth = u128::from(self.0.bandwidth_bytes_per_second);
         let whole = |percent: u64| {
@@ -48,15 +48,13 @@ impl FromStr for Model {
                 return Err(format!("`{part}` is neither `cloud` nor a setting such as iops=3000"));
             };
             let rate = || match value.parse::<Size>()?.bytes {
-                bytes if bytes < 4096 => {
-                    Err(format!("`{part}`: at least 4KiB per second are needed"))
-                }
+                bytes if bytes < 4096 => Err(format!("`{part}`: must be at least 4KiB per second")),
                 bytes => Ok(bytes),
             };
             match key {
                 "iops" => {
                     model.iops = value.parse().ok().filter(|iops| *iops > 0).ok_or_else(|| {
-                        format!("`{part}`: a number from 1 to {} is needed", u32::MAX)
+                        format!("`{part}`: must be a number from 1 to {}", u32::MAX)
                     })?;
                 }
                 "bandwidth" => model.bandwidth_bytes_per_second = rate()?,
@@ -64,7 +62,8 @@ impl FromStr for Model {
                 "latency" => model.latency = latency(value)?,
                 _ => {
                     return Err(format!(
-                        "`{key}` is no setting of a modelled disk: one of iops, bandwidth, latency, transfer"
+                        "`{key}` is not a setting of a modelled disk: use one of iops, bandwidth, \
+                         latency, transfer"
                     ));
                 }
             }
@@ -73,7 +72,7 @@ impl FromStr for Model {
     }
 }
 
-/// Disks have microseconds, which nothing else that is configured has.
+/// Parses a latency. Latencies of disks are in microseconds, a unit that no other option has.
 fn latency(text: &str) -> Result<Duration, String> {
     let latency = match text.strip_suffix("us") {
         Some(number) => Duration::from_micros(
@@ -82,7 +81,7 @@ fn latency(text: &str) -> Result<Duration, String> {
         None => text.parse::<Span>().map_err(|error| error.replace("ms, s", "us, ms, s"))?.0,
     };
     if latency > Duration::from_secs(1) {
-        return Err(format!("`{text}`: no disk has a latency of more than a second"));
+        return Err(format!("`{text}`: the latency must not be more than a second"));
     }
     Ok(latency)
 }
@@ -106,16 +105,16 @@ struct Reference {
     record: Size,
     mean_ms: f64,
     iops: f64,
-    /// On the disk, as all but the latency.
+    /// Measured on the disk, as is everything except the latency.
     mib_per_second: f64,
     request_kib: f64,
     queue: f64,
 }
 
 /// Delta WAL on a cloud disk of 3,000 IOPS and 125 MiB/s with 4 CPUs and 4 I/O threads, target 120
-/// MiB/s: AutoMQ, "How to implement high-performance WAL based on raw devices?". The load there is
-/// paced by each of its threads from its last append on and counts latency from the append, so that
-/// a thread that is late offers less; ours is an open loop.
+/// MiB/s: AutoMQ, "How to implement high-performance WAL based on raw devices?". There, each thread
+/// paces itself from its last append and measures latency from the append, so that a late thread
+/// offers less load; ours is an open loop.
 const REFERENCE: [Reference; 6] = {
     const fn row(record: Size, figures: [f64; 5]) -> Reference {
         let [mean_ms, iops, mib_per_second, request_kib, queue] = figures;
@@ -131,14 +130,13 @@ const REFERENCE: [Reference; 6] = {
     ]
 };
 const REFERENCE_RATE: Size = Size::mib(120);
-/// A tenth of it, at which nothing should have to wait long.
+/// A tenth of the full load, at which queueing should be short.
 const LIGHT_RATE: Size = Size::mib(12);
-/// The mean latency at the light load as a multiple of what the disk takes for such a record when
-/// it is idle; at most this.
+/// Bar for the light load: mean latency as a multiple of what an idle disk takes for such a record,
+/// at most.
 const LIGHT_BAR: f64 = 1.2;
 
-/// The record sizes that are measured on a modelled disk when none is given: those of the
-/// reference.
+/// The default record sizes on a modelled disk: those of the reference.
 pub(super) fn records() -> Vec<Size> {
     REFERENCE.iter().map(|row| row.record).collect()
 }
@@ -160,20 +158,20 @@ pub(super) struct Verdict {
     record_bytes: usize,
     offered_bytes_per_second: u64,
     mean_us: f64,
-    /// At most this.
+    /// Upper bound.
     bar_us: f64,
-    /// At full load: the reference's.
+    /// At full load: the reference's figure.
     reference_disk_bytes_per_second: Option<f64>,
     met: bool,
 }
 
 impl Verdict {
-    /// Whether it is one on the reference.
+    /// Whether this is a comparison with the reference.
     pub(super) fn at_published_load(&self) -> bool {
         self.reference_disk_bytes_per_second.is_some()
     }
 
-    /// `None` where there is no bar.
+    /// Returns `None` where there is no bar.
     pub(super) fn of(model: Model, measured: &Measured) -> Option<Self> {
         if model.0 != DiskModel::CLOUD {
             return None;
@@ -200,9 +198,9 @@ impl Verdict {
     }
 }
 
-/// What a measurement is not: steady, or all that was offered.
+/// Says whether a measurement was not steady, or got less than the offered load.
 fn reservation(model: Option<Model>, measured: &Measured) -> &'static str {
-    // Half a percent is what the ends of the measured time may make of a disk at its quota.
+    // The ends of the measured time may account for half a percent on a disk at its quota.
     let above = |rate: f64, quota: f64| rate > 1.005 * quota;
     let overdrawn = model.is_some_and(|Model(model)| {
         above(measured.disk.iops, model.iops.into())
@@ -210,12 +208,12 @@ fn reservation(model: Option<Model>, measured: &Measured) -> &'static str {
     });
     match (measured.saturated, overdrawn) {
         (true, _) => "saturated",
-        (_, true) => "above the quota: a longer --warmup uses up what was saved",
+        (_, true) => "above the quota: use a longer --warmup to use up saved quota",
         _ => "",
     }
 }
 
-/// The measured loads, for people.
+/// Builds the table of the measured loads.
 pub(super) fn table(model: Option<Model>, cases: &[&Measured]) -> Table {
     let mut table = Table::of_numbers(&[
         "record",
@@ -254,7 +252,8 @@ pub(super) fn table(model: Option<Model>, cases: &[&Measured]) -> Table {
     table
 }
 
-/// The loads of the reference beside it. Empty if none was measured.
+/// Builds the table that compares loads with the reference. `None` if none of those loads was
+/// measured.
 pub(super) fn reference_table(model: Model, cases: &[&Measured]) -> Option<Table> {
     let mut table = Table::of_numbers(&[
         "record",
@@ -300,7 +299,7 @@ pub(super) fn reference_table(model: Model, cases: &[&Measured]) -> Option<Table
     any.then_some(table)
 }
 
-/// The light loads beside the idle disk. Empty if none was measured.
+/// Builds the table that compares light loads with the idle disk. `None` if none was measured.
 pub(super) fn light_table(model: Model, cases: &[&Measured]) -> Option<Table> {
     let mut table =
         Table::of_numbers(&["record", "mean ms", "idle disk ms", "ratio", "bar", "bar met"]);
@@ -328,19 +327,19 @@ mod tests {
     use crate::wal::paced::Disk;
 
     #[test]
-    fn a_model_is_read_as_it_is_printed() {
+    fn a_model_is_parsed_as_it_is_printed() {
         let cloud: Model = "cloud".parse().unwrap();
         assert_eq!(cloud.0, DiskModel::CLOUD);
         assert_eq!(cloud.to_string(), "iops=3000,bandwidth=125MiB,latency=500us,transfer=220MiB");
         assert_eq!(cloud.to_string().parse(), Ok(cloud));
         let fast: Model = "latency=2ms,iops=16000".parse().unwrap();
         assert_eq!((fast.0.iops, fast.0.latency), (16_000, Duration::from_millis(2)));
-        assert_eq!(fast.0.bandwidth_bytes_per_second, 125 << 20, "as the cloud disk otherwise");
+        assert_eq!(fast.0.bandwidth_bytes_per_second, 125 << 20, "otherwise like the cloud disk");
         assert_eq!(fast.to_string().parse(), Ok(fast));
     }
 
     #[test]
-    fn what_is_no_model_is_refused_with_the_reason() {
+    fn invalid_models_are_refused_with_the_reason() {
         for (text, reason) in [
             ("", "neither `cloud` nor"),
             ("disk", "neither `cloud` nor"),
@@ -404,18 +403,22 @@ mod tests {
         assert_eq!(
             met(REFERENCE_RATE, 500.0, 126.0),
             Some(false),
-            "more than the disk lets through for long"
+            "more than the sustained rate of the disk"
         );
         let mut behind = measured(Size::kib(64), REFERENCE_RATE, 500.0, 122.0);
         behind.saturated = true;
-        assert!(!Verdict::of(cloud, &behind).unwrap().met, "less came through than was offered");
+        assert!(
+            !Verdict::of(cloud, &behind).unwrap().met,
+            "less was acknowledged than was \
+                                                            offered"
+        );
         let other: Model = "iops=16000".parse().unwrap();
         assert!(Verdict::of(other, &behind).is_none());
         assert!(Verdict::of(cloud, &measured(Size::kib(2), REFERENCE_RATE, 1.0, 122.0)).is_none());
     }
 
     #[test]
-    fn only_what_was_measured_is_held_against_the_reference() {
+    fn only_measured_loads_are_compared_with_the_reference() {
         let cloud = Model(DiskModel::CLOUD);
         let case = measured(Size::kib(64), REFERENCE_RATE, 800.0, 121.0);
         assert!(light_table(cloud, &[&case]).is_none());

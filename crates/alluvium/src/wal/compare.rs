@@ -1,4 +1,4 @@
-//! The write-ahead log beside fio: which figures are compared, and what the bars are.
+//! Comparison of the write-ahead log with fio: which figures are compared, and the bars.
 
 use serde::Serialize;
 
@@ -7,13 +7,13 @@ use super::fio::{self, Job};
 use crate::output::Table;
 use crate::units::{Size, about};
 
-/// Bandwidth of the disk, as fio gets it at its best depth.
+/// Jobs that measure the disk's bandwidth; the best depth counts.
 pub(super) const BANDWIDTH_JOBS: [Job; 3] =
     [Job::write(Size::kib(256), 1), Job::write(Size::kib(256), 8), Job::write(Size::kib(256), 16)];
-/// Latency of the disk.
+/// Job that measures the disk's latency.
 pub(super) const LATENCY_JOB: Job = Job::write(Size::kib(4), 1);
 
-/// A load of the log, and what is asked of it.
+/// A load of the log with its bar.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pairing {
     pub(super) record: Size,
@@ -22,7 +22,7 @@ pub(super) struct Pairing {
     pub(super) bar: f64,
 }
 
-/// What is compared.
+/// The figure that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Figure {
     /// Payload bytes per second as a share of fio's; at least the bar.
@@ -50,7 +50,7 @@ pub(super) const PAIRINGS: [Pairing; 8] = {
     ]
 };
 
-/// One round: everything once.
+/// The measurements of one round.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Round {
     pub(super) fio: Vec<fio::Measured>,
@@ -66,7 +66,7 @@ pub(super) struct Comparison {
     /// Medians over the rounds, in the figure's unit: bytes per second, or microseconds.
     wal: f64,
     fio: Option<f64>,
-    /// WAL to fio in each round; for CPU the figure itself.
+    /// Ratio of WAL to fio in each round; for CPU the figure itself.
     rounds: Vec<f64>,
     median: f64,
     bar: f64,
@@ -74,7 +74,7 @@ pub(super) struct Comparison {
 }
 
 impl Pairing {
-    /// Compare over all rounds; `None` where a round lacks the load or fio's part.
+    /// Compares over all rounds; `None` where a round lacks the load or fio's part.
     pub(super) fn compare(&self, rounds: &[Round]) -> Option<Comparison> {
         let figures: Vec<(f64, Option<f64>)> =
             rounds.iter().map(|round| self.figures(round)).collect::<Option<_>>()?;
@@ -124,7 +124,7 @@ impl Pairing {
     }
 }
 
-/// The middle value; between the two middle ones if their number is even.
+/// The middle value; the mean of the two middle values if their number is even.
 pub(super) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -136,18 +136,18 @@ pub(super) fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// The ratios of all rounds, in a table.
+/// Formats the ratios of all rounds for a table.
 pub(super) fn of_rounds(ratios: &[f64]) -> String {
     let ratios: Vec<String> = ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
     ratios.join(" ")
 }
 
-/// Whether a bar is met, in a table: what is missed shall be seen.
+/// Formats whether a bar is met, for a table; a missed bar stands out.
 pub(super) fn of_bar(met: bool) -> String {
     if met { "yes" } else { "NO" }.into()
 }
 
-/// The comparisons for people.
+/// Builds the table of comparisons.
 pub(super) fn table(comparisons: &[Comparison]) -> Table {
     let mut table = Table::of_numbers(&[
         "figure",
@@ -220,7 +220,8 @@ mod tests {
         }
     }
 
-    /// fio reaches 1000 bytes per second at its second depth, and 10 us; the log what is given.
+    /// fio reaches 1000 bytes per second at its second depth, and 10 us; the log has the given
+    /// figures.
     fn round(bytes_per_second: f64, p50_us: f64) -> Round {
         let mut bandwidths = [900.0, 1000.0, 950.0].into_iter();
         let mut jobs: Vec<_> =
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn bandwidth_is_held_against_the_best_depth_of_fio() {
+    fn bandwidth_is_compared_with_the_best_depth_of_fio() {
         let rounds = [round(800.0, 9.0), round(950.0, 9.0), round(990.0, 9.0)];
         let large = PAIRINGS.iter().find(|p| p.record == Size::kib(64)).unwrap();
         let comparison = large.compare(&rounds).unwrap();
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_of_an_even_number_lies_between() {
+    fn the_median_of_an_even_number_is_the_mean_of_the_middle_two() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
         assert_eq!(median(&[]), None);

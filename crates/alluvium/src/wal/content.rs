@@ -1,4 +1,4 @@
-//! What the records of a log hold: batches of streams, and lists of their ends.
+//! Content of the records of a log: batches of streams, and lists of their ends.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -13,24 +13,24 @@ use crate::catalog;
 use crate::output::{self, Failure, Table};
 use crate::units::counted;
 
-/// Where the names of streams come from.
+/// The source of the names of streams.
 #[derive(Args, Debug)]
 pub(super) struct CatalogArgs {
     /// The data directory of the server, which must be stopped: its catalog has the topics and
-    /// partitions of the log's streams. Without it, streams are shown by their numbers.
+    /// partitions of the log's streams. Without it, streams are shown by number.
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 }
 
-/// What the catalog says of streams, if it is at hand.
+/// The catalog's data about streams, if it is available.
 #[derive(Clone, Default)]
 pub(super) struct Streams {
     names: HashMap<StreamId, String>,
-    /// Up to where each one is uploaded. `None`: it is not known which streams there are.
+    /// The offset up to which each stream is uploaded. `None`: it is unknown which streams exist.
     uploaded: Option<HashMap<StreamId, StreamOffset>>,
 }
 
-/// How many records of each kind a log has, and what is missing between them.
+/// The number of records of each kind in a log, and the offsets missing between them.
 #[derive(Serialize)]
 pub(super) struct Content {
     #[serde(skip)]
@@ -38,17 +38,17 @@ pub(super) struct Content {
     batches: u64,
     ends_records: u64,
     unknown_records: u64,
-    /// Where the first one of these is, and why it is not known.
+    /// Log offset of the first unknown record, and why it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     first_unknown: Option<Unknown>,
-    /// Offsets of which damage has taken the batches.
+    /// Offsets whose batches were lost to damage.
     missing: Vec<Missing>,
     #[serde(skip)]
     next: BTreeMap<StreamId, StreamOffset>,
     /// The greatest end in lists.
     #[serde(skip)]
     listed: BTreeMap<StreamId, StreamOffset>,
-    /// Ends in lists, and up to where the offsets before them were used.
+    /// Ends in lists, and the offset up to which the offsets before them were used.
     #[serde(skip)]
     bounds: HashMap<(StreamId, StreamOffset), StreamOffset>,
 }
@@ -74,7 +74,7 @@ pub(super) struct Named {
     name: Option<String>,
 }
 
-/// What a record holds, for `dump`.
+/// Content of a record, for `dump`.
 #[derive(Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub(super) enum Held {
@@ -102,14 +102,16 @@ pub(super) struct EndOf {
     #[serde(flatten)]
     stream: Named,
     next_offset: u64,
-    /// If a start has skipped offsets before the next one: where those begin.
+    /// Start of the offsets before the next one that a start has skipped, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     skipped_from: Option<u64>,
 }
 
 impl CatalogArgs {
+    /// Reads the streams from the catalog.
+    ///
     /// # Errors
-    /// There is no catalog in the directory, or it is in use.
+    /// The directory has no catalog, or it is in use.
     pub(super) fn streams(&self) -> Result<Streams, Failure> {
         let Some(data_dir) = &self.data_dir else { return Ok(Streams::default()) };
         let (snapshot, _lock) = catalog::load(data_dir)?;
@@ -125,7 +127,7 @@ impl Streams {
         Named { stream: stream.0, name: self.names.get(&stream).cloned() }
     }
 
-    /// Up to where the stream is uploaded; `None` if it was deleted.
+    /// The offset up to which the stream is uploaded; `None` if it was deleted.
     fn uploaded_end(&self, stream: StreamId) -> Option<StreamOffset> {
         match &self.uploaded {
             Some(uploaded) => uploaded.get(&stream).copied(),
@@ -211,13 +213,13 @@ impl Content {
         }
     }
 
-    /// Take in a record of the log; they come in order.
+    /// Adds a record of the log; records are added in order.
     pub(super) fn add(&mut self, record: &Record) {
         match decode_record(&record.payload) {
             Ok(StreamRecord::Batch(stream, batch)) => {
                 self.batches += 1;
                 let uploaded = self.streams.uploaded_end(stream);
-                // Without the catalog, what was before the first batch is not known.
+                // Without the catalog, what was before the first batch is unknown.
                 let first = self.streams.uploaded.is_some().then_some(uploaded).flatten();
                 let next = self.next.get(&stream).copied().or(first);
                 if let Some(next) = next {
@@ -255,13 +257,13 @@ impl Content {
         }
     }
 
-    /// After the last record: what lists tell of that is not there.
+    /// Called after the last record: finds the offsets that lists mention and that are missing.
     pub(super) fn finish(mut self) -> Self {
         for (stream, listed) in std::mem::take(&mut self.listed) {
             let uploaded = self.streams.uploaded_end(stream);
             let of_catalog = self.streams.uploaded.is_some().then_some(uploaded).flatten();
             let next = self.next.get(&stream).copied().or(of_catalog);
-            // Without the catalog, a stream without a batch may be uploaded.
+            // Without the catalog, a stream without a batch may have been uploaded.
             if let Some(next) = next.filter(|_| uploaded.is_some()) {
                 self.miss(stream, next, listed);
             }
@@ -338,11 +340,13 @@ mod tests {
         assert_eq!(shown(&batch(9, 4)), "batch: offsets 4 to 5 of stream 9");
         assert_eq!(
             shown(&list(2, &[&[1, 6], &[9, 7]])),
-            "ends of 2 streams, for the log from 0 to 64: 6 of partition 0 of topic t, 7 of stream 9"
+            "ends of 2 streams, for the log from 0 to 64: 6 of partition 0 of topic t, 7 of \
+             stream 9"
         );
         assert_eq!(
             shown(&list(3, &[&[1, 60, 6]])),
-            "ends of 1 stream, for the log from 0 to 64: 60 of partition 0 of topic t (skipped from 6)"
+            "ends of 1 stream, for the log from 0 to 64: 60 of partition 0 of topic t (skipped \
+             from 6)"
         );
         let unknown = record(9, 1, [1, 1, 1], b"", false);
         assert_eq!(shown(&unknown), "unknown: stream record kind 9 is not known");
@@ -353,14 +357,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_found_in_the_middle_and_at_the_end() {
+    fn missing_offsets_are_found_in_the_middle_and_at_the_end() {
         let log = [batch(1, 4), batch(1, 8), batch(2, 2), list(2, &[&[1, 12], &[2, 4], &[3, 6]])];
-        // With the catalog also of streams without a batch.
+        // With the catalog, streams without a batch are found too.
         assert_eq!(missing(&streams(), &log), [(1, 6, 7), (1, 10, 11), (3, 4, 5)]);
         assert_eq!(missing(&Streams::default(), &log), [(1, 6, 7), (1, 10, 11)]);
         let of_deleted = [batch(7, 4), batch(7, 8), list(2, &[&[7, 20]])];
         assert_eq!(missing(&streams(), &of_deleted), [(7, 6, 7)]);
-        // Offsets that a start has skipped were perhaps never used.
+        // Offsets that a start has skipped may never have been used.
         let log = [batch(1, 4), list(3, &[&[1, 100, 7]]), list(2, &[&[1, 100]])];
         assert_eq!(missing(&streams(), &log), [(1, 6, 6)]);
         let log = [batch(1, 4), list(3, &[&[1, 100, 6]]), batch(1, 100)];

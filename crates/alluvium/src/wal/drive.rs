@@ -1,9 +1,9 @@
 //! The closed-loop load of `alluvium wal bench`: one thread that keeps a fixed number of records
 //! outstanding.
 //!
-//! It is meant to cost little beside the write-ahead log itself: records are acknowledged in log
-//! order, so that it keeps a queue of (end, start time), waits for the oldest and takes off all
-//! that are durable then.
+//! It is designed to cost little compared with the write-ahead log itself: records are acknowledged
+//! in log order, so it keeps a queue of (end, start time), waits for the oldest entry and removes
+//! all that are durable then.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,19 +16,19 @@ use serde::Serialize;
 use crate::load::{Latencies, Summary, noise};
 use crate::output::Failure;
 
-/// What to keep up, and for how long.
+/// A load and its duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Load {
     pub(super) record_bytes: usize,
     pub(super) outstanding: usize,
     pub(super) warmup: Duration,
     pub(super) duration: Duration,
-    /// What the log may grow its window to; for the report.
+    /// The limit to which the log may grow its window; for the report.
     pub(super) window_bytes: u64,
 }
 
-/// What came of it. Latency is from the call of `append` until the acknowledgement is seen by the
-/// thread that called.
+/// The result of a load. Latency is measured from the call of `append` until the calling thread
+/// sees the acknowledgement.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Measured {
     pub(super) record_bytes: usize,
@@ -38,17 +38,17 @@ pub(super) struct Measured {
     pub(super) seconds: f64,
     #[serde(flatten)]
     pub(super) latency: Summary,
-    /// Payload alone.
+    /// Payload only.
     pub(super) bytes_per_second: f64,
     /// Writes of blocks and headers.
     pub(super) device_writes_per_second: f64,
-    /// Those of them that carried a flush or FUA.
+    /// The device writes that carried a flush or FUA.
     pub(super) flushes_per_second: f64,
-    /// User and system time of the whole process, this thread's included.
+    /// User and system time of the whole process, including this thread.
     pub(super) cpu_us_per_record: f64,
 }
 
-/// Keep `load` up on an empty log, and measure.
+/// Keeps `load` up on an empty log, and measures.
 ///
 /// # Errors
 /// The write-ahead log fails, or cannot hold the load.
@@ -81,7 +81,7 @@ pub(super) fn drive(wal: &Wal, load: &Load) -> Result<Measured, Failure> {
     })
 }
 
-/// User and system time of all threads of this process, to the nanosecond.
+/// User and system time of all threads of this process, with nanosecond resolution.
 pub(super) fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -91,12 +91,11 @@ struct Driver<'a> {
     wal: &'a Wal,
     payload: Bytes,
     outstanding: usize,
-    /// Records that are not acknowledged yet, in log order: end in the log, and when they were
-    /// appended.
+    /// Records that are not acknowledged yet, in log order: end in the log, and time of the append.
     pending: VecDeque<(LogOffset, Instant)>,
     /// End of the last acknowledged record.
     acknowledged: LogOffset,
-    /// Up to where the log has been given up, and the trim under way.
+    /// The trim offset, and the trim in progress.
     trimmed: LogOffset,
     trim: Option<Trim>,
     trim_every_bytes: u64,
@@ -113,14 +112,13 @@ impl<'a> Driver<'a> {
             acknowledged: start,
             trimmed: start,
             trim: None,
-            // Often enough that a lap never has to wait, seldom enough that header writes do not
-            // count.
+            // Often enough that a lap never waits, seldom enough that header writes are negligible.
             trim_every_bytes: wal.stats().ring_bytes / 4,
         }
     }
 
-    /// Keep the records outstanding until the time has come; `acknowledged` gets the latency of
-    /// each.
+    /// Keeps the records outstanding until the end of the time; adds the latency of each to
+    /// `acknowledged`.
     fn run(
         &mut self,
         until: Instant,

@@ -19,21 +19,21 @@ pub(crate) struct DumpArgs {
     log: LogArgs,
     #[command(flatten)]
     catalog: CatalogArgs,
-    /// Stop after so many records. Default: all.
+    /// Stop after this number of records. Default: all.
     #[arg(long, value_name = "N")]
     limit: Option<u64>,
     /// Show the payload.
     #[arg(long, value_name = "FORM", value_enum, default_value_t = Payload::None)]
     payload: Payload,
     /// Print JSON: one object per line, `{"record":...}` for each record, and `{"scan":...}` at the
-    /// end of a complete walk.
+    /// end of a complete scan.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Payload {
-    /// Not at all.
+    /// Omit payloads.
     None,
     /// As hexadecimal digits.
     Hex,
@@ -54,7 +54,8 @@ enum Line {
     Scan(Box<Walk>),
 }
 
-/// Ends the walk early: the visitor's "error" when it has seen enough, or cannot print any more.
+/// Ends the scan early: the visitor's "error" when it has listed enough records, or cannot print
+/// any more.
 #[derive(Debug, thiserror::Error)]
 enum Stop {
     #[error("enough records were listed")]
@@ -63,15 +64,15 @@ enum Stop {
     Output(Failure),
 }
 
-/// List the records of a log.
+/// Lists the records of a log.
 ///
 /// # Errors
-/// The target cannot be read, holds no write-ahead log, or a damaged one.
+/// The target cannot be read, contains no write-ahead log, or a damaged one.
 pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
     let device = open_read_only(args.log.path())?;
     let streams = args.catalog.streams()?;
     let mut content = Content::new(&streams);
-    // Lines that run over the terminal are progress enough, and a bar between them would be noise.
+    // On a terminal the lines themselves show progress, and a bar between them would be noise.
     let to_terminal = std::io::stdout().is_terminal();
     let meter =
         (!to_terminal).then(|| Meter::new(format!("reading {}", args.log.path().display())));
@@ -92,7 +93,7 @@ pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
     let changed = |how: &str| {
         let path = args.log.path().display();
         Err(Failure::Failed(format!(
-            "{path}: what was still to be listed was {how} by its server; list it again"
+            "{path}: the rest of the log was {how} by its server; run the command again"
         )))
     };
     let listed = Wal::scan(&device, progress, &mut visit)
@@ -108,7 +109,7 @@ pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
             Err(other) => Err(Failure::Failed(format!("at log offset {at}: {other}"))),
         },
         Err(error) => match resized(&device)? {
-            Some(_) => changed("put into a log of another size"),
+            Some(_) => changed("moved by a resize"),
             None => Err(unusable(error)),
         },
     }

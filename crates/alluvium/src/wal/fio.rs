@@ -1,8 +1,8 @@
 //! fio on the same target, as the measure of what the disk can do.
 //!
-//! The comparison is fair only if both do the same to the disk: Direct I/O, sequential writes (or
-//! reads) over the same bytes, the same way into the kernel, and a flush with each write exactly
-//! where the write-ahead log has one.
+//! The comparison is fair only if both do the same to the disk: direct I/O, sequential writes (or
+//! reads) of the same bytes, the same I/O interface of the kernel, and a flush with each write
+//! exactly where the write-ahead log has one.
 
 use std::path::Path;
 use std::process::Command;
@@ -31,7 +31,7 @@ impl Job {
     }
 }
 
-/// What a job does; in fio's words as JSON.
+/// The direction of a job; in JSON by fio's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Direction {
@@ -48,7 +48,7 @@ impl Direction {
     }
 }
 
-/// What stays the same for all jobs of a comparison.
+/// The settings shared by all jobs of a comparison.
 #[derive(Clone, Debug)]
 pub(super) struct Setting<'a> {
     pub(super) target: &'a Path,
@@ -61,7 +61,7 @@ pub(super) struct Setting<'a> {
     pub(super) duration: Duration,
 }
 
-/// What fio measured.
+/// The figures that fio measured.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Measured {
     pub(super) direction: Direction,
@@ -75,29 +75,29 @@ pub(super) struct Measured {
     pub(super) max_us: f64,
 }
 
-/// The version that is installed.
+/// Returns the installed version.
 ///
 /// # Errors
-/// There is none.
+/// fio is not installed.
 pub(super) fn version() -> Result<String, Failure> {
     let output = Command::new("fio").arg("--version").output().map_err(|error| {
         Failure::Failed(format!(
-            "fio cannot be started ({error}); on Debian it comes with `apt-get install fio`. Without --fio the bench \
-             runs alone"
+            "cannot start fio ({error}); on Debian, install it with `apt-get install fio`. \
+             Without --fio the bench does not need it"
         ))
     })?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
-/// Run one job.
+/// Runs one job.
 ///
 /// # Errors
-/// fio fails, or says something that cannot be understood.
+/// fio fails, or its report cannot be parsed.
 pub(super) fn run(setting: &Setting<'_>, job: Job) -> Result<Measured, Failure> {
     let output = Command::new("fio")
         .args(arguments(setting, job))
         .output()
-        .map_err(|error| Failure::Failed(format!("fio cannot be started: {error}")))?;
+        .map_err(|error| Failure::Failed(format!("cannot start fio: {error}")))?;
     if !output.status.success() {
         return Err(Failure::Failed(format!(
             "fio failed ({}): {}",
@@ -109,7 +109,7 @@ pub(super) fn run(setting: &Setting<'_>, job: Job) -> Result<Measured, Failure> 
 }
 
 fn arguments(setting: &Setting<'_>, job: Job) -> Vec<String> {
-    // fio takes a list of files, separated by colons.
+    // fio accepts a list of files, separated by colons.
     let target = setting.target.display().to_string().replace(':', "\\:");
     let mut arguments = vec![
         "--name=alluvium".to_string(),
@@ -117,7 +117,7 @@ fn arguments(setting: &Setting<'_>, job: Job) -> Vec<String> {
         format!("--rw={}", job.direction.name()),
         "--direct=1".into(),
         format!("--bs={}", job.block.bytes),
-        // The target exists in full; it must be neither extended nor created anew.
+        // The target exists in full; it must be neither extended nor recreated.
         "--overwrite=1".into(),
         "--fallocate=none".into(),
         "--time_based=1".into(),
@@ -138,7 +138,7 @@ fn arguments(setting: &Setting<'_>, job: Job) -> Vec<String> {
         arguments.push(format!("--iodepth={}", job.depth));
         arguments.push(format!("--size={}", setting.size_bytes));
     } else {
-        // pwrite has one request in flight per thread, and each thread a part of the target.
+        // pwrite has one request in flight per thread, and each thread has its part of the target.
         let part = setting.size_bytes / u64::from(job.depth);
         let part = part - part % job.block.bytes;
         arguments.push("--ioengine=psync".into());
@@ -158,7 +158,7 @@ struct Report {
 #[derive(Deserialize)]
 struct JobReport {
     error: i64,
-    /// What a job does not do has no percentiles, and is not looked at.
+    /// The unused direction of a job has no percentiles, and is not read.
     #[serde(default)]
     write: serde_json::Value,
     #[serde(default)]
@@ -190,9 +190,9 @@ struct Percentiles {
 
 fn parse(stdout: &str, job: Job) -> Result<Measured, Failure> {
     let unreadable =
-        |reason: String| Failure::Failed(format!("fio's report cannot be read: {reason}"));
+        |reason: String| Failure::Failed(format!("cannot parse fio's report: {reason}"));
     // fio prints its warnings before the report, on the same stream.
-    let start = stdout.find('{').ok_or_else(|| unreadable("there is none".into()))?;
+    let start = stdout.find('{').ok_or_else(|| unreadable("no report found".into()))?;
     let report: Report =
         serde_json::from_str(&stdout[start..]).map_err(|error| unreadable(error.to_string()))?;
     let [JobReport { error, write, read }] = report.jobs;
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_is_asked_for_exactly_where_the_log_has_one() {
+    fn fio_flushes_exactly_where_the_log_does() {
         let flushing = arguments(&setting("io_uring", true), JOB);
         assert!(flushing.contains(&"--sync=dsync".into()));
         let trusting = arguments(&setting("io_uring", false), JOB);
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_report_is_an_error() {
+    fn invalid_reports_are_errors() {
         for text in [
             "",
             "fio: something is wrong",

@@ -19,11 +19,11 @@ pub(crate) struct FormatArgs {
     /// for a new file.
     #[arg(long, value_name = "SIZE")]
     capacity: Option<Size>,
-    /// Id of the server that will use it; recorded in the header.
+    /// ID of the server that will use the log; recorded in the header.
     #[arg(long, value_name = "N", default_value_t = limits::NODE_ID)]
     node_id: u32,
-    /// Format although the target holds something else, or another write-ahead log. What it holds
-    /// is lost.
+    /// Format even if the target contains other data or another write-ahead log, whose content is
+    /// lost.
     #[arg(long)]
     force: bool,
     /// Print JSON.
@@ -37,10 +37,10 @@ struct Formatted {
     header: Header,
 }
 
-/// Format the target.
+/// Formats the target.
 ///
 /// # Errors
-/// The target cannot be opened alone, is too small, or holds something and `--force` was not
+/// The target cannot be opened exclusively, is too small, or is not empty and `--force` was not
 /// given.
 pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     args.capacity.map_or(Ok(()), check_capacity)?;
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     eprintln!(
         "formatting {target}{}: write-ahead log of {capacity}{}",
         if new { " (new)" } else { "" },
-        if args.force { ", whatever is there" } else { ", if it is empty" },
+        if args.force { ", overwriting its content" } else { ", if it is empty" },
     );
     let options = FormatOptions {
         capacity_bytes: args.capacity.map(|size| size.bytes),
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     };
     let header = Wal::format(&device, &options).map_err(|error| match error {
         OpenError::Occupied { device, looks_like } => Failure::Failed(format!(
-            "{device} holds {looks_like}; formatting would destroy it. Give --force if that is meant"
+            "{device} contains {looks_like}; formatting would destroy it. To do so, give --force"
         )),
         other => other.into(),
     })?;

@@ -16,8 +16,8 @@ use crate::units::{Size, about, usage};
 pub(crate) struct InspectArgs {
     #[command(flatten)]
     log: LogArgs,
-    /// Read the whole log too: count the records, find where it ends, report damage (exit code 1 if
-    /// there is any).
+    /// Read the whole log too: count the records, find its end, report damage (exit code 1 if there
+    /// is any).
     #[arg(long)]
     scan: bool,
     /// Print JSON.
@@ -25,7 +25,7 @@ pub(crate) struct InspectArgs {
     json: bool,
 }
 
-/// What a target holds.
+/// Content of a target.
 #[derive(Serialize)]
 pub(super) struct Inspected {
     target: TargetInfo,
@@ -33,11 +33,11 @@ pub(super) struct Inspected {
     newest_slot: usize,
     header: Header,
     ring_bytes: u64,
-    /// By the newest header. Where the last writer did not close the log, it may go on behind it:
-    /// `scan` tells.
+    /// According to the newest header. If the last writer did not close the log, there may be more
+    /// behind it, which `scan` finds.
     used_bytes: u64,
-    /// When the oldest batch was made, as its producer says. The log itself records no times of
-    /// records.
+    /// Time at which the oldest batch was created, according to its producer. The log itself
+    /// records no times of records.
     oldest_timestamp_ms: Option<u64>,
 }
 
@@ -68,10 +68,10 @@ impl SlotView {
     }
 }
 
-/// Show what a target holds.
+/// Shows the content of a target.
 ///
 /// # Errors
-/// It cannot be read, holds no write-ahead log, or, with `--scan`, a damaged one.
+/// It cannot be read, contains no write-ahead log, or, with `--scan`, a damaged one.
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let device = open_read_only(args.log.path())?;
     let inspection = Wal::inspect(&device).map_err(unusable)?;
@@ -170,12 +170,13 @@ impl Inspected {
         table
     }
 
-    /// What is wrong with the header slots, and what that means.
+    /// Describes faults of the header slots and their consequences.
     pub(super) fn complaints(&self) -> Vec<String> {
         let lost = self.slots.iter().enumerate().filter(|(_, slot)| slot.header.is_none());
         lost.map(|(i, slot)| {
             format!(
-                "header slot {i} is lost ({}); slot {} has all that is needed, and the next writer writes both",
+                "header slot {i} is lost ({}); slot {} is sufficient, and the next writer \
+                 restores both",
                 slot.detail, self.newest_slot
             )
         })
@@ -183,13 +184,13 @@ impl Inspected {
     }
 }
 
-/// The first batch is enough.
+/// Ends the scan after the first batch.
 #[derive(Debug, thiserror::Error)]
 #[error("the first batch was read")]
 struct Enough;
 
-/// The timestamp of the first batch, if it has one. A log that cannot be read is not complained
-/// about here.
+/// The timestamp of the first batch, if it has one. Errors that occur while reading the log are not
+/// reported here.
 fn oldest_timestamp_ms(device: &SharedDevice) -> Option<u64> {
     let mut first = None;
     let _ = Wal::scan(device, None, &mut |record| match decode_record(&record.payload) {

@@ -1,4 +1,5 @@
-//! `alluvium wal`: tools for one write-ahead log, with or without a server beside it.
+//! `alluvium wal`: tools for one write-ahead log, some of which also work while a server has it
+//! open.
 
 mod bench;
 mod cloud;
@@ -32,30 +33,31 @@ use crate::units::{Size, about, counted};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum WalCommand {
-    /// Make a write-ahead log on a block device, or in a file, which is created and pre-written if
-    /// it does not exist.
+    /// Create a write-ahead log on a block device, or in a file, which is created and pre-written
+    /// if it does not exist.
     Format(format::FormatArgs),
-    /// Show both header slots, the geometry and the usage. Reads only, also beside a running
-    /// server.
+    /// Show both header slots, the geometry and the usage. Reads only; also works while a server
+    /// has the log open.
     Inspect(inspect::InspectArgs),
-    /// List the records, and what is in them: batches with their offsets and streams, and the ends
-    /// of streams. Reads only, also beside a running server. Topics are named with --data-dir.
+    /// List the records and their content: batches with offsets and streams, and lists of the ends
+    /// of streams. Reads only; also works while a server has the log open. With --data-dir, topics
+    /// are named.
     Dump(dump::DumpArgs),
     Verify(verify::VerifyArgs),
     Recover(recover::RecoverArgs),
     Resize(resize::ResizeArgs),
-    /// Measure latency, bandwidth and CPU time of a write-ahead log, on request beside fio, on a
-    /// modelled cloud disk, as its limit is raised, or as it is opened after a crash. Overwrites
+    /// Measure latency, bandwidth and CPU time of a write-ahead log: alone, compared with fio, on a
+    /// modelled cloud disk, with a rising limit on writes, or when opened after a crash. Overwrites
     /// the target.
     Bench(Box<bench::BenchArgs>),
 }
 
-/// Run a `wal` command.
+/// Runs a `wal` command.
 ///
 /// # Errors
-/// What the command says it can fail with.
+/// Those of the command.
 pub(crate) fn run(command: WalCommand) -> Result<(), Failure> {
-    // The tools print their results; of the log only warnings and progress are wanted.
+    // The tools print their results; only warnings and progress are logged.
     output::start_logging("warn,alluvium::progress=info")?;
     match command {
         WalCommand::Format(args) => format::run(&args),
@@ -68,17 +70,17 @@ pub(crate) fn run(command: WalCommand) -> Result<(), Failure> {
     }
 }
 
-/// What the two headers and the smallest ring take; see `docs/format/wal.md`.
+/// Size of the two headers and the smallest ring; see `docs/format/wal.md`.
 const SMALLEST: Size = Size::kib(192);
 
-/// Which log a command is for.
+/// The log that a command applies to.
 #[derive(Args, Debug)]
 #[group(id = "log", required = true, multiple = false)]
 struct LogArgs {
-    /// The write-ahead log: a block device, or a file.
+    /// The write-ahead log: a block device or a file.
     #[arg(value_name = "TARGET")]
     positional: Option<PathBuf>,
-    /// The same, by name.
+    /// The write-ahead log, as a named option.
     #[arg(long = "target", value_name = "PATH")]
     named: Option<PathBuf>,
 }
@@ -92,7 +94,7 @@ impl LogArgs {
 fn check_capacity(capacity: Size) -> Result<(), Failure> {
     if capacity < SMALLEST || !capacity.is_whole_pages() {
         return Err(Failure::Usage(format!(
-            "--capacity is {capacity}; it has to be a multiple of 4KiB, and at least {SMALLEST}"
+            "--capacity is {capacity}; it must be a multiple of 4KiB, and at least {SMALLEST}"
         )));
     }
     Ok(())
@@ -103,7 +105,7 @@ fn open_read_only(target: &Path) -> Result<SharedDevice, Failure> {
     Ok(alluvium_device::open(target, &options)?)
 }
 
-/// Open a log to change it. Its owner must be gone.
+/// Opens a log to change it. Fails while another process has it open.
 fn open_exclusively(target: &Path) -> Result<SharedDevice, Failure> {
     let options = OpenOptions { access: Access::Exclusive, ..OpenOptions::default() };
     alluvium_device::open(target, &options).map_err(not_claimed)
@@ -112,14 +114,14 @@ fn open_exclusively(target: &Path) -> Result<SharedDevice, Failure> {
 fn not_claimed(error: alluvium_device::OpenError) -> Failure {
     match error {
         alluvium_device::OpenError::InUse(_) => Failure::Failed(format!(
-            "{error}. The log was not changed: stop the server that has it first"
+            "{error}. The log was not changed: stop the server that has it open first"
         )),
         other => other.into(),
     }
 }
 
-/// Walk a log to its end, which somebody may be writing to. A walk that was overtaken is repeated
-/// from where the log begins now.
+/// Reads a log to its end while a server may be writing to it. A scan that was overtaken by the
+/// writer is repeated from the current trim offset.
 fn scan(device: &SharedDevice, streams: &Streams, progress: &Progress) -> Result<Walk, Failure> {
     /// A log is trimmed once per upload, and read in seconds.
     const ATTEMPTS: u32 = 5;
@@ -144,32 +146,34 @@ fn scan(device: &SharedDevice, streams: &Streams, progress: &Progress) -> Result
     )))
 }
 
-/// Whether space that `report` tells of was given up during the walk: it may have been used again
+/// Whether space covered by `report` was trimmed during the scan: it may have been overwritten
 /// before it was read.
 fn overtaken(device: &SharedDevice, report: &RecoveryReport) -> Result<bool, OpenError> {
     let trim = Wal::inspect(device)?.header.trim;
     Ok(report.end < trim || report.damage.iter().any(|damage| damage.range.start < trim))
 }
 
-/// The device as it is now, if its size has changed since it was opened: its server has resized the
-/// log, and what was read makes no sense.
+/// Reopens the device if its size has changed since it was opened: its server has resized the log,
+/// and what was read is meaningless. Returns `None` if the size is unchanged.
 fn resized(device: &SharedDevice) -> Result<Option<SharedDevice>, Failure> {
     let now = open_read_only(Path::new(&device.geometry().name))?;
     Ok((now.capacity_bytes() != device.capacity_bytes()).then_some(now))
 }
 
-/// Why what is there cannot be used as a log.
+/// Explains why the target cannot be used as a log.
 fn unusable(error: OpenError) -> Failure {
     match error {
         OpenError::LargerThanDevice { device, wanted_bytes, device_bytes } => {
             let (wanted, there) = (Size { bytes: wanted_bytes }, Size { bytes: device_bytes });
             Failure::Failed(if wanted <= SMALLEST {
                 format!(
-                    "{device}: {there} are too few for a write-ahead log: it takes {SMALLEST} at least"
+                    "{device}: {there} are too small for a write-ahead log, which needs at least \
+                     {SMALLEST}"
                 )
             } else {
                 format!(
-                    "{device}: its write-ahead log takes {wanted}, but it has only {there}: it was cut, or is a part of another one"
+                    "{device}: its write-ahead log needs {wanted}, but it has only {there}: it \
+                     was truncated, or is a part of another file or device"
                 )
             })
         }
@@ -177,7 +181,7 @@ fn unusable(error: OpenError) -> Failure {
     }
 }
 
-/// What the kernel says about the target.
+/// What the kernel reports about the target.
 #[derive(Serialize)]
 struct TargetInfo {
     path: String,
@@ -203,17 +207,18 @@ impl TargetInfo {
         }
     }
 
-    /// How an acknowledged write is durable here, in words.
+    /// Describes how an acknowledged write becomes durable here.
     fn durability(&self) -> &'static str {
         match (self.flushes, self.volatile_cache) {
             (true, true) => "each write is flushed (the target has, or may have, a volatile cache)",
             (true, false) => {
-                "each write is flushed (asked for; the device states no volatile cache)"
+                "each write is flushed (as configured; the device reports no volatile cache)"
             }
             (false, true) => {
-                "the device is trusted (asked for; it has, or may have, a volatile cache)"
+                "writes are not flushed (as configured; the device has, or may have, a volatile \
+                 cache)"
             }
-            (false, false) => "no flush is needed: the device states no volatile cache",
+            (false, false) => "no flush is needed: the device reports no volatile cache",
         }
     }
 }
@@ -263,7 +268,7 @@ impl Header {
     }
 }
 
-/// What a walk through the log found, for JSON and for people.
+/// Result of reading a log, for JSON and as text.
 #[derive(Serialize)]
 struct Walk {
     records: u64,
@@ -312,7 +317,7 @@ impl Walk {
         }
     }
 
-    /// What was found, in lines for people.
+    /// Prints the result as text.
     fn print(&self) -> Result<(), Failure> {
         entry("records", format!("{}, {} of payload", self.records, about(self.payload_bytes)))?;
         let end = if self.clean_shutdown { "" } else { ", not closed" };
@@ -339,7 +344,7 @@ impl Walk {
         output::line(format_args!("\n{table}"))
     }
 
-    /// What is damaged, if anything is.
+    /// Describes the damage, if there is any.
     fn complaint(&self) -> Option<String> {
         let first = self.damage.first()?;
         Some(format!(
@@ -351,8 +356,8 @@ impl Walk {
         ))
     }
 
-    /// Acknowledged records that cannot be read are a failure of the command, after it has printed
-    /// everything.
+    /// Fails the command if acknowledged records cannot be read; called after everything has been
+    /// printed.
     fn verdict(&self, target: &Path) -> Result<(), Failure> {
         match self.complaint() {
             None => Ok(()),
@@ -361,17 +366,17 @@ impl Walk {
     }
 }
 
-/// A line with a name, for people.
+/// Prints a line with a name, for text output.
 fn entry(name: &str, text: impl std::fmt::Display) -> Result<(), Failure> {
     output::line(format_args!("{name:<12}{text}"))
 }
 
-/// `3 m 5 s ago`, from Unix time in milliseconds.
+/// Formats a Unix time in milliseconds as in `3 m 5 s ago`.
 fn ago(unix_ms: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     match now.checked_sub(Duration::from_millis(unix_ms)) {
         Some(age) => format!("{} ago", rough(age)),
-        None => "in the future by this machine's clock".into(),
+        None => "in the future according to this machine's clock".into(),
     }
 }
 
@@ -394,7 +399,7 @@ mod tests {
 
     use super::*;
 
-    /// A log of 2 MiB that is open, and its device.
+    /// Creates and opens a log of 2 MiB; returns it with its device.
     fn create(path: &Path) -> (SharedDevice, Wal) {
         let options = OpenOptions { create_bytes: Some(2 << 20), ..OpenOptions::default() };
         let device = alluvium_device::open(path, &options).unwrap();
@@ -409,8 +414,8 @@ mod tests {
         (device, wal)
     }
 
-    /// A reader without a claim: the writer gives up what the reader has not reached yet, and
-    /// overwrites it.
+    /// A reader holds no claim on the log: the writer trims what the reader has not reached yet,
+    /// and overwrites it.
     #[test]
     fn a_walk_that_was_overtaken_is_repeated() {
         let directory = tempfile::tempdir().unwrap();
@@ -426,8 +431,8 @@ mod tests {
             append(&wal);
         }
         let reader = open_read_only(&path).unwrap();
-        // Between the look at the headers and the first read, so many times: more than what was
-        // free is written.
+        // Overwrites the log `times` times between reading the headers and the first read: more is
+        // written than was free.
         let overtaking = |times: u32| -> Progress {
             let (wal, left) = (wal.clone(), AtomicU32::new(times));
             Arc::new(move |done, _| {
@@ -450,7 +455,7 @@ mod tests {
         assert!(format!("{refused:?}").contains("faster than it can be read"), "{refused:?}");
     }
 
-    /// The same reader, and a writer that resizes the log and its file under its eyes.
+    /// The writer resizes the log and its file while it is being read.
     #[test]
     fn a_walk_over_a_log_that_is_resized_is_repeated() {
         let directory = tempfile::tempdir().unwrap();
@@ -479,12 +484,12 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_told_in_two_units() {
+    fn ages_are_shown_in_two_units() {
         for (seconds, text) in
             [(0, "0 s"), (59, "59 s"), (185, "3 m 5 s"), (7260, "2 h 1 m"), (90_000, "1 d 1 h")]
         {
             assert_eq!(rough(Duration::from_secs(seconds)), text);
         }
-        assert_eq!(ago(u64::MAX), "in the future by this machine's clock");
+        assert_eq!(ago(u64::MAX), "in the future according to this machine's clock");
     }
 }

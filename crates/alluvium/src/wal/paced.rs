@@ -1,10 +1,10 @@
-//! The open-loop load of `alluvium wal bench`: records arrive on a schedule, whether or not those
-//! before them are durable.
+//! The open-loop load of `alluvium wal bench`: records arrive on a schedule, whether or not earlier
+//! ones are durable.
 //!
-//! Arrivals are evenly spaced. Latency counts from the moment at which a record was due to arrive,
-//! not from when it could be appended: time that it spends waiting for this thread, or outside of a
-//! full window, counts. (With a load that waits for answers, a slow answer delays the requests
-//! behind it, and the latency that they would have seen is never measured: "coordinated omission".)
+//! Arrivals are evenly spaced. Latency is measured from the time at which a record was due, not
+//! from its append: the time that it waits for this thread or for space in a full window counts.
+//! (In a load that waits for answers, a slow answer delays the requests behind it, and the latency
+//! that they would have had is never measured: "coordinated omission".)
 //!
 //! One thread appends, another waits for acknowledgements; both are part of what is measured.
 
@@ -24,51 +24,50 @@ use super::drive::cpu_time;
 use crate::load::{Latencies, Summary, noise};
 use crate::output::Failure;
 
-/// What arrives, and for how long.
+/// The schedule of arrivals and its duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pace {
     pub(super) record_bytes: usize,
-    /// Of payload. At least one record in `duration`.
+    /// Payload. At least one record in `duration`.
     pub(super) bytes_per_second: u64,
     pub(super) warmup: Duration,
     pub(super) duration: Duration,
-    /// What the log may grow its window to; for the report.
+    /// The limit to which the log may grow its window; for the report.
     pub(super) window_bytes: u64,
 }
 
-/// What came of it.
+/// The result of a load.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Measured {
     pub(super) record_bytes: usize,
     pub(super) window_bytes: u64,
     pub(super) offered_bytes_per_second: u64,
-    /// Those that were due in the measured time, all of them.
+    /// All records that were due in the measured time.
     pub(super) records: u64,
-    /// Those of them that were still not acknowledged when as much time again had passed. They
-    /// count with the time until then.
+    /// Records among these that were still not acknowledged after the same time again. They count
+    /// with the time until then.
     pub(super) unacknowledged: u64,
     pub(super) seconds: f64,
     #[serde(flatten)]
     pub(super) latency: Summary,
-    /// Payload that was acknowledged in the measured time.
+    /// Payload acknowledged in the measured time.
     pub(super) bytes_per_second: f64,
-    /// Whether that is less than what was offered, by more than 1% and a record.
+    /// Whether that is less than the offered load by more than 1% and a record.
     pub(super) saturated: bool,
     #[serde(flatten)]
     pub(super) disk: Disk,
-    /// User and system time of the whole process, both threads of the load and the modelled disk
-    /// included.
+    /// User and system time of the whole process, including both threads of the load and the
+    /// modelled disk.
     pub(super) cpu_us_per_record: f64,
 }
 
 /// What reached the disk in the measured time, as `iostat` shows it.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Disk {
-    /// A modelled disk counts pieces of 256 KiB; otherwise writes of blocks and headers.
+    /// Pieces of 256 KiB on a modelled disk; otherwise writes of blocks and headers.
     pub(super) iops: f64,
     pub(super) disk_bytes_per_second: f64,
-    /// Mean length of the queue, those included that are being served. Known of a modelled disk
-    /// only.
+    /// Mean length of the queue, including requests being served. Known for a modelled disk only.
     pub(super) queue: Option<f64>,
 }
 
@@ -79,7 +78,7 @@ impl Disk {
     }
 }
 
-/// When records arrive, counted from the start of the warm-up.
+/// The arrival times of records, counted from the start of the warm-up.
 #[derive(Clone, Copy)]
 struct Arrivals {
     record_bytes: u64,
@@ -102,7 +101,7 @@ impl Arrivals {
     }
 }
 
-/// Offer the load to an empty log, and measure.
+/// Offers the load to an empty log, and measures.
 ///
 /// # Errors
 /// The write-ahead log fails, or cannot hold a record.
@@ -134,7 +133,7 @@ pub(super) fn drive(
         let thread = scope.spawn(move || acknowledger.run(ends));
         let mut appender = Appender::new(wal, pace.record_bytes, acknowledger.acknowledged);
         let spans = appender.run(disk, acknowledger, &appended, end + pace.duration);
-        // The other thread ends with the queue, or with the log's failure.
+        // The other thread ends when the queue is closed, or when the log fails.
         drop(appended);
         let acks = thread.join().expect("it does not panic")?;
         appender.end_trim()?;
@@ -164,7 +163,7 @@ pub(super) fn drive(
     })
 }
 
-/// Everything that is counted, at one moment.
+/// All counters at one moment.
 struct Snapshot {
     at: Instant,
     stats: Stats,
@@ -210,7 +209,7 @@ struct Appender<'a> {
     payload: Bytes,
     /// End of the last acknowledged record.
     acknowledged: &'a AtomicU64,
-    /// Up to where the log has been given up, and the trim under way.
+    /// The trim offset, and the trim in progress.
     trimmed: LogOffset,
     trim: Option<Trim>,
     trim_every_bytes: u64,
@@ -225,14 +224,13 @@ impl<'a> Appender<'a> {
             acknowledged,
             trimmed: stats.trimmed,
             trim: None,
-            // Often enough that a lap never has to wait, seldom enough that header writes do not
-            // count.
+            // Often enough that a lap never waits, seldom enough that header writes are negligible.
             trim_every_bytes: stats.ring_bytes / 4,
         }
     }
 
-    /// Append what arrives until all that is measured has been acknowledged, or until `give_up`.
-    /// Returns the moments at which the measured time began and ended.
+    /// Appends arriving records until all measured ones are acknowledged, or until `give_up`.
+    /// Returns the times at which the measured time began and ended.
     fn run(
         &mut self,
         disk: Option<&ModelledDisk>,
@@ -240,7 +238,7 @@ impl<'a> Appender<'a> {
         appended: &mpsc::Sender<(LogOffset, u64)>,
         give_up: Duration,
     ) -> Result<(Snapshot, Snapshot), Failure> {
-        // The kernel is told to wake this thread when it asked to be woken, not up to 50 us later.
+        // Makes the kernel wake this thread at the requested time, not up to 50 us later.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let Acknowledger { arrivals, started, ref span, complete, .. } = *acknowledger;
         let (mut before, mut after) = (None, None);
@@ -261,7 +259,7 @@ impl<'a> Appender<'a> {
             }
             let Some(end) = self.append(started + give_up)? else { break };
             if appended.send((end, index)).is_err() {
-                break; // the log has failed, and the other thread says why
+                break; // The log has failed, and the other thread reports why.
             }
             if self.acknowledged().0 - self.trimmed.0 >= self.trim_every_bytes {
                 self.start_trim()?;
@@ -271,7 +269,7 @@ impl<'a> Appender<'a> {
         Ok((before.unwrap_or_else(now), after.unwrap_or_else(now)))
     }
 
-    /// Append a record, as soon as there is room. `None` if there was none until `give_up`.
+    /// Appends a record as soon as there is space. `None` if there was none until `give_up`.
     fn append(&mut self, give_up: Instant) -> Result<Option<LogOffset>, Failure> {
         loop {
             let room = self.wal.wait_space();
@@ -306,24 +304,24 @@ impl<'a> Appender<'a> {
     }
 }
 
-/// The thread that waits for acknowledgements, and what both threads look at.
+/// The thread that waits for acknowledgements, and the state that both threads share.
 struct Acknowledger<'a> {
     wal: &'a Wal,
     arrivals: Arrivals,
     started: Instant,
     /// The records that count.
     measured: std::ops::Range<u64>,
-    /// When they arrive.
+    /// The time in which they arrive.
     span: std::ops::Range<Duration>,
     /// End of the last acknowledged record.
     acknowledged: &'a AtomicU64,
-    /// Whether all that count are acknowledged.
+    /// Whether all records that count are acknowledged.
     complete: &'a AtomicBool,
 }
 
 struct Acks {
     latencies: Latencies,
-    /// Records that were acknowledged within the span.
+    /// Records acknowledged within the span.
     in_time: u64,
 }
 
@@ -332,7 +330,7 @@ impl Acknowledger<'_> {
         let mut acks = Acks { latencies: Latencies::new()?, in_time: 0 };
         let mut durable = self.wal.durable();
         let mut now = self.started.elapsed();
-        // Records are acknowledged in log order, so that waiting for the first leaves out none.
+        // Records are acknowledged in log order, so waiting for the first one misses none.
         for (end, index) in ends {
             if end > durable {
                 self.wal.wait_durable(end).wait().map_err(Failure::new)?;
@@ -378,12 +376,12 @@ mod tests {
         assert_eq!(fast.at(u64::MAX), Duration::from_secs(1));
     }
 
-    /// 32 KiB may be in flight for 50 ms: that is 640 KiB per second, of which eight times as much
-    /// is offered. A load that waited for its answers would see 50 to 100 ms for each record that
-    /// it appends. On the schedule the record that is due at 200 ms is the 1,024th KiB and cannot
-    /// be durable before 1.5 s; when the load gives up at 0.4 s it has waited for 200 ms.
+    /// 32 KiB may be in flight for 50 ms: that is 640 KiB per second, and eight times as much is
+    /// offered. A load that waited for its answers would see 50 to 100 ms for each record that it
+    /// appends. On the schedule, the record that is due at 200 ms is the 1,024th KiB and cannot be
+    /// durable before 1.5 s; when the load gives up at 0.4 s it has waited for 200 ms.
     #[test]
-    fn a_late_record_is_late_since_it_was_due() {
+    fn latency_counts_from_when_a_record_was_due() {
         let model = DiskModel { latency: Duration::from_millis(50), ..DiskModel::CLOUD };
         let device: SharedDevice = Arc::new(ModelledDisk::in_memory(1 << 20, &model).unwrap());
         Wal::format(&device, &FormatOptions::default()).unwrap();

@@ -1,4 +1,4 @@
-//! `alluvium wal bench --plot`: which charts a report has.
+//! `alluvium wal bench --plot`: the charts of a report.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use alluvium_chart::{Axis, Chart, Scale, Series};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// Write the charts of what was measured into `directory`, over those of an earlier run.
+/// Writes the charts of what was measured into `directory`, over those of an earlier run.
 ///
 /// # Errors
 /// A file cannot be written.
@@ -33,7 +33,7 @@ fn charts(report: &Report) -> Vec<(&'static str, Chart)> {
     let target = &report.target;
     let place = match report.model {
         Some(model) => format!("modelled disk: {model}"),
-        // Without the path, which says nothing to others.
+        // Without the path, which has no meaning elsewhere.
         None => format!(
             "{} of {}, {}",
             target.kind,
@@ -57,7 +57,7 @@ fn charts(report: &Report) -> Vec<(&'static str, Chart)> {
     charts
 }
 
-/// Each value once, in order.
+/// Sorts the values and removes duplicates.
 fn distinct(values: impl Iterator<Item = u64>) -> Vec<u64> {
     let mut values: Vec<u64> = values.collect();
     values.sort_unstable();
@@ -65,7 +65,7 @@ fn distinct(values: impl Iterator<Item = u64>) -> Vec<u64> {
     values
 }
 
-/// An axis of record sizes, and the place of each.
+/// An axis of record sizes, evenly spaced.
 fn record_axis(records: &[u64]) -> Axis {
     let names = records.iter().map(|bytes| Size { bytes: *bytes }.to_string()).collect();
     Axis { label: "record size".into(), scale: Scale::Names(names) }
@@ -75,7 +75,7 @@ fn axis(label: &str, scale: Scale) -> Axis {
     Axis { label: label.into(), scale }
 }
 
-/// A line per number of outstanding records.
+/// One line per number of outstanding records.
 fn by_outstanding(
     cases: &[&drive::Measured],
     records: &[u64],
@@ -95,7 +95,7 @@ fn by_outstanding(
     outstanding.into_iter().map(line).collect()
 }
 
-/// The place of each record size and its figure, where there is one.
+/// The position of each record size and its figure, where there is one.
 fn points(records: &[u64], figure: impl Fn(u64) -> Option<f64>) -> Vec<(f64, f64)> {
     let point = |(place, record): (usize, &u64)| Some((place as f64, figure(*record)?));
     records.iter().enumerate().filter_map(point).collect()
@@ -167,7 +167,7 @@ fn throughput_over_limit(sweeps: &[Sweep], place: &str) -> Chart {
     }
 }
 
-/// The cases at the largest load of all.
+/// The cases at the largest load.
 fn at_full_load<'a>(cases: &[&'a Measured]) -> (f64, Vec<&'a Measured>) {
     let full = cases.iter().map(|case| case.offered_bytes_per_second).max().unwrap_or_default();
     let at = cases.iter().copied().filter(|case| case.offered_bytes_per_second == full).collect();

@@ -13,33 +13,34 @@ use crate::units::Size;
 
 /// Take the log over from a server that is gone, and close it.
 ///
-/// The log is recovered as at the start of a server, and closed, so that the next start takes its
+/// The log is recovered as at the start of a server, and closed, so that the next start reads its
 /// end from the header. It keeps what a start would keep, which is every acknowledged record that
-/// is not damaged. Nothing is uploaded or trimmed: that is for the server. Missing offsets of
-/// streams are listed, with topic and partition if --data-dir is given.
+/// is not damaged. Nothing is uploaded or trimmed; the server does that. Missing offsets of streams
+/// are listed, with topic and partition if --data-dir is given.
 ///
-/// To take over means to open the log under the next epoch. It ends at the first place that was
-/// never durable; records behind that, which nobody was told to be durable, are given up for good.
-/// The owner before it is shut out: if it still runs, on another machine that reaches the device,
-/// it notices at its next change of the header and stops. Until then it may acknowledge records
-/// that are lost, and overwrite some of its successor's. Nothing but the device can prevent that:
-/// give --reserve where it can, or detach the device from the other machine, or turn that off,
-/// first. On one machine this command refuses as long as another process has the log.
+/// Taking over means opening the log with the next epoch. The log ends at the first position that
+/// was never durable; records behind that position, none of which was acknowledged, are discarded.
+/// The previous owner is fenced: if it still runs, on another machine that reaches the device, it
+/// notices at its next change of the header and stops. Until then it may acknowledge records that
+/// are lost, and overwrite records of its successor. Only the device can prevent that: give
+/// --reserve where it is supported, or first detach the device from the other machine or turn that
+/// machine off. On the same machine this command refuses to run while another process has the log
+/// open.
 ///
-/// docs/format/wal.md, sections 3, 6 and 8, has the reasons.
+/// docs/format/wal.md, sections 3, 6 and 8, gives the reasons.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Exit codes: 0 taken over and closed; 1 refused, or it holds damage (taken over and closed all the same, \
-                        which is said)."
+    after_help = "Exit codes: 0 taken over and closed; 1 refused, or damaged (then it is still \
+                  taken over and closed, and the command says so)."
 )]
 pub(crate) struct RecoverArgs {
     #[command(flatten)]
     log: LogArgs,
     #[command(flatten)]
     catalog: CatalogArgs,
-    /// Reserve the device for this machine first, so that it refuses what another one still writes
-    /// (a whole SCSI disk or NVMe namespace with persistent reservations). It stays reserved:
-    /// servers on other machines need --wal-reserve from then on.
+    /// Reserve the device for this machine first, so that it refuses writes from another machine (a
+    /// whole SCSI disk or NVMe namespace with persistent reservations). It stays reserved: servers
+    /// on other machines need --wal-reserve from then on.
     #[arg(long)]
     reserve: bool,
     /// Print JSON.
@@ -50,19 +51,19 @@ pub(crate) struct RecoverArgs {
 #[derive(Serialize)]
 struct Recovered {
     target: TargetInfo,
-    /// What was there.
+    /// The header before the command.
     before: Header,
-    /// What recovery found; none if the log was never opened.
+    /// Result of recovery; `None` if the log was never opened.
     scan: Option<Walk>,
-    /// What is there now.
+    /// The header after the command.
     header: Header,
 }
 
-/// Recover the log and close it.
+/// Recovers the log and closes it.
 ///
 /// # Errors
-/// Somebody has it open, it cannot be read or written, it holds no write-ahead log, or a damaged
-/// one.
+/// Another process has it open, it cannot be read or written, it contains no write-ahead log, or a
+/// damaged one.
 pub(crate) fn run(args: &RecoverArgs) -> Result<(), Failure> {
     let path = args.log.path();
     let streams = args.catalog.streams()?;
@@ -71,11 +72,11 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<(), Failure> {
     let before = found.header;
     let target = TargetInfo::of(device.geometry());
     if before.epoch == 0 {
-        // To open it would look to the server as if another one had used it.
+        // To the server, opening the log would look like a use by another server.
         if args.reserve {
             return Err(Failure::Failed(format!(
-                "{} was never opened since it was formatted: there is nothing to take over, and it was not reserved. Its first server can reserve it \
-                 (--wal-reserve)",
+                "{} was never opened since it was formatted: there is nothing to take over, and \
+                 it was not reserved. Its first server can reserve it (--wal-reserve)",
                 path.display()
             )));
         }
@@ -94,7 +95,8 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<(), Failure> {
         ));
     }
     eprintln!(
-        "taking over {target}: write-ahead log {}, of node {} in epoch {}, written {}, {}; as epoch {}",
+        "taking over {target}: write-ahead log {}, of node {} in epoch {}, written {}, {}; as \
+         epoch {}",
         before.wal_id,
         before.node_id,
         before.epoch,
@@ -122,7 +124,7 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<(), Failure> {
         scan: Some(Walk::of(&report, content)),
         header: Header::of(&now.header),
     };
-    let walk = recovered.scan.as_ref().expect("just set");
+    let walk = recovered.scan.as_ref().expect("it was just set");
     if args.json {
         output::json(&recovered)?;
     } else {

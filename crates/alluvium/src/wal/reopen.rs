@@ -1,5 +1,5 @@
-//! `alluvium wal bench --recovery`: how fast a log that was not closed is opened again, beside fio
-//! reading the same target.
+//! `alluvium wal bench --recovery`: how fast a log that was not closed is opened again, compared
+//! with fio reading the same target.
 
 use std::time::Instant;
 
@@ -15,14 +15,14 @@ use crate::load::noise;
 use crate::output::{Failure, Table};
 use crate::units::{Size, about};
 
-/// The record sizes that are measured when none is given.
+/// The default record sizes.
 pub(super) const RECORDS: [Size; 2] = [Size::kib(1), Size::kib(64)];
-/// What recovery is held against: the same reads, without a look at what was read. The better one
-/// counts.
+/// The reads that recovery is compared with: the same reads, without processing the data. The
+/// faster job counts.
 pub(super) const READ_JOBS: [Job; 2] = [Job::read(Size::mib(1), 1), Job::read(Size::mib(1), 8)];
-/// Of the log that is opened, unless the ring has less.
+/// Size of the log that is opened, unless the ring has less.
 const MAX_LOG_BYTES: u64 = 1 << 30;
-/// Share of fio's bandwidth that is asked for.
+/// The bar, as a share of fio's bandwidth.
 const BAR: f64 = 0.9;
 
 /// A log that was written and not closed.
@@ -33,17 +33,17 @@ pub(super) struct Filled {
     end: LogOffset,
 }
 
-/// What came of opening it.
+/// The result of opening it.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Measured {
     pub(super) record_bytes: u64,
     pub(super) records: u64,
     /// Records with their headers, and padding.
     pub(super) log_bytes: u64,
-    /// From the call of `open` until the log takes records: the headers, the flush, the walk, and
+    /// From the call of `open` until the log accepts records: the headers, the flush, the scan, and
     /// the change of the header.
     pub(super) seconds: f64,
-    /// The walk alone.
+    /// The scan alone.
     pub(super) walk_seconds: f64,
     /// `log_bytes` in `seconds`.
     pub(super) bytes_per_second: f64,
@@ -51,7 +51,7 @@ pub(super) struct Measured {
     pub(super) cpu_us_per_record: f64,
 }
 
-/// One round: everything once.
+/// The measurements of one round.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Round {
     pub(super) fio: Vec<fio::Measured>,
@@ -69,21 +69,21 @@ pub(super) struct Comparison {
     bytes_per_second: f64,
     fio_bytes_per_second: f64,
     cpu_us_per_record: f64,
-    /// Recovery to fio in each round.
+    /// Ratio of recovery to fio in each round.
     rounds: Vec<f64>,
     median: f64,
     bar: f64,
     met: bool,
 }
 
-/// Fill `wal`, which is empty, with durable records of `record` bytes each, up to 1 GiB or until
-/// the ring is full, and drop it without a close, as in a crash.
+/// Fills `wal`, which is empty, with durable records of `record` bytes each, up to 1 GiB or until
+/// the ring is full, and drops it without closing it, as in a crash.
 ///
 /// # Errors
 /// The write-ahead log fails, or cannot hold a record.
 pub(super) fn fill(wal: Wal, record: Size) -> Result<Filled, Failure> {
-    /// Less than the smallest window, so that it need not grow and the headers stay as the opening
-    /// left them.
+    /// Less than the smallest window, so that it need not grow and the headers stay as they were
+    /// after opening.
     const AHEAD_BYTES: u64 = 1 << 20;
     let payload: Bytes = noise(usize::try_from(record.bytes).map_err(Failure::new)?).into();
     let start = wal.stats().trimmed;
@@ -94,21 +94,21 @@ pub(super) fn fill(wal: Wal, record: Size) -> Result<Filled, Failure> {
             Err(AppendError::OverCapacity { .. }) if records > 0 => break,
             Err(error) => return Err(Failure::new(error)),
         }
-        // A padding behind the last record may be durable with it.
+        // Padding behind the last record may be durable with it.
         if end.0.saturating_sub(wal.durable().0) > 2 * AHEAD_BYTES {
             wal.wait_durable(LogOffset(end.0 - AHEAD_BYTES)).wait().map_err(Failure::new)?;
         }
     }
     wal.wait_durable(end).wait().map_err(Failure::new)?;
-    // All is durable, and nothing in flight that would keep the target from being opened again.
+    // Everything is durable, and nothing in flight would keep the target from being opened again.
     drop(wal);
     Ok(Filled { record_bytes: record.bytes, records, end })
 }
 
-/// Open what was filled, once. It is left as it was before: not closed.
+/// Opens the filled log once, and leaves it unclosed as before.
 ///
 /// # Errors
-/// It cannot be opened, or does not hold what was put into it.
+/// It cannot be opened, or does not contain what was written to it.
 pub(super) fn reopen(
     device: SharedDevice,
     options: &Options,
@@ -119,7 +119,8 @@ pub(super) fn reopen(
     let (elapsed, cpu) = (started.elapsed(), cpu_time() - cpu_before);
     if report.records != filled.records || report.end < filled.end || !report.damage.is_empty() {
         return Err(Failure::Failed(format!(
-            "of {} records up to {}, which were acknowledged, {} were found up to {}, and damage in {} places: the target, or the log, loses writes",
+            "of {} acknowledged records up to {}, {} were found up to {}, with damage in {} \
+             places: the target or the log loses writes",
             filled.records,
             filled.end,
             report.records,
@@ -140,7 +141,7 @@ pub(super) fn reopen(
     })
 }
 
-/// Compare a record size over all rounds; `None` where a round lacks it, or a part of fio's.
+/// Compares a record size over all rounds; `None` where a round lacks it or a part of fio's.
 pub(super) fn compare(record: Size, rounds: &[Round]) -> Option<Comparison> {
     let opened_in = |round: &Round| {
         round.opened.iter().find(|opened| opened.record_bytes == record.bytes).copied()
@@ -176,7 +177,7 @@ pub(super) fn compare(record: Size, rounds: &[Round]) -> Option<Comparison> {
     })
 }
 
-/// The comparisons for people.
+/// Builds the table of comparisons.
 pub(super) fn table(comparisons: &[Comparison]) -> Table {
     let mut table = Table::of_numbers(&[
         "record",
@@ -229,9 +230,9 @@ mod tests {
     }
 
     #[test]
-    fn all_that_fits_is_found_again_and_every_time() {
+    fn every_record_is_found_at_each_opening() {
         let (disk, options, filled) = filled(16 << 20);
-        // 32 bytes of header each, and less than a record of room left.
+        // 32 bytes of header each, and less than a record of free space left.
         assert_eq!(filled.records, ((16 << 20) - (64 << 10)) / 1056);
         for _ in 0..2 {
             let measured = reopen(disk.device(), &options, &filled).unwrap();
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_no_measurement() {
+    fn lost_records_fail_the_measurement() {
         let (disk, options, filled) = filled(16 << 20);
         disk.poke(8 << 20, &[0xff; 4096]);
         let error = reopen(disk.device(), &options, &filled).unwrap_err();
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_better_depth_of_fio_counts_and_the_median_round() {
+    fn recovery_is_compared_by_median_with_the_better_depth_of_fio() {
         let rounds = [
             round([900.0, 1000.0], 800.0),
             round([1000.0, 500.0], 950.0),

@@ -1,4 +1,4 @@
-//! What `alluvium wal bench` has measured, as JSON and as tables.
+//! The results of `alluvium wal bench`, as JSON and as tables.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use super::{TargetInfo, drive, fio, paced, reopen, sweep};
 use crate::output::{self, Failure, Table};
 use crate::units::{Size, Span};
 
-/// Everything.
+/// All results of a run.
 #[derive(Serialize)]
 pub(super) struct Report {
     pub(super) machine: Machine,
     pub(super) target: TargetInfo,
-    /// The modelled disk, as it is written on the command line.
+    /// The modelled disk, as written on the command line.
     #[serde(serialize_with = "as_text")]
     pub(super) model: Option<Model>,
     pub(super) capacity_bytes: u64,
-    /// Where a case does not say otherwise.
+    /// Unless a case has its own.
     pub(super) window_bytes: u64,
     pub(super) io_depth: u16,
     pub(super) warmup_ms: u128,
@@ -39,7 +39,7 @@ fn as_text<S: serde::Serializer>(model: &Option<Model>, serializer: S) -> Result
     model.map(|model| model.to_string()).serialize(serializer)
 }
 
-/// Where it was measured.
+/// The machine that was measured.
 #[derive(Serialize)]
 pub(super) struct Machine {
     cpu: String,
@@ -51,21 +51,21 @@ pub(super) struct Machine {
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Case {
-    /// A number of records outstanding.
+    /// A number of outstanding records.
     Measured(drive::Measured),
     /// Records on a schedule.
     Paced(paced::Measured),
-    /// It cannot be.
+    /// The case cannot be measured.
     Skipped { record_bytes: u64, outstanding: usize, reason: String },
 }
 
 impl Case {
-    /// The figures of a number of records outstanding.
+    /// The figures of a closed-loop case.
     pub(super) fn closed(&self) -> Option<&drive::Measured> {
         if let Self::Measured(measured) = self { Some(measured) } else { None }
     }
 
-    /// The figures of a record on a schedule.
+    /// The figures of an open-loop case.
     pub(super) fn paced(&self) -> Option<&paced::Measured> {
         if let Self::Paced(measured) = self { Some(measured) } else { None }
     }
@@ -87,14 +87,15 @@ impl Machine {
     }
 }
 
-/// Print it for people.
+/// Prints the report as text.
 ///
 /// # Errors
 /// Standard output cannot be written to.
 pub(super) fn print(report: &Report) -> Result<(), Failure> {
     let Report { machine, target, .. } = report;
     output::line(format_args!(
-        "{}, {} CPUs, Linux {}; {target}; engine {}, {}; {} in use, window {}, I/O depth {}, {} each",
+        "{}, {} CPUs, Linux {}; {target}; engine {}, {}; {} in use, window {}, I/O depth {}, {} \
+         each",
         machine.cpu,
         machine.cpus,
         machine.kernel,
@@ -108,7 +109,7 @@ pub(super) fn print(report: &Report) -> Result<(), Failure> {
     if let Some(model) = report.model {
         let quotas = if report.sweeps.is_empty() { "quotas" } else { "bandwidth" };
         output::line(format_args!(
-            "at the speed of a modelled disk: {model}; the log is limited to its {quotas}"
+            "at the speed of a modelled disk: {model}; the log is limited to the disk's {quotas}"
         ))?;
     }
     let closed: Vec<_> = report.cases.iter().filter_map(Case::closed).collect();
@@ -126,17 +127,17 @@ pub(super) fn print(report: &Report) -> Result<(), Failure> {
         }
     }
     if let Some(table) = report.model.and_then(|model| cloud::reference_table(model, &paced)) {
-        output::line(format_args!("\nbeside the published figures at 120 MiB/s:\n{table}"))?;
+        output::line(format_args!("\ncompared with the published figures at 120 MiB/s:\n{table}"))?;
     }
     if let Some(table) = report.model.and_then(|model| cloud::light_table(model, &paced)) {
-        output::line(format_args!("\nbeside the idle disk at 12 MiB/s:\n{table}"))?;
+        output::line(format_args!("\ncompared with the idle disk at 12 MiB/s:\n{table}"))?;
     }
     let version = report.fio_version.as_deref().unwrap_or("fio");
     if !report.rounds.is_empty() {
         let own = report.rounds.iter().flat_map(|round| &round.fio);
         output::line(format_args!("\n{}", fio_table(own)))?;
         output::line(format_args!(
-            "\nbeside {version}, medians of {} rounds:\n{}",
+            "\ncompared with {version}, medians of {} rounds:\n{}",
             report.rounds.len(),
             compare::table(&report.comparisons)
         ))?;
@@ -145,14 +146,14 @@ pub(super) fn print(report: &Report) -> Result<(), Failure> {
         let own = report.recovery_rounds.iter().flat_map(|round| &round.fio);
         output::line(format_args!("\n{}", fio_table(own)))?;
         output::line(format_args!(
-            "\nopened after a crash, beside reads of {version}, medians of {} rounds:\n{}",
+            "\nopened after a crash, compared with reads of {version}, medians of {} rounds:\n{}",
             report.recovery_rounds.len(),
             reopen::table(&report.recoveries)
         ))?;
     }
     if let Some(first) = report.sweeps.first() {
         output::line(format_args!(
-            "\nas the limit on writes is raised, medians of {} rounds:\n{}",
+            "\nwith a rising limit on writes, medians of {} rounds:\n{}",
             first.rounds(),
             sweep::table(&report.sweeps)
         ))?;
@@ -160,7 +161,7 @@ pub(super) fn print(report: &Report) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The closed-loop loads; the window is named where it is not the usual one.
+/// Builds the table of closed-loop loads; the window is shown where it is not the usual one.
 fn closed_table(cases: &[&drive::Measured], usual_window_bytes: u64) -> Table {
     let mut table = Table::of_numbers(&[
         "record",
@@ -200,7 +201,7 @@ fn closed_table(cases: &[&drive::Measured], usual_window_bytes: u64) -> Table {
     table
 }
 
-/// fio's own figures, round by round.
+/// Builds the table of fio's own figures, round by round.
 fn fio_table<'a>(rounds: impl Iterator<Item = &'a fio::Measured>) -> Table {
     let mut table = Table::of_numbers(&[
         "fio",

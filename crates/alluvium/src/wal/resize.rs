@@ -13,30 +13,30 @@ use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::units::{Size, about};
 
-/// Give the log another capacity, whether or not its server runs.
+/// Change the capacity of the log, whether or not its server runs.
 ///
-/// A file that is too short is extended first, and written in full; one that was as long as the log
-/// is shortened after it. A block device keeps its size, which is the bound. The records that are
-/// not uploaded yet stay, and have to fit. Killed at any moment, the command leaves the log in its
-/// old capacity or in the new one, and can be repeated.
+/// A file that is too short is extended first, and written in full; a file that was as long as the
+/// log is shortened afterwards. A block device keeps its size, which is the upper bound. Records
+/// that are not uploaded yet stay, and must fit. Killed at any time, the command leaves the log
+/// with its old capacity or with the new one, and can be repeated.
 ///
-/// A server that runs does it while it serves. It moves nothing, but waits until the records that
-/// are not uploaded lie where they may stay: at once, or when the log next comes to the end of its
-/// ring. If this command is interrupted the server goes on; asked for the capacity that the log
-/// has, it forgets the request. Without a server, records are moved where they lie in the way,
-/// through free space only.
+/// A running server resizes the log while it serves. It does not move records, but waits until
+/// those that are not uploaded lie where they may stay: at once, or when the log next reaches the
+/// end of its ring. If this command is interrupted, the server continues; a request for the current
+/// capacity cancels a pending one. Without a server, records that are in the way are moved, through
+/// free space only.
 ///
-/// --wal-capacity is for new logs: a server that is started with another one says so, and takes the
-/// log as it is.
+/// --wal-capacity is for new logs: a server that is started with another value logs a warning and
+/// uses the log as it is.
 #[derive(Args, Debug)]
 pub(crate) struct ResizeArgs {
     #[command(flatten)]
     log: LogArgs,
-    /// Bytes to use, both headers included: at least 192KiB, a multiple of 4KiB.
+    /// Bytes to use, including both headers: at least 192KiB, a multiple of 4KiB.
     #[arg(long, value_name = "SIZE")]
     capacity: Size,
-    /// Directory of the server that may have the log open (its --data-dir). Default: that of the
-    /// log.
+    /// Data directory (--data-dir) of the server that may have the log open. Default: the directory
+    /// of the log.
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Print JSON.
@@ -48,21 +48,21 @@ pub(crate) struct ResizeArgs {
 struct Resized {
     /// With its size after the command.
     target: TargetInfo,
-    /// What was there.
+    /// The header before the command.
     before: Header,
-    /// What is there now.
+    /// The header after the command.
     header: Header,
 }
 
-/// Resize the log, and the file around it.
+/// Resizes the log, and the file that contains it.
 ///
 /// # Errors
-/// Somebody has it open, it cannot be read or written, it holds no write-ahead log, the device is
-/// too small, or the records do not fit.
+/// Another process has it open, it cannot be read or written, it contains no write-ahead log, the
+/// device is too small, or the records do not fit.
 pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
     check_capacity(args.capacity)?;
     let (path, wanted) = (args.log.path(), args.capacity);
-    // Before anything is written: what holds no log is not extended.
+    // Checked before anything is written: a file without a log is not extended.
     let device = open_read_only(path)?;
     let before = Wal::inspect(&device).map_err(unusable)?.header;
     let mut target = TargetInfo::of(device.geometry());
@@ -75,7 +75,8 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
     }
     let in_use = |error| match error {
         alluvium_device::OpenError::InUse(_) => Failure::Failed(format!(
-            "{error}. The log was not changed: no server that has it open answers at {}. Name its data directory with --data-dir, or stop the server first",
+            "{error}. The log was not changed: no server that has it open answers at {}. Set its \
+             data directory with --data-dir, or stop the server first",
             socket.display()
         )),
         other => not_claimed(other),
@@ -84,11 +85,12 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
     if old == wanted {
         return print(args, target, &before, &before);
     }
-    // From here on nobody else has it: what is done below rests on what is seen now.
+    // From here on this process has exclusive access, so the state read now stays valid for the
+    // steps below.
     let device = alluvium_device::open(path, &OpenOptions::default()).map_err(in_use)?;
     if Wal::inspect(&device).map_err(unusable)?.header.capacity_bytes != before.capacity_bytes {
         return Err(Failure::Failed(format!(
-            "{}: another process has resized it in this moment; look at it again",
+            "{}: another process has just resized it; check it with `alluvium wal inspect`",
             path.display()
         )));
     }
@@ -96,7 +98,7 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
     let (file, old_length) = (!device.geometry().block_device, target.size_bytes);
     if !file && wanted.bytes > old_length {
         return Err(Failure::Failed(format!(
-            "{target} has no room for a write-ahead log of {wanted}"
+            "{target} is too small for a write-ahead log of {wanted}"
         )));
     }
     eprintln!("resizing {target}: write-ahead log {} from {old} to {wanted}", before.wal_id);
@@ -115,9 +117,10 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
                 shorten(&device, old_length)?;
             }
             return Err(Failure::Failed(format!(
-                "{}: its write-ahead log cannot be resized to {wanted}: {reason}. {} of it are not uploaded yet, and the new ring has \
-                 {}. Nothing was changed. Start the server and let it upload (it does so after --upload-interval at the latest), stop it, \
-                 see the usage with `alluvium wal inspect`, and try again; or ask for another capacity",
+                "{}: its write-ahead log cannot be resized to {wanted}: {reason}. {} of it are \
+                 not uploaded yet, and the new ring has {}. Nothing was changed. Start the server \
+                 and let it upload (after --upload-interval at the latest), stop it, check the \
+                 usage with `alluvium wal inspect`, and try again; or use another capacity",
                 path.display(),
                 about(live_bytes),
                 about(ring_bytes)
@@ -125,8 +128,7 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
         }
         Err(other) => return Err(unusable(other)),
     };
-    // A file that was longer than its log holds something else behind it, for all that is known
-    // here.
+    // A file that was longer than its log may contain something else behind it.
     if file && wanted < old && old_length == old.bytes {
         shorten(&device, wanted.bytes)?;
     }
@@ -135,7 +137,7 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
     print(args, target, &before, &header)
 }
 
-/// Where a server that has the log open would answer.
+/// The control socket of a server that has the log open.
 fn socket(args: &ResizeArgs) -> PathBuf {
     let directory = args.data_dir.as_deref().or_else(|| args.log.path().parent());
     directory.unwrap_or(Path::new("")).join(control::SOCKET)
@@ -145,7 +147,7 @@ fn shorten(device: &SharedDevice, bytes: u64) -> Result<(), Failure> {
     device.set_capacity(bytes, None).map_err(|error| {
         let there = Size { bytes };
         Failure::Failed(format!(
-            "{error}. The log in it is whole, but the file could not be shortened to {there}"
+            "{error}. The log is intact, but the file could not be shortened to {there}"
         ))
     })
 }
@@ -165,7 +167,7 @@ fn print(
     }
     let (old, new) = (Size { bytes: before.capacity_bytes }, Size { bytes: after.capacity_bytes });
     if old == new {
-        return output::line(format_args!("{target}: its write-ahead log has {new} already"));
+        return output::line(format_args!("{target}: its write-ahead log already has {new}"));
     }
     output::line(format_args!(
         "resized {target}: write-ahead log {}, {old} before, {new} now",

@@ -1,8 +1,8 @@
 //! `alluvium wal bench --raise-limit`: the throughput of a log whose own limit on writes is raised
 //! step by step.
 //!
-//! It must never fall. A log that gathers records only while its limit holds it back does the
-//! opposite: with more writes allowed they get smaller, until it is bound by their number.
+//! Throughput must never fall. In a log that gathers records only while its limit delays it, it
+//! would: with more writes allowed, writes get smaller, until the log is bound by their number.
 
 use serde::Serialize;
 
@@ -11,22 +11,22 @@ use super::drive;
 use crate::output::Table;
 use crate::units::Size;
 
-/// Writes per second; the last step is no limit.
+/// Writes per second; the last step has no limit.
 pub(super) const STEPS: [Option<u32>; 7] =
     [Some(3000), Some(6000), Some(12_000), Some(25_000), Some(50_000), Some(100_000), None];
-/// The record sizes that are measured when none is given.
+/// The default record sizes.
 pub(super) const RECORDS: [Size; 4] = [Size::kib(1), Size::kib(4), Size::kib(64), Size::kib(256)];
-/// By how much a step may lie below one with a lower limit. On a machine that others share, less
-/// than that cannot be told from noise.
+/// The share by which a step may be below one with a lower limit. On a shared machine, smaller
+/// differences cannot be distinguished from noise.
 const NOISE: f64 = 0.03;
 
-/// So many records outstanding that the limit, and not the load, is what holds back: several blocks
-/// of them.
+/// A number of outstanding records at which the limit, and not the load, bounds throughput: several
+/// blocks of them.
 pub(super) fn enough_outstanding(record: Size) -> usize {
     if record.bytes <= 4096 { 1024 } else { 64 }
 }
 
-/// What is measured at each step, in one round.
+/// The measurements of each step, in one round.
 pub(super) type Round = Vec<drive::Measured>;
 
 /// A load under all steps, medians over the rounds.
@@ -35,18 +35,18 @@ pub(super) struct Sweep {
     pub(super) record_bytes: u64,
     pub(super) outstanding: usize,
     pub(super) steps: Vec<Step>,
-    /// The most by which a step lies below one with a lower limit, as a share of that: 0 if none
-    /// does. The two are compared within each round, and the median of the rounds counts, since a
-    /// disk that others share may be three times as fast a minute later.
+    /// The largest share by which a step is below one with a lower limit; 0 if none is. The two are
+    /// compared within each round, and the median of the rounds counts, because a shared disk may
+    /// be three times as fast a minute later.
     largest_fall: f64,
-    /// At most this counts as none.
+    /// The largest fall that counts as noise.
     noise: f64,
     met: bool,
 }
 
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Step {
-    /// Null is no limit.
+    /// Null means no limit.
     pub(super) iops_limit: Option<u32>,
     /// Payload.
     pub(super) bytes_per_second: f64,
@@ -56,7 +56,7 @@ pub(super) struct Step {
     rounds: Vec<f64>,
 }
 
-/// Put the rounds of a load together. Each has all of [`STEPS`], in order.
+/// Combines the rounds of a load. Each has all of [`STEPS`], in order.
 pub(super) fn sweep(record: Size, outstanding: usize, rounds: &[Round]) -> Sweep {
     let step = |(index, iops_limit): (usize, &Option<u32>)| {
         let all = |figure: fn(&drive::Measured) -> f64| -> Vec<f64> {
@@ -84,7 +84,7 @@ pub(super) fn sweep(record: Size, outstanding: usize, rounds: &[Round]) -> Sweep
 }
 
 impl Sweep {
-    /// How many of them its medians are of.
+    /// The number of rounds behind the medians.
     pub(super) fn rounds(&self) -> usize {
         self.steps.first().map_or(0, |step| step.rounds.len())
     }
@@ -100,7 +100,7 @@ fn largest_fall(steps: &[Step]) -> f64 {
     pairs.map(|(lower, higher)| fall(&steps[lower], &steps[higher])).fold(0.0, f64::max)
 }
 
-/// The limit in words.
+/// Formats the limit.
 pub(super) fn name(iops_limit: Option<u32>) -> String {
     match iops_limit {
         Some(iops) if iops % 1000 == 0 => format!("{}k/s", iops / 1000),
@@ -109,7 +109,7 @@ pub(super) fn name(iops_limit: Option<u32>) -> String {
     }
 }
 
-/// For people: MiB/s by limit, and below them writes per second.
+/// Builds the table: MiB/s by limit, and below them writes per second.
 pub(super) fn table(sweeps: &[Sweep]) -> Table {
     let mut headings = vec!["record".to_string(), "outstanding".into(), "".into()];
     headings.extend(STEPS.iter().map(|limit| name(*limit)));
@@ -162,7 +162,7 @@ mod tests {
         let fall = |rounds: &[Round]| sweep(Size::kib(1), 1024, rounds).largest_fall;
         let falling = round([1.0, 4.0, 3.0, 2.0, 5.0, 5.0, 5.0]);
         assert_eq!(fall(std::slice::from_ref(&falling)), 0.5, "in two steps");
-        // A disk that slows down from round to round is no fall.
+        // A disk that slows down from round to round is not a fall.
         let good = [1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0];
         let slower = |by: f64| round(good.map(|figure| figure / by));
         assert_eq!(fall(&[slower(1.0), slower(3.0), slower(9.0)]), 0.0);

@@ -10,20 +10,21 @@ use super::{LogArgs, Walk, entry, open_read_only, scan, unusable};
 use crate::output::{self, Failure};
 use crate::progress::Meter;
 
-/// Read all of the log and say whether it is whole.
+/// Read the whole log and report whether it is intact.
 ///
-/// Both copies of the header are looked at, and every record from the trim offset to the end of the
+/// Both copies of the header are checked, and every record from the trim offset to the end of the
 /// log, with its checksums. Each gap is listed with its range of the log, the byte of the device
 /// where it begins, and what was found there. Records behind the end, which a crash left and which
-/// were never acknowledged, are counted; they are no damage. Missing offsets of streams are listed,
-/// with topic and partition if --data-dir is given.
+/// were never acknowledged, are counted; they are not damage. Missing offsets of streams are
+/// listed, with topic and partition if --data-dir is given.
 ///
-/// Nothing is written and no lock is taken: beside a running server it sees the log up to where it
-/// is when it gets there.
+/// Nothing is written and no lock is taken: while a server has the log open, the command reads the
+/// log up to its end at the time it gets there.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Exit codes: 0 the log is whole; 1 it is damaged, in a record or in one of its headers; \
-                        2 it could not be looked at (no access, no write-ahead log, a read that fails where the log may end)."
+    after_help = "Exit codes: 0 the log is intact; 1 it is damaged, in a record or in one of its \
+                  headers; 2 it could not be checked (no access, no write-ahead log, a read that \
+                  fails where the log may end)."
 )]
 pub(crate) struct VerifyArgs {
     #[command(flatten)]
@@ -43,10 +44,10 @@ struct Verified {
     scan: Walk,
 }
 
-/// Walk the log.
+/// Reads and checks the log.
 ///
 /// # Errors
-/// It is damaged (exit code 1), or cannot be looked at (2).
+/// It is damaged (exit code 1), or cannot be checked (2).
 pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let path = args.log.path();
     let device = open_read_only(path).map_err(Failure::not_looked)?;
@@ -69,11 +70,11 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
     if !verified.intact {
         return Err(Failure::Failed(format!("{}: {}", path.display(), complaints.join("; "))));
     }
-    if args.json { Ok(()) } else { entry("verdict", "whole: every checksum is right") }
+    if args.json { Ok(()) } else { entry("verdict", "intact: every checksum is correct") }
 }
 
-/// Headers that are there and cannot be used are damage that was found; with anything else there
-/// was nothing to look at.
+/// Classifies an error: headers that exist and are unusable are damage; with any other error there
+/// was nothing to check.
 fn refusal(error: OpenError) -> Failure {
     let damaged =
         matches!(error, OpenError::HeaderDamaged { .. } | OpenError::HeaderConflict { .. });
