@@ -1,4 +1,4 @@
-//! `alluvium catalog`: the catalog of a server that is stopped, as JSON and back.
+//! `alluvium catalog`: exports the catalog of a stopped server as JSON, and imports it.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
@@ -15,11 +15,11 @@ use crate::units::counted;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CatalogCommand {
-    /// Write all that the catalog holds as JSON with a checksum. The server must be stopped.
+    /// Write the content of the catalog as JSON with a checksum. The server must be stopped.
     Export(ExportArgs),
-    /// Make a catalog from an export, where there is none. An import is a copy of the catalog as it
-    /// was at its export: it goes with the write-ahead log of that moment. If that was trimmed
-    /// since, the server refuses to start on it.
+    /// Create a catalog from an export where there is none. An import is a copy of the catalog at
+    /// the time of its export and belongs to the write-ahead log at that time. If that log has been
+    /// trimmed since then, the server refuses to start with the import.
     Import(ImportArgs),
 }
 
@@ -43,10 +43,10 @@ pub(crate) struct ImportArgs {
     input: PathBuf,
 }
 
-/// Run a `catalog` command.
+/// Runs a `catalog` command.
 ///
 /// # Errors
-/// What the command says it can fail with.
+/// Those of the command.
 pub(crate) fn run(command: CatalogCommand) -> Result<(), Failure> {
     output::start_logging("warn,alluvium::progress=info")?;
     match command {
@@ -55,13 +55,13 @@ pub(crate) fn run(command: CatalogCommand) -> Result<(), Failure> {
     }
 }
 
-/// All that the catalog in `data_dir` holds, and the lock that keeps it so.
+/// Loads the catalog in `data_dir`, with the lock that keeps it from changing.
 ///
 /// # Errors
 /// There is none, it is in use, or it cannot be read.
 pub(crate) fn load(data_dir: &Path) -> Result<(Snapshot, File), Failure> {
     let path = data_dir.join(CATALOG_FILE);
-    // Else one would be made, in an empty file too.
+    // Otherwise a catalog would be created, even in an empty file.
     if std::fs::metadata(&path).map_or(0, |file| file.len()) == 0 {
         return Err(Failure::Failed(format!("{}: there is no catalog", path.display())));
     }
@@ -80,7 +80,7 @@ fn run_export(args: &ExportArgs) -> Result<(), Failure> {
         };
     };
     let failed = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
-    // What is kept of passwords is in it.
+    // It contains password verifiers.
     let file = File::options().write(true).create_new(true).mode(0o600).open(path);
     let mut file = BufWriter::new(file.map_err(failed)?);
     let written = export::export(&snapshot, &mut file).and_then(|crc32c| {
@@ -93,7 +93,7 @@ fn run_export(args: &ExportArgs) -> Result<(), Failure> {
     match written {
         Ok(crc32c) => say(&snapshot, &format!("to {}, CRC32C {crc32c:08x}", path.display())),
         Err(error) => {
-            // What is in it is no export.
+            // The file is not a complete export.
             let _ = std::fs::remove_file(path);
             Err(failed(error))
         }

@@ -1,4 +1,4 @@
-//! `alluvium topic`: administration of topics over the Kafka protocol, so that it works from any
+//! `alluvium topic`: administration of topics over the Kafka protocol, and therefore from any
 //! machine.
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ use crate::units::counted;
 pub(crate) enum TopicCommand {
     /// Create a topic.
     Create {
-        /// Its name: 1 to 249 letters, digits, dots, underscores and hyphens.
+        /// Name of the topic: 1 to 249 letters, digits, dots, underscores and hyphens.
         name: String,
         /// Number of partitions. Default: the server's --default-partitions.
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
@@ -45,14 +45,14 @@ pub(crate) enum TopicCommand {
     },
     /// Show the partitions, offsets and settings of topics.
     Describe {
-        /// Which. Default: all.
+        /// Names of topics. Default: all.
         names: Vec<String>,
         #[command(flatten)]
         common: Common,
     },
     /// Delete topics with all their records.
     Delete {
-        /// Which.
+        /// Names of the topics.
         #[arg(required = true)]
         names: Vec<String>,
         #[command(flatten)]
@@ -62,7 +62,7 @@ pub(crate) enum TopicCommand {
 
 #[derive(Args, Debug)]
 pub(crate) struct Common {
-    /// The server to ask.
+    /// Address of the server.
     #[arg(
         long,
         env = "ALLUVIUM_BOOTSTRAP",
@@ -70,9 +70,9 @@ pub(crate) struct Common {
         default_value = "127.0.0.1:9092"
     )]
     pub(crate) bootstrap: HostPort,
-    /// How to get in: a file with `security.protocol`, `ssl.ca.location`, `sasl.mechanism`,
-    /// `sasl.username`, `sasl.password` and so on, in the words of librdkafka or of Kafka's tools
-    /// (docs/security.md). Default none: plain text, no login.
+    /// Client properties for authentication and encryption: a file with `security.protocol`,
+    /// `ssl.ca.location`, `sasl.mechanism`, `sasl.username`, `sasl.password` and so on, named as in
+    /// librdkafka or in Kafka's tools (docs/security.md). Default none: plaintext, no login.
     #[arg(long, env = "ALLUVIUM_COMMAND_CONFIG", value_name = "FILE")]
     command_config: Option<PathBuf>,
     /// Print JSON.
@@ -81,10 +81,10 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    /// What the file says.
+    /// Reads the file of client properties.
     ///
     /// # Errors
-    /// It cannot be used.
+    /// It is unusable.
     pub(crate) fn access(&self) -> Result<Access, Failure> {
         let access = self.command_config.as_deref().map(Access::read).transpose();
         access.map(Option::unwrap_or_default).map_err(Failure::Usage)
@@ -102,7 +102,7 @@ fn key_and_value(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Run a `topic` command.
+/// Runs a `topic` command.
 ///
 /// # Errors
 /// The server cannot be reached, or refuses.
@@ -135,7 +135,8 @@ fn create(
     common: &Common,
 ) -> Result<(), Failure> {
     let mut client = common.connect()?;
-    // 7 answers with the topic's id; from 4 on -1 leaves a number to the server.
+    // Version 7 returns the topic's ID; since version 4, -1 selects the server's number of
+    // partitions.
     let version = client.version::<CreateTopicsRequest>(7).map_err(Failure::new)?;
     let configs = config.into_iter().map(|(key, value)| {
         CreatableTopicConfig::default()
@@ -150,9 +151,10 @@ fn create(
     let request =
         CreateTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(SERVER_TIMEOUT_MS);
     let answer = client.call(version, &request).map_err(Failure::new)?;
-    let result = answer.topics.first().ok_or_else(|| {
-        Failure::Failed(format!("topic {name}: the server did not answer for it"))
-    })?;
+    let result = answer
+        .topics
+        .first()
+        .ok_or_else(|| Failure::Failed(format!("topic {name}: missing in the server's answer")))?;
     if let Some(reason) = refusal(result.error_code, result.error_message.as_ref()) {
         return Err(Failure::Failed(format!("topic {name}: {reason}")));
     }
@@ -168,7 +170,7 @@ fn create(
     ))
 }
 
-/// The server's metadata, with the topics in `names`, or all, sorted by name.
+/// Requests metadata of the topics in `names`, or of all topics, sorted by name.
 ///
 /// # Errors
 /// A topic does not exist, or the server does not answer.
@@ -309,9 +311,9 @@ fn join(ids: &[i32]) -> String {
     ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Kafka's mark for "where the log starts".
+/// Kafka's special timestamp for the log start offset.
 pub(crate) const EARLIEST: i64 = -2;
-/// Kafka's mark for "where the next record goes".
+/// Kafka's special timestamp for the offset of the next record.
 pub(crate) const LATEST: i64 = -1;
 
 fn describe_one(client: &mut Client, topic: &MetadataResponseTopic) -> Result<Described, Failure> {
@@ -341,7 +343,7 @@ fn describe_one(client: &mut Client, topic: &MetadataResponseTopic) -> Result<De
     })
 }
 
-/// Offsets by partition for one of Kafka's special timestamps.
+/// Requests the offsets of partitions for one of Kafka's special timestamps.
 ///
 /// # Errors
 /// The server does not answer for a partition.
@@ -405,7 +407,7 @@ struct Deleted {
 }
 
 fn delete(names: &[String], common: &Common) -> Result<(), Failure> {
-    /// From this version on a topic can be named by its id too, in another field.
+    /// Since this version a topic can also be named by its ID, and names are in another field.
     const BY_STATE: i16 = 6;
     let mut client = common.connect()?;
     let version = client.version::<DeleteTopicsRequest>(6).map_err(Failure::new)?;

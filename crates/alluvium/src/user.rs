@@ -1,5 +1,5 @@
-//! `alluvium user`: the users who log in with a password, changed through the control socket, so
-//! that the first one needs no other.
+//! `alluvium user`: manages the users who log in with a password. It uses the control socket, so
+//! that the first user can be created without another one.
 
 use std::io::{IsTerminal as _, Read as _};
 use std::path::PathBuf;
@@ -13,11 +13,11 @@ use crate::output::{self, Failure, Table};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum UserCommand {
-    /// Add a user, or give one another password, for SCRAM-SHA-256, SCRAM-SHA-512 and PLAIN.
+    /// Add a user, or change its password, for SCRAM-SHA-256, SCRAM-SHA-512 and PLAIN.
     ///
     /// The password is the first line of standard input, or of a file.
     Add {
-        /// Its name: 1 to 255 bytes, no control characters.
+        /// Name of the user: 1 to 255 bytes, no control characters.
         name: String,
         /// Read the password from this file.
         #[arg(long, value_name = "FILE")]
@@ -33,9 +33,9 @@ pub(crate) enum UserCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Delete a user. Connections that are open stay until they have to authenticate again.
+    /// Delete a user. Open connections stay until they have to authenticate again.
     Delete {
-        /// Which.
+        /// Name of the user.
         name: String,
         #[command(flatten)]
         common: Common,
@@ -61,10 +61,10 @@ struct User {
     mechanisms: Vec<String>,
 }
 
-/// Run a `user` command.
+/// Runs a `user` command.
 ///
 /// # Errors
-/// No server runs there, or it refuses.
+/// No server runs in that directory, or it refuses.
 pub(crate) fn run(command: UserCommand) -> Result<(), Failure> {
     match command {
         UserCommand::Add { name, password_file, common } => {
@@ -76,7 +76,7 @@ pub(crate) fn run(command: UserCommand) -> Result<(), Failure> {
         }
         UserCommand::List { common, json } => {
             let Reply::Users(users) = common.ask(&Request::ListUsers)? else {
-                return Err(Failure::Failed("the server answers something else".into()));
+                return Err(Failure::Failed("unexpected answer of the server".into()));
             };
             if json {
                 let user = |(name, mechanisms)| User { name, mechanisms };
@@ -101,7 +101,7 @@ fn read_password(file: Option<PathBuf>) -> Result<String, Failure> {
         None => {
             let mut stdin = std::io::stdin().lock();
             if stdin.is_terminal() {
-                eprintln!("The password, then Enter and Ctrl-D (it is shown):");
+                eprintln!("Enter the password, then Enter and Ctrl-D (it is shown):");
             }
             stdin.read_to_string(&mut text).map_err(Failure::new)?;
         }

@@ -77,7 +77,7 @@ fn whole_objects_are_shown_and_said_to_be_whole() {
     // What has not the name of an object is not looked at, unless it is named.
     fs::write(objects.join("notes.txt"), "no object").unwrap();
     for place in [text(&objects).to_string(), format!("file://{}", text(&objects))] {
-        contains(&ok(&["object", "verify", &place]), &["whole, every checksum is right"]);
+        contains(&ok(&["object", "verify", &place]), &["intact, every checksum is correct"]);
     }
     let seen = ok_json(&["object", "verify", text(&objects), "--json"]);
     assert_eq!(seen["intact"], true);
@@ -228,9 +228,9 @@ fn what_can_not_be_looked_at_is_not_called_damaged() {
     let missing = empty.path().join("missing");
     for (place, reason) in [
         (text(&missing), "No such file"),
-        (text(empty.path()), "there is no object"),
+        (text(empty.path()), "no object found"),
         ("gs://bucket/object", "unknown scheme"),
-        ("memory://", "the memory of a server"),
+        ("memory://", "memory of a server"),
     ] {
         contains(&refused(2, &["object", "verify", place]), &[reason]);
     }
@@ -279,7 +279,7 @@ fn orphans_and_what_is_missing_are_listed() {
     let store = format!("file://{}", text(&data.path().join("objects")));
     let gc = ["object", "gc", "--data-dir", text(data.path()), "--object-store", &store];
     let with = |more: &[&'static str]| [&gc, more].concat();
-    contains(&ok(&gc), &["as the catalog says; 0 orphans; 0 missing"]);
+    contains(&ok(&gc), &["as in the catalog; 0 orphans; 0 missing"]);
 
     // Attempts to write objects with numbers that were used, and with one that was not.
     let orphan = |number: u64| {
@@ -298,12 +298,19 @@ fn orphans_and_what_is_missing_are_listed() {
     change(&objects[0], |bytes| bytes.truncate(100));
     fs::remove_file(&objects[1]).unwrap();
     let lost = refused(1, &gc);
-    contains(&lost, &["with records in them missing or of another size"]);
+    contains(&lost, &["with records missing or of another size"]);
     let elsewhere = ["object", "gc", "--data-dir", text(data.path()), "--object-store"];
     let nowhere = format!("{store}-2");
     contains(&refused(1, &[&elsewhere[..], &[&nowhere]].concat()), &["no such directory"]);
 
     let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
-    contains(&refused(1, &gc), &["another alluvium process is using it", "cleans up by itself"]);
+    contains(
+        &refused(1, &gc),
+        &[
+            "another alluvium process is using it",
+            "deletes orphans by \
+                                                                          itself",
+        ],
+    );
     assert!(server.stop(Signal::TERM).0.success());
 }

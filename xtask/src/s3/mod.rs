@@ -132,7 +132,7 @@ impl Test<'_> {
             if let Some(authority) = &gateway.authority {
                 asked.arg("--s3-ca-file").arg(authority.root());
             }
-            self.ends(&mut asked, 2, &["there is no object"])?;
+            self.ends(&mut asked, 2, &["no object found"])?;
         }
         Ok(gateway)
     }

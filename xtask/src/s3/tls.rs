@@ -52,7 +52,7 @@ impl Test<'_> {
 
         let verify = ["object", "verify", "s3://bucket"];
         let root = authority.root();
-        let whole = "whole, every checksum is right";
+        let whole = "intact, every checksum is correct";
         let option = format!("--s3-ca-file={}", root.display());
         self.ends(self.tool(&gateway, &verify).arg(option), 0, &[whole])?;
         self.ends(self.tool(&gateway, &verify).env("SSL_CERT_FILE", &root), 0, &[whole])?;

@@ -72,12 +72,12 @@ impl Test<'_> {
             let key = file.strip_prefix(gateway.bucket()).expect("it is in the bucket");
             format!("s3://{BUCKET}/{}", text(key))
         };
-        let right = format!("{count} objects are as the catalog says; 0 orphans; 0 missing");
+        let right = format!("{count} objects are as in the catalog; 0 orphans; 0 missing");
         self.ends(&mut tool(&gc), 0, &[&right])?;
         let whole = format!("{count} objects, ");
         for place in [&store, &format!("s3://{BUCKET}")] {
             let verify = ["object", "verify", place];
-            self.ends(&mut tool(&verify), 0, &[&whole, "whole, every checksum is right"])?;
+            self.ends(&mut tool(&verify), 0, &[&whole, "intact, every checksum is correct"])?;
         }
         let size = format!("{} B", fs::metadata(first)?.len());
         let inspect = ["object", "inspect", &key(first)];
@@ -115,7 +115,7 @@ impl Test<'_> {
             return Err(format!("more than {} is said to be damaged: {damaged}", key(first)).into());
         }
         flip(first, middle)?;
-        self.ends(&mut tool(&verify), 0, &["whole, every checksum is right"])?;
+        self.ends(&mut tool(&verify), 0, &["intact, every checksum is correct"])?;
 
         // A missing one.
         let away = self.directory.join("away");
@@ -126,7 +126,7 @@ impl Test<'_> {
         let named = key(last);
         for command in ["verify", "inspect"] {
             let gone = ["object", command, &named];
-            self.ends(&mut tool(&gone), 2, &[&named, "there is no object"])?;
+            self.ends(&mut tool(&gone), 2, &[&named, "no object found"])?;
         }
         fs::rename(&away, last)?;
         self.ends(&mut tool(&["object", "verify", "s3://missing"]), 2, &["NoSuchBucket"])?;

@@ -17,31 +17,32 @@ use crate::units::{Size, Span};
 
 /// The last version that names topics by name.
 const NEWEST: i16 = 12;
-/// As Kafka's consumers ask: `fetch.max.bytes`, `fetch.max.wait.ms`.
+/// The defaults of Kafka's consumers: `fetch.max.bytes`, `fetch.max.wait.ms`.
 const FETCH_MAX_BYTES: i32 = 50 << 20;
 const FETCH_MAX_WAIT_MS: i32 = 500;
 
 /// Each connection is a reader of its partitions. The checksum and the order of all batches are
-/// checked; latency is that of a fetch. A reader that retention has overtaken goes on at the new
-/// start, as with `auto.offset.reset=earliest`; what it has skipped is counted.
+/// checked; latency is that of a fetch. If retention deletes records that are not read yet, the
+/// reader continues at the new start, as with `auto.offset.reset=earliest`; the skipped offsets are
+/// counted.
 #[derive(Args, Debug)]
 pub(crate) struct ConsumeArgs {
     #[command(flatten)]
     common: LoadArgs,
-    /// How long; a partition that was read up to what was its end at the start is read again from
+    /// Duration; a partition that was read up to its end at the start of the run is read again from
     /// its start. Default: until each was read once.
     #[arg(long, value_name = "TIME")]
     duration: Option<Span>,
     /// Read what is produced from now on, with --duration. Default: from the start of the topic.
     #[arg(long, requires = "duration")]
     follow: bool,
-    /// Bytes of a partition in an answer, at most (a larger batch comes alone). Kafka's consumers
-    /// ask for 1MiB.
+    /// Maximum bytes per partition in a response (a larger batch is sent alone). Kafka's default is
+    /// 1MiB.
     #[arg(long, value_name = "SIZE", default_value_t = Size::mib(1))]
     fetch_size: Size,
 }
 
-/// A partition, where its reader is, and what it reads.
+/// A partition, the position of its reader, and the range to read.
 struct Place {
     partition: i32,
     next: i64,
@@ -50,7 +51,7 @@ struct Place {
     end: Option<i64>,
 }
 
-/// Consume.
+/// Runs the consumers.
 ///
 /// # Errors
 /// The server cannot be reached, or refuses; a batch is damaged or out of order.
@@ -62,7 +63,7 @@ pub(super) fn run(args: &ConsumeArgs) -> Result<(), Failure> {
     let starts = offsets(&mut client, &topic, EARLIEST)?;
     let ends = offsets(&mut client, &topic, LATEST)?;
     let place = |partition: &i32| {
-        let missing = || Failure::Failed(format!("partition {partition}: no offset is known"));
+        let missing = || Failure::Failed(format!("partition {partition}: no offset in the answer"));
         let start = *starts.get(partition).ok_or_else(missing)?;
         let end = *ends.get(partition).ok_or_else(missing)?;
         let (next, end) = if args.follow { (end, None) } else { (start, Some(end)) };
@@ -89,7 +90,7 @@ fn consume(
     let mut client = Client::connect(&share.broker, &share.access).map_err(Failure::new)?;
     let version = client.version::<FetchRequest>(NEWEST).map_err(Failure::new)?;
     let name = topic_name(&args.common.topic);
-    // There is nothing in it, and never will be.
+    // These partitions are empty and stay so in the range to read.
     places.retain(|place| place.end.is_none_or(|end| place.start < end));
     while !places.is_empty() && !tally.is_over() {
         let due = Instant::now();
@@ -105,7 +106,7 @@ fn consume(
         let wanted = FetchTopic::default()
             .with_topic(name.clone())
             .with_partitions(places.iter().map(partition).collect());
-        // Without a fetch session: each request names all it wants.
+        // Without a fetch session: each request names all partitions.
         let request = FetchRequest::default()
             .with_replica_id(BrokerId(-1))
             .with_max_wait_ms(FETCH_MAX_WAIT_MS)
@@ -117,7 +118,7 @@ fn consume(
         let latency = due.elapsed();
         let (bytes, skipped) =
             take(&mut places, &answer, |partition| start(&mut client, topic, partition))?;
-        // When time is what ends it, what was read is read again.
+        // If the run is limited by time, a partition that was read completely is read again.
         for place in &mut places {
             if until.is_some() && place.end.is_some_and(|end| place.next >= end) {
                 place.next = place.start;
@@ -130,23 +131,22 @@ fn consume(
     Ok(())
 }
 
-/// Where a partition starts by now.
+/// Requests the current log start offset of a partition.
 fn start(
     client: &mut Client,
     topic: &MetadataResponseTopic,
     partition: i32,
 ) -> Result<i64, Failure> {
-    // The others may be led by other brokers.
+    // The other partitions may have other leaders.
     let mut one = topic.clone();
     one.partitions.retain(|it| it.partition_index == partition);
     let starts = offsets(client, &one, EARLIEST)?;
-    let missing = || Failure::Failed(format!("partition {partition}: no offset is known"));
+    let missing = || Failure::Failed(format!("partition {partition}: no offset in the answer"));
     starts.get(&partition).copied().ok_or_else(missing)
 }
 
-/// Take what an answer brings. Returns the bytes of whole batches, and how many offsets were
-/// skipped: those of a partition that has lost them go on where it starts by now, which `start`
-/// says.
+/// Processes a response. Returns the bytes of complete batches and the number of skipped offsets: a
+/// partition whose next offset is gone continues at its current start, which `start` returns.
 fn take(
     places: &mut [Place],
     answer: &FetchResponse,
@@ -160,7 +160,7 @@ fn take(
         let index = data.partition_index;
         let failed = |reason| Failure::Failed(format!("partition {index}: {reason}"));
         let place = places.iter_mut().find(|place| place.partition == index);
-        let place = place.ok_or_else(|| failed("was not asked for".into()))?;
+        let place = place.ok_or_else(|| failed("was not requested".into()))?;
         if data.error_code == ResponseError::OffsetOutOfRange.code() {
             skipped += place.skip_to(start(index)?).map_err(failed)?;
             continue;
@@ -176,23 +176,27 @@ fn take(
 }
 
 impl Place {
-    /// The partition starts here by now. Returns how many offsets that skips.
+    /// Continues at the partition's current start. Returns the number of offsets that this skips.
     fn skip_to(&mut self, start: i64) -> Result<u64, String> {
         let skipped = u64::try_from(start.saturating_sub(self.next)).unwrap_or(0);
         if skipped == 0 {
-            // It was not retention: what was there at the beginning is not there any more.
-            return Err(format!("offset {} is out of range, and it starts at {start}", self.next));
+            // Retention is not the cause: offsets that existed at the beginning are missing at the
+            // end.
+            return Err(format!(
+                "offset {} is out of range, but the partition starts at {start}",
+                self.next
+            ));
         }
         (self.start, self.next) = (start, start);
         Ok(skipped)
     }
 
-    /// Check the batches of an answer, and go on behind them. Returns their bytes; a part of a
+    /// Checks the batches of a response and advances past them. Returns their bytes; an incomplete
     /// batch at the end does not count.
     fn take(&mut self, mut records: &[u8]) -> Result<u64, String> {
-        /// Up to and including the length of the rest.
+        /// Bytes up to the end of the length field.
         const FRAME: usize = 12;
-        /// Up to the records, of a batch of the current format.
+        /// Bytes in front of the records, in a batch of the current format.
         const HEADER: usize = 61;
         const MAGIC: usize = 16;
         const CHECKSUM: usize = 17;
@@ -203,25 +207,25 @@ impl Place {
             let base = frame.get_i64();
             let length = frame.get_i32();
             let length =
-                usize::try_from(length).map_err(|_| format!("a batch of {length} bytes"))?;
+                usize::try_from(length).map_err(|_| format!("invalid batch length {length}"))?;
             let Some(batch) = records.get(..FRAME + length) else { break };
             if batch.len() < HEADER || batch[MAGIC] != 2 {
-                return Err(format!("offset {base}: no batch of a format that is known here"));
+                return Err(format!("offset {base}: unknown batch format"));
             }
             if (&batch[CHECKSUM..]).get_u32() != crc32c::crc32c(&batch[CHECKED..]) {
                 return Err(format!("offset {base}: the batch is damaged"));
             }
             let last = base.saturating_add(i64::from((&batch[LAST_OFFSET_DELTA..]).get_i32()));
-            // The first may begin before what was asked for.
+            // The first batch may begin before the requested offset.
             if last < self.next {
-                return Err(format!("batch {base} to {last} where {} was next", self.next));
+                return Err(format!("batch {base} to {last}, but expected offset {}", self.next));
             }
             self.next = last + 1;
             records = &records[batch.len()..];
         }
         let taken = all - records.len();
         if taken == 0 && all > 0 {
-            return Err(format!("offset {}: no whole batch in {all} bytes", self.next));
+            return Err(format!("offset {}: no complete batch in {all} bytes", self.next));
         }
         Ok(taken as u64)
     }
@@ -231,7 +235,7 @@ impl Place {
 mod tests {
     use super::*;
 
-    /// A batch of `count` records from `base` on, as far as a reader looks.
+    /// A batch of `count` records from `base` on, with the fields that a reader checks.
     fn batch(base: i64, count: i32) -> Vec<u8> {
         let mut rest = vec![0; 61 - 21];
         rest[2..6].copy_from_slice(&(count - 1).to_be_bytes());
@@ -250,7 +254,7 @@ mod tests {
     #[test]
     fn whole_batches_count_and_the_next_offset_follows_them() {
         let mut place = place(5);
-        // The first one begins before what was asked for; of the last one there is a part.
+        // The first batch begins before the requested offset; the last one is incomplete.
         let records = [batch(3, 4), batch(7, 10), batch(17, 1)[..40].to_vec()].concat();
         assert_eq!(place.take(&records), Ok(2 * 61));
         assert_eq!(place.next, 17);
@@ -261,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_retention_has_overtaken_goes_on_at_the_new_start() {
+    fn a_reader_overtaken_by_retention_continues_at_the_new_start() {
         use kafka_protocol::messages::fetch_response::{FetchableTopicResponse, PartitionData};
 
         let out_of_range = ResponseError::OffsetOutOfRange.code();
@@ -285,7 +289,7 @@ mod tests {
         assert_eq!((taken.unwrap(), asked), ((61, 7), vec![0]));
         assert_eq!((places[0].start, places[0].next), (12, 12), "and so does the next round");
         assert_eq!((places[1].start, places[1].next), (0, 5));
-        // Its end is gone.
+        // The end of its range is gone.
         assert!(take(&mut places, &both, |_| Ok(12)).is_err());
         assert!(
             take(&mut places, &answer(vec![data(0, 1 + out_of_range, vec![])]), |_| Ok(99))
@@ -294,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_or_out_of_order_is_an_error() {
+    fn damaged_and_unordered_batches_are_errors() {
         let mut flipped = batch(0, 1);
         flipped[60] ^= 1;
         let mut negative = batch(0, 1);
@@ -304,9 +308,9 @@ mod tests {
         for (records, reason) in [
             (flipped, "damaged"),
             (negative, "-1 bytes"),
-            (old, "no batch of a format"),
-            (batch(0, 1)[..60].to_vec(), "no whole batch"),
-            ([batch(0, 2), batch(1, 1)].concat(), "where 2 was next"),
+            (old, "unknown batch format"),
+            (batch(0, 1)[..60].to_vec(), "no complete batch"),
+            ([batch(0, 2), batch(1, 1)].concat(), "expected offset 2"),
         ] {
             let error = place(0).take(&records).unwrap_err();
             assert!(error.contains(reason), "{reason}: {error}");

@@ -1,9 +1,9 @@
-//! `alluvium bench`: load for a running server, over the Kafka protocol alone, so that any other
+//! `alluvium bench`: load for a running server, using only the Kafka protocol, so that any other
 //! server can be given the same load.
 //!
-//! One thread or two for each connection, and no work that the measurement does not need: batches
-//! are made once, and what is fetched is checked and dropped. Client and server may share a
-//! machine, and what the client takes the server lacks.
+//! One or two threads per connection, and no work that the measurement does not need: batches are
+//! built once, and fetched data is checked and dropped. Client and server may share a machine,
+//! where the client takes processor time from the server.
 
 mod consume;
 mod produce;
@@ -30,11 +30,10 @@ use crate::units::about;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Produce to a topic, as fast as it goes or at a rate, and measure how long it takes until
-    /// batches are acknowledged.
+    /// Produce to a topic, as fast as possible or at a rate, and measure the time until batches are
+    /// acknowledged.
     Produce(produce::ProduceArgs),
-    /// Consume a topic from its start or from its end, check what comes, and measure how fast it
-    /// does.
+    /// Consume a topic from its start or from its end, check the batches, and measure the speed.
     Consume(consume::ConsumeArgs),
 }
 
@@ -42,25 +41,25 @@ pub(crate) enum BenchCommand {
 struct LoadArgs {
     /// The topic. It must exist: `alluvium topic create`.
     topic: String,
-    /// Connections, which share the partitions. Default: one for each partition, at most 16. (With
-    /// several brokers, as many to each.)
+    /// Connections, which share the partitions. Default: one per partition, at most 16. (With
+    /// several brokers, this many to each.)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     connections: Option<u16>,
-    /// Write a line for each request to this file: when it was due, in microseconds since 1970; how
-    /// many it took, and bytes. Default: none.
+    /// Write a line for each request to this file: when it was due, in microseconds since 1970; its
+    /// duration in microseconds, and its bytes. Default: none.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
     #[command(flatten)]
     server: topic::Common,
 }
 
-/// Connections if nothing is said.
+/// Default limit on connections.
 const CONNECTIONS: usize = 16;
 
-/// Run a `bench` command.
+/// Runs a `bench` command.
 ///
 /// # Errors
-/// The server cannot be reached or refuses, or what it answers is damaged.
+/// The server cannot be reached or refuses, or its response is damaged.
 pub(crate) fn run(command: BenchCommand) -> Result<(), Failure> {
     match command {
         BenchCommand::Produce(args) => produce::run(&args),
@@ -68,20 +67,21 @@ pub(crate) fn run(command: BenchCommand) -> Result<(), Failure> {
     }
 }
 
-/// Partitions that one connection serves: all led by the broker that it goes to.
+/// Partitions that one connection serves, all led by the broker that it connects to.
 struct Share {
     broker: HostPort,
     access: Access,
     partitions: Vec<i32>,
 }
 
-/// Ask the server where the topic's partitions are, and deal them out.
+/// Requests the leaders of the topic's partitions, and distributes the partitions over connections.
 fn shares(common: &LoadArgs) -> Result<(Client, MetadataResponseTopic, Vec<Share>), Failure> {
     let access = common.server.access()?;
     let mut client = Client::connect(&common.server.bootstrap, &access).map_err(Failure::new)?;
     let mut answer = topic::metadata(&mut client, Some(std::slice::from_ref(&common.topic)))?;
     let topic = answer.topics.pop().filter(|topic| !topic.partitions.is_empty());
-    let missing = || Failure::Failed(format!("topic {}: no partitions are known", common.topic));
+    let missing =
+        || Failure::Failed(format!("topic {}: no partitions in the metadata", common.topic));
     let topic = topic.ok_or_else(missing)?;
     let most = common.connections.map_or(CONNECTIONS, usize::from);
     let connections = topic.partitions.len().min(most);
@@ -112,20 +112,20 @@ fn shares(common: &LoadArgs) -> Result<(Client, MetadataResponseTopic, Vec<Share
 
 /// A request that was answered.
 struct Sample {
-    /// When it was due.
+    /// When the request was due.
     due: Instant,
     latency: Duration,
     bytes: u64,
 }
 
-/// What all connections have done.
+/// Counters shared by all connections.
 struct Tally {
     started: Instant,
     started_unix: Duration,
     counts: Mutex<Counts>,
-    /// Kept if they are to be written.
+    /// Recorded only if they are to be written.
     samples: Option<Mutex<Vec<Sample>>>,
-    /// No connection goes on when one has failed, or time is over.
+    /// Set when a connection has failed or the time is over; all connections stop.
     stop: AtomicBool,
 }
 
@@ -145,7 +145,7 @@ struct Outcome {
     topic: String,
     bytes: u64,
     requests: u64,
-    /// Offsets that were gone before they were read.
+    /// Offsets that were deleted before they were read.
     skipped: u64,
     seconds: f64,
     bytes_per_second: f64,
@@ -185,7 +185,7 @@ impl Tally {
         }
     }
 
-    /// So many offsets were gone before they were read.
+    /// Counts offsets that were deleted before they were read.
     fn skip(&self, offsets: u64) {
         self.counts.lock().skipped += offsets;
     }
@@ -194,10 +194,10 @@ impl Tally {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Run one connection for each share, with a line of progress each second.
+    /// Runs one connection per share, with a line of progress each second.
     ///
     /// # Errors
-    /// The first of a connection; it stops the others.
+    /// The first error of a connection, which stops the others.
     fn drive(
         &self,
         shares: &[Share],
@@ -210,7 +210,7 @@ impl Tally {
                 let done = done.clone();
                 scope.spawn(move || {
                     let result = connection(number, share);
-                    // The other end waits until all have ended.
+                    // The receiver exists until all threads have ended.
                     let _ = done.send(result);
                 });
             }
@@ -242,7 +242,7 @@ impl Tally {
         counts.recent.clear();
         drop(counts);
         let seconds = self.started.elapsed().as_secs();
-        // With standard error gone there is nobody to tell.
+        // An error of standard error cannot be reported.
         let _ = writeln!(
             io::stderr(),
             "{seconds:>5} s  {:>12}/s  p50 {:>8.2} ms  p99 {:>8.2} ms  max {:>8.2} ms",
@@ -253,7 +253,7 @@ impl Tally {
         );
     }
 
-    /// Print the figures and write the samples.
+    /// Prints the figures and writes the samples.
     fn report(self, common: &LoadArgs) -> Result<(), Failure> {
         let seconds = self.started.elapsed().as_secs_f64();
         let counts = self.counts.into_inner();
@@ -292,7 +292,7 @@ impl Tally {
         match outcome.skipped {
             0 => Ok(()),
             skipped => output::line(format!(
-                "{skipped} offsets were skipped: retention had deleted them before they were read"
+                "{skipped} offsets were skipped: retention deleted them before they were read"
             )),
         }
     }

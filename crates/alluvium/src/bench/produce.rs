@@ -20,57 +20,57 @@ use crate::output::Failure;
 use crate::topic::topic_name;
 use crate::units::{Size, Span};
 
-/// How long, if nothing is said.
+/// Default duration.
 const DURATION: Duration = Duration::from_secs(10);
 /// The last version that names topics by name.
 const NEWEST: i16 = 12;
 
-/// All records carry the same random bytes and the time of the start. A batch is acknowledged when
-/// it is durable (acks=all).
+/// All records contain the same random bytes and the time of the start. A batch is acknowledged
+/// when it is durable (acks=all).
 #[derive(Args, Debug)]
 pub(crate) struct ProduceArgs {
     #[command(flatten)]
     common: LoadArgs,
-    /// Offer so many bytes of records per second over all partitions, evenly spaced, however long
-    /// those before them take; latency counts from when a batch was due. Default: as fast as it
-    /// goes; latency counts from when a batch is sent.
+    /// Offer this number of bytes of records per second over all partitions, evenly spaced, however
+    /// long earlier batches take; latency is measured from when a batch was due. Default: as fast
+    /// as possible; latency is measured from when a batch is sent.
     #[arg(long, value_name = "SIZE")]
     rate: Option<Size>,
-    /// How long. Default: 10s, without --total.
+    /// Duration. Default: 10s, without --total.
     #[arg(long, value_name = "TIME")]
     duration: Option<Span>,
-    /// How many bytes of records, of whole batches, over all partitions. Default: no bound.
+    /// Bytes of records, in complete batches, over all partitions. Default: no limit.
     #[arg(long, value_name = "SIZE")]
     total: Option<Size>,
     /// Bytes of a record's value; it has no key.
     #[arg(long, value_name = "SIZE", default_value_t = Size::kib(1))]
     record_size: Size,
-    /// Bytes of the values in a batch, one to a request. The server must take it: see
+    /// Bytes of the values in a batch, one batch per request. The server must accept it: see
     /// max.message.bytes.
     #[arg(long, value_name = "SIZE", default_value_t = Size::kib(64))]
     batch_size: Size,
-    /// Requests in flight on a connection, at most.
+    /// Maximum requests in flight on a connection.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     in_flight: u16,
 }
 
-/// What a connection is to send.
+/// The batches that a connection is to send.
 struct Plan<'a> {
     args: &'a ProduceArgs,
     batch: Bytes,
     /// Bytes of values in a batch.
     batch_bytes: u64,
-    /// Between batches of one connection, and of all connections.
+    /// Interval between batches of one connection, and of all connections.
     spacing: Option<(Duration, Duration)>,
-    /// Batches left to send, of all connections.
+    /// Batches left to send, over all connections.
     left: AtomicU64,
     end: Option<Instant>,
 }
 
-/// Each takes some 150 bytes here before the batch is made.
+/// Each record takes some 150 bytes here before the batch is built.
 const MAX_RECORDS_OF_A_BATCH: u64 = 1_000_000;
 
-/// Produce.
+/// Runs the producers.
 ///
 /// # Errors
 /// The arguments contradict each other; the server cannot be reached, or refuses a batch.
@@ -78,8 +78,7 @@ pub(super) fn run(args: &ProduceArgs) -> Result<(), Failure> {
     let (record_bytes, batch_bytes) = (args.record_size.bytes, args.batch_size.bytes);
     if record_bytes == 0 || batch_bytes < record_bytes || batch_bytes > Size::mib(64).bytes {
         return Err(Failure::Usage(
-            "--batch-size must hold a record, which has at least one byte, and be at most 64MiB"
-                .into(),
+            "--batch-size must hold a record of at least one byte, and be at most 64MiB".into(),
         ));
     }
     if args.rate.is_some_and(|rate| rate.bytes == 0) {
@@ -88,7 +87,7 @@ pub(super) fn run(args: &ProduceArgs) -> Result<(), Failure> {
     let records = batch_bytes / record_bytes;
     if records > MAX_RECORDS_OF_A_BATCH {
         return Err(Failure::Usage(format!(
-            "--batch-size holds {records} records, of at most {MAX_RECORDS_OF_A_BATCH}"
+            "--batch-size holds {records} records, but at most {MAX_RECORDS_OF_A_BATCH} are allowed"
         )));
     }
     let batch_bytes = records * record_bytes;
@@ -116,7 +115,7 @@ pub(super) fn run(args: &ProduceArgs) -> Result<(), Failure> {
     tally.report(&args.common)
 }
 
-/// One batch of equal records.
+/// Builds one batch of equal records.
 fn batch(record_bytes: usize, records: usize) -> Result<Bytes, Failure> {
     let now =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -130,8 +129,8 @@ fn batch(record_bytes: usize, records: usize) -> Result<Bytes, Failure> {
         producer_epoch: NO_PRODUCER_EPOCH,
         timestamp_type: TimestampType::Creation,
         offset,
-        // Only the first one's is written. With others than these the encoder begins a batch with
-        // each record.
+        // Only the first record's sequence is written. With sequences that are not consecutive, the
+        // encoder begins a new batch at each record.
         sequence: NO_SEQUENCE.wrapping_add(offset as i32),
         timestamp: now.as_millis() as i64,
         key: None,
@@ -142,7 +141,7 @@ fn batch(record_bytes: usize, records: usize) -> Result<Bytes, Failure> {
     let options = RecordEncodeOptions { version: 2, compression: Compression::None };
     let mut batch = BytesMut::new();
     RecordBatchEncoder::encode(&mut batch, &records, &options)
-        .map_err(|error| Failure::Failed(format!("cannot make a batch: {error}")))?;
+        .map_err(|error| Failure::Failed(format!("cannot build a batch: {error}")))?;
     Ok(batch.freeze())
 }
 
@@ -167,7 +166,7 @@ fn produce(number: usize, share: &Share, plan: &Plan<'_>, tally: &Tally) -> Resu
             if plan.spacing.is_some() {
                 thread::sleep(due.saturating_duration_since(Instant::now()));
             }
-            // No permit comes any more when the answers have failed.
+            // There are no more permits when the thread that receives the answers has failed.
             if permits.recv().is_err() {
                 break;
             }
@@ -191,7 +190,7 @@ fn produce(number: usize, share: &Share, plan: &Plan<'_>, tally: &Tally) -> Resu
     })
 }
 
-/// One of what is left, if anything is.
+/// Takes one of the remaining batches; returns false if there is none.
 fn take(left: &AtomicU64) -> bool {
     left.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
 }
@@ -209,11 +208,11 @@ fn request(plan: &Plan<'_>, partition: i32) -> ProduceRequest {
         .with_topic_data(vec![topic])
 }
 
-/// The thread that takes the answers of a connection.
+/// The thread that receives the answers of a connection.
 struct Answers<'a> {
     receiving: Receiving,
     version: i16,
-    /// Of values, in each request.
+    /// Bytes of values in each request.
     bytes: u64,
     tally: &'a Tally,
 }
@@ -228,7 +227,7 @@ impl Answers<'_> {
             let answer = self.receiving.answer::<ProduceRequest>(self.version, correlation);
             check(&answer.map_err(Failure::new)?)?;
             self.tally.add(Sample { due, latency: due.elapsed(), bytes: self.bytes });
-            // The sender may be through.
+            // The sender may have finished.
             let _ = answered.send(());
         }
         Ok(())

@@ -1,14 +1,14 @@
-//! What a catalog says that an object holds, by topic and partition.
+//! Which records an object contains according to the catalog, by topic and partition.
 
 use std::collections::HashMap;
 
 use alluvium_stream::StreamId;
 use alluvium_stream::catalog::Snapshot;
 
-/// So many partitions of an object are listed.
+/// Maximum number of partitions listed for an object.
 const LISTED: usize = 10;
 
-/// The catalog of a server that is stopped, with the names of its streams.
+/// The catalog of a stopped server, with the names of its streams.
 pub(super) struct Contents<'a> {
     snapshot: &'a Snapshot,
     names: HashMap<StreamId, String>,
@@ -20,9 +20,9 @@ impl<'a> Contents<'a> {
         Self { snapshot, names: alluvium_broker::stream_names(meta) }
     }
 
-    /// What streams have in the object with this name, in words; none if the catalog does not know
-    /// it, or it holds nothing that is in use. A directory or bucket before the name does not
-    /// count.
+    /// Describes which offsets of which streams are in the object with this name; `None` if the
+    /// catalog has no such object, or nothing in it is in use. A directory or bucket in front of
+    /// the name is ignored.
     pub(super) fn in_words(&self, object: &str) -> Option<String> {
         let file = |name: &str| name.rsplit('/').next().map(str::to_owned);
         let mut objects = self.snapshot.objects.values();
@@ -38,7 +38,7 @@ impl<'a> Contents<'a> {
         }
         let mut text = parts.iter().take(LISTED).cloned().collect::<Vec<_>>().join(", ");
         if parts.len() > LISTED {
-            text = format!("{text}, and those of {} others", parts.len() - LISTED);
+            text = format!("{text}, and those of {} other streams", parts.len() - LISTED);
         }
         (!text.is_empty()).then_some(text)
     }

@@ -1,4 +1,4 @@
-//! Where the objects are that a command is for.
+//! Finds the objects that a command applies to.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,35 +12,39 @@ use super::S3Args;
 use crate::objects::{Bucket, ObjectStoreUrl};
 use crate::output::Failure;
 
-/// An object that was named, or found under what was named.
+/// An object that was named, or found below a named directory or prefix.
 pub(super) struct Found {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) location: Location,
     pub(super) size_bytes: u64,
-    /// As a person would name it.
+    /// The object's path or URL, as shown in messages.
     pub(super) shown: String,
 }
 
-/// The objects that `place` names: a file or a directory, as a path or as a file:// URL, or an
-/// object or a prefix in a bucket of S3. A directory or a prefix stands for all that has the name
-/// of an object under it; what is named alone is taken for one, whatever its name.
+/// Finds the objects that `place` names: a file or a directory, as a path or as a file:// URL, or
+/// an object or a prefix in a bucket of S3. A directory or a prefix represents everything below it
+/// that has the name of an object; a single file is treated as an object, whatever its name.
 ///
 /// # Errors
-/// It cannot be looked at, or there is no object.
+/// It cannot be read, or there is no object.
 pub(super) async fn find(place: &str, s3: &S3Args) -> Result<Vec<Found>, Failure> {
     let found = if place.contains("://") {
         match ObjectStoreUrl::parse(place, s3.settings()).map_err(Failure::Usage)? {
             ObjectStoreUrl::Directory(path) => in_files(&path).await?,
             ObjectStoreUrl::S3(bucket) => in_bucket(bucket).await?,
             ObjectStoreUrl::Memory => {
-                return Err(Failure::Usage("memory:// is the memory of a server".into()));
+                return Err(Failure::Usage(
+                    "memory:// is memory of a server and cannot be read \
+                                           from outside"
+                        .into(),
+                ));
             }
         }
     } else {
         in_files(Path::new(place)).await?
     };
     if found.is_empty() {
-        return Err(Failure::NotLooked(format!("{place}: there is no object")));
+        return Err(Failure::NotLooked(format!("{place}: no object found")));
     }
     Ok(found)
 }
@@ -50,7 +54,7 @@ async fn in_files(path: &Path) -> Result<Vec<Found>, Failure> {
         |error: &dyn std::fmt::Display| Failure::NotLooked(format!("{}: {error}", path.display()));
     let metadata = std::fs::metadata(path).map_err(|error| failed(&error))?;
     let path = path.canonicalize().map_err(|error| failed(&error))?;
-    // Not as a server opens it, which makes the directory, and clears it up.
+    // A server's way of opening the store would create the directory and clean it up.
     let open = |directory: &Path| {
         let store = LocalFileSystem::new_with_prefix(directory).map_err(|error| failed(&error))?;
         Ok::<Arc<dyn ObjectStore>, Failure>(Arc::new(store))
@@ -59,7 +63,7 @@ async fn in_files(path: &Path) -> Result<Vec<Found>, Failure> {
         return list(open(&path)?, None, &format!("{}/", path.display())).await;
     }
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(failed(&"is no file"));
+        return Err(failed(&"not a file"));
     };
     let location = Location::parse(name.to_string_lossy()).map_err(|error| failed(&error))?;
     let (size_bytes, shown) = (metadata.len(), path.display().to_string());

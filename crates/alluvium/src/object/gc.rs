@@ -13,15 +13,15 @@ use crate::objects::ObjectStoreUrl;
 use crate::output::{self, Failure, Table};
 use crate::units::{Span, about, counted};
 
-/// Hold the object store against the catalog of a server that is stopped: list objects that the
-/// catalog does not know (orphans, which an upload that was cut short leaves), and objects that it
-/// names and that are not there.
+/// Compare the object store with the catalog of a stopped server: list objects that are not in the
+/// catalog (orphans, which interrupted uploads leave), and objects in the catalog that are missing.
 ///
-/// Nothing is deleted. A server does that by itself, at its start and once a day, when it has made
-/// sure that no other one needs them; so beside a running one the command is refused.
+/// Nothing is deleted. A server deletes orphans by itself, at its start and once a day, when it has
+/// ensured that no other server needs them; therefore the command is refused while the server runs.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Exit codes: 0 done; 1 an object with records in it is missing or has another size, or something failed; 2 wrong usage."
+    after_help = "Exit codes: 0 done; 1 an object with records in it is missing or has another \
+                  size, or something failed; 2 wrong usage."
 )]
 pub(crate) struct GcArgs {
     /// The server's data directory.
@@ -32,7 +32,7 @@ pub(crate) struct GcArgs {
     object_store: String,
     #[command(flatten)]
     s3: S3Args,
-    /// An orphan that is older than this is said to be old enough for the next server to delete it.
+    /// Orphans older than this are reported as old enough for the next server to delete.
     #[arg(long, value_name = "TIME", default_value = "24h")]
     older_than: Span,
     /// Print JSON.
@@ -62,32 +62,36 @@ struct WrongView {
     found_bytes: Option<u64>,
     /// Whether a stream has records in it.
     needed: bool,
-    /// Which records.
+    /// These records, by partition.
     #[serde(skip_serializing_if = "Option::is_none")]
     holds: Option<String>,
 }
 
-/// List both.
+/// Lists orphans and missing objects.
 ///
 /// # Errors
-/// The catalog is in use, the object store fails, or an object that is needed is not there.
+/// The catalog is in use, the object store fails, or an object with records is missing.
 pub(super) async fn run(args: &GcArgs) -> Result<(), Failure> {
     let url =
         ObjectStoreUrl::parse(&args.object_store, args.s3.settings()).map_err(Failure::Usage)?;
     match &url {
         ObjectStoreUrl::Memory => {
-            return Err(Failure::Usage("memory:// is the memory of a server".into()));
+            return Err(Failure::Usage(
+                "memory:// is memory of a server and cannot be read from \
+                                       outside"
+                    .into(),
+            ));
         }
-        // Else it would be made, and everything be missing in it.
+        // Otherwise it would be created, and all objects would be missing.
         ObjectStoreUrl::Directory(path) if !path.is_dir() => {
-            return Err(Failure::Failed(format!("object store {url}: there is no such directory")));
+            return Err(Failure::Failed(format!("object store {url}: no such directory")));
         }
         ObjectStoreUrl::Directory(_) | ObjectStoreUrl::S3(_) => {}
     }
     let (snapshot, _lock) =
         crate::catalog::load(&args.data_dir).map_err(|failure| match failure {
             Failure::Failed(reason) if reason.contains("another alluvium process is using it") => {
-                Failure::Failed(format!("{reason}: a running server cleans up by itself"))
+                Failure::Failed(format!("{reason}: a running server deletes orphans by itself"))
             }
             other => other,
         })?;
@@ -111,7 +115,7 @@ pub(super) async fn run(args: &GcArgs) -> Result<(), Failure> {
     let missing: Vec<_> = report.wrong.iter().filter(|wrong| wrong.needed).collect();
     match missing.first() {
         Some(first) => Err(Failure::Failed(format!(
-            "{} with records in them missing or of another size; first {}",
+            "{} with records missing or of another size; first {}",
             counted(missing.len() as u64, "object is", "objects are"),
             first.object
         ))),
@@ -149,7 +153,7 @@ impl WrongView {
 impl Report {
     fn print(&self) -> Result<(), Failure> {
         output::line(format_args!(
-            "{} as the catalog says; {}; {} missing or of another size",
+            "{} as in the catalog; {}; {} missing or of another size",
             counted(self.right as u64, "object is", "objects are"),
             counted(self.orphans.len() as u64, "orphan", "orphans"),
             self.wrong.len()
@@ -176,7 +180,7 @@ impl Report {
         }
         for wrong in &self.wrong {
             if let Some(holds) = &wrong.holds {
-                output::line(format_args!("{}: it has {holds}", wrong.object))?;
+                output::line(format_args!("{}: contains {holds}", wrong.object))?;
             }
         }
         Ok(())

@@ -47,7 +47,7 @@ struct BlockView {
     crc32c: u32,
 }
 
-/// What an object holds of a stream.
+/// Content of an object that belongs to one stream.
 #[derive(Serialize)]
 struct Total {
     stream: u64,
@@ -60,7 +60,7 @@ struct Total {
     max_timestamp_ms: i64,
 }
 
-/// Show what an object holds.
+/// Shows the content of an object.
 ///
 /// # Errors
 /// It cannot be read, or its header, index or footer is damaged.
@@ -68,7 +68,7 @@ pub(super) async fn run(args: &InspectArgs) -> Result<(), Failure> {
     let found = find(&args.object, &args.s3).await?;
     let [found] = found.as_slice() else {
         return Err(Failure::Usage(format!(
-            "{} holds {}: name one of them; `alluvium object verify` takes all",
+            "{} contains {}: name one of them; `alluvium object verify` accepts all",
             args.object,
             counted(found.len() as u64, "object", "objects")
         )));
@@ -184,7 +184,7 @@ impl BlockView {
 }
 
 impl Total {
-    /// Of the blocks of one stream.
+    /// Sums up the blocks of one stream.
     fn of(blocks: &[Block]) -> Option<Self> {
         let (first, last) = (blocks.first()?, blocks.last()?);
         let StreamId(stream) = first.stream;
@@ -197,8 +197,7 @@ impl Total {
             blocks: blocks.len() as u64,
             entries,
             length_bytes,
-            // The index is of what somebody wrote, and may promise more entries than there is room
-            // for.
+            // The index is not trusted: it may state more entries than fit.
             payload_bytes: length_bytes.saturating_sub(entries * ENTRY_BYTES as u64),
             max_timestamp_ms: blocks.iter().map(|block| block.max_timestamp_ms).max()?,
         })

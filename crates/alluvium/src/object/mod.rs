@@ -1,4 +1,4 @@
-//! `alluvium object`: tools for what lies in the object store.
+//! `alluvium object`: tools for objects in the object store.
 
 mod content;
 mod find;
@@ -16,18 +16,18 @@ use crate::output::{self, Failure};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ObjectCommand {
-    /// Show an object's header, its index, and what it holds of each stream. Reads no records.
+    /// Show an object's header, its index, and its content by stream. Reads no records.
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
     Gc(gc::GcArgs),
 }
 
-/// Run an `object` command.
+/// Runs an `object` command.
 ///
 /// # Errors
-/// What the command says it can fail with.
+/// Those of the command.
 pub(crate) fn run(command: ObjectCommand) -> Result<(), Failure> {
-    // The tools print their results; of the log only warnings and progress are wanted.
+    // The tools print their results; only warnings and progress are logged.
     output::start_logging("warn,alluvium::progress=info")?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -42,24 +42,24 @@ pub(crate) fn run(command: ObjectCommand) -> Result<(), Failure> {
     })
 }
 
-/// How S3 is reached; as for `alluvium serve`.
+/// How S3 is reached; the same options as for `alluvium serve`.
 #[derive(Args, Clone, Debug)]
 struct S3Args {
-    /// Where S3 is spoken, if not at AWS: `https://s3.example.org`.
+    /// Endpoint, if it is not AWS: `https://s3.example.org`.
     #[arg(long, env = "ALLUVIUM_S3_ENDPOINT", value_name = "URL")]
     s3_endpoint: Option<String>,
     /// The bucket's region.
     #[arg(long, env = "ALLUVIUM_S3_REGION", value_name = "NAME")]
     s3_region: Option<String>,
-    /// Name the bucket in the path and not in the host's name.
+    /// Put the bucket into the path of the URL and not into the host name.
     #[arg(long, env = "ALLUVIUM_S3_PATH_STYLE", value_name = "BOOL",
           num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     s3_path_style: Option<bool>,
-    /// Use an endpoint with http:// that is not on loopback.
+    /// Allow an http:// endpoint that is not on loopback.
     #[arg(long, env = "ALLUVIUM_S3_ALLOW_HTTP", value_name = "BOOL",
           num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     s3_allow_http: Option<bool>,
-    /// Certificates (PEM) that are trusted beside the system's.
+    /// Certificates (PEM) to trust in addition to the system's.
     #[arg(long, env = "ALLUVIUM_S3_CA_FILE", value_name = "FILE")]
     s3_ca_file: Option<PathBuf>,
 }
@@ -77,7 +77,7 @@ impl S3Args {
     }
 }
 
-/// Damage was found; anything else means that there was nothing to look at.
+/// Distinguishes damage that was found from errors because of which nothing was checked.
 fn failure(shown: &str, error: &ObjectError) -> Failure {
     let message = format!("{shown}: {}", error.reason());
     match error {
@@ -86,7 +86,7 @@ fn failure(shown: &str, error: &ObjectError) -> Failure {
     }
 }
 
-/// A greatest timestamp for people: milliseconds since the Unix epoch.
+/// Formats a greatest timestamp: milliseconds since the Unix epoch.
 fn timestamp(max_timestamp_ms: i64) -> String {
     if max_timestamp_ms == -1 { "-".into() } else { max_timestamp_ms.to_string() }
 }

@@ -13,23 +13,24 @@ use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::units::{about, counted};
 
-/// Read all of an object, or of all objects under a directory or prefix, and say whether it is
-/// whole.
+/// Read a whole object, or all objects below a directory or prefix, and report whether they are
+/// intact.
 ///
-/// Header, footer, index, and each block with every entry in it are held against their checksums
-/// and against each other. What is damaged is listed with its position and the reason; the other
-/// blocks are read all the same. The memory that is taken does not grow with the object.
+/// Header, footer, index, and each block with every entry in it are checked against their checksums
+/// and against each other. Damage is listed with its position and the reason; the other blocks are
+/// still read. Memory use does not grow with the object.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Exit codes: 0 all are whole; 1 one is damaged; 2 one could not be looked at, and none is damaged."
+    after_help = "Exit codes: 0 all are intact; 1 at least one is damaged; 2 at least one could \
+                  not be read, and none is damaged."
 )]
 pub(crate) struct VerifyArgs {
     /// Files or directories, or URLs of objects or prefixes (file:///absolute/path,
     /// s3://bucket/prefix).
     #[arg(value_name = "FILE|URL", required = true)]
     objects: Vec<String>,
-    /// The data directory of the server that has written them, which must be stopped: of what is
-    /// damaged it is said which partitions have what in it.
+    /// The data directory of the server that has written them, which must be stopped: for damaged
+    /// objects, the offsets of each partition in them are listed.
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -51,10 +52,10 @@ struct Looked {
     size_bytes: u64,
     intact: bool,
     damage: Vec<Damaged>,
-    /// What partitions have in it, if it is damaged and a catalog says so.
+    /// The records in it by partition, if it is damaged and in the given catalog.
     #[serde(skip_serializing_if = "Option::is_none")]
     holds: Option<String>,
-    /// Why it could not be looked at, to the end.
+    /// Why it could not be read completely.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
@@ -65,10 +66,10 @@ struct Damaged {
     reason: String,
 }
 
-/// Look at all of them.
+/// Checks all objects.
 ///
 /// # Errors
-/// One is damaged (exit code 1), or one cannot be looked at (2).
+/// An object is damaged (exit code 1), or cannot be read (2).
 pub(super) async fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let mut found = Vec::new();
     for place in &args.objects {
@@ -98,7 +99,7 @@ pub(super) async fn run(args: &VerifyArgs) -> Result<(), Failure> {
                 ))?;
             }
             if let Some(holds) = &looked.holds {
-                output::line(format_args!("{}: it has {holds}", looked.object))?;
+                output::line(format_args!("{}: contains {holds}", looked.object))?;
             }
         }
         if let Some(first) = looked.damage.first() {
@@ -124,12 +125,12 @@ pub(super) async fn run(args: &VerifyArgs) -> Result<(), Failure> {
             counted(bad, "object is", "objects are")
         ))),
         (None, Some(first)) => Err(Failure::NotLooked(format!(
-            "{not_seen} of {} could not be looked at; first {first}",
+            "{not_seen} of {} could not be read; first {first}",
             counted(many, "object", "objects")
         ))),
         (None, None) if args.json => Ok(()),
         (None, None) => output::line(format_args!(
-            "{}, {}: whole, every checksum is right",
+            "{}, {}: intact, every checksum is correct",
             counted(many, "object", "objects"),
             about(total_bytes)
         )),
