@@ -183,7 +183,7 @@ pub(crate) fn kill_campaign(root: &Path, options: &KillOptions) -> Result<Report
         command.args(["--test=kill", "--", "--nocapture", "--test-threads=1"]);
         command.env("ALLUVIUM_KILL_ROUNDS", options.rounds.to_string());
         command.env("ALLUVIUM_KILL_SEED", seed.to_string());
-        println!("seed {seed}; again with: cargo xtask kill --cache --seed {seed}");
+        println!("seed {seed}; repeat with: cargo xtask kill --cache --seed {seed}");
         in_sight(&mut report, "kill of a journal cache", command);
     }
     Ok(report)

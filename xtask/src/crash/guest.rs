@@ -1,9 +1,9 @@
-//! A machine whose disk has a cache that can really be lost.
+//! A virtual machine whose disk has a volatile cache that can really be lost.
 //!
 //! The guest runs Debian's kernel and nothing but the writer. Its disk is served by nbdkit, which
-//! keeps what was not flushed in a cache of its own (`nbdkit-cache-filter`, `cache=writeback`) and
-//! writes it to the medium, a file, on a flush. SIGKILL takes that cache away, in the middle of a
-//! flush perhaps, and leaves the medium as it is.
+//! keeps unflushed data in its own cache (`nbdkit-cache-filter`, `cache=writeback`) and writes it
+//! to the medium, a file, on a flush. SIGKILL discards that cache, possibly in the middle of a
+//! flush, and leaves the medium as it is.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -18,13 +18,13 @@ use crate::Error;
 use crate::image::{Contents, Image};
 use crate::setup::{Missing, apt, runs};
 
-/// What the two kinds of disk need, dependencies apart.
+/// Kernel modules for the two kinds of disk, without their dependencies.
 const MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod"];
-/// The guest is emulated, and shares the processors with other work.
+/// The guest is emulated and shares the processors with other work.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// The first program of the guest: loads the drivers, and starts the writer with the arguments that
-/// the kernel's command line holds behind `--`. The second serial port is the journal.
+/// The first program of the guest: loads the drivers and starts the writer with the arguments after
+/// `--` on the kernel's command line. The second serial port is the journal.
 const INIT: &str = "#!/bin/busybox sh
 busybox=/bin/busybox
 $busybox mount -t proc proc /proc
@@ -41,10 +41,10 @@ status=$?
 while :; do $busybox sleep 1000; done
 ";
 
-/// How the guest sees its disk.
+/// The guest's disk interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Disk {
-    /// virtio-blk, which has no FUA: the kernel sends a flush behind each durable write.
+    /// virtio-blk, which has no FUA: the kernel sends a flush after each durable write.
     Virtio,
     /// SCSI: durable writes carry FUA.
     Scsi,
@@ -77,7 +77,8 @@ impl fmt::Display for Disk {
     }
 }
 
-/// What the machines start from: an initial file system with the `writer`, below `directory`.
+/// Builds the image that the machines start from: an initial file system with the `writer`, below
+/// `directory`.
 pub(super) fn image(cache: &Path, directory: &Path, writer: &Path) -> Result<Image, Missing> {
     if !runs("nbdkit", &["--help"]) {
         apt(&["nbdkit"], "the disk whose power is cut")?;
@@ -87,17 +88,17 @@ pub(super) fn image(cache: &Path, directory: &Path, writer: &Path) -> Result<Ima
     Image::prepare(cache, directory, &contents)
 }
 
-/// What differs from one machine to the next.
+/// The settings of one machine.
 pub(super) struct Config<'a> {
     pub(super) disk: Disk,
-    /// Whether each page that a flush writes to the medium takes a millisecond, so that a cut falls
-    /// into a flush.
+    /// Whether each page that a flush writes to the medium takes a millisecond, so that a cut hits
+    /// a flush.
     pub(super) slow_flushes: bool,
-    /// Arguments of `numbered write` behind the disk.
+    /// Arguments of `numbered write` after the disk.
     pub(super) writer: &'a [String],
 }
 
-/// A running machine. Dropped, it is gone, cache and all.
+/// A running machine. Dropping it ends it and discards the disk's cache.
 pub(super) struct Machine {
     nbdkit: Child,
     qemu: Child,
@@ -106,7 +107,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Start a machine on `medium.img` in `directory`.
+    /// Starts a machine on `medium.img` in `directory`.
     pub(super) fn start(
         image: &Image,
         directory: &Path,
@@ -119,8 +120,8 @@ impl Machine {
             }
         }
         let log = |name: &str| File::create(directory.join(name));
-        // A socket's path is short: 108 bytes, so it is relative. The cache is a file that has no
-        // name, below TMPDIR.
+        // The path of a socket is limited to 108 bytes, so it is relative. The cache is an unnamed
+        // file below TMPDIR.
         let mut nbdkit = Command::new("nbdkit");
         nbdkit.current_dir(directory).env("TMPDIR", directory);
         nbdkit.args(["--foreground", "--unix", "nbd.sock", "--pidfile", "nbdkit.pid"]);
@@ -138,7 +139,7 @@ impl Machine {
             thread::sleep(Duration::from_millis(10));
         }
         let mut qemu = Command::new("qemu-system-x86_64");
-        // Emulated: what virtual machines allow inside of themselves differs too much.
+        // Emulated: support for nested virtualization differs too much between machines.
         qemu.current_dir(directory).args(["-accel", "tcg,thread=multi", "-cpu", "max"]);
         qemu.args(["-smp", "2", "-m", "256", "-nodefaults", "-no-reboot", "-display", "none"]);
         qemu.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(&image.initramfs);
@@ -171,24 +172,24 @@ impl Machine {
         Ok(Self { nbdkit, qemu, journal, started: Instant::now() })
     }
 
-    /// The writer's next line.
+    /// Returns the writer's next line.
     pub(super) fn line(&mut self) -> Result<String, Error> {
         let line = self.line_within(LIMIT.saturating_sub(self.started.elapsed()))?;
-        line.ok_or_else(|| format!("the writer is silent after {} s", LIMIT.as_secs()).into())
+        line.ok_or_else(|| format!("no line of the writer within {} s", LIMIT.as_secs()).into())
     }
 
-    /// The writer's next line, if it comes soon.
+    /// Returns the writer's next line if it arrives within `wait`.
     pub(super) fn line_within(&mut self, wait: Duration) -> Result<Option<String>, Error> {
         match self.journal.recv_timeout(wait) {
             Ok(line) => Ok(Some(line)),
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => {
-                Err(format!("the machine has ended: {}", self.qemu.wait()?).into())
+                Err(format!("the machine ended: {}", self.qemu.wait()?).into())
             }
         }
     }
 
-    /// Cut the disk's power: what was not flushed is gone. The machine goes on, and finds its disk
+    /// Cuts the disk's power: unflushed data is lost. The machine keeps running, and finds its disk
     /// dead.
     pub(super) fn cut(&mut self) -> Result<(), Error> {
         self.nbdkit.kill()?;

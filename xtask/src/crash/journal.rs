@@ -1,9 +1,9 @@
-//! What the writer was promised, compared with what is left. Pure; no I/O. The lines are those of
+//! Compares what the writer was promised with what survived. Pure; no I/O. The lines are those of
 //! `sim/src/bin/numbered.rs`.
 
 use std::fmt;
 
-/// Records by number, half open.
+/// A half-open range of record numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) first: u64,
@@ -11,7 +11,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// From a line `held A B`.
+    /// Parses a line `held A B`.
     pub(super) fn parse(line: &str) -> Option<Self> {
         let (first, next) = line.strip_prefix("held ")?.split_once(' ')?;
         Some(Self { first: first.parse().ok()?, next: next.parse().ok()? })
@@ -27,23 +27,24 @@ impl fmt::Display for Held {
 /// The promises of all rounds so far.
 #[derive(Debug, Default)]
 pub(super) struct Promises {
-    /// All records before it were acknowledged, or handed out by a recovery.
+    /// All records below it were acknowledged, or returned by a recovery.
     next: u64,
-    /// All records before it were given up for certain, and the most that was asked for.
+    /// All records below `trimmed` were certainly trimmed; `trim` is the highest trim that was
+    /// requested.
     trimmed: u64,
     trim: u64,
-    /// What was found after the last cut; nobody has written since then and the next recovery.
+    /// The records found after the last cut; nothing is written between then and the next recovery.
     found: Option<Held>,
     closed: bool,
 }
 
 impl Promises {
-    /// All records before it may not be lost, unless they were trimmed.
+    /// All records below it must survive, unless they were trimmed.
     pub(super) fn next(&self) -> u64 {
         self.next
     }
 
-    /// Take one line of the writer. An error is a broken promise, or not a line of a writer.
+    /// Adds one line of the writer. An error is a broken promise, or not a line of a writer.
     pub(super) fn line(&mut self, line: &str) -> Result<(), String> {
         let number = |what: &str| -> Option<u64> {
             line.strip_prefix(what)?.strip_prefix(' ')?.parse().ok()
@@ -52,7 +53,7 @@ impl Promises {
             if let Some(found) = self.found.take()
                 && found != held
             {
-                return Err(format!("recovery has handed out {held}, but {found} was there"));
+                return Err(format!("recovery returned {held}, but {found} was on the disk"));
             }
             self.keep(held)?;
         } else if let Some(next) = number("acked") {
@@ -67,29 +68,33 @@ impl Promises {
         } else if line == "closed" {
             self.closed = true;
         } else if line != "opening" && !line.starts_with("failed ") {
-            return Err(format!("not a line of the writer: {line:?}"));
+            return Err(format!("not a writer's line: {line:?}"));
         }
         Ok(())
     }
 
-    /// Compare with what is there after a cut.
+    /// Compares with what survived a cut.
     pub(super) fn check(&mut self, held: Held) -> Result<(), String> {
         if std::mem::take(&mut self.closed) && held.next != self.next {
-            return Err(format!("closed with all before {} durable, {held} is there", self.next));
+            return Err(format!(
+                "closed with all below {} durable, but {held} survived",
+                self.next
+            ));
         }
         self.found = Some(held);
         self.keep(held)
     }
 
-    /// A walk has handed out `held`: it must cover what was promised, and is promised from now on.
+    /// A recovery or a check has returned `held`: it must cover what was promised, and is itself
+    /// promised from now on.
     fn keep(&mut self, held: Held) -> Result<(), String> {
         let Self { next, trimmed, trim, .. } = *self;
         if held.next < next {
-            return Err(format!("all before {next} was acknowledged, but {held} is there"));
+            return Err(format!("all below {next} was acknowledged, but {held} survived"));
         }
         if held.first < trimmed || held.first > trim {
             return Err(format!(
-                "{held} is there: the log was trimmed to {trimmed}, and nobody asked for more than {trim}"
+                "{held} survived: the log was trimmed to {trimmed}, and at most {trim} was requested"
             ));
         }
         // A trim that had not taken effect is forgotten.
@@ -117,36 +122,36 @@ mod tests {
     const LIFE: [&str; 6] = ["opening", "held 0 0", "acked 5", "trim 2", "trimmed 2", "acked 9"];
 
     #[test]
-    fn what_was_acknowledged_must_be_there_and_more_may_be() {
+    fn acknowledged_records_must_survive_and_others_may() {
         after(&LIFE).check(held(2, 9)).unwrap();
         after(&LIFE).check(held(2, 12)).unwrap();
         let lost = after(&LIFE).check(held(2, 8)).unwrap_err();
-        assert_eq!(lost, "all before 9 was acknowledged, but 2..8 is there");
+        assert_eq!(lost, "all below 9 was acknowledged, but 2..8 survived");
         assert!(after(&LIFE).check(held(0, 0)).is_err());
     }
 
     #[test]
-    fn a_trim_counts_once_it_was_asked_for_and_must_once_it_has_taken_effect() {
+    fn a_requested_trim_may_be_seen_and_a_completed_one_must_be() {
         assert!(after(&LIFE).check(held(1, 9)).is_err(), "trimmed records are back");
-        assert!(after(&LIFE).check(held(3, 9)).is_err(), "nobody has trimmed that");
+        assert!(after(&LIFE).check(held(3, 9)).is_err(), "that was not trimmed");
         let mut asked = after(&LIFE);
         asked.line("trim 6").unwrap();
         asked.check(held(2, 9)).unwrap();
-        asked.check(held(6, 9)).expect_err("the trim has not taken effect, and is forgotten");
+        asked.check(held(6, 9)).expect_err("the trim did not take effect and is forgotten");
         let mut asked = after(&LIFE);
         asked.line("trim 6").unwrap();
         asked.check(held(6, 9)).unwrap();
     }
 
     #[test]
-    fn what_was_found_is_handed_out_and_stays() {
+    fn found_records_are_returned_by_recovery_and_stay() {
         let mut promises = after(&LIFE);
         promises.check(held(2, 12)).unwrap();
         assert!(promises.line("held 2 11").is_err());
         let mut promises = after(&LIFE);
         promises.check(held(2, 12)).unwrap();
         promises.line("held 2 12").unwrap();
-        assert!(promises.check(held(2, 11)).is_err(), "it was handed out");
+        assert!(promises.check(held(2, 11)).is_err(), "it was returned");
     }
 
     #[test]
@@ -160,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn only_lines_of_a_writer_count() {
+    fn only_a_writers_lines_are_accepted() {
         for line in ["", "held 1", "acked", "acked x", "ackedd 3", "panicked"] {
             assert!(Promises::default().line(line).is_err(), "{line:?}");
         }

@@ -1,10 +1,10 @@
-//! The crash test: the power of a disk is really cut under the WAL, and what was acknowledged must
-//! be there.
+//! The crash test: the power of a disk is really cut under the WAL, and acknowledged records must
+//! survive.
 //!
 //! `cargo xtask sim` cuts the power of a simulated disk, and `cargo xtask kill` kills the process;
-//! here the whole way down is real but the disk itself: io_uring, a kernel's block layer and its
-//! drivers, flushes and FUA, and a volatile cache that is lost ([`guest`]). The writer tells over a
-//! serial line what it was promised, [`journal`] compares.
+//! here everything down to the disk is real: io_uring, a kernel's block layer and drivers, flushes
+//! and FUA, and a volatile cache that is lost ([`guest`]). The writer reports over a serial line
+//! what it was promised, [`journal`] compares.
 
 mod guest;
 mod journal;
@@ -25,14 +25,14 @@ use crate::{CrashOptions, Error};
 use guest::{Config, Disk, Machine};
 use journal::{Held, Promises};
 
-/// When the power is cut.
+/// The moment of the power cut.
 #[derive(Clone, Copy, Debug)]
 enum Cut {
-    /// So long after recovery has begun.
+    /// This long after recovery has started.
     Opening(Duration),
-    /// So long after the first append.
+    /// This long after the first append.
     Load(Duration),
-    /// As soon as the log was closed, after so many records.
+    /// As soon as the log was closed, after this many records.
     Closed(u64),
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn campaign(root: &Path, options: &CrashOptions) -> Result<Report, Er
     let name = format!("{rounds} power cuts, seed {seed}");
     let mut report = Report::default();
     report.suite("crash", || {
-        println!("again with: cargo xtask crash --rounds {rounds} --seed {seed}");
+        println!("repeat with: cargo xtask crash --rounds {rounds} --seed {seed}");
         let mut bench = match Bench::prepare(root, seed) {
             Ok(bench) => bench,
             Err(Missing::NotAllowed(reason)) => {
@@ -70,7 +70,7 @@ pub(crate) fn campaign(root: &Path, options: &CrashOptions) -> Result<Report, Er
             .collect();
         cases.push(Case::run(&name, || bench.rounds(rounds)));
         if cases.iter().any(Case::has_failed) {
-            println!("medium, console and logs stay in {}", bench.directory.display());
+            println!("medium, console and logs are kept in {}", bench.directory.display());
         } else {
             fs::remove_dir_all(&bench.directory)?;
         }
@@ -114,16 +114,17 @@ impl Bench {
         quietly(Command::new(&self.numbered).arg("format").arg(self.medium()))
     }
 
-    /// What is on the medium.
+    /// Returns the records on the medium.
     fn held(&self) -> Result<Held, Error> {
         let mut check = Command::new(&self.numbered);
         check.arg("check").arg(self.medium()).args(["--seed", &self.seed.to_string()]);
         let checked = check.output()?;
         let line = String::from_utf8_lossy(&checked.stdout).trim().to_owned();
-        Held::parse(&line).ok_or_else(|| format!("the medium after the cut: {line}").into())
+        Held::parse(&line)
+            .ok_or_else(|| format!("unexpected content of the medium after the cut: {line}").into())
     }
 
-    /// Run a machine until the power is cut. `on_line` gets each line of the writer.
+    /// Runs a machine until the power is cut. `on_line` gets each line of the writer.
     fn run(
         &self,
         config: &Config<'_>,
@@ -158,9 +159,9 @@ impl Bench {
         if let Cut::Closed(_) = cut {
             return Ok(());
         }
-        // The machine lives on: until the writer has noticed, it tells what was promised before the
-        // cut. In recovery that takes it long, since it tries to read every page of a disk that is
-        // dead.
+        // The machine keeps running: until the writer notices, it reports what was promised before
+        // the cut. During recovery it notices late, since it tries to read every page of a dead
+        // disk.
         while let Some(line) = machine.line_within(Duration::from_secs(5))? {
             if take(&line)? {
                 break;
@@ -169,8 +170,8 @@ impl Bench {
         Ok(())
     }
 
-    /// A writer that does not flush must lose what it was promised, or else this test could not
-    /// fail.
+    /// Checks that a writer that does not flush loses promised records: otherwise this test could
+    /// not fail.
     fn control(&self, disk: Disk) -> Result<(), Error> {
         self.format()?;
         let writer = self.writer(1, &["--durability", "device"]);
@@ -180,7 +181,7 @@ impl Bench {
         let held = self.held()?;
         let (promised, kept) = (promises.next(), held.next);
         if kept >= promised {
-            return Err(format!("no flush, and none of {promised} records is lost").into());
+            return Err(format!("none of {promised} records was lost without flushes").into());
         }
         println!("{} of {promised} records were lost without flushes", promised - kept);
         Ok(())
@@ -199,7 +200,7 @@ impl Bench {
             self.round(round, &mut promises)
                 .map_err(|error| format!("seed {}, round {round}: {error}", self.seed))?;
         }
-        println!("{} records were promised, none is lost", promises.next());
+        println!("{} records were promised, none was lost", promises.next());
         Ok(())
     }
 
@@ -225,7 +226,7 @@ impl Bench {
         promises.check(held)?;
         let speed = if slow_flushes { ", slow flushes" } else { "" };
         println!(
-            "round {round}: {disk}{speed}, cut {cut}: {} records acknowledged, {held} is there",
+            "round {round}: {disk}{speed}, cut {cut}: {} records acknowledged, {held} survived",
             acknowledged - before
         );
         Ok(())

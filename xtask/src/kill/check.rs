@@ -1,13 +1,13 @@
-//! What the kill test compares: the clients' journals with what the server holds. Pure; no I/O.
+//! The comparison of the kill test: the clients' journals against the server's data. Pure; no I/O.
 //!
-//! Each producer numbers its records per partition from 0 and gives up on none. So a partition must
-//! hold, of each producer, the numbers 0, 1, 2, ... in this order, at least up to the last
+//! Each producer numbers its records per partition from 0 and abandons none. So a partition must
+//! hold the numbers 0, 1, 2, ... of each producer in this order, at least up to the last
 //! acknowledged one.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// A partition of the one topic of the test.
+/// A partition of the test's only topic.
 pub(super) type Partition = u32;
 
 /// A producer's name: up to eight bytes, so that millions of records can be kept in memory.
@@ -36,7 +36,7 @@ struct RecordId {
 }
 
 impl RecordId {
-    /// From a record's key, `producer:number`.
+    /// Parses a record's key, `producer:number`.
     fn from_key(key: &str) -> Option<Self> {
         let (producer, number) = key.rsplit_once(':')?;
         Some(Self { producer: Producer::parse(producer)?, number: number.parse().ok()? })
@@ -49,7 +49,7 @@ impl fmt::Display for RecordId {
     }
 }
 
-/// A record that a client was told of: acknowledged to its producer, or delivered to a group
+/// A record that was reported to a client: acknowledged to its producer, or delivered to a group
 /// member.
 #[derive(Clone, Copy, Debug)]
 struct Sighting {
@@ -58,21 +58,21 @@ struct Sighting {
     id: RecordId,
 }
 
-/// What the clients were promised so far.
+/// The promises to clients so far.
 #[derive(Default)]
 pub(super) struct Promises {
     acknowledged: Vec<Sighting>,
     delivered: Vec<Sighting>,
-    /// The largest acknowledged commit of a group.
+    /// The largest acknowledged commit of each group and partition.
     committed: BTreeMap<(String, Partition), u64>,
     client_errors: Vec<String>,
     ended: usize,
 }
 
 impl Promises {
-    /// Takes one line of a journal (`tests/clients/README.md`).
+    /// Adds one line of a journal (`tests/clients/README.md`).
     pub(super) fn line(&mut self, line: &str) -> Result<(), String> {
-        let bad = || format!("not a line of a journal: {line:?}");
+        let bad = || format!("not a journal line: {line:?}");
         let words: Vec<&str> = line.split(' ').collect();
         match words[..] {
             ["A", producer, number, partition, offset] => {
@@ -103,22 +103,22 @@ impl Promises {
         Ok(())
     }
 
-    /// How many records were acknowledged.
+    /// Number of acknowledged records.
     pub(super) fn acknowledged(&self) -> usize {
         self.acknowledged.len()
     }
 
-    /// How many records were delivered to group members, repetitions included.
+    /// Number of records delivered to group members, including repetitions.
     pub(super) fn delivered(&self) -> usize {
         self.delivered.len()
     }
 
-    /// How many journals are complete.
+    /// Number of complete journals.
     pub(super) fn ended(&self) -> usize {
         self.ended
     }
 
-    /// How many records each producer has had acknowledged.
+    /// Number of acknowledged records of each producer.
     pub(super) fn by_producer(&self) -> BTreeMap<Producer, usize> {
         let mut counts = BTreeMap::new();
         for each in &self.acknowledged {
@@ -128,7 +128,7 @@ impl Promises {
     }
 }
 
-/// What the server holds: the records of each partition, in order of their offsets from 0.
+/// The server's data: the records of each partition, in order of their offsets from 0.
 #[derive(Default)]
 pub(super) struct Held {
     partitions: BTreeMap<Partition, Vec<RecordId>>,
@@ -136,10 +136,9 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Takes one record as a reader prints it, `partition offset key`. Offsets must be dense from
-    /// 0.
+    /// Adds one record as a reader prints it, `partition offset key`. Offsets must be dense from 0.
     pub(super) fn record_line(&mut self, line: &str) -> Result<(), String> {
-        let bad = || format!("not a line of a reader: {line:?}");
+        let bad = || format!("not a reader's line: {line:?}");
         let words: Vec<&str> = line.split(' ').collect();
         let [partition, offset, key] = words[..] else { return Err(bad()) };
         let partition: Partition = partition.parse().map_err(|_| bad())?;
@@ -155,7 +154,7 @@ impl Held {
         Ok(())
     }
 
-    /// Takes one committed offset of a group, `partition offset`.
+    /// Adds one committed offset of a group, `partition offset`.
     pub(super) fn commit_line(&mut self, group: &str, line: &str) -> Result<(), String> {
         let bad = || format!("not a committed offset: {line:?}");
         let (partition, offset) = line.split_once(' ').ok_or_else(bad)?;
@@ -164,7 +163,7 @@ impl Held {
         Ok(())
     }
 
-    /// How many records there are in all partitions.
+    /// Number of records in all partitions.
     pub(super) fn records(&self) -> usize {
         self.partitions.values().map(Vec::len).sum()
     }
@@ -174,7 +173,7 @@ impl Held {
     }
 }
 
-/// A promise that was broken.
+/// A broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Violation(String);
 
@@ -184,7 +183,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Everything that the server holds otherwise than it was promised.
+/// Returns all differences between the promises and the server's data.
 pub(super) fn check(promises: &Promises, held: &Held) -> Vec<Violation> {
     let mut found = Vec::new();
     for error in &promises.client_errors {
@@ -197,8 +196,8 @@ pub(super) fn check(promises: &Promises, held: &Held) -> Vec<Violation> {
     found
 }
 
-/// Of each producer, each partition holds the numbers 0, 1, 2, ...: none missing, none twice, none
-/// out of order.
+/// Checks that each partition holds the numbers 0, 1, 2, ... of each producer: none missing, none
+/// twice, none out of order.
 fn order(held: &Held, found: &mut Vec<Violation>) {
     for (partition, records) in &held.partitions {
         let mut next: BTreeMap<Producer, u64> = BTreeMap::new();
@@ -219,7 +218,7 @@ fn order(held: &Held, found: &mut Vec<Violation>) {
     }
 }
 
-/// Each record that a client was told of lies where it was said to lie.
+/// Checks that each record that was reported to a client is at its reported offset.
 fn sightings(kind: &str, sightings: &[Sighting], held: &Held, found: &mut Vec<Violation>) {
     for each in sightings {
         let holds = held.at(each);
@@ -234,7 +233,7 @@ fn sightings(kind: &str, sightings: &[Sighting], held: &Held, found: &mut Vec<Vi
     }
 }
 
-/// No committed offset is behind what was acknowledged, and none is beyond the partition's end.
+/// Checks that no committed offset is behind an acknowledged commit or beyond the partition's end.
 fn commits(promises: &Promises, held: &Held, found: &mut Vec<Violation>) {
     for ((group, partition), promised) in &promises.committed {
         let stored = held.committed.get(&(group.clone(), *partition)).copied();
@@ -256,8 +255,7 @@ fn commits(promises: &Promises, held: &Held, found: &mut Vec<Violation>) {
     }
 }
 
-/// The checker must find what it is there to find: each test breaks one promise in data that is
-/// right otherwise.
+/// Tests of the checker itself: each breaks one promise in otherwise correct data.
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -294,20 +292,20 @@ mod tests {
         check(&promises(journal), &held).iter().map(ToString::to_string).collect()
     }
 
-    /// Exactly one violation, which says `wanted`.
+    /// Asserts that there is exactly one violation, and that it contains `wanted`.
     fn one(found: &[String], wanted: &str) {
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].contains(wanted), "{found:?}");
     }
 
     #[test]
-    fn what_was_promised_and_more_is_right() {
-        // a:2 is held but was not acknowledged: the answer was lost with the server.
+    fn promised_records_and_more_are_accepted() {
+        // a:2 is held but was not acknowledged: the answer was lost when the server was killed.
         assert_eq!(violations(&JOURNAL, &LOG, &COMMITS), [""; 0]);
     }
 
     #[test]
-    fn the_counts_are_those_of_the_journal() {
+    fn counts_match_the_journal() {
         let promises = promises(&JOURNAL);
         assert_eq!((promises.acknowledged(), promises.delivered(), promises.ended()), (4, 1, 1));
         let counts: Vec<_> =
@@ -330,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_twice_is_found() {
+    fn a_duplicate_record_is_found() {
         let log = ["0 0 a:0", "0 1 b:0", "0 2 a:1", "0 3 a:1", "1 0 b:0"];
         one(&violations(&JOURNAL, &log, &COMMITS), "offset 3: a:1 where a:2 was expected: a dupl");
     }
@@ -358,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_that_went_back_is_found() {
+    fn a_commit_that_moved_backwards_is_found() {
         one(&violations(&JOURNAL, &LOG, &["0 1"]), "offset is 1, behind the acknowledged 2");
         one(&violations(&JOURNAL, &LOG, &[]), "offset is none, behind the acknowledged 2");
     }
@@ -384,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_not_understood_are_errors() {
+    fn invalid_lines_are_errors() {
         for line in
             ["", "A a 0 0", "A a x 0 0", "A ninebytes 0 0 0", "R 0 0 nokey", "C g 0", "X", "END x"]
         {

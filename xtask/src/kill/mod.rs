@@ -1,9 +1,9 @@
-//! The kill test: SIGKILL at random moments under load, and after each a look at what the server
-//! holds.
+//! The kill test: SIGKILL at random moments under load, each followed by a check of the server's
+//! data.
 //!
-//! Real idempotent producers (librdkafka, franz-go) and consumer groups run all the time, over all
-//! kills, in processes of their own, and write down what they were promised. After each restart a
-//! reader that knows nothing (kcat) reads every partition from the start, and [`check`] compares.
+//! Real idempotent producers (librdkafka, franz-go) and consumer groups run through all kills, in
+//! their own processes, and log what they were promised. After each restart an independent reader
+//! (kcat) reads every partition from the start, and [`check`] compares.
 
 mod check;
 
@@ -27,18 +27,18 @@ use crate::server::{Config, Ending, Server};
 
 const TOPIC: &str = "kill";
 const PARTITIONS: u32 = 6;
-/// The groups of the two loads, named like their producers.
+/// The groups of the two loads, which have the names of their producers.
 const GROUPS: [&str; 2] = ["py", "go"];
-/// Small, so that a campaign goes round the ring many times: uploads and trims happen between the
-/// kills.
+/// Small, so that a campaign passes through the ring many times: uploads and trims happen between
+/// the kills.
 const WAL_MEBIBYTES: u64 = 128;
-/// Clients reconnect within a second; only a server that lets nobody in takes longer.
+/// Clients reconnect within a second; only a server that refuses clients takes longer.
 const PROGRESS_LIMIT: Duration = Duration::from_secs(90);
 
 /// A partition holds some hundred MiB at the end of a long campaign.
 const READ_LIMIT: Duration = Duration::from_secs(300);
 
-/// What the WAL lies on.
+/// What the WAL is stored on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Target {
     /// A regular file.
@@ -48,7 +48,7 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    /// As on the command line.
+    /// The name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::File => "file",
@@ -76,11 +76,11 @@ pub(crate) struct Tools {
     pub(crate) go_load: PathBuf,
 }
 
-/// Why a campaign gave no result.
+/// Why a campaign has no result.
 pub(crate) enum Stopped {
     /// It cannot run here.
     Skipped(String),
-    /// A promise was broken, or the test itself could not go on.
+    /// A promise was broken, or the test itself could not continue.
     Failed(Error),
 }
 
@@ -90,8 +90,8 @@ impl<E: Into<Error>> From<E> for Stopped {
     }
 }
 
-/// Runs a campaign of `rounds` kills in `directory`. With an object store that is a process of its
-/// own, that is killed too.
+/// Runs a campaign of `rounds` kills in `directory`. An object store in its own process is killed
+/// too.
 pub(crate) fn run(
     target: Target,
     rounds: u32,
@@ -106,10 +106,10 @@ pub(crate) fn run(
         Some(gateway) => format!("s3 --rounds {rounds} --seed {seed} --peer {}", gateway.peer()),
     };
     println!(
-        "kill test on {target}, {rounds} rounds, seed {seed}; again with: cargo xtask {again}"
+        "kill test on {target}, {rounds} rounds, seed {seed}; repeat with: cargo xtask {again}"
     );
     if directory.exists() {
-        // Of an earlier run that was cut short.
+        // Left by an earlier run that was interrupted.
         drop(LoopDevice::left_in(directory)?);
         fs::remove_dir_all(directory)?;
     }
@@ -204,7 +204,7 @@ impl<'a> Campaign<'a> {
         if let Some(gateway) = &mut self.gateway
             && self.rng.below(2) == 0
         {
-            // The server may be in the middle of an upload, and has some time to notice.
+            // The server may be in the middle of an upload, and has some time to notice the outage.
             gateway.end()?;
             thread::sleep(self.rng.duration(Duration::ZERO, Duration::from_millis(600)));
             if self.rng.below(2) == 0 {
@@ -213,7 +213,7 @@ impl<'a> Campaign<'a> {
         }
         self.server.end(Ending::Sigkill)?;
         let mut kills = 1;
-        // One time in three it is killed again while it recovers.
+        // In one of three rounds it is killed again during recovery.
         while self.rng.below(3) == 0 {
             let recovering = self.rng.duration(Duration::ZERO, Duration::from_millis(400));
             self.server.spawn_again()?;
@@ -223,12 +223,12 @@ impl<'a> Campaign<'a> {
         }
         let start_time = self.server.start_again()?;
         if let Some(gateway) = &mut self.gateway {
-            // Recovery has done without it; readers cannot.
+            // Recovery did not need it; readers do.
             gateway.start_again()?;
         }
         let held = self.check()?;
         println!(
-            "round {round}: {} ms of load, {kills} SIGKILL, up again after {} ms; {held} records, \
+            "round {round}: {} ms of load, {kills} SIGKILL, restarted in {} ms; {held} records, \
              {} acknowledged, {} delivered: all there",
             load_time.as_millis(),
             start_time.as_millis(),
@@ -238,7 +238,7 @@ impl<'a> Campaign<'a> {
         Ok(())
     }
 
-    /// Each producer must get an answer for something new: a round without load would check
+    /// Waits until each producer gets a new acknowledgement: a round without load would check
     /// nothing.
     fn wait_for_progress(&mut self) -> Result<(), Error> {
         self.read_journals()?;
@@ -266,9 +266,9 @@ impl<'a> Campaign<'a> {
         }
     }
 
-    /// Compares what was promised with what the server holds; returns how many records it holds.
+    /// Compares the promises with the server's data, and returns the number of its records.
     fn check(&mut self) -> Result<usize, Error> {
-        // First what was promised, then what is held: what is promised in between need not be there
+        // The promises are read before the data: a promise made in between need not be in the data
         // yet.
         self.read_journals()?;
         let held = self.read_server()?;
@@ -290,8 +290,8 @@ impl<'a> Campaign<'a> {
 
     fn read_server(&self) -> Result<Held, Error> {
         let mut held = Held::default();
-        // The commits first: a member may commit while the records are being read, and its commit
-        // must not seem to be beyond their end.
+        // The commits are read first: a member may commit while the records are being read, and its
+        // commit must not appear to be beyond their end.
         for group in GROUPS {
             let mut python = self.server.client(&self.tools.python);
             python.arg(&self.tools.script).args(["committed", "--name", group, "--topic", TOPIC]);
@@ -307,8 +307,8 @@ impl<'a> Campaign<'a> {
         Ok(held)
     }
 
-    /// Reads a partition from its start to where it ends now. A reader that looks for the end
-    /// itself would never be done: the producers go on.
+    /// Reads a partition from its start to its current end. A reader that finds the end itself
+    /// would never finish, since the producers continue.
     fn read_partition(&self, partition: u32, held: &mut Held) -> Result<(), Error> {
         let kcat = |arguments: &[&str]| {
             let mut command = self.server.client("kcat");
@@ -353,7 +353,7 @@ impl<'a> Campaign<'a> {
         }
     }
 
-    /// Lets the producers finish, checks once more, and stops the server.
+    /// Lets the producers finish, checks a last time, and stops the server.
     fn finish(mut self) -> Result<(), Error> {
         self.wait_for_progress()?;
         for load in &mut self.loads {
@@ -364,29 +364,29 @@ impl<'a> Campaign<'a> {
         if complete != GROUPS.len() {
             return Err(format!("{complete} of {} journals are complete", GROUPS.len()).into());
         }
-        // Nothing is under way any more: what is held is exactly what was acknowledged.
+        // No request is in progress any more: the server holds exactly what was acknowledged.
         let acknowledged = self.promises.acknowledged();
         if held != acknowledged {
             return Err(format!("{held} records are held, {acknowledged} were acknowledged").into());
         }
-        println!("the end: {held} records held, each of them acknowledged once");
+        println!("end: {held} records held, each acknowledged once");
         self.server.finish()
     }
 }
 
-/// One process that produces and consumes until it is told to finish.
+/// A process that produces and consumes until it is stopped.
 struct Load {
     what: String,
     child: Child,
     journal: PathBuf,
-    /// How much of the journal has been read: complete lines only.
+    /// Bytes of the journal that have been read: complete lines only.
     read_bytes: u64,
 }
 
 impl Load {
     fn start(command: &mut Command, journal: PathBuf) -> Result<Self, Error> {
         let what = describe(command);
-        // What the clients say about lost connections goes beside the journal.
+        // The clients' messages about lost connections go to a log beside the journal.
         let log = File::create(journal.with_extension("log"))?;
         let child = command
             .stdin(Stdio::piped())
@@ -398,7 +398,7 @@ impl Load {
     }
 
     fn read_journal(&mut self, promises: &mut Promises) -> Result<(), Error> {
-        // The process may not have made it yet.
+        // The process may not have created it yet.
         let Ok(mut file) = File::open(&self.journal) else { return Ok(()) };
         file.seek(SeekFrom::Start(self.read_bytes))?;
         let mut text = String::new();
@@ -418,7 +418,7 @@ impl Load {
             Some(status) => Err(format!("`{}`: {status}", self.what).into()),
             None => {
                 let seconds = PROGRESS_LIMIT.as_secs();
-                Err(format!("`{}` was not done after {seconds} s", self.what).into())
+                Err(format!("`{}` did not finish within {seconds} s", self.what).into())
             }
         }
     }
@@ -426,7 +426,7 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // It may have ended already, and there is nobody to tell.
+        // The process may have ended already; the error is of no use here.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

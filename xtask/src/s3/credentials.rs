@@ -1,4 +1,4 @@
-//! Where credentials come from, and what is said when they do not suffice.
+//! The sources of credentials, and the messages when credentials are insufficient.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,19 +14,19 @@ use crate::web::Authority;
 
 const LASTING: Given = Given { secret: SECRET, token: "", expiration: "2099-01-01T00:00:00Z" };
 
-/// A source of credentials beside the environment itself.
+/// A source of credentials other than the environment itself.
 struct Source {
     name: &'static str,
     issuer: Issuer,
-    /// The file with what the server shows to get them.
+    /// The file with what the server presents to get them.
     identity: Option<PathBuf>,
     arguments: Vec<String>,
     environment: Vec<(&'static str, String)>,
 }
 
 impl Test<'_> {
-    /// From each source: right credentials work, are renewed, and wrong ones end the start. Neither
-    /// is in what is printed.
+    /// For each source: valid credentials work and are renewed, and invalid ones end the start.
+    /// Neither are printed.
     pub(super) fn credentials(&self) -> Result<(), Error> {
         let gateway = self.gateway("credentials")?;
         let mut no_secret_key = self.refused_server(&gateway, "s3://bucket/prefix")?;
@@ -65,7 +65,7 @@ impl Test<'_> {
         };
         let issuer = start()?;
         let container = Source {
-            name: "the container, by an address",
+            name: "the container, by a full URL",
             environment: vec![
                 ("AWS_CONTAINER_CREDENTIALS_FULL_URI", format!("{}/container", issuer.url())),
                 ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", shown()),
@@ -99,7 +99,7 @@ impl Test<'_> {
             let handed_out = issuer.handed_out();
             refused("403 Forbidden")?;
             if issuer.handed_out() > handed_out {
-                return Err("credentials were handed out to anybody".into());
+                return Err("credentials were issued without authentication".into());
             }
             fs::write(file, IDENTITY)?;
         }
@@ -111,7 +111,7 @@ impl Test<'_> {
             refused(reason)?;
         }
 
-        // Right ones, that are over before they are used a second time.
+        // Valid ones that expire before they are used a second time.
         issuer.give(Given { expiration: "2020-01-01T00:00:00Z", ..LASTING });
         let mut objects = gateway.objects(&["--log=trace", "--upload-interval=300ms"]);
         objects.arguments.extend(arguments.clone());

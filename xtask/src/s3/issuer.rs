@@ -1,8 +1,8 @@
-//! What hands out credentials, in the place of AWS: the instance's metadata, the container's
-//! endpoint, the service that takes web identities.
+//! A stand-in for AWS that issues credentials: the instance's metadata, the container's endpoint,
+//! the service for web identities.
 //!
-//! The first has an address that no test can have. It is reached as the HTTP proxy of the server,
-//! which then asks it for what it would ask that address.
+//! The first has an address that no test can have. The stand-in is the HTTP proxy of the server
+//! instead, which then asks it for what it would ask that address.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,18 +11,18 @@ use super::KEY;
 use crate::Error;
 use crate::web::{Answer, Authority, Request, WebServer};
 
-/// What the asker shows: the container's token, the web identity, the token of the metadata.
+/// What the client presents: the container's token, the web identity, the token of the metadata.
 pub(super) const IDENTITY: &str = "an-identity-of-the-test";
 pub(super) const WRONG_IDENTITY: &str = "an-identity-that-is-wrong";
 pub(super) const ROLE: &str = "arn:aws:iam::123456789012:role/of-the-test";
 const METADATA: &str = "http://169.254.169.254/latest";
 
-/// What is handed out.
+/// The issued credentials.
 #[derive(Clone, Copy)]
 pub(super) struct Given {
     pub(super) secret: &'static str,
     pub(super) token: &'static str,
-    /// When it expires: long ago is before the next request.
+    /// Expiration time; a time in the past expires before the next request.
     pub(super) expiration: &'static str,
 }
 
@@ -50,10 +50,10 @@ impl Issuer {
     }
 
     pub(super) fn give(&self, given: Given) {
-        *self.state.given.lock().expect("nobody panics with it") = given;
+        *self.state.given.lock().expect("no thread panics with the lock held") = given;
     }
 
-    /// How often it has handed out credentials.
+    /// Number of times that it has issued credentials.
     pub(super) fn handed_out(&self) -> u64 {
         self.state.handed_out.load(Ordering::SeqCst)
     }
@@ -76,7 +76,7 @@ impl State {
             };
         }
         match target.split_once('?').unwrap_or((target, "")) {
-            // With an address of its own, and with the one that has only a path.
+            // Both for a full URL and for one that consists of a path only.
             ("/container", _) if has("authorization", IDENTITY) => self.json(),
             ("http://169.254.170.2/container", _) => self.json(),
             ("/", query) if query.contains("Action=AssumeRoleWithWebIdentity") => {
@@ -84,8 +84,8 @@ impl State {
                 match query.split('&').any(|it| it == shown) && query.contains("role%2Fof-the-test")
                 {
                     true => self.xml(),
-                    // AWS says in words what it was shown; so does this, to see that nobody repeats
-                    // it.
+                    // AWS repeats in its message what was presented; so does this, to check that
+                    // the server does not repeat it.
                     false => (
                         "403 Forbidden",
                         format!(
@@ -100,7 +100,7 @@ impl State {
 
     fn hand_out(&self) -> Given {
         self.handed_out.fetch_add(1, Ordering::SeqCst);
-        *self.given.lock().expect("nobody panics with it")
+        *self.given.lock().expect("no thread panics with the lock held")
     }
 
     fn json(&self) -> Answer {

@@ -1,5 +1,5 @@
-//! The S3 test: a server whose object store is another process, behind a network that loses and
-//! delays, that is away, and that is killed.
+//! The S3 test: a server whose object store is a separate process behind a network that loses and
+//! delays requests, is unavailable at times, and is killed.
 
 mod credentials;
 mod issuer;
@@ -29,21 +29,21 @@ const BUCKET: &str = "bucket";
 const PREFIX: &str = "some/prefix";
 const KEY: &str = "key-of-the-test";
 const SECRET: &str = "secret-of-the-test";
-/// Two that a server of the test is given, and that are refused.
+/// Two wrong secrets that a server of the test is given and that are refused.
 const WRONG_SECRET: &str = "a-secret-that-is-wrong";
 const WRONG_TOKEN: &str = "a-token-that-is-wrong";
 const CREDENTIALS: [(&str, &str); 2] =
     [("AWS_ACCESS_KEY_ID", KEY), ("AWS_SECRET_ACCESS_KEY", SECRET)];
-/// What nothing may print, whatever is wrong.
+/// Secrets that must never be printed, whatever fails.
 const SECRETS: [&str; 5] =
     [SECRET, WRONG_SECRET, WRONG_TOKEN, issuer::IDENTITY, issuer::WRONG_IDENTITY];
 
 const WAL_MEBIBYTES: u64 = 128;
-/// The least that the server takes: what is read back is read from objects.
+/// The server's minimum, so that data is read back from objects.
 const LOG_CACHE_MEBIBYTES: u64 = 16;
-/// Starting is a matter of a second; so is the deletion of some objects.
+/// A start takes about a second; so does deleting some objects.
 const LIMIT: Duration = Duration::from_secs(120);
-/// What is written in parts and read back takes seconds, even where one request in eight is hurt.
+/// Writing in parts and reading back takes seconds, even where one request in eight fails.
 const LOAD_LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// An S3 server that can be built from source.
@@ -51,7 +51,7 @@ const LOAD_LIMIT: Duration = Duration::from_secs(15 * 60);
 pub(crate) enum Peer {
     /// Small and quick to build: objects are files.
     Versitygw,
-    /// What many use; takes some minutes to build.
+    /// Widely used; takes some minutes to build.
     Minio,
 }
 
@@ -64,7 +64,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// What the test needs.
+/// The programs of the test.
 pub(crate) struct Tools {
     /// The S3 server.
     pub(crate) gateway: PathBuf,
@@ -73,7 +73,7 @@ pub(crate) struct Tools {
     pub(crate) load: kill::Tools,
 }
 
-/// All parts of the test, in `directory`.
+/// Runs all parts of the test in `directory`.
 pub(crate) fn run(
     peer: Peer,
     rounds: u32,
@@ -85,14 +85,16 @@ pub(crate) fn run(
     println!("S3 test with {peer}, seed {seed}");
     let test = Test { peer, seed, binary, tools, directory };
     vec![
-        Case::run("large objects go out in parts, come back, and are deleted", || {
+        Case::run("large objects are uploaded in parts, read back, and deleted", || {
             test.passes("large", 384, Weather::Clear)
         }),
         Case::run("nothing is lost to a bad network", || test.passes("faults", 192, Weather::Foul)),
-        Case::run("an outage pushes back, and passes", || test.outage()),
-        Case::run("what can never succeed ends the start, and tells no secret", || test.refusals()),
-        Case::run("TLS goes with a certificate that is trusted, and no other", || test.tls()),
-        Case::run("credentials come from where they are, and are not shown", || test.credentials()),
+        Case::run("an outage causes backpressure, and ends", || test.outage()),
+        Case::run("permanent errors end the start, and reveal no secret", || test.refusals()),
+        Case::run("TLS works with a trusted certificate only", || test.tls()),
+        Case::run("credentials are read from each source, and are not shown", || {
+            test.credentials()
+        }),
         test.tools(),
         test.kills(rounds),
     ]
@@ -126,8 +128,7 @@ impl Test<'_> {
         let directory = self.directory.join(format!("{name}-s3"));
         let gateway = Gateway::start(self.peer, &self.tools.gateway, &directory, authority)?;
         if self.peer == Peer::Minio {
-            // It takes connections a while before it answers anything but 503, at which a tool asks
-            // again.
+            // For a while it accepts connections but answers only 503, at which a tool retries.
             let mut asked = self.tool(&gateway, &["object", "verify", "s3://bucket"]);
             if let Some(authority) = &gateway.authority {
                 asked.arg("--s3-ca-file").arg(authority.root());
@@ -143,7 +144,7 @@ impl Test<'_> {
         client
     }
 
-    /// Write much more than the log has room for, read all of it back, delete it.
+    /// Writes much more than the log can hold, reads all of it back, and deletes it.
     fn passes(&self, name: &str, mebibytes: u64, weather: Weather) -> Result<(), Error> {
         let gateway = self.gateway(name)?;
         let proxy = Proxy::start(gateway.address, self.seed)?;
@@ -155,7 +156,7 @@ impl Test<'_> {
             return Err(format!("the client ended with {status}{}", server.log_tail()).into());
         }
         if weather == Weather::Foul && proxy.faults() == 0 {
-            return Err("no request has met a fault".into());
+            return Err("no request met a fault".into());
         }
         proxy.set(Weather::Clear);
         if gateway.objects_there()? == 0 {
@@ -164,8 +165,8 @@ impl Test<'_> {
         let mut delete = Command::new(self.binary);
         delete.args(["topic", "delete", "endless", "--bootstrap", &server.address()]);
         quietly(&mut delete)?;
-        // What the server itself keeps has no objects. Of attempts that the network cut off, what
-        // could not be deleted at once is old enough to be an orphan tomorrow.
+        // The server's own streams have no objects. What attempts that the network cut off could
+        // not delete at once is an orphan that will be old enough tomorrow.
         let left = if weather == Weather::Clear { 0 } else { proxy.faults() as usize };
         eventually("the objects are deleted", || Ok(gateway.objects_there()? <= left))?;
         if weather == Weather::Clear && gateway.unfinished_there()? > 0 {
@@ -175,17 +176,17 @@ impl Test<'_> {
         gateway.finish()
     }
 
-    /// The object store goes away while producers write, until they are pushed back, and returns.
+    /// The object store goes away while producers write, until they meet backpressure, and returns.
     fn outage(&self) -> Result<(), Error> {
         let gateway = self.gateway("outage")?;
         let proxy = Proxy::start(gateway.address, self.seed)?;
         let config = self.config("outage", gateway.objects_at(proxy.address(), &[]));
-        // Down from the beginning: the start must do without it.
+        // Down from the beginning: the server must start without it.
         proxy.set(Weather::Down);
         let server = Server::start(config)?;
         let mut client = self.endless(&server, 192);
         let mut client = Running(client.stdout(Stdio::null()).spawn()?);
-        eventually("producers are pushed back", || {
+        eventually("producers meet backpressure", || {
             Ok(server.metric("alluvium_refused_appends_total")? > 0.0)
         })?;
         eventually("uploads fail", || {
@@ -200,8 +201,8 @@ impl Test<'_> {
         gateway.finish()
     }
 
-    /// The start is refused without a bucket or with wrong credentials. Nothing that is printed has
-    /// the secret in it.
+    /// The start is refused without a bucket or with wrong credentials. Nothing that is printed
+    /// contains the secret.
     fn refusals(&self) -> Result<(), Error> {
         let gateway = self.gateway("refusals")?;
         for (url, secret, token, reason) in [
@@ -218,9 +219,9 @@ impl Test<'_> {
         gateway.finish()
     }
 
-    /// A server that is to be refused, and says all that it can say.
+    /// A server that must be refused, with the most verbose log.
     fn refused_server(&self, gateway: &Gateway, url: &str) -> Result<Command, Error> {
-        // Of an earlier run, in which it was not refused.
+        // Left by an earlier run in which it was not refused.
         if self.scratch().exists() {
             fs::remove_dir_all(self.scratch())?;
         }
@@ -237,13 +238,13 @@ impl Test<'_> {
 
     fn nothing_was_made(&self) -> Result<(), Error> {
         match self.scratch().exists() {
-            true => Err("something was made before the start was refused".into()),
+            true => Err("files were created before the start was refused".into()),
             false => Ok(()),
         }
     }
 
-    /// Run a command to its end, which has this code, and return what it has printed: all of
-    /// `told`, and no secret.
+    /// Runs a command that must end with this code, and returns its output, which must contain all
+    /// of `told` and no secret.
     fn ends(&self, command: &mut Command, code: i32, told: &[&str]) -> Result<String, Error> {
         fs::create_dir_all(self.directory)?;
         let path = self.directory.join("printed");
@@ -258,7 +259,7 @@ impl Test<'_> {
             return Err(format!("{what}: ended with {status:?} instead of {code}: {end}").into());
         }
         if let Some(missing) = told.iter().find(|told| !printed.contains(**told)) {
-            return Err(format!("{what}: does not say {missing:?}: {}", last(&printed)).into());
+            return Err(format!("{what}: does not print {missing:?}: {}", last(&printed)).into());
         }
         Ok(printed)
     }
@@ -276,7 +277,7 @@ impl Test<'_> {
             Err(Stopped::Skipped(reason)) => Case::skipped(&name, reason),
             Err(Stopped::Failed(error)) => {
                 println!("not ok - {name}: {error}");
-                println!("journals, data and log stay in {}", directory.display());
+                println!("journals, data and log are kept in {}", directory.display());
                 Case::failed(&name, error)
             }
         }
@@ -285,28 +286,28 @@ impl Test<'_> {
 
 fn no_secret(what: &str, printed: &str) -> Result<(), Error> {
     match SECRETS.iter().find(|secret| printed.contains(**secret)) {
-        // A failure of the test shows what was found: it is a secret of the test alone.
+        // The failure of the test shows the line: the secret belongs to the test only.
         Some(secret) => {
             let line = printed.lines().find(|line| line.contains(secret)).unwrap_or_default();
-            Err(format!("{what}: a secret is in what was printed: {line}").into())
+            Err(format!("{what}: the output contains a secret: {line}").into())
         }
         None => Ok(()),
     }
 }
 
-/// The end of a long text.
+/// Returns the end of a long text.
 fn last(text: &str) -> String {
     let lines: Vec<_> = text.lines().collect();
     lines[lines.len().saturating_sub(20)..].join("\n  | ")
 }
 
-/// An S3 server. It is killed when dropped, and its data stay unless it has come to a good end.
+/// An S3 server. It is killed when dropped, and its data is kept unless it was finished.
 pub(crate) struct Gateway {
     peer: Peer,
     program: PathBuf,
     directory: PathBuf,
     address: SocketAddr,
-    /// Who has made its certificate, if it speaks TLS.
+    /// The authority of its certificate, if it uses TLS.
     authority: Option<Authority>,
     child: Option<Running>,
 }
@@ -316,7 +317,7 @@ struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended already, and there is nobody to tell.
+        // The process may have ended already; the error is of no use here.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -332,7 +333,7 @@ impl Gateway {
         if directory.exists() {
             fs::remove_dir_all(directory)?;
         }
-        // Both servers take a directory for a bucket.
+        // Both servers treat a directory as a bucket.
         fs::create_dir_all(directory.join("data").join(BUCKET))?;
         let address = free_address()?;
         let (program, directory) = (program.to_path_buf(), directory.to_path_buf());
@@ -349,12 +350,12 @@ impl Gateway {
         self.address
     }
 
-    /// For a server that reaches it without a detour.
+    /// Settings of a server that connects to it directly.
     pub(crate) fn objects(&self, more: &[&str]) -> Objects {
         self.objects_at(self.address, more)
     }
 
-    /// For a server that reaches it by another address.
+    /// Settings of a server that connects to it through another address.
     pub(crate) fn objects_at(&self, address: SocketAddr, more: &[&str]) -> Objects {
         let mut arguments = vec![
             format!("--object-store=s3://{BUCKET}/{PREFIX}"),
@@ -378,7 +379,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// Start it, unless it runs, and wait until it takes connections.
+    /// Starts it, unless it runs, and waits until it accepts connections.
     pub(crate) fn start_again(&mut self) -> Result<(), Error> {
         if self.child.is_some() {
             return Ok(());
@@ -410,7 +411,7 @@ impl Gateway {
         let child = command.spawn();
         let child = child.map_err(|error| format!("{}: {error}", self.program.display()))?;
         self.child = Some(Running(child));
-        eventually("the S3 server takes connections", || {
+        eventually("the S3 server accepts connections", || {
             Ok(TcpStream::connect(self.address).is_ok())
         })
     }
@@ -423,7 +424,7 @@ impl Gateway {
         self.directory.join("data").join(BUCKET)
     }
 
-    /// Files of uploads in parts that were not ended.
+    /// Number of files of unfinished multipart uploads.
     fn unfinished_there(&self) -> Result<usize, Error> {
         files_below(&match self.peer {
             Peer::Versitygw => self.bucket().join(".sgwtmp/multipart"),
@@ -431,7 +432,7 @@ impl Gateway {
         })
     }
 
-    /// End it for good, and remove its data.
+    /// Ends it for good and removes its data.
     pub(crate) fn finish(mut self) -> Result<(), Error> {
         self.end()?;
         fs::remove_dir_all(&self.directory)?;
@@ -441,9 +442,9 @@ impl Gateway {
 
 fn files_below(directory: &Path) -> Result<usize, Error> {
     let mut files = 0;
-    // They go away while we look.
+    // Directories may disappear during the walk.
     let Ok(entries) = fs::read_dir(directory) else { return Ok(0) };
-    // The object `owner` stays as long as the server.
+    // The object `owner` exists as long as the server.
     for entry in entries.filter_map(Result::ok).filter(|entry| entry.file_name() != "owner") {
         match entry.path().is_dir() {
             true => files += files_below(&entry.path())?,
@@ -453,7 +454,7 @@ fn files_below(directory: &Path) -> Result<usize, Error> {
     Ok(files)
 }
 
-/// Waits for something that comes soon.
+/// Polls until the condition holds.
 fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool, Error>) -> Result<(), Error> {
     let deadline = Instant::now() + LIMIT;
     while !holds()? {

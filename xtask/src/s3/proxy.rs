@@ -1,5 +1,5 @@
-//! A proxy between the server and its object store that does to requests what networks and busy
-//! servers do, by a seed.
+//! A proxy between the server and its object store that injects the faults of networks and busy
+//! servers, driven by a seed.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -13,23 +13,24 @@ use crate::Error;
 use crate::rng::Rng;
 use crate::web::accept;
 
-/// One request in so many meets a fault.
+/// One request in this many meets a fault.
 const FAULT_EVERY: u64 = 8;
-/// Longer than the server waits for the answer to any request that is not an object's end.
+/// Longer than the server waits for the answer to any request other than the completion of an
+/// object.
 const STALL: Duration = Duration::from_secs(40);
 
 const METHODS: [&[u8]; 5] = [b"GET ", b"PUT ", b"POST ", b"DELETE ", b"HEAD "];
 
-/// What requests meet now.
+/// What happens to requests at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weather {
-    /// All pass.
+    /// All requests pass.
     Clear,
-    /// All pass, each held up by this time, however many there are at a time.
+    /// All requests pass, each delayed by this time, however many are concurrent.
     Far(Duration),
-    /// Some meet a fault.
+    /// Some requests meet a fault.
     Foul,
-    /// Each connection is closed at once.
+    /// Each connection is closed immediately.
     Down,
 }
 
@@ -89,10 +90,10 @@ impl Proxy {
     }
 
     pub(crate) fn set(&self, weather: Weather) {
-        *self.state.weather.lock().expect("nobody panics with it") = weather;
+        *self.state.weather.lock().expect("no thread panics with the lock held") = weather;
     }
 
-    /// How many requests have met a fault.
+    /// Number of requests that have met a fault.
     pub(crate) fn faults(&self) -> u64 {
         self.state.faults.iter().map(|count| count.load(Ordering::SeqCst)).sum()
     }
@@ -111,21 +112,21 @@ impl fmt::Display for Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.state.ended.store(true, Ordering::SeqCst);
-        // Wakes the thread that accepts.
+        // Wakes the accepting thread.
         let _ = TcpStream::connect(self.address);
     }
 }
 
 impl State {
     fn weather(&self) -> Weather {
-        *self.weather.lock().expect("nobody panics with it")
+        *self.weather.lock().expect("no thread panics with the lock held")
     }
 
     fn below(&self, end: u64) -> u64 {
-        self.rng.lock().expect("nobody panics with it").below(end)
+        self.rng.lock().expect("no thread panics with the lock held").below(end)
     }
 
-    /// What happens to the next request. Stalls hold it up for long, so they are rare.
+    /// Chooses the fault of the next request. Stalls take long, so they are rare.
     fn next_fault(&self) -> Option<Fault> {
         self.requests.fetch_add(1, Ordering::SeqCst);
         if self.weather() != Weather::Foul || self.below(FAULT_EVERY) > 0 {
@@ -146,7 +147,7 @@ impl State {
         let mut upstream = TcpStream::connect(self.upstream)?;
         client.set_nodelay(true)?;
         upstream.set_nodelay(true)?;
-        // How much of the answers may pass before the connection is cut.
+        // Bytes of the responses that may pass before the connection is cut.
         let answer_bytes = Arc::new(AtomicI64::new(i64::MAX));
         let answers = (upstream.try_clone()?, client.try_clone()?, answer_bytes.clone());
         let state = self.clone();
@@ -189,8 +190,8 @@ impl State {
             if read == 0 || self.weather() == Weather::Down {
                 return Ok(());
             }
-            // The client sends a request when it has the answer to the one before, so one begins
-            // where a read does.
+            // The client sends a request only after the answer to the previous one, so a request
+            // starts where a read starts.
             let begun = &buffer[..read];
             let is_request = METHODS.iter().any(|method| begun.starts_with(method));
             let mut passing = read;
@@ -216,7 +217,7 @@ impl State {
         }
     }
 
-    /// Nothing more passes for a long time.
+    /// Lets nothing more pass for a long time.
     fn stall(&self) -> std::io::Result<()> {
         let until = Instant::now() + STALL;
         while Instant::now() < until && !self.ended.load(Ordering::SeqCst) {
@@ -230,7 +231,7 @@ fn refuse(client: &mut TcpStream, status: &str) -> std::io::Result<()> {
     let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     client.write_all(answer.as_bytes())?;
     client.shutdown(Shutdown::Write)?;
-    // The rest of the request is read, so that the answer is not lost to a reset.
+    // The rest of the request is read so that a reset does not destroy the answer.
     client.set_read_timeout(Some(Duration::from_millis(500)))?;
     std::io::copy(client, &mut std::io::sink()).map(drop)
 }

@@ -1,4 +1,4 @@
-//! An S3 server with a certificate that no system knows.
+//! An S3 server with a certificate that no system trusts.
 
 use super::{LIMIT, Test, eventually, no_secret};
 use crate::Error;
@@ -9,8 +9,8 @@ use crate::web::Authority;
 const SOON: &str = "--upload-interval=300ms";
 
 impl Test<'_> {
-    /// With the authority's certificate all goes as without TLS. With another one or none nothing
-    /// goes out, and it is said why.
+    /// With the authority's certificate, everything works as without TLS. With another one or none,
+    /// nothing is sent, and the reason is logged.
     pub(super) fn tls(&self) -> Result<(), Error> {
         let authority = Authority::new(&self.directory.join("authority"))?;
         let other = Authority::new(&self.directory.join("other-authority"))?;
@@ -21,11 +21,11 @@ impl Test<'_> {
         };
         let unknown = "invalid peer certificate: UnknownIssuer";
 
-        // A start does without an object store that may come to its senses; but nothing is sent to
-        // one that nobody vouches for.
+        // The server starts without an object store that may recover; but it sends nothing to one
+        // whose certificate is not trusted.
         for objects in [gateway.objects(&["--log=trace", SOON]), trusting(&other)] {
             let server = Server::start(self.config("tls", objects))?;
-            eventually("it is said that the certificate is not trusted", || {
+            eventually("the log says that the certificate is not trusted", || {
                 let log = server.log()?;
                 Ok(log.contains("the object store is unavailable") && log.contains(unknown))
             })?;
@@ -38,7 +38,7 @@ impl Test<'_> {
         if gateway.bucket().read_dir()?.any(|entry| {
             entry.is_ok_and(|entry| !entry.file_name().to_string_lossy().starts_with('.'))
         }) {
-            return Err("something was written to a server whose certificate is not trusted".into());
+            return Err("data was written to a server whose certificate is not trusted".into());
         }
 
         let objects = trusting(&authority);
@@ -56,7 +56,7 @@ impl Test<'_> {
         let option = format!("--s3-ca-file={}", root.display());
         self.ends(self.tool(&gateway, &verify).arg(option), 0, &[whole])?;
         self.ends(self.tool(&gateway, &verify).env("SSL_CERT_FILE", &root), 0, &[whole])?;
-        // Takes as long as a broken connection is tried again.
+        // Takes as long as retries of a broken connection.
         self.ends(&mut self.tool(&gateway, &verify), 2, &[unknown])?;
         gateway.finish()
     }

@@ -1,4 +1,4 @@
-//! `alluvium object` and `alluvium catalog` on what a server has uploaded to S3.
+//! `alluvium object` and `alluvium catalog` on objects that a server has uploaded to S3.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -11,21 +11,21 @@ use crate::exec::{follow, output};
 use crate::report::Case;
 use crate::server::{Ending, Server, clean};
 
-/// More than the log holds, so that most of it is in objects.
+/// More than the log can hold, so that most of it is in objects.
 const MEBIBYTES: u64 = 192;
 
 impl Test<'_> {
-    /// An object is damaged, taken away and put there as a file, so this takes a server whose
-    /// objects are files.
+    /// The test damages, removes and adds objects as files, so it needs an S3 server that stores
+    /// objects as files.
     pub(super) fn tools(&self) -> Case {
-        let name = "tools tell what is there, what is damaged, missing, and an orphan";
+        let name = "tools list objects, and find damaged and missing ones and orphans";
         match self.peer {
             Peer::Versitygw => Case::run(name, || self.tools_on_files()),
             Peer::Minio => Case::skipped(name, "objects of this server are not files"),
         }
     }
 
-    /// A tool that asks this server, with credentials.
+    /// A tool that accesses this server, with credentials.
     pub(super) fn tool(&self, gateway: &Gateway, arguments: &[&str]) -> Command {
         let mut command = clean(self.binary);
         let endpoint = gateway.endpoint(gateway.address);
@@ -41,7 +41,7 @@ impl Test<'_> {
 
     fn tools_on_files(&self) -> Result<(), Error> {
         let gateway = self.gateway("tools")?;
-        // A compaction that the stop cuts short would leave an orphan.
+        // A compaction that the stop interrupts would leave an orphan.
         let objects = gateway.objects(&[
             "--upload-size=8MiB",
             "--upload-interval=300ms",
@@ -58,15 +58,15 @@ impl Test<'_> {
             return Err(format!("the client ended with {status}{}", server.log_tail()).into());
         }
         self.ends(&mut tool(&gc), 1, &["another alluvium process is using it"])?;
-        eventually("all is in objects", || {
+        eventually("everything is in objects", || {
             Ok(server.metric("alluvium_log_cache_pinned_bytes")? == 0.0)
         })?;
         server.end(Ending::Sigterm)?;
 
-        // What is there.
+        // Undamaged objects.
         let files = object_files(&gateway.bucket().join(PREFIX))?;
         let (count, [first, .., last]) = (files.len(), &files[..]) else {
-            return Err("a server has written less than two objects".into());
+            return Err("the server wrote fewer than two objects".into());
         };
         let key = |file: &Path| {
             let key = file.strip_prefix(gateway.bucket()).expect("it is in the bucket");
@@ -84,8 +84,8 @@ impl Test<'_> {
         self.ends(&mut tool(&inspect), 0, &[&key(first), &size, "BLOCK OF STREAM"])?;
         self.ends(&mut tool(&["object", "inspect", &store]), 2, &["name one of them"])?;
 
-        // An orphan that is none of a later catalog, with the number of an upload that was cut
-        // short.
+        // An orphan that cannot belong to a later catalog, with the number of an interrupted
+        // upload.
         let orphan = first.with_file_name(format!("{:016x}-{:032x}", 0, 7));
         fs::copy(first, &orphan)?;
         let name = orphan.file_name().expect("it has a name").to_string_lossy().into_owned();
@@ -99,25 +99,27 @@ impl Test<'_> {
             return Err(format!("{other} is listed beside the orphan: {listed}").into());
         }
         if !orphan.exists() {
-            return Err("gc has deleted something".into());
+            return Err("gc deleted a file".into());
         }
-        // It is another object than its name says.
+        // Its content is another object than its name says.
         self.ends(&mut tool(&["object", "verify", &key(&orphan)]), 1, &["byte 16"])?;
         fs::remove_file(&orphan)?;
 
-        // A damaged one, in the middle of its blocks.
+        // An object damaged in the middle of its blocks.
         let verify = ["object", "verify", &store];
         let middle = fs::metadata(first)?.len() / 2;
         flip(first, middle)?;
         let told = format!("1 object is of {count} damaged; first {}", key(first));
         let damaged = self.ends(&mut tool(&verify), 1, &["damaged at byte", &told])?;
         if damaged.contains(&key(last)) {
-            return Err(format!("more than {} is said to be damaged: {damaged}", key(first)).into());
+            return Err(
+                format!("more than {} is reported as damaged: {damaged}", key(first)).into()
+            );
         }
         flip(first, middle)?;
         self.ends(&mut tool(&verify), 0, &["intact, every checksum is correct"])?;
 
-        // A missing one.
+        // A missing object.
         let away = self.directory.join("away");
         fs::rename(last, &away)?;
         let missing = fs::metadata(&away)?.len().to_string();
@@ -139,7 +141,7 @@ impl Test<'_> {
         gateway.finish()
     }
 
-    /// Export the catalog of the server, which is stopped, and start it on an import.
+    /// Exports the catalog of the stopped server and starts the server on an import of it.
     fn copy_of_the_catalog(
         &self,
         server: &mut Server,
@@ -158,7 +160,7 @@ impl Test<'_> {
         self.ends(&mut self.catalog(&from), 1, &["there is no catalog"])?;
         self.ends(&mut self.catalog(&import), 0, &[&objects])?;
         if self.ends(&mut self.catalog(&from), 0, &[])? != exported {
-            return Err("the import is not what was exported".into());
+            return Err("the import differs from what was exported".into());
         }
         server.start_again()?;
         let mut read = server.client("kcat");
@@ -173,7 +175,7 @@ impl Test<'_> {
     }
 }
 
-/// The files of all objects below a directory, in the order in which they were made.
+/// Returns the files of all objects below a directory, in the order of their creation.
 fn object_files(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -188,8 +190,8 @@ fn object_files(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(files)
 }
 
-/// Change a byte, or change it back. The file keeps its attributes, which hold what the S3 server
-/// knows of the object.
+/// Flips a byte; a second call restores it. The file keeps its attributes, which hold the S3
+/// server's metadata of the object.
 fn flip(file: &Path, at: u64) -> Result<(), Error> {
     let file = fs::File::options().read(true).write(true).open(file)?;
     let mut byte = [0];
