@@ -1,6 +1,6 @@
 //! A compacted topic under SIGKILL: the server is killed at random moments while records, some in
-//! transactions, are written and compacted as often as can be, and after each restart a reader that
-//! knows nothing must find the last record of each key, and nothing that was aborted.
+//! transactions, are written and compacted as often as possible. After each restart an independent
+//! reader must find the last record of each key, and nothing that was aborted.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -16,14 +16,14 @@ use crate::rng::Rng;
 use crate::server::{Config, Ending, Objects, Server};
 
 const WAL_MEBIBYTES: u64 = 64;
-/// Producers that were interrupted go on, and all is read.
+/// Interrupted producers continue, and all records are read.
 const CHECK_LIMIT: Duration = Duration::from_secs(180);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 
-/// Run `rounds` kills in `directory`. `load` is the compiled `tests/clients/go/cmd/compacted`.
+/// Runs `rounds` kills in `directory`. `load` is the compiled `tests/clients/go/cmd/compacted`.
 ///
 /// # Errors
-/// A broken promise; a program that failed; nothing that was compacted.
+/// A broken promise; a program that failed; no compaction.
 pub(crate) fn run(
     rounds: u32,
     seed: u64,
@@ -32,7 +32,7 @@ pub(crate) fn run(
     directory: &Path,
 ) -> Result<(), Error> {
     println!(
-        "compacted, {rounds} rounds, seed {seed}; again with: cargo xtask compacted --rounds {rounds} --seed {seed}"
+        "compacted, {rounds} rounds, seed {seed}; repeat with: cargo xtask compacted --rounds {rounds} --seed {seed}"
     );
     if directory.exists() {
         fs::remove_dir_all(directory)?;
@@ -66,7 +66,8 @@ pub(crate) fn run(
         failures += number("alluvium_kafka_log_compaction_failures_total")?;
         server.end(Ending::Sigkill)?;
         let mut kills = 1;
-        // One time in three it is killed again while it recovers, or compacts right after that.
+        // In one of three rounds it is killed again during recovery, or during the compaction right
+        // after it.
         while rng.below(3) == 0 {
             server.spawn_again()?;
             thread::sleep(rng.duration(Duration::ZERO, Duration::from_millis(600)));
@@ -109,14 +110,14 @@ impl Load {
         let (told, lines) = mpsc::channel();
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                // Nobody listens any more when the campaign has failed.
+                // After a failure of the campaign the receiver is gone.
                 let _ = told.send(line);
             }
         });
         Ok(Self { child, input, lines, log })
     }
 
-    /// What it says after a look at all that is there.
+    /// Returns its summary after it has checked all records.
     fn check(&mut self) -> Result<String, Error> {
         let input = self.input.as_mut().ok_or("it has ended")?;
         let asked = input.write_all(b"check\n");
@@ -131,14 +132,14 @@ impl Load {
         drop(self.input.take());
         match wait(&mut self.child, STOP_LIMIT)? {
             Some(status) if status.success() => Ok(()),
-            status => Err(format!("the load has ended with {status:?}").into()),
+            status => Err(format!("the load ended with {status:?}").into()),
         }
     }
 }
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // It may have ended already, and there is nobody to tell.
+        // The process may have ended already; the error is of no use here.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,5 @@
-//! Many bytes through a small WAL: the server must run for ever, so it must upload and trim as it
-//! goes.
+//! Many bytes through a small WAL: the server can run indefinitely only if it uploads and trims
+//! meanwhile.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::Error;
 use crate::exec::follow;
 use crate::server::{Config, Server};
 
-/// Even the slowest disk writes and reads a gibibyte in this time.
+/// Even the slowest disk writes and reads a GiB in this time.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
 
 const LOG_CACHE_MEBIBYTES: u64 = 64;
@@ -22,7 +22,7 @@ pub(crate) fn run(
     directory: &Path,
 ) -> Result<(), Error> {
     if mebibytes <= wal_mebibytes {
-        return Err(format!("{mebibytes} MiB do not even fill a WAL of {wal_mebibytes} MiB").into());
+        return Err(format!("{mebibytes} MiB do not fill a WAL of {wal_mebibytes} MiB").into());
     }
     let config = Config {
         binary: binary.to_path_buf(),

@@ -1,9 +1,9 @@
 //! Exactly once under SIGKILL: records are consumed, transformed and produced in transactions while
-//! the server and the transformers are killed at random moments; in the end the output has each
-//! input once.
+//! the server and the transformers are killed at random moments; at the end the output must contain
+//! each input exactly once.
 //!
 //! Two transformers share a group: franz-go with version 2 of transactions (KIP-890), librdkafka
-//! with version 1. The feed is never killed, so that it can tell how many records there are.
+//! with version 1. The feed is never killed, so that it can report the number of records.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -17,8 +17,8 @@ use crate::exec::{describe, output, wait};
 use crate::rng::Rng;
 use crate::server::{Config, Ending, Server};
 
-/// A transformer that was killed holds its partitions for a session timeout of 6 s, and its open
-/// transaction for 10 s.
+/// A killed transformer holds its partitions for a session timeout of 6 s, and its open transaction
+/// for 10 s.
 const CATCH_UP_LIMIT: Duration = Duration::from_secs(180);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const WAL_MEBIBYTES: u64 = 128;
@@ -33,10 +33,10 @@ pub(crate) struct Tools {
     pub(crate) go: PathBuf,
 }
 
-/// Run `rounds` kills in `directory`.
+/// Runs `rounds` kills in `directory`.
 ///
 /// # Errors
-/// A record that is missing or there twice; a program that failed.
+/// A missing or duplicate record; a program that failed.
 pub(crate) fn run(
     rounds: u32,
     seed: u64,
@@ -45,7 +45,7 @@ pub(crate) fn run(
     directory: &Path,
 ) -> Result<(), Error> {
     println!(
-        "exactly once, {rounds} rounds, seed {seed}; again with: cargo xtask exactly-once --rounds {rounds} --seed {seed}"
+        "exactly once, {rounds} rounds, seed {seed}; repeat with: cargo xtask exactly-once --rounds {rounds} --seed {seed}"
     );
     if directory.exists() {
         fs::remove_dir_all(directory)?;
@@ -88,7 +88,7 @@ impl<'a> Campaign<'a> {
         Ok(Self { server, tools, directory, feed, transformers })
     }
 
-    /// Let a transaction or some go through, then kill one of the three.
+    /// Lets a few transactions complete, then kills one of the three.
     fn round(&mut self, round: u32, rng: &mut Rng) -> Result<(), Error> {
         let load_time = rng.duration(Duration::from_millis(100), Duration::from_millis(2500));
         thread::sleep(load_time);
@@ -133,7 +133,7 @@ impl<'a> Campaign<'a> {
         let mut verify = go(&self.server, self.tools, "verify");
         let violations = output(verify.args(["--records", &records.to_string()]))?;
         print!("{}", String::from_utf8_lossy(&violations));
-        println!("the end: {records} inputs, each of them once in the output");
+        println!("end: {records} inputs, each exactly once in the output");
         self.server.finish()
     }
 }
@@ -158,7 +158,7 @@ fn transformer(
     Process::start(python, directory, "librdkafka")
 }
 
-/// A program that runs until its standard input ends. What it complains about goes to a file.
+/// A program that runs until its standard input ends. Its standard error goes to a file.
 struct Process {
     name: &'static str,
     what: String,
@@ -188,7 +188,7 @@ impl Process {
         }
     }
 
-    /// Let it end; what it has printed.
+    /// Ends its input, waits for its end, and returns its output.
     fn finish(&mut self) -> Result<String, Error> {
         drop(self.child.stdin.take());
         let status = wait(&mut self.child, STOP_LIMIT)?;
@@ -201,7 +201,7 @@ impl Process {
             Some(status) => Err(format!("`{}` ended with {status}", self.what).into()),
             None => {
                 let seconds = STOP_LIMIT.as_secs();
-                Err(format!("`{}` was not done after {seconds} s", self.what).into())
+                Err(format!("`{}` did not finish within {seconds} s", self.what).into())
             }
         }
     }
@@ -209,7 +209,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already, and there is nobody to tell.
+        // The process may have ended already; the error is of no use here.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

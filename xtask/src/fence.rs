@@ -1,5 +1,5 @@
-//! The fence test: a disk that two hosts reach refuses the one that was taken over from, and the
-//! log is whole.
+//! The fence test: after a takeover, a disk shared by two hosts refuses the previous owner, and the
+//! log is complete.
 //!
 //! One machine plays all parts. Linux's SCSI target (LIO) serves a file as a disk at two iSCSI
 //! targets on loopback, and the machine logs in to both: two disks for the kernel, two hosts for
@@ -17,15 +17,15 @@ use crate::report::{Case, Report};
 use crate::setup::Missing;
 use crate::{Error, FenceOptions};
 
-/// The guest is emulated, and shares the processors with other work.
+/// The guest is emulated and shares the processors with other work.
 const LIMIT: Duration = Duration::from_secs(300);
 
 const MODULES: [&str; 5] =
     ["sd_mod", "target_core_mod", "target_core_file", "iscsi_target_mod", "iscsi_tcp"];
 
-/// The first program of the guest: the disk, the two ways to it, and then the actor, with what
-/// stands behind `--` on the kernel's command line. The second serial port is the journal. LIO
-/// keeps reservations in `/var/target/pr`.
+/// The first program of the guest: sets up the disk and the two paths to it, then starts the actor
+/// with the arguments after `--` on the kernel's command line. The second serial port is the
+/// journal. LIO stores reservations in `/var/target/pr`.
 const INIT: &str = "#!/bin/busybox sh
 busybox=/bin/busybox
 $busybox mount -t proc proc /proc
@@ -81,7 +81,7 @@ pub(crate) fn campaign(root: &Path, options: &FenceOptions) -> Result<Report, Er
         };
         let case = Case::run(&name, || run(&image, &directory, options.rounds));
         if case.has_failed() {
-            println!("console and journal stay in {}", directory.display());
+            println!("console and journal are kept in {}", directory.display());
         } else {
             fs::remove_dir_all(&directory)?;
         }
@@ -114,10 +114,10 @@ fn prepare(root: &Path, directory: &Path) -> Result<Image, Missing> {
     Image::prepare(&cache, directory, &contents)
 }
 
-/// Run the machine to its end, and look at what its actor tells last.
+/// Runs the machine to its end, and checks the last line of its actor.
 fn run(image: &Image, directory: &Path, rounds: u32) -> Result<(), Error> {
     let mut qemu = Command::new("qemu-system-x86_64");
-    // Emulated: what virtual machines allow inside of themselves differs too much.
+    // Emulated: support for nested virtualization differs too much between machines.
     qemu.current_dir(directory).args(["-accel", "tcg,thread=multi", "-cpu", "max"]);
     qemu.args(["-smp", "2", "-m", "256", "-nodefaults", "-no-reboot", "-display", "none"]);
     qemu.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(&image.initramfs);
@@ -133,12 +133,12 @@ fn run(image: &Image, directory: &Path, rounds: u32) -> Result<(), Error> {
     match journal.lines().last() {
         Some("ended with 0") => Ok(()),
         Some(line) => Err(line.into()),
-        None if ended => Err("the actor has said nothing, see console.log".into()),
-        None => Err(format!("nothing for {} s, see console.log", LIMIT.as_secs()).into()),
+        None if ended => Err("no output of the actor, see console.log".into()),
+        None => Err(format!("no output within {} s, see console.log", LIMIT.as_secs()).into()),
     }
 }
 
-/// Whether the machine has come to its end by itself.
+/// Returns whether the machine ended by itself.
 fn wait(mut machine: Child) -> Result<bool, Error> {
     let started = Instant::now();
     while machine.try_wait()?.is_none() {

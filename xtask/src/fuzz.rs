@@ -12,9 +12,9 @@ use crate::report::{Case, Report};
 use crate::setup::{Missing, apt, runs};
 use crate::{Error, FuzzOptions};
 
-/// Between two lines of progress.
+/// Interval between two lines of progress.
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
-/// Lines of a target's output that are shown when it has found something.
+/// Lines of a target's output that are shown with a finding.
 const TAIL_LINES: usize = 60;
 
 /// `cargo xtask fuzz`.
@@ -22,12 +22,12 @@ pub(crate) fn run(root: &Path, options: &FuzzOptions) -> Result<Report, Error> {
     let known = targets(root)?;
     for target in &options.targets {
         if !known.contains(target) {
-            return Err(format!("no target `{target}`; there are {}", known.join(", ")).into());
+            return Err(format!("unknown target `{target}`; known: {}", known.join(", ")).into());
         }
     }
     let targets = if options.targets.is_empty() { known } else { options.targets.clone() };
     if options.input.is_some() && targets.len() != 1 {
-        return Err("--input is for one target: name it".into());
+        return Err("--input needs exactly one target".into());
     }
     let mut report = Report::default();
     report.suite("fuzz", || {
@@ -68,11 +68,11 @@ fn install() -> Result<(), Missing> {
     Ok(())
 }
 
-/// `cargo fuzz` with a subcommand, on the toolchain that is there.
+/// `cargo fuzz` with a subcommand, on the installed toolchain.
 ///
-/// Coverage instrumentation is an unstable flag of rustc, which RUSTC_BOOTSTRAP lets a stable one
-/// take. Without AddressSanitizer, since what is looked at has no `unsafe`; without traced
-/// comparisons, since checksums are made right by the targets: both cost more runs than they are
+/// Coverage instrumentation is an unstable flag of rustc, which RUSTC_BOOTSTRAP enables on a stable
+/// one. AddressSanitizer is off, since the fuzzed code has no `unsafe`, and so are traced
+/// comparisons, since the targets fix checksums themselves: both cost more runs than they are
 /// worth.
 fn cargo_fuzz(root: &Path, subcommand: &str, target: &str) -> Command {
     let mut command = cargo(root);
@@ -85,7 +85,7 @@ fn cargo_fuzz(root: &Path, subcommand: &str, target: &str) -> Command {
 /// Runs a target on new inputs.
 fn fuzz(root: &Path, target: &str, seconds: u64) -> Result<(), Error> {
     quietly(&mut cargo_fuzz(root, "build", target))?;
-    // What is found to be interesting stays out of the work tree.
+    // New corpus entries stay out of the work tree.
     let corpus = Path::new("target/fuzz/corpus").join(target);
     fs::create_dir_all(root.join(&corpus))?;
     let mut command = cargo_fuzz(root, "run", target);
@@ -126,18 +126,18 @@ fn fuzz(root: &Path, target: &str, seconds: u64) -> Result<(), Error> {
     match artifact {
         Some(path) => {
             let path = path.strip_prefix(root).unwrap_or(&path).display().to_string();
-            Err(format!("again with: cargo xtask fuzz {target} --input {path}").into())
+            Err(format!("repeat with: cargo xtask fuzz {target} --input {path}").into())
         }
-        None => Err(format!("`{what}` has failed").into()),
+        None => Err(format!("`{what}` failed").into()),
     }
 }
 
-/// Where a target begins.
+/// The directory of a target's seeds.
 fn seeds(root: &Path, target: &str) -> Result<PathBuf, Error> {
     if target != "requests" {
         return Ok(Path::new("fuzz/seeds").join(target));
     }
-    // The examples of the server's own tests, so that there is one for each API and version.
+    // The examples of the server's own tests, one for each API and version.
     let seeds = Path::new("target/fuzz/seeds").join(target);
     let absolute = root.join(&seeds);
     fs::create_dir_all(&absolute)?;
@@ -145,12 +145,12 @@ fn seeds(root: &Path, target: &str) -> Result<PathBuf, Error> {
     write.env("FUZZ_SEEDS", &absolute).args(["test", "-q", "-p", "alluvium-broker", "--lib"]);
     quietly(write.arg("seeds_of_the_fuzz_target_fit_into_an_input"))?;
     if fs::read_dir(&absolute)?.next().is_none() {
-        return Err(format!("the test has written no seeds to {}", seeds.display()).into());
+        return Err(format!("the test wrote no seeds to {}", seeds.display()).into());
     }
     Ok(seeds)
 }
 
-/// Runs a target on one input, in sight.
+/// Runs a target on one input and shows its output.
 fn replay(root: &Path, target: &str, input: &Path) -> Result<(), Error> {
     let mut command = cargo_fuzz(root, "run", target);
     let status = command.arg(input).status()?;

@@ -1,5 +1,5 @@
-//! What a virtual machine of the tests starts from: Debian's kernel and, in an initial file system,
-//! a few programs. Nothing is installed for it but QEMU.
+//! The image that virtual machines of the tests start from: Debian's kernel and an initial file
+//! system with a few programs. QEMU is the only package that is installed for it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -19,28 +19,28 @@ pub(crate) struct Image {
     pub(crate) initramfs: PathBuf,
 }
 
-/// What is in an initial file system beside busybox.
+/// The contents of an initial file system besides busybox.
 pub(crate) struct Contents<'a> {
-    /// The first program: a script of `/bin/busybox sh`. It loads what is in `/modules`, in the
-    /// order of the names.
+    /// The first program: a script for `/bin/busybox sh`. It loads the modules in `/modules`, in
+    /// the order of their names.
     pub(crate) init: &'a str,
-    /// Drivers, without those that they need themselves.
+    /// Drivers, without their dependencies.
     pub(crate) modules: &'a [&'a str],
-    /// Files, each with its name below `/bin`. The libraries that they need come along.
+    /// Files, each with its name below `/bin`. Their libraries are included.
     pub(crate) programs: &'a [(&'a Path, &'a str)],
-    /// Where a Debian package that is not installed was unpacked, if a program is from there.
+    /// The directory of an unpacked, not installed Debian package, if a program is from there.
     pub(crate) unpacked: Option<&'a Path>,
 }
 
 impl Image {
-    /// Make it below `directory`. `cache` keeps the kernel.
+    /// Builds the image below `directory`. `cache` holds the kernel.
     pub(crate) fn prepare(
         cache: &Path,
         directory: &Path,
         contents: &Contents<'_>,
     ) -> Result<Self, Missing> {
         if !cfg!(target_arch = "x86_64") {
-            return Err(Missing::NotAllowed("the guest's kernel is for x86_64".into()));
+            return Err(Missing::NotAllowed("the guest's kernel requires x86_64".into()));
         }
         let programs = [("qemu-system-x86_64", "qemu-system-x86"), ("busybox", "busybox-static")];
         let missing = programs.iter().filter(|(program, _)| !runs(program, &["--help"]));
@@ -57,8 +57,8 @@ impl Image {
     }
 }
 
-/// Debian's kernel for virtual machines, unpacked below `cache` and not installed: this machine's
-/// own boot stays as it is.
+/// Unpacks Debian's kernel for virtual machines below `cache` without installing it: this machine's
+/// own boot is unchanged.
 fn kernel(cache: &Path) -> Result<PathBuf, Missing> {
     let unpacked = cache.join("kernel");
     if unpacked.exists() {
@@ -68,14 +68,14 @@ fn kernel(cache: &Path) -> Result<PathBuf, Missing> {
     let depends = String::from_utf8_lossy(&depends.unwrap_or_default()).into_owned();
     let package = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
     let Some(package) = package else {
-        let reason = format!("apt knows no package {KERNEL_PACKAGE}; try `apt-get update`");
+        let reason = format!("apt has no package {KERNEL_PACKAGE}; try `apt-get update`");
         return Err(Missing::NotAllowed(reason));
     };
     unpack(&unpacked, &[package], "the guest's kernel")?;
     Ok(unpacked)
 }
 
-/// Download Debian packages and unpack them as `directory`, without installing them.
+/// Downloads Debian packages and unpacks them into `directory`, without installing them.
 pub(crate) fn unpack(directory: &Path, packages: &[&str], why: &str) -> Result<(), Error> {
     println!("setup: apt-get download {} ({why}, unpacked, not installed)", packages.join(" "));
     let unfinished = directory.with_extension("unfinished");
@@ -97,8 +97,8 @@ pub(crate) fn unpack(directory: &Path, packages: &[&str], why: &str) -> Result<(
     Ok(fs::rename(&unfinished, directory)?)
 }
 
-/// Make the guest's file system: the programs with their libraries, and the drivers in the order in
-/// which they load.
+/// Builds the guest's file system: the programs with their libraries, and the drivers in the order
+/// in which they load.
 fn pack(
     packaged: &Path,
     root: &Path,
@@ -120,7 +120,7 @@ fn pack(
         if let Some(elsewhere) = &elsewhere {
             ldd.env("LD_LIBRARY_PATH", elsewhere);
         }
-        // Says with an error that there are none.
+        // ldd fails if there are none.
         let libraries = output(ldd.arg(program)).unwrap_or_default();
         for library in String::from_utf8(libraries)?.split_whitespace().map(Path::new) {
             if library.is_absolute() {
@@ -150,14 +150,14 @@ fn pack(
     }
 }
 
-/// Put the file of `module` behind those that it depends on.
+/// Appends the file of `module` after its dependencies.
 fn load_order(modules: &Path, module: &str, loaded: &mut Vec<PathBuf>) -> Result<(), Error> {
     let file = find(modules, &|name| name.strip_suffix(".ko") == Some(module))?
         .ok_or_else(|| format!("{KERNEL_PACKAGE} has no file {module}.ko"))?;
     if loaded.contains(&file) {
         return Ok(());
     }
-    // Section .modinfo: strings, each with a zero behind it.
+    // Section .modinfo: zero-terminated strings.
     let bytes = fs::read(&file)?;
     let depends = bytes.split(|&byte| byte == 0).find_map(|entry| entry.strip_prefix(b"depends="));
     let depends = String::from_utf8_lossy(depends.unwrap_or_default()).into_owned();
@@ -168,15 +168,15 @@ fn load_order(modules: &Path, module: &str, loaded: &mut Vec<PathBuf>) -> Result
     Ok(())
 }
 
-/// The first file below `directory` whose name is as wanted.
+/// Returns the first file below `directory` whose name matches.
 fn find(directory: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<Option<PathBuf>, Error> {
     let names = names_below(directory, Path::new(""))?;
     let found = names.iter().find(|name| wanted(name.rsplit('/').next().unwrap_or(name)));
     Ok(found.map(|name| directory.join(name)))
 }
 
-/// The names of all that lies below `root/at`, relative to `root`, directories before what is in
-/// them.
+/// Returns the names of everything below `root/at`, relative to `root`, directories before their
+/// contents.
 fn names_below(root: &Path, at: &Path) -> Result<Vec<String>, Error> {
     let directory = root.join(at);
     let entries = fs::read_dir(&directory);

@@ -1,4 +1,4 @@
-//! A real Apache Kafka: one broker, its own controller, on loopback.
+//! A real Apache Kafka: one broker with its own controller, on loopback.
 
 use std::fs::{self, OpenOptions};
 use std::net::{SocketAddr, TcpStream};
@@ -11,18 +11,18 @@ use crate::Error;
 use crate::exec::{quietly, wait};
 use crate::server::free_address;
 
-/// A JVM on a busy machine takes its time.
+/// A JVM on a busy machine starts slowly.
 const START_LIMIT: Duration = Duration::from_secs(120);
 /// Any 16 bytes.
 const CLUSTER: &str = "YWxsdXZpdW0tYmVuY2gtMQ";
 
-/// How a broker is configured where that differs from the default.
+/// Settings of a broker that differ from the defaults.
 pub(crate) struct Settings<'a> {
     pub(crate) node: u32,
     /// Further lines of its `server.properties`.
     pub(crate) further: &'a str,
-    /// Listeners beside the plaintext one: name, security protocol, address, and the address that
-    /// clients are told.
+    /// Listeners besides the plaintext one: name, security protocol, address, and advertised
+    /// address.
     pub(crate) listeners: &'a [(&'a str, &'a str, SocketAddr, SocketAddr)],
     /// Users and passwords for SCRAM.
     pub(crate) users: &'a [(&'a str, &'a str)],
@@ -38,13 +38,14 @@ pub(crate) struct Kafka {
 }
 
 impl Kafka {
-    /// Start one whose logs are in `directory`, with further lines of its `server.properties`.
+    /// Starts a broker whose logs are in `directory`, with further lines of its
+    /// `server.properties`.
     pub(crate) fn start(jars: &Path, directory: &Path, further: &str) -> Result<Self, Error> {
         let settings = Settings { node: 1, further, listeners: &[], users: &[] };
         Self::start_as(jars, directory, &settings)
     }
 
-    /// The same with all settings.
+    /// Starts a broker with all settings.
     pub(crate) fn start_as(
         jars: &Path,
         directory: &Path,
@@ -95,7 +96,7 @@ impl Kafka {
         Ok(kafka)
     }
 
-    /// End it by SIGKILL, and wait until it takes connections again.
+    /// Ends it with SIGKILL, and waits until it accepts connections again.
     pub(crate) fn kill_and_start_again(&mut self) -> Result<(), Error> {
         self.child.kill()?;
         self.child.wait()?;
@@ -107,7 +108,7 @@ impl Kafka {
         let deadline = Instant::now() + START_LIMIT;
         while TcpStream::connect(self.address).is_err() {
             if self.child.try_wait()?.is_some() || Instant::now() >= deadline {
-                return Err(format!("Kafka does not start{}", self.log_tail()).into());
+                return Err(format!("Kafka did not start{}", self.log_tail()).into());
             }
             thread::sleep(Duration::from_millis(100));
         }
@@ -118,12 +119,12 @@ impl Kafka {
         self.address.to_string()
     }
 
-    /// The last lines of its log, to be put behind a message.
+    /// The last lines of its log, to append to a message.
     pub(crate) fn log_tail(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         let tail = lines[lines.len().saturating_sub(20)..].join("\n  | ");
-        format!("\n  {} ends with\n  | {tail}", self.log.display())
+        format!("\n  end of {}:\n  | {tail}", self.log.display())
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -133,7 +134,8 @@ impl Kafka {
 
 impl Drop for Kafka {
     fn drop(&mut self) {
-        // It may have ended already, and there is nobody to tell. Its data are not needed any more.
+        // The process may have ended already; the error is of no use here. Its data is not needed
+        // any more.
         let _ = self.child.kill();
         let _ = wait(&mut self.child, Duration::from_secs(10));
     }
@@ -148,7 +150,7 @@ fn spawn(jars: &Path, properties: &Path, log: &Path) -> Result<Child, Error> {
 
 fn java(jars: &Path, class: &str) -> Command {
     let mut java = Command::new("java");
-    // As kafka-server-start.sh starts it.
+    // The options of kafka-server-start.sh.
     java.args(["-Xms1g", "-Xmx1g", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]);
     java.args(["-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"]);
     java.args(["-Djava.awt.headless=true", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]);

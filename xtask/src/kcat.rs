@@ -1,5 +1,4 @@
-//! kcat against the server: data that nobody here has generated goes in and comes out byte for
-//! byte.
+//! kcat against the server: third-party data goes in and comes out unchanged.
 
 use std::fs;
 use std::path::Path;
@@ -12,12 +11,13 @@ use crate::server::Server;
 
 const PRODUCED_BYTES: &str = "alluvium_kafka_produced_bytes_total";
 
-/// Each codec makes of a text in English at most so much of it.
+/// Each codec compresses English text to at most this fraction.
 const MOST_OF_A_TEXT: f64 = 0.7;
 
 const CODECS: [&str; 5] = ["none", "gzip", "snappy", "lz4", "zstd"];
 
-/// Runs all tests. `words` is a list of words, one a line; `scratch` a directory for files to send.
+/// Runs all tests. `words` is a list of words, one per line; `scratch` a directory for files to
+/// send.
 pub(crate) fn run(server: &Server, words: &Path, scratch: &Path) -> Result<Vec<Case>, Error> {
     let suite = Suite { server, scratch };
     let lines = lines_of(&fs::read(words)?);
@@ -38,19 +38,19 @@ pub(crate) fn run(server: &Server, words: &Path, scratch: &Path) -> Result<Vec<C
     }
     cases.push(Case::run("keys, headers and null values", || suite.keys_and_headers()));
     cases.push(Case::run("offsets: absolute, from the end, by time", || suite.offsets()));
-    cases.push(Case::run("a balanced consumer reads and goes on", || suite.balanced_consumer()));
+    cases.push(Case::run("a balanced consumer reads and resumes", || suite.balanced_consumer()));
     Ok(cases)
 }
 
-/// The file's lines with their ends, without the empty ones: kcat sends no message for an empty
-/// line.
+/// Returns the file's lines with their line ends, without empty ones: kcat sends no message for an
+/// empty line.
 fn lines_of(text: &[u8]) -> Vec<u8> {
     let lines = text.split_inclusive(|&byte| byte == b'\n').filter(|&line| line != b"\n");
     lines.flatten().copied().collect()
 }
 
-/// What Debian's package manager says about the installed packages, cut into pieces of about 100
-/// KB; or why there is no such text.
+/// Returns the package manager's descriptions of the installed packages, in pieces of about 100 KB,
+/// or the reason why there are none.
 fn package_descriptions() -> Result<Vec<Vec<u8>>, String> {
     let path = "/var/lib/dpkg/status";
     let text = fs::read(path).map_err(|error| format!("{path}: {error}"))?;
@@ -86,7 +86,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Reads a topic to its end. Each message is printed by `format`.
+    /// Reads a topic to its end. Each message is printed according to `format`.
     fn consume(&self, topic: &str, format: &str, arguments: &[&str]) -> Result<Vec<u8>, Error> {
         output(
             self.kcat(&["-C", "-X", "check.crcs=true", "-t", topic, "-e", "-f", format])
@@ -107,8 +107,8 @@ impl Suite<'_> {
         same(&self.consume(&topic, "%s\n", &[])?, lines)
     }
 
-    /// Each file is one message; the messages are written out one after the other, without anything
-    /// between them.
+    /// Sends each file as one message; the messages are written out one after the other, with
+    /// nothing between them.
     fn files(&self, codec: &str, files: &[Vec<u8>]) -> Result<(), Error> {
         let topic = format!("kcat-files-{codec}");
         let mut command = self.kcat(&["-P", "-t", &topic, "-p", "0", "-z", codec]);
@@ -119,11 +119,11 @@ impl Suite<'_> {
         }
         let before = self.server.metric(PRODUCED_BYTES)?;
         output(&mut command)?;
-        // A client that takes a server for one that knows no compression sends everything as it is,
-        // and says so in its log at most.
+        // A client that assumes a server without compression sends everything uncompressed, and at
+        // most logs that.
         let (sent, text) = (self.server.metric(PRODUCED_BYTES)? - before, files.concat());
         if codec != "none" && sent > text.len() as f64 * MOST_OF_A_TEXT {
-            return Err(format!("{sent} bytes have come for a text of {}", text.len()).into());
+            return Err(format!("{sent} bytes were received for a text of {}", text.len()).into());
         }
         same(&self.consume(&topic, "%s", &[])?, &text)
     }
@@ -132,7 +132,7 @@ impl Suite<'_> {
         let headers = ["-K:", "-Z", "-H", "a=1", "-H", "a=2", "-H", "b"];
         self.produce("kcat-keys", b"k1:v1\nk2:\n:v3\n", &headers)?;
         let got = self.consume("kcat-keys", "%K %k %S %s %h\n", &[])?;
-        // -Z makes NULL of what is empty; kcat prints the length of NULL as -1.
+        // -Z turns empty values into NULL; kcat prints the length of NULL as -1.
         same(&got, b"2 k1 2 v1 a=1,a=2,b=NULL\n2 k2 -1  a=1,a=2,b=NULL\n-1  2 v3 a=1,a=2,b=NULL\n")
     }
 
@@ -143,7 +143,7 @@ impl Suite<'_> {
         same(&self.consume(topic, "%o ", &["-o", "97"])?, b"97 98 99 ")?;
         same(&self.consume(topic, "%o ", &["-o", "-2"])?, b"98 99 ")?;
         same(&self.consume(topic, "%o ", &["-o", "beginning", "-c", "3"])?, b"0 1 2 ")?;
-        // Timestamps: -1 asks for the end, 0 for the first record that is not older than 1970.
+        // Timestamps: -1 requests the end, 0 the first record that is not older than 1970.
         let query = |time: &str| {
             let query = format!("{topic}:0:{time}");
             output(&mut self.kcat(&["-Q", "-t", &query]))

@@ -1,5 +1,5 @@
-//! The models of what threads do to each other, run by loom. They lie beside what they are about,
-//! in files named `models.rs`.
+//! The models of concurrent code, run by loom. They are in files named `models.rs` beside the code
+//! that they check.
 
 use std::path::Path;
 
@@ -14,7 +14,8 @@ pub(crate) fn campaign(root: &Path, options: &LoomOptions) -> Report {
     report
 }
 
-/// One case for each model. With `--cfg loom` all crates are built anew, so they are built apart.
+/// Runs the models, one case each. With `--cfg loom` all crates are rebuilt, so they have their own
+/// target directory.
 pub(crate) fn models(root: &Path, preemptions: u32) -> Result<Vec<Case>, Error> {
     let mut command = cargo(root);
     command.env("RUSTFLAGS", "--cfg loom").env("LOOM_MAX_PREEMPTIONS", preemptions.to_string());

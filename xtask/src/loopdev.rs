@@ -1,4 +1,4 @@
-//! A loop device: a block device whose content lies in a file.
+//! A loop device: a block device backed by a file.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::Error;
 use crate::exec::{output, quietly};
 
-/// Makes a file of zeros, written in full: an image for a loop device.
+/// Writes a file of zeros in full: an image for a loop device.
 pub(crate) fn write_image(file: &Path, mebibytes: u64) -> Result<(), Error> {
     let mut image = File::create(file)?;
     for _ in 0..mebibytes {
@@ -24,8 +24,8 @@ pub(crate) struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Attaches a file with Direct I/O, so that a flush of the device is a flush of the file and
-    /// nothing stays in a cache of its own.
+    /// Attaches a file with direct I/O, so that a flush of the device is a flush of the file and no
+    /// data stays in a cache of its own.
     ///
     /// Fails where loop devices are not allowed: without root, or in most containers.
     pub(crate) fn attach(file: &Path) -> Result<Self, Error> {
@@ -35,16 +35,15 @@ impl LoopDevice {
         Ok(Self { path: PathBuf::from(String::from_utf8(printed)?.trim()) })
     }
 
-    /// The devices of files in `directory`, which a run that was ended by a signal has left
-    /// attached. Those of other files are not touched.
+    /// Returns the devices of files in `directory` that a run left attached when it was ended by a
+    /// signal. Those of other files are not touched.
     pub(crate) fn left_in(directory: &Path) -> Result<Vec<Self>, Error> {
-        // As the kernel names it.
+        // The path as the kernel names it.
         let directory = directory.canonicalize()?;
         let mut left = Vec::new();
         for device in fs::read_dir("/sys/block")? {
             let device = device?;
-            // There only where a file is attached. One that was deleted has that said behind its
-            // name.
+            // Exists only where a file is attached. The kernel marks a deleted file after its name.
             let file = fs::read_to_string(device.path().join("loop/backing_file"));
             if file.is_ok_and(|file| Path::new(file.trim_end()).starts_with(&directory)) {
                 left.push(Self { path: Path::new("/dev").join(device.file_name()) });
@@ -53,7 +52,7 @@ impl LoopDevice {
         Ok(left)
     }
 
-    /// The device's path, as /dev/loop0.
+    /// The device's path, such as /dev/loop0.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

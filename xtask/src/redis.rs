@@ -1,4 +1,4 @@
-//! `alluvium cache serve` with the programs of Redis, and with its client for Python.
+//! `alluvium cache serve` with the programs of Redis, and with its Python client.
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpStream};
@@ -18,11 +18,11 @@ use crate::suites::tap;
 /// Opening and closing an almost empty cache takes a moment; a slow machine under load may take
 /// longer.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Of each kind of request.
+/// Number of requests of each kind.
 const REQUESTS: u32 = 20_000;
 const PASSWORD: &str = "open-sesame";
 
-/// Runs all tests. `words` is a list of words, one a line; `python` has the client, `script` uses
+/// Runs all tests. `words` is a list of words, one per line; `python` has the client, `script` uses
 /// it.
 pub(crate) fn run(
     binary: &Path,
@@ -55,7 +55,7 @@ pub(crate) fn run(
     let mut client = Command::new(python);
     client.env("BOOTSTRAP", cache.address.to_string()).env("PYTHONDONTWRITEBYTECODE", "1");
     cases.extend(tap("cache.py", client.arg(script))?);
-    cases.push(Case::run("SIGTERM and start again: the words are there", || {
+    cases.push(Case::run("SIGTERM and restart: the words survive", || {
         cache.stop()?;
         cache = Cache::start(binary, directory, &[])?;
         let (word, at) = (words[words.len() / 2], words.len() / 2);
@@ -65,19 +65,19 @@ pub(crate) fn run(
         cache.stop()?;
         let file = directory.join("password");
         fs::write(&file, PASSWORD)?;
-        let file = file.to_str().ok_or("the directory's name is no text")?;
+        let file = file.to_str().ok_or("the directory's name is not UTF-8")?;
         cache = Cache::start(binary, directory, &["--password-file", file])?;
         login(&cache)
     }));
     cases.push(Case::run("the server stops on SIGTERM", || cache.stop()));
     match cases.iter().any(Case::has_failed) {
-        true => println!("data and log of the server stay in {}", directory.display()),
+        true => println!("the server's data and log are kept in {}", directory.display()),
         false => fs::remove_dir_all(directory)?,
     }
     Ok(cases)
 }
 
-/// A running server; killed when it is dropped.
+/// A running server. It is killed when dropped.
 struct Cache {
     address: SocketAddr,
     child: Child,
@@ -97,13 +97,13 @@ impl Cache {
         let child = command.spawn().map_err(|error| format!("{}: {error}", binary.display()))?;
         let mut cache = Self { address, child, log: path };
         let deadline = Instant::now() + LIMIT;
-        // Connections are taken before they are served: what is asked waits as long as it has to.
+        // Connections are accepted before they are served: a request waits as long as needed.
         while TcpStream::connect(address).is_err() {
             if let Some(status) = cache.child.try_wait()? {
                 return Err(format!("it ended with {status} at start{}", cache.told()).into());
             }
             if Instant::now() >= deadline {
-                return Err(format!("it takes no connection{}", cache.told()).into());
+                return Err(format!("it accepts no connections{}", cache.told()).into());
             }
             thread::sleep(Duration::from_millis(5));
         }
@@ -118,11 +118,11 @@ impl Cache {
             Some(status) => {
                 Err(format!("it ended with {status} after SIGTERM{}", self.told()).into())
             }
-            None => Err(format!("it still ran long after SIGTERM{}", self.told()).into()),
+            None => Err(format!("it was still running long after SIGTERM{}", self.told()).into()),
         }
     }
 
-    /// Its log, to be put behind a message.
+    /// Its log, to append to a message.
     fn told(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         format!("; its log:\n{log}")
@@ -134,13 +134,14 @@ impl Cache {
         command
     }
 
-    /// What redis-cli prints. An error as an answer is one of its own.
+    /// Runs redis-cli and returns its output. redis-cli reports an error response as an error of
+    /// its own.
     fn cli(&self, arguments: &[&str]) -> Result<String, Error> {
         let printed = output(self.tool("redis-cli").arg("-e").args(arguments))?;
         Ok(String::from_utf8(printed)?.trim_end().to_owned())
     }
 
-    /// The same with an input.
+    /// Runs redis-cli with an input.
     fn cli_with(&self, arguments: &[&str], input: &Path) -> Result<String, Error> {
         let mut command = self.tool("redis-cli");
         let printed = command.args(arguments).stdin(File::open(input)?).output()?;
@@ -154,7 +155,7 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        // It has ended already if it was stopped.
+        // It has already ended if it was stopped.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -190,11 +191,11 @@ fn values(cache: &Cache) -> Result<(), Error> {
     }
     let info = cache.cli(&["INFO"])?;
     if !info.contains("db0:keys=2") {
-        return Err(format!("INFO says {info}").into());
+        return Err(format!("unexpected INFO: {info}").into());
     }
     match cache.cli(&["LPUSH", "list", "1"]) {
         Err(error) if error.to_string().contains("failed") => Ok(()),
-        other => Err(format!("LPUSH is not there, and answers {other:?}").into()),
+        other => Err(format!("LPUSH is not supported, but answers {other:?}").into()),
     }
 }
 
@@ -205,7 +206,7 @@ fn blob(cache: &Cache, directory: &Path) -> Result<(), Error> {
     fs::write(&file, &bytes)?;
     same(cache.cli_with(&["-x", "SET", "blob"], &file)?.trim_end(), "OK")?;
     let mut came = output(cache.tool("redis-cli").args(["GET", "blob"]))?;
-    // The end of the line is redis-cli's.
+    // redis-cli appends the line end.
     let is_line = came.pop() == Some(b'\n');
     match is_line && came == bytes {
         true => Ok(()),
@@ -261,7 +262,7 @@ fn benchmark(cache: &Cache, more: &[&str]) -> Result<(), Error> {
     let keys: u64 = cache.cli(&["DBSIZE"])?.parse()?;
     match keys > 5000 && !printed.contains("rror") {
         true => Ok(()),
-        false => Err(format!("{keys} keys are there after {printed}").into()),
+        false => Err(format!("{keys} keys exist after {printed}").into()),
     }
 }
 
@@ -279,6 +280,6 @@ fn login(cache: &Cache) -> Result<(), Error> {
     let printed = String::from_utf8(output(&mut command)?)?;
     match printed.contains("\"SET\",") {
         true => Ok(()),
-        false => Err(format!("redis-benchmark prints {printed}").into()),
+        false => Err(format!("unexpected output of redis-benchmark: {printed}").into()),
     }
 }

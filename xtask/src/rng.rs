@@ -1,5 +1,5 @@
-//! A random number generator that a seed replays: SplitMix64. The tests must not depend on the
-//! ambient one.
+//! A random number generator that is reproducible from a seed: SplitMix64. The tests must not
+//! depend on the system's.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 pub(crate) struct Rng(u64);
 
 impl Rng {
-    /// Two generators with one seed give the same numbers.
+    /// Two generators with the same seed yield the same numbers.
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }

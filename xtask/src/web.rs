@@ -1,4 +1,4 @@
-//! What the tests need of the web: an authority whose certificates no system knows, and a small
+//! Web servers for the tests: a certificate authority that no system trusts, and a small HTTP
 //! server.
 
 use std::fs;
@@ -20,14 +20,14 @@ use crate::exec::quietly;
 
 const NEW_KEY: &str = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
 
-/// A certificate authority of the test's own, and a certificate of its for the loopback interface,
-/// in a directory.
+/// The test's own certificate authority, and a certificate that it issued for the loopback
+/// interface, in a directory.
 #[derive(Clone)]
 pub(crate) struct Authority(PathBuf);
 
 impl Authority {
-    /// Its name is that of the directory: of two with one name, a certificate of the other is not
-    /// unknown, but wrong.
+    /// Its name is that of the directory: if two authorities had the same name, a certificate of
+    /// the other one would be reported as invalid, not as unknown.
     pub(crate) fn new(directory: &Path) -> Result<Self, Error> {
         if directory.exists() {
             fs::remove_dir_all(directory)?;
@@ -42,7 +42,7 @@ impl Authority {
         Ok(this)
     }
 
-    /// Another certificate with its key, in these files of the directory.
+    /// Issues another certificate with its key, in these files of the directory.
     pub(crate) fn issue(&self, subject: &str, certificate: &str, key: &str) -> Result<(), Error> {
         let extensions =
             "subjectAltName=IP:127.0.0.1,DNS:localhost\nbasicConstraints=critical,CA:FALSE\n";
@@ -57,12 +57,12 @@ impl Authority {
         quietly(Command::new("openssl").current_dir(&self.0).args(arguments.split(' ')))
     }
 
-    /// Where MinIO finds a certificate and its key, by the names that it knows.
+    /// The directory where MinIO finds a certificate and its key, under the names that it expects.
     pub(crate) fn directory(&self) -> &Path {
         &self.0
     }
 
-    /// What who trusts the authority trusts.
+    /// The root certificate, for clients that trust the authority.
     pub(crate) fn root(&self) -> PathBuf {
         self.0.join("ca.pem")
     }
@@ -76,11 +76,11 @@ impl Authority {
     }
 }
 
-/// What a client of the web asks for.
+/// A request of an HTTP client.
 pub(crate) struct Request {
     pub(crate) method: String,
     pub(crate) target: String,
-    /// Names in small letters.
+    /// Header names are in lower case.
     pub(crate) headers: Vec<(String, String)>,
 }
 
@@ -90,7 +90,7 @@ impl Request {
     }
 }
 
-/// What is answered: status and body.
+/// A response: status and body.
 pub(crate) type Answer = (&'static str, String);
 
 /// A web server that listens on loopback until it is dropped.
@@ -101,7 +101,7 @@ pub(crate) struct WebServer {
 }
 
 impl WebServer {
-    /// With TLS, if there is an `authority`.
+    /// Starts a server, with TLS if there is an `authority`.
     pub(crate) fn start(
         authority: Option<&Authority>,
         answer: impl Fn(&Request) -> Answer + Send + Sync + 'static,
@@ -123,12 +123,12 @@ impl WebServer {
 impl Drop for WebServer {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::SeqCst);
-        // Wakes the thread that accepts.
+        // Wakes the accepting thread.
         let _ = TcpStream::connect(self.address);
     }
 }
 
-/// Serve each connection in a thread of its own, until it is said that it has `ended`.
+/// Serves each connection in its own thread, until `ended` is set.
 pub(crate) fn accept<E: 'static>(
     listener: TcpListener,
     serve: impl Fn(TcpStream) -> Result<(), E> + Send + Sync + 'static,
@@ -142,7 +142,7 @@ pub(crate) fn accept<E: 'static>(
             }
             let Ok(connection) = connection else { continue };
             let serve = serve.clone();
-            // An error is a connection that has ended, which both sides know.
+            // An error means that the connection ended, which both sides know.
             thread::spawn(move || drop(serve(connection)));
         }
     });
@@ -172,7 +172,7 @@ fn serve(
     }
 }
 
-/// One request; its body does not matter.
+/// Answers one request; its body is ignored.
 fn answer_one(
     mut connection: impl Read + Write,
     answer: &impl Fn(&Request) -> Answer,
@@ -192,7 +192,7 @@ fn answer_one(
     let mut words = first.split(' ').map(str::to_owned);
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let request = Request { method, target, headers };
-    // What is left unread when a connection is closed may take the answer with it.
+    // Closing a connection with unread data could discard the answer.
     let body_bytes = request.header("content-length").map_or(Ok(0), str::parse)?;
     std::io::copy(&mut reader.take(body_bytes), &mut std::io::sink())?;
     let (status, body) = answer(&request);

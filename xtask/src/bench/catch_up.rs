@@ -1,7 +1,8 @@
-//! Steady producing while late consumers read old data.
+//! Steady producing while lagging consumers read old data.
 //!
-//! The figures of a round: the latency and the rate of producing in its first third, and while late
-//! consumers read; and the rate of these consumers, beside what they had reached alone before.
+//! The figures of a round: the latency and the rate of producing in its first third, and while
+//! lagging consumers read; and the rate of these consumers, compared with what they reached alone
+//! before.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,51 +23,51 @@ use crate::{Error, ServerOptions, setup};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Rounds; in each all servers are measured, from scratch. Medians count.
+    /// Number of rounds; in each, all servers are measured from scratch. The medians count.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// MiB to produce per second. (Kafka, made to flush each batch, does not keep up with much
-    /// more.)
+    /// MiB to produce per second. (Kafka, configured to flush each batch, does not keep up with
+    /// much more.)
     #[arg(long, default_value_t = 10)]
     rate: u32,
-    /// Seconds to produce in a round. Late consumers come after a third.
+    /// Seconds to produce in a round. Lagging consumers start after a third.
     #[arg(long, default_value_t = 45)]
     seconds: u32,
-    /// MiB of old data. They should be more than can be read in the time; what is read again is in
-    /// the file system's cache.
+    /// MiB of old data. It should be more than can be read in the time; data that is read again
+    /// comes from the file system's cache.
     #[arg(long, default_value_t = 5 * 1024)]
     old: u32,
-    /// MiB per second of each volume, in each direction: the log's and that of the objects; Kafka
-    /// has one, for both.
+    /// MiB per second of each volume, in each direction: one for the log and one for the objects;
+    /// Kafka has one for both.
     #[arg(long, default_value_t = 150)]
     volume_rate: u64,
-    /// Requests per second of the volume of the log, in each direction.
+    /// Requests per second of the log's volume, in each direction.
     #[arg(long, default_value_t = 3000)]
     volume_iops: u64,
-    /// Volumes as fast as the disk below, all of them on the same one. Old data are read again and
-    /// again; the file system's cache is dropped each second, which takes some 20 ms of a core.
+    /// Do not limit the volumes, which are all on the same disk. Old data is read repeatedly; the
+    /// file system's cache is dropped each second, which takes about 20 ms of a core.
     #[arg(long)]
     unlimited: bool,
-    /// Leave Apache Kafka out.
+    /// Leave out Apache Kafka.
     #[arg(long)]
     no_kafka: bool,
-    /// Where to write the plots.
+    /// The directory for the plots.
     #[arg(long, value_name = "DIR", default_value = "docs/plots")]
     plots: PathBuf,
     #[command(flatten)]
     server: ServerOptions,
 }
 
-/// Of the topics.
+/// Partitions of each topic.
 const PARTITIONS: u32 = 4;
-/// More than a server of default settings keeps in memory, so that none of the old data is there.
+/// More than a server with default settings keeps in memory, so that none of the old data is there.
 const FILLER_MEBIBYTES: u32 = 1280;
-/// How often the file system's cache is dropped where old data are read more than once.
+/// How often the file system's cache is dropped where old data is read more than once.
 const DROP_EVERY: Duration = Duration::from_secs(1);
-/// Left out after each change of the load.
+/// Seconds that are left out after each change of the load.
 const SETTLE_SECONDS: f64 = 2.0;
 
-// The bars.
+// The targets.
 const MOST_P99_RATIO: f64 = 1.2;
 const LEAST_PRODUCING: f64 = 0.98;
 const LEAST_READING: f64 = 0.8;
@@ -86,7 +87,7 @@ impl System {
     }
 }
 
-/// What a round has seen.
+/// The measurements of a round.
 struct Round {
     system: System,
     alone: f64,
@@ -95,9 +96,9 @@ struct Round {
     end: f64,
     produced: Vec<Sample>,
     consumed: Vec<Sample>,
-    /// What the disk below took meanwhile.
+    /// Latencies of the underlying disk during the round.
     probed: Vec<Sample>,
-    /// Cores that the server used before, and with late consumers.
+    /// Cores that the server used before, and with lagging consumers.
     cores: (f64, f64),
 }
 
@@ -114,8 +115,8 @@ impl Round {
         quantile(&due(&self.produced, time), part)
     }
 
-    /// The median over the seconds of the p99 of each: a second in which the disk stands still is
-    /// one of many.
+    /// The median of the p99 of each second, so that a second in which the disk stalls is only one
+    /// of many.
     fn p99_of_a_second(&self, (from, to): (f64, f64)) -> f64 {
         let seconds = (to - from) as u32;
         median((0..seconds).map(|second| {
@@ -138,7 +139,7 @@ impl Round {
     }
 }
 
-/// What was due in this time.
+/// The samples that were due in this time.
 fn due(samples: &[Sample], (from, to): (f64, f64)) -> Vec<Sample> {
     samples.iter().filter(|sample| (from..to).contains(&sample.due)).copied().collect()
 }
@@ -214,8 +215,8 @@ fn round(
     };
     load.create("old", PARTITIONS, &[])?;
     load.create("filler", PARTITIONS, &[])?;
-    // Each batch on stable storage before it is acknowledged, as here always. (To have Kafka flush
-    // what is only to be there takes minutes.)
+    // Each batch is on stable storage before it is acknowledged, as always with Alluvium. (The topics
+    // with old data are not flushed: in Kafka that would take minutes.)
     let flushed: &[&str] = if system == System::Kafka { &["flush.messages=1"] } else { &[] };
     load.create("live", PARTITIONS, flushed)?;
     load.run("produce", "old", &["--total", &format!("{}MiB", options.old)])?;
@@ -268,7 +269,7 @@ fn round(
     })
 }
 
-/// The server's options. An operator who knows what an object store gives says so.
+/// The server's options. An operator who knows the rate of an object store configures it.
 fn object_store(directory: &Path, mebibytes_per_second: u64) -> Vec<String> {
     let mut arguments = vec!["--object-store".into(), format!("file://{}", directory.display())];
     if mebibytes_per_second > 0 {
@@ -277,7 +278,7 @@ fn object_store(directory: &Path, mebibytes_per_second: u64) -> Vec<String> {
     arguments
 }
 
-/// Wait for a client that reads old data, from the volume and not from memory.
+/// Waits for a client that reads old data from the volume, not from memory.
 fn until_read(mut client: Running, options: &Options) -> Result<Vec<Sample>, Error> {
     while options.unlimited && !client.has_ended()? {
         thread::sleep(DROP_EVERY);
@@ -289,7 +290,7 @@ fn until_read(mut client: Running, options: &Options) -> Result<Vec<Sample>, Err
 fn line(round: &Round) -> String {
     let (before, during) = (round.before(), round.during());
     format!(
-        "  p50 {:.2} -> {:.2} ms, p99 {:.2} -> {:.2} ms, of a second {:.2} -> {:.2} ms, of the disk {:.2} -> {:.2} ms; producing {:.1} -> {:.1} MiB/s; late readers {:.0} MiB/s, alone {:.0}; server {:.2} -> {:.2} cores",
+        "  p50 {:.2} -> {:.2} ms, p99 {:.2} -> {:.2} ms, of a second {:.2} -> {:.2} ms, of the disk {:.2} -> {:.2} ms; producing {:.1} -> {:.1} MiB/s; cold reads {:.0} MiB/s, alone {:.0}; server {:.2} -> {:.2} cores",
         round.p(0.5, before),
         round.p(0.5, during),
         round.p(0.99, before),
@@ -307,7 +308,7 @@ fn line(round: &Round) -> String {
     )
 }
 
-/// A figure of a round, by its name.
+/// A named figure of a round.
 type Figure = (&'static str, fn(&Round) -> f64);
 
 const FIGURES: [Figure; 18] = [
@@ -326,9 +327,9 @@ const FIGURES: [Figure; 18] = [
     ("producing before, MiB/s", |round| round.producing(round.before())),
     ("producing during, MiB/s", |round| round.producing(round.during())),
     ("producing during / before", producing_ratio),
-    ("late reading alone, MiB/s", |round| round.alone),
-    ("late reading during, MiB/s", Round::reading),
-    ("late reading during / alone", reading_ratio),
+    ("cold reads alone, MiB/s", |round| round.alone),
+    ("cold reads during, MiB/s", Round::reading),
+    ("cold reads during / alone", reading_ratio),
     ("server's cores before", |round| round.cores.0),
     ("server's cores during", |round| round.cores.1),
 ];
@@ -372,7 +373,7 @@ fn judge(rounds: &[Round]) -> Vec<Case> {
             producing_ratio,
             Bar::AtLeast(LEAST_PRODUCING),
         ),
-        judge("late reading, during over alone", reading_ratio, Bar::AtLeast(LEAST_READING)),
+        judge("cold reads, during over alone", reading_ratio, Bar::AtLeast(LEAST_READING)),
     ]
 }
 
@@ -383,7 +384,7 @@ fn plot(
     rounds: &[Round],
 ) -> Result<(), Error> {
     fs::create_dir_all(directory)?;
-    // One round of each, the one in the middle by what matters most.
+    // One round of each, the median by the most important figure.
     let shown: Vec<&Round> = systems.iter().filter_map(|system| middle(rounds, *system)).collect();
     let each_second = |round: &Round, figure: &dyn Fn(f64, f64) -> f64| -> Vec<(f64, f64)> {
         let seconds = (round.end - round.started) as u32;
@@ -407,7 +408,7 @@ fn plot(
         x: Axis { label: "seconds".into(), scale: Scale::Linear },
         y: Axis { label: y.into(), scale },
         series,
-        marks: vec![(f64::from(options.seconds) / 3.0, "late consumers start".into())],
+        marks: vec![(f64::from(options.seconds) / 3.0, "lagging consumers start".into())],
     };
     let latency = shown.iter().map(|round| Series {
         name: round.system.name().into(),
@@ -432,7 +433,7 @@ fn plot(
         (
             format!("catch-up-latency{suffix}.svg"),
             chart(
-                "Produce latency while late consumers read",
+                "Produce latency while lagging consumers read",
                 "p99 of each second, ms",
                 Scale::Logarithmic,
                 latency.collect(),
@@ -440,7 +441,7 @@ fn plot(
         ),
         (
             format!("catch-up-rates{suffix}.svg"),
-            chart("Producing and late reading", "MiB/s", Scale::Logarithmic, rates),
+            chart("Producing and cold reads", "MiB/s", Scale::Logarithmic, rates),
         ),
     ] {
         let path = directory.join(name);
@@ -450,7 +451,7 @@ fn plot(
     Ok(())
 }
 
-/// The round with the median of the ratio of latencies, the lower one of two.
+/// The round with the median ratio of latencies, the lower of two.
 fn middle(rounds: &[Round], system: System) -> Option<&Round> {
     let mut of: Vec<&Round> = rounds.iter().filter(|round| round.system == system).collect();
     of.sort_by(|one, other| p99_ratio(one).total_cmp(&p99_ratio(other)));

@@ -1,8 +1,8 @@
-//! Late reads from an object store that is far away, with and without a cache on a local disk.
+//! Cold reads from a distant object store, with and without a cache on a local disk.
 //!
-//! In rounds, a server with `--disk-cache` and one without, each from scratch, with an S3 server of
-//! its own behind a proxy that holds each request up. Everything is read late, twice; before each
-//! reading the server is started again, so that nothing is in memory.
+//! In rounds, a server with `--disk-cache` and one without, each from scratch, with its own S3
+//! server behind a proxy that delays each request. All data is read cold, twice; the server is
+//! restarted before each reading, so that memory is empty.
 
 use std::fs;
 use std::path::Path;
@@ -20,17 +20,16 @@ use crate::{Error, ServerOptions, setup};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Rounds; in each both servers are measured, from scratch. Medians count.
+    /// Number of rounds; in each, both servers are measured from scratch. The medians count.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// MiB to produce, and to read late: less than the disk cache holds.
+    /// MiB to produce and to read cold: less than the disk cache holds.
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(64..=8192))]
     mebibytes: u32,
     /// Partitions of the topic. One client reads all of them.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     partitions: u32,
-    /// Milliseconds by which each request to the object store is held up while everything is read
-    /// late.
+    /// Milliseconds by which each request to the object store is delayed during the cold reads.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=1000))]
     latency_ms: u64,
     #[command(flatten)]
@@ -39,24 +38,24 @@ pub(crate) struct Options {
 
 const WAL_MEBIBYTES: u64 = 512;
 const LOG_CACHE_MEBIBYTES: u64 = 256;
-/// Opening takes milliseconds, and what waits to be written is 16 MiB at most.
+/// Opening takes milliseconds, and at most 16 MiB wait to be written.
 const LIMIT: Duration = Duration::from_secs(120);
 const POLL_EVERY: Duration = Duration::from_millis(20);
 const MEBIBYTE: f64 = (1 << 20) as f64;
 
-/// Everything, read late once.
+/// One cold reading of all data.
 #[derive(Clone, Copy)]
 struct Reading {
     seconds: f64,
     mebibytes: f64,
-    /// Of the server, of blocks and indexes of objects.
+    /// GETs of the server for blocks and indexes of objects.
     gets: f64,
     fetched_mebibytes: f64,
-    /// Blocks and indexes that the disk cache did not take.
+    /// Blocks and indexes that the disk cache dropped.
     dropped: f64,
 }
 
-/// What a round has seen of one server.
+/// The measurements of one server in a round.
 struct Round {
     has_cache: bool,
     first: Reading,
@@ -70,7 +69,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
     let directory = root.join("target/e2e/run/disk-cache");
     let mut rounds = Vec::new();
     for number in 1..=options.rounds {
-        // Neither is always the first.
+        // The servers alternate in going first.
         for has_cache in [number % 2 == 0, number % 2 == 1] {
             let which = if has_cache { "with" } else { "without" };
             println!("round {number} of {}: {which} a disk cache", options.rounds);
@@ -94,7 +93,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
     }
     fs::remove_dir_all(&directory)?;
     println!(
-        "\n{} MiB in {} partitions, each request held up by {} ms; medians of {} rounds",
+        "\n{} MiB in {} partitions, each request delayed by {} ms; medians of {} rounds",
         options.mebibytes, options.partitions, options.latency_ms, options.rounds
     );
     println!("{}", table(&rounds));
@@ -146,7 +145,7 @@ fn round(
     Ok(Round { has_cache, first, second })
 }
 
-/// Read everything from a server that has just started.
+/// Reads all data from a freshly started server.
 fn late(
     server: &Server,
     load: &Load,
@@ -160,8 +159,8 @@ fn late(
     }
     let samples = load.run("consume", "topic", &[])?;
     if has_cache {
-        // What is dropped is counted, and so is what the next reading asks for it.
-        until(server, "all that was missing is in the disk cache", |metrics| {
+        // Dropped writes are counted, and so are the requests of the next reading for them.
+        until(server, "everything missing is in the disk cache", |metrics| {
             let value = |what: &str| metrics.get(&format!("alluvium_disk_cache_{what}_total"));
             let taken = value("writes").zip(value("dropped_writes"));
             let taken = taken.map(|(written, dropped)| written + dropped);
@@ -181,19 +180,19 @@ fn late(
         mebibytes,
         gets: value("alluvium_cold_read_gets_total")?,
         fetched_mebibytes: value("alluvium_cold_read_get_bytes_total")? / MEBIBYTE,
-        // A server without a disk cache may have no such metric.
+        // A server without a disk cache may not have this metric.
         dropped: metrics.get("alluvium_disk_cache_dropped_writes_total").unwrap_or(0.0),
     })
 }
 
-/// Wait until the server's metrics tell something.
+/// Polls the server's metrics until the condition holds.
 fn until(server: &Server, what: &str, holds: impl Fn(&Metrics) -> bool) -> Result<(), Error> {
     let deadline = Instant::now() + LIMIT;
     loop {
-        // Right after a start the log may still tell where the metrics of the one before were.
+        // Right after a restart the log may still end with the previous address of the metrics.
         if let Ok(metrics) = server.metrics() {
             if metrics.get("alluvium_disk_cache_failed") == Some(1.0) {
-                return Err(format!("the disk cache has failed{}", server.log_tail()).into());
+                return Err(format!("the disk cache failed{}", server.log_tail()).into());
             }
             if holds(&metrics) {
                 return Ok(());
@@ -207,7 +206,7 @@ fn until(server: &Server, what: &str, holds: impl Fn(&Metrics) -> bool) -> Resul
     }
 }
 
-/// A figure of a round, by its name.
+/// A named figure of a round.
 type Figure = (&'static str, fn(&Round) -> f64);
 
 const FIGURES: [Figure; 6] = [
@@ -231,11 +230,12 @@ fn table(rounds: &[Round]) -> String {
     text
 }
 
-/// What was read once is not fetched again, unless it was dropped for a disk that did not keep up.
+/// Checks that data that was read once is not fetched again, unless it was dropped because the disk
+/// did not keep up.
 fn judge(rounds: &[Round]) -> Vec<Case> {
     let cached = rounds.iter().filter(|round| round.has_cache);
     let again = cached.map(|round| (round.second.gets - round.first.dropped).max(0.0));
-    let name = "GETs of the second reading with a disk cache, beyond what it has dropped";
+    let name = "GETs of the second reading with a disk cache, beyond dropped writes";
     vec![judged(name, again.fold(0.0, f64::max), Bar::AtMost(0.0))]
 }
 
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_once_is_not_fetched_again() {
+    fn data_that_was_read_once_is_not_fetched_again() {
         let missed = |rounds: &[Round]| judge(rounds)[0].has_failed();
         assert!(!missed(&[round(false, 90.0, 0.0), round(true, 0.0, 0.0)]));
         assert!(missed(&[round(true, 0.0, 0.0), round(true, 1.0, 0.0)]), "each round counts");

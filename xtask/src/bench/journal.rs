@@ -1,5 +1,5 @@
-//! The journal cache beside other engines, and its reads beside its own maintenance: builds
-//! `bench/journal`, a package of its own, and runs it.
+//! Compares the journal cache with other engines, and its reads with and without maintenance:
+//! builds `bench/journal`, a separate package, and runs it.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,19 +14,19 @@ use crate::setup::{Missing, apt};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Options of the bench: `--entries 100000` is a trial of it in a minute or two, `--beside`
-    /// only reads beside maintenance; `-- --help` tells of the others.
+    /// Options of the benchmark: `--entries 100000` is a trial run of a minute or two, `--beside`
+    /// measures only reads during maintenance; `-- --help` lists the others.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
     rest: Vec<String>,
 }
 
-/// Some times what a whole run takes on a slow disk.
+/// Several times the duration of a complete run on a slow disk.
 const LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
-/// The package.
+/// The package's manifest.
 pub(crate) const MANIFEST: &str = "bench/journal/Cargo.toml";
-/// Where cargo builds it: the workspace's own target would be built anew with other features.
+/// The target directory: the workspace's own would be rebuilt with other features.
 pub(crate) const BUILD: &str = "target/bench-journal/build";
-/// What it is linked with, and a file of each that says whether it is there.
+/// The Debian packages that it links, each with a file that shows whether it is installed.
 const PACKAGES: [(&str, &str); 2] = [
     ("librocksdb-dev", "/usr/include/rocksdb/c.h"),
     ("libleveldb-dev", "/usr/include/leveldb/c.h"),
@@ -82,14 +82,14 @@ fn race(root: &Path, options: &Options) -> Result<Vec<Case>, Error> {
         cases.push(Case::failed("bench journal", status));
     }
     if cases.is_empty() {
-        // Help, or engines without ours.
-        cases.push(Case::skipped("bars", "nothing that there is a bar for was measured"));
+        // Only help was printed, or only other engines were measured.
+        cases.push(Case::skipped("bars", "nothing with a target was measured"));
     }
     Ok(cases)
 }
 
-/// The case in a line of the bench, if there is one: `bar: missed: name: what it is`, or `failed:
-/// what has`.
+/// Parses the case in a line of the benchmark, if there is one: `bar: missed: name: what it is`, or
+/// `failed: what has`.
 fn case(line: &str) -> Option<Case> {
     if let Some(what) = line.strip_prefix("failed: ") {
         return Some(Case::failed("a run", what));

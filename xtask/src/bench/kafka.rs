@@ -1,10 +1,10 @@
-//! Kafka's own performance tools against this server and against Apache Kafka, alternately:
+//! Kafka's own performance tools against this server and Apache Kafka, alternately:
 //! `ProducerPerformance`, `ConsumerPerformance` and `EndToEndLatency`.
 //!
-//! The server has one half of the processors, that where the disk interrupts, and the tools have
-//! the other. Alluvium flushes before it acknowledges, always; Kafka runs as it comes, which leaves
-//! that to the kernel, and with `flush.messages=1`, which is the same promise. All data lie in the
-//! same file system.
+//! The server has one half of the processors, the one that handles the disk's interrupts, and the
+//! tools have the other. Alluvium always flushes before it acknowledges; Kafka runs with its
+//! defaults, which leave flushing to the kernel, and with `flush.messages=1`, which gives the same
+//! guarantee. All data is in the same file system.
 
 mod figures;
 mod printed;
@@ -29,47 +29,47 @@ use tools::{Told, Tools};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Rounds; in each all servers are measured, from scratch. Medians count.
+    /// Number of rounds; in each, all servers are measured from scratch. The medians count.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
     /// Seconds of producing at each rate, as far as the server keeps up; the second half counts.
     #[arg(long, default_value_t = 40)]
     seconds: u32,
-    /// MB (10^6 bytes) to produce per second, or `max`, one after the other.
+    /// MB (10^6 bytes) to produce per second, or `max`; the rates are measured in sequence.
     #[arg(long, value_delimiter = ',', default_value = "max,30,5")]
     rates: Vec<Rate>,
     /// Partitions of the topic.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 100, 1000])]
     partitions: Vec<u32>,
-    /// Records whose way from the producer to the consumer is measured, one after the other. 0:
-    /// none. The tool has no warm-up, and the first ones take ten times as long: they should be
-    /// less than one of a hundred.
+    /// Number of records whose latency from producer to consumer is measured, one after the other;
+    /// 0 for none. The tool has no warm-up, and the first records take ten times as long: they
+    /// should be less than one percent.
     #[arg(long, default_value_t = 5000)]
     end_to_end: u32,
-    /// MiB of records that this server keeps in memory for readers at the tail. (Kafka leaves that
-    /// to the page cache, which is not counted as its memory.)
+    /// MiB of recent records that this server keeps in memory for tail reads. (Kafka leaves that to
+    /// the page cache, which is not counted as its memory.)
     #[arg(long, default_value_t = 32)]
     log_cache: u64,
-    /// MiB of what was read from objects that it keeps.
+    /// MiB of the server's block cache for data read from objects.
     #[arg(long, default_value_t = 32)]
     block_cache: u64,
-    /// Where to write the plots.
+    /// The directory for the plots.
     #[arg(long, value_name = "DIR", default_value = "docs/plots")]
     plots: PathBuf,
-    /// Measure nothing: tables, plots and bars of what runs have printed, which must have been set
-    /// alike.
+    /// Measure nothing: print tables, plots and targets from the output of earlier runs, which must
+    /// have had the same settings.
     #[arg(long, value_name = "FILE", value_delimiter = ',')]
     report: Vec<PathBuf>,
     #[command(flatten)]
     server: ServerOptions,
 }
 
-/// How fast to produce.
+/// The rate of producing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Rate {
     /// 10^6 bytes a second.
     Megabytes(u32),
-    /// As fast as it goes.
+    /// As fast as possible.
     Max,
 }
 
@@ -94,14 +94,14 @@ impl std::fmt::Display for Rate {
     }
 }
 
-/// Who is measured.
+/// A measured system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum System {
     /// Each batch is on stable storage before it is acknowledged.
     Alluvium,
-    /// The same, by `flush.messages=1`.
+    /// Also on stable storage before the acknowledgement, through `flush.messages=1`.
     KafkaFlushed,
-    /// As it comes: acknowledged out of the page cache.
+    /// With its defaults: acknowledged from the page cache.
     KafkaUnflushed,
 }
 
@@ -116,7 +116,7 @@ impl System {
         }
     }
 
-    /// What its topics are told.
+    /// Configuration of its topics.
     fn settings(self) -> &'static [&'static str] {
         match self {
             Self::KafkaFlushed => &["flush.messages=1"],
@@ -125,18 +125,18 @@ impl System {
     }
 }
 
-/// What is done to a server.
+/// A measured load.
 #[derive(Clone, Copy, PartialEq)]
 enum Load {
     Produce(Rate),
-    /// Produce, and wait for no acknowledgement: what the tool itself takes. Of Alluvium only; it
-    /// would be the same of the others.
+    /// Produces without waiting for acknowledgements: the cost of the tool itself. Only for
+    /// Alluvium; it would be the same for the others.
     Unacknowledged(Rate),
     Consume,
     EndToEnd,
 }
 
-/// What one tool has measured of one server, and what it cost that one.
+/// What one tool measured of one server, and the server's resource usage.
 struct Sample {
     system: System,
     partitions: u32,
@@ -146,32 +146,32 @@ struct Sample {
     /// 0 for [`Load::Consume`].
     p50_ms: f64,
     p99_ms: f64,
-    /// MiB for each second of the server's processor time, user and system.
+    /// MiB per second of the server's processor time, user and system.
     per_cpu_second: f64,
-    /// Of the server meanwhile, in MiB.
+    /// Peak resident memory of the server during the load, in MiB.
     peak_memory: f64,
 }
 
 const RECORD_BYTES: u32 = 1024;
-/// First of all, to find how much is about too much.
+/// Sent first, to estimate the rate that saturates the server.
 const FIRST_RECORDS: u64 = 20_000;
-/// To each partition of a topic before what is measured, in the mean. Apache Kafka maps two index
-/// files for each; the first entries of these fault in pages, 15 ms of its processor each here, and
-/// with 1,000 partitions half a minute in which it does nothing else. Batches have 15 records, and
-/// the second one of a partition makes its first entries.
+/// The mean number of records per partition of a topic before the measurement. Apache Kafka maps
+/// two index files for each partition; their first entries cause page faults, 15 ms of processor
+/// time each here, and with 1,000 partitions half a minute in which it does nothing else. Batches
+/// have 15 records, and the second one of a partition makes its first entries.
 const FIRST_OF_A_PARTITION: u64 = 64;
-/// Then as fast as it goes for so long: a JVM that has just started has not compiled what it does
-/// most.
+/// Then as fast as possible for this long: a JVM that has just started has not yet compiled its hot
+/// code.
 const WARM_UP_SECONDS: u32 = 15;
-/// And again while it becomes so much faster: what few records took says little about many, with
-/// 1,000 partitions above all.
+/// Repeated while the rate increases by this factor: the first few records say little about many,
+/// especially with 1,000 partitions.
 const STILL_RISING: f64 = 1.25;
 const MAX_WARM_UPS: u32 = 6;
 const WAL_MEBIBYTES: u64 = 2048;
-/// As fast as it goes, with linger.ms as it comes.
+/// As fast as possible, with the default linger.ms.
 const FLAT_OUT: &[&str] = &["acks=all"];
-/// At a rate it is latency that counts, and not how long a producer waits for more before it sends
-/// (linger.ms, 5 ms as it comes).
+/// At a fixed rate, latency matters, not how long a producer waits for more records before it sends
+/// (linger.ms, 5 ms by default).
 const AT_A_RATE: &[&str] = &["acks=all", "linger.ms=0"];
 const UNACKNOWLEDGED: &[&str] = &["acks=0", "linger.ms=0"];
 
@@ -194,7 +194,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
     for round in 1..=options.rounds {
         for partitions in &options.partitions {
             for position in 0..SYSTEMS.len() {
-                // None is always the first.
+                // The systems alternate in going first.
                 let system = SYSTEMS[(position + round as usize - 1) % SYSTEMS.len()];
                 println!(
                     "round {round} of {}: {partitions} partitions, {}",
@@ -205,8 +205,8 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
                     fs::remove_dir_all(&directory)?;
                 }
                 fs::create_dir_all(&directory)?;
-                // What the one before has left to the kernel must not be written while this one is
-                // measured.
+                // Dirty pages of the previous system must not be written back during this
+                // measurement.
                 rustix::fs::sync();
                 let under_test = UnderTest {
                     options,
@@ -216,8 +216,8 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
                     jars: &jars,
                     directory: &directory,
                 };
-                // One that stalls or fails does not take the others' figures with it; it is told at
-                // the end.
+                // A system that stalls or fails does not discard the figures of the others; it is
+                // reported at the end.
                 if let Err(error) = under_test.measure(&processors, &mut samples) {
                     let what = format!("round {round}, {partitions} partitions, {}", system.name());
                     println!("  {what}: {error}");
@@ -230,7 +230,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
     tell(root, options, options.rounds, &samples, broken)
 }
 
-/// Tables, plots and bars.
+/// Prints tables and targets, and writes the plots.
 fn tell(
     root: &Path,
     options: &Options,
@@ -248,7 +248,7 @@ fn tell(
     Ok(report)
 }
 
-/// One server with topics of so many partitions.
+/// One server with topics of this many partitions.
 struct UnderTest<'a> {
     options: &'a Options,
     system: System,
@@ -308,12 +308,12 @@ impl UnderTest<'_> {
             tools.create(&topic)?;
             tools.produce(&topic, first_of_all, None, FLAT_OUT)?;
             let (records, per_second) = amount(*rate, self.options.seconds, most);
-            // What was left to the kernel before must not be written while this is measured.
+            // Dirty pages from before must not be written back during this measurement.
             rustix::fs::sync();
             let cost = Cost::start(server.pid())?;
             let settings = if per_second.is_some() { AT_A_RATE } else { FLAT_OUT };
             let produced = tools.produce(&topic, records, per_second, settings)?;
-            // The first ones found a server that had just started.
+            // The first records met a server that had just started.
             most = most.max(produced.throughput);
             samples.push(self.sample(Load::Produce(*rate), &produced, records, &cost)?);
             if *rate == Rate::Max {
@@ -355,8 +355,8 @@ impl UnderTest<'_> {
     }
 }
 
-/// Records to send in so many seconds, and how many in each, where the server takes at most so many
-/// MiB per second.
+/// The number of records to send within `seconds`, and per second, to a server that handles at most
+/// `most` MiB per second.
 fn amount(rate: Rate, seconds: u32, most: f64) -> (u64, Option<u64>) {
     let most = most * f64::from(1 << 20) / f64::from(RECORD_BYTES);
     let asked = match rate {
@@ -369,7 +369,7 @@ fn amount(rate: Rate, seconds: u32, most: f64) -> (u64, Option<u64>) {
     ((each_second * f64::from(seconds)) as u64, asked)
 }
 
-/// What a server uses from a moment on.
+/// The resources that a server uses from a moment on.
 struct Cost {
     pid: u32,
     started: Instant,
@@ -378,12 +378,12 @@ struct Cost {
 
 impl Cost {
     fn start(pid: u32) -> Result<Self, Error> {
-        // The peak of the resident set begins anew (proc(5)).
+        // Resets the peak of the resident set (proc(5)).
         fs::write(format!("/proc/{pid}/clear_refs"), "5")?;
         Ok(Self { pid, started: Instant::now(), cpu: cpu_time(pid)? })
     }
 
-    /// Processor time, and the peak of the resident set in MiB.
+    /// Returns the processor time, and the peak of the resident set in MiB.
     fn so_far(&self) -> Result<(Duration, f64), Error> {
         let path = format!("/proc/{}/status", self.pid);
         let status = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_sent_than_the_server_takes_in_the_time() {
+    fn no_more_is_sent_than_the_server_handles_in_the_time() {
         let second = 5_000_000 / 1024;
         assert_eq!(amount(Rate::Megabytes(5), 1, 10.0), (second, Some(second)));
         assert_eq!(amount(Rate::Megabytes(30), 2, 10.0), (20_480, Some(30_000_000 / 1024)));

@@ -1,4 +1,4 @@
-//! Producers and consumers: `alluvium bench`, whichever server they talk to.
+//! Producers and consumers: `alluvium bench`, whichever server they connect to.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -7,15 +7,15 @@ use std::process::{Child, Command, Stdio};
 use crate::Error;
 use crate::exec::{describe, quietly};
 
-/// The program that makes the load, and where it sends it.
+/// The program that generates the load, and its target.
 pub(super) struct Load {
     pub(super) program: PathBuf,
     pub(super) address: String,
-    /// For files of samples, and what clients say.
+    /// Directory for files of samples and the clients' output.
     pub(super) directory: PathBuf,
 }
 
-/// A request, as the client has seen it.
+/// A request as measured by the client.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Sample {
     /// When it was due, in seconds since 1970.
@@ -38,7 +38,7 @@ impl Sample {
     }
 }
 
-/// A client that runs. It is killed when dropped.
+/// A running client. It is killed when dropped.
 pub(super) struct Running {
     what: String,
     child: Child,
@@ -66,7 +66,7 @@ impl Load {
         quietly(delete.args(["topic", "delete", topic, "--bootstrap", &self.address]))
     }
 
-    /// Start `alluvium bench KIND TOPIC ARGUMENTS`, which keeps a sample of each request.
+    /// Starts `alluvium bench KIND TOPIC ARGUMENTS`, which records a sample of each request.
     pub(super) fn start(
         &self,
         kind: &str,
@@ -79,8 +79,8 @@ impl Load {
         self.start_named(&name, kind, topic, &[arguments, &["--samples", &samples]].concat())
     }
 
-    /// The same without samples, however long it takes. `name` tells it from others at the same
-    /// time.
+    /// Starts a client without samples and without a time limit. `name` distinguishes it from
+    /// concurrent ones.
     pub(super) fn start_named(
         &self,
         name: &str,
@@ -113,7 +113,7 @@ impl Running {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// Wait for its end, which must be a success.
+    /// Waits for its end, which must be a success.
     pub(super) fn wait(&mut self) -> Result<(), Error> {
         if !self.child.wait()?.success() {
             let errors = fs::read_to_string(self.samples.with_extension("log"))?;
@@ -123,12 +123,12 @@ impl Running {
         Ok(())
     }
 
-    /// Wait for its end, and read what it has measured, in the order in which requests were due.
+    /// Waits for its end, and reads its samples, in the order in which requests were due.
     pub(super) fn finish(mut self) -> Result<Vec<Sample>, Error> {
         self.wait()?;
         let samples = read(&self.samples)?;
         if samples.is_empty() {
-            return Err(format!("`{}` has sent nothing", self.what).into());
+            return Err(format!("`{}` sent nothing", self.what).into());
         }
         Ok(samples)
     }
@@ -136,7 +136,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It has ended, as a rule.
+        // Usually it has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -145,14 +145,16 @@ impl Drop for Running {
 fn read(path: &Path) -> Result<Vec<Sample>, Error> {
     let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let lines = text.lines().skip(1);
-    let samples = lines
-        .map(|line| Sample::parse(line).ok_or_else(|| Error::from(format!("no sample: `{line}`"))));
+    let samples = lines.map(|line| {
+        Sample::parse(line).ok_or_else(|| Error::from(format!("not a sample: `{line}`")))
+    });
     let mut samples = samples.collect::<Result<Vec<_>, Error>>()?;
     samples.sort_by(|one, other| one.due.total_cmp(&other.due));
     Ok(samples)
 }
 
-/// The least latency that this part of the requests does not exceed. NaN of nothing.
+/// The smallest latency that is at least as large as this fraction of the samples. NaN without
+/// samples.
 pub(super) fn quantile(samples: &[Sample], part: f64) -> f64 {
     let mut latencies: Vec<f64> = samples.iter().map(|sample| sample.latency_ms).collect();
     latencies.sort_by(f64::total_cmp);
@@ -160,7 +162,7 @@ pub(super) fn quantile(samples: &[Sample], part: f64) -> f64 {
     latencies.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
 }
 
-/// MiB per second of what was answered in this time.
+/// MiB per second of the requests that were answered in this time.
 pub(super) fn rate(samples: &[Sample], from: f64, to: f64) -> f64 {
     let inside = samples.iter().filter(|sample| (from..to).contains(&sample.done()));
     inside.map(|sample| sample.bytes).sum::<f64>() / (to - from) / f64::from(1 << 20)
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_a_sample() {
+    fn a_line_is_parsed_as_a_sample() {
         let read = Sample::parse("1500000,2500,64").expect("it has three numbers");
         assert_eq!(read, Sample { due: 1.5, latency_ms: 2.5, bytes: 64.0 });
         assert_eq!(Sample::parse("1500000,2500"), None);
@@ -183,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_those_of_the_nearest_rank() {
+    fn quantiles_use_the_nearest_rank() {
         let samples: Vec<Sample> = (1..=100).rev().map(|ms| sample(0.0, f64::from(ms))).collect();
         assert_eq!(quantile(&samples, 0.5), 50.0);
         assert_eq!(quantile(&samples, 0.99), 99.0);
@@ -192,10 +194,10 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_counts_what_was_answered_in_its_time() {
+    fn a_rate_counts_answers_within_its_time() {
         let samples =
             [sample(0.0, 900.0), sample(0.5, 500.0), sample(0.9, 1200.0), sample(1.9, 200.0)];
-        assert_eq!(rate(&samples, 1.0, 2.0), 1.0, "at 1.0; 0.9, 2.1 are not in it");
+        assert_eq!(rate(&samples, 1.0, 2.0), 1.0, "only 1.0 is counted, not 0.9 and 2.1");
         assert_eq!(rate(&samples, 0.0, 2.0), 1.0);
     }
 }

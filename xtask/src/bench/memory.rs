@@ -1,4 +1,4 @@
-//! The resident memory of a server under a load of all kinds, beside what its settings allow.
+//! The resident memory of a server under a mixed load, compared with the bound from its settings.
 
 use std::fmt;
 use std::fs;
@@ -19,20 +19,20 @@ use crate::{Error, ServerOptions};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// How long the load goes on.
+    /// Duration of the load.
     #[arg(long, default_value_t = 60)]
     minutes: u32,
     /// MiB to produce per second, half to each of two topics.
     #[arg(long, default_value_t = 12)]
     rate: u32,
-    /// Where to write the plot.
+    /// The directory for the plot.
     #[arg(long, value_name = "DIR", default_value = "docs/plots")]
     plots: PathBuf,
     #[command(flatten)]
     server: ServerOptions,
 }
 
-/// As the test suite runs it: retention comes by once, five minutes after the start.
+/// The duration in the test suite: retention runs once, five minutes after the start.
 const SUITE_MINUTES: u32 = 7;
 const SUITE_RATE: u32 = 8;
 
@@ -44,67 +44,67 @@ const LATE_READS: u64 = 32;
 const UPLOAD: u64 = 32;
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
-/// The broker lets go of what is beyond `retention.bytes` so often.
+/// The interval in which the broker deletes data beyond `retention.bytes`.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(300);
-/// A consumer is killed after this.
+/// A consumer is killed after this time.
 const KILLED_AFTER: Duration = Duration::from_secs(3);
-/// Points of the plot, at most: a longer run has the largest of some seconds in each.
+/// Maximum number of points in the plot: in a longer run each is the maximum of several seconds.
 const POINTS: usize = 400;
 
-/// A topic that is there from the beginning to the end.
+/// A topic that exists throughout the run.
 struct Topic {
     name: &'static str,
     partitions: u32,
-    /// KiB of a batch.
+    /// Size of a batch in KiB.
     batch: u32,
-    /// Beyond this, bytes of a partition go. 0: never.
+    /// Bytes of a partition beyond which data is deleted. 0: never.
     retention: u64,
 }
 
-/// Large streams, with objects of their own.
+/// Large streams, with their own objects.
 const WIDE: Topic = Topic { name: "wide", partitions: 4, batch: 64, retention: 64 << 20 };
-/// Small ones, which share objects.
+/// Small streams, which share objects.
 const MANY: Topic = Topic { name: "many", partitions: 64, batch: 16, retention: 4 << 20 };
-/// For late readers; more than all of the server's memory.
+/// For lagging consumers; larger than all of the server's memory.
 const OLD: Topic = Topic { name: "old", partitions: 4, batch: 64, retention: 0 };
 const OLD_MEBIBYTES: u32 = 768;
-/// Created, written, read and deleted, again and again.
+/// Created, written, read and deleted, repeatedly.
 const PASSING: Topic = Topic { name: "passing", partitions: 8, batch: 64, retention: 0 };
 const PASSING_MEBIBYTES: u32 = 16;
 
-/// Late readers that go on all the time.
+/// Lagging consumers that run the whole time.
 const LATE_READERS: u32 = 2;
 
-/// What may be resident, in MiB, and why.
+/// The bound of the resident memory as a list of parts, in MiB.
 struct Bound(Vec<(&'static str, f64)>);
 
 impl Bound {
-    /// `idle`: what the server has before the first client comes.
+    /// `idle` is the server's memory before the first client connects.
     fn new(idle: f64) -> Self {
         let mebibytes = |kibibytes: u32| f64::from(kibibytes) / 1024.0;
         // `alluvium bench` has one connection for each partition, at most 16.
         let connections = |topic: &Topic| topic.partitions.min(16);
         let writers = [&WIDE, &MANY, &PASSING];
         let readers = [(&WIDE, 1), (&MANY, 1), (&OLD, LATE_READERS + 1), (&PASSING, 1)];
-        // One request of a connection is in memory at a time; its buffer grows to twice of what has
-        // come, and 64 KiB are there from the start.
+        // A connection has one request in memory at a time; its buffer grows to twice the received
+        // bytes, and starts at 64 KiB.
         let requests: f64 = writers
             .iter()
             .map(|topic| f64::from(connections(topic)) * 2.0 * mebibytes(topic.batch + 64))
             .sum();
-        // One fetch of a connection at a time, of 1 MiB for each partition; a batch keeps at most
-        // twice its payload.
+        // One fetch per connection, of 1 MiB for each partition; a batch holds at most twice its
+        // payload.
         let responses: f64 =
             readers.iter().map(|(topic, count)| f64::from(topic.partitions * count) * 2.0).sum();
         let all_connections: u32 = writers.iter().map(|topic| connections(topic)).sum::<u32>()
             + readers.iter().map(|(topic, count)| connections(topic) * count).sum::<u32>();
-        // Parts of 8 MiB: those on their way, one that is filled, a block of 1 MiB that is encoded,
-        // and the 1 MiB that a directory writes at a time.
+        // Parts of 8 MiB: those in transfer, one being filled, a block of 1 MiB being encoded, and
+        // the 1 MiB that a directory store writes at a time.
         let object = |on_their_way: f64| (on_their_way + 1.0) * 8.0 + 2.0;
         Self(vec![
             ("log cache (--log-cache)", LOG_CACHE as f64),
             ("block cache (--block-cache)", BLOCK_CACHE as f64),
-            ("late reads on their way (--late-read-memory)", LATE_READS as f64),
+            ("cold reads in progress (--late-read-memory)", LATE_READS as f64),
             ("write-ahead log: window of 64 MiB", 64.0),
             ("an upload: the parts of an object", object(4.0)),
             (
@@ -114,7 +114,7 @@ impl Bound {
             ("the catalog's page cache", 8.0),
             ("requests of these clients (at most 256 MiB of any)", requests.min(256.0)),
             ("responses to these clients (at most 2 x 512 MiB to any)", responses.min(1024.0)),
-            // Answers that wait, and buffers.
+            // Waiting answers, and buffers.
             ("connections, 264 KiB each", f64::from(all_connections) * mebibytes(264)),
             ("the idle server, measured", idle),
         ])
@@ -145,13 +145,13 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
     Ok(report)
 }
 
-/// For `cargo xtask test`: seven minutes of it.
+/// The benchmark as part of `cargo xtask test`: seven minutes.
 pub(crate) fn suite(root: &Path, binary: &Path, directory: &Path) -> Result<Vec<Case>, Error> {
     let plot = root.join("target/e2e/memory.svg");
     measure(binary, directory, SUITE_MINUTES, SUITE_RATE, &plot)
 }
 
-/// Data and logs stay in `directory` if a case has failed.
+/// Data and logs are kept in `directory` if a case failed.
 fn measure(
     binary: &Path,
     directory: &Path,
@@ -205,7 +205,7 @@ fn measure(
         }));
     }
     if cases.iter().any(Case::has_failed) {
-        println!("data and logs stay in {}", directory.display());
+        println!("data and logs are kept in {}", directory.display());
         return Ok(cases);
     }
     server.finish()?;
@@ -227,7 +227,7 @@ fn config(binary: &Path, directory: &Path) -> Config {
     }
 }
 
-/// All of it, until the time is over. Whatever fails ends it with an error.
+/// Runs all loads until the time is over. The first failure ends it with an error.
 fn mixed_load(load: &Load, duration: Duration, rate: u32) -> Result<(), Error> {
     let end = Instant::now() + duration;
     let total = format!("{OLD_MEBIBYTES}MiB");
@@ -250,7 +250,7 @@ fn mixed_load(load: &Load, duration: Duration, rate: u32) -> Result<(), Error> {
         lasting.push(load.start_named(&name, "consume", OLD.name, &["--duration", &seconds])?);
     }
     let mut passed = 0;
-    // The last round is to end before the lasting ones do.
+    // The last round must end before the permanent loads do.
     while Instant::now() + 4 * KILLED_AFTER < end {
         passing_topic(load, passed)?;
         passed += 1;
@@ -258,7 +258,7 @@ fn mixed_load(load: &Load, duration: Duration, rate: u32) -> Result<(), Error> {
         for client in &mut lasting {
             if client.has_ended()? {
                 client.wait()?;
-                return Err("a client has ended before its time".into());
+                return Err("a client ended too early".into());
             }
         }
     }
@@ -276,18 +276,18 @@ fn passing_topic(load: &Load, number: u32) -> Result<(), Error> {
 }
 
 fn killed_consumer(load: &Load) -> Result<(), Error> {
-    // Longer than it lives.
+    // Longer than the consumer lives.
     let mut consumer = load.start_named("killed", "consume", OLD.name, &["--duration", "1h"])?;
     thread::sleep(KILLED_AFTER);
     if consumer.has_ended()? {
         consumer.wait()?;
-        return Err("a consumer has ended before it was killed".into());
+        return Err("a consumer ended before it was killed".into());
     }
-    // Dropped, it is killed.
+    // Dropping the consumer kills it.
     Ok(())
 }
 
-/// Each partition of the topic begins behind its first record.
+/// Checks that each partition of the topic begins after its first record.
 fn has_let_go(load: &Load, topic: &Topic) -> Result<(), Error> {
     let mut describe = Command::new(&load.program);
     describe.args(["topic", "describe", topic.name, "--json", "--bootstrap", &load.address]);
@@ -312,7 +312,7 @@ fn draw(path: &Path, samples: &[Memory], bound: &Bound, rate: u32) -> Result<(),
     let chart = Chart {
         title: "Resident memory under mixed load".into(),
         subtitle: format!(
-            "{rate} MiB/s produced; log cache {LOG_CACHE} MiB, block cache {BLOCK_CACHE} MiB, late reads {LATE_READS} MiB"
+            "{rate} MiB/s produced; log cache {LOG_CACHE} MiB, block cache {BLOCK_CACHE} MiB, cold reads {LATE_READS} MiB"
         ),
         x: Axis { label: "minutes".into(), scale: Scale::Linear },
         y: Axis { label: "MiB".into(), scale: Scale::Linear },

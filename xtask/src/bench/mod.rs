@@ -1,5 +1,5 @@
-//! Benchmarks of whole servers: each figure beside that of another run, or another server, in the
-//! same quarter of an hour.
+//! Benchmarks of whole servers: each figure is compared with that of another run or server,
+//! measured within a quarter of an hour.
 
 mod catch_up;
 mod disk_cache;
@@ -29,26 +29,26 @@ pub(crate) use memory::suite as memory_suite;
 
 #[derive(Subcommand)]
 pub(crate) enum Bench {
-    /// What late consumers do to producers, beside Apache Kafka. As root: it makes volumes of loop
-    /// devices and drops the file system's cache.
+    /// Measure how lagging consumers affect producers, compared with Apache Kafka. Needs root: it
+    /// creates volumes on loop devices and drops the file system's cache.
     CatchUp(catch_up::Options),
-    /// What uploads and compaction cost: CPU and memory beside a server without them, requests,
-    /// bytes and money for each GiB.
+    /// Measure the cost of uploads and compaction: CPU and memory compared with a server without
+    /// them; requests, bytes and money per GiB.
     Upload(upload::Options),
-    /// Late reads from an object store that is far away, with and without a cache on a local disk.
-    /// Builds an S3 server from source by Go.
+    /// Measure cold reads from a distant object store, with and without a cache on a local disk.
+    /// Builds an S3 server from source with Go.
     DiskCache(disk_cache::Options),
-    /// Kafka's own performance tools against this server, and against Apache Kafka with and without
-    /// flushes.
+    /// Run Kafka's own performance tools against this server, and against Apache Kafka with and
+    /// without flushes.
     Kafka(kafka::Options),
-    /// The journal cache beside RocksDB, LevelDB, fjall, redb, LMDB and foyer. As root: it bounds
-    /// the memory of each by a control group.
+    /// Compare the journal cache with RocksDB, LevelDB, fjall, redb, LMDB and foyer. Needs root: it
+    /// limits the memory of each with a control group.
     Journal(journal::Options),
-    /// Is the resident memory below what the settings say, under a load of all kinds?
+    /// Check that resident memory stays below the bound from the settings, under a mixed load.
     Memory(memory::Options),
 }
 
-/// Run a benchmark. What misses its bar has failed.
+/// Runs a benchmark. A missed target is a failure.
 pub(crate) fn run(root: &Path, bench: &Bench) -> Result<Report, Error> {
     match bench {
         Bench::CatchUp(options) => catch_up::run(root, options),
@@ -60,7 +60,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<Report, Error> {
     }
 }
 
-/// What a figure has to be.
+/// The target of a figure.
 #[derive(Clone, Copy)]
 enum Bar {
     AtLeast(f64),
@@ -76,20 +76,20 @@ impl fmt::Display for Bar {
     }
 }
 
-/// Hold a figure against its bar, and print both.
+/// Compares a figure with its target, and prints both.
 fn judged(name: &str, value: f64, bar: Bar) -> Case {
-    println!("{name}: {value:.2}, to be {bar}");
+    println!("{name}: {value:.2}, must be {bar}");
     let met = match bar {
         Bar::AtLeast(least) => value >= least,
         Bar::AtMost(most) => value <= most,
     };
-    if met { Case::passed(name) } else { Case::failed(name, format!("{value:.2}, to be {bar}")) }
+    if met { Case::passed(name) } else { Case::failed(name, format!("{value:.2}, must be {bar}")) }
 }
 
-/// Uploads and compactions of what was produced before are waited for so long.
+/// Limit of the wait for uploads and compactions of data produced before.
 const QUIET_LIMIT: Duration = Duration::from_secs(180);
 
-/// A server that is measured. It is killed when dropped.
+/// A measured server. It is killed when dropped.
 enum Peer {
     Alluvium(Box<Server>),
     Kafka(Kafka),
@@ -110,7 +110,7 @@ impl Peer {
         }
     }
 
-    /// Wait until all that was produced is where it is to stay.
+    /// Waits until all produced data is at its final location.
     fn settle(&self) -> Result<(), Error> {
         let Self::Alluvium(server) = self else {
             rustix::fs::sync();
@@ -121,7 +121,7 @@ impl Peer {
     }
 }
 
-/// Wait until all that was produced is in objects, and compaction has nothing to do.
+/// Waits until all produced data is in objects, and compaction is idle.
 fn settle(server: &Server) -> Result<(), Error> {
     let deadline = Instant::now() + QUIET_LIMIT;
     let mut before = None;
@@ -129,21 +129,21 @@ fn settle(server: &Server) -> Result<(), Error> {
         let metrics = server.metrics()?;
         let pinned = metrics.get("alluvium_log_cache_pinned_bytes");
         let written = metrics.get("alluvium_object_compacted_bytes_total");
-        // It appears with the first compaction.
+        // The metric appears with the first compaction.
         let read =
             metrics.get("alluvium_object_store_bytes_total{cause=\"compaction\",kind=\"get\"}");
         if pinned == Some(0.0) && before == Some((written, read)) {
             return Ok(());
         }
         if Instant::now() >= deadline {
-            return Err("uploads and compactions do not come to an end".into());
+            return Err("uploads and compactions did not finish".into());
         }
         before = Some((written, read));
         thread::sleep(Duration::from_secs(5));
     }
 }
 
-/// The middle one, or the mean of the two in the middle; NaN of nothing.
+/// The median; for an even number, the mean of the middle two; NaN without values.
 fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -162,7 +162,7 @@ fn unix_seconds() -> f64 {
 fn cpu_time(pid: u32) -> Result<Duration, Error> {
     let path = format!("/proc/{pid}/stat");
     let stat = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-    // Behind the name, which may hold anything.
+    // After the name, which may contain anything.
     let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
     let ticks =
         |field: usize| fields.split(' ').nth(field).and_then(|ticks| ticks.parse::<u64>().ok());
@@ -178,18 +178,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_is_met_or_missed() {
+    fn a_target_is_met_or_missed() {
         let missed = |value, bar| judged("figure", value, bar).has_failed();
         assert!(!missed(1.1, Bar::AtMost(1.1)));
         assert!(missed(1.2, Bar::AtMost(1.1)));
         assert!(!missed(0.8, Bar::AtLeast(0.8)));
         assert!(missed(0.7, Bar::AtLeast(0.8)));
-        // Of nothing that was measured.
+        // Without a measurement.
         assert!(missed(f64::NAN, Bar::AtMost(1.1)) && missed(f64::NAN, Bar::AtLeast(0.8)));
     }
 
     #[test]
-    fn a_median_is_in_the_middle() {
+    fn the_median_is_the_middle_value() {
         assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median([4.0, 1.0, 2.0, 3.0]), 2.5);
         assert!(median([]).is_nan());

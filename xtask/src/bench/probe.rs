@@ -1,4 +1,4 @@
-//! How long the disk below takes, whoever uses it: what no server on it can be faster than.
+//! Latency of the underlying disk itself: the lower bound for every server on it.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -15,7 +15,7 @@ use crate::Error;
 const EVERY: Duration = Duration::from_millis(10);
 const WRITE_BYTES: usize = 4096;
 
-/// Writes 4 KiB of a file again and again, 100 times a second, each time to stable storage.
+/// Writes 4 KiB of a file 100 times a second, each time to stable storage.
 pub(super) struct Probe {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<Vec<Sample>, std::io::Error>>,
@@ -26,7 +26,7 @@ impl Probe {
         let flags = rustix::fs::OFlags::DSYNC.bits().cast_signed();
         let path = directory.join("probe");
         let file = File::options().write(true).create(true).custom_flags(flags).open(path)?;
-        // From now on only data change, and nothing of the file system.
+        // The file's blocks exist from now on, so that writes change only data and no metadata.
         file.write_all_at(&[1; WRITE_BYTES], 0)?;
         file.sync_all()?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -47,6 +47,6 @@ impl Probe {
 
     pub(super) fn finish(self) -> Result<Vec<Sample>, Error> {
         self.stop.store(true, Ordering::Relaxed);
-        Ok(self.thread.join().map_err(|_| "the probe of the disk has panicked")??)
+        Ok(self.thread.join().map_err(|_| "the probe of the disk panicked")??)
     }
 }

@@ -1,9 +1,9 @@
-//! What uploads and compaction cost: CPU and memory of the server, requests to the object store,
-//! their bytes, and what those cost.
+//! The cost of uploads and compaction: CPU and memory of the server, requests to the object store,
+//! their bytes, and their price.
 //!
-//! In rounds, a server that uploads and compacts, and one with the same log, the same log cache and
-//! the same load that does neither: its log cache holds all there is. What is judged is the whole
-//! resident set; what it has beyond the log cache is told beside it.
+//! In rounds, a server that uploads and compacts, and one with the same log, log cache and load
+//! that does neither: its log cache holds all data. The target applies to the whole resident set;
+//! the part beyond the log cache is reported as well.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::{Error, ServerOptions};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Rounds; in each all servers are measured, from scratch. Medians count.
+    /// Number of rounds; in each, all servers are measured from scratch. The medians count.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
     /// MiB to produce per second.
@@ -29,11 +29,11 @@ pub(crate) struct Options {
     /// Seconds to produce in a round.
     #[arg(long, default_value_t = 40)]
     seconds: u32,
-    /// Partitions of the topic; each number is a case of its own. Those that have little in an
-    /// upload share an object, until compaction brings theirs together.
+    /// Partitions of the topic; each number is a separate case. Partitions with little data in an
+    /// upload share an object, until compaction brings the data of each together.
     #[arg(long, value_delimiter = ',', default_values_t = [4, 200])]
     partitions: Vec<u32>,
-    /// MiB of an upload.
+    /// Size of an upload in MiB.
     #[arg(long, default_value_t = 64)]
     upload_size: u32,
     #[command(flatten)]
@@ -42,47 +42,47 @@ pub(crate) struct Options {
     server: ServerOptions,
 }
 
-/// In any currency. The defaults are the list prices of AWS S3 Standard in us-east-1, in US
+/// Prices in any currency. The defaults are the list prices of AWS S3 Standard in us-east-1, in US
 /// dollars.
 #[derive(Args)]
 struct Prices {
-    /// Of 1,000 requests that write or list: objects, their parts, begin and end of those.
-    /// Deletions are free. Default: as S3 has for PUT, COPY, POST and LIST.
+    /// Price of 1,000 requests that write or list: objects, their parts, start and completion of
+    /// multipart uploads. Deletions are free. Default: S3's price of PUT, COPY, POST and LIST.
     #[arg(long, default_value_t = 0.005)]
     price_put: f64,
-    /// Of 1,000 GETs. Default: as S3.
+    /// Price of 1,000 GETs. Default: S3's price.
     #[arg(long, default_value_t = 0.0004)]
     price_get: f64,
-    /// Of a GiB kept for a month. Default: as S3 for the first 50 TB.
+    /// Price of storing a GiB for a month. Default: S3's price of the first 50 TB.
     #[arg(long, default_value_t = 0.023)]
     price_gib_month: f64,
-    /// Of a GiB that comes out of the object store. Default: S3's inside of the region.
+    /// Price of transferring a GiB out of the object store. Default: S3's price within the region.
     #[arg(long, default_value_t = 0.0)]
     price_transfer_gib: f64,
 }
 
 const MEMORY_EVERY: Duration = Duration::from_millis(200);
-/// The bar: with uploads and compaction over without.
+/// The target: the ratio of the figure with uploads and compaction to the one without.
 const MOST_RATIO: f64 = 1.1;
 
 const CAUSES: [&str; 4] = ["upload", "read", "compaction", "clean-up"];
 const KINDS: [&str; 6] = ["put", "part", "multipart", "get", "list", "delete"];
 const GIBIBYTE: f64 = (1 << 30) as f64;
 
-/// Requests and their bytes, by cause and kind, for each GiB produced.
+/// Requests and their bytes, by cause and kind, per GiB produced.
 type Requests = [[(f64, f64); KINDS.len()]; CAUSES.len()];
 
-/// What a round has seen of one server.
+/// The measurements of one server in a round.
 struct Round {
     partitions: u32,
     uploads: bool,
     gibibytes: f64,
-    /// Of the server, user and system, until it was done with what was produced.
+    /// User and system time of the server, until all produced data was processed.
     cpu_seconds: f64,
-    /// While it was produced.
+    /// Memory while producing.
     memory: Vec<Memory>,
     requests: Requests,
-    /// In the end, GiB for each GiB produced.
+    /// GiB stored at the end, per GiB produced.
     kept: f64,
 }
 
@@ -91,7 +91,7 @@ impl Round {
         self.cpu_seconds / self.gibibytes
     }
 
-    /// Beyond the log cache.
+    /// Mean memory beyond the log cache.
     fn mean(&self) -> f64 {
         let beyond = self.memory.iter().map(|memory| memory.resident - memory.cached);
         beyond.sum::<f64>() / self.memory.len() as f64
@@ -113,7 +113,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
     let mut rounds = Vec::new();
     for number in 1..=options.rounds {
         for partitions in &options.partitions {
-            // Neither is always the first.
+            // The servers alternate in going first.
             for uploads in [number % 2 == 1, number % 2 == 0] {
                 let which = if uploads { "with" } else { "without" };
                 println!(
@@ -161,8 +161,8 @@ fn round(
     binary: &Path,
     directory: &Path,
 ) -> Result<Round, Error> {
-    // An upload is at most a quarter of the log, and half of the log cache: with so much, none is
-    // due before the end. The rest is for what is around the records.
+    // An upload is at most a quarter of the log, and half of the log cache: with these sizes, none
+    // is due before the end. The rest is for overhead around the records.
     let produced = u64::from(options.rate) * u64::from(options.seconds) * 5 / 4 + 64;
     let upload = if uploads {
         [format!("{}MiB", options.upload_size), "10s".into(), "256MiB".into()]
@@ -193,8 +193,8 @@ fn round(
     let (_, memory) = watched(&server, MEMORY_EVERY, || {
         load.run("produce", "topic", &["--rate", &rate, "--duration", &seconds])
     })?;
-    // Not watched any more: to ask for the metrics costs the server something, too, and the other
-    // one would not be asked so long.
+    // No longer sampled: reading the metrics costs the server something too, and the other server
+    // would not be sampled for as long.
     if uploads {
         settle(&server)?;
     }
@@ -205,11 +205,11 @@ fn round(
     let kept = value("alluvium_objects_bytes")? / GIBIBYTE / gibibytes;
     let done = value("alluvium_uploads_total")?;
     if (done > 0.0) != uploads {
-        return Err(format!("{done} uploads, which is not what is to be measured").into());
+        return Err(format!("unexpected number of uploads: {done}").into());
     }
     let mut requests = requests(&metrics, gibibytes);
     if uploads {
-        // After a restart the log cache is empty: whoever reads now is late.
+        // After a restart the log cache is empty: all reads are cold.
         server.end(Ending::Sigterm)?;
         server.start_again()?;
         load.run("consume", "topic", &[])?;
@@ -222,7 +222,7 @@ fn round(
 }
 
 fn requests(metrics: &Metrics, gibibytes: f64) -> Requests {
-    // They appear with the first request.
+    // These metrics appear with the first request.
     let value = |what: &str, cause: &str, kind: &str| {
         let name =
             format!("alluvium_object_store_{what}_total{{cause=\"{cause}\",kind=\"{kind}\"}}");
@@ -237,7 +237,7 @@ fn of(rounds: &[&Round], figure: impl Fn(&Round) -> f64) -> f64 {
     median(rounds.iter().map(|round| figure(round)))
 }
 
-/// A figure of a round, by its name.
+/// A named figure of a round.
 type Figure = (&'static str, fn(&Round) -> f64);
 
 const FIGURES: [Figure; 4] = [
@@ -246,7 +246,7 @@ const FIGURES: [Figure; 4] = [
     ("memory beyond the log cache, mean, MiB", Round::mean),
     ("memory beyond the log cache, peak, MiB", Round::peak),
 ];
-/// Of these, the first ones have a bar: what a machine must have.
+/// The first of these have a target: the requirements of a machine.
 const JUDGED: usize = 2;
 
 fn comparison(with: &[&Round], without: &[&Round]) -> String {
@@ -266,7 +266,7 @@ fn judge(partitions: u32, with: &[&Round], without: &[&Round]) -> Vec<Case> {
     FIGURES[..JUDGED].iter().map(judge).collect()
 }
 
-/// Of requests of this kind, and of their bytes.
+/// The price of requests of this kind and of their bytes.
 fn price(kind: &str, requests: f64, bytes: f64, prices: &Prices) -> f64 {
     match kind {
         "get" => {
@@ -279,7 +279,7 @@ fn price(kind: &str, requests: f64, bytes: f64, prices: &Prices) -> f64 {
 
 fn costs(with: &[&Round], prices: &Prices) -> String {
     let mut text = format!(
-        "for each GiB produced, and read late once:\n{:<12}{:<12}{:>10}{:>10}{:>14}",
+        "per GiB produced, and read once from objects:\n{:<12}{:<12}{:>10}{:>10}{:>14}",
         "cause", "kind", "requests", "MiB", "money"
     );
     let mut all = (0.0, 0.0, 0.0);
@@ -300,7 +300,7 @@ fn costs(with: &[&Round], prices: &Prices) -> String {
     }
     let kept = of(with, |round| round.kept);
     text.push_str(&format!(
-        "\n{:<24}{:>10.1}{:>10.1}{:>14.6}\nkept: {kept:.3} GiB, {:.6} a month",
+        "\n{:<24}{:>10.1}{:>10.1}{:>14.6}\nstored: {kept:.3} GiB, {:.6} a month",
         "all",
         all.0,
         all.1,

@@ -1,4 +1,4 @@
-//! A file system of its own on a loop device, at the speed of a cloud volume.
+//! A separate file system on a loop device, at the speed of a cloud volume.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use crate::Error;
 use crate::exec::quietly;
 use crate::loopdev::LoopDevice;
 
-/// What a volume gives, in each direction. 0: what the disk below has.
+/// The limits of a volume, in each direction. 0: those of the underlying disk.
 #[derive(Clone, Copy)]
 pub(super) struct Limit {
     pub(super) mebibytes_per_second: u64,
     pub(super) iops: u64,
 }
 
-/// An empty ext4. It is unmounted when dropped; the image stays, for the next one.
+/// An empty ext4. It is unmounted when dropped; the image is kept for the next one.
 pub(super) struct Volume {
     mount: PathBuf,
     /// Major and minor number.
@@ -25,13 +25,13 @@ pub(super) struct Volume {
     device: Option<LoopDevice>,
 }
 
-/// The controller of cgroup v1. At its root it limits all I/O of a device, that of the file
-/// system's writers in the kernel included.
+/// The controller of cgroup v1. At its root it limits all I/O of a device, including that of the
+/// file system's writers in the kernel.
 const THROTTLE: &str = "/sys/fs/cgroup/blkio/blkio.throttle";
 
 impl Volume {
-    /// Make one in `directory`, in the image of an earlier one if there is one. Takes root, loop
-    /// devices and, with a limit, cgroup v1.
+    /// Creates a volume in `directory`, in the image of an earlier one if there is one. Needs root,
+    /// loop devices and, with a limit, cgroup v1.
     pub(super) fn new(
         directory: &Path,
         name: &str,
@@ -41,9 +41,9 @@ impl Volume {
         let (mount, image) = (directory.join(name), directory.join(format!("{name}.img")));
         fs::create_dir_all(&mount)?;
         if !image.exists() {
-            // Written in full: where the file below has no block yet, or one that was never
-            // written, a flush of the volume is one of that file system's journal too, in which
-            // everything on the disk has to wait for everything else.
+            // Written completely: where the file has no block yet, or one that was never written, a
+            // flush of the volume also commits the journal of the underlying file system, and
+            // everything on the disk waits for everything else.
             let mut write = Command::new("dd");
             write.args(["if=/dev/zero", "bs=1M", "oflag=direct", "conv=fsync"]);
             write.arg(format!("count={}", gibibytes << 10));
@@ -64,7 +64,7 @@ impl Volume {
     }
 }
 
-/// Major and minor number.
+/// The device's major and minor number.
 fn number(device: &LoopDevice) -> Result<String, Error> {
     let name = device.path().file_name().expect("a device has a name").to_string_lossy();
     Ok(fs::read_to_string(format!("/sys/block/{name}/dev"))?.trim().to_owned())
@@ -78,38 +78,38 @@ fn set_limit(number: &str, limit: Limit) -> Result<(), Error> {
             if let Err(error) = set
                 && most > 0
             {
-                return Err(format!("{path}: {error}; --unlimited does without").into());
+                return Err(format!("{path}: {error}; --unlimited does not need it").into());
             }
         }
     }
     Ok(())
 }
 
-/// Take down the volumes in `directory` that a run has left which was ended by a signal. What lies
-/// elsewhere is not touched.
+/// Removes the volumes in `directory` that a run left when it was ended by a signal. Others are not
+/// touched.
 ///
 /// # Errors
 /// A process of that run still uses one.
 pub(super) fn release(directory: &Path) -> Result<(), Error> {
-    // As the kernel names it.
+    // The path as the kernel names it.
     let directory = directory.canonicalize()?;
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     for mount in mounts.lines().rev().filter_map(|line| mounted_in(line, &directory)) {
-        println!("{} is still mounted: an earlier run was cut short", mount.display());
+        println!("{} is still mounted: an earlier run was interrupted", mount.display());
         quietly(Command::new("umount").arg(mount))?;
     }
     for device in LoopDevice::left_in(&directory)? {
-        println!("{} is still attached: an earlier run was cut short", device.path().display());
+        println!("{} is still attached: an earlier run was interrupted", device.path().display());
         set_limit(&number(&device)?, Limit { mebibytes_per_second: 0, iops: 0 })?;
     }
     Ok(())
 }
 
-/// The place that a line of /proc/self/mounts states, if it is in the directory, and not that
-/// itself.
+/// Returns the mount point in a line of /proc/self/mounts if it is inside the directory and not the
+/// directory itself.
 fn mounted_in(line: &str, directory: &Path) -> Option<PathBuf> {
     let mut place = line.split(' ').nth(1)?.to_owned();
-    // The kernel writes these as numbers.
+    // The kernel writes these characters as octal escapes.
     for (number, character) in [(r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", r"\")] {
         place = place.replace(number, character);
     }
@@ -120,7 +120,7 @@ fn mounted_in(line: &str, directory: &Path) -> Option<PathBuf> {
 impl Drop for Volume {
     fn drop(&mut self) {
         let _ = set_limit(&self.number, Limit { mebibytes_per_second: 0, iops: 0 });
-        // A process that was killed a moment ago may still hold it.
+        // A process that was killed a moment ago may still use it.
         for _ in 0..50 {
             if quietly(Command::new("umount").arg(&self.mount)).is_ok() {
                 break;
@@ -131,7 +131,7 @@ impl Drop for Volume {
     }
 }
 
-/// Forget what the file system's cache holds, of all files.
+/// Drops the file system's cache of all files.
 pub(super) fn drop_caches() -> Result<(), Error> {
     const PATH: &str = "/proc/sys/vm/drop_caches";
     fs::write(PATH, "1").map_err(|error| format!("{PATH}: {error}").into())
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_mounted_in_the_directory_is_found() {
+    fn only_mounts_inside_the_directory_are_found() {
         let directory = Path::new("/srv/run of tests");
         let found = |line: &str| mounted_in(line, directory);
         let inside = Path::new("/srv/run of tests/log");

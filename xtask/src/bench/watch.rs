@@ -1,4 +1,4 @@
-//! The memory of a server while something else goes on.
+//! Samples the memory of a server during other work.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -14,13 +14,13 @@ pub(super) struct Memory {
     pub(super) at: f64,
     /// The resident set, in MiB.
     pub(super) resident: f64,
-    /// Of it, batches in the log cache, in MiB.
+    /// The part of it that is batches in the log cache, in MiB.
     pub(super) cached: f64,
     /// Objects in use, in MiB: on disk, not in memory.
     pub(super) objects: f64,
 }
 
-/// Do `work`, and sample the server's memory meanwhile, once at least. A server that does not
+/// Runs `work` and samples the server's memory meanwhile, at least once. A server that does not
 /// answer is an error.
 pub(super) fn watched<T>(
     server: &Server,
@@ -42,7 +42,7 @@ pub(super) fn watched<T>(
         });
         let done = work();
         drop(end);
-        let samples = watching.join().expect("it does not panic")?;
+        let samples = watching.join().expect("the watching thread does not panic")?;
         Ok((done?, samples))
     })
 }
@@ -53,7 +53,8 @@ fn sample(server: &Server, started: Instant) -> Result<Memory, Error> {
     let mebibytes = |name: &str| metrics.get(name).map(|bytes| bytes / MEBIBYTE);
     let at = started.elapsed().as_secs_f64();
     let resident = server.memory_kib().ok_or("the server has no resident memory")? as f64 / 1024.0;
-    let cached = mebibytes("alluvium_log_cache_used_bytes").ok_or("no log cache is known")?;
-    let objects = mebibytes("alluvium_objects_bytes").ok_or("no objects are known")?;
+    let cached =
+        mebibytes("alluvium_log_cache_used_bytes").ok_or("the metrics have no log cache")?;
+    let objects = mebibytes("alluvium_objects_bytes").ok_or("the metrics have no objects")?;
     Ok(Memory { at, resident, cached, objects })
 }

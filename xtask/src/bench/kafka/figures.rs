@@ -1,4 +1,4 @@
-//! What was measured: lines, tables, plots, and the bars.
+//! The results: lines, tables, plots, and the targets.
 
 use std::fs;
 use std::path::Path;
@@ -11,13 +11,13 @@ use crate::Error;
 use crate::bench::{Bar, judged, median};
 use crate::report::Case;
 
-// The bars, all of Alluvium, which flushes. Beside a Kafka that flushes:
+// The targets, all for Alluvium, which flushes. Compared with a Kafka that flushes:
 const LEAST_THROUGHPUT: f64 = 5.0;
 const MOST_P99: f64 = 0.2;
-// Beside one that does not:
+// Compared with one that does not:
 const LEAST_PER_CPU_SECOND: f64 = 1.5;
 const MOST_P99_UNFLUSHED: f64 = 1.0;
-// Beside both:
+// Compared with both:
 const MOST_MEMORY: f64 = 0.25;
 
 impl Load {
@@ -31,7 +31,7 @@ impl Load {
     }
 }
 
-/// What a run of the bench does, in its order.
+/// The loads of a run, in order.
 pub(super) fn loads(options: &Options) -> Vec<Load> {
     let mut loads = Vec::new();
     for rate in &options.rates {

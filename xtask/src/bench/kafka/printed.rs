@@ -1,15 +1,15 @@
-//! What runs have printed, read again: rounds that were measured one at a time, or a run that was
-//! ended before its last round, come to one table.
+//! Reads the printed output of runs: rounds that were measured one at a time, or a run that ended
+//! before its last round, are combined into one table.
 
 use super::figures::loads;
 use super::{Load, Options, SYSTEMS, Sample, System};
 use crate::Error;
 
-/// The rounds of these outputs: how many, and their samples. Of a system that a run was ended in
-/// the midst of, the loads are taken that had come.
+/// Reads the rounds in these outputs: how many, and their samples. If a run ended in the middle of
+/// a system, the loads that were completed are used.
 ///
 /// # Errors
-/// A line that begins as a load and has not its figures; no samples at all.
+/// A line that starts like a load but lacks its figures; no samples at all.
 pub(super) fn read(options: &Options, outputs: &[String]) -> Result<(u32, Vec<Sample>), Error> {
     let mut samples = Vec::new();
     let mut rounds = 0;
@@ -25,12 +25,12 @@ pub(super) fn read(options: &Options, outputs: &[String]) -> Result<(u32, Vec<Sa
                 let Some(load) = load else { continue };
                 let sample = sample(system, partitions, load, line);
                 samples
-                    .push(sample.ok_or_else(|| format!("this is not as it was printed: {line}"))?);
+                    .push(sample.ok_or_else(|| format!("not a printed line of figures: {line}"))?);
             }
         }
     }
     match samples.is_empty() {
-        true => Err("there are no figures of `cargo xtask bench kafka`".into()),
+        true => Err("no figures of `cargo xtask bench kafka` found".into()),
         false => Ok((rounds, samples)),
     }
 }
@@ -43,7 +43,7 @@ fn heading(line: &str) -> Option<(&str, u32, System)> {
     Some((round, partitions.parse().ok()?, system))
 }
 
-/// As [`super::figures::line`] writes it.
+/// Parses a line of [`super::figures::line`].
 fn sample(system: System, partitions: u32, load: Load, line: &str) -> Option<Sample> {
     let figures = line[load.name().len()..].split(" (").next()?;
     let mut values =
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_printed_is_read_again() {
+    fn printed_figures_are_read_back() {
         let options = Arguments::parse_from(["bench"]).options;
         let measured = |system, load, throughput| Sample {
             system,

@@ -1,4 +1,4 @@
-//! Which processors the server has, and which the tools have.
+//! The division of the processors between the server and the tools.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -8,10 +8,10 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::Error;
 
-/// Enough to stand out from what else interrupts meanwhile.
+/// Enough to stand out from other interrupts in the meantime.
 const FLUSHES: u64 = 500;
 
-/// One half for the server, one for the tools: both servers have the same share, and the tools take
+/// One half for the server, one for the tools: both servers have the same share, and the tools use
 /// none of it.
 pub(super) struct Processors {
     pub(super) server: CpuSet,
@@ -19,15 +19,18 @@ pub(super) struct Processors {
 }
 
 impl Processors {
-    /// The server's half is where the disk that holds `directory` interrupts. What the kernel does
-    /// then, and the threads in which it goes on with a flush, stay on that processor: on the
-    /// tools' half each flush waits until they let go, some milliseconds, and its cost is not the
-    /// server's.
+    /// The server's half is the one that handles the interrupts of the disk with `directory`. The
+    /// kernel's work for an interrupt, and the threads that continue a flush, stay on that
+    /// processor: on the tools' half, each flush waits some milliseconds until the tools yield, and
+    /// its cost does not count as the server's.
     pub(super) fn divided(directory: &Path) -> Result<Self, Error> {
         let all = sched_getaffinity(None)?;
         let numbers: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
         if numbers.len() < 2 {
-            return Err("one processor for the server and one for the tools are needed".into());
+            return Err(
+                "at least two processors are needed, one for the server and one for the tools"
+                    .into(),
+            );
         }
         let before = interrupts()?;
         flush(&directory.join("flushed"))?;
@@ -36,7 +39,7 @@ impl Processors {
         let of = |half: &[usize]| half.iter().filter_map(|cpu| disk.get(*cpu)).sum::<u64>();
         let (server, tools) = if of(low) > of(high) { (low, high) } else { (high, low) };
         println!(
-            "processors: {server:?} for the server, where the disk interrupts, {tools:?} for the tools"
+            "processors: {server:?} for the server, with the disk's interrupts, {tools:?} for the tools"
         );
         let set = |numbers: &[usize]| {
             let mut set = CpuSet::new();
@@ -46,7 +49,8 @@ impl Processors {
         Ok(Self { server: set(server), tools: set(tools) })
     }
 
-    /// What `start` starts runs on these: a child inherits them from the thread that makes it.
+    /// Runs `start` so that the processes that it creates run on these processors: a child inherits
+    /// them from the thread that creates it.
     pub(super) fn on<T>(
         set: &CpuSet,
         start: impl FnOnce() -> Result<T, Error>,
@@ -69,7 +73,7 @@ fn flush(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// For each source of interrupts, how many there were on each processor, by its number.
+/// For each source of interrupts, the number on each processor, by its number.
 type Interrupts = Vec<(String, Vec<u64>)>;
 
 fn interrupts() -> Result<Interrupts, Error> {
@@ -78,15 +82,15 @@ fn interrupts() -> Result<Interrupts, Error> {
     Ok(counted(&told))
 }
 
-/// The head names the processors that are online; each line has a count for each of them, and then
-/// who it is.
+/// The header names the online processors; each line has a count for each of them, followed by a
+/// description.
 fn counted(told: &str) -> Interrupts {
     let mut lines = told.lines();
     let head = lines.next().unwrap_or_default().split_whitespace();
     let online: Vec<usize> = head.filter_map(|cpu| cpu.strip_prefix("CPU")?.parse().ok()).collect();
     let devices = lines.filter_map(|line| {
         let (source, counts) = line.split_once(':')?;
-        // The others are the processors' own: timers, calls between them.
+        // The other lines are interrupts of the processors themselves: timers, calls between them.
         source.trim().parse::<u32>().ok()?;
         let mut by_cpu = vec![0; online.last()? + 1];
         for (cpu, count) in online.iter().zip(counts.split_whitespace()) {
@@ -97,7 +101,7 @@ fn counted(told: &str) -> Interrupts {
     devices.collect()
 }
 
-/// What the device has done meanwhile that has done most.
+/// The increase for the device with the largest one.
 fn busiest(before: &Interrupts, after: &Interrupts) -> Vec<u64> {
     let more = after.iter().filter_map(|(source, after)| {
         let (_, before) = before.iter().find(|(other, _)| other == source)?;

@@ -1,4 +1,4 @@
-//! Apache Kafka's tools, each as its script starts it.
+//! Apache Kafka's tools, each started as its script does.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use super::RECORD_BYTES;
 use crate::Error;
 use crate::exec::{output, quietly};
 
-/// Where they come from, whom they talk to, and which topics they make there.
+/// The location of the tools, the server that they use, and the topics that they create.
 pub(super) struct Tools<'a> {
     pub(super) jars: &'a Path,
     pub(super) address: String,
@@ -16,7 +16,7 @@ pub(super) struct Tools<'a> {
     pub(super) partitions: u32,
 }
 
-/// What a tool tells; 0 where it tells nothing.
+/// The figures that a tool reports; 0 for those that it does not report.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Told {
     /// MiB per second.
@@ -26,16 +26,16 @@ pub(super) struct Told {
     pub(super) p99_ms: f64,
 }
 
-/// A part of a run's records is not counted, one of so many: a client that has just started takes
-/// 15 s to become three times as fast.
+/// The first records of a run are not counted, one in this many: a client that has just started
+/// takes 15 s to become three times as fast.
 const WARM_UP_PART: u64 = 2;
-/// A consumer waits so long for a next record.
+/// The longest time that a consumer waits for the next record.
 const CONSUME_LIMIT_MS: u32 = 60_000;
-/// And we for a topic.
+/// The longest wait for a topic.
 const CREATE_LIMIT: Duration = Duration::from_secs(120);
 
 impl Tools<'_> {
-    /// As kafka-run-class.sh starts it.
+    /// The command as started by kafka-run-class.sh.
     fn java(&self, class: &str) -> Command {
         let mut java = Command::new("java");
         java.args(["-Xmx512m", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]);
@@ -62,10 +62,10 @@ impl Tools<'_> {
         self.wait_for(topic)
     }
 
-    /// Wait until each partition of a topic has its leader, which Apache Kafka sees to after it has
-    /// answered. An idempotent producer that comes before has its first batch for a partition
-    /// refused and its second one taken, and then the first one again and again, out of order,
-    /// until it gives up after two minutes: with 1,000 partitions that was all that Kafka did.
+    /// Waits until each partition of a topic has a leader, which Apache Kafka elects after it has
+    /// answered. If an idempotent producer starts before, its first batch for a partition is
+    /// refused and its second one accepted, and then the first one is sent repeatedly, out of
+    /// order, until it gives up after two minutes: with 1,000 partitions Kafka did nothing else.
     fn wait_for(&self, topic: &str) -> Result<(), Error> {
         let started = Instant::now();
         loop {
@@ -80,7 +80,7 @@ impl Tools<'_> {
             }
             if started.elapsed() > CREATE_LIMIT {
                 return Err(format!(
-                    "{there} of {} partitions of {topic} are there after {CREATE_LIMIT:?}",
+                    "{there} of {} partitions of {topic} have a leader after {CREATE_LIMIT:?}",
                     self.partitions
                 )
                 .into());
@@ -92,8 +92,8 @@ impl Tools<'_> {
         quietly(&mut self.topics("--delete", topic))
     }
 
-    /// Produce so many records, so many a second, or as fast as they go, with these settings of a
-    /// producer.
+    /// Produces this many records, at this rate or as fast as possible, with these producer
+    /// settings.
     pub(super) fn produce(
         &self,
         topic: &str,
@@ -110,25 +110,28 @@ impl Tools<'_> {
         produce.args(["--warmup-records", &(records / WARM_UP_PART).to_string()]);
         produce.arg("--command-property").args(settings);
         let told = told(&mut produce)?;
-        Ok(produced(&told).ok_or_else(|| format!("ProducerPerformance says:\n{told}"))?)
+        Ok(produced(&told)
+            .ok_or_else(|| format!("unexpected output of ProducerPerformance:\n{told}"))?)
     }
 
-    /// Consume so many records; MiB per second from the first fetch on.
+    /// Consumes this many records; measures MiB per second from the first fetch on.
     pub(super) fn consume(&self, topic: &str, records: u64) -> Result<Told, Error> {
         let mut consume = self.java("ConsumerPerformance");
         consume.args(["--bootstrap-server", &self.address, "--topic", topic]);
         consume.args(["--num-records", &records.to_string(), "--hide-header"]);
         consume.args(["--timeout", &CONSUME_LIMIT_MS.to_string()]);
         let told = told(&mut consume)?;
-        Ok(consumed(&told, records).ok_or_else(|| format!("ConsumerPerformance says:\n{told}"))?)
+        Ok(consumed(&told, records)
+            .ok_or_else(|| format!("unexpected output of ConsumerPerformance:\n{told}"))?)
     }
 
-    /// Send one record after the other, each when the one before has come back.
+    /// Sends one record after the other, each after the previous one has been received.
     pub(super) fn end_to_end(&self, topic: &str, records: u32) -> Result<Told, Error> {
         let mut way = self.java("EndToEndLatency");
         way.args([&self.address, topic, &records.to_string(), "all", &RECORD_BYTES.to_string()]);
         let told = told(&mut way)?;
-        Ok(came_back(&told).ok_or_else(|| format!("EndToEndLatency says:\n{told}"))?)
+        Ok(came_back(&told)
+            .ok_or_else(|| format!("unexpected output of EndToEndLatency:\n{told}"))?)
     }
 }
 
@@ -136,9 +139,9 @@ fn told(command: &mut Command) -> Result<String, Error> {
     Ok(String::from_utf8_lossy(&output(command)?).into_owned())
 }
 
-/// Of a line such as `400 steady state records sent, 1234.5 records/sec (1.21 MB/sec), 2.1 ms avg
-/// latency, 9.0 ms max latency, 2 ms 50th, 3 ms 95th, 8 ms 99th, 9 ms 99.9th.` Its MB are MiB. The
-/// last one is of what came behind the warm-up.
+/// Parses a line such as `400 steady state records sent, 1234.5 records/sec (1.21 MB/sec), 2.1 ms
+/// avg latency, 9.0 ms max latency, 2 ms 50th, 3 ms 95th, 8 ms 99th, 9 ms 99.9th.` Its MB are MiB.
+/// The last such line covers the records after the warm-up.
 fn produced(told: &str) -> Option<Told> {
     let line = told.lines().rfind(|line| line.contains(" 99.9th"))?;
     let before = |unit: &str| -> Option<f64> {
@@ -152,9 +155,9 @@ fn produced(told: &str) -> Option<Told> {
     })
 }
 
-/// Of a line with the start, the end, MiB, MiB per second, records, records per second,
-/// milliseconds of the rebalance, and of fetching, and MiB and records per second of that. All
-/// records must have come.
+/// Parses a line with the start, the end, MiB, MiB per second, records, records per second,
+/// milliseconds of the rebalance and of fetching, and MiB and records per second while fetching.
+/// All records must have arrived.
 fn consumed(told: &str, records: u64) -> Option<Told> {
     let line = told.lines().rfind(|line| line.split(", ").count() == 10)?;
     let fields: Vec<&str> = line.split(", ").collect();
@@ -163,8 +166,8 @@ fn consumed(told: &str, records: u64) -> Option<Told> {
     (came >= records).then_some(Told { throughput, ..Told::default() })
 }
 
-/// Of `Percentiles: 50th = 2, 99th = 5, 99.9th = 17`, and the mean before it, which has digits
-/// behind the point: the median has none.
+/// Parses `Percentiles: 50th = 2, 99th = 5, 99.9th = 17`, and the mean before it, which has
+/// decimals: the median has none.
 fn came_back(told: &str) -> Option<Told> {
     let number = |name: &str| -> Option<f64> {
         let (_, behind) = told.split_once(name)?;
@@ -178,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_tools_say_is_read() {
+    fn the_output_of_the_tools_is_parsed() {
         let told = "1000 records sent, 99.1 records/sec (0.10 MB/sec), 1.0 ms avg latency, 7.0 ms max latency.\n\
              1000 records sent, 99.5 records/sec (0.11 MB/sec), 1.0 ms avg latency, 9.00 ms max latency, 1 ms 50th, 2 ms 95th, 3 ms 99th, 9 ms 99.9th.\n\
              800 steady state records sent, 1234.5 records/sec (1.21 MB/sec), 2.1 ms avg latency, 9.00 ms max latency, 2 ms 50th, 4 ms 95th, 8 ms 99th, 9 ms 99.9th.\n";
@@ -188,7 +191,7 @@ mod tests {
         let told = "2026-11-22 10:00:00:000, 2026-11-22 10:00:04:000, 100.0, 25.0, 102400, 25600.0, 3000, 1000, 100.0, 102400.0\n";
         let throughput = consumed(told, 102_400).map(|told| told.throughput);
         assert_eq!(throughput, Some(100.0));
-        assert_eq!(consumed(told, 102_401), None, "one has not come");
+        assert_eq!(consumed(told, 102_401), None, "one is missing");
 
         let told = "0\t12.5\n1000\t1.5\nAvg latency: 1.2345 ms\n\nPercentiles: 50th = 1, 99th = 4, 99.9th = 12\n";
         assert_eq!(came_back(told), Some(Told { throughput: 0.0, p50_ms: 1.2345, p99_ms: 4.0 }));
