@@ -10,7 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// pinned sends a request with one version instead of the highest one that both sides know.
+// pinned sends a request with a fixed version instead of the highest common one.
 type pinned struct {
 	kmsg.Request
 	version int16
@@ -30,13 +30,13 @@ func leader(t *testing.T, c *kgo.Client, topic string) int {
 	return int(response.Topics[0].Partitions[0].Leader)
 }
 
-// batch encodes an uncompressed record batch (magic 2) with a producer's id, epoch and first sequence.
+// batch encodes an uncompressed record batch (magic 2) with a producer's ID, epoch and first sequence.
 func batch(producer int64, epoch int16, sequence int32, count int) []byte {
 	now := time.Now().UnixMilli()
 	var records []byte
 	for n := range count {
 		record := kmsg.Record{OffsetDelta: int32(n), Value: []byte{byte(n)}}
-		// The length counts what follows it: appended once to learn it, then once more with it.
+		// The length counts the bytes after it: encode once to learn it, then again with it.
 		record.Length = int32(len(record.AppendTo(nil)) - 1)
 		records = record.AppendTo(records)
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// How long anything may take before a test fails instead of hanging. Never what a test measures.
+// Limit after which a test fails instead of hanging. No test measures time.
 const patience = 60 * time.Second
 
 func bootstrap() string {
@@ -66,7 +66,7 @@ func createTopic(t *testing.T, name string, partitions int32) string {
 	return name
 }
 
-// poll reads exactly `count` records, in the order in which the client hands them out.
+// poll reads exactly `count` records, in the order in which the client returns them.
 func poll(t *testing.T, c *kgo.Client, count int) []*kgo.Record {
 	t.Helper()
 	ctx := soon(t)
@@ -133,7 +133,7 @@ func TestShapesOfRecords(t *testing.T) {
 }
 
 // Small batches, several requests of one idempotent producer in flight on one connection (five by default): the server
-// has to take the sequences in order and answer in order.
+// must process the sequences in order and answer in order.
 func TestPipelinedIdempotentProduce(t *testing.T) {
 	const partitions, perPartition = 4, 5000
 	topic := createTopic(t, "go-pipelined", partitions)
@@ -165,7 +165,7 @@ func TestPipelinedIdempotentProduce(t *testing.T) {
 	}
 }
 
-// A duplicate, a gap, an old epoch: what a producer that lost its answers may send.
+// A duplicate, a gap, an old epoch: what a producer that lost responses may send.
 func TestSequencesAreChecked(t *testing.T) {
 	topic := createTopic(t, "go-sequences", 1)
 	raw := client(t)
@@ -204,7 +204,7 @@ func TestSequencesAreChecked(t *testing.T) {
 	for n := range int32(5) {
 		expect(epoch, n*10, 10, int64(n)*10, nil)
 	}
-	for n := range int32(5) { // the last five batches are remembered: a retry gets its first answer
+	for n := range int32(5) { // the last five batches are remembered: a retry gets the original answer
 		expect(epoch, n*10, 10, int64(n)*10, nil)
 	}
 	expect(epoch, 60, 10, 0, kerr.OutOfOrderSequenceNumber)
@@ -301,7 +301,7 @@ func TestGroupSharesReadsAndHandsOver(t *testing.T) {
 				must(t, producer.Flush(soon(t)))
 			}
 			seen := map[string]int{}
-			// Reads with all members until everything that was written has been seen, then commits what was read.
+			// Reads with all members until every written record has been seen, then commits.
 			drain := func(members ...*kgo.Client) {
 				t.Helper()
 				deadline := time.Now().Add(patience)
@@ -383,7 +383,7 @@ func TestAdminListsWhatThereIs(t *testing.T) {
 	metadata, err := admin.Metadata(soon(t))
 	must(t, err)
 	equal(t, len(metadata.Topics[topic].Partitions), 3, "partitions")
-	equal(t, metadata.Controller >= 0, true, "there is a controller")
+	equal(t, metadata.Controller >= 0, true, "a controller exists")
 	brokers, err := admin.ListBrokers(soon(t))
 	must(t, err)
 	equal(t, len(brokers), 1, "brokers")
@@ -411,7 +411,7 @@ func TestAdminListsWhatThereIs(t *testing.T) {
 	fetched, err := admin.FetchOffsets(soon(t), "go-admin-group")
 	must(t, err)
 	offset, ok := fetched.Lookup(topic, 2)
-	equal(t, ok, true, "the offset is there")
+	equal(t, ok, true, "the offset exists")
 	equal(t, offset.At, 1, "offset")
 	equal(t, offset.Metadata, "by hand", "metadata")
 	groups, err := admin.ListGroups(soon(t))
@@ -430,7 +430,7 @@ func TestAdminListsWhatThereIs(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("a deleted topic is described with %v", deleted[topic].Err)
+			t.Fatalf("describing a deleted topic returned %v", deleted[topic].Err)
 		}
 	}
 }

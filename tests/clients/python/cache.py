@@ -16,7 +16,7 @@ def connect(**options):
 
 
 def in_both_versions(function):
-    """Runs a test with version 2 of the protocol, and with version 3."""
+    """Runs a test with version 2 of the protocol and with version 3."""
     def both():
         for protocol in (2, 3):
             function(connect(protocol=protocol), f"python:{function.__name__}:{protocol}:")
@@ -42,7 +42,7 @@ def values_are_set_read_and_deleted(client, prefix):
 @in_both_versions
 def options_of_set(client, prefix):
     key = prefix + "a"
-    equal(client.set(key, "1", xx=True), None, "xx of nothing")
+    equal(client.set(key, "1", xx=True), None, "xx without a value")
     equal(client.set(key, "1", nx=True, ex=1000), True, "nx")
     equal(client.set(key, "2", nx=True), None, "nx again")
     check(900 < client.ttl(key) <= 1000, "ttl")
@@ -52,7 +52,7 @@ def options_of_set(client, prefix):
     equal(client.ttl(key), -1, "no end")
     client.set(key, "4", px=20)
     eventually("it expires", lambda: client.get(key) is None)
-    equal(client.ttl(key), -2, "ttl of nothing")
+    equal(client.ttl(key), -2, "ttl without a value")
     equal(client.setnx(key, "5"), True, "setnx")
     equal(client.getset(key, "6"), b"5", "getset")
 
@@ -102,7 +102,7 @@ def what_is_not_there_is_an_error():
         except redis.ResponseError:
             continue
         raise AssertionError("no error")
-    check(client.ping(), "the connection goes on")
+    check(client.ping(), "the connection stays open")
     client.set("python:info", 1)
     check(client.info()["redis_version"], "a version")
     check(client.info()["db0"]["keys"] > 0, "keys")

@@ -1,4 +1,4 @@
-"""What the confluent-kafka suite and the restart suite share."""
+"""Functions shared by the confluent-kafka suite and the restart suite."""
 
 import functools
 
@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tap import BOOTSTRAP, PATIENCE_SECONDS, check, equal, eventually
 
 
-@functools.cache  # futures of a client that is dropped are cancelled
+@functools.cache  # the futures of a dropped client are cancelled
 def admin():
     return AdminClient({"bootstrap.servers": BOOTSTRAP})
 
@@ -46,7 +46,7 @@ def consumer(group, **settings):
 
 
 def assigned_consumer(group, **settings):
-    """A member of a group whose assignment the server computes (KIP-848); the server sets its times, too."""
+    """A member of a group whose assignment the server computes (KIP-848); the server also sets its timeouts."""
     return Consumer({
         "bootstrap.servers": BOOTSTRAP,
         "group.id": group,
@@ -86,12 +86,12 @@ def send(client, topic, records):
 
 
 def numbered(count, partition=0, start=0):
-    """`count` small records for one partition, each one different."""
+    """Returns `count` different small records for one partition."""
     return [(partition, b"k%d" % n, b"value %d" % n, None) for n in range(start, start + count)]
 
 
 def read(client, count):
-    """The next `count` messages of a consumer that has an assignment or a subscription."""
+    """Reads the next `count` messages of a consumer with an assignment or a subscription."""
     messages = []
 
     def attempt():
@@ -106,7 +106,7 @@ def read(client, count):
 
 
 def read_partition(topic, partition, offset, count):
-    """Reads a partition from an offset with a consumer of its own, outside of any group."""
+    """Reads a partition from an offset with a separate consumer, outside any group."""
     client = consumer(f"reader-of-{topic}")
     try:
         client.assign([TopicPartition(topic, partition, offset)])
@@ -116,7 +116,7 @@ def read_partition(topic, partition, offset, count):
 
 
 def watermarks(topic, partition=0):
-    """The low and the high watermark as the server tells them."""
+    """Returns the low and the high watermark as reported by the server."""
     client = consumer("watermarks")
     try:
         return client.get_watermark_offsets(TopicPartition(topic, partition), PATIENCE_SECONDS)
@@ -125,7 +125,7 @@ def watermarks(topic, partition=0):
 
 
 def committed(group, topic, partitions):
-    """The committed offset of each partition; -1001 (OFFSET_INVALID) for none."""
+    """Returns the committed offset of each partition; -1001 (OFFSET_INVALID) for none."""
     client = consumer(group)
     try:
         wanted = [TopicPartition(topic, partition) for partition in range(partitions)]

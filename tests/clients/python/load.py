@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 
 class Journal:
-    """Takes one line per event. A line is in the file before the client that caused it goes on."""
+    """Writes one line per event. A line is in the file before the client that caused it continues."""
 
     def __init__(self, path):
         self.file = open(path, "w", encoding="ascii", buffering=1)
@@ -26,7 +26,7 @@ class Journal:
 
 
 def size(rng):
-    """Mostly small, at times large: small records share blocks, large ones cross them."""
+    """Mostly small and sometimes large sizes: small records share blocks, large ones span several."""
     kind = rng.randrange(100)
     if kind < 90:
         return rng.randrange(20, 500)
@@ -40,7 +40,7 @@ def produce(options, stop, journal, number):
     client = Producer({
         "bootstrap.servers": options.bootstrap,
         "enable.idempotence": True,
-        # Never gives up: a producer that drops a record may go on behind the gap.
+        # Never gives up: a producer that drops a record may continue after the gap.
         "message.timeout.ms": 0,
         "reconnect.backoff.max.ms": 500,
         "linger.ms": 2,
@@ -70,7 +70,7 @@ def produce(options, stop, journal, number):
                     client.produce(options.topic, value=value, key=f"{name}:{sequence}", partition=partition,
                                    on_delivery=delivered(sequence, partition))
                     break
-                except BufferError:  # the client's queue is full: the server is away
+                except BufferError:  # the client's queue is full: the server is down
                     client.poll(0.1)
         client.poll(0)
     while client.flush(1) > 0:
@@ -100,7 +100,7 @@ def consume(options, stop, journal):
         try:
             offsets = [TopicPartition(options.topic, partition, end) for partition, end in ends.items()]
             results = client.commit(offsets=offsets, asynchronous=False)
-        except KafkaException:  # the server is gone, or the group rebalances: nothing was promised
+        except KafkaException:  # the server is down, or the group rebalances: nothing was promised
             continue
         for result in results:
             if result.error is None:
@@ -122,7 +122,7 @@ def load(options):
     threads += [threading.Thread(target=guarded, args=(consume,)) for _ in range(options.members)]
     for thread in threads:
         thread.start()
-    # Runs until its standard input ends; then everything that was sent is waited for.
+    # Runs until standard input ends, then waits until everything sent is acknowledged.
     sys.stdin.read()
     stop.set()
     for thread in threads:
@@ -145,7 +145,7 @@ def committed(options):
             answers = client.committed(partitions, 60)
             break
         except KafkaException as error:
-            # A server that has just started may say that it is not the coordinator yet.
+            # A server that has just started may not be the coordinator yet.
             if not error.args[0].retriable() and error.args[0].code() != KafkaError.NOT_COORDINATOR:
                 raise
             if time.monotonic() > deadline:
@@ -165,11 +165,11 @@ def main():
     parser.add_argument("--bootstrap", default="127.0.0.1:9092", help="address of the server")
     parser.add_argument("--topic", default="kill", help="topic to write to and to read from")
     parser.add_argument("--partitions", type=int, default=6, help="number of its partitions")
-    parser.add_argument("--producers", type=int, default=2, help="producers, each with a client of its own")
-    parser.add_argument("--members", type=int, default=2, help="members of the consumer group")
-    parser.add_argument("--name", default="py", help="prefix of the producers' names, and the group")
-    parser.add_argument("--seed", default="1", help="decides sizes, partitions and pauses")
-    parser.add_argument("--journal", help="file that gets the journal")
+    parser.add_argument("--producers", type=int, default=2, help="number of producers, each with its own client")
+    parser.add_argument("--members", type=int, default=2, help="number of members of the consumer group")
+    parser.add_argument("--name", default="py", help="prefix of the producers' names, and name of the group")
+    parser.add_argument("--seed", default="1", help="seed of sizes, partitions and pauses")
+    parser.add_argument("--journal", help="file to write the journal to")
     options = parser.parse_args()
     {"create": create, "load": load, "committed": committed}[options.command](options)
 

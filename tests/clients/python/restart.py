@@ -1,7 +1,7 @@
-"""What must survive a restart of the server: `restart.py write`, restart the server, `restart.py verify 1 ID...` with the topic
-ids that `write` has printed, restart it again, `restart.py verify 2 ID...`.
+"""Checks what must survive a restart of the server: run `restart.py write`, restart the server, run
+`restart.py verify 1 ID...` with the topic IDs that `write` printed, restart it again, run `restart.py verify 2 ID...`.
 
-`restart.py live` stays connected while the server restarts: it writes until its standard input ends, and then verifies."""
+`restart.py live` stays connected while the server restarts: it writes until its standard input ends, then verifies."""
 
 import sys
 import threading
@@ -18,7 +18,7 @@ BASE_TIMESTAMP = 1_600_000_000_000
 
 
 def held(partition):
-    """How many records the partition holds before this pass: each pass adds some to partition 1."""
+    """Number of records in the partition before this pass: each pass adds some to partition 1."""
     earlier_passes = int(sys.argv[2]) - 1
     return RECORDS + (MORE_RECORDS * earlier_passes if partition == 1 else 0)
 
@@ -109,11 +109,11 @@ def new_records_follow_the_old_ones():
     equal(offsets, list(range(end, end + MORE_RECORDS)), "offsets of new records")
     messages = read_partition("kept", 1, end - 1, MORE_RECORDS + 1)
     equal([message.value() for message in messages],
-          [b"value %d" % n for n in range(end - 1, end + MORE_RECORDS)], "values over the seam")
+          [b"value %d" % n for n in range(end - 1, end + MORE_RECORDS)], "values across the restart")
 
 
 def live():
-    """A producer and a group member that stay connected while the server goes away and comes back."""
+    """Runs a producer and a group member that stay connected while the server restarts."""
     create_topic("live", 2)
     client = producer(**{"reconnect.backoff.max.ms": 500, "message.timeout.ms": 0})
     member = consumer("live", **{"reconnect.backoff.max.ms": 500})
@@ -147,11 +147,11 @@ def live():
     eventually("everything was delivered to the member", lambda: drain(0.2) or all(
         {offset for offset, _ in seen[partition]} >= set(range(sent[partition])) for partition in range(2)))
     for partition in range(2):
-        # A member that rejoins may see records again, but never another record at the same offset.
+        # A member that rejoins may receive records again, but never a different record at the same offset.
         equal(sorted(set(seen[partition])), [(n, b"%d" % n) for n in range(sent[partition])],
               f"records of partition {partition}")
     member.close()
-    print(f"{sum(sent)} records written over the restart", flush=True)
+    print(f"{sum(sent)} records written across the restart", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""librdkafka where clients must say who they are; the listeners and the files are in the environment."""
+"""librdkafka on listeners with authentication, which the environment names with their files."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def login(listener, mechanism, user="alice", password=None):
 def token(name):
     with open(file(name), encoding="ascii") as content:
         value = content.read()
-    # Its end is for the client alone, which asks for another one in time; the server reads the token's own.
+    # Only the client uses this expiration, to request a new token in time; the server reads the token's own.
     return {
         **tls("SASL_TLS"),
         "security.protocol": "SASL_SSL",
@@ -66,7 +66,7 @@ def oidc():
 
 
 def produce(client, value):
-    """Writes a record; its offset."""
+    """Writes a record and returns its offset."""
     done = []
     client.produce(TOPIC, value=value, partition=0, on_delivery=lambda error, message: done.append((error, message)))
 
@@ -94,13 +94,13 @@ def there_and_back(config):
 
 
 def keep(error):
-    """Somebody may want to read what the server has told its clients."""
+    """Stores an error, for the suite to check what the server reveals to clients."""
     with open(os.environ["ERRORS"], "a", encoding="utf-8") as errors:
         errors.write("python: " + error.str().replace("\n", " ") + "\n")
 
 
 def refused(code, config, words=""):
-    """The client is not let in, and says why."""
+    """Asserts that the client is refused with this error."""
     errors = []
 
     def take(error):
@@ -151,7 +151,7 @@ def a_token_of_the_issuers_endpoint():
 @tap.test
 def certificates_let_in_and_wrong_ones_do_not():
     there_and_back(certificate("alice.pem"))
-    # The server names the authority that it trusts, so the client does not show it.
+    # The server names the authority that it trusts, so the client does not present the certificate.
     refused(KafkaError._TRANSPORT, certificate("stranger.pem"), "alert certificate required")
     refused(KafkaError._SSL, tls("TLS", "stranger-ca.pem"))
 
@@ -177,13 +177,13 @@ def clients_authenticate_again():
     })
 
     def counted():
-        """Handshakes and connections of the broker that it writes to, as far as it has been told."""
+        """Handshakes and connections of the broker that it writes to, from its latest statistics."""
         produce(client, b"again")
         counts = [(b["req"].get("SaslHandshake", 0), b["connects"]) for b in brokers.values() if b["req"].get("Produce")]
         return counts and counts[0]
     handshakes, connections = eventually("statistics", counted)
     # Sessions last five seconds.
-    eventually("logging in anew", lambda: counted()[0] >= handshakes + 2)
+    eventually("reauthentication", lambda: counted()[0] >= handshakes + 2)
     equal(counted()[1], connections, "connections")
     equal(errors, [], "errors")
 
@@ -204,7 +204,7 @@ def a_renewed_certificate_is_taken_under_load():
     os.replace(file("renewed.pem"), file("server.pem"))
 
     def renewed():
-        produce(lasting, b"on a connection of before")
+        produce(lasting, b"on an earlier connection")
         produce(Producer({**certificate("alice.pem"), "error_cb": errors.append}), b"on a new one")
         return shown() != before
     eventually("the new certificate", renewed)

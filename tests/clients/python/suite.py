@@ -135,7 +135,7 @@ def large_messages_up_to_the_limit_are_taken_and_larger_ones_refused():
         send(client, "large", [(0, b"k", value, None)])
     expect_error(KafkaError.MSG_SIZE_TOO_LARGE,
                  lambda: send(client, "large", [(0, b"k", os.urandom(limit + 1), None)]), "a batch over the limit")
-    # Readers whose limits are smaller than the message must still get it, and go on.
+    # Readers whose limits are smaller than the message must still get it, and continue.
     reader = consumer("large", **{"fetch.message.max.bytes": 1000, "fetch.max.bytes": limit + 1_000_000})
     reader.assign([TopicPartition("large", 0, 0)])
     equal([message.value() for message in read(reader, 3)] == values, True, "the large values are equal")
@@ -181,10 +181,10 @@ def offsets_are_found_by_time():
     create_topic("times")
     client = producer()
     base = 1_600_000_000_000
-    for n in range(10):  # one batch each, so that the search goes over batches
+    for n in range(10):  # one batch each, so that the search is over batches
         client.produce("times", value=b"%d" % n, partition=0, timestamp=base + n * 1000)
         equal(client.flush(PATIENCE_SECONDS), 0, "records left")
-    for n in range(10, 20):  # one batch for all, so that the search goes into a batch
+    for n in range(10, 20):  # one batch for all, so that the search is within a batch
         client.produce("times", value=b"%d" % n, partition=0, timestamp=base + n * 1000)
     equal(client.flush(PATIENCE_SECONDS), 0, "records left")
     reader = consumer("times")
@@ -227,7 +227,7 @@ def a_group_reads_commits_and_goes_on():
     second = consumer("group-1")
     second.subscribe(["group"])
     messages = read(second, 40)
-    equal(sorted({message.offset() for message in messages}), list(range(250, 260)), "goes on where the first left")
+    equal(sorted({message.offset() for message in messages}), list(range(250, 260)), "resumes where the first member stopped")
     second.commit(offsets=[TopicPartition("group", 2, 7, metadata="a note")], asynchronous=False)
     equal(committed("group-1", "group", 4), [250, 250, 7, 250], "one partition committed by hand, backwards")
     note = second.committed([TopicPartition("group", 2)], PATIENCE_SECONDS)[0]
@@ -273,7 +273,7 @@ def two_members_share_the_partitions():
 @test
 def the_server_assigns_to_members_that_let_it():
     create_topic("assigned", 4)
-    # The offsets of a classic group stay when a group of the other kind takes its name.
+    # The offsets of a classic group remain when a group of the other kind takes its name.
     send(producer(), "assigned", numbered(10))
     classic = consumer("assigned-group")
     classic.subscribe(["assigned"])
@@ -301,7 +301,7 @@ def the_server_assigns_to_members_that_let_it():
 def settle(members, sizes):
     def attempt():
         for member in members:
-            equal(member.consume(1, 0.2), [], "there is nothing new")
+            equal(member.consume(1, 0.2), [], "no new records")
         return [len(member.assignment()) for member in members] == sizes
     eventually(f"assignments of {sizes} partitions", attempt)
 
@@ -315,7 +315,7 @@ def a_commit_of_a_member_that_was_replaced_is_refused():
     equal(len(read(slow, 10)), 10, "read by the slow member")
     quick = consumer("fenced")
     quick.subscribe(["fenced"])
-    # The slow member does not poll: it is thrown out when its poll interval is over, and the quick one takes over.
+    # The slow member does not poll: it is removed after its poll interval, and the quick one takes over.
     eventually("the quick member owns the partition", lambda: quick.consume(1, 0.2) and quick.assignment())
     quick.commit(offsets=[TopicPartition("fenced", 0, 10)], asynchronous=False)
     try:
@@ -323,7 +323,7 @@ def a_commit_of_a_member_that_was_replaced_is_refused():
         raise AssertionError("the commit of the slow member was accepted")
     except KafkaException:
         pass
-    equal(committed("fenced", "fenced", 1), [10], "the commit of the quick member stands")
+    equal(committed("fenced", "fenced", 1), [10], "the commit of the quick member is kept")
     quick.close()
     slow.close()
 
@@ -355,7 +355,7 @@ def a_static_member_comes_back_without_a_rebalance():
     settle([other, member], [1, 1])
     equal(member.assignment(), owned, "the same partition as before")
     settle([other, member], [1, 1])
-    equal(len(rebalances), before + 1, "only the member that came back was assigned anything")
+    equal(len(rebalances), before + 1, "only the returning member got an assignment")
     member.close()
     other.close()
 
@@ -373,7 +373,7 @@ def cooperative_members_keep_what_they_own():
     eventually("two partitions each", lambda: (
         first.consume(1, 0.2), second.consume(1, 0.2),
         (len(first.assignment()), len(second.assignment())) == (2, 2))[2])
-    equal(sum(revoked), 2, "the first member gave up two partitions, not all")
+    equal(sum(revoked), 2, "the first member revoked two partitions, not all")
     second.close()
     first.close()
 

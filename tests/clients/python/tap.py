@@ -1,4 +1,4 @@
-"""A test runner of one page: functions marked with @test run in order and report in TAP (testanything.org)."""
+"""A small test runner: functions marked with @test run in order and report in TAP (testanything.org)."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ import time
 import traceback
 
 BOOTSTRAP = os.environ.get("BOOTSTRAP", "127.0.0.1:9092")
-# How long anything may take before a test fails instead of hanging. Never what a test measures.
+# Limit after which a test fails instead of hanging. No test measures time.
 PATIENCE_SECONDS = 60
 
 _tests = []
@@ -19,7 +19,7 @@ def test(function):
 
 
 def equal(got, wanted, what):
-    """Fails the running test unless both are equal; says what differs and where."""
+    """Fails the running test unless both are equal, and reports what differs and where."""
     if got == wanted:
         return
     if isinstance(got, list) and isinstance(wanted, list):
@@ -37,7 +37,7 @@ def check(condition, what):
 
 
 def eventually(what, attempt):
-    """Repeats `attempt` until it returns something true, and returns that."""
+    """Repeats `attempt` until it returns a true value, and returns it."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         result = attempt()
@@ -47,7 +47,7 @@ def eventually(what, attempt):
 
 
 def main(names):
-    """Runs all tests, or only the named ones; the exit status says whether all passed."""
+    """Runs all tests, or only the named ones; the exit status is 0 if all passed."""
     chosen = [t for t in _tests if not names or t.__name__ in names]
     print(f"1..{len(chosen)}", flush=True)
     failed = 0
@@ -55,7 +55,7 @@ def main(names):
         try:
             function()
             print(f"ok {number} - {function.__name__}", flush=True)
-        except Exception as error:  # a failing test must not keep the others from running
+        except Exception as error:  # a failing test must not prevent the others from running
             failed += 1
             for line in traceback.format_exc().splitlines():
                 print(f"# {line}", flush=True)

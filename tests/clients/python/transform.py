@@ -47,7 +47,7 @@ def session(options, stop):
                     raise
                 print("abort:", error, file=sys.stderr)
                 retriable(lambda: producer.abort_transaction(30))
-                # What was aborted is read again from the last commit.
+                # Aborted input is read again from the last commit.
                 raise
     finally:
         consumer.close()

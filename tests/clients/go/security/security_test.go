@@ -1,4 +1,4 @@
-// Package security tests franz-go where clients must say who they are; the listeners and the files are in the environment.
+// Package security tests franz-go on listeners with authentication, which the environment names with their files.
 package security
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
-// How long anything may take before a test fails instead of hanging. Never what a test measures.
+// Limit after which a test fails instead of hanging. No test measures time.
 const patience = 60 * time.Second
 
 const (
@@ -64,7 +64,7 @@ func client(t *testing.T, listener string, options ...kgo.Opt) *kgo.Client {
 	return c
 }
 
-// trusting makes TLS that trusts an authority and shows a certificate, if one is named.
+// trusting returns a TLS configuration that trusts an authority and presents a certificate, if one is named.
 func trusting(t *testing.T, authority, certificate string) kgo.Opt {
 	t.Helper()
 	config := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12}
@@ -125,7 +125,7 @@ var prepare = sync.OnceValue(func() error {
 	return nil
 })
 
-// thereAndBack writes a record as alice, and reads it.
+// thereAndBack writes a record as alice and reads it back.
 func thereAndBack(t *testing.T, listener string, options ...kgo.Opt) {
 	t.Helper()
 	must(t, prepare())
@@ -141,7 +141,7 @@ func thereAndBack(t *testing.T, listener string, options ...kgo.Opt) {
 		for _, found := range fetches.Records() {
 			if found.Offset == record.Offset {
 				if string(found.Value) != value {
-					t.Fatalf("it is %q, not %q", found.Value, value)
+					t.Fatalf("got %q, not %q", found.Value, value)
 				}
 				return
 			}
@@ -149,7 +149,7 @@ func thereAndBack(t *testing.T, listener string, options ...kgo.Opt) {
 	}
 }
 
-// keep writes an error to where somebody reads what the server has told its clients.
+// keep writes an error to the file in which the suite checks what the server reveals to clients.
 func keep(t *testing.T, told error) {
 	t.Helper()
 	if told == nil {
@@ -167,7 +167,7 @@ func refused(t *testing.T, wanted error, listener string, options ...kgo.Opt) {
 	err := client(t, listener, options...).Ping(soon(t))
 	keep(t, err)
 	if !errors.Is(err, wanted) {
-		t.Fatalf("it fails by %v, not by %v", err, wanted)
+		t.Fatalf("it failed with %v, not with %v", err, wanted)
 	}
 }
 
@@ -195,7 +195,7 @@ func TestTokens(t *testing.T) {
 	ca := trusting(t, "ca.pem", "")
 	thereAndBack(t, "SASL_TLS", ca, kgo.SASL(token(t, "alice.jwt")))
 	for _, wrong := range []string{"expired.jwt", "forged.jwt"} {
-		// A server answers by a document that says so (RFC 7628), which this client has no error of its own for.
+		// The server answers with a JSON document (RFC 7628), for which this client has no specific error.
 		err := client(t, "SASL_TLS", ca, kgo.SASL(token(t, wrong))).Ping(soon(t))
 		keep(t, err)
 		if err == nil || !strings.Contains(err.Error(), "oauth") {
@@ -205,7 +205,7 @@ func TestTokens(t *testing.T) {
 	err := client(t, "SASL", kgo.SASL(token(t, "alice.jwt"))).Ping(soon(t))
 	keep(t, err)
 	if err == nil || !strings.Contains(err.Error(), "OAUTHBEARER") && !errors.Is(err, kerr.UnsupportedSaslMechanism) {
-		t.Fatalf("a mechanism that the listener has not: %v", err)
+		t.Fatalf("a mechanism that the listener does not offer: %v", err)
 	}
 }
 
@@ -215,12 +215,12 @@ func TestCertificates(t *testing.T) {
 		err := client(t, "MUTUAL_TLS", options).Ping(soon(t))
 		keep(t, err)
 		if err == nil || !strings.Contains(err.Error(), "remote error: tls") {
-			t.Fatalf("it fails by %v, not by an alert of TLS", err)
+			t.Fatalf("it failed with %v, not with a TLS alert", err)
 		}
 	}
 	var unknown x509.UnknownAuthorityError
 	if err := client(t, "TLS", trusting(t, "stranger-ca.pem", "")).Ping(soon(t)); !errors.As(err, &unknown) {
-		t.Fatalf("it fails by %v, not by an unknown authority", err)
+		t.Fatalf("it failed with %v, not with an unknown authority", err)
 	}
 }
 
@@ -235,7 +235,7 @@ func TestNobodyMayDoAnything(t *testing.T) {
 			_, err := c.ProduceSync(soon(t), &kgo.Record{Topic: topic, Value: []byte("x")}).First()
 			keep(t, err)
 			if !errors.Is(err, kerr.TopicAuthorizationFailed) {
-				t.Fatalf("writing fails by %v", err)
+				t.Fatalf("writing failed with %v", err)
 			}
 			listed, err := kadm.NewClient(c).ListTopics(soon(t))
 			must(t, err)
@@ -246,7 +246,7 @@ func TestNobodyMayDoAnything(t *testing.T) {
 	}
 }
 
-// counting counts connections, and requests by which a client logs in.
+// counting counts connections and authentication requests.
 type counting struct{ connections, logins atomic.Int64 }
 
 func (c *counting) OnBrokerConnect(kgo.BrokerMetadata, time.Duration, net.Conn, error) {
@@ -278,7 +278,7 @@ func TestLoggingInAgain(t *testing.T) {
 	}
 }
 
-// All the clients of a machine come back at once when a server is restarted.
+// All the clients of a machine reconnect at once when a server is restarted.
 func TestManyLogInAtOnce(t *testing.T) {
 	const clients = 200
 	start := make(chan struct{})
@@ -314,6 +314,6 @@ func TestWhatIsToBeSentBeforeLoggingIn(t *testing.T) {
 	}
 	must(t, ask(kmsg.NewPtrApiVersionsRequest()))
 	if err := ask(kmsg.NewPtrMetadataRequest()); err != io.EOF {
-		t.Fatalf("metadata for somebody who has not logged in end by %v, not by a closed connection", err)
+		t.Fatalf("metadata without authentication ended with %v, not with a closed connection", err)
 	}
 }

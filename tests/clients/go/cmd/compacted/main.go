@@ -1,10 +1,11 @@
-// Command compacted writes to a topic that is compacted, and checks it: with each line on standard input it reads all of it as a consumer that
-// knows nothing would, and compares. The server may be killed meanwhile; this process is not, so it knows what was promised.
+// Command compacted writes to a compacted topic and checks it: for each line on standard input it reads
+// the whole topic like a new consumer, and compares. The server may be killed meanwhile; this process is
+// not, so it knows what was promised.
 //
-// Records are numbered. One producer writes plain records; another one writes transactions, some of which it aborts. A value is "key:number", or
-// there is none: a tombstone.
+// Records are numbered. One producer writes plain records; another writes transactions, some of which it
+// aborts. A value is "key:number", or null: a tombstone.
 //
-// With -fill it writes so many MiB of records of 1 KiB, which have keys by chance, and ends: for measurements.
+// With -fill it writes this many MiB of records of 1 KiB with random keys, and ends: for measurements.
 package main
 
 import (
@@ -27,8 +28,8 @@ var (
 	topic      = flag.String("topic", "compacted", "topic")
 	partitions = flag.Int("partitions", 2, "its partitions")
 	keys       = flag.Int("keys", 400, "keys of each producer")
-	seed       = flag.Int64("seed", 1, "decides what is written")
-	fillMiB    = flag.Int("fill", 0, "only write so many MiB")
+	seed       = flag.Int64("seed", 1, "seed of the written records")
+	fillMiB    = flag.Int("fill", 0, "only write this many MiB")
 	retention  = flag.Duration("retention", 15*time.Second, "delete.retention.ms: a reader that takes longer may miss a tombstone")
 )
 
@@ -37,7 +38,7 @@ type fate int
 const (
 	committed fate = iota
 	aborted
-	// The answer of an end of a transaction was an error.
+	// The end of a transaction was answered with an error.
 	unknown
 )
 
@@ -61,7 +62,7 @@ type load struct {
 
 func backoff(int) time.Duration { return 100 * time.Millisecond }
 
-// connect begins a new life of the transactional producer, which ends what an earlier one has left open.
+// connect starts a new incarnation of the transactional producer, which aborts what an earlier one left open.
 func (l *load) connect(ctx context.Context) (err error) {
 	for range 1000 {
 		if l.txn != nil {
@@ -71,7 +72,7 @@ func (l *load) connect(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		// The server may be away.
+		// The server may be down.
 		if _, _, err = l.txn.ProducerID(ctx); err == nil {
 			return nil
 		}
@@ -84,7 +85,7 @@ func (l *load) produce(ctx context.Context, client *kgo.Client, prefix string, f
 	number := len(l.records)
 	key := prefix + strconv.Itoa(l.random.Intn(*keys))
 	r := kgo.KeyStringRecord(key, key+":"+strconv.Itoa(number))
-	// For the order of all records of a key, whatever their value is.
+	// Keeps all records of a key in order, whatever their value.
 	r.Headers = []kgo.RecordHeader{{Key: "n", Value: []byte(strconv.Itoa(number))}}
 	tombstone := l.random.Intn(8) == 0
 	if tombstone {
@@ -95,12 +96,12 @@ func (l *load) produce(ctx context.Context, client *kgo.Client, prefix string, f
 	l.records = append(l.records, record{key: key, tombstone: tombstone})
 	client.Produce(ctx, r, func(_ *kgo.Record, err error) {
 		if err != nil {
-			*failed = fmt.Errorf("record %d was not taken: %w", number, err)
+			*failed = fmt.Errorf("record %d was refused: %w", number, err)
 		}
 	})
 }
 
-// A transaction, and what became of it.
+// A transaction and its outcome.
 func (l *load) transaction(ctx context.Context) error {
 	first := len(l.records)
 	if err := l.txn.BeginTransaction(); err != nil {
@@ -122,7 +123,7 @@ func (l *load) transaction(ctx context.Context) error {
 		err = l.txn.EndTransaction(ctx, how)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "a transaction of which nothing is known:", err)
+		fmt.Fprintln(os.Stderr, "a transaction with unknown outcome:", err)
 		is = unknown
 		if err := l.connect(ctx); err != nil {
 			return err
@@ -134,7 +135,7 @@ func (l *load) transaction(ctx context.Context) error {
 	return nil
 }
 
-// read gives the numbers of the records that are there for a reader of what is committed, by key, in order.
+// read returns the numbers of the records that a read_committed consumer sees, by key, in order.
 func (l *load) read(ctx context.Context) (map[string][]int, int, error) {
 	client, err := kgo.NewClient(append(l.opts, kgo.ConsumeTopics(*topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.FetchMaxWait(100*time.Millisecond))...)
@@ -142,7 +143,7 @@ func (l *load) read(ctx context.Context) (map[string][]int, int, error) {
 		return nil, 0, err
 	}
 	defer client.Close()
-	// The last thing in each partition, which no pass drops before there is another one: else nobody could tell when all is read.
+	// The last record of each partition. No pass drops it while it is the last, so that the end can be recognized.
 	for partition := range int32(*partitions) {
 		end := kgo.KeyStringRecord("end", "")
 		end.Partition = partition
@@ -170,7 +171,7 @@ func (l *load) read(ctx context.Context) (map[string][]int, int, error) {
 		var wrong error
 		fetches.EachRecord(func(r *kgo.Record) {
 			if before, ok := last[r.Partition]; ok && r.Offset <= before {
-				wrong = fmt.Errorf("offset %d comes behind %d", r.Offset, before)
+				wrong = fmt.Errorf("offset %d follows %d", r.Offset, before)
 			}
 			last[r.Partition] = r.Offset
 			if r.Offset+1 >= left[r.Partition] {
@@ -187,7 +188,7 @@ func (l *load) read(ctx context.Context) (map[string][]int, int, error) {
 			value := strings.Split(string(r.Value), ":")
 			is := l.records[n]
 			if is.key != string(r.Key) || is.tombstone != (r.Value == nil) || (!is.tombstone && value[1] != strconv.Itoa(n)) {
-				wrong = fmt.Errorf("record %d is not what was written: %q %q", n, r.Key, r.Value)
+				wrong = fmt.Errorf("record %d differs from what was written: %q %q", n, r.Key, r.Value)
 			}
 			found[is.key] = append(found[is.key], n)
 			count++
@@ -199,7 +200,7 @@ func (l *load) read(ctx context.Context) (map[string][]int, int, error) {
 	return found, count, nil
 }
 
-// check compares what there is with what was promised; how many records there are.
+// check compares the topic with what was promised, and returns its number of records.
 func (l *load) check(ctx context.Context) (int, error) {
 	found, count, err := l.read(ctx)
 	if err != nil {
@@ -217,7 +218,7 @@ func (l *load) check(ctx context.Context) (int, error) {
 				return 0, fmt.Errorf("record %d was aborted", n)
 			}
 			if i > 0 && n <= numbers[i-1] {
-				return 0, fmt.Errorf("key %s: record %d comes behind %d", key, n, numbers[i-1])
+				return 0, fmt.Errorf("key %s: record %d follows %d", key, n, numbers[i-1])
 			}
 		}
 	}
@@ -225,11 +226,11 @@ func (l *load) check(ctx context.Context) (int, error) {
 		numbers := found[key]
 		if len(numbers) == 0 {
 			if !l.records[wanted].tombstone {
-				return 0, fmt.Errorf("key %s: record %d is missing, and all others", key, wanted)
+				return 0, fmt.Errorf("key %s: record %d and all others are missing", key, wanted)
 			}
 			continue
 		}
-		// What is behind it is of transactions of which nothing is known.
+		// Records after it belong to transactions with unknown outcome.
 		if is := numbers[len(numbers)-1]; is < wanted {
 			return 0, fmt.Errorf("key %s: the last record is %d, but %d was committed", key, is, wanted)
 		}
@@ -247,7 +248,7 @@ func (l *load) create(ctx context.Context) error {
 	return err
 }
 
-// fill writes records that cannot be compressed, 1024 a MiB.
+// fill writes incompressible records, 1024 per MiB.
 func (l *load) fill(ctx context.Context) error {
 	value := make([]byte, 1024)
 	for range *fillMiB * 1024 {
@@ -315,13 +316,13 @@ func run(ctx context.Context) error {
 			begun := time.Now()
 			count, err := l.check(ctx)
 			if err != nil && time.Since(begun) > *retention {
-				fmt.Fprintln(os.Stderr, "again, since it took too long:", err)
+				fmt.Fprintln(os.Stderr, "retrying, since it took too long:", err)
 				count, err = l.check(ctx)
 			}
 			if err != nil {
 				return err
 			}
-			fmt.Printf("%d records written, %d are there\n", len(l.records), count)
+			fmt.Printf("%d records written, %d present\n", len(l.records), count)
 		default:
 			for range 20 {
 				l.produce(ctx, l.plain, "p", &l.failed)

@@ -1,5 +1,5 @@
 // Command endless writes many bytes and reads all of them back from the start. Every value can be computed from the seed,
-// its partition and its number, so that nothing has to be kept to compare with.
+// its partition and its number, so that nothing has to be stored for the comparison.
 package main
 
 import (
@@ -24,10 +24,10 @@ var (
 	partitions = flag.Int("partitions", 4, "number of its partitions")
 	total      = flag.Int64("bytes", 1<<30, "bytes of values to write")
 	recordSize = flag.Int("record-bytes", 16<<10, "bytes of one value")
-	seed       = flag.Uint64("seed", 1, "decides the values")
+	seed       = flag.Uint64("seed", 1, "seed of the values")
 )
 
-// pool is random bytes that values are cut from: values must not compress, and must cost little to make.
+// pool holds random bytes that values are cut from: values must be incompressible and cheap to make.
 var pool = make([]byte, 1<<20)
 
 func value(partition, number int64) []byte {
@@ -91,7 +91,7 @@ func read(ctx context.Context, perPartition int64) error {
 				return fmt.Errorf("partition %d: offset %d follows %d", partition, record.Offset, next[partition]-1)
 			}
 			if !bytes.Equal(record.Value, value(partition, record.Offset)) {
-				return fmt.Errorf("partition %d: the value at offset %d is another one", partition, record.Offset)
+				return fmt.Errorf("partition %d: wrong value at offset %d", partition, record.Offset)
 			}
 			next[partition]++
 			remaining--
@@ -107,7 +107,7 @@ func run() error {
 	}
 	perPartition := *total / int64(*recordSize) / int64(*partitions)
 	if perPartition == 0 || *recordSize < 16 || *recordSize > len(pool) {
-		return errors.New("-bytes and -record-bytes do not fit together")
+		return errors.New("-bytes and -record-bytes are inconsistent")
 	}
 	ctx := context.Background()
 	client, err := kgo.NewClient(kgo.SeedBrokers(*bootstrap))

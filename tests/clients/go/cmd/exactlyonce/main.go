@@ -3,7 +3,7 @@
 //
 //	exactlyonce feed       produce numbered records until standard input ends, then print how many there are
 //	exactlyonce transform  consume, transform and produce in transactions, until killed or standard input ends
-//	exactlyonce verify     read what is committed; each number must be there once
+//	exactlyonce verify     read committed records; each number must occur exactly once
 package main
 
 import (
@@ -24,11 +24,11 @@ import (
 var (
 	bootstrap  = flag.String("bootstrap", "127.0.0.1:9092", "address of the server")
 	from       = flag.String("from", "input", "topic that transformers read")
-	to         = flag.String("to", "output", "topic that they write to")
+	to         = flag.String("to", "output", "topic that transformers write to")
 	group      = flag.String("group", "transform", "their group")
 	partitions = flag.Int("partitions", 4, "partitions of both topics")
 	id         = flag.String("id", "go", "transactional id")
-	records    = flag.Int("records", 0, "verify: how many there must be")
+	records    = flag.Int("records", 0, "verify: expected number of records")
 )
 
 func backoff(int) time.Duration { return 100 * time.Millisecond }
@@ -59,7 +59,7 @@ func feed(ctx context.Context) error {
 				return err
 			}
 			if lost.Load() > 0 {
-				return fmt.Errorf("%d records were not taken", lost.Load())
+				return fmt.Errorf("%d records were refused", lost.Load())
 			}
 			fmt.Println(next)
 			return nil
@@ -84,7 +84,7 @@ func transform(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
-		// What the protocol calls fatal: begin again, as an application would.
+		// A fatal error of the protocol: start again, as an application would.
 		fmt.Fprintln(os.Stderr, "transform:", err)
 		time.Sleep(200 * time.Millisecond)
 	}
@@ -189,12 +189,12 @@ func verify(ctx context.Context) error {
 		if times[number] != want {
 			wrong++
 			if wrong <= 20 {
-				fmt.Printf("%d is there %d times\n", number, times[number])
+				fmt.Printf("%d occurs %d times\n", number, times[number])
 			}
 		}
 	}
 	if wrong > 0 {
-		return fmt.Errorf("%d of %d numbers are not there once", wrong, *records)
+		return fmt.Errorf("%d of %d numbers do not occur exactly once", wrong, *records)
 	}
 	return nil
 }
@@ -212,7 +212,7 @@ func create(ctx context.Context) error {
 	return created.Error()
 }
 
-// lag prints how many input records the group has not committed.
+// lag prints the number of input records that the group has not committed.
 func lag(ctx context.Context) error {
 	client, err := kgo.NewClient(kgo.SeedBrokers(*bootstrap))
 	if err != nil {

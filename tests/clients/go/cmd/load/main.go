@@ -20,14 +20,14 @@ var (
 	bootstrap  = flag.String("bootstrap", "127.0.0.1:9092", "address of the server")
 	topic      = flag.String("topic", "kill", "topic to write to and to read from")
 	partitions = flag.Int("partitions", 6, "number of its partitions")
-	producers  = flag.Int("producers", 2, "producers, each with a client of its own")
-	members    = flag.Int("members", 1, "members of the consumer group")
-	name       = flag.String("name", "go", "prefix of the producers' names, and the group")
-	seed       = flag.Uint64("seed", 1, "decides sizes, partitions and pauses")
-	path       = flag.String("journal", "", "file that gets the journal")
+	producers  = flag.Int("producers", 2, "number of producers, each with its own client")
+	members    = flag.Int("members", 1, "number of members of the consumer group")
+	name       = flag.String("name", "go", "prefix of the producers' names, and name of the group")
+	seed       = flag.Uint64("seed", 1, "seed of sizes, partitions and pauses")
+	path       = flag.String("journal", "", "file to write the journal to")
 )
 
-// journal takes one line per event. A line is in the file before the client that caused it goes on.
+// journal writes one line per event. A line is in the file before the client that caused it continues.
 type journal struct {
 	mu sync.Mutex
 	w  *bufio.Writer
@@ -42,7 +42,7 @@ func (j *journal) line(format string, arguments ...any) {
 	}
 }
 
-// size is mostly small, at times large: small records share blocks, large ones cross them.
+// size returns mostly small and sometimes large sizes: small records share blocks, large ones span several.
 func size(random *rand.Rand) int {
 	switch n := random.IntN(100); {
 	case n < 90:
@@ -56,7 +56,7 @@ func size(random *rand.Rand) int {
 
 func produce(stop <-chan struct{}, out *journal, number int) {
 	who := fmt.Sprintf("%s%d", *name, number)
-	// Idempotent by default; it never gives up, since a producer that drops a record may go on behind the gap.
+	// Idempotent by default; it never gives up, since a producer that drops a record may continue after the gap.
 	client, err := kgo.NewClient(kgo.SeedBrokers(*bootstrap), kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		kgo.RetryBackoffFn(func(int) time.Duration { return 100 * time.Millisecond }), kgo.UnknownTopicRetries(-1),
 		kgo.ProducerLinger(0), kgo.DefaultProduceTopic(*topic))
@@ -154,7 +154,7 @@ func main() {
 	for range *members {
 		running.Go(func() { consume(stop, out) })
 	}
-	// Runs until its standard input ends; then everything that was sent is waited for.
+	// Runs until standard input ends, then waits until everything sent is acknowledged.
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	close(stop)
 	running.Wait()

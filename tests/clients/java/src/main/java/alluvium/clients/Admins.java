@@ -73,13 +73,13 @@ import org.apache.kafka.common.resource.ResourcePattern;
 import org.apache.kafka.common.resource.ResourcePatternFilter;
 import org.apache.kafka.common.resource.ResourceType;
 
-/** The Admin client's calls, one test for those that belong together. */
+/** The Admin client's calls, one test for each group of related calls. */
 final class Admins {
     static void register(Tap tap) {
-        tap.test("admin, a topic is only validated, and its settings are told", Admins::validateOnly);
-        tap.test("admin, what a topic cannot have is refused", Admins::refusals);
+        tap.test("admin, a topic is only validated, and its settings are returned", Admins::validateOnly);
+        tap.test("admin, invalid settings of a topic are refused", Admins::refusals);
         tap.test("admin, topics are described and deleted by id", Admins::topicIds);
-        tap.test("admin, settings of a topic are changed, appended to and taken back", Admins::configs);
+        tap.test("admin, settings of a topic are changed, appended to and reset", Admins::configs);
         tap.test("admin, settings are described with types, sources and documentation", Admins::configDocumentation);
         tap.test("admin, resources with settings are listed", Admins::configResources);
         tap.test("admin, records are deleted", Admins::deleteRecords);
@@ -89,9 +89,9 @@ final class Admins {
         tap.test("admin, the quorum is described", Admins::quorum);
         tap.test("admin, leaders are elected and partitions reassigned as on one node", Admins::replicas);
         tap.test("admin, producers of a partition are described", Admins::producers);
-        tap.test("admin, authorized operations are told", Admins::authorizedOperations);
+        tap.test("admin, authorized operations are returned", Admins::authorizedOperations);
         tap.test("admin, ACLs are created, described and deleted", Admins::acls);
-        tap.test("admin, quotas are set, described and taken away", Admins::quotas);
+        tap.test("admin, quotas are set, described and removed", Admins::quotas);
         tap.test("admin, SCRAM users are created, described and deleted", Admins::scram);
         tap.test("admin, groups are listed by state and type", Admins::listGroups);
         tap.test("admin, offsets of a group are deleted, then the group", Admins::deleteGroups);
@@ -230,7 +230,7 @@ final class Admins {
     private static void listOffsets() throws Exception {
         Suite.createTopic("admin-offsets", 1);
         TopicPartition partition = new TopicPartition("admin-offsets", 0);
-        equal(offset(partition, OffsetSpec.maxTimestamp()), -1L, "no record is the newest of none");
+        equal(offset(partition, OffsetSpec.maxTimestamp()), -1L, "no newest record in an empty partition");
         try (KafkaProducer<String, String> producer = Suite.producer(Map.of())) {
             for (long time : new long[] {1_000, 5_000, 3_000}) {
                 answer(producer.send(new ProducerRecord<>("admin-offsets", 0, time, null, "v")));
@@ -240,7 +240,7 @@ final class Admins {
         equal(offset(partition, OffsetSpec.latest()), 3L, "latest");
         equal(offset(partition, OffsetSpec.maxTimestamp()), 1L, "the newest");
         equal(offset(partition, OffsetSpec.forTimestamp(2_000)), 1L, "by time");
-        equal(offset(partition, OffsetSpec.forTimestamp(6_000)), -1L, "by a time to come");
+        equal(offset(partition, OffsetSpec.forTimestamp(6_000)), -1L, "by a future time");
         equal(offset(partition, OffsetSpec.earliestLocal()), 0L, "earliest on the node");
         equal(offset(partition, OffsetSpec.latestTiered()), -1L, "latest in a tier, without tiers");
     }
@@ -372,7 +372,7 @@ final class Admins {
         Map<TopicPartition, OffsetAndMetadata> offsets =
             answer(ADMIN.listConsumerGroupOffsets("admin-delete-group").partitionsToOffsetAndMetadata());
         check(offsets.get(partition) == null, "no offset is left: " + offsets);
-        // Without offsets and members the group may be gone by itself.
+        // Without offsets and members the group may already have been deleted.
         answer(ADMIN.alterConsumerGroupOffsets("admin-delete-group", Map.of(partition, new OffsetAndMetadata(1))).all());
         answer(ADMIN.deleteConsumerGroups(List.of("admin-delete-group")).all());
         check(!groups(new ListGroupsOptions()).contains("admin-delete-group"), "it is gone");
@@ -423,7 +423,7 @@ final class Admins {
         return answer(ADMIN.listOffsets(Map.of(partition, spec)).all()).get(partition).offset();
     }
 
-    /** A topic of one partition with some records. */
+    /** A topic with one partition and some records. */
     static void fill(String topic, int records) throws Exception {
         Suite.createTopic(topic, 1);
         try (KafkaProducer<String, String> producer = Suite.producer(Map.of())) {

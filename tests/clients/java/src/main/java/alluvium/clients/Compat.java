@@ -2,7 +2,7 @@ package alluvium.clients;
 
 import java.time.Duration;
 
-/** What kafka-clients ask of Apache Kafka 4: {@code BOOTSTRAP=127.0.0.1:9092 java -cp ... alluvium.clients.Compat}. */
+/** The calls of kafka-clients for Apache Kafka 4: {@code BOOTSTRAP=127.0.0.1:9092 java -cp ... alluvium.clients.Compat}. */
 public final class Compat {
     /** Exits with 1 if a test failed. */
     public static void main(String[] args) {

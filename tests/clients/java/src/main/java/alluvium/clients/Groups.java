@@ -20,7 +20,7 @@ import org.apache.kafka.clients.consumer.RangeAssignor;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 
-/** A group of three members, each a process: it rebalances when one joins, leaves, and is killed. */
+/** A group of three members, each a process: it rebalances when one joins, leaves or is killed. */
 final class Groups {
     private static final int PARTITIONS = 6;
     private static final int RECORDS = 600;
@@ -30,7 +30,7 @@ final class Groups {
             joinLeaveKill("java-range", RangeAssignor.class.getName(), false));
         tap.test("three cooperative members of a group share, hand over and take over", () ->
             joinLeaveKill("java-cooperative", CooperativeStickyAssignor.class.getName(), true));
-        tap.test("three members to which the server assigns share, hand over and take over", () ->
+        tap.test("three members with server-side assignment share, hand over and take over", () ->
             joinLeaveKill("java-assigned", Member.BY_THE_SERVER, true));
     }
 
@@ -50,7 +50,7 @@ final class Groups {
             writer.write();
             settle(List.of(first, second, third), writer);
             if (cooperative) {
-                check(first.revocations() <= 4, "a cooperative member gives up what it must, not all: it gave up "
+                check(first.revocations() <= 4, "a cooperative member revokes only what it must: it revoked "
                     + first.revocations() + " partitions");
             }
 
@@ -62,7 +62,7 @@ final class Groups {
             exactlyOnce(List.of(first, second, third), writer.written);
 
             third.kill();
-            // Nobody says goodbye: the session must time out.
+            // The killed member does not leave the group: its session must time out.
             eventually("all partitions after one was killed", () -> first.owned().size() == PARTITIONS);
             writer.write();
             int before = writer.written - RECORDS;
@@ -76,7 +76,7 @@ final class Groups {
         }
     }
 
-    /** Waits until everything written was read, and checks that every partition has exactly one owner. */
+    /** Waits until every written record is read, and checks that every partition has exactly one owner. */
     private static void settle(List<MemberProcess> members, Writer writer) throws Exception {
         eventually("all " + writer.written + " records", () ->
             members.stream().flatMap(member -> member.values().stream()).distinct().count() == writer.written);
@@ -94,7 +94,7 @@ final class Groups {
         deliveries.forEach((value, times) -> equal(times, 1, "deliveries of record " + value));
     }
 
-    /** Numbers all records of a topic, round the partitions. */
+    /** Numbers all records of a topic, round-robin over the partitions. */
     private static final class Writer implements AutoCloseable {
         private final String topic;
         private final KafkaProducer<String, String> producer = Suite.producer(Map.of());
@@ -120,7 +120,7 @@ final class Groups {
         }
     }
 
-    /** A {@link Member} in a process of its own, and what it has said so far. */
+    /** A {@link Member} in its own process, and its output so far. */
     private static final class MemberProcess {
         private final Process process;
         private final Thread reader;
@@ -144,7 +144,7 @@ final class Groups {
                     take(line.split(" "));
                 }
             } catch (IOException killed) {
-                // The stream of a killed process ends like this.
+                // The output of a killed process ends with this exception.
             }
         }
 

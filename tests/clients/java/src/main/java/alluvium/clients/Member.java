@@ -21,12 +21,12 @@ import org.apache.kafka.common.errors.RebalanceInProgressException;
 import org.apache.kafka.common.serialization.StringDeserializer;
 
 /**
- * One member of a consumer group as a process of its own, so that a test can kill it. Commits after each poll, and prints
+ * One member of a consumer group as a separate process, so that a test can kill it. Commits after each poll, and prints
  * one line per event: {@code assigned P...}, {@code revoked P...}, {@code lost P...}, {@code read PARTITION OFFSET VALUE}.
  * It leaves the group when its standard input ends.
  */
 public final class Member {
-    /** In the place of an assignor: the server assigns (KIP-848), and sets the times of sessions and heartbeats, too. */
+    /** Instead of an assignor: the server assigns (KIP-848), and also sets session timeouts and heartbeat intervals. */
     static final String BY_THE_SERVER = "consumer";
 
     /** Arguments: bootstrap servers, topic, group, class of the assignor or {@link #BY_THE_SERVER}. */
@@ -73,7 +73,7 @@ public final class Member {
                     }
                     lines.forEach(System.out::println);
                 } catch (RebalanceInProgressException retry) {
-                    // Not committed: whoever owns the partitions after the rebalance goes back to the last commit.
+                    // Not committed: the next owner of the partitions starts at the last commit.
                     ends.keySet().forEach(partition -> rewind(consumer, partition));
                 }
             }

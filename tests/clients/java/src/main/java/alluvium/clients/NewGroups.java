@@ -26,19 +26,19 @@ import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.errors.UnsupportedAssignorException;
 import org.apache.kafka.common.errors.UnreleasedInstanceIdException;
 
-/** Consumer groups of KIP-848, whose partitions are assigned by the server. */
+/** Consumer groups of KIP-848, whose partitions the server assigns. */
 final class NewGroups {
     static void register(Tap tap) {
-        tap.test("new groups, a member reads, commits and goes on", NewGroups::one);
+        tap.test("new groups, a member reads, commits and resumes", NewGroups::one);
         for (String assignor : List.of("uniform", "range")) {
             tap.test("new groups, members share and hand over, " + assignor, () -> share(assignor));
         }
-        tap.test("new groups, an assignor that is none is refused", NewGroups::refused);
+        tap.test("new groups, an unknown assignor is refused", NewGroups::refused);
         tap.test("new groups, a pattern is a subscription, resolved by the server", NewGroups::pattern);
         tap.test("new groups, new partitions are assigned", NewGroups::grows);
-        tap.test("new groups, a static member comes back to its partitions", NewGroups::statics);
+        tap.test("new groups, a static member gets its partitions back", NewGroups::statics);
         tap.test("new groups, a group is described", NewGroups::described);
-        tap.test("new groups, a classic group is taken over in place, and back", NewGroups::migration);
+        tap.test("new groups, a classic group is migrated in place, and back", NewGroups::migration);
     }
 
     private static KafkaConsumer<String, String> member(String group, Map<String, Object> settings) {
@@ -92,7 +92,7 @@ final class NewGroups {
                 both.addAll(second.assignment());
                 equal(both.size(), 6, "no partition has two owners");
             }
-            eventually("all partitions come back", () -> {
+            eventually("all partitions are returned", () -> {
                 first.poll(Duration.ofMillis(50));
                 return first.assignment().size() == 6;
             });
@@ -169,7 +169,7 @@ final class NewGroups {
             }
             try (KafkaConsumer<String, String> back = member("new-static", a)) {
                 back.subscribe(List.of("new-static"));
-                eventually("the partition is there again", () -> {
+                eventually("the partition is assigned again", () -> {
                     other.poll(Duration.ofMillis(50));
                     back.poll(Duration.ofMillis(50));
                     return back.assignment().equals(owned);
@@ -218,7 +218,7 @@ final class NewGroups {
                 });
                 equal(describe("new-migration").type(), GroupType.CONSUMER, "type with both");
             }
-            eventually("all partitions come back", () -> {
+            eventually("all partitions are returned", () -> {
                 classic.poll(Duration.ofMillis(50));
                 return classic.assignment().size() == 4;
             });

@@ -43,20 +43,20 @@ import org.apache.kafka.common.resource.ResourceType;
 import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
 
-/** kafka-clients where they must say who they are; the listeners and the files are in the environment. */
+/** kafka-clients on listeners with authentication, which the environment names with their files. */
 public final class Security {
     private static final Path FILES = Path.of(System.getenv("FILES"));
     private static final String MODULES = "org.apache.kafka.common.security.";
     private static final String BEARER = MODULES + "oauthbearer.OAuthBearerLoginModule required ";
 
-    /** Exits with 1 if a test failed. With {@code short} it leaves out what takes long. */
+    /** Exits with 1 if a test failed. With {@code short} it omits slow tests. */
     public static void main(String[] args) {
         Tap tap = Tap.create();
-        tap.test("default deny: who has no right, or no name, is refused everything", Security::defaultDeny);
-        tap.test("rights by name and by prefix are given, and denied", Security::rights);
+        tap.test("default deny: users without permissions, and anonymous ones, are refused everything", Security::defaultDeny);
+        tap.test("permissions by name and by prefix are granted, and denied", Security::rights);
         for (String listener : List.of("SASL", "SASL_TLS")) {
             for (String mechanism : List.of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")) {
-                tap.test(listener + " " + mechanism + ": records go there and back",
+                tap.test(listener + " " + mechanism + ": records are written and read",
                     () -> thereAndBack(login(listener, mechanism, "alice")));
                 tap.test(listener + " " + mechanism + ": a wrong password is refused",
                     () -> refused(SaslAuthenticationException.class,
@@ -69,21 +69,21 @@ public final class Security {
             () -> refused(SaslAuthenticationException.class, token(file("forged.jwt").toUri().toString())));
         tap.test("an expired token is refused",
             () -> refused(SaslAuthenticationException.class, token(file("expired.jwt").toUri().toString())));
-        tap.test("a mechanism that the listener has not is refused", Security::otherMechanism);
-        tap.test("mutual TLS: a certificate makes a user by the rules", () -> thereAndBack(certificate("alice.pem")));
-        tap.test("mutual TLS: without a certificate nobody comes in",
+        tap.test("a mechanism that the listener does not offer is refused", Security::otherMechanism);
+        tap.test("mutual TLS: a certificate maps to a user by the rules", () -> thereAndBack(certificate("alice.pem")));
+        tap.test("mutual TLS: a client without a certificate is refused",
             () -> refused(SslAuthenticationException.class, tls("MUTUAL_TLS", "ca.pem")));
         tap.test("mutual TLS: a certificate of another authority is refused",
             () -> refused(SslAuthenticationException.class, certificate("stranger.pem")));
         tap.test("TLS: a server of an unknown authority is not trusted",
             () -> refused(SslAuthenticationException.class, tls("TLS", "stranger-ca.pem")));
-        tap.test("users are made, described, changed and taken away", Security::users);
-        tap.test("a quota holds for the user who has logged in", Security::quota);
-        String again = "clients authenticate again on the same connection";
+        tap.test("users are created, described, changed and deleted", Security::users);
+        tap.test("a quota applies to the authenticated user", Security::quota);
+        String again = "clients reauthenticate on the same connection";
         if (args.length == 0) {
             tap.test(again, Security::again);
         } else {
-            tap.skip(again, "the short form leaves it out");
+            tap.skip(again, "the short form omits it");
         }
         System.exit(tap.run() == 0 ? 0 : 1);
     }
@@ -128,7 +128,7 @@ public final class Security {
         config.put("sasl.mechanism", "OAUTHBEARER");
         config.put("sasl.login.callback.handler.class", MODULES + "oauthbearer.OAuthBearerLoginCallbackHandler");
         config.put("sasl.oauthbearer.token.endpoint.url", source);
-        // The issuer's certificate is of the same authority.
+        // The same authority issued the issuer's certificate.
         config.put("sasl.jaas.config", BEARER
             + "clientId=\"alice\" clientSecret=\"alice-has-this-secret\" scope=\"kafka\" "
             + "ssl.truststore.type=\"PEM\" ssl.truststore.location=\"" + file("ca.pem") + "\";");
@@ -156,7 +156,7 @@ public final class Security {
         return new KafkaConsumer<>(all, new StringDeserializer(), new StringDeserializer());
     }
 
-    /** Alice writes, and reads what she has written. */
+    /** Writes and reads records as alice. */
     private static void thereAndBack(Map<String, Object> config) throws Exception {
         RecordMetadata written;
         String value = "record " + System.nanoTime();
@@ -234,7 +234,7 @@ public final class Security {
             new AccessControlEntry("User:alice", "*", operation, permission));
     }
 
-    /** What the tests behind this one need as well. */
+    /** Permissions that the following tests need as well. */
     private static void rights() throws Exception {
         Map<String, Object> alice = login("SASL", "SCRAM-SHA-512", "alice");
         try (Admin admin = Admin.create(administrator()); Admin hers = Admin.create(alice);
@@ -260,7 +260,7 @@ public final class Security {
                 fails(TopicAuthorizationException.class,
                     () -> answer(producer.send(new ProducerRecord<>("java-records", "x"))));
             }
-            equal(answer(admin.deleteAcls(List.of(denial.toFilter())).all()).size(), 1, "denials taken back");
+            equal(answer(admin.deleteAcls(List.of(denial.toFilter())).all()).size(), 1, "denials removed");
         }
         Map<String, Object> transactional = new HashMap<>(alice);
         transactional.put("transactional.id", "java-transactional");
@@ -327,11 +327,11 @@ public final class Security {
             try (KafkaProducer<String, String> producer = producer(config)) {
                 answer(producer.send(new ProducerRecord<>("java-records", "first")));
                 double connections = metric(producer, "connection-creation-total");
-                eventually("logging in anew", () -> {
+                eventually("reauthentication", () -> {
                     answer(producer.send(new ProducerRecord<>("java-records", "more")));
                     return metric(producer, "successful-reauthentication-total") >= 2;
                 });
-                equal(metric(producer, "failed-reauthentication-total"), 0.0, "how often it has failed");
+                equal(metric(producer, "failed-reauthentication-total"), 0.0, "number of failures");
                 equal(metric(producer, "connection-creation-total"), connections, "connections");
             }
         }

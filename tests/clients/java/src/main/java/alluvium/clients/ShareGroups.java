@@ -22,14 +22,14 @@ import org.apache.kafka.clients.consumer.KafkaShareConsumer;
 import org.apache.kafka.common.config.ConfigResource;
 import org.apache.kafka.common.serialization.StringDeserializer;
 
-/** Share groups of KIP-932: records are handed out one by one, and given back or acknowledged. */
+/** Share groups of KIP-932: records are acquired individually, and released or acknowledged. */
 final class ShareGroups {
     static void register(Tap tap) {
-        tap.test("share groups, a consumer reads, and acknowledges by reading on", ShareGroups::implicit);
+        tap.test("share groups, a consumer reads, and acknowledges implicitly", ShareGroups::implicit);
         tap.test("share groups, records are accepted, released and rejected", ShareGroups::explicit);
         tap.test("share groups, two consumers share one partition", ShareGroups::two);
-        tap.test("share groups, what a closed consumer had is handed out again", ShareGroups::closed);
-        tap.test("share groups, a record that nobody gets on with is given up", ShareGroups::givenUp);
+        tap.test("share groups, records of a closed consumer are delivered again", ShareGroups::closed);
+        tap.test("share groups, a record that every consumer fails on is archived", ShareGroups::givenUp);
         tap.test("share groups, a group is described, with its offsets", ShareGroups::described);
     }
 
@@ -134,7 +134,7 @@ final class ShareGroups {
         try (KafkaShareConsumer<String, String> consumer = consumer("share-given-up", "implicit")) {
             consumer.subscribe(List.of("share-given-up"));
             for (int n = 0; n < 10; n++) {
-                check(consumer.poll(Duration.ofMillis(200)).isEmpty(), "it is given up");
+                check(consumer.poll(Duration.ofMillis(200)).isEmpty(), "it is archived");
             }
         }
     }

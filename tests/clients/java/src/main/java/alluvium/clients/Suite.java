@@ -57,10 +57,10 @@ public final class Suite {
         tap.test("cluster and configuration are described", Suite::cluster);
         tap.test("the default producer is idempotent and gets dense offsets", Suite::defaultProducer);
         for (String codec : List.of("none", "gzip", "snappy", "lz4", "zstd")) {
-            tap.test("what was compressed with " + codec + " comes back", () -> compression(codec));
+            tap.test("records compressed with " + codec + " are read back", () -> compression(codec));
         }
-        tap.test("headers, nulls and timestamps come back", Suite::shapes);
-        tap.test("a record over the limit is refused, the producer goes on", Suite::tooLarge);
+        tap.test("headers, nulls and timestamps are read back", Suite::shapes);
+        tap.test("a record over the limit is refused, and the producer continues", Suite::tooLarge);
         tap.test("a consumer seeks, and finds offsets by time", Suite::seek);
         tap.test("offsets are committed, listed and altered", Suite::offsets);
         tap.test("console producer and console consumer", Suite::console);
@@ -97,7 +97,7 @@ public final class Suite {
     private static void cluster() throws Exception {
         equal(answer(ADMIN.describeCluster().nodes()).size(), 1, "nodes");
         check(!answer(ADMIN.describeCluster().clusterId()).isEmpty(), "the cluster has an id");
-        check(answer(ADMIN.describeCluster().controller()) != null, "there is a controller");
+        check(answer(ADMIN.describeCluster().controller()) != null, "a controller exists");
         createTopic("java-config", 1);
         ConfigResource resource = new ConfigResource(ConfigResource.Type.TOPIC, "java-config");
         Config config = answer(ADMIN.describeConfigs(List.of(resource)).all()).get(resource);
@@ -160,7 +160,7 @@ public final class Suite {
             answer(producer.send(new ProducerRecord<>("java-large", "before")));
             try {
                 answer(producer.send(new ProducerRecord<>("java-large", "x".repeat(20_000_000))));
-                throw new AssertionError("a record of 20 MB was taken");
+                throw new AssertionError("a record of 20 MB was accepted");
             } catch (ExecutionException error) {
                 check(error.getCause() instanceof RecordTooLargeException, "error: " + error.getCause());
             }
@@ -189,7 +189,7 @@ public final class Suite {
             equal(consumer.beginningOffsets(List.of(partition)).get(partition), 0L, "beginning");
             equal(consumer.endOffsets(List.of(partition)).get(partition), 100L, "end");
             equal(consumer.offsetsForTimes(Map.of(partition, 1_000_255L)).get(partition).offset(), 26L, "offset by time");
-            equal(consumer.offsetsForTimes(Map.of(partition, 2_000_000L)).get(partition), null, "nothing so late");
+            equal(consumer.offsetsForTimes(Map.of(partition, 2_000_000L)).get(partition), null, "no record after this time");
             consumer.seekToEnd(List.of(partition));
             equal(consumer.position(partition), 100L, "position at the end");
         }
@@ -253,7 +253,7 @@ public final class Suite {
         }
     }
 
-    /** Text that nobody here wrote: the licences that come inside the jar of kafka-clients. */
+    /** Third-party text: the licences inside the jar of kafka-clients. */
     private static List<String> corpus() throws Exception {
         List<String> lines = new ArrayList<>();
         for (String name : List.of("LICENSE", "NOTICE")) {
@@ -281,7 +281,7 @@ public final class Suite {
         }
     }
 
-    /** A process that runs another class with the class path of this one. */
+    /** A process that runs another class with this one's class path. */
     static ProcessBuilder java(String mainClass, String... arguments) {
         List<String> command = new ArrayList<>(List.of(
             System.getProperty("java.home") + File.separator + "bin" + File.separator + "java", "-Xmx128m",

@@ -12,9 +12,9 @@ import java.util.Map;
 import java.util.Objects;
 import java.util.concurrent.Callable;
 
-/** A test runner of one page that reports in TAP (testanything.org). */
+/** A small test runner that reports in TAP (testanything.org). */
 final class Tap {
-    /** How long anything may take before a test fails instead of hanging. Never what a test measures. */
+    /** Limit after which a test fails instead of hanging. No test measures time. */
     static final Duration PATIENCE = Duration.ofSeconds(60);
 
     interface Test {
@@ -35,7 +35,7 @@ final class Tap {
         tests.put(name, test);
     }
 
-    /** A test that is told and not run. */
+    /** A test that is reported but does not run. */
     void skip(String name, String reason) {
         tests.put(name, () -> {
             throw new Skipped(reason);
@@ -76,7 +76,7 @@ final class Tap {
         check(Objects.equals(got, wanted), what + ": " + got + ", not " + wanted);
     }
 
-    /** Something must fail, with this error or one that has it as its cause. */
+    /** Asserts that the call fails with this error, or with one that has it as its cause. */
     static void fails(Class<? extends Exception> error, Test test) throws Exception {
         try {
             test.run();
@@ -87,12 +87,12 @@ final class Tap {
                     return;
                 }
             }
-            throw new AssertionError("it fails by " + thrown + ", not " + error.getSimpleName(), thrown);
+            throw new AssertionError("it failed with " + thrown + ", not with " + error.getSimpleName(), thrown);
         }
-        throw new AssertionError("it does not fail, but by " + error.getSimpleName() + " it should");
+        throw new AssertionError("it succeeded, but should fail with " + error.getSimpleName());
     }
 
-    /** Somebody may want to read what the server has told its clients. */
+    /** Stores an error, for suites that check what the server reveals to clients. */
     private static void keep(Exception thrown) throws IOException {
         String errors = System.getenv("ERRORS");
         if (errors == null) {

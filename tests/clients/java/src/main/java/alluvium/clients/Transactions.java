@@ -26,7 +26,7 @@ import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.errors.TransactionalIdNotFoundException;
 
-/** Transactional producers and consumers that read what is committed. */
+/** Transactional producers and read_committed consumers. */
 final class Transactions {
     static void register(Tap tap) {
         tap.test("transactions, committed records are read, aborted ones are not", Transactions::commitAndAbort);
@@ -34,12 +34,12 @@ final class Transactions {
         tap.test("transactions, one over several topics and many batches", Transactions::wide);
         tap.test("transactions, a second producer fences the first, and aborts what it had open", Transactions::fencing);
         tap.test("transactions, offsets are committed with them, or not", Transactions::offsets);
-        tap.test("transactions, one that takes too long is aborted", Transactions::timeout);
-        tap.test("transactions, a producer goes on after one that took too long", Transactions::goesOnLate);
-        tap.test("transactions, a producer goes on after an abort", Transactions::goesOn);
+        tap.test("transactions, one that exceeds its timeout is aborted", Transactions::timeout);
+        tap.test("transactions, a producer continues after a timed-out one", Transactions::goesOnLate);
+        tap.test("transactions, a producer continues after an abort", Transactions::goesOn);
         tap.test("transactions, a timeout above the node's is refused", Transactions::refusedTimeout);
         tap.test("transactions, an empty one is committed", Transactions::empty);
-        tap.test("transactions, read, change, write, and each input is in the output once", Transactions::pipeline);
+        tap.test("transactions, read, transform, write, and each input is in the output exactly once", Transactions::pipeline);
         tap.test("transactions, they are listed and described", Transactions::described);
         tap.test("transactions, a producer is fenced by the admin client", Transactions::adminFencing);
         tap.test("transactions, a hanging one is aborted by the admin client", Transactions::adminAbort);
@@ -49,7 +49,7 @@ final class Transactions {
         return Suite.producer(Map.of("transactional.id", id, "max.block.ms", 20_000));
     }
 
-    /** The values that somebody sees who reads the partition from its beginning to its end. */
+    /** The values that a consumer reads from the beginning of the partition to its end. */
     private static List<String> values(String topic, boolean committed) throws Exception {
         TopicPartition partition = new TopicPartition(topic, 0);
         IsolationLevel level = committed ? IsolationLevel.READ_COMMITTED : IsolationLevel.READ_UNCOMMITTED;
@@ -172,7 +172,7 @@ final class Transactions {
                 producer.sendOffsetsToTransaction(Map.of(in, new OffsetAndMetadata(3, "by a transaction")), consumer.groupMetadata());
                 if (commit) {
                     producer.commitTransaction();
-                    eventually("the offset is there", () ->
+                    eventually("the offset exists", () ->
                         new OffsetAndMetadata(3, "by a transaction").equals(consumer.committed(java.util.Set.of(in)).get(in)));
                 } else {
                     producer.abortTransaction();
@@ -198,7 +198,7 @@ final class Transactions {
         equal(values("txn-timeout", true), List.of(), "committed");
     }
 
-    /** Wait until a topic has one record, and the marker that ends its transaction. */
+    /** Waits until a topic has one record, and the marker that ends its transaction. */
     private static void untilAborted(String topic) throws Exception {
         TopicPartition partition = new TopicPartition(topic, 0);
         eventually("the transaction is aborted", () -> answer(ADMIN.listOffsets(Map.of(partition, OffsetSpec.latest()),
@@ -258,7 +258,7 @@ final class Transactions {
         Admins.fill("txn-pipe-in", 500);
         Suite.createTopic("txn-pipe-out", 1);
         int done = 0;
-        // Each stage dies in the middle of a transaction; the next one takes over.
+        // Each stage is abandoned in the middle of a transaction; the next one takes over.
         for (int life = 0; done < 500; life++) {
             KafkaProducer<String, String> producer = producer("txn-pipe");
             KafkaConsumer<String, String> consumer = Suite.consumer("txn-pipe",
