@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Reads an Alluvium write-ahead log.
 
-A second implementation of the read side, made from docs/format/wal.md alone: where this program and `alluvium wal dump` differ, one of
-the three is wrong. Section numbers in the comments are those of the document.
+A second implementation of the read side, written from docs/format/wal.md alone: where this program and
+`alluvium wal dump` differ, one of the three is wrong. Section numbers in the comments are those of the document.
 
-It only reads, takes no claim and keeps nothing from writing: beside a running server it shows a log that changes under its eyes.
+It only reads, takes no claim and does not prevent writes: with a running server it reads a log that changes meanwhile.
 
-Exit code: 0 the log is whole, 1 it is damaged, 2 it could not be read.
+Exit code: 0 the log is intact, 1 it is damaged, 2 it could not be read.
 """
 
 import argparse
@@ -46,13 +46,13 @@ assert RECORD.size == RECORD_CHECKED + 4
 
 
 class Refused(Exception):
-    """The log cannot be read, and why."""
+    """The log cannot be read; the message is the reason."""
 
     code = 2
 
 
 class Damaged(Refused):
-    """There is a log, and no header to read it by."""
+    """There is a log, but no header to read it with."""
 
     code = 1
 
@@ -70,7 +70,7 @@ CRC32C = crc32c_table()
 
 
 def crc32c(data, crc=0):
-    """The checksum of `data`; with `crc` that of what came before it, of both."""
+    """Returns the checksum of `data`; with the `crc` of the preceding bytes, that of both."""
     table = CRC32C
     crc ^= 0xFFFFFFFF
     for byte in data:
@@ -83,7 +83,7 @@ def page_floor(x):
 
 
 class Device:
-    """A file or block device, read at any byte. What cannot be read is zero, and is remembered by its page."""
+    """A file or block device, read at any byte. Unreadable bytes are zero, and their pages are recorded."""
 
     def __init__(self, path):
         try:
@@ -112,7 +112,7 @@ class Device:
         return self.read(at, middle - at) + self.read(middle, at + length - middle)
 
     def readable(self, at, length):
-        """Whether all of a range that has been read could be read."""
+        """Returns whether all of a range was readable when it was read."""
         return not self.unreadable or self.unreadable.isdisjoint(range(at // PAGE, (at + length - 1) // PAGE + 1))
 
 
@@ -139,11 +139,11 @@ class Header:
 
     @property
     def bound(self):
-        """Where the ring is full: the page of the trim offset, one lap on (5)."""
+        """The offset at which the ring is full: the page of the trim offset, one lap later (5)."""
         return page_floor(self.trim) + self.ring
 
     def contradiction(self):
-        """What in the fields cannot be, by the table of section 3; None if nothing."""
+        """Returns what is invalid in the fields, by the table of section 3; None if nothing."""
         if self.capacity % PAGE or self.ring < SMALLEST_RING:
             return "capacity"
         if self.window % PAGE or not 0 < self.window <= self.ring // 2:
@@ -162,7 +162,7 @@ class Header:
 
 
 def read_slot(device, slot):
-    """What a header slot holds: ("valid", Header), or ("empty" | "damaged" | "future" | "other", why)."""
+    """Reads a header slot: ("valid", Header), or ("empty" | "damaged" | "future" | "other", why)."""
     at = SLOTS[slot]
     if device.size < at + PAGE:
         return "other", "the device ends before it"
@@ -186,7 +186,7 @@ def read_slot(device, slot):
 
 
 def newest(slots):
-    """The header to go by (6, "Headers")."""
+    """Chooses the valid header (6, "Headers")."""
     kinds = [kind for kind, _ in slots]
     valid = [what for kind, what in slots if kind == "valid"]
     told = ", ".join(f"slot {at}: {kind} ({what})" for at, (kind, what) in enumerate(slots) if kind != "valid")
@@ -208,7 +208,7 @@ def newest(slots):
 
 @dataclass
 class Place:
-    """What lies at a logical offset: a record, or the reason why it is none. `end` is set if its header holds."""
+    """The record at a logical offset, or the reason why there is none. `end` is set if its header is valid."""
 
     offset: int
     end: int = None
@@ -225,7 +225,7 @@ class Place:
 
 @dataclass
 class Damage:
-    """A range of the log that was durable once and cannot be read back."""
+    """A range of the log that was durable and cannot be read back."""
 
     start: int
     end: int
@@ -235,7 +235,7 @@ class Damage:
 
 @dataclass
 class End:
-    """Where the log ends, whether it was closed there, and how many intact records lie behind it."""
+    """The end of the log, whether it was closed there, and the number of intact records behind it."""
 
     offset: int
     clean: bool
@@ -253,7 +253,7 @@ class Log:
         return DATA_START + (x + self.header.origin) % self.header.ring
 
     def pieces(self, x, length):
-        """The parts of the device that hold a logical range: one, or two at the ring's end."""
+        """Returns the parts of the device that hold a logical range: one, or two at the ring's end."""
         while length:
             at = self.device_offset(x)
             part = min(length, self.header.capacity - at)
@@ -273,7 +273,7 @@ class Log:
         return before <= epoch < self.header.epoch
 
     def header_at(self, x, before):
-        """The record header at `x`, without its payload."""
+        """Reads the record header at `x`, without its payload."""
         if x + RECORD.size > self.header.bound:
             return Place(x, wrong="the ring's end")
         data = self.read(x, RECORD.size)
@@ -299,7 +299,7 @@ class Log:
         return Place(x, end, epoch, x - lag, payload_crc, magic == PADDING)
 
     def place(self, x, before):
-        """The record at `x`, whole."""
+        """Reads the complete record at `x`."""
         place = self.header_at(x, before)
         if place.wrong or place.padding:
             return place
@@ -316,11 +316,11 @@ class Log:
         return place
 
     def first_header(self, start, stop, before):
-        """The offset of the first record header in `start..stop`, at whatever byte it begins; None if there is none."""
+        """Returns the offset of the first record header in `start..stop`, at any byte; None if there is none."""
         stop = min(stop, self.header.bound)
         for base in range(start, stop, CHUNK):
             until = min(base + CHUNK, stop)
-            # The magic may go on in the next chunk.
+            # The magic may continue in the next chunk.
             data = self.read(base, min(until + len(MAGIC_PREFIX), self.header.bound) - base)
             at = data.find(MAGIC_PREFIX)
             while 0 <= at < until - base:
@@ -330,7 +330,7 @@ class Log:
         return None
 
     def look_beyond(self, hole, before):
-        """What lies behind a place that is not valid: the greatest proof, the intact records, and where the search ended (6)."""
+        """Searches behind an invalid position: the greatest proof, the intact records, and the end of the search (6)."""
         proof, records = 0, 0
         stop = hole.offset + self.header.window
         at = hole.end or hole.offset + 1
@@ -343,13 +343,13 @@ class Log:
         return proof, records, max(at, min(stop, self.header.bound))
 
     def readable_throughout(self, start, stop):
-        """Reads the range and says whether all of it could be read."""
+        """Reads the range and returns whether all of it was readable."""
         return all(
             self.read(at, min(CHUNK, stop - at)) and self.readable(at, min(CHUNK, stop - at)) for at in range(start, stop, CHUNK)
         )
 
     def walk(self):
-        """The log from its trim offset (6): each record, padding and damage, and the end."""
+        """Yields the log from its trim offset (6): each record, padding and damage, and the end."""
         header = self.header
         x, before, known, damage, dropped = header.trim, 0, header.durable, None, 0
         while not (header.shutdown == CLEAN and x == header.durable):
@@ -455,6 +455,6 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except BrokenPipeError:
-        # Whoever reads the output has seen enough.
+        # The reader of the output closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

@@ -17,7 +17,7 @@ PARTITIONS = 3
 
 
 def asynchronous(function):
-    """A coroutine as a test, which fails instead of hanging."""
+    """Marks a coroutine as a test, which fails instead of hanging."""
     def run():
         asyncio.run(asyncio.wait_for(function(), PATIENCE_SECONDS))
     run.__name__ = function.__name__
@@ -38,7 +38,7 @@ async def new_topic(partitions=1):
 
 
 async def read(topics, count, group=None, **settings):
-    """The first so many records."""
+    """Reads the first `count` records."""
     settings.setdefault("auto_offset_reset", "earliest")
     async with AIOKafkaConsumer(*topics, bootstrap_servers=BOOTSTRAP, group_id=group,
                                 enable_auto_commit=False, **settings) as consumer:
@@ -94,7 +94,7 @@ async def a_batch_that_the_application_has_built():
     async with AIOKafkaProducer(bootstrap_servers=BOOTSTRAP) as producer:
         batch = producer.create_batch()
         for number in range(10):
-            check(batch.append(key=None, value=b"%d" % number, timestamp=None), "it has room")
+            check(batch.append(key=None, value=b"%d" % number, timestamp=None), "the batch has space")
         batch.close()
         told = await (await producer.send_batch(batch, topic, partition=0))
         equal(told.offset, 0, "the first offset")
@@ -117,8 +117,8 @@ async def what_is_committed_is_read_and_what_is_aborted_is_not():
                 await producer.commit_transaction()
     committed = [b"%d/%d" % (number, part) for number in range(0, 10, 2) for part in range(5)]
     got = await read([topic], 25, isolation_level="read_committed")
-    equal([record.value for record in got], committed, "what is read committed")
-    equal(len(await read([topic], 50)), 50, "what is read uncommitted")
+    equal([record.value for record in got], committed, "records with read_committed")
+    equal(len(await read([topic], 50)), 50, "records with read_uncommitted")
 
 
 @asynchronous
@@ -139,9 +139,9 @@ async def offsets_are_committed_with_the_transaction():
             else:
                 await producer.abort_transaction()
     first = (await read([source], 1, group))[0]
-    equal(first.offset, 7, "where the group goes on")
+    equal(first.offset, 7, "where the group resumes")
     got = await read([target], 2, isolation_level="read_committed")
-    equal([record.value for record in got], [b"5", b"7"], "what is read committed")
+    equal([record.value for record in got], [b"5", b"7"], "records with read_committed")
 
 
 @asynchronous
@@ -162,11 +162,11 @@ async def a_second_producer_of_the_same_name_ends_the_first():
         pass
     await first.stop()
     got = await read([topic], 1, isolation_level="read_committed")
-    equal([record.value for record in got], [b"kept"], "what is read committed")
+    equal([record.value for record in got], [b"kept"], "records with read_committed")
 
 
 class Listener(ConsumerRebalanceListener):
-    """Remembers that it was asked for both."""
+    """Counts its calls."""
 
     def __init__(self):
         self.revoked = self.assigned = 0
@@ -201,7 +201,7 @@ async def a_group_gives_partitions_to_a_second_member_and_back():
                         and not first.assignment() & second.assignment()
                         and first.assignment() | second.assignment() == partitions)
         await until(lambda: first.assignment() == partitions)
-        check(listener.revoked >= 2 and listener.assigned >= 3, "the application is told")
+        check(listener.revoked >= 2 and listener.assigned >= 3, "the listener is called")
 
 
 @asynchronous
@@ -237,7 +237,7 @@ async def offsets_are_found_by_time():
         equal(await consumer.end_offsets([partition]), {partition: 100}, "the end")
         consumer.assign([partition])
         consumer.seek(partition, 90)
-        equal((await consumer.getone()).offset, 90, "the record where it was sought")
+        equal((await consumer.getone()).offset, 90, "the record after a seek")
         await consumer.seek_to_end(partition)
         equal(await consumer.position(partition), 100, "the position at the end")
 

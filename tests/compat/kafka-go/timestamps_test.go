@@ -12,7 +12,7 @@ import (
 )
 
 // kafka-go's Conn writes the time of the last record as the maximum timestamp
-// of a batch. The server must find records by their own times all the same.
+// of a batch. The server must still find records by their own times.
 func TestTimestampsOfRecordsThatAreNotInOrder(t *testing.T) {
 	for _, compression := range []Compression{0, Gzip, Snappy, Lz4, Zstd} {
 		t.Run(compression.String(), func(t *testing.T) {
@@ -57,7 +57,7 @@ func TestTimestampsOfRecordsThatAreNotInOrder(t *testing.T) {
 					t.Errorf("from second %d on: offset %d at %d, wanted %d at %d",
 						wanted.from, offset, timestamp, wanted.offset, found)
 				}
-				// The client's own request has an older version, and no time in its answer.
+				// The client's own request has an older version, without a time in its answer.
 				if offset, err := conn.ReadOffset(at(wanted.from)); err != nil || offset != int64(wanted.offset) {
 					t.Errorf("ReadOffset from second %d on: %d, %v", wanted.from, offset, err)
 				}

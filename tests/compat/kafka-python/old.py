@@ -36,7 +36,7 @@ def consumer(group=None, **settings):
 
 
 def read(client, count):
-    """So many records, in the order in which they come."""
+    """Reads `count` records, in the order in which they arrive."""
     records = []
 
     def attempt():
@@ -90,7 +90,7 @@ def records_with_zstd():
 
 
 class Member(threading.Thread):
-    """A member of a group in a thread of its own: `poll` blocks until all members have come."""
+    """A member of a group in its own thread: `poll` blocks until all members have joined."""
 
     def __init__(self, topic, group):
         super().__init__(daemon=True)
@@ -167,7 +167,7 @@ def offsets_are_found_by_time():
     equal(client.end_offsets([partition]), {partition: 100}, "the end")
     client.assign([partition])
     client.seek(partition, 90)
-    equal(read(client, 10)[0].offset, 90, "the record where it was sought")
+    equal(read(client, 10)[0].offset, 90, "the record after a seek")
     client.close()
 
 
@@ -179,7 +179,7 @@ def topics_and_their_settings_are_changed():
     client.create_topics([NewTopic(name, 1, 1, topic_configs=settings)])
     try:
         client.create_topics([NewTopic(name, 1, 1)])
-        check(False, "a topic is created twice")
+        check(False, "a topic was created twice")
     except TopicAlreadyExistsError:
         pass
     client.create_partitions({name: NewPartitions(4)})

@@ -1,11 +1,11 @@
-"""Stands in for kafka-python's `test/service.py`, which its source archive lacks.
+"""Replaces kafka-python's `test/service.py`, which its source archive lacks.
 
-The fixtures import it to start servers. Here the server runs already, and nothing may start another one.
+The fixtures import it to start servers. Here the server is already running, and nothing may start another one.
 """
 
 
 class ExternalService:
-    """A server that somebody else has started, and will stop."""
+    """A server that xtask has started and will stop."""
 
     def __init__(self, host, port):
         self.host = host
@@ -22,7 +22,7 @@ class ExternalService:
 
 
 class SpawnedService:
-    """A server that the tests would start by themselves."""
+    """A server that the tests would start themselves."""
 
     def __init__(self, *_args, **_kwargs):
-        raise RuntimeError("the tests may start no server of their own here")
+        raise RuntimeError("the tests may not start their own server here")

@@ -12,8 +12,8 @@ CompressionCodecs[CompressionTypes.Snappy] = require('kafkajs-snappy')
 const lz4 = require('lz4js')
 const xxh32 = require('lz4js/xxh32')
 const LZ4_BLOCK_BYTES = 4 << 20
-// lz4js marks the blocks of a frame as dependent on each other, which Kafka refuses to read. One
-// block alone depends on none, so that its frame may be marked as independent.
+// lz4js marks the blocks of a frame as dependent on each other, which Kafka refuses to read. A single
+// block depends on no other, so its frame may be marked as independent.
 function lz4Frame(buffer) {
   check(buffer.length <= LZ4_BLOCK_BYTES, `${buffer.length} bytes do not fit a block of LZ4`)
   const frame = Buffer.from(lz4.compress(buffer))
@@ -25,7 +25,7 @@ CompressionCodecs[CompressionTypes.LZ4] = () => ({
   compress: async encoder => lz4Frame(encoder.buffer),
   decompress: async buffer => Buffer.from(lz4.decompress(buffer)),
 })
-// KafkaJS has none of its own. Node has one from 22.15 on.
+// KafkaJS has no zstd. Node has one since 22.15.
 const zlib = require('zlib')
 if (zlib.zstdCompressSync) {
   CompressionCodecs[CompressionTypes.ZSTD] = () => ({
@@ -34,7 +34,7 @@ if (zlib.zstdCompressSync) {
   })
 }
 
-// How long anything may take before a test fails instead of hanging. Never what a test measures.
+// Limit after which a test fails instead of hanging. No test measures time.
 const PATIENCE = 60_000
 const PARTITIONS = 3
 
@@ -120,7 +120,7 @@ tests.records_with_gzip = () => roundTrip(CompressionTypes.GZIP)
 tests.records_with_snappy = () => roundTrip(CompressionTypes.Snappy)
 tests.records_with_lz4 = () => roundTrip(CompressionTypes.LZ4)
 tests.records_with_zstd = () => {
-  if (!zlib.zstdCompressSync) throw new Skipped('Node has zstd from 22.15 on, and KafkaJS has none')
+  if (!zlib.zstdCompressSync) throw new Skipped('Node has zstd since 22.15, and KafkaJS has none')
   return roundTrip(CompressionTypes.ZSTD)
 }
 tests.records_of_an_idempotent_producer = () =>
@@ -143,8 +143,8 @@ tests.committed_records_are_read_and_aborted_ones_are_not = async () => {
     for (let part = 0; part < 5; part++) committed.push(`${number}/${part}`)
   }
   const values = (await read(topic, 25)).map(record => record.value.toString())
-  equal(values, committed, 'what is read committed')
-  equal((await read(topic, 50, { readUncommitted: true })).length, 50, 'what is read uncommitted')
+  equal(values, committed, 'records with read_committed')
+  equal((await read(topic, 50, { readUncommitted: true })).length, 50, 'records with read_uncommitted')
 }
 
 tests.offsets_are_committed_with_the_transaction = async () => {
@@ -164,7 +164,7 @@ tests.offsets_are_committed_with_the_transaction = async () => {
     equal(told.partitions[0].offset, '7', 'the offset')
   })
   const values = (await read(target, 2)).map(record => record.value.toString())
-  equal(values, ['5', '7'], 'what is read committed')
+  equal(values, ['5', '7'], 'records with read_committed')
 }
 
 tests.a_second_producer_of_the_same_name_ends_the_first = async () => {
@@ -181,7 +181,7 @@ tests.a_second_producer_of_the_same_name_ends_the_first = async () => {
       await kept.commit()
     })
     const told = await lost.commit().then(() => 'nothing', error => error.type)
-    check(['INVALID_PRODUCER_EPOCH', 'PRODUCER_FENCED'].includes(told), `the first is told ${told}`)
+    check(['INVALID_PRODUCER_EPOCH', 'PRODUCER_FENCED'].includes(told), `the first producer got ${told}`)
   })
   equal((await read(topic, 1)).map(record => record.value.toString()), ['kept'], 'what is read')
 }
@@ -245,7 +245,7 @@ tests.batches_pauses_and_seeks = async () => {
     consumer.pause([{ topic }])
     consumer.seek({ topic, partition: 0, offset: '40' })
     consumer.resume([{ topic }])
-    await until('what was sought is read again', () => got.length === 60)
+    await until('records after the seek are read again', () => got.length === 60)
   })
   equal(got[50], '40', 'the first record after the seek')
 }
@@ -296,12 +296,12 @@ tests.records_are_deleted = async () => {
     topic, messages: Array.from({ length: 20 }, (_, n) => ({ value: `${n}` })),
   }))
   await asAdmin(async admin => {
-    // It looks for the leader in metadata that only other calls load.
+    // It reads the leader from metadata that only other calls load.
     equal((await admin.fetchTopicOffsets(topic))[0].low, '0', 'the beginning')
     await admin.deleteTopicRecords({ topic, partitions: [{ partition: 0, offset: '7' }] })
     await until('they are gone', async () => (await admin.fetchTopicOffsets(topic))[0].low === '7')
   })
-  equal((await read(topic, 13))[0].offset, '7', 'the first record that is left')
+  equal((await read(topic, 13))[0].offset, '7', 'the first remaining record')
 }
 
 tests.groups_are_listed_described_and_deleted = async () => {
@@ -358,7 +358,7 @@ async function main(names) {
       console.log(`not ok ${title}: ${String(error.message).replace(/\s+/g, ' ')}`)
     }
   }
-  // A member that a failed test has left must not keep the program.
+  // A member that a failed test left must not keep the program running.
   process.exit(failed || !chosen.length ? 1 : 0)
 }
 

@@ -1,4 +1,4 @@
-"""A plugin of pytest: one line in TAP (testanything.org) for each test, instead of pytest's own output.
+"""A pytest plugin: prints one line in TAP (testanything.org) for each test, instead of pytest's own output.
 
     python -m pytest -p no:terminal -p pytest_tap ...
 """
@@ -8,7 +8,7 @@ import os
 # pytest captures file descriptor 1 while tests run.
 _OUT = os.fdopen(os.dup(1), "w", buffering=1)
 
-# What a test has come to in its phases so far: it ends with the last one.
+# The outcome of a test in its phases so far; it ends with the last one.
 _outcomes = {}
 _count = 0
 
@@ -37,7 +37,7 @@ def pytest_runtest_logreport(report):
 
 
 def _outcome(report):
-    """The line of a phase, if it decides what the test has come to."""
+    """Returns the line of a phase, if it decides the test's outcome."""
     if report.skipped:
         if hasattr(report, "wasxfail"):
             reason = f"its authors expect it to fail: {report.wasxfail}"

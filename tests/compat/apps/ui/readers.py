@@ -1,6 +1,6 @@
-"""What a UI is to show of the topic that is named: records, and two groups that have read a part of them.
+"""Fills a topic for a UI: records, and two groups that have read a part of them.
 
-Says `look` when all is there, and keeps the members alive until it is answered by a line.
+Prints `look` when it is done, and keeps the members alive until it reads a line.
 """
 
 import os
@@ -12,18 +12,18 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 BOOTSTRAP = os.environ["BOOTSTRAP"]
 TOPIC = sys.argv[1]
 
-# Each group with its protocol, and the offsets of partitions 0, 1 and 2 that it has come to.
+# Each group with its protocol, and its offsets in partitions 0, 1 and 2.
 GROUPS = [("readers", "classic", (10, 13, 3)), ("walkers", "consumer", (18, 13, 13))]
 
 
 def fill():
-    """40 records over three partitions, then one that is taken back and one that is not."""
+    """Writes 40 records to three partitions, then an aborted and a committed one."""
     producer = Producer({"bootstrap.servers": BOOTSTRAP, "compression.type": "zstd"})
     for number in range(40):
         headers = {"colour": f"blue-{number}"}
         producer.produce(TOPIC, f"value-{number}", f"key-{number}", number % 3, headers=headers)
     if producer.flush(60):
-        raise SystemExit("the records are not written")
+        raise SystemExit("the records were not written")
     producer = Producer({"bootstrap.servers": BOOTSTRAP, "transactional.id": "ui"})
     producer.init_transactions(60)
     for value in "aborted", "committed":
@@ -37,7 +37,7 @@ def fill():
 
 
 def join(group, protocol, offsets):
-    """A member of the group, which has committed the offsets."""
+    """Returns a member of the group that has committed the offsets."""
     consumer = Consumer({
         "bootstrap.servers": BOOTSTRAP,
         "group.id": group,
@@ -65,7 +65,7 @@ def main():
 
     threading.Thread(target=wait, daemon=True).start()
     print("look", flush=True)
-    # A member that does not poll is put out of its group.
+    # A member that does not poll is removed from its group.
     while not answered.is_set():
         for consumer in consumers:
             consumer.poll(0.1)

@@ -1,5 +1,6 @@
-// Package compose stands in for the one of testcontainers that confluent-kafka-go's tests are compiled with. They call it only when they
-// are told to start servers by Docker, which needs hundreds of modules, and never happens here: the server under test is there already.
+// Package compose replaces the one of testcontainers that confluent-kafka-go's tests import. They call it only to
+// start servers through Docker, which needs hundreds of modules and never happens here: the server under test is
+// already running.
 package compose
 
 import "errors"
@@ -7,17 +8,17 @@ import "errors"
 // LocalDockerCompose cannot start anything.
 type LocalDockerCompose struct{}
 
-// ExecError is why nothing was started.
+// ExecError is the reason why nothing was started.
 type ExecError struct {
 	Error error
 }
 
-// NewLocalDockerCompose takes what the real one takes.
+// NewLocalDockerCompose has the parameters of the real one.
 func NewLocalDockerCompose([]string, string) *LocalDockerCompose {
 	return &LocalDockerCompose{}
 }
 
-// WithCommand takes the command that Invoke is to run.
+// WithCommand takes the command for Invoke.
 func (compose *LocalDockerCompose) WithCommand([]string) *LocalDockerCompose {
 	return compose
 }

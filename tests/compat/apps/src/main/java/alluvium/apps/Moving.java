@@ -25,8 +25,9 @@ import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
- * Moves a topic, its settings and the offsets of a group from one server to another by MirrorMaker 2, as docs/moving-from-kafka.md says it, and lets the
- * producer and the group go on there. {@code BOOTSTRAP=TO Moving FROM DIRECTORY}.
+ * Moves a topic, its settings and the offsets of a group from one server to another with MirrorMaker 2, as
+ * docs/moving-from-kafka.md describes, and continues the producer and the group there.
+ * {@code BOOTSTRAP=TO Moving FROM DIRECTORY}.
  */
 public final class Moving {
     private static final String TO = System.getenv("BOOTSTRAP");
@@ -41,9 +42,9 @@ public final class Moving {
     private final String from;
     private final Path directory;
     private final long deadline = System.nanoTime() + PATIENCE.toNanos();
-    /** What was committed, by partition, in order. */
+    /** The committed records, by partition, in order. */
     private final Map<Integer, List<String>> written = new TreeMap<>();
-    /** What comes behind the last record of each partition where it is moved to. */
+    /** The end offset of each partition on the target server. */
     private final Map<Integer, Long> ends = new TreeMap<>();
 
     public static void main(String[] args) throws Exception {
@@ -77,8 +78,8 @@ public final class Moving {
             }
         }
         int failed = told(1, "the topic has its partitions and settings", settings);
-        failed += told(2, "each record is there once, in order, and nothing of an aborted transaction", records);
-        // The producer and the group have the other server's address now.
+        failed += told(2, "each record is copied exactly once, in order, and none of an aborted transaction", records);
+        // The producer and the group now use the other server's address.
         produce(TO, RECORDS, LATER, false);
         Set<String> readLater = read(TO, LATER);
         Set<String> missing = new HashSet<>();
@@ -87,8 +88,8 @@ public final class Moving {
         missing.removeAll(readLater);
         readLater.retainAll(readBefore);
         String goesOn = !missing.isEmpty() ? missing.size() + " records missing"
-            : !readLater.isEmpty() ? readLater.size() + " records once more" : null;
-        failed += told(3, "the group goes on where it was", goesOn);
+            : !readLater.isEmpty() ? readLater.size() + " records delivered again" : null;
+        failed += told(3, "the group resumes at its offsets", goesOn);
         return failed;
     }
 
@@ -98,7 +99,7 @@ public final class Moving {
 
     private void pause(String what, Process mirror) throws Exception {
         if (!isTime() || !mirror.isAlive()) {
-            throw new IllegalStateException(what + (mirror.isAlive() ? ": not in time" : ": MirrorMaker has ended") + ", see " + log());
+            throw new IllegalStateException(what + (mirror.isAlive() ? ": timed out" : ": MirrorMaker ended") + ", see " + log());
         }
         Thread.sleep(200);
     }
@@ -107,7 +108,7 @@ public final class Moving {
         return directory.resolve("mirror.log");
     }
 
-    /** With transactions: some that are aborted, so that offsets have gaps where they come from. */
+    /** With transactions, some of them aborted, so that the offsets on the source have gaps. */
     private void produce(String server, int first, int count, boolean inTransactions) throws Exception {
         Map<String, Object> settings = new HashMap<>(Map.of("bootstrap.servers", server, "compression.type", "zstd"));
         if (inTransactions) {
@@ -152,7 +153,7 @@ public final class Moving {
         return new KafkaConsumer<>(settings, new StringDeserializer(), new StringDeserializer());
     }
 
-    /** By the group, so many records and what comes for a moment after them; it commits where it is then. */
+    /** Reads `count` records as the group, and those that arrive for a moment after them, then commits. */
     private Set<String> read(String server, int count) {
         Set<String> values = new HashSet<>();
         try (var consumer = consumer(server, true)) {
@@ -206,7 +207,7 @@ public final class Moving {
             .redirectErrorStream(true).redirectOutput(log().toFile()).start();
     }
 
-    /** What differs once as many records are there as were written, and a moment has passed in which more would come. */
+    /** Waits for as many records as were written, and for a moment in which more would arrive; returns what differs. */
     private String untilEqual(Process mirror) throws Exception {
         Map<Integer, List<String>> found = new TreeMap<>();
         String wrong = null;
@@ -216,7 +217,7 @@ public final class Moving {
         }
         try (var consumer = consumer(TO, false)) {
             while (consumer.listTopics().getOrDefault(TOPIC, List.of()).size() < PARTITIONS) {
-                pause("the topic is made", mirror);
+                pause("waiting for the topic", mirror);
             }
             consumer.assign(partitions);
             for (int seen = 0, quiet = 0; seen < RECORDS || quiet < 10;) {
@@ -233,14 +234,14 @@ public final class Moving {
                     }
                 }
                 quiet = seen == before ? quiet + 1 : 0;
-                pause("the records come, " + seen + " of " + RECORDS, mirror);
+                pause("waiting for records, " + seen + " of " + RECORDS, mirror);
             }
         }
         for (int partition = 0; wrong == null && partition < PARTITIONS; partition++) {
             List<String> there = found.getOrDefault(partition, List.of());
             if (!written.get(partition).equals(there)) {
                 wrong = "partition " + partition + " has " + there.size() + " records, not the " + written.get(partition).size()
-                    + " that were committed, or others";
+                    + " that were committed, or different ones";
             }
         }
         return wrong;
@@ -258,11 +259,11 @@ public final class Moving {
         return null;
     }
 
-    /** Until the group is behind the last record of each partition, which is where it has read to. */
+    /** Waits until the group's offsets are at the end of each partition, up to which it has read. */
     private void offsets(Admin admin, Process mirror) throws Exception {
         Map<Integer, Long> now = Map.of();
         while (!now.equals(ends)) {
-            pause("the group's offsets come, " + now + " of " + ends, mirror);
+            pause("waiting for the group's offsets, " + now + " of " + ends, mirror);
             now = new TreeMap<>();
             for (var offset : admin.listConsumerGroupOffsets(GROUP).partitionsToOffsetAndMetadata().get().entrySet()) {
                 now.put(offset.getKey().partition(), offset.getValue().offset());

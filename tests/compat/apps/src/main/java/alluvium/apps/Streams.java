@@ -32,9 +32,10 @@ import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
- * Lets {@link WordCount} count a text that nobody here wrote, kills it and the server in turn, each while one of its transactions is open, and
- * compares its output with a plain count. {@code BOOTSTRAP=... Streams TEXTS STATE_DIRECTORY}, where each file of the directory of texts is a
- * chapter. Who has started this kills the server and starts it again when it reads {@link #KILL_THE_SERVER}, and answers with an empty line.
+ * Lets {@link WordCount} count a third-party text, kills it and the server in turn, each while one of its transactions is
+ * open, and compares its output with a plain count. {@code BOOTSTRAP=... Streams TEXTS STATE_DIRECTORY}, where each file of
+ * the directory of texts is a chapter. The parent process restarts the server after a kill when it reads
+ * {@link #KILL_THE_SERVER}, and answers with an empty line.
  */
 public final class Streams {
     private static final String BOOTSTRAP = System.getenv("BOOTSTRAP");
@@ -54,14 +55,14 @@ public final class Streams {
     private final KafkaProducer<String, String> producer;
     private final String state;
     private final long deadline = System.nanoTime() + PATIENCE.toNanos();
-    /** What is still to be written. */
+    /** The lines that are still to be written. */
     private final Deque<Line> lines = new ArrayDeque<>();
     private final Map<String, Long> plain = new HashMap<>();
     private final Map<String, Long> plainByTitle = new HashMap<>();
     private final Map<String, List<Long>> counts = new HashMap<>();
     private final Map<String, List<Long>> countsByTitle = new HashMap<>();
     private Process app;
-    /** Of its log, what those before it have written. */
+    /** Length of the log that earlier processes of the application wrote. */
     private int toldBefore;
     private long words;
     private long seen;
@@ -71,7 +72,7 @@ public final class Streams {
     public static void main(String[] args) throws Exception {
         System.out.println("1..4");
         String invented = difference(Map.of("word", List.of(1L), "invented", List.of(1L)), Map.of("word", 1L));
-        int failed = told(1, "a word that nobody wrote would be found", invented != null ? null : "it is not");
+        int failed = told(1, "the comparison finds a word that was not written", invented != null ? null : "not found");
         try (Admin admin = Admin.create(Map.of("bootstrap.servers", BOOTSTRAP)); var consumer = consumer(); var producer = producer()) {
             admin.createTopics(Stream.of("text", "titles", "counts", "counts-by-title")
                 .map(topic -> new NewTopic(topic, PARTITIONS, (short) 1)).toList()).all().get();
@@ -108,14 +109,14 @@ public final class Streams {
             long since = System.currentTimeMillis();
             long before = seen;
             write(part);
-            // Whoever was killed before is at work again.
+            // The application or the server that was killed before is working again.
             while (seen == before && isTime()) {
                 poll();
             }
             kill(kill % 2 == 1, since);
         }
         write(lines.size());
-        // Once it is all there, a moment in which more would come.
+        // After everything has arrived, a moment in which more would arrive.
         for (int quiet = 0; quiet < 20 && isTime();) {
             long before = seen;
             poll();
@@ -130,8 +131,8 @@ public final class Streams {
             : killsOfTheApplication + " and " + killsOfTheServer + " within " + PATIENCE.toSeconds() + " s";
         return told(2, "the application is killed " + KILLS_OF_THE_APPLICATION + " times and the server " + KILLS_OF_THE_SERVER
                 + " times, in open transactions", kills)
-            + told(3, "a word count is exact, over kills of application and server", difference(counts, plain))
-            + told(4, "a count of a join is exact, over kills of application and server", difference(countsByTitle, plainByTitle));
+            + told(3, "a word count is exact, despite kills of application and server", difference(counts, plain))
+            + told(4, "a count of a join is exact, despite kills of application and server", difference(countsByTitle, plainByTitle));
     }
 
     private static int told(int number, String test, String failure) {
@@ -139,7 +140,7 @@ public final class Streams {
         return failure == null ? 0 : 1;
     }
 
-    /** Of the output, with each step of each count, from what it must be: words that are missing, that nobody wrote, or whose steps are wrong. */
+    /** Compares the output, with each step of each count, with the expected one: words that are missing, not written, or with wrong steps. */
     private static String difference(Map<String, List<Long>> counts, Map<String, Long> plain) {
         Set<String> all = new HashSet<>(plain.keySet());
         all.addAll(counts.keySet());
@@ -171,19 +172,19 @@ public final class Streams {
         }
     }
 
-    /** Kills the server, or else the application, in the middle of a transaction that has begun since then. */
+    /** Kills the server, or else the application, in the middle of a transaction that began after {@code since}. */
     private void kill(boolean server, long since) throws Exception {
         for (int attempt = 0; isTime(); attempt++) {
-            // It commits every 100 ms: stopped at another moment each time, it is within a transaction soon.
+            // It commits every 100 ms: stopped at a different moment each time, it is soon within a transaction.
             Thread.sleep(attempt % 10 * 10);
             signal("STOP");
-            // What it had sent is done by then. What is open now stays open.
+            // Requests that it had sent are complete by then. A transaction that is open now stays open.
             Thread.sleep(100);
             if (isInTransaction(since)) {
                 break;
             }
             signal("CONT");
-            // It may have counted all that there is.
+            // It may have counted all input.
             write(1);
             poll();
         }
@@ -195,7 +196,7 @@ public final class Streams {
             System.out.println(KILL_THE_SERVER);
             System.out.flush();
             if (System.in.read() != '\n') {
-                throw new IllegalStateException("nobody has killed the server");
+                throw new IllegalStateException("the server was not killed");
             }
             signal("CONT");
             killsOfTheServer++;
@@ -214,7 +215,7 @@ public final class Streams {
         if (ids.isEmpty()) {
             return false;
         }
-        // One that was killed may have left a transaction behind.
+        // A killed application may have left a transaction open.
         for (TransactionDescription found : admin.describeTransactions(ids).all().get().values()) {
             if (found.state() == TransactionState.ONGOING && found.transactionStartTimeMs().orElse(0) >= since) {
                 return true;
@@ -224,15 +225,16 @@ public final class Streams {
     }
 
     /**
-     * Kafka Streams opens its local stores when it starts, before it removes those that a kill has left unfinished; one that was killed while it removed
-     * them ends then, each time. Its operators remove the rest, and it restores the stores from its topics.
+     * Kafka Streams opens its local stores when it starts, before it removes those that a kill left unfinished. If it is
+     * killed during the removal, every later start fails. The operator's remedy is to remove the rest; the application then
+     * restores the stores from its topics.
      */
     private void revive() throws Exception {
         if (app.isAlive()) {
             return;
         }
         if (!Files.readString(Path.of(state + ".log")).substring(toldBefore).contains("ProcessorStateException: Error opening store")) {
-            throw new IllegalStateException("the application has ended, see " + state + ".log");
+            throw new IllegalStateException("the application ended, see " + state + ".log");
         }
         System.out.println("# the application cannot open its local stores: removed, to be restored");
         try (Stream<Path> files = Files.walk(Path.of(state))) {
@@ -247,11 +249,11 @@ public final class Streams {
         revive();
         int status = new ProcessBuilder("sh", "-c", "kill -" + name + " " + app.pid()).start().waitFor();
         if (status != 0) {
-            throw new IllegalStateException("the application has ended, see " + state + ".log");
+            throw new IllegalStateException("the application ended, see " + state + ".log");
         }
     }
 
-    /** Writes a title for each file, and takes its lines. */
+    /** Writes a title for each file, and collects its lines. */
     private void titles(Path texts) throws Exception {
         List<Path> files;
         try (Stream<Path> found = Files.list(texts)) {
@@ -263,7 +265,7 @@ public final class Streams {
             Files.readString(file, StandardCharsets.ISO_8859_1).lines().limit(LINES).forEach(line -> lines.add(new Line(chapter, line)));
         }
         producer.flush();
-        // A title is older than what it is joined with.
+        // A title is older than the lines that are joined with it.
         Thread.sleep(10);
         System.out.println("# " + lines.size() + " lines of " + files.size() + " texts");
     }
@@ -272,7 +274,7 @@ public final class Streams {
         return "title-of-" + chapter;
     }
 
-    /** So many lines more, and what must come of them. */
+    /** Writes more lines, and counts the expected result. */
     private void write(int count) {
         for (int n = 0; n < count && !lines.isEmpty(); n++) {
             Line line = lines.remove();

@@ -11,9 +11,9 @@ import org.apache.kafka.streams.kstream.Grouped;
 import org.apache.kafka.streams.kstream.KTable;
 import org.apache.kafka.streams.kstream.Produced;
 
-/** Counts words, and words by title, where the title of a chapter comes from another topic: {@code WordCount BOOTSTRAP STATE_DIRECTORY}. */
+/** Counts words, and words by chapter title, which comes from another topic: {@code WordCount BOOTSTRAP STATE_DIRECTORY}. */
 public final class WordCount {
-    /** Its transactional ids begin with it. */
+    /** The prefix of its transactional IDs. */
     static final String ID = "word-count";
 
     public static void main(String[] args) throws Exception {
@@ -25,7 +25,7 @@ public final class WordCount {
         settings.put(StreamsConfig.REPLICATION_FACTOR_CONFIG, 1);
         settings.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, 100);
         settings.put(StreamsConfig.NUM_STREAM_THREADS_CONFIG, 2);
-        // Each step of each count is in the output, so that a step that is missing or there twice can be seen.
+        // Each step of each count is in the output, so that a missing or repeated step is visible.
         settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, 0);
         settings.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);
         settings.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);

@@ -18,7 +18,7 @@ import org.apache.flink.connector.kafka.source.enumerator.initializer.OffsetsIni
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 
 /**
- * The job: copies one topic to another exactly once, in a cluster inside of this process, from the last checkpoint that a process before it has left.
+ * The job: copies one topic to another exactly once, in a cluster inside this process, from the last checkpoint of an earlier process.
  * {@code BOOTSTRAP=... Copy FROM TO CHECKPOINTS STRATEGY}
  */
 public final class Copy {
@@ -32,14 +32,14 @@ public final class Copy {
         settings.setString("execution.checkpointing.dir", checkpoints.toUri().toString());
         settings.setString("execution.checkpointing.externalized-checkpoint-retention", "RETAIN_ON_CANCELLATION");
         settings.setString("execution.checkpointing.num-retained", "3");
-        // A server that is away fails the job, or a checkpoint. The job goes on from the last one, in this process.
+        // An unavailable server fails the job, or a checkpoint. The job resumes from the last one, in this process.
         settings.setString("execution.checkpointing.tolerable-failed-checkpoints", "1000");
         settings.setString("restart-strategy.type", "fixed-delay");
         settings.setString("restart-strategy.fixed-delay.attempts", "1000");
         settings.setString("restart-strategy.fixed-delay.delay", "500ms");
         Optional<Path> last = last(checkpoints);
         last.ifPresent(path -> settings.setString("execution.state-recovery.path", path.toUri().toString()));
-        System.err.println("goes on from " + last.map(Path::toString).orElse("the beginning"));
+        System.err.println("resuming from " + last.map(Path::toString).orElse("the beginning"));
 
         StreamExecutionEnvironment flink = StreamExecutionEnvironment.createLocalEnvironment(settings);
         KafkaSource<String> source = KafkaSource.<String>builder()
@@ -54,7 +54,7 @@ public final class Copy {
             .setDeliveryGuarantee(DeliveryGuarantee.EXACTLY_ONCE)
             .setTransactionalIdPrefix(args[1])
             .setTransactionNamingStrategy(TransactionNamingStrategy.valueOf(args[3]))
-            // Longer than anybody is away here; less than what servers allow.
+            // Longer than any outage here; less than the servers' maximum.
             .setProperty("transaction.timeout.ms", "600000")
             .setRecordSerializer(KafkaRecordSerializationSchema.builder()
                 .setTopic(args[1])
@@ -65,7 +65,7 @@ public final class Copy {
         flink.execute("copy");
     }
 
-    /** The newest checkpoint that is complete. */
+    /** The newest complete checkpoint. */
     private static Optional<Path> last(Path checkpoints) throws IOException {
         if (!Files.isDirectory(checkpoints)) {
             return Optional.empty();

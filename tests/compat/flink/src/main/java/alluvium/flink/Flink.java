@@ -20,22 +20,22 @@ import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
- * Lets {@link Copy} copy a topic while it is written, kills the job and the server in turn, and compares what can be read committed with what was
- * written. {@code BOOTSTRAP=... Flink DIRECTORY}. Who has started this kills the server and starts it again when it reads {@link #KILL_THE_SERVER}, and
- * answers with an empty line.
+ * Lets {@link Copy} copy a topic while it is written, kills the job and the server in turn, and compares the committed
+ * output with the input. {@code BOOTSTRAP=... Flink DIRECTORY}. The parent process kills and restarts the server when it
+ * reads {@link #KILL_THE_SERVER}, and answers with an empty line.
  */
 public final class Flink {
     private static final String BOOTSTRAP = System.getenv("BOOTSTRAP");
     private static final String KILL_THE_SERVER = "kill the server";
-    /** How long a job may take in all. Never what a test measures. */
+    /** Limit of a job's duration. No test measures time. */
     private static final Duration PATIENCE = Duration.ofMinutes(5);
     private static final int PARTITIONS = 3;
     private static final int RECORDS = 10_000;
-    /** After so many records in the output something is killed: the job and the server by turns. */
+    /** Number of output records after which the job or the server is killed, alternately. */
     private static final int[] KILLS = {1_500, 3_000, 4_500, 6_000, 7_500};
 
     public static void main(String[] args) throws Exception {
-        // How transactions are named: a new name for each, or names of a pool, whose transactions are asked for with ListTransactions.
+        // How transactions are named: a new name for each, or names from a pool, whose transactions are found with ListTransactions.
         String[] strategies = {"INCREMENTING", "POOLING"};
         System.out.println("1.." + (strategies.length + 1));
         List<String> input = IntStream.range(0, RECORDS).mapToObj(String::valueOf).toList();
@@ -91,12 +91,12 @@ public final class Flink {
                 } else {
                     System.out.println(KILL_THE_SERVER);
                     if (System.in.read() < 0) {
-                        throw new AssertionError("the server is not there any more");
+                        throw new AssertionError("the server is not running any more");
                     }
                 }
             }
             read(consumer, RECORDS, job);
-            // A record that was written twice appears after some more checkpoints.
+            // A record that was written twice becomes visible after some more checkpoints.
             long until = System.nanoTime() + Duration.ofSeconds(3).toNanos();
             while (System.nanoTime() < until) {
                 take(consumer);
@@ -115,7 +115,7 @@ public final class Flink {
         }
     }
 
-    /** A consumer of the output that starts at its beginning and reads only what is committed. */
+    /** A read_committed consumer of the output that starts at its beginning. */
     private KafkaConsumer<String, String> consumer() {
         KafkaConsumer<String, String> consumer = new KafkaConsumer<>(Map.of("bootstrap.servers", BOOTSTRAP, "isolation.level", "read_committed",
             "auto.offset.reset", "earliest"), new StringDeserializer(), new StringDeserializer());
@@ -138,12 +138,12 @@ public final class Flink {
         return values;
     }
 
-    /** Reads until so many records of the output are there. */
+    /** Reads until the output has this many records. */
     private void read(KafkaConsumer<String, String> consumer, int count, Process job) {
         while (copied.size() < count) {
             take(consumer);
             if (!job.isAlive()) {
-                throw new AssertionError("the job has ended, see job.log in " + directory);
+                throw new AssertionError("the job ended, see job.log in " + directory);
             }
             if (System.nanoTime() > deadline) {
                 throw new AssertionError(copied.size() + " of " + count + " records within " + PATIENCE.toSeconds() + " s, see " + directory);
@@ -165,7 +165,7 @@ public final class Flink {
         return java.redirectErrorStream(true).redirectOutput(ProcessBuilder.Redirect.appendTo(log)).start();
     }
 
-    /** Some hundred records a second, so that each kill comes while records are on their way. */
+    /** Writes some hundred records per second, so that records are in flight at each kill. */
     private void write() {
         Map<String, Object> settings = Map.of("bootstrap.servers", BOOTSTRAP, "compression.type", "lz4", "delivery.timeout.ms", 300_000,
             "linger.ms", 5);
@@ -181,7 +181,7 @@ public final class Flink {
         }
     }
 
-    /** What is wrong with the copy: empty if each number is there once, and nothing else is. */
+    /** What is wrong with the copy: empty if it contains each number exactly once and nothing else. */
     private static String difference(List<String> copied) {
         Map<String, Integer> times = new HashMap<>();
         copied.forEach(value -> times.merge(value, 1, Integer::sum));

@@ -39,14 +39,14 @@ import org.springframework.scheduling.TaskScheduler;
 import org.springframework.scheduling.concurrent.ThreadPoolTaskScheduler;
 import org.springframework.util.backoff.FixedBackOff;
 
-/** An application that uses what Spring Kafka has around listeners: transactions, retries, dead letters, batches, replies. */
+/** An application that uses the features of Spring Kafka around listeners: transactions, retries, dead letters, batches, replies. */
 @Configuration
 @EnableKafka
 @EnableKafkaRetryTopic
 public class Application {
     private static final String BOOTSTRAP = System.getenv("BOOTSTRAP");
 
-    /** What listeners have been given, by the name of the listener. */
+    /** The records that listeners received, by the listener's name. */
     static final Map<String, BlockingQueue<String>> SEEN = new ConcurrentHashMap<>();
     static final AtomicInteger ROLLBACKS = new AtomicInteger();
 
@@ -113,7 +113,7 @@ public class Application {
         return factory;
     }
 
-    /** A failure is tried again twice, then the record becomes a dead letter. */
+    /** A failed record is retried twice, then it becomes a dead letter. */
     @Bean
     ConcurrentKafkaListenerContainerFactory<String, String> kafkaListenerContainerFactory() {
         ConcurrentKafkaListenerContainerFactory<String, String> factory = factory();
@@ -158,7 +158,7 @@ public class Application {
         return new ThreadPoolTaskScheduler();
     }
 
-    /** Each third record fails when it comes first, after it has been sent on: that is taken back. */
+    /** Each third record fails at its first delivery, after it was forwarded, so the forwarding is rolled back. */
     @KafkaListener(id = "once", topics = "once-in", containerFactory = "onceFactory")
     void once(String value) {
         transactional().send("once-out", value);
@@ -183,7 +183,7 @@ public class Application {
         seen("dead-letters").add(record.value() + " of " + from);
     }
 
-    /** A failure goes through topics of its own, so that it keeps nobody waiting. */
+    /** A failed record goes through retry topics, so that other records do not wait. */
     @RetryableTopic(attempts = "3", backOff = @org.springframework.kafka.annotation.BackOff(delay = 100), kafkaTemplate = "template", numPartitions = "3")
     @KafkaListener(id = "mail", topics = "mail")
     void mail(ConsumerRecord<String, String> record) {
@@ -203,7 +203,7 @@ public class Application {
         seen("batches").addAll(values);
     }
 
-    /** A record that is not acknowledged comes again. */
+    /** A record that is not acknowledged is delivered again. */
     @KafkaListener(id = "manual", topics = "manual", containerFactory = "manualFactory")
     void manual(String value, Acknowledgment acknowledgment) {
         boolean first = !seen("manual").contains(value);

@@ -16,9 +16,9 @@ import org.springframework.kafka.core.KafkaAdmin;
 import org.springframework.kafka.core.KafkaTemplate;
 import org.springframework.kafka.requestreply.ReplyingKafkaTemplate;
 
-/** Runs {@link Application} and looks at what comes of records that are sent to it. Reports in TAP. {@code BOOTSTRAP=... Spring} */
+/** Runs {@link Application} and checks the results of records that are sent to it. Reports in TAP. {@code BOOTSTRAP=... Spring} */
 public final class Spring {
-    /** How long anything may take before a test fails instead of hanging. Never what a test measures. */
+    /** Limit after which a test fails instead of hanging. No test measures time. */
     private static final Duration PATIENCE = Duration.ofSeconds(60);
 
     private interface Test {
@@ -45,14 +45,14 @@ public final class Spring {
             Spring spring = new Spring(context);
             List<Named> tests = List.of(
                 new Named("the application creates its topics", spring::topics),
-                new Named("a listener in a transaction sends each record on exactly once", spring::once),
-                new Named("a record that fails becomes a dead letter after it was tried again", spring::letters),
-                new Named("a record that fails goes through topics for retries", spring::retries),
+                new Named("a listener in a transaction forwards each record exactly once", spring::once),
+                new Named("a record that fails becomes a dead letter after retries", spring::letters),
+                new Named("a record that fails goes through retry topics", spring::retries),
                 new Named("a listener takes batches", spring::batches),
-                new Named("a record that is not acknowledged comes again", spring::manual),
-                new Named("a transaction is committed and another one taken back", spring::transactions),
+                new Named("a record that is not acknowledged is delivered again", spring::manual),
+                new Named("a transaction is committed and another one rolled back", spring::transactions),
                 new Named("a request is answered", spring::requests),
-                new Named("a listener that is stopped and started goes on where it was", spring::restart));
+                new Named("a listener that is stopped and started resumes at its offset", spring::restart));
             System.out.println("1.." + tests.size());
             for (int index = 0; index < tests.size(); index++) {
                 String name = (index + 1) + " - " + tests.get(index).name();
@@ -80,14 +80,14 @@ public final class Spring {
             template.send("once-in", number, number).get();
         }
         List<String> got = read("once-out", 60);
-        equal(sorted(got), sorted(numbers), "what is read committed");
+        equal(sorted(got), sorted(numbers), "records with read_committed");
         equal(Application.ROLLBACKS.get(), 20, "rollbacks");
     }
 
     private void letters() throws Exception {
         template.send("letters", 0, "key", "bad").get();
         template.send("letters", 0, "key", "good").get();
-        equal(take("letters", 4), List.of("bad", "bad", "bad", "good"), "what the listener was given");
+        equal(take("letters", 4), List.of("bad", "bad", "bad", "good"), "records that the listener received");
         equal(take("dead-letters", 1), List.of("bad of letters"), "dead letters");
     }
 
@@ -95,7 +95,7 @@ public final class Spring {
         template.send("mail", 0, "key", "bad").get();
         template.send("mail", 0, "key", "good").get();
         List<String> given = take("mail", 4);
-        equal(sorted(given), sorted(List.of("bad of mail", "good of mail", "bad of mail-retry", "bad of mail-retry")), "what it was given");
+        equal(sorted(given), sorted(List.of("bad of mail", "good of mail", "bad of mail-retry", "bad of mail-retry")), "records that it received");
         equal(take("dead-mail", 1), List.of("bad of mail-dlt"), "dead mail");
     }
 
@@ -103,12 +103,12 @@ public final class Spring {
         List<String> numbers = numbers(300);
         numbers.forEach(number -> template.send("batches", number, number));
         template.flush();
-        equal(sorted(take("batches", 300)), sorted(numbers), "what the listener was given");
+        equal(sorted(take("batches", 300)), sorted(numbers), "records that the listener received");
     }
 
     private void manual() throws Exception {
         template.send("manual", 0, "key", "record").get();
-        equal(take("manual", 2), List.of("record", "record"), "what the listener was given");
+        equal(take("manual", 2), List.of("record", "record"), "records that the listener received");
     }
 
     private void transactions() throws Exception {
@@ -118,7 +118,7 @@ public final class Spring {
                 operations.send("once-out", "taken back").join();
                 throw new IllegalStateException("on purpose");
             });
-            throw new AssertionError("it does not fail");
+            throw new AssertionError("it did not fail");
         } catch (IllegalStateException wanted) {
             equal(wanted.getMessage(), "on purpose", "the failure");
         }
@@ -144,7 +144,7 @@ public final class Spring {
         eventually("it has stopped", () -> !container.isRunning());
         template.send("batches", "later").get();
         container.start();
-        equal(take("batches", 1), List.of("later"), "what the listener was given");
+        equal(take("batches", 1), List.of("later"), "records that the listener received");
     }
 
     private static List<String> numbers(int count) {
@@ -155,7 +155,7 @@ public final class Spring {
         return values.stream().sorted().toList();
     }
 
-    /** What a listener has been given: so many records, and no more for a while. */
+    /** The records that a listener received: this many, and no more for a while. */
     private static List<String> take(String listener, int count) throws Exception {
         var seen = Application.seen(listener);
         eventually(count + " records for " + listener, () -> seen.size() >= count);
@@ -169,7 +169,7 @@ public final class Spring {
         return values;
     }
 
-    /** What a topic has that is committed: so many records, and no more for a while. */
+    /** The committed records of a topic: this many, and no more for a while. */
     private static List<String> read(String topic, int count) throws Exception {
         List<String> values = new ArrayList<>();
         Map<String, Object> settings = Application.consumer();
