@@ -11,7 +11,7 @@ use crate::Error;
 /// The directory of the workspace's `Cargo.toml`.
 pub(crate) fn workspace_root() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest.parent().expect("xtask lies in a directory of the workspace").to_path_buf()
+    manifest.parent().expect("xtask is a directory of the workspace").to_path_buf()
 }
 
 /// The cargo that started this task.

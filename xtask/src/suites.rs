@@ -542,7 +542,7 @@ mod tests {
             let arguments = ["xtask"].into_iter().chain(task.arguments.iter().map(String::as_str));
             Cli::command().try_get_matches_from(arguments.chain(["--report", "file"])).unwrap();
         }
-        // Cargo and loom run before the others, and `compat` is one task per suite of its own.
+        // Cargo and loom run before the others, and `compat` is one task for each of its suites.
         let tests = Suite::value_variants().len() - 3;
         assert_eq!(tasks.len(), tests + compat::NAMES.len());
     }

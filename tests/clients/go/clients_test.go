@@ -248,7 +248,7 @@ func TestFetchSessionsCarryManyPartitions(t *testing.T) {
 		if !slices.Equal(got, wanted) {
 			t.Fatalf("round %d: read %v, not %v", round, got, wanted)
 		}
-		// One partition leaves the session and comes back: it must be forgotten and added again.
+		// One partition leaves the session and returns: it must be forgotten and added again.
 		consumer.PauseFetchPartitions(map[string][]int32{names[0]: {0}})
 		must(t, producer.ProduceSync(soon(t), &kgo.Record{Topic: names[0], Partition: 1, Value: fmt.Appendf(nil, "pause")}).FirstErr())
 		equal(t, string(poll(t, consumer, 1)[0].Value), "pause", "value while one partition is paused")

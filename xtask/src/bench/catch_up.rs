@@ -269,7 +269,7 @@ fn round(
     })
 }
 
-/// The server's options. An operator who knows the rate of an object store configures it.
+/// The server's options, with the rate of the object store, as an operator would configure it.
 fn object_store(directory: &Path, mebibytes_per_second: u64) -> Vec<String> {
     let mut arguments = vec!["--object-store".into(), format!("file://{}", directory.display())];
     if mebibytes_per_second > 0 {

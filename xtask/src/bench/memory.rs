@@ -296,7 +296,7 @@ fn has_let_go(load: &Load, topic: &Topic) -> Result<(), Error> {
     let starts: Vec<&str> =
         starts.map(|rest| rest.split([',', '}']).next().unwrap_or_default().trim()).collect();
     if starts.len() != topic.partitions as usize || starts.contains(&"0") {
-        return Err(format!("partitions of {} begin at {starts:?}", topic.name).into());
+        return Err(format!("partitions of {} start at {starts:?}", topic.name).into());
     }
     Ok(())
 }

@@ -56,7 +56,7 @@ impl Test<'_> {
         let option = format!("--s3-ca-file={}", root.display());
         self.ends(self.tool(&gateway, &verify).arg(option), 0, &[whole])?;
         self.ends(self.tool(&gateway, &verify).env("SSL_CERT_FILE", &root), 0, &[whole])?;
-        // Takes as long as retries of a broken connection.
+        // Lasts as long as the retries of a broken connection.
         self.ends(&mut self.tool(&gateway, &verify), 2, &[unknown])?;
         gateway.finish()
     }

@@ -101,7 +101,7 @@ impl Test<'_> {
         if !orphan.exists() {
             return Err("gc deleted a file".into());
         }
-        // Its content is another object than its name says.
+        // Its content is that of a different object.
         self.ends(&mut tool(&["object", "verify", &key(&orphan)]), 1, &["byte 16"])?;
         fs::remove_file(&orphan)?;
 
@@ -170,7 +170,7 @@ impl Test<'_> {
         let bytes: u64 = lengths.lines().map(str::parse::<u64>).sum::<Result<_, _>>()?;
         match bytes == MEBIBYTES << 20 {
             true => Ok(()),
-            false => Err(format!("{bytes} bytes come back with the import").into()),
+            false => Err(format!("the import contains {bytes} bytes again").into()),
         }
     }
 }

@@ -195,7 +195,7 @@ fn copy_package(source: &Path, package: &str, copy: &Path) -> Result<(), Error> 
             continue;
         }
         let to = copy.join(&name);
-        fs::create_dir_all(to.parent().expect("a file lies in a directory"))?;
+        fs::create_dir_all(to.parent().expect("a file is in a directory"))?;
         if name.ends_with("_test.go") {
             let mut text = read(&file)?;
             unchanged.retain(|from| !text.contains(from));

@@ -159,8 +159,7 @@ fn fresh_copy(go: &Go, module: &str, copy: &Path, changes: &str) -> Result<Optio
     let source = go.source(module);
     for file in files_below(&source)? {
         let to = copy.join(file.strip_prefix(&source).map_err(Error::from)?);
-        fs::create_dir_all(to.parent().expect("a file lies in a directory"))
-            .map_err(Error::from)?;
+        fs::create_dir_all(to.parent().expect("a file is in a directory")).map_err(Error::from)?;
         // Not `copy`: the files of the cache are read-only.
         fs::write(&to, fs::read(&file).map_err(Error::from)?).map_err(Error::from)?;
     }

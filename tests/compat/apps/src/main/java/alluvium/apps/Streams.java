@@ -153,7 +153,7 @@ public final class Streams {
             long wanted = plain.getOrDefault(word, 0L);
             if (!dense || steps.size() != wanted) {
                 String shown = steps.subList(0, Math.min(20, steps.size())).toString();
-                return "the steps of `" + word + "` are " + steps.size() + ", not " + wanted + ", they begin " + shown;
+                return "the steps of `" + word + "` are " + steps.size() + ", not " + wanted + ", starting with " + shown;
             }
         }
         return null;
