@@ -32,7 +32,8 @@ pub(crate) fn run(
     directory: &Path,
 ) -> Result<(), Error> {
     println!(
-        "compacted, {rounds} rounds, seed {seed}; repeat with: cargo xtask compacted --rounds {rounds} --seed {seed}"
+        "compacted, {rounds} rounds, seed {seed}; \
+         repeat with: cargo xtask compacted --rounds {rounds} --seed {seed}"
     );
     if directory.exists() {
         fs::remove_dir_all(directory)?;

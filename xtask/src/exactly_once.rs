@@ -45,7 +45,8 @@ pub(crate) fn run(
     directory: &Path,
 ) -> Result<(), Error> {
     println!(
-        "exactly once, {rounds} rounds, seed {seed}; repeat with: cargo xtask exactly-once --rounds {rounds} --seed {seed}"
+        "exactly once, {rounds} rounds, seed {seed}; \
+         repeat with: cargo xtask exactly-once --rounds {rounds} --seed {seed}"
     );
     if directory.exists() {
         fs::remove_dir_all(directory)?;

@@ -227,7 +227,7 @@ pub(crate) struct GoTests {
 }
 
 /// Start of the reason of a test that started and did not end.
-pub(crate) const ENDLESS: &str = "did not finish";
+pub(crate) const ENDLESS: &str = "the test did not finish";
 
 /// Number of a test's logged lines that become its reason.
 const GO_MESSAGES: usize = 4;
@@ -474,7 +474,7 @@ mod tests {
         let wanted = [
             Case::failed("A", "1: not 2 / and 3"),
             Case::skipped("B", "something / no share groups"),
-            Case::failed("C", "did not finish: panic: too much"),
+            Case::failed("C", "the test did not finish: panic: too much"),
         ];
         assert_eq!(go(&lines, 2), wanted);
     }
@@ -488,9 +488,9 @@ mod tests {
             [Case::failed("A", "1: not 2"), Case::failed("suite", "panic: too much [recovered]")];
         assert_eq!(go(&[&begun[..], &panic[..]].concat(), 2), wanted);
         let signal = ["=== RUN   A", "SIGABRT: abort", "PC=0x1 m=0 sigcode=0"];
-        assert_eq!(go(&signal, 2), [Case::failed("A", "did not finish: SIGABRT: abort")]);
+        assert_eq!(go(&signal, 2), [Case::failed("A", "the test did not finish: SIGABRT: abort")]);
         let without = ["one", "two", "", "=== RUN   A", "three", "four", " five", "FAIL"];
-        let reason = "did not finish: exit status: 1 / two / three / four / five";
+        let reason = "the test did not finish: exit status: 1 / two / three / four / five";
         assert_eq!(go(&without, 1), [Case::failed("A", reason)]);
     }
 

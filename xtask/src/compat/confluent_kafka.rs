@@ -192,7 +192,7 @@ mod tests {
             });
             (tries, cases.unwrap().iter().any(Case::has_failed))
         };
-        let hangs = "did not finish: panic: test timed out after 60s";
+        let hangs = "the test did not finish: panic: test timed out after 60s";
         assert!(hangs.contains(ENDLESS));
         assert_eq!(ends(&[""]), (1, false));
         assert_eq!(ends(&["another reason"]), (1, true));

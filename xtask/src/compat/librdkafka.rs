@@ -212,8 +212,7 @@ fn left_out(source: &str, cases: &[Case], short: bool) -> Vec<Case> {
     }
 }
 
-/// Parses the case in a line of the summary, if there is one: `| 0001_multiobj | PASSED | 1.234s |
-/// why`.
+/// Parses the case in a line of the summary, if any: `| 0001_multiobj | PASSED | 1.234s | why`.
 fn case(line: &str) -> Option<Case> {
     let fields: Vec<&str> = line.strip_prefix('|')?.splitn(4, '|').map(str::trim).collect();
     let [name, state, _, reason] = fields[..] else { return None };

@@ -94,7 +94,8 @@ impl Promises {
         }
         if held.first < trimmed || held.first > trim {
             return Err(format!(
-                "{held} survived: the log was trimmed to {trimmed}, and at most {trim} was requested"
+                "{held} survived: the log was trimmed to {trimmed}, and at most {trim} was \
+                 requested"
             ));
         }
         // A trim that had not taken effect is forgotten.

@@ -39,7 +39,8 @@ impl Processors {
         let of = |half: &[usize]| half.iter().filter_map(|cpu| disk.get(*cpu)).sum::<u64>();
         let (server, tools) = if of(low) > of(high) { (low, high) } else { (high, low) };
         println!(
-            "processors: {server:?} for the server, with the disk's interrupts, {tools:?} for the tools"
+            "processors: {server:?} for the server, with the disk's interrupts, \
+             {tools:?} for the tools"
         );
         let set = |numbers: &[usize]| {
             let mut set = CpuSet::new();
