@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_costs_what_its_kind_does() {
+    fn a_request_has_the_price_of_its_kind() {
         let prices = Prices {
             price_put: 5.0,
             price_get: 0.5,

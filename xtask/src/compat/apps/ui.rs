@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_screen_is_its_words_without_frames() {
+    fn a_screen_is_parsed_without_frames() {
         let screen =
             Screen::of("\n ┌─ Topics [1] ──┐\n │ words   3   ≈40 │\n │ ▐●▌ a  │ b\n └────┘\n");
         assert_eq!(screen.lines, ["Topics [1]", "words 3 ≈40", "● a b"]);
