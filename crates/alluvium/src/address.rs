@@ -1,4 +1,4 @@
-//! Addresses as a person writes them.
+//! Addresses as written in options.
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -37,7 +37,7 @@ impl FromStr for AdminListen {
     }
 }
 
-/// A host name or address with a port; not resolved here, since it is meant for others.
+/// A host name or address with a port; not resolved here, because clients resolve it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HostPort {
     pub(crate) host: String,

@@ -1,4 +1,5 @@
-//! The command line: which commands there are. What a command's options mean stands at the command.
+//! The command line: the list of commands. Their options are defined in the modules of the
+//! commands.
 
 use clap::{Parser, Subcommand};
 
@@ -17,8 +18,9 @@ use crate::wal::WalCommand;
     name = "alluvium",
     version,
     disable_help_subcommand = true,
-    after_help = "Exit codes: 0 done; 1 failed; 2 wrong usage or configuration; \
-                  3 the write-ahead log failed while serving; 4 a defect of the server; 130 stopped at once by a second signal."
+    after_help = "Exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 the write-ahead \
+                  log failed while serving; 4 a defect of the server; 130 ended at once by a \
+                  second signal."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -29,10 +31,11 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run the server.
     ///
-    /// Every option can also be given as an environment variable (shown in brackets) or in a TOML
-    /// file under the same name without the dashes in front, as in `wal-capacity = "2GiB"`. A flag
-    /// wins over the environment, the environment over the file, the file over the default. Sizes
-    /// are written as 64KiB, 512MiB, 2GiB or in plain bytes, times as 500ms, 60s or 5m.
+    /// Every option can also be set as an environment variable (shown in brackets) or in a TOML
+    /// file under the same name without the leading dashes, as in `wal-capacity = "2GiB"`. The
+    /// command line overrides the environment, the environment overrides the file, and the file
+    /// overrides the default. Sizes are written as 64KiB, 512MiB, 2GiB or in plain bytes, times as
+    /// 500ms, 60s or 5m.
     Serve(Box<ServeOptions>),
     /// Create, list, describe and delete topics of a running server.
     #[command(subcommand)]
@@ -43,16 +46,16 @@ pub(crate) enum Command {
     /// Format, inspect, dump and measure a write-ahead log.
     #[command(subcommand)]
     Wal(WalCommand),
-    /// Inspect and verify objects in a directory or in S3, and hold them against the catalog.
+    /// Inspect and verify objects in a directory or in S3, and compare them with the catalog.
     #[command(subcommand)]
     Object(ObjectCommand),
     /// Serve, inspect, verify, compact and measure a journal cache.
     #[command(subcommand)]
     Cache(CacheCommand),
-    /// Write the catalog of a server that is stopped as JSON, and make one of it.
+    /// Export the catalog of a stopped server as JSON, and import it.
     #[command(subcommand)]
     Catalog(CatalogCommand),
-    /// Put a running server under load, this one or any other that speaks Kafka, and measure.
+    /// Put load on a running server, this one or any other that speaks Kafka, and measure.
     #[command(subcommand)]
     Bench(BenchCommand),
 }

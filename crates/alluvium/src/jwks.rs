@@ -1,4 +1,4 @@
-//! Where the keys for OAUTHBEARER come from: a file, or an https:// URL.
+//! The source of the keys for OAUTHBEARER: a file, or an https:// URL.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,7 +10,7 @@ use reqwest::Url;
 use crate::config::Oauth;
 use crate::units::Span;
 
-/// The document of keys is far smaller.
+/// Maximum size of the key document; real ones are far smaller.
 const MAX_BYTES: usize = 1 << 20;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -27,8 +27,8 @@ pub(crate) fn broker_config(config: &Oauth) -> OauthConfig {
     OauthConfig { keys, issuer, audience, principal_claim, scopes, clock_skew: skew }
 }
 
-/// A file as it is; of a URL neither the user nor the query, which may be what lets the server in
-/// there.
+/// Formats the source for messages: a file as it is; a URL without user and query, which may
+/// contain credentials.
 fn without_secrets(jwks: &str) -> String {
     if !jwks.starts_with("https://") {
         return jwks.to_owned();
@@ -47,19 +47,19 @@ async fn read(jwks: &str) -> Result<Vec<u8>, String> {
         let read = tokio::task::spawn_blocking(move || read_file(&file)).await;
         read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?
     };
-    document.ok_or(format!("a document of keys has at most {MAX_BYTES} bytes, this one has more"))
+    document.ok_or(format!("the key document must have at most {MAX_BYTES} bytes, but is larger"))
 }
 
-/// `None`: it is too large, as one that has no end is.
+/// Returns `None` if the file is too large, or endless.
 fn read_file(file: &str) -> std::io::Result<Option<Vec<u8>>> {
     let mut document = Vec::new();
     File::open(file)?.take(MAX_BYTES as u64 + 1).read_to_end(&mut document)?;
     Ok((document.len() <= MAX_BYTES).then_some(document))
 }
 
-/// `None`: it is too large.
+/// Returns `None` if the document is too large.
 async fn fetch(url: &str) -> Result<Option<Vec<u8>>, reqwest::Error> {
-    // It is there already, if the object store has needed it.
+    // Fails if the object store has installed it already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder().timeout(TIMEOUT).https_only(true).build()?;
     let mut answer = client.get(url).send().await?.error_for_status()?;
@@ -77,9 +77,9 @@ async fn fetch(url: &str) -> Result<Option<Vec<u8>>, reqwest::Error> {
 mod tests {
     use super::*;
 
-    /// They are logged whenever the document cannot be read.
+    /// The errors are logged whenever the document cannot be read.
     #[tokio::test]
-    async fn errors_tell_no_secret_of_the_url() {
+    async fn errors_contain_no_secret_of_the_url() {
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = closed.local_addr().unwrap();
         drop(closed);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_is_too_large_or_has_no_end_is_refused() {
+    async fn too_large_and_endless_files_are_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_str().unwrap();
         file.as_file().set_len(MAX_BYTES as u64).unwrap();

@@ -1,5 +1,5 @@
-//! A small blocking Kafka client: one connection, versions by what both sides know, through TLS and
-//! after a login if the server wants that.
+//! A small blocking Kafka client: one connection, with the newest versions that both sides support,
+//! and with TLS and a login if configured.
 
 mod access;
 mod login;
@@ -27,14 +27,14 @@ use crate::address::HostPort;
 
 pub(crate) use self::access::Access;
 
-/// Longest answer that is accepted. The answers to administrative requests are far smaller.
+/// Maximum accepted length of a response. Responses to administrative requests are far smaller.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How an alert of TLS begins; as a length it would be far above the longest.
+/// The first bytes of a TLS alert; as a length they would be far above the maximum.
 const TLS_ALERT: [u8; 2] = [21, 3];
-/// Sent inside requests: how long the server may take.
+/// Sent inside requests: the time that the server may take.
 pub(crate) const SERVER_TIMEOUT_MS: i32 = 30_000;
-/// A little longer, so that it is the server that says that time has run out.
+/// A little longer, so that the server is the one to report a timeout.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(35);
 
 /// A connection to a broker.
@@ -44,7 +44,7 @@ pub(crate) struct Client {
     served: HashMap<i16, VersionRange>,
 }
 
-/// The half of a connection that requests go into.
+/// The sending half of a connection.
 pub(crate) struct Sending {
     broker: String,
     stream: Stream,
@@ -52,15 +52,15 @@ pub(crate) struct Sending {
     frame: BytesMut,
 }
 
-/// The half that answers come out of, in the order of the requests.
+/// The receiving half of a connection; responses arrive in the order of the requests.
 pub(crate) struct Receiving {
     broker: String,
     stream: Stream,
-    /// It came neither with TLS nor with a login.
+    /// The connection has neither TLS nor a login.
     is_plain: bool,
 }
 
-/// A request did not get an answer that can be used. The message names the broker.
+/// A request without a usable response. The message names the broker.
 #[derive(Debug, thiserror::Error)]
 #[error("{broker}: {reason}")]
 pub(crate) struct ClientError {
@@ -68,12 +68,12 @@ pub(crate) struct ClientError {
     reason: String,
 }
 
-/// What a Kafka error code means, for people: the server's words if it sent any.
+/// Describes a Kafka error code, with the server's message if there is one.
 pub(crate) fn refusal(code: i16, message: Option<&StrBytes>) -> Option<String> {
     let error = ResponseError::try_from_code(code)?;
     Some(match message.filter(|message| !message.is_empty()) {
         Some(message) => format!("{message} ({error})"),
-        // Metadata has no message of its own, and this is what people meet.
+        // Metadata responses have no message, and this error is the common one.
         None if error == ResponseError::UnknownTopicOrPartition => {
             format!("the topic does not exist ({error})")
         }
@@ -82,11 +82,11 @@ pub(crate) fn refusal(code: i16, message: Option<&StrBytes>) -> Option<String> {
 }
 
 impl Client {
-    /// Connect, ask which versions the broker serves, and log in.
+    /// Connects, requests the broker's API versions, and logs in.
     ///
     /// # Errors
-    /// The address does not resolve, nobody listens, what answers is not a Kafka server, or it does
-    /// not let the client in.
+    /// The address does not resolve, the connection is refused, the peer is not a Kafka server, or
+    /// it refuses the login.
     pub(crate) fn connect(broker: &HostPort, access: &Access) -> Result<Self, ClientError> {
         let name = broker.to_string();
         let fail = |reason: String| ClientError { broker: name.clone(), reason };
@@ -138,15 +138,15 @@ impl Client {
         if let Some(reason) = refusal(answer.error_code, None) {
             let others: Vec<&str> = answer.mechanisms.iter().map(|name| &**name).collect();
             let others = match others.is_empty() {
-                true => "its listener has no SASL".to_owned(),
-                false => format!("its listener has {}", others.join(", ")),
+                true => "its listener does not use SASL".to_owned(),
+                false => format!("its listener accepts {}", others.join(", ")),
             };
             return Err(self
                 .sending
-                .error(format!("no login by {mechanism}: {others} ({reason})")));
+                .error(format!("cannot log in with {mechanism}: {others} ({reason})")));
         }
-        // An exchange ends by a refusal, or by a connection that breaks; which, the caller is to
-        // know.
+        // An exchange ends with a refusal or a broken connection; the caller needs to distinguish
+        // them.
         let mut broken = None;
         let outcome = login.run(&mut |message| {
             let request = SaslAuthenticateRequest::default().with_auth_bytes(message.into());
@@ -163,23 +163,23 @@ impl Client {
         });
         match (outcome, broken) {
             (_, Some(error)) => Err(error),
-            (Err(reason), None) => Err(self.sending.error(format!("no login: {reason}"))),
+            (Err(reason), None) => Err(self.sending.error(format!("cannot log in: {reason}"))),
             (Ok(()), None) => Ok(()),
         }
     }
 
-    /// To send requests while earlier ones have no answer yet.
+    /// Splits the connection, so that requests can be sent while earlier ones are unanswered.
     pub(crate) fn into_halves(self) -> (Sending, Receiving) {
         (self.sending, self.receiving)
     }
 
     fn learn_versions(&mut self) -> Result<(), ClientError> {
-        // Every broker answers version 0, and it says all that is needed here.
+        // Every broker supports version 0, which is sufficient here.
         let answer = self.call(0, &ApiVersionsRequest::default())?;
         if let Some(reason) = refusal(answer.error_code, None) {
             return Err(self
                 .sending
-                .error(format!("it refuses to name its API versions: {reason}")));
+                .error(format!("it refuses to report its API versions: {reason}")));
         }
         self.served = answer
             .api_keys
@@ -189,7 +189,7 @@ impl Client {
         Ok(())
     }
 
-    /// The newest version of `R` that both sides know, at most `newest`.
+    /// The newest version of `R` that both sides support, at most `newest`.
     ///
     /// # Errors
     /// There is none.
@@ -199,16 +199,16 @@ impl Client {
         match common {
             Some(common) if !common.is_empty() => Ok(common.max),
             _ => Err(self.sending.error(format!(
-                "it does not serve API {} in a version that this program knows ({mine})",
+                "it does not support API {} in a version that this program supports ({mine})",
                 R::KEY
             ))),
         }
     }
 
-    /// Send a request and wait for its answer.
+    /// Sends a request and waits for its response.
     ///
     /// # Errors
-    /// The connection failed, or the answer cannot be decoded.
+    /// The connection failed, or the response cannot be decoded.
     pub(crate) fn call<R: Request>(
         &mut self,
         version: i16,
@@ -220,7 +220,7 @@ impl Client {
 }
 
 impl Sending {
-    /// Send a request. Returns its correlation id.
+    /// Sends a request. Returns its correlation ID.
     ///
     /// # Errors
     /// The connection failed, or the request cannot be encoded.
@@ -256,11 +256,11 @@ impl Sending {
 }
 
 impl Receiving {
-    /// Wait for the answer to the oldest request that has none, which was an `R` with this
-    /// correlation id.
+    /// Waits for the response to the oldest unanswered request, which was an `R` with this
+    /// correlation ID.
     ///
     /// # Errors
-    /// The connection failed, or the answer cannot be decoded.
+    /// The connection failed, or the response cannot be decoded.
     pub(crate) fn answer<R: Request>(
         &mut self,
         version: i16,
@@ -286,7 +286,9 @@ impl Receiving {
         self.read_exact(&mut length)?;
         if length.starts_with(&TLS_ALERT) {
             return Err(self.error(
-                "it answers in TLS: say so by --command-config, as security.protocol=SSL or SASL_SSL".into(),
+                "it answers with TLS: set security.protocol=SSL or SASL_SSL in the file of \
+                 --command-config"
+                    .into(),
             ));
         }
         let length = i64::from((&length[..]).get_i32());
@@ -294,7 +296,7 @@ impl Receiving {
             .ok()
             .filter(|length| *length <= MAX_RESPONSE_BYTES)
             .ok_or_else(|| {
-                self.error(format!("it answers with a length of {length}: not a Kafka server?"))
+                self.error(format!("it answers with a length of {length}: is it a Kafka server?"))
             })?;
         let mut body = vec![0; length];
         self.read_exact(&mut body)?;
@@ -304,12 +306,12 @@ impl Receiving {
     fn read_exact(&mut self, buf: &mut [u8]) -> Result<(), ClientError> {
         self.stream.read_exact(buf).map_err(|error| {
             let reason = self.stream.reason(&error);
-            // A listener that wants more closes the connection of whoever does not know.
+            // A listener with TLS or SASL closes the connection of a client that does not use it.
             let hint = match self.is_plain && error.kind() == std::io::ErrorKind::UnexpectedEof {
-                true => "; if its listener has TLS or SASL, say so by --command-config",
+                true => "; if its listener uses TLS or SASL, configure that with --command-config",
                 false => "",
             };
-            self.error(format!("no complete answer: {reason}{hint}"))
+            self.error(format!("incomplete answer: {reason}{hint}"))
         })
     }
 

@@ -1,4 +1,4 @@
-//! The ports for clients, as a person writes them.
+//! The listeners for clients, as written in options.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use crate::config::{from_text, required_text};
 #[serde(transparent)]
 pub(crate) struct Listeners(Vec<ListenerOptions>);
 
-/// One of them.
+/// One listener.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct ListenerOptions {
@@ -69,18 +69,21 @@ impl FromStr for Listeners {
         };
         let wrapped: Wrapped = toml::from_str(&several).map_err(|error| {
             let why = error.message();
-            format!("{why}; a listener is written as {{name = \"tls\", listen = \"127.0.0.1:9093\", protocol = \"SSL\", ...}}")
+            format!(
+                "{why}; write a listener as \
+                     {{name = \"tls\", listen = \"127.0.0.1:9093\", protocol = \"SSL\", ...}}"
+            )
         })?;
         Ok(wrapped.listener)
     }
 }
 
 impl Listeners {
-    /// What the server is to open: these, and one in plain text at `listen`, or at `default` if
+    /// Returns the listeners to open: these, and one in plaintext at `listen`, or at `default` if
     /// there is no other.
     ///
     /// # Errors
-    /// Options that do not go together.
+    /// Options that contradict each other.
     pub(crate) fn resolve(
         self,
         listen: Option<SocketAddr>,
@@ -89,7 +92,11 @@ impl Listeners {
     ) -> Result<Vec<ListenerConfig>, String> {
         let plaintext = listen.or(self.0.is_empty().then_some(default));
         if plaintext.is_none() && advertise.is_some() {
-            return Err("advertise belongs to listen, and there is only [[listener]]: say there what it advertises".into());
+            return Err(
+                "advertise applies to listen, but there are only [[listener]] tables: set \
+                        advertise there"
+                    .into(),
+            );
         }
         let mut resolved: Vec<_> = plaintext.map(ListenerConfig::plaintext).into_iter().collect();
         if let (Some(plaintext), Some(HostPort { host, port })) = (resolved.first_mut(), advertise)
@@ -119,7 +126,7 @@ impl ListenerOptions {
         match (logs_in, sasl.is_empty()) {
             (true, true) => sasl = vec![Mechanism::ScramSha256, Mechanism::ScramSha512],
             (false, false) => {
-                return Err("it has sasl-mechanisms, and its protocol has no SASL".into());
+                return Err("sasl-mechanisms is set, but the protocol does not use SASL".into());
             }
             _ => {}
         }
@@ -145,7 +152,7 @@ impl ListenerOptions {
                 rules: self.tls_principal_rules.unwrap_or_default(),
                 ..TlsConfig::new(certificate, key)
             }),
-            (true, ..) => return Err("it needs tls-certificate and tls-key".into()),
+            (true, ..) => return Err("tls-certificate and tls-key are required".into()),
             (false, None, None)
                 if self.tls_client_ca.is_none()
                     && self.tls_principal_rules.is_none()
@@ -153,7 +160,9 @@ impl ListenerOptions {
             {
                 None
             }
-            (false, ..) => return Err("it has TLS options, and its protocol has no TLS".into()),
+            (false, ..) => {
+                return Err("TLS options are set, but the protocol does not use TLS".into());
+            }
         };
         Ok(ListenerConfig {
             name: self.name,

@@ -1,5 +1,5 @@
-//! What the loads of `alluvium wal bench` and `alluvium bench` have in common: what they write, and
-//! what they say about latency.
+//! Shared parts of the loads of `alluvium wal bench` and `alluvium bench`: the data that they
+//! write, and latency figures.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use serde::Serialize;
 
 use crate::output::Failure;
 
-/// Longest latency that is told apart; a longer one counts as this.
+/// Maximum recorded latency; a longer one counts as this.
 const MAX_LATENCY_NS: u64 = 60_000_000_000;
 
-/// Latencies to three digits, each of them.
+/// A histogram of latencies with three significant digits.
 pub(crate) struct Latencies(Histogram<u64>);
 
-/// The figures of a load.
+/// The latency figures of a load.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Summary {
     pub(crate) mean_us: f64,
@@ -42,7 +42,7 @@ impl Latencies {
         self.0.len()
     }
 
-    /// All zero if nothing was recorded.
+    /// Summarizes the latencies; all zero if nothing was recorded.
     pub(crate) fn summary(&self) -> Summary {
         let quantile = |q| self.0.value_at_quantile(q) as f64 / 1000.0;
         Summary {
@@ -55,7 +55,7 @@ impl Latencies {
     }
 }
 
-/// Bytes that neither a disk nor a file system can make smaller.
+/// Bytes that neither a disk nor a file system can compress.
 pub(crate) fn noise(len_bytes: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
@@ -78,13 +78,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn noise_has_the_wanted_length_and_no_pattern() {
+    fn noise_has_the_requested_length_and_no_pattern() {
         assert!(noise(0).is_empty());
         let bytes = noise(100_001);
         assert_eq!(bytes.len(), 100_001);
         let mut seen = [0_u32; 256];
         bytes.iter().for_each(|byte| seen[usize::from(*byte)] += 1);
-        // Evenly distributed, each value would be seen 390 times.
+        // In an even distribution, each value occurs 390 times.
         assert!(seen.iter().all(|n| (250..550).contains(n)), "{seen:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! The `alluvium` binary: the server, and the tools beside it. This crate parses, wires and prints;
-//! what it wires lives in the crates below.
+//! The `alluvium` binary: the server and its tools. This crate parses options, connects the
+//! components of the crates below, and prints.
 //!
 //! # Modules
 //!
@@ -51,9 +51,10 @@ use clap::Parser;
 
 use cli::{Cli, Command};
 
-// Batches of some KiB live in the log cache until thousands of newer ones push them out, between
-// what comes and goes with each request: glibc's malloc, with an arena for each thread, keeps half
-// as much again (docs/benchmarks/uploads.md, "Resident memory").
+// Batches of some KiB stay in the log cache until thousands of newer ones evict them, between
+// short-lived allocations of each request: glibc's malloc, with an arena per thread, takes half as
+// much memory again (docs/benchmarks/uploads.md,
+// "Resident memory").
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

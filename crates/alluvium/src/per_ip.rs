@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// How many connections these addresses may have.
+/// Limits on connections by address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PerIp(pub(crate) BTreeMap<IpAddr, u32>);
 
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_have_numbers_and_what_is_printed_reads_the_same() {
+    fn printed_numbers_by_address_can_be_parsed_again() {
         let text = "10.0.0.1:100, [2001:db8::1]:5,::1:0";
         let read: PerIp = text.parse().unwrap();
         let wanted = [("10.0.0.1", 100), ("2001:db8::1", 5), ("::1", 0)];

@@ -17,25 +17,26 @@ use parking_lot::Mutex;
 const KEY_ID: &str = "aws_access_key_id";
 const SECRET_KEY: &str = "aws_secret_access_key";
 const TOKEN: &str = "aws_session_token";
-/// What else credentials may be made of. (`role_arn` stands for those that go with it.)
+/// Other sources of credentials that AWS's tools support. (`role_arn` represents the settings that
+/// accompany it.)
 const NOT_KNOWN: [&str; 5] =
     ["role_arn", "credential_process", "sso_session", "sso_start_url", "login_session"];
 
-/// What a profile says.
+/// The settings of a profile.
 #[derive(Debug)]
 pub(crate) struct Profile {
     pub(crate) region: Option<String>,
-    /// None, if it is only about other settings.
+    /// `None` if the profile has only other settings.
     pub(crate) credentials: Option<ProfileCredentials>,
 }
 
 impl Profile {
-    /// The profile that `AWS_PROFILE` names, or `default` if there is one, of the files that
-    /// `AWS_SHARED_CREDENTIALS_FILE` and `AWS_CONFIG_FILE` name, or of those in `~/.aws`.
+    /// Finds the profile that `AWS_PROFILE` names, or `default` if there is one, in the files that
+    /// `AWS_SHARED_CREDENTIALS_FILE` and `AWS_CONFIG_FILE` name, or in those in `~/.aws`.
     ///
     /// # Errors
-    /// The named one is not there or has no credentials, its credentials are of a kind that is not
-    /// known here, or a file cannot be read.
+    /// The named profile is missing or has no credentials, its credentials are of an unsupported
+    /// kind, or a file cannot be read.
     pub(crate) fn find(variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let named = variable("AWS_PROFILE");
         let home = variable("HOME").map(PathBuf::from).or_else(std::env::home_dir);
@@ -51,7 +52,7 @@ impl Profile {
         let stamps = place.stamps();
         let found = place.read()?;
         if named.is_some() && found.key.is_none() {
-            return Err(format!("AWS_PROFILE: {place} has no {KEY_ID}, or is not there"));
+            return Err(format!("AWS_PROFILE: {place} has no {KEY_ID}, or does not exist"));
         }
         let credentials = found
             .key
@@ -60,8 +61,8 @@ impl Profile {
     }
 }
 
-/// A profile's keys; read again when a file has changed, as tools change it that renew keys before
-/// they expire.
+/// The keys of a profile, read again when a file has changed, because some tools renew keys in the
+/// file before they expire.
 #[derive(Debug)]
 pub(crate) struct ProfileCredentials {
     place: Place,
@@ -84,11 +85,11 @@ impl CredentialProvider for ProfileCredentials {
         let mut latest = self.latest.lock();
         if stamps != latest.0 {
             let found = self.place.read();
-            let gone = || format!("{} has no {KEY_ID} any more", self.place);
+            let gone = || format!("{} no longer has {KEY_ID}", self.place);
             match found.and_then(|found| found.key.ok_or_else(gone)) {
                 Ok(key) => latest.1 = Arc::new(key),
-                // It may be half written: the next change is looked at, too.
-                Err(error) => tracing::warn!("going on with the credentials as they were: {error}"),
+                // The file may be half written; it is read again at its next change.
+                Err(error) => tracing::warn!("keeping the previous credentials: {error}"),
             }
             latest.0 = stamps;
         }
@@ -96,7 +97,7 @@ impl CredentialProvider for ProfileCredentials {
     }
 }
 
-/// Where a profile stands.
+/// The location of a profile.
 #[derive(Debug)]
 struct Place {
     name: String,
@@ -104,7 +105,7 @@ struct Place {
     config: Option<PathBuf>,
 }
 
-/// When files were changed, and their lengths.
+/// Modification times of the files, and their lengths.
 type Stamps = [Option<(SystemTime, u64)>; 2];
 
 struct Found {
@@ -153,8 +154,9 @@ impl Place {
             && let Some(kind) = NOT_KNOWN.into_iter().find(|kind| has(kind))
         {
             return Err(format!(
-                "{self} has its credentials by `{kind}`, which is not known here: `eval \"$(aws configure export-credentials --profile {} --format env)\"` \
-                 puts them into the environment",
+                "{self} gets its credentials from `{kind}`, which is not supported: `eval \"$(aws \
+                 configure export-credentials --profile {} --format env)\"` puts them into the \
+                 environment",
                 self.name
             ));
         }
@@ -163,7 +165,7 @@ impl Place {
     }
 }
 
-/// What stands in the first of these sections that is there. Nothing, without the file.
+/// The settings in the first of these sections that exists; empty without the file.
 fn section(file: Option<&Path>, names: &[String]) -> Result<HashMap<String, String>, String> {
     let Some(file) = file else { return Ok(HashMap::new()) };
     let text = match fs::read_to_string(file) {
@@ -172,16 +174,16 @@ fn section(file: Option<&Path>, names: &[String]) -> Result<HashMap<String, Stri
         Err(error) => return Err(format!("{}: {error}", file.display())),
     };
     let mut format = IniDefault::default();
-    // What stands before the first section belongs to none.
+    // Lines in front of the first section belong to no profile.
     format.default_section = String::new();
-    // A secret key may have these characters in it.
+    // A secret key may contain these characters.
     format.enable_inline_comments = false;
     format.delimiters = vec!['='];
     format.case_sensitive = true;
     // Indented lines belong to the setting before them.
     format.multiline = true;
     let mut ini = Ini::new_from_defaults(format);
-    // Errors name a line, and not what is in it.
+    // Errors name the line, not its content.
     let mut sections = ini.read(text).map_err(|error| format!("{}: {error}", file.display()))?;
     let found = names.iter().find_map(|name| sections.remove(name)).unwrap_or_default();
     let found = found.into_iter().filter_map(|(name, value)| {
@@ -197,7 +199,7 @@ mod tests {
 
     use super::*;
 
-    /// A home with these two files, and what is in the environment.
+    /// A home directory with these two files, and environment variables.
     struct Home(TempDir, Vec<(&'static str, String)>);
 
     impl Home {
@@ -248,14 +250,14 @@ mod tests {
         }
     }
 
-    const CREDENTIALS: &str = "# comment\r\n[default]\r\naws_access_key_id = one\r\naws_secret_access_key = s/e+c=#r;et\r\n\r\n\
-        [two words]\naws_access_key_id=two\naws_secret_access_key=hush\naws_session_token = to==\n";
-    const CONFIG: &str = "[default]\nregion = eu-west-1\ns3 =\n  aws_access_key_id = nested\n  max_queue_size = 1000\n\
-        [profile two words]\nregion=us-west-2\n[profile three]\naws_access_key_id = three\naws_secret_access_key = hush3\n\
-        [four]\naws_access_key_id = four\naws_secret_access_key = hush4\n";
+    const CREDENTIALS: &str = "# comment\r\n[default]\r\naws_access_key_id = one\r\naws_secret_access_key = s/e+c=#r;et\r\n\r\n[two words]\naws_access_key_id=two\naws_secret_access_key=hush\naws_session_token = to==\n";
+    const CONFIG: &str = "[default]\nregion = eu-west-1\ns3 =\n  aws_access_key_id = nested\n  \
+                          max_queue_size = 1000\n[profile two words]\nregion=us-west-2\n[profile \
+                          three]\naws_access_key_id = three\naws_secret_access_key = \
+                          hush3\n[four]\naws_access_key_id = four\naws_secret_access_key = hush4\n";
 
     #[test]
-    fn a_profile_is_found_by_its_name_or_is_the_default() {
+    fn a_profile_is_found_by_name_or_by_default() {
         let home = Home::new(CREDENTIALS, CONFIG);
         assert!(home.key() == known("one", "s/e+c=#r;et", None));
         assert_eq!(home.find().unwrap().region.as_deref(), Some("eu-west-1"));
@@ -263,13 +265,13 @@ mod tests {
         assert!(home.key() == known("two", "hush", Some("to==")));
         assert_eq!(home.find().unwrap().region.as_deref(), Some("us-west-2"));
         let home = Home::new(CREDENTIALS, CONFIG).with("AWS_PROFILE", "three");
-        assert!(home.key() == known("three", "hush3", None), "keys may stand in the config");
+        assert!(home.key() == known("three", "hush3", None), "keys may be in the config file");
         let home = Home::new(CREDENTIALS, CONFIG).with("AWS_PROFILE", "four");
-        assert!(home.find().unwrap_err().contains("`four`"), "its section is no profile's");
+        assert!(home.find().unwrap_err().contains("`four`"), "its section is not a profile");
     }
 
     #[test]
-    fn files_may_be_elsewhere() {
+    fn the_files_may_be_elsewhere() {
         let home = Home::new("", "");
         let other = Home::new(CREDENTIALS, CONFIG);
         let path = |name: &str| other.0.path().join(".aws").join(name).display().to_string();
@@ -280,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_profile_others_are_asked() {
+    fn without_a_profile_there_are_no_profile_credentials() {
         for (credentials, config) in [("", ""), ("[other]\naws_access_key_id=x\n", "[default]\n")] {
             let profile = Home::new(credentials, config).find().unwrap();
             assert!(profile.credentials.is_none() && profile.region.is_none());
@@ -291,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_used_is_an_error_without_a_secret() {
+    fn unusable_profiles_are_errors_without_secrets() {
         let role = "[default]\nrole_arn = arn:aws:iam::1:role/x\nsource_profile = hush\n";
         let one = "[default]\naws_secret_access_key = hush\n";
         let broken = "[default\naws_secret_access_key = hush\n";
@@ -311,7 +313,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keys_that_were_renewed_are_seen_and_half_of_a_file_is_not() {
+    async fn renewed_keys_are_read_and_half_written_files_are_not() {
         let home = Home::new(CREDENTIALS, CONFIG);
         let file = home.0.path().join(".aws/credentials");
         let found = home.find().unwrap();

@@ -1,6 +1,6 @@
-//! Progress of what may take long: nothing for the first two seconds, then a bar on a terminal, or
-//! a log line every five seconds where there is none. A server logs lines on a terminal, too: the
-//! thread that works draws the bar, and would block on a terminal that is not read.
+//! Progress of long operations: nothing for the first two seconds, then a bar on a terminal, or a
+//! log line every five seconds where there is none. A server logs lines on a terminal too: the
+//! working thread draws the bar, and would block on a terminal that is not read.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use parking_lot::Mutex;
 use crate::log_queue;
 use crate::units::about;
 
-/// What is over sooner needs no report.
+/// Operations that take less need no report.
 const QUIET: Duration = Duration::from_secs(2);
-/// Distance of log lines where there is no terminal.
+/// Interval of log lines where there is no terminal.
 const LOG_EVERY: Duration = Duration::from_secs(5);
 
-/// Shows how far a job of known length in bytes has come. The bar goes away when this is dropped.
+/// Shows the progress of a job of known length in bytes. Dropping it removes the bar.
 pub(crate) struct Meter {
     state: Arc<Mutex<State>>,
 }
@@ -30,7 +30,7 @@ struct State {
     last_line: Option<Duration>,
 }
 
-/// What a report calls for; decided from times alone.
+/// How to show a progress report; decided from times alone.
 #[derive(Debug, PartialEq, Eq)]
 enum Show {
     Nothing,
@@ -51,7 +51,7 @@ fn decide(elapsed: Duration, terminal: bool, last_line: Option<Duration>) -> Sho
 }
 
 impl Meter {
-    /// `what` completes the sentence "Alluvium is ...": `pre-writing data/wal`.
+    /// Creates a meter. `what` completes the sentence "Alluvium is ...": `pre-writing data/wal`.
     pub(crate) fn new(what: impl Into<String>) -> Self {
         let state = State {
             what: what.into(),
@@ -63,7 +63,7 @@ impl Meter {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// The callback to hand to a job: bytes done, bytes in all.
+    /// The callback to pass to a job: bytes done, bytes in total.
     pub(crate) fn callback(&self) -> alluvium_device::Progress {
         let state = Arc::clone(&self.state);
         Arc::new(move |done, total| state.lock().report(done, total))
@@ -99,8 +99,9 @@ impl State {
     }
 }
 
-/// Mean speed since the start, and what it leaves to wait. The bar's own estimate would begin when
-/// the bar does, and take what was done before for the work of an instant.
+/// Formats the mean speed since the start and the remaining time at that speed. The bar's own
+/// estimate would begin when the bar does, and treat what was done before as the work of an
+/// instant.
 fn pace(done: u64, total: u64, elapsed: Duration) -> String {
     let per_second = done as f64 / elapsed.as_secs_f64().max(f64::MIN_POSITIVE);
     let speed = format!("{}/s", about(per_second as u64));
@@ -110,7 +111,7 @@ fn pace(done: u64, total: u64, elapsed: Duration) -> String {
     }
 }
 
-/// How long the rest takes at the mean speed so far; `None` if there is none yet.
+/// The remaining time at the mean speed so far; `None` if there is none yet.
 pub(crate) fn seconds_left(done: u64, total: u64, elapsed: Duration) -> Option<f64> {
     let rest = total.saturating_sub(done) as f64;
     (done > 0).then(|| (rest * elapsed.as_secs_f64() / done as f64).ceil())
@@ -132,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_jobs_are_silent_and_long_ones_report_now_and_then() {
+    fn short_jobs_are_silent_and_long_ones_report_at_intervals() {
         let second = Duration::from_secs(1);
         for terminal in [false, true] {
             assert_eq!(decide(second, terminal, None), Show::Nothing);

@@ -1,6 +1,6 @@
-//! Sizes and durations as people write them: `512MiB`, `60s`.
+//! Sizes and durations as written in options: `512MiB`, `60s`.
 //!
-//! Strict on purpose: a unit is either exact or an error, and what is printed can be read back.
+//! Parsing is strict: a unit is either exact or an error, and what is printed can be parsed again.
 
 use std::fmt;
 use std::str::FromStr;
@@ -37,7 +37,7 @@ impl Size {
         Self { bytes: n << 40 }
     }
 
-    /// Whether a write-ahead log could have this size: a multiple of its page.
+    /// Whether a write-ahead log could have this size: a multiple of its page size.
     pub(crate) const fn is_whole_pages(self) -> bool {
         self.bytes.is_multiple_of(alluvium_device::PAGE_BYTES as u64)
     }
@@ -86,7 +86,7 @@ impl FromStr for Span {
 }
 
 impl fmt::Display for Size {
-    /// Exact: the largest unit that divides.
+    /// Exact: uses the largest unit that divides.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (unit, factor) = SIZE_UNITS
             .iter()
@@ -97,7 +97,7 @@ impl fmt::Display for Size {
 }
 
 impl fmt::Display for Span {
-    /// Exact: the largest unit that divides.
+    /// Exact: uses the largest unit that divides.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = self.0.as_millis();
         let (unit, factor) = SPAN_UNITS_MS
@@ -108,7 +108,7 @@ impl fmt::Display for Span {
     }
 }
 
-/// Bytes for people, with one decimal: `1.9 GiB`. Not exact, not for reading back.
+/// Formats bytes with one decimal: `1.9 GiB`. Not exact, and not parsed again.
 pub(crate) fn about(bytes: u64) -> String {
     match SIZE_UNITS.iter().find(|(_, factor)| bytes >= *factor) {
         Some((unit, factor)) if *factor > 1 => {
@@ -118,13 +118,13 @@ pub(crate) fn about(bytes: u64) -> String {
     }
 }
 
-/// `81.0 MiB of 2.0 GiB (4.0%)`.
+/// Formats usage as in `81.0 MiB of 2.0 GiB (4.0%)`.
 pub(crate) fn usage(used_bytes: u64, of_bytes: u64) -> String {
     let percent = used_bytes as f64 * 100.0 / of_bytes.max(1) as f64;
     format!("{} of {} ({percent:.1}%)", about(used_bytes), about(of_bytes))
 }
 
-/// `1 batch`, `2 batches`.
+/// Formats a count as in `1 batch`, `2 batches`.
 pub(crate) fn counted(n: impl Into<u64>, one: &str, many: &str) -> String {
     let n = n.into();
     format!("{n} {}", if n == 1 { one } else { many })
@@ -144,7 +144,7 @@ impl<'de> Deserialize<'de> for Size {
             }
             fn visit_i64<E: serde::de::Error>(self, bytes: i64) -> Result<Size, E> {
                 let bytes =
-                    u64::try_from(bytes).map_err(|_| E::custom("a size is not negative"))?;
+                    u64::try_from(bytes).map_err(|_| E::custom("a size must not be negative"))?;
                 Ok(Size { bytes })
             }
             fn visit_u64<E: serde::de::Error>(self, bytes: u64) -> Result<Size, E> {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_read_exactly() {
+    fn sizes_are_parsed_exactly() {
         assert_eq!(size("0"), Ok(0));
         assert_eq!(size("4096"), Ok(4096));
         assert_eq!(size("17B"), Ok(17));
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_size_is_refused_with_the_reason() {
+    fn invalid_sizes_are_refused_with_the_reason() {
         for (text, reason) in [
             ("", "whole number"),
             ("MiB", "whole number"),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_can_be_read_back() {
+    fn printed_units_can_be_parsed_again() {
         for bytes in [0, 1, 1023, 1024, 1025, 3 << 20, 2 << 30, 5 << 40, u64::MAX] {
             assert_eq!(size(&Size { bytes }.to_string()), Ok(bytes));
         }
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_for_people_have_one_decimal() {
+    fn approximate_sizes_have_one_decimal() {
         assert_eq!(about(0), "0 B");
         assert_eq!(about(1023), "1023 B");
         assert_eq!(about(1536), "1.5 KiB");
@@ -236,12 +236,12 @@ mod tests {
     }
 
     #[test]
-    fn usage_has_a_share() {
+    fn usage_includes_the_percentage() {
         assert_eq!(usage(1 << 20, 4 << 20), "1.0 MiB of 4.0 MiB (25.0%)");
     }
 
     #[test]
-    fn one_is_not_plural() {
+    fn one_takes_the_singular() {
         let batches = |n: u64| counted(n, "batch", "batches");
         assert_eq!([0, 1, 2].map(batches), ["0 batches", "1 batch", "2 batches"]);
     }

@@ -210,7 +210,7 @@ fn damage_is_told_with_its_place() {
         let named = [&["object", "verify", text(&objects)], &data_dir[..]].concat();
         let named = support::run(&named);
         let named = String::from_utf8(named.stdout).unwrap();
-        contains(&named, &["it has offsets 1 to 1 of partition 0 of topic orders"]);
+        contains(&named, &["contains offsets 1 to 1 of partition 0 of topic orders"]);
         if !inspected {
             contains(&refused(1, &["object", "inspect", text(&files[1])]), &[place]);
         }

@@ -1,5 +1,5 @@
-//! How a client gets in: the file of `--command-config`, in the words of librdkafka and of Kafka's
-//! own tools.
+//! Client authentication and encryption: the file of `--command-config`, with the property names of
+//! librdkafka and of Kafka's own tools.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ pub(crate) struct Access {
     pub(super) login: Option<Arc<Login>>,
 }
 
-/// What is read of the file, each under its names of librdkafka and of Kafka's tools.
+/// The properties that are read, each with its names in librdkafka and in Kafka's tools.
 const CA: [&str; 2] = ["ssl.ca.location", "ssl.truststore.location"];
 const CERTIFICATE: [&str; 2] = ["ssl.certificate.location", "ssl.keystore.location"];
 const KEY: [&str; 1] = ["ssl.key.location"];
@@ -30,17 +30,17 @@ const MECHANISM: [&str; 2] = ["sasl.mechanism", "sasl.mechanisms"];
 const USER: [&str; 1] = ["sasl.username"];
 const PASSWORD: [&str; 1] = ["sasl.password"];
 const TOKEN: [&str; 1] = ["sasl.oauthbearer.token.endpoint.url"];
-/// Kafka's tools need it for tokens, and it says nothing more.
+/// Kafka's tools require it for tokens; it carries no other information.
 const TOKEN_HANDLER: [&str; 1] = ["sasl.login.callback.handler.class"];
 const JAAS: &str = "sasl.jaas.config";
 const PROTOCOL: &str = "security.protocol";
 const STORE_TYPES: [&str; 2] = ["ssl.truststore.type", "ssl.keystore.type"];
 
 impl Access {
-    /// What a file says.
+    /// Reads a file of properties.
     ///
     /// # Errors
-    /// It cannot be read, or asks for what there is not. No error shows a password.
+    /// It cannot be read, or has settings that are not supported. No error shows a password.
     pub(crate) fn read(file: &Path) -> Result<Self, String> {
         let wrong = |why: String| format!("{}: {why}", file.display());
         let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
@@ -56,13 +56,15 @@ impl Properties {
         let of_sasl = [&MECHANISM[..], &USER, &PASSWORD, &TOKEN, &TOKEN_HANDLER].concat();
         let of_tls = [&CA[..], &CERTIFICATE, &KEY, &STORE_TYPES].concat();
         let known = [of_tls, of_sasl, vec![JAAS, PROTOCOL]].concat();
-        // The rest of a file that is meant for other programs as well says nothing of security.
+        // Other properties are for other programs that share the file, and unrelated to security.
         let unknown = properties.keys().find(|name| {
             ["ssl.", "sasl.", "security."].iter().any(|of| name.starts_with(of))
                 && !known.contains(&name.as_str())
         });
         match unknown {
-            Some(name) => Err(format!("{name} is not known here; there are {}", known.join(", "))),
+            Some(name) => {
+                Err(format!("{name} is not supported; supported are {}", known.join(", ")))
+            }
             None => Ok(Self(properties)),
         }
     }
@@ -80,16 +82,16 @@ impl Properties {
             "SASL_SSL" => (true, true),
             other => {
                 return Err(format!(
-                    "{PROTOCOL} is {other}, allowed are PLAINTEXT, SSL, SASL_PLAINTEXT and SASL_SSL"
+                    "{PROTOCOL} is {other}, but must be PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL"
                 ));
             }
         };
         let unused = |prefix: &str| self.0.keys().find(|name| name.starts_with(prefix)).cloned();
         if let Some(name) = unused("ssl.").filter(|_| !encrypted) {
-            return Err(format!("it has {name}, and {PROTOCOL} is {protocol}"));
+            return Err(format!("{name} is set, but {PROTOCOL} is {protocol}"));
         }
         if let Some(name) = unused("sasl.").filter(|_| !logs_in) {
-            return Err(format!("it has {name}, and {PROTOCOL} is {protocol}"));
+            return Err(format!("{name} is set, but {PROTOCOL} is {protocol}"));
         }
         Ok(Access {
             tls: encrypted.then(|| self.tls()).transpose()?.map(Arc::new),
@@ -100,7 +102,7 @@ impl Properties {
     fn tls(&self) -> Result<ClientConfig, String> {
         for name in STORE_TYPES {
             if let Some(kind) = self.get(&[name]).filter(|kind| !kind.eq_ignore_ascii_case("PEM")) {
-                return Err(format!("{name} is {kind}, and only PEM is read"));
+                return Err(format!("{name} is {kind}, but only PEM is supported"));
             }
         }
         let mut roots = RootCertStore::empty();
@@ -114,7 +116,11 @@ impl Properties {
                 let found = rustls_native_certs::load_native_certs();
                 roots.add_parsable_certificates(found.certs);
                 if roots.is_empty() {
-                    return Err(format!("this system trusts no authority: name one by {}", CA[0]));
+                    return Err(format!(
+                        "this system has no trusted certificate authority: set one \
+                                        with {}",
+                        CA[0]
+                    ));
                 }
             }
         }
@@ -127,23 +133,23 @@ impl Properties {
             return Ok(builder.with_no_client_auth());
         };
         let key_file = self.get(&KEY).unwrap_or(file);
-        // The decoder's own words could show what is in the file.
+        // The decoder's own message could show content of the file.
         let key = PrivateKeyDer::from_pem_file(key_file)
-            .map_err(|_| format!("{key_file} has no private key in PEM that can be used"))?;
+            .map_err(|_| format!("{key_file} contains no usable private key in PEM"))?;
         builder
             .with_client_auth_cert(certificates(file)?, key)
             .map_err(|error| format!("{file} and {key_file}: {error}"))
     }
 
     fn login(&self) -> Result<Login, String> {
-        let name = self.get(&MECHANISM).ok_or_else(|| format!("it has no {}", MECHANISM[0]))?;
+        let name = self.get(&MECHANISM).ok_or_else(|| format!("{} is missing", MECHANISM[0]))?;
         let mechanism: Mechanism = name.parse()?;
         if mechanism == Mechanism::OauthBearer {
             return Ok(Login { mechanism, user: String::new(), password: self.token()? });
         }
         let of_tokens = [TOKEN[0], TOKEN_HANDLER[0]];
         if let Some(name) = of_tokens.into_iter().find(|name| self.0.contains_key(*name)) {
-            return Err(format!("it has {name}, and {} is {}", MECHANISM[0], mechanism.name()));
+            return Err(format!("{name} is set, but {} is {}", MECHANISM[0], mechanism.name()));
         }
         let jaas = |name| self.get(&[JAAS]).and_then(|text| quoted(text, name));
         let user = self.get(&USER).map(str::to_owned).or_else(|| jaas("username"));
@@ -151,31 +157,34 @@ impl Properties {
         match (user, password) {
             (Some(user), Some(password)) => Ok(Login { mechanism, user, password }),
             _ => Err(format!(
-                "it has no {} and {}, and no {JAAS} that has a username and a password",
+                "{} and {} are missing, and so is a {JAAS} with a username and a password",
                 USER[0], PASSWORD[0]
             )),
         }
     }
 
-    /// The token, from a file that is named as Kafka's tools name it.
+    /// Reads the token from a file, configured as for Kafka's tools.
     fn token(&self) -> Result<String, String> {
         const HANDLER: &str = ".OAuthBearerLoginCallbackHandler";
         if let Some(other) = self.get(&TOKEN_HANDLER).filter(|class| !class.ends_with(HANDLER)) {
-            return Err(format!("{} is {other}, and only Kafka's own is known", TOKEN_HANDLER[0]));
+            return Err(format!(
+                "{} is {other}, but only Kafka's own is supported",
+                TOKEN_HANDLER[0]
+            ));
         }
-        let url = self.get(&TOKEN).ok_or_else(|| format!("it has no {}", TOKEN[0]))?;
+        let url = self.get(&TOKEN).ok_or_else(|| format!("{} is missing", TOKEN[0]))?;
         let file = Url::parse(url).ok().filter(|url| url.scheme() == "file");
-        // An error does not show the URL: of another kind it may have a secret in it.
+        // An error does not show the URL: a URL of another kind may contain a secret.
         let file = file
             .and_then(|url| url.to_file_path().ok())
-            .ok_or_else(|| format!("{} is not that of a file: file:///...", TOKEN[0]))?;
+            .ok_or_else(|| format!("{} is not the URL of a file: file:///...", TOKEN[0]))?;
         let content = std::fs::read_to_string(&file);
         let content = content.map_err(|error| format!("{}: {error}", file.display()))?;
         let token = content.trim();
         let is_part = |c: char| c.is_ascii_alphanumeric() || "-_.=".contains(c);
         match !token.is_empty() && token.chars().all(is_part) {
             true => Ok(token.to_owned()),
-            false => Err(format!("{} has no token", file.display())),
+            false => Err(format!("{} contains no token", file.display())),
         }
     }
 }
@@ -185,7 +194,7 @@ fn certificates(file: &str) -> Result<Vec<CertificateDer<'static>>, String> {
         CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let found = found.map_err(|error| format!("{file}: {error}"))?;
     match found.is_empty() {
-        true => Err(format!("{file}: it has no certificate in PEM")),
+        true => Err(format!("{file}: contains no certificate in PEM")),
         false => Ok(found),
     }
 }
@@ -237,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_of_librdkafka_and_of_kafkas_tools_mean_the_same() {
+    fn names_of_librdkafka_and_of_kafkas_tools_are_equivalent() {
         let wanted = ("alice".to_owned(), "a=\"b, c".to_owned());
         let rdkafka =
             "# comment\nsasl.mechanisms=PLAIN\nsasl.username = alice\nsasl.password=a=\"b, c\n";
@@ -248,9 +257,9 @@ mod tests {
         assert_eq!(login(kafka), wanted);
     }
 
-    /// Once as a file of properties, then as JAAS.
+    /// Unescaped as a property file first, then as JAAS.
     #[test]
-    fn a_password_is_unescaped_as_often_as_by_java() {
+    fn a_password_is_unescaped_as_by_java() {
         for (written, password) in [
             (r"a\\\\b", "a\\b"),
             (r"a\\b", "a\x08"),
@@ -259,20 +268,20 @@ mod tests {
             (r"a\u0042", "aB"),
         ] {
             let text = format!(
-                "sasl.mechanism=PLAIN\nsasl.jaas.config=x required username=\"u\" password=\"{written}\";"
+                "sasl.mechanism=PLAIN\nsasl.jaas.config=x required username=\"u\" \
+                 password=\"{written}\";"
             );
             assert_eq!(login(&text), ("u".to_owned(), password.to_owned()), "{written}");
         }
     }
 
     #[test]
-    fn a_token_is_that_of_a_file() {
+    fn a_token_is_read_from_a_file() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("a token");
         let module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLogin";
         let text = format!(
-            "sasl.mechanism=OAUTHBEARER\nsasl.login.callback.handler.class={module}CallbackHandler\n\
-             sasl.jaas.config={module}Module required;\nsasl.oauthbearer.token.endpoint.url={}\n",
+            "sasl.mechanism=OAUTHBEARER\nsasl.login.callback.handler.class={module}CallbackHandler\nsasl.jaas.config={module}Module required;\nsasl.oauthbearer.token.endpoint.url={}\n",
             Url::from_file_path(&file).unwrap()
         );
         let token = || Properties::parse(&text).unwrap().login().map(|login| login.password);
@@ -283,14 +292,14 @@ mod tests {
             std::fs::write(&file, content).unwrap();
             let wanted = match good {
                 true => Ok(content.trim().to_owned()),
-                false => Err(format!("{} has no token", file.display())),
+                false => Err(format!("{} contains no token", file.display())),
             };
             assert_eq!(token(), wanted);
         }
     }
 
     #[test]
-    fn what_would_not_be_heeded_is_refused() {
+    fn properties_that_would_have_no_effect_are_refused() {
         let no_file = "security.protocol=SSL\nssl.ca.location=/there/is/none";
         let https = "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=OAUTHBEARER\n\
              sasl.oauthbearer.token.endpoint.url=https://there/token";
@@ -300,8 +309,8 @@ mod tests {
              sasl.password=b\nsasl.oauthbearer.token.endpoint.url=file:///token";
         for (text, word) in [
             ("security.protocol=TLS", "SASL_SSL"),
-            ("sasl.password=\\u00", "sasl.password has"),
-            ("security.protocol=SSL\nssl.endpoint.identification.algorithm=", "not known here"),
+            ("sasl.password=\\u00", "sasl.password contains"),
+            ("security.protocol=SSL\nssl.endpoint.identification.algorithm=", "not supported"),
             ("sasl.username=a", "PLAINTEXT"),
             ("security.protocol=SASL_PLAINTEXT", "sasl.mechanism"),
             ("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=GSSAPI", "SCRAM-SHA-512"),

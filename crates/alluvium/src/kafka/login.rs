@@ -8,27 +8,27 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use ring::{digest, hmac, pbkdf2};
 
-/// Whoever stands in for the server and asks for fewer could guess the password by what it is
-/// shown; one that asks for more would only keep the client busy.
+/// An impostor of the server that requests fewer iterations could guess the password from the
+/// client's proof; more would only keep the client busy.
 const ITERATIONS: std::ops::RangeInclusive<u32> = 4096..=1_000_000;
 
-/// As whom, and how. (It has no `Debug`, so that nothing prints it.)
+/// The mechanism and the credentials. (Without `Debug`, so that nothing prints them.)
 pub(crate) struct Login {
     pub(super) mechanism: Mechanism,
-    /// Empty where a token tells.
+    /// Empty if a token identifies the user.
     pub(super) user: String,
-    /// Or the token.
+    /// The password, or the token.
     pub(super) password: String,
 }
 
-/// Sends a message, and gives the server's answer.
+/// Sends a message and returns the server's answer.
 pub(super) type Exchange<'a> = &'a mut dyn FnMut(Vec<u8>) -> Result<Vec<u8>, String>;
 
 impl Login {
-    /// Exchange the mechanism's messages.
+    /// Exchanges the messages of the mechanism.
     ///
     /// # Errors
-    /// The server refuses, or does not know the password itself.
+    /// The server refuses the login, or does not prove that it knows the password.
     pub(super) fn run(&self, exchange: Exchange<'_>) -> Result<(), String> {
         match self.mechanism {
             Mechanism::Plain => {
@@ -46,13 +46,13 @@ impl Login {
         if refused.is_empty() {
             return Ok(());
         }
-        // It is taken note of, and the server says that the login has failed.
+        // Acknowledges the error; the server then reports that the login has failed.
         exchange(b"\x01".to_vec())?;
-        Err(format!("the token is refused: {}", String::from_utf8_lossy(&refused)))
+        Err(format!("the token was refused: {}", String::from_utf8_lossy(&refused)))
     }
 
     fn scram(&self, hash: &Hash, nonce: &str, exchange: Exchange<'_>) -> Result<(), String> {
-        let strange = || "its answer is not one of SCRAM".to_owned();
+        let strange = || "its answer is not a SCRAM message".to_owned();
         let user = self.user.replace('=', "=3D").replace(',', "=2C");
         let bare = format!("n={user},r={nonce}");
         let first = exchange(format!("n,,{bare}").into_bytes())?;
@@ -64,7 +64,10 @@ impl Login {
             part("i=").and_then(|number| number.parse().ok()).ok_or_else(strange)?;
         if !ITERATIONS.contains(&iterations.get()) {
             let (min, max) = (ITERATIONS.start(), ITERATIONS.end());
-            return Err(format!("it asks for {iterations} iterations, not for {min} to {max}"));
+            return Err(format!(
+                "it requests {iterations} iterations, but {min} to {max} are \
+                                allowed"
+            ));
         }
         let mut salted = vec![0; hash.digest.output_len()];
         pbkdf2::derive(hash.pbkdf2, iterations, &salt, self.password.as_bytes(), &mut salted);
@@ -72,18 +75,18 @@ impl Login {
             hmac::sign(&hmac::Key::new(hash.hmac, key), message).as_ref().to_vec()
         };
         let client_key = sign(&salted, b"Client Key");
-        // There is no channel binding: `biws` is `n,,`.
+        // Without channel binding: `biws` is `n,,`.
         let last = format!("c=biws,r={both}");
         let signed = format!("{bare},{first},{last}");
         let stored_key = digest::digest(hash.digest, &client_key);
         let signature = sign(stored_key.as_ref(), signed.as_bytes());
         let proof: Vec<u8> = client_key.iter().zip(&signature).map(|(a, b)| a ^ b).collect();
         let answer = exchange(format!("{last},p={}", BASE64.encode(proof)).into_bytes())?;
-        // Only who knows the credential can make this.
+        // Only a server that has the credential can compute this.
         let expected = sign(&sign(&salted, b"Server Key"), signed.as_bytes());
         match answer == format!("v={}", BASE64.encode(expected)).into_bytes() {
             true => Ok(()),
-            false => Err("it does not prove that it knows the password".into()),
+            false => Err("it did not prove that it knows the password".into()),
         }
     }
 }
@@ -127,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exchange_of_the_rfc() {
+    fn scram_follows_the_example_of_rfc_7677() {
         let (outcome, said) = rfc("pencil", "v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=");
         assert_eq!(outcome, Ok(()));
         assert_eq!(said[0], "n,,n=user,r=rOprNGfwEbeRWgbNEkqO");
@@ -139,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_does_not_know_the_password_is_found_out() {
+    fn a_server_that_does_not_know_the_password_is_detected() {
         for verifier in ["", "v=", "v=AAAA", "v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G5="] {
             assert!(rfc("pencil", verifier).0.is_err(), "{verifier}");
         }
@@ -160,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_shown_and_its_refusal_is_taken_note_of() {
+    fn a_refused_token_is_acknowledged_and_reported() {
         let login = Login {
             mechanism: Mechanism::OauthBearer,
             user: String::new(),
@@ -176,7 +179,7 @@ mod tests {
         };
         let message = "n,,\x01auth=Bearer aa.bb.cc\x01\x01".to_owned();
         assert_eq!(run(""), (Ok(()), vec![message.clone()]));
-        let refused = Err("the token is refused: invalid_token".to_owned());
+        let refused = Err("the token was refused: invalid_token".to_owned());
         assert_eq!(run("invalid_token"), (refused, vec![message, "\x01".into()]));
     }
 }

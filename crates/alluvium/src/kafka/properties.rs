@@ -1,26 +1,26 @@
-//! Files of properties as `java.util.Properties` reads them, in UTF-8.
+//! Property files in the format of `java.util.Properties`, in UTF-8.
 
 use std::collections::BTreeMap;
 
-/// What is blank to Java.
+/// The blanks of the format.
 const BLANK: [char; 3] = [' ', '\t', '\x0c'];
 
-/// Names and values, without the blanks around the latter, which Kafka takes away.
+/// Parses names and values, with blanks around values removed as Kafka does.
 ///
 /// # Errors
-/// An escape that is none. It does not show the value.
+/// An invalid escape. The error does not show the value.
 pub(super) fn parse(text: &str) -> Result<BTreeMap<String, String>, String> {
     let pair = |line: String| -> Result<_, String> {
         let (name, value) = split(&line);
-        let name = unescape(name).ok_or("a name has a bad \\uXXXX")?;
-        let value = unescape(value).ok_or_else(|| format!("{name} has a bad \\uXXXX"))?;
+        let name = unescape(name).ok_or("a name contains an invalid \\uXXXX")?;
+        let value = unescape(value).ok_or_else(|| format!("{name} contains an invalid \\uXXXX"))?;
         Ok((name, value.trim_matches(|c| c <= ' ').to_owned()))
     };
     lines(text).into_iter().map(pair).collect()
 }
 
-/// The lines without comments. One that ends with an odd number of backslashes goes on with the
-/// next one, but for a comment.
+/// The lines without comments. A line with an odd number of backslashes at its end continues on the
+/// next one, unless it is a comment.
 fn lines(text: &str) -> Vec<String> {
     let mut lines = text.lines().map(|line| line.trim_start_matches(BLANK));
     let mut whole = Vec::new();
@@ -39,7 +39,7 @@ fn lines(text: &str) -> Vec<String> {
     whole
 }
 
-/// What stands before the first `=`, `:` or blank that no backslash escapes, and what behind it.
+/// Splits a line at the first `=`, `:` or blank that is not escaped by a backslash.
 fn split(line: &str) -> (&str, &str) {
     let mut escaped = false;
     let end = line.find(|c: char| {
@@ -52,8 +52,8 @@ fn split(line: &str) -> (&str, &str) {
     (name, rest.strip_prefix(['=', ':']).unwrap_or(rest).trim_start_matches(BLANK))
 }
 
-/// `\t`, `\n`, `\r`, `\f` and `\uXXXX`, a unit of UTF-16; before everything else a backslash says
-/// nothing.
+/// Resolves `\t`, `\n`, `\r`, `\f` and `\uXXXX`, a unit of UTF-16; in front of any other character
+/// a backslash is dropped.
 fn unescape(text: &str) -> Option<String> {
     let mut units = Vec::with_capacity(text.len());
     let mut chars = text.chars();
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_those_of_java() {
+    fn lines_are_parsed_as_by_java() {
         for (text, name, value) in [
             ("a=b", "a", "b"),
             ("  a : b c  ", "a", "b c"),
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn escapes_are_those_of_java() {
+    fn escapes_are_resolved_as_by_java() {
         for (text, name, value) in [
             (r"a=\\", "a", "\\"),
             (r"a=b\\\\c\d\=\:\#\!", "a", "b\\\\cd=:#!"),
@@ -121,7 +121,7 @@ mod tests {
             assert_eq!(one(text), (name.to_owned(), value.to_owned()), "{text:?}");
         }
         for text in [r"a=\u", r"a=\u12", r"a=\u12g4", r"a=\u+123", r"a=\u00ü", r"a=\ud83d"] {
-            assert_eq!(parse(text), Err("a has a bad \\uXXXX".into()), "{text}");
+            assert_eq!(parse(text), Err("a contains an invalid \\uXXXX".into()), "{text}");
         }
     }
 }

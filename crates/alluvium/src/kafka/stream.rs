@@ -1,4 +1,4 @@
-//! The bytes of a connection, through TLS if need be.
+//! The byte stream of a connection, with TLS if configured.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -11,10 +11,10 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
-/// One end of a connection; both halves of it can be used at the same time.
+/// One half of a connection; both halves can be used at the same time.
 pub(super) enum Stream {
     Plain(TcpStream),
-    /// A thread encrypts what goes in here, and decrypts what comes out.
+    /// A thread encrypts what is written here, and decrypts what is read.
     Encrypted {
         plain: UnixStream,
         /// Why the connection broke.
@@ -23,10 +23,11 @@ pub(super) enum Stream {
 }
 
 impl Stream {
-    /// Shake hands with the server, which is to be `host`.
+    /// Performs the TLS handshake with the server, whose certificate must be for `host`.
     ///
     /// # Errors
-    /// It does not speak TLS, is somebody else, or wants a certificate.
+    /// The server does not support TLS, has a certificate for another name, or requires one of the
+    /// client.
     pub(super) fn encrypted(
         socket: TcpStream,
         host: &str,
@@ -34,7 +35,7 @@ impl Stream {
         patience: Duration,
     ) -> Result<Self, String> {
         let name = ServerName::try_from(host.to_owned())
-            .map_err(|_| format!("{host} is no name that a certificate could have"))?;
+            .map_err(|_| format!("{host} is not a name that a certificate can have"))?;
         let (plain, inner) = UnixStream::pair().map_err(|error| error.to_string())?;
         let broken = Arc::new(OnceLock::new());
         let (told, telling) = (broken.clone(), mpsc::channel());
@@ -48,10 +49,10 @@ impl Stream {
                 io::Result::Ok((encrypted, tokio::net::UnixStream::from_std(inner)?))
             };
             match shaken.await {
-                Err(error) => drop(tell.send(Err(format!("no TLS handshake: {error}")))),
+                Err(error) => drop(tell.send(Err(format!("TLS handshake failed: {error}")))),
                 Ok((mut encrypted, mut inner)) => {
                     let _ = tell.send(Ok(()));
-                    // With TLS 1.3 a server refuses a certificate only after the client's
+                    // With TLS 1.3, a server refuses a certificate only after the client's
                     // handshake.
                     let carried = tokio::io::copy_bidirectional(&mut encrypted, &mut inner).await;
                     if let Err(error) = carried {
@@ -67,7 +68,7 @@ impl Stream {
         thread::spawn(move || runtime.block_on(carry));
         match outcome.recv_timeout(patience) {
             Ok(shaken) => shaken.map(|()| Self::Encrypted { plain, broken }),
-            Err(_) => Err(format!("no TLS handshake after {} s", patience.as_secs())),
+            Err(_) => Err(format!("TLS handshake incomplete after {} s", patience.as_secs())),
         }
     }
 
@@ -94,7 +95,7 @@ impl Stream {
         }
     }
 
-    /// Why reading or writing failed: the TLS below may know better.
+    /// Why reading or writing failed: the reason of the TLS layer, if it has one.
     pub(super) fn reason(&self, error: &io::Error) -> String {
         match self {
             Self::Encrypted { broken, .. } if broken.get().is_some() => {
