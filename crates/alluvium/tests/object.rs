@@ -306,11 +306,7 @@ fn orphans_and_what_is_missing_are_listed() {
     let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
     contains(
         &refused(1, &gc),
-        &[
-            "another alluvium process is using it",
-            "deletes orphans by \
-                                                                          itself",
-        ],
+        &["another alluvium process is using it", "deletes orphans by itself"],
     );
     assert!(server.stop(Signal::TERM).0.success());
 }

@@ -217,7 +217,7 @@ fn a_request_that_waits_can_be_left_and_withdrawn() {
 
     let (watching, said) = waiting(&wal, "130MiB");
     let present = ok(&["wal", "resize", text(&wal), "--capacity", "160MiB"]);
-    contains(&present, &["160MiB already"]);
+    contains(&present, &["already has 160MiB"]);
     let (output, mut rest) = (watching.wait_with_output().unwrap(), String::new());
     { said }.read_to_string(&mut rest).unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -268,7 +268,7 @@ fn the_size_that_the_log_has_is_never_refused() {
     let said = refused(1, &["wal", "resize", text(&wal), "--capacity", "40MiB"]);
     contains(&said, &["not resized to 40MiB", "64MiB to 16TiB"]);
     let present = ok(&["wal", "resize", text(&wal), "--capacity", "32MiB"]);
-    contains(&present, &["32MiB already"]);
+    contains(&present, &["already has 32MiB"]);
     server.stop(Signal::TERM);
 }
 

@@ -169,7 +169,7 @@ fn what_is_no_log_of_ours_is_not_looked_at_and_is_named() {
         (with(3, b"what"), &["unknown data", "byte 3"]),
         (newer(8), &["format version 7", "a later version of alluvium"]),
         (newer(12), &["flags 0x7", "a later version of alluvium"]),
-        (log[..4 * MIB].to_vec(), &["takes 8MiB", "only 4MiB"]),
+        (log[..4 * MIB].to_vec(), &["needs 8MiB", "only 4MiB"]),
         (log[..128 << 10].to_vec(), &["128KiB", "192KiB"]),
     ];
     for (content, words) in cases {

@@ -282,7 +282,7 @@ mod tests {
 
     /// The exchange of RFC 7677, section 3.
     #[test]
-    fn scram_follows_the_example_of_rfc_7677() {
+    fn the_exchange_of_the_rfc() {
         let credential = credential(Hash::Sha256, "W22ZaJ0SNY7soEsUEjb6gQ==", "pencil");
         let first = ClientFirst::parse(b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO").unwrap();
         let (challenge, message) = first.answer("%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0", &credential);
