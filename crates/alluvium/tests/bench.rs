@@ -1,4 +1,4 @@
-//! `alluvium bench`, by the built binary, against a server.
+//! `alluvium bench`: the built binary against a server.
 
 mod support;
 
@@ -8,7 +8,7 @@ use support::{Server, contains, ok, ok_json, refused};
 
 const MIB: u64 = 1 << 20;
 
-/// The samples that were written: what is due, latency, bytes.
+/// Reads the samples that were written: due time, latency, bytes.
 fn samples(path: &std::path::Path) -> Vec<[u64; 3]> {
     let text = fs::read_to_string(path).unwrap();
     let mut lines = text.lines();
@@ -33,7 +33,7 @@ fn what_is_produced_is_consumed_and_counted() {
     let path = produced.to_str().unwrap();
     let all = ["--total", "3MiB", "--batch-size", "16KiB", "--record-size", "1000B"];
     let done = bench(&[&["produce", "load", "--samples", path], &all[..]].concat());
-    // Batches of 16 records of 1,000 bytes, and none that is not whole.
+    // Batches of 16 records of 1,000 bytes, all complete.
     let batches = (3 * MIB).div_ceil(16_000);
     assert_eq!((&done["requests"], &done["bytes"]), (&batches.into(), &(batches * 16_000).into()));
     let samples = samples(&produced);
@@ -48,7 +48,7 @@ fn what_is_produced_is_consumed_and_counted() {
     let one = bench(&["consume", "load", "--connections", "1", "--fetch-size", "1B"]);
     assert_eq!(one["bytes"], bytes, "one reader of all, a batch at a time");
 
-    // Until time is over it is read again and again.
+    // The topic is read repeatedly until the time is over.
     let again = bench(&["consume", "load", "--duration", "2s"]);
     assert!(again["bytes"].as_u64().unwrap() > bytes);
 
@@ -87,7 +87,7 @@ fn what_can_not_be_measured_is_refused() {
     contains(&refused(2, &["consume", "load", "--follow"]), &["--duration"]);
     let large = refused(1, &["produce", "load", "--batch-size", "8MiB", "--total", "8MiB"]);
     contains(&large, &["topic load", "partition 0", "MessageTooLarge"]);
-    // A topic with nothing in it has been read.
+    // An empty topic counts as read.
     let empty = ok_json(&[&["bench", "consume", "load", "--json"], &at[..]].concat());
     assert_eq!(empty["bytes"], 0);
 }

@@ -1,5 +1,5 @@
-//! `alluvium cache serve` and `compact`, by the built binary: the Redis protocol over TCP, in
-//! bytes.
+//! `alluvium cache serve` and `compact` with the built binary: the Redis protocol over TCP, at byte
+//! level.
 
 mod support;
 
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use support::{Server, contains, help, ok_json, refused};
 
-/// Longer than a test takes; only a server that hangs waits for it.
+/// Longer than a test takes; only a server that hangs reaches it.
 const HANGS: Duration = Duration::from_secs(120);
 
 const SMALL: [&str; 6] = ["--memory", "8MiB", "--max-disk", "64MiB", "--journal", "1MiB"];
@@ -44,7 +44,7 @@ impl Client {
         self.0.write_all(bytes).unwrap();
     }
 
-    /// Bytes come, and these.
+    /// Receives bytes, which must be these.
     #[track_caller]
     fn expect(&mut self, bytes: &[u8]) {
         let mut came = vec![0; bytes.len()];
@@ -66,13 +66,13 @@ impl Client {
         String::from_utf8(line).unwrap().trim_end().to_string()
     }
 
-    /// A request in words, and the first line of its answer.
+    /// Sends a request; returns the first line of its answer.
     fn ask(&mut self, words: &[&str]) -> String {
         self.send(&request(words));
         self.line()
     }
 
-    /// The same for one whose answer is a bulk string.
+    /// Sends a request whose answer is a bulk string.
     fn bulk(&mut self, words: &[&str]) -> Option<Vec<u8>> {
         let line = self.ask(words);
         let len: i64 = line.strip_prefix('$').unwrap_or_else(|| panic!("{line}")).parse().unwrap();
@@ -82,15 +82,15 @@ impl Client {
         Some(bytes)
     }
 
-    /// All that comes until the server closes the connection.
+    /// Reads until the server closes the connection.
     fn rest(mut self) -> String {
         let mut rest = Vec::new();
-        // What it has not read any more makes a reset of its close.
+        // If the server closes with unread input, the read ends with a reset.
         let _ = self.0.read_to_end(&mut rest);
         String::from_utf8_lossy(&rest).into_owned()
     }
 
-    /// One round of SCAN: where to go on, and keys.
+    /// One call of SCAN: the next cursor, and keys.
     fn scan(&mut self, cursor: &str, options: &[&str]) -> (String, Vec<String>) {
         assert_eq!(self.ask(&[&["SCAN", cursor][..], options].concat()), "*2");
         let mut text = || {
@@ -147,7 +147,7 @@ fn a_pipeline_is_answered_in_its_order_however_it_comes() {
     let mut client = Client::new(&server);
     client.send(&pipeline);
     client.expect(answers);
-    // At each byte.
+    // Split at each byte.
     for at in 1..pipeline.len() {
         client.send(&pipeline[..at]);
         client.send(&pipeline[at..]);
@@ -165,7 +165,7 @@ fn a_pipeline_is_answered_in_its_order_however_it_comes() {
     sending.join().unwrap();
 }
 
-/// More than the system keeps on its way, in both directions.
+/// More than the system buffers in both directions.
 #[test]
 fn a_pipeline_may_be_sent_whole_before_an_answer_is_read() {
     let directory = tempfile::tempdir().unwrap();
@@ -190,10 +190,10 @@ fn large_values_go_in_and_out() {
     let value = "0123456789".repeat(100_000);
     assert_eq!(client.ask(&["SET", "large", &value]), "+OK");
     assert!(client.bulk(&["GET", "large"]).unwrap() == value.as_bytes());
-    // Behind it a small one, before the first answer is read.
+    // A small one follows, before the first answer is read.
     client.send(&[request(&["GET", "large"]), request(&["GET", "none"])].concat());
     client.expect(format!("$1000000\r\n{value}\r\n$-1\r\n").as_bytes());
-    // More than a journal takes.
+    // Larger than a journal accepts.
     let mut other = Client::new(&server);
     other.send(b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$1048576\r\n");
     contains(&other.rest(), &["-ERR Protocol error: invalid bulk length"]);
@@ -216,20 +216,20 @@ fn what_is_no_request_ends_the_connection_and_harms_nobody() {
         (vec![0xff; 5000], "too big inline request"),
     ] {
         let mut client = Client::new(&server);
-        // It may be closed before all of it was sent.
+        // The server may close before everything was sent.
         let _ = client.0.write_all(&bytes);
         let said = client.rest();
-        // A reset may have overtaken the answer to those who send on.
+        // A reset may overtake the answer if the client continues to send.
         if bytes.len() < 1000 || !said.is_empty() {
             contains(&said, &["-ERR", told]);
         }
         assert_eq!(honest.ask(&["PING"]), "+PONG");
     }
-    // What was asked before is answered.
+    // Earlier requests are answered.
     let mut client = Client::new(&server);
     client.send(b"PING\r\n*1\r\n$4\r\nPING\r\n*1\r\n+PING\r\nPING\r\n");
     assert_eq!(client.rest(), "+PONG\r\n+PONG\r\n-ERR Protocol error: expected '$', got '+'\r\n");
-    // A client that goes in the middle.
+    // A client that disconnects in the middle of a request.
     let mut client = Client::new(&server);
     client.send(b"*2\r\n$3\r\nGET\r\n$10\r\nabc");
     client.0.shutdown(Shutdown::Write).unwrap();
@@ -240,7 +240,7 @@ fn what_is_no_request_ends_the_connection_and_harms_nobody() {
     assert_eq!(honest.ask(&["PING"]), "+PONG");
 }
 
-/// Thousands announce much and send little.
+/// Thousands of clients announce large requests and send little.
 #[test]
 fn announcements_take_no_memory() {
     let directory = tempfile::tempdir().unwrap();
@@ -261,7 +261,7 @@ fn announcements_take_no_memory() {
     assert_eq!(honest.ask(&["PING"]), "+PONG");
     assert_eq!(metric("alluvium_cache_connections"), 501);
     assert!(resident() < before + (100 << 20), "{before}, {}", resident());
-    // Half a megabyte of each would be 250 MB: most of them get no room, and are told.
+    // Half a megabyte each would be 250 MB: most clients get no memory, and receive an error.
     let told = |clients: &[Client]| {
         clients.iter().filter(|client| client.0.peek(&mut [0]).is_ok()).count()
     };
@@ -269,12 +269,12 @@ fn announcements_take_no_memory() {
     while told(&clients[..sent]) <= 20 {
         match clients.get_mut(sent) {
             Some(client) => {
-                // It may be closed before all of it was sent.
+                // The server may close before everything was sent.
                 let _ = client.0.write_all(&vec![b'x'; 500_000]);
                 client.0.set_nonblocking(true).unwrap();
                 sent += 1;
             }
-            // The answers are on their way.
+            // The answers are in flight.
             None => thread::yield_now(),
         }
     }
@@ -282,7 +282,7 @@ fn announcements_take_no_memory() {
     assert_eq!(honest.ask(&["PING"]), "+PONG");
 }
 
-/// Hundreds of requests in each packet, all of them refused, and nobody reads why.
+/// Hundreds of requests per packet, all refused, from clients that do not read the errors.
 #[test]
 fn errors_that_nobody_takes_have_the_bound_of_all_answers() {
     const CLIENTS: usize = 20;
@@ -307,7 +307,7 @@ fn errors_that_nobody_takes_have_the_bound_of_all_answers() {
         let before = resident();
         let requests = refused.repeat((64 << 10) / refused.len());
         let (mut sent, mut last) = (vec![0; CLIENTS], Instant::now());
-        // Until the server takes no more of any.
+        // Until the server accepts no more from any client.
         while last.elapsed() < Duration::from_secs(1) {
             for (client, sent) in clients.iter_mut().zip(&mut sent) {
                 while let Ok(more) = client.0.write(&requests[*sent % requests.len()..]) {
@@ -317,8 +317,8 @@ fn errors_that_nobody_takes_have_the_bound_of_all_answers() {
             }
             thread::sleep(Duration::from_millis(1));
         }
-        // Of each 64 KiB for requests and as much for answers, the MiB that they share, and
-        // something of the allocator and the runtime for each and for all.
+        // Per client 64 KiB for requests and as much for answers, the MiB that they share, and a
+        // margin for the allocator and the runtime, per client and in total.
         let grown = resident().saturating_sub(before);
         let most = CLIENTS * (192 << 10) + (1 << 20) + (2 << 20);
         assert!(grown < most, "{login:?}: {before} + {grown}");
@@ -335,7 +335,7 @@ fn more_connections_than_allowed_are_refused() {
     }
     contains(&Client::new(&server).rest(), &["-ERR max number of clients reached"]);
     drop(clients.pop());
-    // The server learns of that in its own time.
+    // The server notices the disconnect asynchronously.
     loop {
         let mut client = Client::new(&server);
         let _ = client.0.write_all(b"PING\r\n");
@@ -347,7 +347,7 @@ fn more_connections_than_allowed_are_refused() {
     }
 }
 
-/// A cache that finds no descriptor for its next journal takes no writes.
+/// A cache without a descriptor for its next journal would accept no writes.
 #[test]
 fn connections_take_no_files_from_journals() {
     let directory = tempfile::tempdir().unwrap();
@@ -358,14 +358,14 @@ fn connections_take_no_files_from_journals() {
     let mut client = Client::new(&server);
     assert_eq!(client.ask(&["PING"]), "+PONG");
     let mut crowd: Vec<_> = (0..300).map(|_| Client::new(&server)).collect();
-    // The last one has met the server.
+    // The last connection has reached the server.
     contains(&crowd.pop().unwrap().rest(), &["-ERR max number of clients reached"]);
     let value = "x".repeat(100_000);
     for key in 0..400 {
         assert_eq!(client.ask(&["SET", &format!("key:{key}"), &value]), "+OK");
     }
     assert_eq!(client.bulk(&["GET", "key:399"]).unwrap().len(), value.len());
-    // Not even for the journals.
+    // Not even enough for the journals.
     let refused = std::process::Command::new("sh")
         .args(["-c", "ulimit -n 100 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_alluvium")])
         .args(["cache", "serve", "--listen", "127.0.0.1:0", "--dir"])
@@ -439,7 +439,7 @@ fn a_scan_misses_nothing_while_others_write() {
     }
     let (is_done, written) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
-        // Also when an assertion fails: the scope waits for the writer.
+        // Also when an assertion fails, because the scope waits for the writer.
         let _done = Done(&is_done);
         let (address, is_done, written) = (&server.redis, &is_done, &written);
         scope.spawn(move || {
@@ -464,7 +464,7 @@ fn a_scan_misses_nothing_while_others_write() {
     });
 }
 
-/// Says so when it is dropped.
+/// Sets the flag when it is dropped.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -503,7 +503,7 @@ fn a_restart_keeps_data_whatever_the_durability() {
     }
 }
 
-/// What has come is answered, and what was answered is there afterwards.
+/// Requests that have arrived are answered, and answered writes exist afterwards.
 #[test]
 fn a_pipeline_that_is_under_way_ends_before_the_server() {
     let directory = tempfile::tempdir().unwrap();
@@ -516,7 +516,7 @@ fn a_pipeline_that_is_under_way_ends_before_the_server() {
             .collect();
         let mut sender = client.0.try_clone().unwrap();
         let sending = thread::spawn(move || {
-            // All of it, unless the server ends before.
+            // Everything, unless the server ends earlier.
             let _ = sender.write_all(&pipeline);
         });
         assert_eq!(client.line(), "+OK");
@@ -525,7 +525,7 @@ fn a_pipeline_that_is_under_way_ends_before_the_server() {
         contains(&log, &["stopped: the cache is closed"]);
         sending.join().unwrap();
         let rest = client.rest();
-        // A reset may take the end of what has come.
+        // A reset may cut off the last answers.
         let answered = 1 + rest.matches("+OK\r\n").count();
         assert!(!rest.contains('-'), "{rest}");
         let server = start(directory.path(), &more);
@@ -571,13 +571,13 @@ fn a_password_is_asked_for() {
     assert_eq!(client.ask(&["GET", "a"]), "-NOAUTH Authentication required.");
     contains(&client.ask(&["AUTH", "wrong"]), &["-WRONGPASS"]);
     assert_eq!(client.ask(&["GET", "a"]), "-NOAUTH Authentication required.");
-    // Login and what needs it in one pipeline.
+    // The login and requests that need it in one pipeline.
     let words = [&["AUTH", "open-sesame"][..], &["SET", "a", "1"], &["GET", "a"]];
     client.send(&words.map(request).concat());
     client.expect(b"+OK\r\n+OK\r\n$1\r\n1\r\n");
     let mut other = Client::new(&server);
     assert_eq!(other.ask(&["HELLO", "3", "AUTH", "default", "open-sesame"]), "%7");
-    // Who has not logged in gets little room.
+    // Clients that have not logged in get little memory.
     let mut stranger = Client::new(&server);
     stranger.send(b"*2\r\n$4\r\nAUTH\r\n$20000\r\n");
     contains(&stranger.rest(), &["-ERR Protocol error: invalid bulk length"]);
@@ -649,8 +649,8 @@ fn every_metric_is_documented_with_its_type() {
     assert!(status.contains("200") && health == "ok\n", "{status}: {health}");
 }
 
-/// A directory in the place of the oldest journal's name: it cannot be removed, and so there is no
-/// room for others.
+/// A directory with the name of the oldest journal: it cannot be removed, so no space can be
+/// reclaimed.
 #[test]
 fn eviction_that_fails_is_told_until_it_does_its_work_again() {
     let directory = tempfile::tempdir().unwrap();
@@ -683,7 +683,7 @@ fn eviction_that_fails_is_told_until_it_does_its_work_again() {
         let of = |told: Option<&str>| told.expect("it is there").to_string();
         (health, of(metric), of(info))
     };
-    // As soon as the work in the background has come to its end.
+    // As soon as the maintenance in the background has finished.
     let comes = |code: &str| {
         let begun = Instant::now();
         while !server.get("/healthz").0.contains(code) {
@@ -696,7 +696,7 @@ fn eviction_that_fails_is_told_until_it_does_its_work_again() {
     contains(&health, &["failed: ", "000000000000.journal", "directory"]);
     assert_eq!((&metric[..], &info[..]), ("1", "1"));
 
-    // It is tried again each second.
+    // It is retried each second.
     fs::remove_dir(&oldest).unwrap();
     fs::write(&oldest, "").unwrap();
     let begun = Instant::now();

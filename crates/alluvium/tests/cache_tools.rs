@@ -1,4 +1,4 @@
-//! `alluvium cache inspect` and `verify`, by the built binary: their exit codes.
+//! `alluvium cache inspect` and `verify` with the built binary: their exit codes.
 
 mod support;
 
@@ -8,7 +8,7 @@ use std::path::Path;
 use alluvium_journal::{Cache, Options};
 use support::{contains, help, ok, ok_json, refused, run};
 
-/// Else whoever opens the pipe waits for ever for somebody who writes to it.
+/// Opening the pipe would wait forever for a writer.
 #[test]
 fn a_pipe_with_the_name_of_a_file_is_told() {
     let directory = tempfile::tempdir().unwrap();
@@ -68,7 +68,7 @@ fn exit_codes_tell_damage_from_what_could_not_be_looked_at() {
     }
     assert_eq!(ok_json(&json)["journals"][0]["values"], 100);
 
-    // A record; a header that its hint stands in for; a hint.
+    // A record; a header that its hint replaces; a hint.
     let (journal, hint) = ("000000000000.journal", "000000000000.hint");
     for (name, at) in [(journal, 4096 + 500), (journal, 20), (hint, 4096 + 20)] {
         let file = path.join(name);
@@ -79,7 +79,7 @@ fn exit_codes_tell_damage_from_what_could_not_be_looked_at() {
         for tool in all {
             contains(&refused(1, tool), &["the cache is damaged"]);
         }
-        // And shown.
+        // The tool also shows the content.
         let shown = run(&json).stdout;
         let shown: serde_json::Value = serde_json::from_slice(&shown).unwrap();
         assert!(shown["journals"][0]["values"].as_u64().is_some_and(|it| it >= 99), "{shown}");

@@ -1,5 +1,5 @@
-//! `alluvium serve --disk-cache`, by the built binary: late readers who come back after a restart
-//! ask the object store for nothing, and a cache that is lost or in use stops nobody.
+//! `alluvium serve --disk-cache` with the built binary: cold reads after a restart need no request
+//! to the object store, and a cache that is lost or in use does not prevent a start.
 
 mod support;
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use support::{Server, contains, ok, ok_json};
 
-/// Long enough for the slowest machine; only a server that hangs waits for it.
+/// Long enough for the slowest machine; only a server that hangs reaches it.
 const HANGS: Duration = Duration::from_secs(120);
 
 fn start(data: &Path, disk: &Path) -> Server {
@@ -21,7 +21,7 @@ fn start(data: &Path, disk: &Path) -> Server {
     Server::start(data, &arguments)
 }
 
-/// The same, with its disk cache open.
+/// Starts a server and waits until its disk cache is open.
 fn opened(data: &Path, disk: &Path) -> Server {
     let server = start(data, disk);
     wait_for("the disk cache", || metric(&server, "disk_cache_open") == 1);
@@ -46,7 +46,7 @@ fn wait_for(what: &str, done: impl Fn() -> bool) {
     }
 }
 
-/// Read all of the topic; how many bytes it has.
+/// Reads the whole topic; returns its bytes.
 fn consumed(server: &Server) -> u64 {
     let told = ok_json(&["bench", "consume", "load", "--bootstrap", &server.kafka, "--json"]);
     told["bytes"].as_u64().expect("a number of bytes")
@@ -69,7 +69,7 @@ fn late_readers_who_come_back_after_a_restart_find_it_on_disk() {
     let (status, log) = server.stop(Signal::TERM);
     assert_eq!(status.code(), Some(0), "{log}");
 
-    // From the object store, and onto the disk.
+    // From the object store, and written to the disk.
     let server = opened(data, &disk);
     let bytes = consumed(&server);
     assert!(bytes >= 8 << 20 && gets(&server) > 0, "{bytes} bytes by {} GETs", gets(&server));
@@ -90,13 +90,13 @@ fn late_readers_who_come_back_after_a_restart_find_it_on_disk() {
         drop(server);
     }
 
-    // Lost: a slower start.
+    // If the cache is lost, blocks come from the object store again.
     fs::remove_dir_all(&disk).unwrap();
     let server = opened(data, &disk);
     assert_eq!(consumed(&server), bytes);
     assert!(gets(&server) > 0);
 
-    // In use by that server: another one goes without, and says so.
+    // In use by that server: another one works without it, and logs that.
     let other_data = tempfile::tempdir().unwrap();
     let other = start(other_data.path(), &disk);
     wait_for("the failure", || metric(&other, "disk_cache_failed") == 1);

@@ -1,5 +1,5 @@
-//! `alluvium serve` on disks that are full. Each test mounts a small file system, and is skipped
-//! where this process may not.
+//! `alluvium serve` on full disks. Each test mounts a small file system, and is skipped where this
+//! process may not mount.
 
 mod support;
 
@@ -12,10 +12,10 @@ use rustix::process::Signal;
 use support::produce::produce;
 use support::{Server, contains, ok, refused};
 
-/// Long enough for the slowest machine; only a server that hangs waits for it.
+/// Long enough for the slowest machine; only a server that hangs reaches it.
 const HANGS: Duration = Duration::from_secs(120);
 
-/// A file system of its own, until it is dropped.
+/// A mounted file system, until it is dropped.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -34,7 +34,7 @@ impl SmallDisk {
         }
     }
 
-    /// Take all space that is left.
+    /// Takes all space that is left.
     fn fill(&self) {
         let error = fs::write(self.0.join("filler"), vec![1; 64 << 20]).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::StorageFull, "{error}");
@@ -60,7 +60,7 @@ fn bytes_in(directory: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(directory) else { return 0 };
     let entries = entries.filter_map(|entry| {
         let entry = entry.ok()?;
-        let found = entry.metadata().ok()?; // it may be gone
+        let found = entry.metadata().ok()?; // The file may be gone.
         Some(if found.is_dir() { bytes_in(&entry.path()) } else { found.len() })
     });
     entries.sum()
@@ -94,7 +94,7 @@ fn a_full_object_disk_is_emptied_by_deleting_topics() {
     let streams = objects.join("streams");
     until("the records are in objects", || bytes_in(&streams) > 12 << 20);
     disk.fill();
-    // An upload that fails, as it is when somebody looks for what can be deleted.
+    // An upload fails, which is when an operator looks for data to delete.
     assert_eq!(produce(&at, "kept", value).unwrap(), 0);
     ok(&["topic", "delete", "bulk", "--bootstrap", &at]);
     until("the objects are deleted", || bytes_in(&streams) < 2 << 20);
@@ -139,7 +139,7 @@ fn a_full_catalog_disk_refuses_topics_and_nothing_else() {
         assert!(made.len() < 100, "the disk is not full");
     };
     contains(&refusal, &["no space", "PolicyViolation"]);
-    // Nothing of it is there, and nothing else is hindered.
+    // The refused topic does not exist, and other operations still work.
     let refused_name = format!("topic-{}", made.len());
     assert!(!ok(&["topic", "list", "--bootstrap", &at]).contains(&refused_name));
     assert_eq!(produce(&at, "first", b"one").unwrap(), 0);
@@ -149,7 +149,7 @@ fn a_full_catalog_disk_refuses_topics_and_nothing_else() {
     let health = server.get("/healthz").1;
     contains(&health, &["degraded", "catalog_disk_full: ", text(&directory)]);
 
-    // So it is after a crash and at the next start.
+    // The same holds after a crash, at the next start.
     server.stop(Signal::KILL);
     server = Server::start(&directory, &arguments);
     at = server.kafka.clone();

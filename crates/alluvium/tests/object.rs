@@ -1,4 +1,4 @@
-//! `alluvium object` and `alluvium catalog`, on what a server has written.
+//! `alluvium object` and `alluvium catalog` on data that a server has written.
 
 mod support;
 
@@ -11,14 +11,14 @@ use rustix::process::Signal;
 use support::produce::produce;
 use support::{Server, contains, ok, ok_json, refused};
 
-/// A data directory, whose server is gone, with at least `objects` objects.
+/// Returns the data directory of a stopped server, with at least `objects` objects.
 fn served(objects: usize) -> tempfile::TempDir {
     let data = tempfile::tempdir().unwrap();
     let arguments = ["--wal-capacity", "64MiB", "--upload-interval", "100ms"];
     let server = Server::start(data.path(), &arguments);
     ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
     let began = Instant::now();
-    // By its metrics: an object is there a little before the catalog knows it.
+    // Uses the metric: an object exists slightly before it is in the catalog.
     let in_catalog = || {
         let metrics = server.get("/metrics").1;
         let line = metrics.lines().find_map(|line| line.strip_prefix("alluvium_objects "));
@@ -74,7 +74,7 @@ fn whole_objects_are_shown_and_said_to_be_whole() {
     contains(&shown, &[name, "version     1", "BLOCK OF STREAM", "GREATEST TIMESTAMP"]);
 
     let objects = data.path().join("objects");
-    // What has not the name of an object is not looked at, unless it is named.
+    // Files without the name of an object are skipped, unless they are named.
     fs::write(objects.join("notes.txt"), "no object").unwrap();
     for place in [text(&objects).to_string(), format!("file://{}", text(&objects))] {
         contains(&ok(&["object", "verify", &place]), &["intact, every checksum is correct"]);
@@ -88,7 +88,7 @@ fn whole_objects_are_shown_and_said_to_be_whole() {
     contains(&several, &["name one of them"]);
 }
 
-/// A mount that is missing, an option that was forgotten.
+/// Causes are a missing mount and a forgotten option.
 #[test]
 fn a_server_does_not_start_on_another_object_store_than_its_own() {
     let data = served(1);
@@ -105,7 +105,8 @@ fn a_server_does_not_start_on_another_object_store_than_its_own() {
     }
     assert_eq!(fs::read_dir(other.path()).unwrap().count(), 0, "nothing was made there");
 
-    // What was written below the mount point before: an object that is not known, and a claim.
+    // What an earlier run wrote below the mount point: an object that is not in the catalog, and a
+    // claim.
     let below = other.path().join("below");
     let known = files(data.path());
     let of_store = known[0].parent().unwrap();
@@ -116,20 +117,20 @@ fn a_server_does_not_start_on_another_object_store_than_its_own() {
     fs::write(strays.join(format!("{number}-{}", "0".repeat(32))), "stray").unwrap();
     fs::copy(of_store.join("owner"), strays.join("owner")).unwrap();
     contains(&serve(&url(&below)), &["contains none of the objects", name, "not mounted"]);
-    // Who knows that they are lost says so.
+    // An operator who knows that the objects are lost confirms that.
     fs::write(strays.join(name), "").unwrap();
     let server = Server::start(data.path(), &["--object-store", &url(&below)]);
     assert!(server.stop(Signal::TERM).0.success());
     fs::remove_dir_all(&below).unwrap();
 
-    // Moved, it is the same one.
+    // Moved, it is still the same object store.
     let moved = other.path().join("moved");
     fs::rename(data.path().join("objects"), &moved).unwrap();
     let server = Server::start(data.path(), &["--object-store", &url(&moved)]);
     assert!(server.stop(Signal::TERM).0.success());
 }
 
-/// Before the first upload no object tells where the store was.
+/// Before the first upload, no object identifies the store.
 #[test]
 fn a_server_without_objects_starts_only_on_a_directory_that_one_has_opened() {
     let data = tempfile::tempdir().unwrap();
@@ -167,7 +168,7 @@ fn a_server_without_objects_starts_only_on_a_directory_that_one_has_opened() {
     }
 }
 
-/// An earlier build has left objects and no mark.
+/// An earlier build has left objects but no mark.
 #[test]
 fn a_directory_with_the_objects_of_the_catalog_needs_no_mark() {
     let data = served(1);
@@ -178,7 +179,7 @@ fn a_directory_with_the_objects_of_the_catalog_needs_no_mark() {
     assert!(server.stop(Signal::TERM).0.success());
 }
 
-/// As after a disk that was full: an export of nothing would pass for a backup.
+/// Such a file is left by a full disk. An export of it would be an empty backup.
 #[test]
 fn an_empty_file_is_no_catalog() {
     let data = tempfile::tempdir().unwrap();
@@ -281,7 +282,7 @@ fn orphans_and_what_is_missing_are_listed() {
     let with = |more: &[&'static str]| [&gc, more].concat();
     contains(&ok(&gc), &["as in the catalog; 0 orphans; 0 missing"]);
 
-    // Attempts to write objects with numbers that were used, and with one that was not.
+    // Attempts to write objects: with numbers that were used, and with a new one.
     let orphan = |number: u64| {
         let name = format!("{number:016x}-{:032x}", 7);
         let path = objects[0].with_file_name(name);

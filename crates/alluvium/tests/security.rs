@@ -1,4 +1,4 @@
-//! `alluvium user`, logging in to a server of the binary, and that no password gets into its log.
+//! `alluvium user` and logging in to a server of the built binary; no password appears in its log.
 
 mod support;
 
@@ -38,7 +38,7 @@ fn call<R: Request>(stream: &mut TcpStream, version: i16, request: &R) -> R::Res
     response
 }
 
-/// Log in by PLAIN; the code.
+/// Logs in with PLAIN; returns the error code.
 fn log_in(address: &str, user: &str, password: &str) -> i16 {
     let mut stream = TcpStream::connect(address).unwrap();
     let plain = SaslHandshakeRequest::default().with_mechanism(StrBytes::from_static_str("PLAIN"));
@@ -77,7 +77,7 @@ fn users_are_added_and_log_in_and_no_password_is_logged() {
     assert!(added.status.success(), "{}", stderr(&added));
     assert_eq!(log_in(&server.kafka, "alice", secrets[0]), 0);
     assert_eq!(log_in(&server.kafka, "alice", secrets[2]), 58);
-    // Some write their password where their name belongs.
+    // Some users enter their password as the user name.
     assert_eq!(log_in(&server.kafka, secrets[2], secrets[2]), 58);
     assert!(add_user(data_dir, "alice", secrets[1]).status.success());
     assert_eq!(log_in(&server.kafka, "alice", secrets[0]), 58);

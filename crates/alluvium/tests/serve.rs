@@ -1,4 +1,4 @@
-//! `alluvium serve` and `alluvium topic`, by the built binary.
+//! `alluvium serve` and `alluvium topic`, with the built binary.
 
 mod support;
 
@@ -33,7 +33,7 @@ fn formatted(path: &Path) -> SharedDevice {
     device
 }
 
-/// `alluvium serve` in `data_dir`, expected to refuse with exit code 1.
+/// Runs `alluvium serve` in `data_dir`, which must refuse with exit code 1.
 fn will_not_serve(data_dir: &Path, arguments: &[&str]) -> String {
     let output = Server::command(data_dir, arguments).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
@@ -91,8 +91,8 @@ fn topics_survive_a_graceful_stop_and_a_kill() {
     contains(&log, &["SIGTERM", "closed"]);
 
     server = Server::start(data.path(), &[]);
-    // The version, the admin port, where the data lies, what was recovered, what is served and
-    // where: a line each.
+    // One line each: the version, the admin port, the data directory, what was recovered, and what
+    // is served on which ports.
     assert_eq!(server.log.lines().count(), 7, "{}", server.log);
     contains(
         &server.log,
@@ -135,7 +135,7 @@ fn what_a_server_makes_is_its_users_alone() {
         }
     }
     let data = directory();
-    // One that was there keeps its rights, and what is made in it is private all the same.
+    // An existing directory keeps its permissions, and what is created in it is private too.
     fs::set_permissions(data.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let server =
         Server::start(data.path(), &[&SMALL[..], &["--upload-interval", "100ms"]].concat());
@@ -177,7 +177,7 @@ fn the_admin_port_shows_health_and_metrics() {
     contains(&server.log, &["no admin port"]);
 }
 
-/// The server waits for its object store while it starts, and this is the object store.
+/// The server waits for its object store while it starts; the test acts as the object store.
 #[test]
 fn probes_are_answered_while_the_server_starts() {
     let data = directory();
@@ -198,7 +198,7 @@ fn probes_are_answered_while_the_server_starts() {
     assert_eq!(metric(&server, "alluvium_ready"), 0);
     contains(&server.get("/metrics").1, &["alluvium_build_info", "resident_memory", "# EOF"]);
 
-    // It starts without an object store.
+    // The server starts without an object store.
     drop((waiting, objects));
     server.wait_for("alluvium is ready");
     assert_eq!(server.get("/readyz"), ok("ok\n"));
@@ -244,7 +244,7 @@ fn uploads_that_fail_are_told_while_the_server_serves() {
 struct Mount<'a>(&'a Path);
 
 impl<'a> Mount<'a> {
-    /// None, with a printed reason, where mounting is not allowed.
+    /// Returns `None` and prints the reason where mounting is not allowed.
     fn new(directory: &Path, on: &'a Path) -> Option<Self> {
         let mounted = Command::new("mount").arg("--bind").arg(directory).arg(on).output();
         match mounted {
@@ -259,7 +259,7 @@ impl<'a> Mount<'a> {
 
 impl Drop for Mount<'_> {
     fn drop(&mut self) {
-        // Lazily: the server may be at a file.
+        // Lazily, because the server may have a file open.
         let unmounted = Command::new("umount").arg("--lazy").arg(self.0).status();
         assert!(unmounted.is_ok_and(|status| status.success()), "{}", self.0.display());
     }
@@ -364,7 +364,7 @@ fn every_metric_is_documented_with_its_type() {
     for row in &shown {
         assert!(documented.contains(row.as_str()), "docs/metrics.md lacks: {row}");
     }
-    // What has labels may have no value yet. The last part is another server's.
+    // Metrics with labels may have no value yet. The last section is about another server.
     let (documented, _) = documented.split_once("\n## The journal cache as a server\n").unwrap();
     for row in documented.lines().filter(|row| row.starts_with("| `") && row.contains(" |  | ")) {
         assert!(
@@ -411,8 +411,8 @@ fn a_log_that_is_missing_or_blank_is_not_replaced() {
     Server::start(data.path(), &["--wal", text(&moved)]).stop(Signal::TERM);
 }
 
-/// The log may be empty: what it belongs to is in the other catalog, which would go on writing to
-/// it too.
+/// The log may be empty: its topics and objects are in the other catalog, whose server would write
+/// to the log too.
 #[test]
 fn a_new_catalog_does_not_take_over_a_log_that_was_in_use() {
     let (used, new) = (directory(), directory());
@@ -428,14 +428,14 @@ fn a_new_catalog_does_not_take_over_a_log_that_was_in_use() {
     assert!(fs::read(&wal).unwrap() == before, "it is not written to");
     Server::start(used.path(), &[]).stop(Signal::TERM);
 
-    // Formatted by hand, it belongs to nobody.
+    // After a manual format, it belongs to no catalog.
     ok(&["wal", "format", text(&wal), "--force"]);
     Server::start(new.path(), &["--wal", text(&wal)]).stop(Signal::TERM);
     contains(&will_not_serve(used.path(), &[]), &["belongs to the WAL", id.trim_matches('"')]);
 }
 
 /// The object store is opened before the catalog is bound, and the catalog is bound before the log
-/// is opened for the first time, so that these are all states that a kill can leave.
+/// is opened for the first time, so these are all states that a kill can leave.
 #[test]
 fn a_first_start_that_was_killed_can_be_repeated() {
     for (bound, opened) in [(false, false), (true, false), (true, true)] {
@@ -493,13 +493,13 @@ fn an_existing_log_keeps_its_capacity() {
     server.stop(Signal::TERM);
 }
 
-/// A supervisor signals the process and its group, a terminal the whole group: it is one wish that
+/// A supervisor signals the process and its group, a terminal the whole group: one request to stop
 /// arrives twice.
 #[test]
 fn a_signal_that_is_delivered_twice_is_a_graceful_stop() {
     let data = directory();
     let server = Server::start(data.path(), &SMALL);
-    // Both are there when it goes on.
+    // Both signals are pending when the server continues.
     for signal in [Signal::STOP, Signal::TERM, Signal::INT, Signal::CONT] {
         kill_process(server.pid(), signal).unwrap();
     }
@@ -615,8 +615,8 @@ fn acknowledged_records_are_there_after_a_kill() {
     assert_eq!(described[0]["partitions"][0]["high_watermark"], 3);
 }
 
-/// A write that fails is provoked by a limit on the size of files: the kernel refuses to write at
-/// all from then on.
+/// A limit on file sizes provokes a failed write: from then on the kernel refuses all writes beyond
+/// it.
 #[test]
 fn a_failed_log_ends_the_server_with_an_exit_code_of_its_own() {
     let data = directory();
@@ -676,16 +676,15 @@ fn trusting_the_device_is_a_choice_that_is_logged() {
     assert_eq!(server.log.matches("WARN").count(), 2, "one for each: {}", server.log);
 }
 
-/// Each connection is a file, and most processes begin with 1,024 of these: less than
-/// `--max-connections` may be.
+/// Each connection takes a file descriptor, and most processes begin with a limit of 1,024: less
+/// than `--max-connections` may be.
 #[test]
 fn connections_find_files_also_where_the_process_has_few_at_first() {
     let data = directory();
     let server = Server::start_with_files(100, data.path(), &SMALL);
     let connect = |_| std::net::TcpStream::connect(&server.kafka).unwrap();
     let open: Vec<_> = (0..200).map(connect).collect();
-    // Connections are accepted in their order, so this one is served after all of them were
-    // accepted.
+    // Connections are accepted in order, so this one is served after all of them were accepted.
     let listed = ok(&["topic", "list", "--bootstrap", &server.kafka]);
     assert_eq!(listed, "there are no topics\n");
     drop(open);
@@ -725,7 +724,7 @@ fn the_help_explains_each_option_with_its_default() {
 
 #[test]
 fn a_server_that_is_not_there_is_named() {
-    // Nobody listens on the port of a listener that has just been closed.
+    // The port of a listener that has just been closed refuses connections.
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let said = refused(1, &["topic", "list", "--bootstrap", &address.to_string()]);
     contains(&said, &[&address.to_string(), "alluvium serve"]);

@@ -1,4 +1,4 @@
-//! A server whose standard error takes nothing any more: it goes on, and a failed log still ends
+//! A server whose standard error accepts no more bytes: it continues, and a failed log still ends
 //! it.
 
 mod support;
@@ -14,13 +14,13 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use support::produce::produce;
 use support::{Server, contains, ok};
 
-/// Long enough for the slowest machine; only a server that hangs waits for it.
+/// Long enough for the slowest machine; only a server that hangs reaches it.
 const HANGS: Duration = Duration::from_secs(120);
 
-/// A server whose log nobody can read, so its ports are chosen here.
+/// A server whose log is unreadable, so its ports are chosen here.
 struct Mute {
     child: Child,
-    /// Where it serves clients.
+    /// The address of its Kafka listener.
     clients: String,
     admin: String,
 }
@@ -75,7 +75,7 @@ impl Drop for Mute {
     }
 }
 
-/// An address that no other process asks for: the process id is in it.
+/// An address that no other process uses: it is derived from the process ID.
 fn own_address() -> String {
     static PORT: AtomicU16 = AtomicU16::new(20_000);
     let [_, a, b, c] = std::process::id().to_be_bytes();
@@ -91,7 +91,8 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// It acknowledges and answers until `is_blocked`, and after that; then its log fails, and it ends.
+/// Checks that the server acknowledges and answers until `is_blocked`, and after that; then its log
+/// fails, and it ends.
 fn goes_on_and_ends(
     data: &tempfile::TempDir,
     mut server: Mute,
@@ -126,10 +127,10 @@ fn directory() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary directory")
 }
 
-/// What a Linux pipe holds (pipe(7)).
+/// The capacity of a Linux pipe (pipe(7)).
 const PIPE_BYTES: usize = 65_536;
 
-/// Run a command with a standard error that is full and is not read. Its exit code.
+/// Runs a command whose standard error is full and not read. Returns its exit code.
 fn code_with_full_stderr(mut command: Command) -> Option<i32> {
     let (_reader, mut writer) = std::io::pipe().unwrap();
     writer.write_all(&[b'x'; PIPE_BYTES]).unwrap();
@@ -178,8 +179,8 @@ fn help_and_version_end_well_without_a_reader() {
     }
 }
 
-/// Makes a terminal that is full and is not read, and becomes a program with it as standard error.
-/// The program itself keeps the other side open.
+/// Creates a full terminal that is not read, and executes a program with it as standard error. The
+/// program itself keeps the other side open.
 const IN_FULL_TERMINAL: &str = "
 import os, pty, sys
 master, terminal = pty.openpty()
@@ -249,7 +250,7 @@ fn a_pipe_whose_reader_does_not_read() {
     let (reader, writer) = std::io::pipe().unwrap();
     let server = Mute::start(&data, writer);
     let is_full = |reader: &PipeReader| {
-        // A pipe is full when no page is left; the last one may have room.
+        // A pipe is full when it has no free page; the last page may have space left.
         rustix::io::ioctl_fionread(reader).unwrap() > (64 << 10) - 4096
     };
     goes_on_and_ends(&data, server, |_| is_full(&reader));

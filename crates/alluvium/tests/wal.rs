@@ -1,4 +1,4 @@
-//! `alluvium wal`, by the built binary, on files.
+//! `alluvium wal` with the built binary, on files.
 
 mod support;
 
@@ -8,7 +8,7 @@ use support::log::{SLOTS, Target, append, writer};
 use support::{contains, ok, ok_json, refused, write_target};
 
 const MIB: usize = 1 << 20;
-/// Where ext2, ext3 and ext4 have their magic number.
+/// Position of the magic number of ext2, ext3 and ext4.
 const EXT4: (usize, [u8; 2]) = (1080, [0x53, 0xef]);
 
 #[test]
@@ -53,7 +53,7 @@ fn a_target_smaller_than_asked_is_refused_with_both_sizes() {
     write_target(&target.path, 8 * MIB, 0, &[]);
     let said = refused(1, &["wal", "format", target.arg(), "--capacity", "16MiB"]);
     contains(&said, &[target.arg(), "of 16MiB does not fit into 8MiB."]);
-    // Nor has any file system so much.
+    // Nor does any file system have that much space.
     let target = Target::new();
     let said = refused(1, &["wal", "format", target.arg(), "--capacity", "1024TiB"]);
     contains(&said, &[target.arg(), "no space for a file of 1024TiB"]);
@@ -116,7 +116,7 @@ fn records_are_listed_with_their_payload_and_no_further_than_asked() {
     let seen = ok_json(&["wal", "inspect", target.arg(), "--scan", "--json"]);
     assert_eq!(seen["scan"]["records"], 3);
 
-    // Each record says which writer appended it.
+    // Each record has the epoch of its writer.
     append(&target.path, &[b"four"], true);
     let lines = ok(&["wal", "dump", target.arg(), "--json"]);
     let lines = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
@@ -197,7 +197,7 @@ fn the_bench_measures_and_removes_what_it_created() {
         assert!(case["cpu_us_per_record"].as_f64().unwrap() > 0.0, "{case}");
         assert!(case["flushes_per_second"].as_f64().unwrap() > 0.0, "a file is flushed: {case}");
     }
-    // Half of the window, less the overhead, is the largest record.
+    // The largest record is half of the window, less the overhead.
     for case in &cases[2..] {
         contains(case["skipped"]["reason"].as_str().unwrap(), &["2MiB"]);
     }

@@ -1,5 +1,5 @@
-//! `alluvium wal bench`, by the built binary: modelled disks, loads on a schedule, plots, windows.
-//! What it does to targets is in `wal.rs`.
+//! `alluvium wal bench` with the built binary: modelled disks, loads on a schedule, plots, windows.
+//! `wal.rs` tests its effects on targets.
 
 mod support;
 
@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 use support::{contains, help, ok, ok_json, refused};
 
-/// As fast as a test likes.
+/// A disk that is fast enough for short tests.
 const BRISK: &str = "iops=100000,bandwidth=4GiB,latency=100us,transfer=4GiB";
 const QUICK: [&str; 4] = ["--duration", "100ms", "--warmup", "10ms"];
 
@@ -52,7 +52,7 @@ fn a_modelled_disk_needs_no_target_and_is_never_faster_than_the_model() {
         assert!(case["iops"].as_f64().unwrap() > 0.0, "{case}");
         assert!(case["queue"].as_f64().unwrap() > 0.0, "{case}");
     }
-    // 2 MiB/s for 100 ms, whatever the machine: the schedule decides how many records count.
+    // 2 MiB/s for 100 ms on any machine: the schedule determines how many records count.
     let offered: Vec<_> = cases.iter().map(|case| case["records"].as_u64().unwrap()).collect();
     assert_eq!(offered, [51, 102, 3, 7]);
     assert_eq!(report["verdicts"].as_array().unwrap().len(), 0, "no bar for these loads");
@@ -202,7 +202,7 @@ fn a_log_is_opened_after_a_crash_beside_fio() {
     for (opened, record_bytes) in
         round["opened"].as_array().unwrap().iter().zip([1 << 10, 64 << 10])
     {
-        // All of the ring but less than two records, each with a header of 32 bytes.
+        // The whole ring except less than two records, each with a header of 32 bytes.
         let (log, ring) = (opened["log_bytes"].as_u64().unwrap(), (32 << 20) - (64 << 10));
         assert!(log <= ring && log + 2 * (record_bytes + 4096) > ring, "{opened}");
         assert_eq!(opened["record_bytes"], record_bytes);

@@ -1,5 +1,5 @@
-//! The tools on a block device. A test process of its own: between fork and exec, a child holds a
-//! copy of each descriptor, and with it of the claim on a device.
+//! The tools on a block device. In a test process of its own: between fork and exec, a child holds
+//! a copy of each descriptor, and with it of the claim on a device.
 
 mod support;
 
@@ -11,14 +11,14 @@ use rustix::process::Signal;
 use support::log::{append, writer};
 use support::{Server, contains, ok, ok_json, refused};
 
-/// A loop device over a file of its own; gone when dropped.
+/// A loop device over a file of its own; removed when dropped.
 struct LoopDevice {
     path: PathBuf,
     directory: tempfile::TempDir,
 }
 
 impl LoopDevice {
-    /// None, with a printed reason, where loop devices are not allowed.
+    /// Returns `None` and prints the reason where loop devices are not allowed.
     fn new(bytes: u64) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("backing");
@@ -39,7 +39,7 @@ impl LoopDevice {
 }
 
 impl LoopDevice {
-    /// As if a volume had been made larger.
+    /// Simulates the extension of a volume.
     fn grow(&self, bytes: u64) {
         let file = File::options().write(true).open(self.directory.path().join("backing")).unwrap();
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
@@ -86,7 +86,7 @@ fn every_tool_works_on_a_block_device_within_its_size() {
     wal.close().unwrap();
 }
 
-/// The kernel would report a write that was cut short by a full disk as done.
+/// The kernel would report success for a write that was cut short by a full disk.
 #[test]
 fn a_loop_device_over_a_sparse_file_is_refused() {
     let Some(device) = LoopDevice::new(16 << 20) else { return };
@@ -113,7 +113,7 @@ fn a_server_takes_what_its_device_has_grown_by() {
     device.grow(128 << 20);
     contains(&ok(&resize("96MiB")), &["a block device of 128MiB", "64MiB before, 96MiB now"]);
     contains(&ok(&resize("128MiB")), &["128MiB now"]);
-    // It keeps its size.
+    // The device keeps its size.
     contains(&ok(&resize("64MiB")), &["a block device of 128MiB", "64MiB now"]);
     contains(&ok(&resize("128MiB")), &["128MiB now"]);
     server.stop(Signal::KILL);

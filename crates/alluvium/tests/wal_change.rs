@@ -1,4 +1,4 @@
-//! `alluvium wal recover` and `resize`, and the server before and after them.
+//! `alluvium wal recover` and `resize`, and servers before and after them.
 
 mod support;
 
@@ -44,7 +44,7 @@ fn recover_opens_the_next_epoch_and_closes_it() {
     assert_eq!(after["header"]["trim_offset"], before["header"]["trim_offset"]);
     assert_eq!(payloads(&target.path), [b"one", b"two"]);
 
-    // Once more is no harm; and what a program gets.
+    // Repeating it is harmless; also checks the JSON output.
     let again = ok_json(&["wal", "recover", "--target", target.arg(), "--json"]);
     assert_eq!((&again["before"]["epoch"], &again["header"]["epoch"]), (&2.into(), &3.into()));
     assert_eq!(
@@ -57,8 +57,8 @@ fn recover_opens_the_next_epoch_and_closes_it() {
 #[test]
 fn recover_shuts_out_the_owner_before_it() {
     let target = Target::formatted();
-    // A claim holds on one machine only. On the other one, the command runs on what the device
-    // holds now.
+    // A claim holds on one machine only. On the other machine, the command runs on the current
+    // content of the device.
     let wal = writer(&target.path);
     let one = wal.append(&[b"one"]).unwrap();
     let end = one.end();
@@ -74,7 +74,7 @@ fn recover_shuts_out_the_owner_before_it() {
     contains(&error.to_string(), &["taken over", "epoch 2"]);
 }
 
-/// A file has no reservation. Whoever asks for one is not left in the belief that there is.
+/// Files have no reservations, and the command must not pretend otherwise.
 #[test]
 fn what_can_not_be_reserved_is_refused_to_who_asks_for_it() {
     let target = Target::formatted();
@@ -148,14 +148,14 @@ fn a_log_that_nobody_has_used_is_left_to_its_first_server() {
     let wal = data.path().join("wal");
     ok(&["wal", "format", text(&wal), "--capacity", "64MiB"]);
     contains(&ok(&["wal", "recover", text(&wal)]), &["never opened", "nothing to take over"]);
-    // Who asks for a fence is told that there is none.
+    // A request for a fence is refused explicitly.
     let said = refused(1, &["wal", "recover", text(&wal), "--reserve"]);
     contains(&said, &["never opened", "nothing to take over", "was not reserved"]);
     ok(&["wal", "resize", text(&wal), "--capacity", "80MiB"]);
     Server::start(data.path(), &["--wal-capacity", "80MiB"]).stop(Signal::TERM);
 }
 
-/// A log of 8 MiB with 2 MiB of records over the end of its ring.
+/// A log of 8 MiB with 2 MiB of records across the end of its ring.
 fn over_the_rings_end() -> Target {
     let target = Target::formatted();
     let wal = writer(&target.path);
@@ -184,7 +184,7 @@ fn a_log_in_a_file_grows_and_shrinks_with_its_file() {
         assert_eq!(seen["target"]["size_bytes"], mib << 20);
         assert_eq!(target.len(), mib << 20);
         assert_eq!(inspect(target.arg())["header"], seen["header"]);
-        // It is a log to write to.
+        // The log can be written to.
         append(&target.path, &[b"more"], true);
         expected.push(b"more".to_vec());
         assert!(payloads(&target.path) == expected, "{capacity}");
@@ -200,7 +200,7 @@ fn a_log_in_a_file_grows_and_shrinks_with_its_file() {
     assert_eq!(inspect(target.arg()), before);
 }
 
-/// What lies behind the log was not written by it.
+/// The bytes behind the log were not written by it.
 #[test]
 fn a_file_that_is_longer_than_its_log_is_not_shortened() {
     let target = Target::new();
@@ -212,7 +212,7 @@ fn a_file_that_is_longer_than_its_log_is_not_shortened() {
     target.change(|bytes| assert!(bytes[7 << 20..].iter().all(|byte| *byte == 9)));
 }
 
-/// A file that cannot be a log's is refused before anything is done to it.
+/// A file that cannot contain a log is refused before it is modified.
 #[test]
 fn a_sparse_file_is_refused_as_it_is() {
     let target = Target::formatted();
@@ -224,7 +224,7 @@ fn a_sparse_file_is_refused_as_it_is() {
     }
 }
 
-/// To write beyond the limit on the size of files is to be killed, in the middle of a page.
+/// A write beyond the limit on file sizes kills the process, in the middle of a page.
 #[test]
 fn a_size_beyond_the_limit_of_the_process_is_refused() {
     let target = Target::formatted();
@@ -256,7 +256,7 @@ fn records_that_do_not_fit_keep_the_log_as_it_is() {
     contains(&said, &["Start the server and let it upload", "wal inspect", "another capacity"]);
     assert!(std::fs::read(&target.path).unwrap() == before);
 
-    // All of the ring is in use, over its end: a page more is no room to move anything.
+    // The whole ring is in use, across its end: one more page is not enough space to move records.
     let wal = writer(&target.path);
     while wal.append(&[&[1; 250 << 10]]).map(|append| append.wait().unwrap()).is_ok() {}
     while wal.append(&[&[1; 100]]).map(|append| append.wait().unwrap()).is_ok() {}
@@ -368,8 +368,8 @@ fn the_document_has_every_field_and_no_other() {
     let undocumented: Vec<_> =
         printed.iter().filter(|name| !section.contains(&format!("`{name}`"))).collect();
     assert!(undocumented.is_empty(), "{undocumented:?}");
-    // The first column of each table names fields; of the first one, commands, and the second one
-    // fields.
+    // Field names are in the first column of each table, except in the first table: there commands
+    // are in the first column and fields in the second.
     let mut column = 2;
     for row in section.lines().filter(|line| line.starts_with('|')) {
         if row.starts_with("| field |") {

@@ -1,6 +1,6 @@
-//! `tools/wal_reader.py`, which was made from `docs/format/wal.md` alone, against `alluvium wal
-//! dump`, on logs that the real write-ahead log has written. Where they differ, the document or one
-//! of the two is wrong.
+//! Compares `tools/wal_reader.py`, which was written from `docs/format/wal.md` alone, with
+//! `alluvium wal dump`, on logs that the real write-ahead log has written. Where they differ, the
+//! document or one of the two is wrong.
 
 mod support;
 
@@ -23,7 +23,7 @@ fn reader() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/wal_reader.py")
 }
 
-/// Whether there is a Python to run; says so if not.
+/// Whether Python is installed; prints a message if not.
 fn python_is_there() -> bool {
     let there = Command::new("python3")
         .arg("--version")
@@ -40,7 +40,7 @@ struct Log {
     path: PathBuf,
 }
 
-/// A place, and the fields by which two readers of it are compared.
+/// A position, and the fields that are compared between the two readers.
 type Line = Vec<Value>;
 
 #[derive(Debug, PartialEq)]
@@ -64,7 +64,7 @@ impl Log {
         alluvium_device::open(&self.path, &options).expect("nobody else has it open")
     }
 
-    /// Opened by the next writer: another epoch.
+    /// Opened by the next writer, with a new epoch.
     fn open(&self) -> Wal {
         let options =
             Options { window_bytes: 1 << 20, max_record_bytes: 500 << 10, ..Options::default() };
@@ -82,7 +82,7 @@ impl Log {
         fs::read(&self.path).unwrap()
     }
 
-    /// Change the bytes on the device.
+    /// Changes the bytes on the device.
     fn change(&self, change: impl FnOnce(&mut [u8])) {
         let mut bytes = self.bytes();
         change(&mut bytes);
@@ -98,7 +98,7 @@ impl Log {
         output.expect("python3 starts")
     }
 
-    /// Both readers see the same. What they see.
+    /// Asserts that both readers agree; returns what they found.
     #[track_caller]
     fn agreed(&self) -> Seen {
         let ours = self.dump();
@@ -151,7 +151,7 @@ fn fields(lines: &[Value], kind: &str, names: &[&str]) -> Vec<Line> {
     lines.iter().filter_map(|line| line.get(kind)).map(|value| pick(value, names)).collect()
 }
 
-/// Bytes without a pattern, the same ones for the same `seed` (splitmix64).
+/// Bytes without a pattern, identical for the same `seed` (splitmix64).
 struct Random(u64);
 
 impl Random {
@@ -183,8 +183,8 @@ fn append_one(wal: &Wal, payload: &[u8]) -> Append {
     }
 }
 
-/// Append records of these sizes, `together` at a time: alone each one is a cut block, together
-/// they are padded ones.
+/// Appends records of these sizes, `together` at a time: single records are cut blocks, groups are
+/// padded ones.
 fn append(wal: &Wal, sizes: &[usize], together: usize) -> Vec<(u64, u64)> {
     let mut random = Random(sizes.len() as u64);
     let mut places = Vec::new();
@@ -218,7 +218,7 @@ fn records_of_every_size_one_by_one_and_together() {
         wal.close().unwrap();
         let seen = log.agreed();
         assert_eq!(seen.records.len(), SIZES.len());
-        // What is left of the last page may be padded.
+        // The rest of the last page may be padding.
         assert!(seen.end[0].as_u64().unwrap() >= end);
         assert_eq!(seen.end[1], true);
     }
@@ -241,7 +241,7 @@ fn a_log_whose_writer_was_killed() {
     }
 }
 
-/// Laps of the ring, with the live records over its end.
+/// Writes several laps of the ring, with the live records across its end.
 fn lap(log: &Log, records: usize) -> Wal {
     let wal = log.open();
     let mut random = Random(1);
@@ -314,7 +314,7 @@ fn what_recovery_dropped_stays_dropped() {
     assert_eq!(seen.end[0], places[4].end);
 }
 
-/// Ways to damage bytes from `at` on: a bit, zeros, or what a device that lost whole pages leaves.
+/// Damages bytes from `at` on: a flipped bit, zeros, or what a device that lost whole pages leaves.
 fn damage(random: &mut Random, bytes: &mut [u8], at: usize) {
     match random.below(3) {
         0 => bytes[at] ^= 1 << random.below(8),
@@ -385,10 +385,10 @@ fn damage_anywhere() {
     }
 }
 
-/// What befalls the page of a header slot.
+/// Changes the page of a header slot.
 type Change = fn(&mut [u8]);
 
-/// Byte 8 is in the version, byte 12 in the flags, byte 16 in the WAL id, byte 32 in the
+/// Byte 8 is in the version, byte 12 in the flags, byte 16 in the WAL ID, byte 32 in the
 /// generation.
 fn change_slot(page: &mut [u8], at: usize) {
     page[at] ^= 0x10;
@@ -437,7 +437,7 @@ fn every_pair_of_header_slots() {
             assert_eq!(lines(&theirs)[0]["header"], ours["header"], "{first}, {second}");
         }
     }
-    // One slot valid and the other one valid, rotten, empty, other data or impossible; or both of
+    // One slot valid and the other one valid, damaged, empty, other data or impossible; or both of
     // another WAL.
     assert_eq!(accepted, 9 + 1 + 8);
 }

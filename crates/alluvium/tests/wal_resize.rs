@@ -1,4 +1,4 @@
-//! `alluvium wal resize` of a log whose server runs, by the built binary.
+//! `alluvium wal resize` of a log whose server runs, with the built binary.
 
 mod support;
 
@@ -33,7 +33,7 @@ fn watermark(server: &Server, topic: &str) -> u64 {
     topic[0]["partitions"][0]["high_watermark"].as_u64().expect("a number")
 }
 
-/// A producer that goes on until it is stopped, or the server has gone.
+/// A producer that continues until it is stopped or the server is gone.
 struct Load {
     acknowledged: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -62,7 +62,7 @@ impl Load {
         Self { acknowledged, stop, thread }
     }
 
-    /// How many records were acknowledged.
+    /// Stops the producer; returns the number of acknowledged records.
     fn end(self) -> u64 {
         self.stop.store(true, Ordering::SeqCst);
         self.thread.join().expect("the producer does not fail");
@@ -87,13 +87,13 @@ fn a_log_grows_and_shrinks_under_the_traffic_of_its_server() {
         assert_eq!(fs::metadata(&wal).unwrap().len(), mib << 20);
         assert_eq!(metric(&server, "wal_ring_bytes"), (mib << 20) - (64 << 10));
     }
-    // In the middle of the traffic, right after the last one.
+    // During the traffic, right after the last resize.
     server.stop(Signal::KILL);
     let acknowledged = load.end();
     assert!(acknowledged > 10, "{acknowledged}");
     ok(&["wal", "verify", text(&wal)]);
 
-    // It was started with another size, and starts with that again.
+    // The server was started with another capacity, and starts with it again.
     let server = Server::start(data.path(), &arguments);
     contains(&server.log, &["wal-capacity is 64MiB", "100MiB and keeps it", "alluvium wal resize"]);
     let there = watermark(&server, "t");
@@ -102,7 +102,7 @@ fn a_log_grows_and_shrinks_under_the_traffic_of_its_server() {
     server.stop(Signal::TERM);
 }
 
-/// Killed somewhere between the request and its end, a little later in each round.
+/// The server is killed between the request and its completion, a little later in each round.
 #[test]
 fn a_kill_in_the_middle_of_a_resize_loses_nothing() {
     let data = tempfile::tempdir().unwrap();
@@ -119,7 +119,8 @@ fn a_kill_in_the_middle_of_a_resize_loses_nothing() {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
-        // As many records as the round has, and in the last one until it is done.
+        // After as many records as the number of the round; in the last round when the resize is
+        // done.
         while load.acknowledged.load(Ordering::SeqCst) < round as u64 {
             thread::yield_now();
         }
@@ -142,7 +143,7 @@ fn a_kill_in_the_middle_of_a_resize_loses_nothing() {
     server.stop(Signal::TERM);
 }
 
-/// `alluvium wal resize`, until it says that it waits.
+/// Starts `alluvium wal resize` and waits until it reports that it waits.
 fn waiting(wal: &Path, capacity: &str) -> (Child, BufReader<impl Read>) {
     let mut child = alluvium()
         .args(["wal", "resize", text(wal), "--capacity", capacity])
@@ -159,7 +160,7 @@ fn waiting(wal: &Path, capacity: &str) -> (Child, BufReader<impl Read>) {
     (child, lines)
 }
 
-/// Produce to `t` until the log ends behind `mib`. How many records that took.
+/// Produces to `t` until the end of the log is behind `mib`. Returns the number of records.
 fn produce_up_to(server: &Server, mib: u64) -> u64 {
     let mut produced = 0;
     while metric(server, "wal_durable_offset") < mib << 20 {
@@ -169,7 +170,7 @@ fn produce_up_to(server: &Server, mib: u64) -> u64 {
     produced
 }
 
-/// A server with a log of 160 MiB, whose records lie between 110 and 150; and how many it has got.
+/// A server with a log of 160 MiB, whose records lie between 110 and 150 MiB, and their number.
 fn filled(data: &Path) -> (Server, u64) {
     let server = Server::start(
         data,
@@ -203,14 +204,14 @@ fn a_request_that_waits_is_gone_with_its_server() {
 fn a_request_that_waits_can_be_left_and_withdrawn() {
     let data = tempfile::tempdir().unwrap();
     let wal = data.path().join("wal");
-    // Its records lie behind the end of what it is to have.
+    // Its records lie behind the end of the requested capacity.
     let (mut server, produced) = filled(data.path());
     assert_eq!(metric(&server, "wal_resize_to_bytes"), 0);
     let (mut command, _said) = waiting(&wal, "130MiB");
     assert_eq!(metric(&server, "wal_resize_to_bytes"), 130 << 20);
     let distance = metric(&server, "wal_resize_distance_bytes");
     assert!((1 << 20..60 << 20).contains(&distance), "{distance}");
-    // Not INT, which a shell has what it starts in the background ignore.
+    // Not INT, because a shell makes background processes ignore it.
     kill_process(Pid::from_child(&command), Signal::TERM).unwrap();
     assert!(!command.wait().unwrap().success());
     assert_eq!(metric(&server, "wal_resize_to_bytes"), 130 << 20, "the resize continues");
@@ -257,8 +258,8 @@ fn what_a_server_can_not_have_is_refused_and_the_log_stays() {
     ok(&["wal", "resize", text(&wal), "--capacity", "90MiB"]);
 }
 
-/// Smaller than a server would make it. What the log has can be asked for nevertheless: that
-/// withdraws a request.
+/// Smaller than a server accepts for a new log. The current capacity may be requested nevertheless,
+/// which withdraws a request.
 #[test]
 fn the_size_that_the_log_has_is_never_refused() {
     let data = tempfile::tempdir().unwrap();
@@ -298,7 +299,8 @@ fn the_socket_is_for_its_user_and_its_log_alone() {
         contains(&answered, &[answer]);
     }
 
-    // Not beside the log: it has to be told where, and finds the log by any path.
+    // The socket is not next to the log: the command needs --data-dir, and the log is identified by
+    // any path.
     let said = refused(1, &["wal", "resize", text(&wal), "--capacity", "80MiB"]);
     contains(&said, &["in use", "no server that has it open answers", "--data-dir"]);
     let link = data.path().join("link");
@@ -311,14 +313,14 @@ fn the_socket_is_for_its_user_and_its_log_alone() {
         [&["wal", "resize", text(&other), "--capacity", "9MiB"], &with_directory[..]].concat();
     contains(&ok(&resized), &["9MiB now"]);
 
-    // What a killed server leaves is taken for that, what a stopped one leaves is nothing.
+    // A socket left by a killed server is replaced; a stopped server leaves none.
     server.stop(Signal::KILL);
     assert!(socket.exists());
     let server = Server::start(data.path(), &arguments);
     ok(&[&["wal", "resize", text(&wal), "--capacity", "88MiB"], &with_directory[..]].concat());
     server.stop(Signal::TERM);
     assert!(!socket.exists());
-    // Nobody there: by this command itself.
+    // No server answers, so the command resizes the log itself.
     ok(&[&["wal", "resize", text(&wal), "--capacity", "72MiB"], &with_directory[..]].concat());
 
     fs::write(&socket, "a file").unwrap();
@@ -343,8 +345,8 @@ fn a_server_in_a_directory_with_a_long_name_works_without_a_socket() {
     ok(&["wal", "resize", text(&wal), "--capacity", "80MiB"]);
 }
 
-/// What was made ready for a request goes with it: the file is as long as its log, or no later
-/// command would ever shorten it.
+/// What was prepared for a request is removed with it: the file must be as long as its log, or no
+/// later command would ever shorten it.
 #[test]
 fn a_server_that_is_stopped_takes_back_what_a_request_has_added_to_the_file() {
     let data = tempfile::tempdir().unwrap();
@@ -354,8 +356,8 @@ fn a_server_that_is_stopped_takes_back_what_a_request_has_added_to_the_file() {
         &["--wal-capacity", "160MiB", "--upload-interval", "1h", "--upload-size", "35MiB"],
     );
     ok(&["topic", "create", "t", "--bootstrap", &server.kafka]);
-    // The fourth upload has trimmed it to 140, the fifth comes at 175: its records cross the end of
-    // the ring.
+    // The fourth upload has trimmed the log to 140, the fifth comes at 175: its records cross the
+    // end of the ring.
     produce_up_to(&server, 165);
     let (watching, _said) = waiting(&wal, "300MiB");
     assert_eq!(fs::metadata(&wal).unwrap().len(), 300 << 20);
@@ -365,7 +367,7 @@ fn a_server_that_is_stopped_takes_back_what_a_request_has_added_to_the_file() {
     assert_eq!(fs::metadata(&wal).unwrap().len(), 160 << 20, "{log}");
 }
 
-/// A request that cannot be is no end of the server.
+/// An impossible request does not end the server.
 #[test]
 fn a_server_is_not_killed_by_the_limit_on_the_size_of_its_files() {
     let data = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! `alluvium wal verify` and `inspect` on logs that are whole, damaged, or none, and what every
-//! tool says of a target that it cannot use.
+//! `alluvium wal verify` and `inspect` on intact and damaged logs and on other data, and what every
+//! tool reports about an unusable target.
 
 mod support;
 
@@ -18,14 +18,14 @@ use support::{Server, contains, ok, ok_json, refused, run, stderr, write_target}
 
 const MIB: usize = 1 << 20;
 
-/// `wal verify --json`: its exit code, what it printed, what it said.
+/// Runs `wal verify --json`; returns exit code, output and standard error.
 fn verify(target: &Target) -> (Option<i32>, Value, String) {
     let output = run(&["wal", "verify", "--target", target.arg(), "--json"]);
     let seen = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
     (output.status.code(), seen, stderr(&output))
 }
 
-/// Where the records of a log begin and end.
+/// The beginning and end of each record of a log.
 fn places(target: &Target) -> Vec<(u64, u64)> {
     let lines = ok(&["wal", "dump", target.arg(), "--json"]);
     let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -35,7 +35,7 @@ fn places(target: &Target) -> Vec<(u64, u64)> {
     lines.filter_map(place).collect()
 }
 
-/// In the first lap of a ring that was never resized.
+/// The device offset, in the first lap of a ring that was never resized.
 fn on_device(offset: u64) -> usize {
     DATA_START + usize::try_from(offset).unwrap()
 }
@@ -122,7 +122,7 @@ fn a_damaged_header_is_named_with_what_remains() {
         let (lost, remains) =
             (format!("header slot {slot} is lost"), format!("slot {} is sufficient", 1 - slot));
         contains(&said, &[&lost, "checksum", &remains]);
-        // Nothing but its copy is lost, so the tools go on, and say so.
+        // Only a copy is lost, so the tools continue, and report it.
         contains(&ok(&["wal", "inspect", target.arg()]), &[&lost, &remains]);
         assert_eq!(places(&target).len(), 1);
     }
@@ -181,12 +181,12 @@ fn what_is_no_log_of_ours_is_not_looked_at_and_is_named() {
         contains(&said, words);
         assert!(fs::read(&target.path).unwrap() == content, "nothing is written: {words:?}");
     }
-    // There is a log, and nobody knows which of the two.
+    // There is a log, but it is unknown which of the two.
     fs::write(&target.path, of_two_logs).unwrap();
     contains(&refused(1, &["wal", "verify", target.arg()]), &["contradict", "generation"]);
 }
 
-/// Each tool, on a target that cannot be opened: its exit code.
+/// Each tool on a target that cannot be opened, with its exit code.
 fn tools(path: &str) -> [(Vec<&str>, i32); 5] {
     [
         (vec!["wal", "inspect", path], 1),
@@ -250,7 +250,7 @@ fn a_log_in_use_is_read_and_not_taken() {
     wal.close().unwrap();
 }
 
-/// The binary as a user who is not root, so that permissions count.
+/// The binary as a user who is not root, so that permissions apply.
 struct Unprivileged {
     binary: std::path::PathBuf,
     root: bool,
@@ -267,8 +267,8 @@ impl Unprivileged {
     fn run(&self, arguments: &[&str]) -> Output {
         loop {
             match self.command().args(arguments).output() {
-                // Another test has begun a process while the copy was written, which has it open
-                // until it runs its own program.
+                // While the copy was written, another test forked a process, which has the copy
+                // open until it executes its program.
                 Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => {}
                 output => return output.expect("the binary starts"),
             }
@@ -294,7 +294,7 @@ fn a_lack_of_permission_is_said() {
         contains(&stderr(&output), &[target.arg(), "permission denied"]);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
     }
-    // Reading needs no permission to write.
+    // Reading needs no write permission.
     fs::set_permissions(&target.path, PermissionsExt::from_mode(0o444)).unwrap();
     for (arguments, code) in tools(target.arg()) {
         let output = user.run(&arguments);
@@ -332,7 +332,7 @@ fn inspect_shows_usage_owner_and_both_slots() {
     assert!(
         header["window_bytes"].as_u64() > Some(0) && header["written_at_ms"].as_u64() > Some(0)
     );
-    // The close is one write: the other slot still says that it is open.
+    // Closing is one write: the other slot still says that the log is open.
     let newest = usize::try_from(seen["newest_slot"].as_u64().unwrap()).unwrap();
     assert_eq!(seen["slots"][newest]["header"]["clean_shutdown"], true);
     assert_eq!(seen["slots"][1 - newest]["header"]["clean_shutdown"], false);
@@ -364,7 +364,7 @@ fn the_age_of_the_oldest_batch_is_its_producers_word() {
     assert_eq!(produce(&server.kafka, "t", b"one").unwrap(), 0);
     let wal = data.path().join("wal");
     let wal = wal.to_str().unwrap();
-    // One millisecond after the epoch of Unix.
+    // One millisecond after the Unix epoch.
     assert_eq!(ok_json(&["wal", "inspect", wal, "--json"])["oldest_timestamp_ms"], 1);
     contains(&ok(&["wal", "inspect", wal]), &["oldest", "by its producer's clock"]);
     server.stop(Signal::TERM);

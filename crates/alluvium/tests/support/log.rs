@@ -20,7 +20,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// A path in a fresh directory; nothing is there yet.
+    /// A path in a fresh directory, without a file.
     pub fn new() -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("wal");
@@ -63,12 +63,12 @@ fn small() -> Options {
     Options { window_bytes, max_record_bytes, ..Options::default() }
 }
 
-/// The log of a file, or of a block device, open for writing under its next epoch.
+/// Opens the log of a file or block device for writing, with its next epoch.
 pub fn writer(path: &Path) -> Wal {
     Wal::open(open(path), &small(), None, &mut |_| Ok(())).unwrap().0
 }
 
-/// Append `records`, and close the log or leave it as a crash does.
+/// Appends `records`, and closes the log or leaves it unclosed as a crash does.
 pub fn append(path: &Path, records: &[&[u8]], close: bool) {
     let wal = writer(path);
     for record in records {
@@ -79,9 +79,9 @@ pub fn append(path: &Path, records: &[&[u8]], close: bool) {
     }
 }
 
-/// Append `records` as if all were on their way together when the writer was killed: none of them
-/// says that another one was durable. Where they lie. However fast the machine, this comes out the
-/// same.
+/// Appends `records` as if all were in flight when the writer was killed: none of them records that
+/// another one was durable. Returns their ranges. The result does not depend on the speed of the
+/// machine.
 pub fn append_at_once(path: &Path, records: &[&[u8]]) -> Vec<Range<u64>> {
     let disk = SimDisk::from_image(&fs::read(path).unwrap(), SimOptions::default());
     let (wal, _) = Wal::open(disk.device(), &small(), None, &mut |_| Ok(())).unwrap();
@@ -95,7 +95,7 @@ pub fn append_at_once(path: &Path, records: &[&[u8]]) -> Vec<Range<u64>> {
     places
 }
 
-/// What the records of a log hold.
+/// The payloads of the records of a log.
 pub fn payloads(path: &Path) -> Vec<Vec<u8>> {
     let mut payloads = Vec::new();
     Wal::scan(&open(path), None, &mut |record| {

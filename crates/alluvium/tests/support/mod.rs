@@ -1,4 +1,5 @@
-//! What the tests of the binary share: running it, and a server that is stopped when a test ends.
+//! Shared code of the tests of the binary: running it, and a server that is stopped when a test
+//! ends.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod log;
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Long enough for the slowest machine; only a server that hangs waits for it.
+/// Long enough for the slowest machine; only a server that hangs reaches it.
 const HANGS: Duration = Duration::from_secs(120);
 
 /// The binary, without the environment's ALLUVIUM_ variables.
@@ -30,25 +31,25 @@ fn unswayed(mut command: Command) -> Command {
     command
 }
 
-/// Run the binary to its end.
+/// Runs the binary to its end.
 pub fn run(arguments: &[&str]) -> Output {
     alluvium().args(arguments).output().expect("the binary starts")
 }
 
-/// Run the binary; it must succeed. What it printed.
+/// Runs the binary, which must succeed. Returns its output.
 pub fn ok(arguments: &[&str]) -> String {
     let output = run(arguments);
     assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
     String::from_utf8(output.stdout).expect("the output is text")
 }
 
-/// Run the binary; it must succeed and print JSON.
+/// Runs the binary, which must succeed and print JSON.
 pub fn ok_json(arguments: &[&str]) -> serde_json::Value {
     let text = ok(arguments);
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
 }
 
-/// Run the binary; it must fail with `code`. What it said.
+/// Runs the binary, which must fail with `code`. Returns its standard error.
 pub fn refused(code: i32, arguments: &[&str]) -> String {
     let output = run(arguments);
     let said = stderr(&output);
@@ -60,7 +61,7 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Assert that all of `parts` occur.
+/// Asserts that `text` contains all of `parts`.
 #[track_caller]
 pub fn contains(text: &str, parts: &[&str]) {
     for part in parts {
@@ -68,12 +69,12 @@ pub fn contains(text: &str, parts: &[&str]) {
     }
 }
 
-/// A help text without the places where it is wrapped.
+/// A help text without its line breaks.
 pub fn help(arguments: &[&str]) -> String {
     ok(arguments).split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// A file of zeroes, every byte of it written, with `bytes` at `at`.
+/// Writes a file of zeros in full, with `bytes` at `at`.
 pub fn write_target(path: &Path, len_bytes: usize, at: usize, bytes: &[u8]) {
     let mut content = vec![0; len_bytes];
     content[at..at + bytes.len()].copy_from_slice(bytes);
@@ -84,18 +85,18 @@ pub fn write_target(path: &Path, len_bytes: usize, at: usize, bytes: &[u8]) {
 pub struct Server {
     child: Child,
     lines: Receiver<String>,
-    /// All that it has logged so far.
+    /// Its log so far.
     pub log: String,
-    /// Where it serves Kafka.
+    /// The address of its Kafka listener.
     pub kafka: String,
-    /// Where it serves clients of Redis, if it is a cache.
+    /// The address of its Redis listener, if it is a cache.
     pub redis: String,
-    /// Where it serves metrics, if it does.
+    /// The address of its admin port, if it has one.
     pub admin: Option<String>,
 }
 
 impl Server {
-    /// Start in `data_dir`, with a small log and free ports, and wait until it is ready.
+    /// Starts a server in `data_dir`, with a small log and free ports, and waits until it is ready.
     pub fn start(data_dir: &Path, arguments: &[&str]) -> Self {
         Self::start_command(Self::command(data_dir, arguments))
     }
@@ -112,8 +113,8 @@ impl Server {
         command
     }
 
-    /// The same in a process that is given so many open files at first, and may have as many as
-    /// this one may.
+    /// Starts a server in a process with this soft limit on open files and this process's hard
+    /// limit.
     pub fn start_with_files(files: u32, data_dir: &Path, arguments: &[&str]) -> Self {
         let serve = Self::command(data_dir, arguments);
         let mut command = unswayed(Command::new("sh"));
@@ -129,19 +130,19 @@ impl Server {
         server
     }
 
-    /// Start, and wait until the admin port is open.
+    /// Starts a server, and waits until the admin port is open.
     pub fn start_up_to_admin_port(command: Command) -> Self {
         let (mut server, open) = Self::spawn(command, "the admin port is open");
         server.admin = after(&open, "http://");
         server
     }
 
-    /// Start `alluvium cache serve` with these arguments, and wait until it is ready.
+    /// Starts `alluvium cache serve` with these arguments, and waits until it is ready.
     pub fn start_cache(arguments: &[&str]) -> Self {
         Self::start_cache_by(alluvium(), arguments)
     }
 
-    /// The same in a process that may have so many files open.
+    /// Starts `alluvium cache serve` in a process with this limit on open files.
     pub fn start_cache_with_files(files: u32, arguments: &[&str]) -> Self {
         let mut command = unswayed(Command::new("sh"));
         let script = format!("ulimit -n {files} && exec \"$0\" \"$@\"");
@@ -179,7 +180,7 @@ impl Server {
         (server, ready)
     }
 
-    /// Wait for a line of the log.
+    /// Waits for a line of the log.
     pub fn wait_for(&mut self, part: &str) -> String {
         loop {
             match self.lines.recv_timeout(HANGS) {
@@ -201,13 +202,13 @@ impl Server {
         Pid::from_child(&self.child)
     }
 
-    /// Send a signal and wait for the end.
+    /// Sends a signal and waits for the end.
     pub fn stop(self, signal: Signal) -> (ExitStatus, String) {
         kill_process(self.pid(), signal).expect("the server runs");
         self.end()
     }
 
-    /// Wait for the end: how it ended, and all of its log.
+    /// Waits for the end; returns the exit status and the whole log.
     pub fn end(mut self) -> (ExitStatus, String) {
         let status = self.child.wait().expect("it can be waited for");
         while let Ok(line) = self.lines.recv_timeout(HANGS) {
@@ -216,7 +217,7 @@ impl Server {
         (status, std::mem::take(&mut self.log))
     }
 
-    /// Ask for its health until the answer starts like this.
+    /// Polls the health until the answer starts with `start`.
     pub fn wait_for_health(&self, start: &str) -> (String, String) {
         let began = std::time::Instant::now();
         loop {
@@ -229,7 +230,7 @@ impl Server {
         }
     }
 
-    /// GET a path of the admin port: status line and body.
+    /// Requests a path of the admin port; returns status line and body.
     pub fn get(&self, path: &str) -> (String, String) {
         use std::io::{Read, Write};
         let admin = self.admin.as_deref().expect("the admin port is open");

@@ -1,4 +1,4 @@
-//! One record to one partition, over the wire.
+//! Produces one record to one partition over the network.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -17,8 +17,8 @@ use kafka_protocol::records::{
 /// The last version without tagged fields: headers are of the older kind.
 const VERSION: i16 = 8;
 
-/// Send `value` to partition 0 of `topic` with acks=all. The error code of the answer, 0 being an
-/// acknowledgement.
+/// Sends `value` to partition 0 of `topic` with acks=all. Returns the error code of the response; 0
+/// is an acknowledgement.
 ///
 /// # Errors
 /// The server has closed the connection instead.
