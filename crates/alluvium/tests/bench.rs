@@ -22,7 +22,7 @@ fn samples(path: &std::path::Path) -> Vec<[u64; 3]> {
 }
 
 #[test]
-fn what_is_produced_is_consumed_and_counted() {
+fn produced_records_are_consumed_and_counted() {
     let data = tempfile::tempdir().unwrap();
     let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
     let at = ["--bootstrap", server.kafka.as_str()];
@@ -59,7 +59,7 @@ fn what_is_produced_is_consumed_and_counted() {
 }
 
 #[test]
-fn a_rate_offers_so_many_batches_and_no_more() {
+fn a_rate_offers_exactly_its_batches() {
     let data = tempfile::tempdir().unwrap();
     let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
     let at = ["--bootstrap", server.kafka.as_str()];
@@ -72,7 +72,7 @@ fn a_rate_offers_so_many_batches_and_no_more() {
 }
 
 #[test]
-fn what_can_not_be_measured_is_refused() {
+fn impossible_measurements_are_refused() {
     let data = tempfile::tempdir().unwrap();
     let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
     let at = ["--bootstrap", server.kafka.as_str()];

@@ -128,7 +128,7 @@ fn request(words: &[&str]) -> Vec<u8> {
 }
 
 #[test]
-fn a_pipeline_is_answered_in_its_order_however_it_comes() {
+fn a_pipeline_is_answered_in_order_however_it_is_split() {
     let directory = tempfile::tempdir().unwrap();
     let server = start(directory.path(), &[]);
     let mut pipeline = Vec::new();
@@ -200,7 +200,7 @@ fn large_values_go_in_and_out() {
 }
 
 #[test]
-fn what_is_no_request_ends_the_connection_and_harms_nobody() {
+fn an_invalid_request_ends_only_its_connection() {
     let directory = tempfile::tempdir().unwrap();
     let server = start(directory.path(), &[]);
     let mut honest = Client::new(&server);
@@ -242,7 +242,7 @@ fn what_is_no_request_ends_the_connection_and_harms_nobody() {
 
 /// Thousands of clients announce large requests and send little.
 #[test]
-fn announcements_take_no_memory() {
+fn announced_lengths_take_no_memory() {
     let directory = tempfile::tempdir().unwrap();
     let more = ["--metrics-listen", "127.0.0.1:0", "--buffer-memory", "16MiB"];
     let server = start(directory.path(), &more);
@@ -284,7 +284,7 @@ fn announcements_take_no_memory() {
 
 /// Hundreds of requests per packet, all refused, from clients that do not read the errors.
 #[test]
-fn errors_that_nobody_takes_have_the_bound_of_all_answers() {
+fn unread_errors_are_bounded_like_all_answers() {
     const CLIENTS: usize = 20;
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("password");
@@ -378,7 +378,7 @@ fn connections_take_no_files_from_journals() {
 }
 
 #[test]
-fn who_is_idle_is_disconnected() {
+fn idle_clients_are_disconnected() {
     let directory = tempfile::tempdir().unwrap();
     let server = start(directory.path(), &["--idle-timeout", "1s"]);
     let mut client = Client::new(&server);
@@ -404,7 +404,7 @@ fn values_expire() {
 }
 
 #[test]
-fn of_those_who_race_for_a_key_one_wins() {
+fn exactly_one_of_racing_writers_wins() {
     let directory = tempfile::tempdir().unwrap();
     let server = start(directory.path(), &[]);
     for round in 0..100 {
@@ -505,7 +505,7 @@ fn a_restart_keeps_data_whatever_the_durability() {
 
 /// Requests that have arrived are answered, and answered writes exist afterwards.
 #[test]
-fn a_pipeline_that_is_under_way_ends_before_the_server() {
+fn a_pipeline_in_progress_ends_before_the_server() {
     let directory = tempfile::tempdir().unwrap();
     for durability in ["none", "always"] {
         let more = ["--durability", durability];
@@ -538,7 +538,7 @@ fn a_pipeline_that_is_under_way_ends_before_the_server() {
 }
 
 #[test]
-fn what_was_answered_with_always_survives_a_kill() {
+fn writes_acknowledged_with_always_survive_a_kill() {
     let directory = tempfile::tempdir().unwrap();
     let more = ["--durability", "always"];
     let mut server = start(directory.path(), &more);
@@ -562,7 +562,7 @@ fn what_was_answered_with_always_survives_a_kill() {
 }
 
 #[test]
-fn a_password_is_asked_for() {
+fn a_password_is_required() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("password");
     fs::write(&file, "open-sesame\n").unwrap();
@@ -587,7 +587,7 @@ fn a_password_is_asked_for() {
 }
 
 #[test]
-fn what_can_not_be_served_is_refused() {
+fn unusable_options_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let dir = directory.path().join("cache");
     let dir = dir.to_str().unwrap();
@@ -652,7 +652,7 @@ fn every_metric_is_documented_with_its_type() {
 /// A directory with the name of the oldest journal: it cannot be removed, so no space can be
 /// reclaimed.
 #[test]
-fn eviction_that_fails_is_told_until_it_does_its_work_again() {
+fn failing_eviction_is_reported_until_it_succeeds() {
     let directory = tempfile::tempdir().unwrap();
     let options = ["--metrics-listen", "127.0.0.1:0", "--compression", "none"];
     let server = start(directory.path(), &options);

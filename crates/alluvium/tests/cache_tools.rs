@@ -10,7 +10,7 @@ use support::{contains, help, ok, ok_json, refused, run};
 
 /// Opening the pipe would wait forever for a writer.
 #[test]
-fn a_pipe_with_the_name_of_a_file_is_told() {
+fn a_pipe_in_place_of_a_file_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("cache");
     make(&path);
@@ -54,7 +54,7 @@ fn make(path: &Path) {
 }
 
 #[test]
-fn exit_codes_tell_damage_from_what_could_not_be_looked_at() {
+fn exit_codes_distinguish_damage_from_unreadable_caches() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("cache");
     make(&path);

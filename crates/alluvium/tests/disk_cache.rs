@@ -57,7 +57,7 @@ fn gets(server: &Server) -> u64 {
 }
 
 #[test]
-fn late_readers_who_come_back_after_a_restart_find_it_on_disk() {
+fn cold_reads_after_a_restart_are_served_from_disk() {
     let (data, disk) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (data, disk) = (data.path(), disk.path().join("cache"));
     let server = start(data, &disk);

@@ -104,7 +104,7 @@ fn a_full_object_disk_is_emptied_by_deleting_topics() {
 }
 
 #[test]
-fn a_full_catalog_disk_refuses_topics_and_nothing_else() {
+fn a_full_catalog_disk_refuses_new_topics_only() {
     let data = tempfile::tempdir().unwrap();
     let directory = data.path().join("disk");
     let Some(disk) = SmallDisk::mount(&directory, "24m") else { return };

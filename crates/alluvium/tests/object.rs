@@ -56,7 +56,7 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn whole_objects_are_shown_and_said_to_be_whole() {
+fn intact_objects_are_shown_and_verified() {
     let data = served(2);
     let files = files(data.path());
     let name = files[0].file_name().unwrap().to_str().unwrap();
@@ -90,7 +90,7 @@ fn whole_objects_are_shown_and_said_to_be_whole() {
 
 /// Causes are a missing mount and a forgotten option.
 #[test]
-fn a_server_does_not_start_on_another_object_store_than_its_own() {
+fn a_server_starts_only_with_its_own_object_store() {
     let data = served(1);
     let other = tempfile::tempdir().unwrap();
     let url = |path: &Path| format!("file://{}", text(path));
@@ -132,7 +132,7 @@ fn a_server_does_not_start_on_another_object_store_than_its_own() {
 
 /// Before the first upload, no object identifies the store.
 #[test]
-fn a_server_without_objects_starts_only_on_a_directory_that_one_has_opened() {
+fn a_server_without_objects_needs_a_marked_directory() {
     let data = tempfile::tempdir().unwrap();
     let objects = tempfile::tempdir().unwrap();
     let url = format!("file://{}", text(objects.path()));
@@ -181,7 +181,7 @@ fn a_directory_with_the_objects_of_the_catalog_needs_no_mark() {
 
 /// Such a file is left by a full disk. An export of it would be an empty backup.
 #[test]
-fn an_empty_file_is_no_catalog() {
+fn an_empty_file_is_not_a_catalog() {
     let data = tempfile::tempdir().unwrap();
     let path = data.path().join("catalog.redb");
     fs::write(&path, "").unwrap();
@@ -191,7 +191,7 @@ fn an_empty_file_is_no_catalog() {
 }
 
 #[test]
-fn damage_is_told_with_its_place() {
+fn damage_is_reported_with_its_position() {
     let data = served(2);
     let files = files(data.path());
     let objects = data.path().join("objects");
@@ -224,7 +224,7 @@ fn damage_is_told_with_its_place() {
 }
 
 #[test]
-fn what_can_not_be_looked_at_is_not_called_damaged() {
+fn unreadable_objects_are_not_reported_as_damaged() {
     let empty = tempfile::tempdir().unwrap();
     let missing = empty.path().join("missing");
     for (place, reason) in [
@@ -238,7 +238,7 @@ fn what_can_not_be_looked_at_is_not_called_damaged() {
 }
 
 #[test]
-fn a_server_starts_on_a_catalog_that_was_exported_and_imported() {
+fn a_server_starts_with_an_imported_catalog() {
     let data = served(1);
     let (catalog, export) = (data.path().join("catalog.redb"), data.path().join("export.json"));
     let directory = ["--data-dir", text(data.path())];
@@ -274,7 +274,7 @@ fn a_server_starts_on_a_catalog_that_was_exported_and_imported() {
 }
 
 #[test]
-fn orphans_and_what_is_missing_are_listed() {
+fn orphans_and_missing_objects_are_listed() {
     let data = served(2);
     let objects = files(data.path());
     let store = format!("file://{}", text(&data.path().join("objects")));

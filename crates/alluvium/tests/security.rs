@@ -126,7 +126,7 @@ fn authority(dir: &Path, name: &str) -> PathBuf {
 }
 
 #[test]
-fn topic_and_bench_go_through_tls_and_log_in() {
+fn topic_and_bench_use_tls_and_log_in() {
     let dir = tempfile::tempdir().unwrap();
     let data_dir = dir.path().to_str().unwrap();
     let (ca, other) = (authority(dir.path(), "ours"), authority(dir.path(), "other"));

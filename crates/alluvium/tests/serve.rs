@@ -123,7 +123,7 @@ fn topics_survive_a_graceful_stop_and_a_kill() {
 }
 
 #[test]
-fn what_a_server_makes_is_its_users_alone() {
+fn files_of_a_server_are_private_to_its_user() {
     fn check(directory: &Path) {
         for entry in fs::read_dir(directory).unwrap() {
             let entry = entry.unwrap();
@@ -214,7 +214,7 @@ fn metric(server: &Server, name: &str) -> u64 {
 }
 
 #[test]
-fn uploads_that_fail_are_told_while_the_server_serves() {
+fn failing_uploads_are_reported_while_the_server_serves() {
     let data = directory();
     let objects = data.path().join("objects");
     let server =
@@ -266,7 +266,7 @@ impl Drop for Mount<'_> {
 }
 
 #[test]
-fn nothing_is_written_below_a_mount_point_while_the_object_store_is_not_mounted() {
+fn nothing_is_written_below_an_unmounted_mount_point() {
     let data = directory();
     let [mounted, objects] = ["mounted", "objects"].map(|name| data.path().join(name));
     for directory in [&mounted, &objects] {
@@ -292,7 +292,7 @@ fn nothing_is_written_below_a_mount_point_while_the_object_store_is_not_mounted(
 }
 
 #[test]
-fn what_recovery_has_lost_is_counted() {
+fn losses_found_by_recovery_are_counted() {
     let data = directory();
     let server = Server::start(data.path(), &SMALL);
     ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
@@ -459,7 +459,7 @@ fn a_first_start_that_was_killed_can_be_repeated() {
 
 /// A server that is killed while it pre-writes its log leaves a part of it under another name.
 #[test]
-fn a_log_that_was_not_created_to_its_end_is_created_anew() {
+fn an_incompletely_created_log_is_created_again() {
     let data = directory();
     let creating = data.path().join("wal.creating");
     fs::write(&creating, [0xff; 70_000]).unwrap();
@@ -470,7 +470,7 @@ fn a_log_that_was_not_created_to_its_end_is_created_anew() {
 }
 
 #[test]
-fn a_target_that_holds_something_else_takes_a_word_to_be_overwritten() {
+fn other_data_is_overwritten_only_with_force_format() {
     let data = directory();
     let target = data.path().join("disk");
     write_target(&target, 64 << 20, 1080, &[0x53, 0xef]);
@@ -534,7 +534,7 @@ fn a_port_in_use_is_named() {
 }
 
 #[test]
-fn flag_environment_file_and_default_are_taken_in_this_order() {
+fn flags_override_the_environment_and_that_the_file() {
     let data = directory();
     let file = data.path().join("alluvium.toml");
     fs::write(
@@ -560,7 +560,7 @@ fn flag_environment_file_and_default_are_taken_in_this_order() {
 }
 
 #[test]
-fn a_configuration_that_can_not_be_used_is_exit_code_2_and_touches_nothing() {
+fn an_invalid_configuration_is_exit_code_2_and_changes_nothing() {
     let parent = directory();
     let data = parent.path().join("data");
     let serve = |arguments: &[&str]| {
@@ -600,7 +600,7 @@ fn a_configuration_that_can_not_be_used_is_exit_code_2_and_touches_nothing() {
 }
 
 #[test]
-fn acknowledged_records_are_there_after_a_kill() {
+fn acknowledged_records_survive_a_kill() {
     let data = directory();
     let server = Server::start(data.path(), &SMALL);
     ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
@@ -652,7 +652,7 @@ fn a_failed_log_ends_the_server_with_an_exit_code_of_its_own() {
 }
 
 #[test]
-fn trusting_the_device_is_a_choice_that_is_logged() {
+fn trusting_the_device_is_logged() {
     let data = directory();
     let mut arguments = SMALL.to_vec();
     arguments.extend([
@@ -679,7 +679,7 @@ fn trusting_the_device_is_a_choice_that_is_logged() {
 /// Each connection takes a file descriptor, and most processes begin with a limit of 1,024: less
 /// than `--max-connections` may be.
 #[test]
-fn connections_find_files_also_where_the_process_has_few_at_first() {
+fn the_limit_on_open_files_is_raised_for_connections() {
     let data = directory();
     let server = Server::start_with_files(100, data.path(), &SMALL);
     let connect = |_| std::net::TcpStream::connect(&server.kafka).unwrap();
@@ -723,7 +723,7 @@ fn the_help_explains_each_option_with_its_default() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_named() {
+fn an_unreachable_server_is_named() {
     // The port of a listener that has just been closed refuses connections.
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let said = refused(1, &["topic", "list", "--bootstrap", &address.to_string()]);

@@ -197,7 +197,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 ";
 
 #[test]
-fn a_terminal_that_is_not_read() {
+fn a_server_survives_a_terminal_that_is_not_read() {
     if Command::new("python3").args(["-c", "import pty"]).status().is_err() {
         return println!("skipped: there is no python3 to make a terminal with");
     }
@@ -227,7 +227,7 @@ fn in_full_terminal(command: Command) -> Command {
 }
 
 #[test]
-fn a_full_disk_under_the_log() {
+fn a_server_survives_a_full_disk_under_its_log() {
     let data = directory();
     // Each write to it fails with ENOSPC.
     let full = File::options().write(true).open("/dev/full").unwrap();
@@ -236,7 +236,7 @@ fn a_full_disk_under_the_log() {
 }
 
 #[test]
-fn a_pipe_whose_reader_has_gone() {
+fn a_server_survives_a_pipe_without_a_reader() {
     let data = directory();
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -245,7 +245,7 @@ fn a_pipe_whose_reader_has_gone() {
 }
 
 #[test]
-fn a_pipe_whose_reader_does_not_read() {
+fn a_server_survives_a_pipe_that_is_not_read() {
     let data = directory();
     let (reader, writer) = std::io::pipe().unwrap();
     let server = Mute::start(&data, writer);
@@ -257,7 +257,7 @@ fn a_pipe_whose_reader_does_not_read() {
 }
 
 #[test]
-fn a_cache_goes_on_too() {
+fn a_cache_survives_a_pipe_that_is_not_read() {
     let data = directory();
     let full = File::options().write(true).open("/dev/full").unwrap();
     let (clients, metrics) = (own_address(), own_address());

@@ -33,7 +33,7 @@ fn a_new_file_is_created_in_full_formatted_and_described() {
 }
 
 #[test]
-fn format_refuses_what_it_would_destroy_and_obeys_force() {
+fn format_overwrites_data_only_with_force() {
     let target = Target::new();
     write_target(&target.path, 8 * MIB, EXT4.0, &EXT4.1);
     let said = refused(1, &["wal", "format", target.arg()]);
@@ -61,7 +61,7 @@ fn a_target_smaller_than_asked_is_refused_with_both_sizes() {
 }
 
 #[test]
-fn what_is_no_log_is_named() {
+fn targets_without_a_log_are_described() {
     let target = Target::new();
     let missing = refused(1, &["wal", "inspect", target.arg()]);
     contains(&missing, &[target.arg(), "no such file"]);
@@ -93,7 +93,7 @@ fn one_damaged_header_is_survived_and_two_are_refused() {
 }
 
 #[test]
-fn records_are_listed_with_their_payload_and_no_further_than_asked() {
+fn records_are_listed_with_payloads_up_to_the_limit() {
     let target = Target::formatted();
     append(&target.path, &[b"one", b"\x00\xff", b"three"], true);
 
@@ -128,7 +128,7 @@ fn records_are_listed_with_their_payload_and_no_further_than_asked() {
 }
 
 #[test]
-fn damage_is_reported_with_its_place_and_an_exit_code() {
+fn damage_is_reported_with_its_position_and_an_exit_code() {
     let target = Target::formatted();
     append(&target.path, &[b"first", &[7; 9000], b"last"], true);
     let lines = ok(&["wal", "dump", target.arg(), "--json"]);
@@ -217,7 +217,7 @@ fn the_bench_fits_its_window_to_the_ring_and_refuses_one_that_does_not_fit() {
 }
 
 #[test]
-fn a_capacity_that_can_not_be_is_refused_before_a_file_is_made() {
+fn an_invalid_capacity_is_refused_before_a_file_is_created() {
     let target = Target::new();
     for capacity in ["100KiB", "1000001"] {
         let said = refused(2, &["wal", "format", target.arg(), "--capacity", capacity]);
@@ -256,7 +256,7 @@ fn without_fio_the_bench_names_the_package() {
 }
 
 #[test]
-fn beside_fio_every_pairing_is_compared() {
+fn every_pairing_is_compared_with_fio() {
     if std::process::Command::new("fio").arg("--version").output().is_err() {
         eprintln!("skipped: fio is not installed");
         return;
@@ -290,7 +290,7 @@ fn beside_fio_every_pairing_is_compared() {
 }
 
 #[test]
-fn a_reader_that_has_seen_enough_ends_the_dump_quietly() {
+fn a_closed_pipe_ends_the_dump_quietly() {
     let target = Target::formatted();
     append(&target.path, &[&[1; 64][..]; 50], true);
     let mut dump = support::alluvium()
@@ -328,7 +328,7 @@ fn the_help_states_defaults() {
 }
 
 #[test]
-fn a_directory_is_no_target() {
+fn a_directory_is_not_a_target() {
     let directory = tempfile::tempdir().unwrap();
     let said = refused(1, &["wal", "inspect", directory.path().to_str().unwrap()]);
     contains(&said, &["directory"]);

@@ -63,7 +63,7 @@ fn a_modelled_disk_needs_no_target_and_is_never_faster_than_the_model() {
 }
 
 #[test]
-fn a_target_can_be_slowed_down_to_a_model() {
+fn a_target_can_be_slowed_down_to_a_modelled_disk() {
     let directory = tempfile::tempdir().unwrap();
     let target = directory.path().join("wal");
     let path = target.to_str().unwrap();
@@ -186,7 +186,7 @@ fn the_limit_is_raised_step_by_step() {
 }
 
 #[test]
-fn a_log_is_opened_after_a_crash_beside_fio() {
+fn opening_after_a_crash_is_compared_with_fio() {
     if Command::new("fio").arg("--version").output().is_err() {
         eprintln!("skipped: fio is not installed");
         return;
@@ -219,7 +219,7 @@ fn a_log_is_opened_after_a_crash_beside_fio() {
 }
 
 #[test]
-fn what_can_not_be_measured_is_refused() {
+fn impossible_measurements_are_refused() {
     for (arguments, reason) in [
         (&["--record", "4KiB"][..], "--target"),
         (&["--model", "disk"], "neither `cloud` nor"),

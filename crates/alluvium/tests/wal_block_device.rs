@@ -102,7 +102,7 @@ fn a_loop_device_over_a_sparse_file_is_refused() {
 }
 
 #[test]
-fn a_server_takes_what_its_device_has_grown_by() {
+fn a_running_server_resizes_within_its_extended_device() {
     let Some(device) = LoopDevice::new(64 << 20) else { return };
     let (path, data) = (device.path.to_str().unwrap(), tempfile::tempdir().unwrap());
     let data_dir = data.path().to_str().unwrap();

@@ -55,7 +55,7 @@ fn recover_opens_the_next_epoch_and_closes_it() {
 }
 
 #[test]
-fn recover_shuts_out_the_owner_before_it() {
+fn recover_fences_the_previous_owner() {
     let target = Target::formatted();
     // A claim holds on one machine only. On the other machine, the command runs on the current
     // content of the device.
@@ -76,7 +76,7 @@ fn recover_shuts_out_the_owner_before_it() {
 
 /// Files have no reservations, and the command must not pretend otherwise.
 #[test]
-fn what_can_not_be_reserved_is_refused_to_who_asks_for_it() {
+fn a_reservation_of_a_file_is_refused() {
     let target = Target::formatted();
     append(&target.path, &[b"one"], false);
     let before = std::fs::read(&target.path).unwrap();
@@ -91,7 +91,7 @@ fn what_can_not_be_reserved_is_refused_to_who_asks_for_it() {
 }
 
 #[test]
-fn what_recover_gave_up_does_not_come_back() {
+fn records_discarded_by_recover_stay_discarded() {
     let target = Target::formatted();
     let places = append_at_once(&target.path, &[&[5; 1000][..]; 9]);
     target.damage(DATA_START + usize::try_from(places[4].start).unwrap());
@@ -109,7 +109,7 @@ fn what_recover_gave_up_does_not_come_back() {
 }
 
 #[test]
-fn recover_says_what_is_damaged_and_closes_all_the_same() {
+fn recover_reports_damage_and_closes_the_log() {
     let target = Target::formatted();
     append(&target.path, &[&[1; 5000], &[2; 5000], &[3; 5000]], false);
     target.damage(DATA_START + 6000);
@@ -124,7 +124,7 @@ fn recover_says_what_is_damaged_and_closes_all_the_same() {
 }
 
 #[test]
-fn a_server_starts_after_a_recovery_with_all_that_it_acknowledged() {
+fn acknowledged_records_survive_recover() {
     let data = tempfile::tempdir().unwrap();
     let server =
         Server::start(data.path(), &["--wal-capacity", "64MiB", "--upload-interval", "1h"]);
@@ -143,7 +143,7 @@ fn a_server_starts_after_a_recovery_with_all_that_it_acknowledged() {
 }
 
 #[test]
-fn a_log_that_nobody_has_used_is_left_to_its_first_server() {
+fn an_unused_log_is_left_to_its_first_server() {
     let data = tempfile::tempdir().unwrap();
     let wal = data.path().join("wal");
     ok(&["wal", "format", text(&wal), "--capacity", "64MiB"]);
@@ -214,7 +214,7 @@ fn a_file_that_is_longer_than_its_log_is_not_shortened() {
 
 /// A file that cannot contain a log is refused before it is modified.
 #[test]
-fn a_sparse_file_is_refused_as_it_is() {
+fn a_sparse_file_is_refused_unchanged() {
     let target = Target::formatted();
     std::fs::File::options().write(true).open(&target.path).unwrap().set_len(9 << 20).unwrap();
     for capacity in ["16MiB", "4MiB"] {
@@ -270,7 +270,7 @@ fn records_that_do_not_fit_keep_the_log_as_it_is() {
 }
 
 #[test]
-fn a_capacity_that_can_not_be_is_wrong_usage() {
+fn an_invalid_capacity_is_wrong_usage() {
     let target = Target::formatted();
     for capacity in ["100KiB", "1000001"] {
         let said = refused(2, &["wal", "resize", target.arg(), "--capacity", capacity]);
@@ -282,7 +282,7 @@ fn a_capacity_that_can_not_be_is_wrong_usage() {
 }
 
 #[test]
-fn a_server_that_is_told_another_capacity_names_the_command_that_gives_it() {
+fn a_server_with_another_capacity_names_the_resize_command() {
     let data = tempfile::tempdir().unwrap();
     let server =
         Server::start(data.path(), &["--wal-capacity", "64MiB", "--upload-interval", "1h"]);
@@ -307,7 +307,7 @@ fn a_server_that_is_told_another_capacity_names_the_command_that_gives_it() {
 }
 
 #[test]
-fn the_help_says_what_it_means() {
+fn the_help_explains_consequences_and_exit_codes() {
     contains(
         &help(&["wal", "recover", "--help"]),
         &["next epoch", "are discarded", "detach the device", "docs/format/wal.md", "Exit codes"],

@@ -206,7 +206,7 @@ const SIZES: [usize; 16] =
     [1, 2, 31, 32, 33, 100, 1000, 4031, 4032, 4063, 4064, 4065, 8192, 65_536, 262_144, 400_000];
 
 #[test]
-fn records_of_every_size_one_by_one_and_together() {
+fn readers_agree_on_records_of_every_size() {
     if !python_is_there() {
         return;
     }
@@ -225,7 +225,7 @@ fn records_of_every_size_one_by_one_and_together() {
 }
 
 #[test]
-fn a_log_whose_writer_was_killed() {
+fn readers_agree_on_an_unclosed_log() {
     if !python_is_there() {
         return;
     }
@@ -254,7 +254,7 @@ fn lap(log: &Log, records: usize) -> Wal {
 }
 
 #[test]
-fn laps_over_the_rings_end() {
+fn readers_agree_on_laps_across_the_rings_end() {
     if !python_is_there() {
         return;
     }
@@ -275,7 +275,7 @@ fn laps_over_the_rings_end() {
 }
 
 #[test]
-fn a_resized_log() {
+fn readers_agree_on_a_resized_log() {
     if !python_is_there() {
         return;
     }
@@ -292,7 +292,7 @@ fn a_resized_log() {
 }
 
 #[test]
-fn what_recovery_dropped_stays_dropped() {
+fn records_dropped_by_recovery_stay_dropped() {
     if !python_is_there() {
         return;
     }
@@ -334,7 +334,7 @@ fn damage(random: &mut Random, bytes: &mut [u8], at: usize) {
 type Fill = fn(&Log);
 
 #[test]
-fn damage_anywhere() {
+fn readers_agree_on_damage_anywhere() {
     if !python_is_there() {
         return;
     }
@@ -397,7 +397,7 @@ fn change_slot(page: &mut [u8], at: usize) {
 }
 
 #[test]
-fn every_pair_of_header_slots() {
+fn readers_agree_on_every_pair_of_header_slots() {
     if !python_is_there() {
         return;
     }
@@ -443,7 +443,7 @@ fn every_pair_of_header_slots() {
 }
 
 #[test]
-fn a_device_that_was_cut_is_refused() {
+fn a_truncated_device_is_refused() {
     if !python_is_there() {
         return;
     }
@@ -455,7 +455,7 @@ fn a_device_that_was_cut_is_refused() {
 }
 
 #[test]
-fn people_get_a_table() {
+fn the_default_output_is_a_table() {
     if !python_is_there() {
         return;
     }

@@ -182,7 +182,7 @@ fn filled(data: &Path) -> (Server, u64) {
 }
 
 #[test]
-fn a_request_that_waits_is_gone_with_its_server() {
+fn a_pending_resize_ends_with_its_server() {
     let data = tempfile::tempdir().unwrap();
     let wal = data.path().join("wal");
     let (server, produced) = filled(data.path());
@@ -201,7 +201,7 @@ fn a_request_that_waits_is_gone_with_its_server() {
 }
 
 #[test]
-fn a_request_that_waits_can_be_left_and_withdrawn() {
+fn a_pending_resize_can_be_interrupted_and_withdrawn() {
     let data = tempfile::tempdir().unwrap();
     let wal = data.path().join("wal");
     // Its records lie behind the end of the requested capacity.
@@ -239,7 +239,7 @@ fn a_request_that_waits_can_be_left_and_withdrawn() {
 }
 
 #[test]
-fn what_a_server_can_not_have_is_refused_and_the_log_stays() {
+fn impossible_capacities_are_refused_and_change_nothing() {
     let data = tempfile::tempdir().unwrap();
     let wal = data.path().join("wal");
     let server = Server::start(data.path(), &["--wal-capacity", "96MiB", "--upload-size", "20MiB"]);
@@ -261,7 +261,7 @@ fn what_a_server_can_not_have_is_refused_and_the_log_stays() {
 /// Smaller than a server accepts for a new log. The current capacity may be requested nevertheless,
 /// which withdraws a request.
 #[test]
-fn the_size_that_the_log_has_is_never_refused() {
+fn the_current_capacity_is_never_refused() {
     let data = tempfile::tempdir().unwrap();
     let wal = data.path().join("wal");
     ok(&["wal", "format", text(&wal), "--capacity", "32MiB"]);
@@ -274,7 +274,7 @@ fn the_size_that_the_log_has_is_never_refused() {
 }
 
 #[test]
-fn the_socket_is_for_its_user_and_its_log_alone() {
+fn the_socket_serves_only_its_user_and_its_log() {
     let data = tempfile::tempdir().unwrap();
     let socket = data.path().join("alluvium.sock");
     let elsewhere = tempfile::tempdir().unwrap();
@@ -348,7 +348,7 @@ fn a_server_in_a_directory_with_a_long_name_works_without_a_socket() {
 /// What was prepared for a request is removed with it: the file must be as long as its log, or no
 /// later command would ever shorten it.
 #[test]
-fn a_server_that_is_stopped_takes_back_what_a_request_has_added_to_the_file() {
+fn a_stopped_server_cuts_off_what_a_pending_resize_added() {
     let data = tempfile::tempdir().unwrap();
     let wal = data.path().join("wal");
     let server = Server::start(

@@ -41,7 +41,7 @@ fn on_device(offset: u64) -> usize {
 }
 
 #[test]
-fn a_whole_log_is_said_to_be_whole() {
+fn an_intact_log_is_reported_as_intact() {
     let target = Target::formatted();
     for close in [true, false] {
         append(&target.path, &[b"one", &[2; 9000], &[3; 300_000]], close);
@@ -59,7 +59,7 @@ fn a_whole_log_is_said_to_be_whole() {
 }
 
 #[test]
-fn every_gap_is_listed_with_its_place_and_reason() {
+fn every_gap_is_listed_with_its_position_and_reason() {
     let target = Target::formatted();
     append(&target.path, &[&[1; 5000][..]; 40], true);
     let places = places(&target);
@@ -93,7 +93,7 @@ fn every_gap_is_listed_with_its_place_and_reason() {
 }
 
 #[test]
-fn records_that_nobody_was_promised_are_counted_and_are_no_damage() {
+fn unacknowledged_records_are_counted_and_are_not_damage() {
     let target = Target::formatted();
     let hole = append_at_once(&target.path, &[&[5; 1000][..]; 9])[4].start;
     target.change(|bytes| bytes[on_device(hole)..][..500].fill(0));
@@ -142,7 +142,7 @@ fn a_damaged_header_is_named_with_what_remains() {
 }
 
 #[test]
-fn what_is_no_log_of_ours_is_not_looked_at_and_is_named() {
+fn other_data_is_described_and_not_changed() {
     let target = Target::formatted();
     append(&target.path, &[b"one"], true);
     let log = fs::read(&target.path).unwrap();
@@ -198,7 +198,7 @@ fn tools(path: &str) -> [(Vec<&str>, i32); 5] {
 }
 
 #[test]
-fn what_is_no_file_or_block_device_is_named() {
+fn targets_that_are_no_file_or_block_device_are_named() {
     let target = Target::new();
     let directory = target.path.parent().unwrap().to_str().unwrap();
     let pipe = target.path.with_extension("pipe");
@@ -221,7 +221,7 @@ fn what_is_no_file_or_block_device_is_named() {
 }
 
 #[test]
-fn one_target_has_to_be_named() {
+fn exactly_one_target_is_required() {
     for command in ["inspect", "dump", "verify", "recover", "format"] {
         contains(&refused(2, &["wal", command]), &["--target"]);
         contains(&refused(2, &["wal", command, "/a", "--target", "/b"]), &["cannot be used with"]);
@@ -229,7 +229,7 @@ fn one_target_has_to_be_named() {
 }
 
 #[test]
-fn a_log_in_use_is_read_and_not_taken() {
+fn a_log_in_use_can_be_read_and_not_changed() {
     let target = Target::formatted();
     let wal = writer(&target.path);
     wal.append(&[b"live"]).unwrap().wait().unwrap();
@@ -285,7 +285,7 @@ impl Unprivileged {
 }
 
 #[test]
-fn a_lack_of_permission_is_said() {
+fn missing_permissions_are_reported() {
     let target = Target::formatted();
     let user = Unprivileged::new(target.path.parent().unwrap());
     fs::set_permissions(&target.path, PermissionsExt::from_mode(0o000)).unwrap();
@@ -356,7 +356,7 @@ fn inspect_shows_usage_owner_and_both_slots() {
 }
 
 #[test]
-fn the_age_of_the_oldest_batch_is_its_producers_word() {
+fn the_age_of_the_oldest_batch_is_its_timestamp() {
     let data = tempfile::tempdir().unwrap();
     let server =
         Server::start(data.path(), &["--wal-capacity", "64MiB", "--upload-interval", "1h"]);
@@ -371,7 +371,7 @@ fn the_age_of_the_oldest_batch_is_its_producers_word() {
 }
 
 #[test]
-fn reading_takes_no_write_and_no_lock() {
+fn reading_needs_no_write_and_no_lock() {
     let target = Target::formatted();
     append(&target.path, &[b"one"], false);
     let before = fs::read(&target.path).unwrap();
@@ -384,7 +384,7 @@ fn reading_takes_no_write_and_no_lock() {
 }
 
 #[test]
-fn what_is_in_an_unused_file_is_not_extended() {
+fn a_file_without_a_log_is_not_extended() {
     let target = Target::new();
     write_target(&target.path, MIB, 0, &[]);
     refused(1, &["wal", "resize", target.arg(), "--capacity", "2MiB"]);
