@@ -250,11 +250,16 @@ mod tests {
         }
     }
 
-    const CREDENTIALS: &str = "# comment\r\n[default]\r\naws_access_key_id = one\r\naws_secret_access_key = s/e+c=#r;et\r\n\r\n[two words]\naws_access_key_id=two\naws_secret_access_key=hush\naws_session_token = to==\n";
-    const CONFIG: &str = "[default]\nregion = eu-west-1\ns3 =\n  aws_access_key_id = nested\n  \
-                          max_queue_size = 1000\n[profile two words]\nregion=us-west-2\n[profile \
-                          three]\naws_access_key_id = three\naws_secret_access_key = \
-                          hush3\n[four]\naws_access_key_id = four\naws_secret_access_key = hush4\n";
+    const CREDENTIALS: &str = "\
+        # comment\r\n[default]\r\naws_access_key_id = one\r\n\
+        aws_secret_access_key = s/e+c=#r;et\r\n\r\n[two words]\naws_access_key_id=two\n\
+        aws_secret_access_key=hush\naws_session_token = to==\n";
+    const CONFIG: &str = "\
+        [default]\nregion = eu-west-1\n\
+        s3 =\n  aws_access_key_id = nested\n  max_queue_size = 1000\n[profile two words]\n\
+        region=us-west-2\n[profile three]\naws_access_key_id = three\n\
+        aws_secret_access_key = hush3\n[four]\naws_access_key_id = four\n\
+        aws_secret_access_key = hush4\n";
 
     #[test]
     fn a_profile_is_found_by_name_or_by_default() {

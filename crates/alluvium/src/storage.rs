@@ -188,7 +188,7 @@ pub(crate) fn lock_directory(directory: &Path) -> Result<File, Failure> {
 /// |---|---|---|
 /// | does not exist | created and formatted | refused: its log is missing |
 /// | blank | formatted | refused: its log was erased |
-/// | a write-ahead log | opened; refused if it was in use | opened; recovery refuses a log other than the catalog's |
+/// | a write-ahead log | opened; refused if it was in use | opened; recovery refuses a foreign one |
 /// | something else | refused; formatted with --force-format | refused |
 /// | a damaged or unknown header | refused | refused |
 fn open_wal(

@@ -143,7 +143,9 @@ fn a_pipeline_is_answered_in_order_however_it_is_split() {
         pipeline.extend(request(words));
     }
     pipeline.extend_from_slice(b"PING\r\n");
-    let answers = b"+OK\r\n$1\r\n1\r\n$-1\r\n-ERR unknown command 'INCR', with args beginning with: 'a'\r\n:1\r\n$-1\r\n+PONG\r\n";
+    let answers =
+        b"+OK\r\n$1\r\n1\r\n$-1\r\n-ERR unknown command 'INCR', with args beginning with: \
+                    'a'\r\n:1\r\n$-1\r\n+PONG\r\n";
     let mut client = Client::new(&server);
     client.send(&pipeline);
     client.expect(answers);

@@ -66,7 +66,8 @@ fn users_are_added_and_log_in_and_no_password_is_logged() {
     let message = refused(1, &["user", "list", "--data-dir", data_dir]);
     assert!(message.contains("alluvium serve"), "{message}");
 
-    let listener = "{name = 'sasl', listen = '127.0.0.1:0', protocol = 'SASL_PLAINTEXT', sasl-mechanisms = ['PLAIN']}";
+    let listener = "{name = 'sasl', listen = '127.0.0.1:0', protocol = 'SASL_PLAINTEXT', \
+                    sasl-mechanisms = ['PLAIN']}";
     let mut command = alluvium();
     command.args(["serve", "--data-dir", data_dir, "--admin-listen", "none"]);
     command.args(["--wal-capacity", "64MiB", "--log", "trace", "--listener", listener]);
@@ -132,7 +133,8 @@ fn topic_and_bench_use_tls_and_log_in() {
     let (ca, other) = (authority(dir.path(), "ours"), authority(dir.path(), "other"));
     let both = dir.path().join("ours-server.pem").display().to_string();
     let listener = format!(
-        "{{name = 'both', listen = '127.0.0.1:0', protocol = 'SASL_SSL', tls-certificate = '{both}', tls-key = '{both}'}}"
+        "{{name = 'both', listen = '127.0.0.1:0', protocol = 'SASL_SSL', \
+         tls-certificate = '{both}', tls-key = '{both}'}}"
     );
     let mut command = alluvium();
     command.args(["serve", "--data-dir", data_dir, "--admin-listen", "none"]);
@@ -144,7 +146,8 @@ fn topic_and_bench_use_tls_and_log_in() {
     let config = |name: &str, ca: &Path, mechanism: &str, password: &str| {
         let file = dir.path().join(format!("{name}.properties"));
         let text = format!(
-            "security.protocol=SASL_SSL\nssl.ca.location={}\nsasl.mechanism={mechanism}\nsasl.username=a=l,ice\nsasl.password={password}\n",
+            "security.protocol=SASL_SSL\nssl.ca.location={}\nsasl.mechanism={mechanism}\n\
+             sasl.username=a=l,ice\nsasl.password={password}\n",
             ca.display()
         );
         std::fs::write(&file, text).unwrap();

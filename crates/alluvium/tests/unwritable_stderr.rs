@@ -257,7 +257,7 @@ fn a_server_survives_a_pipe_that_is_not_read() {
 }
 
 #[test]
-fn a_cache_survives_a_pipe_that_is_not_read() {
+fn a_cache_survives_a_full_disk_under_its_log() {
     let data = directory();
     let full = File::options().write(true).open("/dev/full").unwrap();
     let (clients, metrics) = (own_address(), own_address());

@@ -50,7 +50,12 @@ pub(crate) struct ProduceArgs {
     #[arg(long, value_name = "SIZE", default_value_t = Size::kib(64))]
     batch_size: Size,
     /// Maximum requests in flight on a connection.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u16).range(1..),
+    )]
     in_flight: u16,
 }
 

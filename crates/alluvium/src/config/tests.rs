@@ -348,7 +348,8 @@ fn ineffective_or_incomplete_security_options_are_refused() {
         (
             vec![
                 "--listener",
-                "{name='a', listen='127.0.0.1:1', protocol='SASL_PLAINTEXT', sasl-mechanisms=['OAUTHBEARER']}",
+                "{name='a', listen='127.0.0.1:1', protocol='SASL_PLAINTEXT', \
+                 sasl-mechanisms=['OAUTHBEARER']}",
             ],
             "oauth-jwks",
         ),
@@ -362,7 +363,8 @@ fn ineffective_or_incomplete_security_options_are_refused() {
         (
             vec![
                 "--listener",
-                "{name='a', listen='127.0.0.1:1', protocol='SASL_PLAINTEXT', sasl-mechanisms=['GSSAPI']}",
+                "{name='a', listen='127.0.0.1:1', protocol='SASL_PLAINTEXT', \
+                 sasl-mechanisms=['GSSAPI']}",
             ],
             "GSSAPI",
         ),

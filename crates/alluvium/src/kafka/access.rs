@@ -281,7 +281,8 @@ mod tests {
         let file = directory.path().join("a token");
         let module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLogin";
         let text = format!(
-            "sasl.mechanism=OAUTHBEARER\nsasl.login.callback.handler.class={module}CallbackHandler\nsasl.jaas.config={module}Module required;\nsasl.oauthbearer.token.endpoint.url={}\n",
+            "sasl.mechanism=OAUTHBEARER\nsasl.login.callback.handler.class={module}CallbackHandler\n\
+             sasl.jaas.config={module}Module required;\nsasl.oauthbearer.token.endpoint.url={}\n",
             Url::from_file_path(&file).unwrap()
         );
         let token = || Properties::parse(&text).unwrap().login().map(|login| login.password);

@@ -70,7 +70,12 @@ pub(crate) struct BenchArgs {
     record: Vec<Size>,
     /// Closed loop: keep this number of records outstanding; can be repeated. Latency is measured
     /// from the call of append. Default: 1, 64, 1024; with --model see --rate.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000), conflicts_with = "rate")]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000),
+        conflicts_with = "rate",
+    )]
     outstanding: Vec<u32>,
     /// Open loop: offer this number of bytes of records per second, evenly spaced, however long
     /// earlier ones take; can be repeated. Latency is measured from the time at which a record was
@@ -90,7 +95,12 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "SIZE")]
     window: Option<Size>,
     /// Block writes in flight.
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u16).range(1..=1024),
+    )]
     io_depth: u16,
     /// Then compare with fio on the same target with the same durability, in alternating rounds.
     /// Default: no.
@@ -106,10 +116,19 @@ pub(crate) struct BenchArgs {
     /// with --record, drop the log without closing it, as in a crash, and measure how fast it is
     /// opened again, compared with fio's sequential reads of 1MiB, in alternating rounds. Default:
     /// no.
-    #[arg(long, requires = "target", conflicts_with_all = ["fio", "model", "rate", "outstanding", "plot", "raise_limit"])]
+    #[arg(
+        long,
+        requires = "target",
+        conflicts_with_all = ["fio", "model", "rate", "outstanding", "plot", "raise_limit"],
+    )]
     recovery: bool,
     /// Number of rounds with --fio, --raise-limit and --recovery; medians are reported.
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 3,
+        value_parser = clap::value_parser!(u16).range(1..),
+    )]
     pairs: u16,
     /// With --fio: omit the table of all record sizes. Default: no.
     #[arg(long, requires = "fio")]
