@@ -33,9 +33,9 @@ impl Shared {
 
     /// Frees the space of a file whose name is durably removed. It is truncated from its end, with
     /// a rest after each step that lasts as long as the step, unless writers wait for the space. On
-    /// a file system mounted with `discard`, the disk is told what is free; a disk that discards
-    /// 128 MiB at once does nothing else meanwhile: flushes of a log on it then take 30 ms and
-    /// more, compared with 4 ms next to steps of 4 MiB.
+    /// a file system mounted with `discard`, the disk is informed of free space; a disk that
+    /// discards 128 MiB at once does nothing else meanwhile: flushes of a log on it then take 30 ms
+    /// and more, compared with 4 ms next to steps of 4 MiB.
     ///
     /// A file that is still being read is freed at once when it is last closed.
     pub(crate) fn free_file(&self, mut file: Arc<dyn File>) {

@@ -193,7 +193,7 @@ impl Counts {
         gone.min(self.expired_bytes.load(Ordering::Relaxed))
     }
 
-    /// Records the result of a scan for expired records: the next one is not due before `next_scan`.
+    /// Records the result of a scan for expired records: the next is not due before `next_scan`.
     /// `expiring_then`: the value from before the scan.
     pub(crate) fn found_expired(&self, expired_bytes: u64, expiring_then: u64, next_scan: u64) {
         self.expired_bytes.store(expired_bytes, Ordering::Relaxed);

@@ -207,7 +207,7 @@ async fn old_orphans_of_this_store_are_deleted_and_nothing_else() {
     };
     let days = |days: u64| Duration::from_secs(days * 24 * 60 * 60);
     let old = create(&ours.join("0000000000000009-old"), days(2));
-    let recent = create(&ours.join("0000000000000009-young"), days(0));
+    let recent = create(&ours.join("0000000000000009-recent"), days(0));
     let others =
         create(&directory.path().join("streams/another-store/0000000000000001-x"), days(9));
     let foreign = create(&directory.path().join("notes.txt"), days(9));

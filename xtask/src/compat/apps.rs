@@ -161,7 +161,8 @@ fn connect(peer: &Peer, class_path: &str, directory: &Path) -> Result<(), Error>
     ];
     let put = |name: &str, class: &str, topic: &str, file: &Path| {
         let config = format!(
-            "{{\"connector.class\":\"{class}\",\"tasks.max\":\"1\",\"{topic}\":\"connected\",\"file\":\"{}\"}}",
+            "\
+             {{\"connector.class\":\"{class}\",\"tasks.max\":\"1\",\"{topic}\":\"connected\",\"file\":\"{}\"}}",
             file.display()
         );
         let path = format!("/connectors/file-{name}/config");

@@ -299,7 +299,7 @@ impl Run<'_> {
                 let told: i64 = now.ranges().map(|range| range.end - range.start).sum();
                 let metrics = [LOST_OFFSETS, SKIPPED_OFFSETS].map(|name| process.metric(name));
                 let [lost, skipped] = metrics;
-                // Where markers are written, nobody tells the client their offsets.
+                // Where markers are written, the client does not know their offsets.
                 if self.case.image.load != Load::Transactional
                     && let Some(detail) = now.beyond(|partition| self.model.log(partition).next)
                 {
@@ -413,7 +413,7 @@ impl Run<'_> {
     }
 
     /// Have each idempotent producer go on in each partition, twice, so that one that is refused
-    /// for ever is told from one that is refused once.
+    /// for ever is distinguished from one that is refused once.
     fn go_on(&mut self, process: &mut Process) -> Result<bool, Error> {
         let mut refusals = Refusals::default();
         let mut worker = Worker::new(process.address, &mut self.model)?;

@@ -290,7 +290,8 @@ mod tests {
     #[test]
     fn losses_are_found_with_their_partition_however_it_is_written() {
         for line in [
-            "ERROR offsets 34 to 35 of partition 1 of topic orders are lost: the write-ahead log is",
+            "ERROR offsets 34 to 35 of partition 1 of topic orders are lost: the write-ahead log \
+             is",
             "ERROR orders-1 has lost offsets 34..36 to a damaged WAL; readers skip them",
             "ERROR topic \"orders\", partition 1: lost offsets 34..36 to damage",
             "ERROR partition 1 of orders has lost offsets 34..36.",

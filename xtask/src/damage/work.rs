@@ -157,7 +157,7 @@ impl<'a> Worker<'a> {
         Ok(base)
     }
 
-    /// Without an answer nobody knows whether the records are there.
+    /// Without an answer it is unknown whether the records are there.
     fn doubt(&mut self, sent: Result<i64, Error>, records: &[Record]) -> Result<i64, Error> {
         if sent.as_ref().is_err_and(|error| !error.is::<Refused>()) {
             self.model.doubtful.extend_from_slice(records);

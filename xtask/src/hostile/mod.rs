@@ -274,7 +274,8 @@ impl<'a> Attacks<'a> {
         if count > 0 {
             let each = |kib: u64| kib.saturating_sub(before_kib) as f64 / count as f64;
             println!(
-                "{name}: {:.1} KiB for each of {count} connections while they are held, {:.1} KiB at most",
+                "{name}: {:.1} KiB for each of {count} connections while they are held, {:.1} KiB \
+                 at most",
                 each(held_kib),
                 each(after_kib)
             );

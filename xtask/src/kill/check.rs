@@ -210,7 +210,8 @@ fn order(held: &Held, found: &mut Vec<Violation>) {
             let what =
                 if record.number < *expected { "a duplicate, or out of order" } else { "a gap" };
             found.push(Violation(format!(
-                "partition {partition}, offset {offset}: {record} where {}:{expected} was expected: {what}",
+                "partition {partition}, offset {offset}: {record} where {}:{expected} was \
+                 expected: {what}",
                 record.producer
             )));
             *expected = record.number + 1;

@@ -71,7 +71,8 @@ var (
     ),
     (
         "sasl",
-        "package sasl_test\n\nimport \"os\"\n\nvar saslTestConnect = os.Getenv(\"BOOTSTRAP_SASL\")\n",
+        "package sasl_test\n\nimport \"os\"\n\nvar saslTestConnect = \
+         os.Getenv(\"BOOTSTRAP_SASL\")\n",
     ),
     ("topics", "package topics\n\nimport \"os\"\n\nvar testBroker = os.Getenv(\"BOOTSTRAP\")\n"),
 ];

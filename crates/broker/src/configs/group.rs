@@ -65,7 +65,8 @@ use ConfigType::{Boolean, Int, List, String};
 #[rustfmt::skip]
 pub(crate) const SETTINGS: &[Setting] = &[
     ms("consumer.assignment.interval.ms", "group.consumer.assignment.interval.ms", "1000", Between(0, 15_000), false,
-        "How long a new assignment waits for further changes of the group. No effect here: assignments are computed at once."),
+        "How long a new assignment waits for further changes of the group. No effect here: \
+         assignments are computed at once."),
     ms("consumer.heartbeat.interval.ms", "group.consumer.heartbeat.interval.ms", "5000", AtLeast(1), true,
         "The heartbeat interval of members of a consumer group."),
     ms("consumer.session.timeout.ms", "group.consumer.session.timeout.ms", "45000", AtLeast(1), true,
@@ -74,9 +75,11 @@ pub(crate) const SETTINGS: &[Setting] = &[
     no_dead_letters("errors.deadletterqueue.topic.name", String, "",
         Allowed::Only("", "share groups do not support dead letter queues")),
     ms("share.assignment.interval.ms", "group.share.assignment.interval.ms", "1000", Between(0, 15_000), false,
-        "How long a new assignment waits for further changes of the group. No effect here: assignments are computed at once."),
+        "How long a new assignment waits for further changes of the group. No effect here: \
+         assignments are computed at once."),
     text("share.auto.offset.reset", String, "latest", Allowed::ShareStart,
-        "The start of a share group in a topic that is new to it: `earliest`, `latest`, or a time before now, `by_duration:PnDTnHnMn.nS`."),
+        "The start of a share group in a topic that is new to it: `earliest`, `latest`, or a time \
+         before now, `by_duration:PnDTnHnMn.nS`."),
     ms("share.delivery.count.limit", "group.share.delivery.count.limit", "5", Between(2, 10), true,
         "The number of deliveries after which a record that was not accepted is archived."),
     ms("share.heartbeat.interval.ms", "group.share.heartbeat.interval.ms", "5000", AtLeast(1), true,

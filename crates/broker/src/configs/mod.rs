@@ -207,7 +207,8 @@ impl Setting {
                 Err(format!("String must be one of: {}", values.join(", ")))
             }
             Allowed::Replicas if value != "*" && !is_replica(value) => Err(format!(
-                "{} must be the literal '*' or a list of replicas in the following format: [partitionId]:[brokerId],[partitionId]:[brokerId],...",
+                "{} must be the literal '*' or a list of replicas in the following format: \
+                 [partitionId]:[brokerId],[partitionId]:[brokerId],...",
                 self.name
             )),
             Allowed::PerIp => broker::per_ip(value).map(drop),
@@ -336,37 +337,44 @@ mod tests {
             (
                 "min.cleanable.dirty.ratio",
                 "2",
-                "Invalid value 2.0 for configuration min.cleanable.dirty.ratio: Value must be no more than 1",
+                "Invalid value 2.0 for configuration min.cleanable.dirty.ratio: Value must be no \
+                 more than 1",
             ),
             (
                 "min.cleanable.dirty.ratio",
                 "-1",
-                "Invalid value -1.0 for configuration min.cleanable.dirty.ratio: Value must be at least 0",
+                "Invalid value -1.0 for configuration min.cleanable.dirty.ratio: Value must be at \
+                 least 0",
             ),
             (
                 "min.cleanable.dirty.ratio",
                 "NaN",
-                "Invalid value NaN for configuration min.cleanable.dirty.ratio: Not a number of type DOUBLE",
+                "Invalid value NaN for configuration min.cleanable.dirty.ratio: Not a number of \
+                 type DOUBLE",
             ),
             (
                 "preallocate",
                 "yes",
-                "Invalid value yes for configuration preallocate: Expected value to be either true or false",
+                "Invalid value yes for configuration preallocate: Expected value to be either \
+                 true or false",
             ),
             (
                 "max.message.bytes",
                 "99999999999",
-                "Invalid value 99999999999 for configuration max.message.bytes: Not a number of type INT",
+                "Invalid value 99999999999 for configuration max.message.bytes: Not a number of \
+                 type INT",
             ),
             (
                 "cleanup.policy",
                 "foo",
-                "Invalid value foo for configuration cleanup.policy: String must be one of: compact, delete",
+                "Invalid value foo for configuration cleanup.policy: String must be one of: \
+                 compact, delete",
             ),
             (
                 "cleanup.policy",
                 "Delete",
-                "Invalid value Delete for configuration cleanup.policy: String must be one of: compact, delete",
+                "Invalid value Delete for configuration cleanup.policy: String must be one of: \
+                 compact, delete",
             ),
             (
                 "cleanup.policy",
@@ -376,22 +384,26 @@ mod tests {
             (
                 "message.timestamp.type",
                 "x",
-                "Invalid value x for configuration message.timestamp.type: String must be one of: CreateTime, LogAppendTime",
+                "Invalid value x for configuration message.timestamp.type: String must be one of: \
+                 CreateTime, LogAppendTime",
             ),
             (
                 "compression.type",
                 "foo",
-                "Invalid value foo for configuration compression.type: String must be one of: uncompressed, zstd, lz4, snappy, gzip, producer",
+                "Invalid value foo for configuration compression.type: String must be one of: \
+                 uncompressed, zstd, lz4, snappy, gzip, producer",
             ),
             (
                 "compression.gzip.level",
                 "0",
-                "Invalid value 0 for configuration compression.gzip.level: Value must be between 1 and 9 or equal to -1",
+                "Invalid value 0 for configuration compression.gzip.level: Value must be between \
+                 1 and 9 or equal to -1",
             ),
             (
                 "compression.lz4.level",
                 "18",
-                "Invalid value 18 for configuration compression.lz4.level: Value must be no more than 17",
+                "Invalid value 18 for configuration compression.lz4.level: Value must be no more \
+                 than 17",
             ),
         ] {
             assert_eq!(reason(name, value), expected);

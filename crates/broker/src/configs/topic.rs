@@ -64,25 +64,30 @@ use ConfigType::{Boolean, Double, Int, List, Long, String as Text};
 #[rustfmt::skip]
 pub(crate) const SETTINGS: &[Setting] = &[
     used(CLEANUP_POLICY, List, DELETE, OneOf(&[COMPACT, DELETE]), "log.cleanup.policy",
-        "How old records are removed. delete: by retention.ms and retention.bytes. compact: each record needs a key, and the last record of each key is kept. With neither, all are kept."),
+        "How old records are removed. delete: by retention.ms and retention.bytes. compact: each \
+         record needs a key, and the last record of each key is kept. With neither, all are kept."),
     used(GZIP_LEVEL, Int, "-1", MinusOneOr(1, 9), GZIP_LEVEL,
         "The level of gzip if compression.type is gzip; -1 for its default."),
     used(LZ4_LEVEL, Int, "9", Between(1, 17), LZ4_LEVEL,
         "The level of lz4 if compression.type is lz4."),
     used(COMPRESSION_TYPE, Text, "producer", OneOf(&["uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"]), COMPRESSION_TYPE,
-        "The compression of stored batches. producer: unchanged. With any other value, batches with other compression are recompressed, which costs processor time."),
+        "The compression of stored batches. producer: unchanged. With any other value, batches \
+         with other compression are recompressed, which costs processor time."),
     used(ZSTD_LEVEL, Int, "3", Between(-131_072, 22), ZSTD_LEVEL,
         "The level of zstd if compression.type is zstd."),
     used(DELETE_RETENTION_MS, Long, "86400000", AtLeast(0), "log.cleaner.delete.retention.ms",
-        "How long log compaction keeps a record without a value after compacting it for the first time."),
+        "How long log compaction keeps a record without a value after compacting it for the first \
+         time."),
     unused("errors.deadletterqueue.group.enable", Boolean, "false", Any, None,
         "Whether share groups may use it as a dead letter queue. No effect here: they have none."),
     unused("file.delete.delay.ms", Long, "60000", AtLeast(0), Some("log.segment.delete.delay.ms"),
         "How long files of deleted segments are kept. No effect here: a log has no segments."),
     unused("flush.messages", Long, FOREVER, AtLeast(1), Some("log.flush.interval.messages"),
-        "Records after which the log is flushed. No effect here: every record is flushed before it is acknowledged."),
+        "Records after which the log is flushed. No effect here: every record is flushed before \
+         it is acknowledged."),
     unused("flush.ms", Long, FOREVER, AtLeast(0), Some("log.flush.interval.ms"),
-        "Time after which the log is flushed. No effect here: every record is flushed before it is acknowledged."),
+        "Time after which the log is flushed. No effect here: every record is flushed before it \
+         is acknowledged."),
     unused("follower.replication.throttled.replicas", List, "", Replicas, None,
         "Replicas that are throttled as followers. No effect here: there is one replica."),
     unused("index.interval.bytes", Int, "4096", AtLeast(0), Some("log.index.interval.bytes"),
@@ -92,26 +97,33 @@ pub(crate) const SETTINGS: &[Setting] = &[
     unused("local.retention.bytes", Long, "-2", AtLeast(-2), Some("log.local.retention.bytes"),
         "Bytes kept on local disks. No effect here: old records are in the object store only."),
     unused("local.retention.ms", Long, "-2", AtLeast(-2), Some("log.local.retention.ms"),
-        "How long records are kept on local disks. No effect here: old records are in the object store only."),
+        "How long records are kept on local disks. No effect here: old records are in the object \
+         store only."),
     used(MAX_COMPACTION_LAG_MS, Long, FOREVER, AtLeast(1), "log.cleaner.max.compaction.lag.ms",
         "The age at which a record is compacted regardless of min.cleanable.dirty.ratio."),
     used(MAX_DECOMPRESSED_BYTES, Int, "2147483639", Between(1, 2_147_483_639), MAX_DECOMPRESSED_BYTES,
         "The largest record of a compressed batch in bytes, decompressed. The records of a batch \
          have at most 256 MiB together."),
     used(MAX_MESSAGE_BYTES, Int, "1048588", AtLeast(0), "message.max.bytes",
-        "The largest record batch in bytes, after compression. The server's limit, 16 MiB or half of its log cache if that is less, applies to greater values."),
+        "The largest record batch in bytes, after compression. The server's limit, 16 MiB or half \
+         of its log cache if that is less, applies to greater values."),
     used(TIMESTAMP_AFTER_MAX_MS, Long, "3600000", AtLeast(0), "log.message.timestamp.after.max.ms",
-        "How far a record's timestamp may be ahead of the server's clock. Not checked with LogAppendTime."),
+        "How far a record's timestamp may be ahead of the server's clock. Not checked with \
+         LogAppendTime."),
     used(TIMESTAMP_BEFORE_MAX_MS, Long, FOREVER, AtLeast(0), "log.message.timestamp.before.max.ms",
-        "How far a record's timestamp may be behind the server's clock. Not checked with LogAppendTime."),
-    used(TIMESTAMP_TYPE, Text, "CreateTime", OneOf(&["CreateTime", LOG_APPEND_TIME]), "log.message.timestamp.type",
-        "Whether records carry their producer's timestamp or the time of the append. A change applies to new batches."),
+        "How far a record's timestamp may be behind the server's clock. Not checked with \
+         LogAppendTime."),
+    used(TIMESTAMP_TYPE, Text, "CreateTime", OneOf(&["CreateTime", LOG_APPEND_TIME]),
+        "log.message.timestamp.type",
+        "Whether records carry their producer's timestamp or the time of the append. A change \
+         applies to new batches."),
     used(MIN_DIRTY_RATIO, Double, "0.5", Between(0, 1), "log.cleaner.min.cleanable.ratio",
         "The fraction of new data in a partition above which it is compacted."),
     used(MIN_COMPACTION_LAG_MS, Long, "0", AtLeast(0), "log.cleaner.min.compaction.lag.ms",
         "The age below which a record is not compacted."),
     unused("min.insync.replicas", Int, "1", Only("1", "a single server keeps one replica of each partition"), Some("min.insync.replicas"),
-        "The replicas that have a record when it is acknowledged. No effect here: only 1 is allowed."),
+        "The replicas that have a record when it is acknowledged. No effect here: only 1 is \
+         allowed."),
     unused("preallocate", Boolean, "false", Any, Some("log.preallocate"),
         "Whether segment files are preallocated. No effect here: a log has no segments."),
     unused("remote.copy.lag.bytes", Long, "-1", AtLeast(-1), Some("log.remote.copy.lag.bytes"),
@@ -119,16 +131,21 @@ pub(crate) const SETTINGS: &[Setting] = &[
     unused("remote.copy.lag.ms", Long, "0", AtLeast(-1), Some("log.remote.copy.lag.ms"),
         "The lag of copying to remote storage. No effect here: all records go to the object store."),
     unused("remote.log.copy.disable", Boolean, "false", Any, None,
-        "Whether copying to remote storage is disabled. No effect here: all records go to the object store."),
+        "Whether copying to remote storage is disabled. No effect here: all records go to the \
+         object store."),
     unused("remote.log.delete.on.disable", Boolean, "false", Any, None,
-        "Whether remote records are deleted when remote storage is disabled. No effect here: all records go to the object store."),
+        "Whether remote records are deleted when remote storage is disabled. No effect here: all \
+         records go to the object store."),
     unused("remote.storage.enable", Boolean, "false",
         Only("false", "Kafka's tiered storage is not supported; all records go to the object store regardless"), None,
-        "Whether Kafka's tiered storage is enabled. No effect here: all records go to the object store."),
+        "Whether Kafka's tiered storage is enabled. No effect here: all records go to the object \
+         store."),
     used(RETENTION_BYTES, Long, "-1", Any, "log.retention.bytes",
-        "The size to which a partition is cut by deleting its oldest records, object by object; at least this much is kept. Negative for no limit."),
+        "The size to which a partition is cut by deleting its oldest records, object by object; \
+         at least this much is kept. Negative for no limit."),
     used(RETENTION_MS, Long, "604800000", AtLeast(-1), "log.retention.ms",
-        "The age at which records are deleted, object by object, when the newest record of an object has reached it. -1 for no limit."),
+        "The age at which records are deleted, object by object, when the newest record of an \
+         object has reached it. -1 for no limit."),
     unused("segment.bytes", Int, "1073741824", AtLeast(1 << 20), Some("log.segment.bytes"),
         "The size of a segment's file. No effect here: a log has no segments."),
     unused("segment.index.bytes", Int, "10485760", AtLeast(4), Some("log.index.size.max.bytes"),

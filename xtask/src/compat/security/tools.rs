@@ -37,9 +37,8 @@ const ALL: &[Cases] = &[
                 "topics",
                 "a wrong password is refused",
                 "--command-config $FILES/wrong-password.properties --list",
-                &[
-                    "*SaslAuthenticationException*invalid credentials with SASL mechanism SCRAM-SHA-512*",
-                ],
+                &["*SaslAuthenticationException*invalid credentials with SASL mechanism \
+                     SCRAM-SHA-512*"],
             ),
             badly(
                 "topics",
@@ -56,7 +55,8 @@ const ALL: &[Cases] = &[
             well(
                 "console-consumer",
                 "nothing is read without permission",
-                "--command-config $FILES/alice.properties --topic tools --from-beginning --max-messages 2 --group of-alice",
+                "--command-config $FILES/alice.properties --topic tools --from-beginning \
+                 --max-messages 2 --group of-alice",
                 &[
                     "*TopicAuthorizationException: Not authorized to access topics: *tools*",
                     "Processed a total of 0 messages",
@@ -65,19 +65,22 @@ const ALL: &[Cases] = &[
             well(
                 "acls",
                 "reading is allowed by a name",
-                "--command-config $FILES/admin.properties --add --allow-principal User:alice --operation Read --topic tools",
+                "--command-config $FILES/admin.properties --add --allow-principal User:alice \
+                 --operation Read --topic tools",
                 &["*(principal=User:alice, host=*, operation=READ, permissionType=ALLOW)"],
             ),
             well(
                 "acls",
                 "groups are allowed by a prefix",
-                "--command-config $FILES/admin.properties --add --allow-principal User:alice --operation Read --group of- --resource-pattern-type prefixed",
+                "--command-config $FILES/admin.properties --add --allow-principal User:alice \
+                 --operation Read --group of- --resource-pattern-type prefixed",
                 &["*(principal=User:alice, host=*, operation=READ, permissionType=ALLOW)"],
             ),
             well(
                 "console-consumer",
                 "the topic is then readable",
-                "--command-config $FILES/alice.properties --topic tools --from-beginning --max-messages 2 --group of-alice",
+                "--command-config $FILES/alice.properties --topic tools --from-beginning \
+                 --max-messages 2 --group of-alice",
                 &["one", "two", "Processed a total of 2 messages"],
             ),
             well(
@@ -95,13 +98,15 @@ const ALL: &[Cases] = &[
             well(
                 "acls",
                 "a denial wins",
-                "--command-config $FILES/admin.properties --add --deny-principal User:alice --operation Read --topic too --resource-pattern-type prefixed",
+                "--command-config $FILES/admin.properties --add --deny-principal User:alice \
+                 --operation Read --topic too --resource-pattern-type prefixed",
                 &["*(principal=User:alice, host=*, operation=READ, permissionType=DENY)"],
             ),
             well(
                 "console-consumer",
                 "nothing is read any more",
-                "--command-config $FILES/alice.properties --topic tools --from-beginning --max-messages 2 --group of-alice",
+                "--command-config $FILES/alice.properties --topic tools --from-beginning \
+                 --max-messages 2 --group of-alice",
                 &[
                     "*TopicAuthorizationException: Not authorized to access topics: *tools*",
                     "Processed a total of 0 messages",
@@ -116,7 +121,9 @@ const ALL: &[Cases] = &[
             well(
                 "configs",
                 "a user is created",
-                "--command-config $FILES/admin.properties --alter --entity-type users --entity-name dave --add-config SCRAM-SHA-512=[iterations=8192,password=dave-has-this-secret]",
+                "--command-config $FILES/admin.properties --alter --entity-type users \
+                 --entity-name dave --add-config \
+                 SCRAM-SHA-512=[iterations=8192,password=dave-has-this-secret]",
                 &["Completed updating config for user dave."],
             ),
             well(
