@@ -113,7 +113,7 @@ fn topics_survive_a_graceful_stop_and_a_kill() {
     drop(server);
 
     server = Server::start(data.path(), &[]);
-    contains(&server.log, &["no clean shutdown"]);
+    contains(&server.log, &["an unclean shutdown"]);
     let listed = ok_json(&["topic", "list", "--bootstrap", &server.kafka, "--json"]);
     let names: Vec<_> = listed.as_array().unwrap().iter().map(|topic| &topic["name"]).collect();
     assert_eq!(names, ["orders"]);
@@ -633,13 +633,13 @@ fn a_failed_log_ends_the_server_with_an_exit_code_of_its_own() {
     prlimit(Some(server.pid()), Resource::Fsize, none).unwrap();
     let answer = produce(&server.kafka, "orders", b"after");
     assert!(!matches!(answer, Ok(0)), "acknowledged although nothing was written: {answer:?}");
-    server.wait_for("the server stops");
+    server.wait_for("the write-ahead log has failed, the server stops");
     let (status, log) = server.end();
     assert_eq!(status.code(), Some(3), "{log}");
     contains(
         &log,
         &[
-            "the server stops, since nothing can be acknowledged",
+            "the write-ahead log has failed, the server stops",
             text(&data.path().join("wal")),
             "File too large",
         ],
@@ -669,7 +669,7 @@ fn trusting_the_device_is_logged() {
         &[
             "durability `device`",
             "power failure",
-            "by threads, no write is flushed",
+            "by threads, writes are not flushed",
             "For trials only",
         ],
     );

@@ -89,7 +89,7 @@ fn values_are_set_read_and_deleted() {
         [(b"", b"1"), (&large[..MAX_KEY_BYTES + 1], b"1"), (b"b", &large[..])];
     for (key, value) in wrong {
         let (answer, _) = shop.ask_and_see(&[b"MSET", b"new", b"1", key, value]);
-        assert!(answer.starts_with(b"-ERR a "), "{}", answer.escape_ascii());
+        assert!(answer.starts_with(b"-ERR the "), "{}", answer.escape_ascii());
         shop.expect("EXISTS new", ":0\r\n");
     }
     let (answer, _) = shop.ask_and_see(&[b"SET", b"\r\n\0", b"\xff\r\n"]);
@@ -383,7 +383,7 @@ fn an_answer_that_is_too_large_is_an_error_and_the_connection_continues() {
     }
     shop.refuses("MGET a a a", "the answer is too large");
     let (answer, _) = shop.ask_and_see(&[b"SET", b"a", &vec![1; 2_000_000]]);
-    assert!(answer.starts_with(b"-ERR a record of 2000017 bytes"), "{}", answer.escape_ascii());
+    assert!(answer.starts_with(b"-ERR the record has 2000017 bytes"), "{}", answer.escape_ascii());
     shop.expect("PING", "+PONG\r\n");
 }
 
