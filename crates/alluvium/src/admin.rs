@@ -31,7 +31,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 pub(crate) use self::health::{Condition, Health};
-use self::visits::{Bounds, Visits};
+use self::visits::{AdminListener, Bounds};
 use crate::log_queue;
 use crate::output::Failure;
 
@@ -77,13 +77,14 @@ impl Admin {
             .route("/readyz", get(async |State(shown): State<Arc<Shown>>| shown.health.ready()))
             .route("/healthz", get(async |State(shown): State<Arc<Shown>>| shown.health.health()))
             .with_state(shown.clone())
-            .layer(map_response(visits::is_last));
-        let visits = Visits::new(listener, bounds);
+            .layer(map_response(visits::mark_last));
+        let listener = AdminListener::new(listener, bounds);
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
             // Dropping the sender stops the port too.
             let stopped = async { drop(stopped.await) };
-            if let Err(error) = axum::serve(visits, routes).with_graceful_shutdown(stopped).await {
+            if let Err(error) = axum::serve(listener, routes).with_graceful_shutdown(stopped).await
+            {
                 tracing::error!("the admin port failed: {error}");
             }
         });

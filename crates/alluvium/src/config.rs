@@ -428,7 +428,7 @@ impl fmt::Display for ServeConfig {
             self.group_initial_rebalance_delay,
             self.group_min_session_timeout,
             self.group_max_session_timeout,
-            self.group_times.told(),
+            self.group_times.to_log_text(),
             self.group_max_size,
             self.offsets_retention_check_interval,
         )

@@ -36,11 +36,11 @@ pub(crate) const SOCKET: &str = "alluvium.sock";
 /// Limit on a request; real ones are much shorter.
 const MAX_REQUEST_BYTES: u64 = 16 << 10;
 /// Time limit for the request, which a client sends at once.
-const REQUEST_WITHIN: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time that a stopping server waits for a step in progress.
-const STEP_ENDS_WITHIN: Duration = Duration::from_secs(5);
+const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of the replies that report progress.
-const TELL_EVERY: Duration = Duration::from_millis(500);
+const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// (Without `Debug`, so that no log contains a password.)
 #[derive(Deserialize, Serialize)]
@@ -242,10 +242,10 @@ impl Control {
     }
 
     /// Cuts off what was added to the file for requests that ended when the log was closed. A file
-    /// that is still being extended after [`STEP_ENDS_WITHIN`] keeps its length.
+    /// that is still being extended after [`STEP_TIMEOUT`] keeps its length.
     pub(crate) async fn closed(self) {
         let step = self.resizer.steps.lock();
-        if let Ok(_step) = tokio::time::timeout(STEP_ENDS_WITHIN, step).await {
+        if let Ok(_step) = tokio::time::timeout(STEP_TIMEOUT, step).await {
             self.resizer.shorten().await;
         }
     }
@@ -295,28 +295,31 @@ async fn answer(stream: UnixStream, resizer: Arc<Resizer>, users: UserAdmin) -> 
     let (read, mut write) = stream.into_split();
     let mut line = String::new();
     let mut read = tokio::io::BufReader::new(read.take(MAX_REQUEST_BYTES));
-    tokio::time::timeout(REQUEST_WITHIN, read.read_line(&mut line)).await??;
+    tokio::time::timeout(REQUEST_TIMEOUT, read.read_line(&mut line)).await??;
     let (wal, capacity_bytes) = match serde_json::from_str(&line) {
         Ok(Request::Resize { wal, capacity_bytes }) => (wal, capacity_bytes),
         Ok(request) => {
             let reply = change_users(&users, request).await;
-            return tell(&mut write, &reply.unwrap_or_else(|reason| Reply::Failed { reason }))
-                .await;
+            return send_reply(
+                &mut write,
+                &reply.unwrap_or_else(|reason| Reply::Failed { reason }),
+            )
+            .await;
         }
         Err(error) => {
             let reason = format!("the server cannot parse the request: {error}");
-            return tell(&mut write, &Reply::Failed { reason }).await;
+            return send_reply(&mut write, &Reply::Failed { reason }).await;
         }
     };
     if wal != resizer.wal {
-        return tell(&mut write, &Reply::OtherLog).await;
+        return send_reply(&mut write, &Reply::OtherLog).await;
     }
-    let (told, mut telling) = watch::channel(None);
+    let (reports, mut updates) = watch::channel(None);
     // In a task of its own, because it continues if the client disconnects.
-    tokio::spawn(resizer.resize(Size { bytes: capacity_bytes }, told));
-    while telling.changed().await.is_ok() {
-        let Some(reply) = telling.borrow_and_update().clone() else { continue };
-        tell(&mut write, &reply).await?;
+    tokio::spawn(resizer.resize(Size { bytes: capacity_bytes }, reports));
+    while updates.changed().await.is_ok() {
+        let Some(reply) = updates.borrow_and_update().clone() else { continue };
+        send_reply(&mut write, &reply).await?;
         if reply.is_outcome() {
             break;
         }
@@ -349,7 +352,7 @@ async fn change_users(users: &UserAdmin, request: Request) -> Result<Reply, Stri
     }
 }
 
-async fn tell(write: &mut OwnedWriteHalf, reply: &Reply) -> io::Result<()> {
+async fn send_reply(write: &mut OwnedWriteHalf, reply: &Reply) -> io::Result<()> {
     let mut line = serde_json::to_string(reply)?;
     line.push('\n');
     write.write_all(line.as_bytes()).await
@@ -367,7 +370,7 @@ struct Resizer {
     steps: Mutex<()>,
 }
 
-type Told = watch::Sender<Option<Reply>>;
+type Reports = watch::Sender<Option<Reply>>;
 
 impl Resizer {
     fn new(config: &ServeConfig, wal: Target, device: SharedDevice, store: Store) -> Self {
@@ -376,13 +379,13 @@ impl Resizer {
         Self { config: config.clone(), wal, device, store, whole, steps: Mutex::default() }
     }
 
-    async fn resize(self: Arc<Self>, wanted: Size, told: Told) {
+    async fn resize(self: Arc<Self>, wanted: Size, reports: Reports) {
         let path = self.config.wal.display();
         let before = Size { bytes: self.store.wal_header().capacity_bytes };
         if before != wanted {
             tracing::info!("{path}: resizing from {before} to {wanted}");
         }
-        let outcome = match self.try_resize(wanted, &told).await {
+        let outcome = match self.try_resize(wanted, &reports).await {
             Ok(()) => {
                 tracing::info!("{path}: the capacity of the write-ahead log is now {wanted}");
                 Reply::Done
@@ -393,27 +396,27 @@ impl Resizer {
             }
         };
         self.cut_off().await;
-        told.send_replace(Some(outcome));
+        reports.send_replace(Some(outcome));
     }
 
-    async fn try_resize(&self, wanted: Size, told: &Told) -> Result<(), String> {
+    async fn try_resize(&self, wanted: Size, reports: &Reports) -> Result<(), String> {
         let mut resizing = {
             let _step = self.steps.lock().await;
             if wanted.bytes != self.store.wal_header().capacity_bytes {
                 self.check(wanted)?;
             }
             if wanted.bytes > self.device.capacity_bytes() {
-                self.enlarge(wanted, told.clone()).await?;
+                self.enlarge(wanted, reports.clone()).await?;
             }
-            self.store.request_resize(wanted.bytes).map_err(in_words)?
+            self.store.request_resize(wanted.bytes).map_err(describe)?
         };
-        let mut tick = tokio::time::interval(TELL_EVERY);
+        let mut tick = tokio::time::interval(REPORT_INTERVAL);
         loop {
             tokio::select! {
-                outcome = &mut resizing => return outcome.map(drop).map_err(in_words),
+                outcome = &mut resizing => return outcome.map(drop).map_err(describe),
                 _ = tick.tick() => {
                     let distance_bytes = self.store.stats().wal.resize_distance_bytes;
-                    told.send_replace(Some(Reply::Waiting { distance_bytes }));
+                    reports.send_replace(Some(Reply::Waiting { distance_bytes }));
                 }
             }
         }
@@ -431,10 +434,10 @@ impl Resizer {
         })
     }
 
-    async fn enlarge(&self, wanted: Size, told: Told) -> Result<(), String> {
+    async fn enlarge(&self, wanted: Size, reports: Reports) -> Result<(), String> {
         let device = self.device.clone();
         let progress: alluvium_device::Progress = Arc::new(move |done_bytes, total_bytes| {
-            told.send_replace(Some(Reply::Extending { done_bytes, total_bytes }));
+            reports.send_replace(Some(Reply::Extending { done_bytes, total_bytes }));
         });
         tokio::task::spawn_blocking(move || device.set_capacity(wanted.bytes, Some(&progress)))
             .await
@@ -473,7 +476,7 @@ impl Resizer {
     }
 }
 
-fn in_words(error: ResizeError) -> String {
+fn describe(error: ResizeError) -> String {
     match error {
         ResizeError::Replaced { capacity_bytes } => {
             format!("replaced by a later request, for {}", Size { bytes: capacity_bytes })

@@ -88,8 +88,8 @@ mod tests {
             format!("https://me:SECRET@{address}:1/jwks?key=SECRET"),
         ] {
             let error = read(&jwks).await.unwrap_err();
-            let told = format!("{}: {error}", without_secrets(&jwks));
-            assert!(!told.contains("SECRET"), "{told}");
+            let message = format!("{}: {error}", without_secrets(&jwks));
+            assert!(!message.contains("SECRET"), "{message}");
         }
         assert_eq!(without_secrets("https://me:SECRET@a:8/b?c=SECRET#d"), "https://a:8/b");
         assert_eq!(without_secrets("/etc/jwks?"), "/etc/jwks?");

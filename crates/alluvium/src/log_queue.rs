@@ -121,14 +121,14 @@ impl LogQueue {
 
     /// Writes lines forever. A failed write is not repeated: the next line is the next attempt.
     fn write_to(&self, mut to: impl Write) {
-        let mut told = 0;
+        let mut reported = 0;
         loop {
             let line = self.next_line();
             let dropped = self.dropped.load(Ordering::Relaxed);
-            if dropped > told {
-                let notice = format!("{} lines of the log were dropped\n", dropped - told);
+            if dropped > reported {
+                let notice = format!("{} lines of the log were dropped\n", dropped - reported);
                 if to.write_all(notice.as_bytes()).is_ok() {
-                    told = dropped;
+                    reported = dropped;
                 }
             }
             if to.write_all(&line).is_err() {

@@ -21,7 +21,7 @@ pub(crate) enum Failure {
     Usage(String),
     /// A check could not read what it was to check: exit code 2, so that 1 is reserved for its
     /// findings.
-    NotLooked(String),
+    NotChecked(String),
     /// The write-ahead log failed while serving: exit code 3.
     WalFailed(String),
 }
@@ -33,9 +33,9 @@ impl Failure {
     }
 
     /// Converts the failure of a check that could not read its target.
-    pub(crate) fn not_looked(self) -> Self {
+    pub(crate) fn not_checked(self) -> Self {
         match self {
-            Self::Failed(message) => Self::NotLooked(message),
+            Self::Failed(message) => Self::NotChecked(message),
             other => other,
         }
     }
@@ -44,7 +44,7 @@ impl Failure {
     pub(crate) fn report(&self) -> ExitCode {
         let (code, message) = match self {
             Self::Failed(message) => (1, message),
-            Self::Usage(message) | Self::NotLooked(message) => (2, message),
+            Self::Usage(message) | Self::NotChecked(message) => (2, message),
             Self::WalFailed(message) => (3, message),
         };
         let line = format!("error: {message}\n");

@@ -39,33 +39,33 @@ impl Bounds {
 }
 
 /// A listener whose connections have a deadline.
-pub(super) struct Visits {
+pub(super) struct AdminListener {
     listener: TcpListener,
     bounds: Bounds,
     /// The oldest first. Dropping a sender ends its connection.
     open: VecDeque<oneshot::Sender<()>>,
 }
 
-impl Visits {
+impl AdminListener {
     pub(super) fn new(listener: TcpListener, bounds: Bounds) -> Self {
         Self { listener, bounds, open: VecDeque::new() }
     }
 }
 
-impl Listener for Visits {
-    type Io = Visit;
+impl Listener for AdminListener {
+    type Io = AdminConnection;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (Visit, SocketAddr) {
+    async fn accept(&mut self) -> (AdminConnection, SocketAddr) {
         let (socket, peer) = Listener::accept(&mut self.listener).await;
-        self.open.retain(|visit| !visit.is_closed());
+        self.open.retain(|connection| !connection.is_closed());
         if self.open.len() >= self.bounds.connections {
             self.open.pop_front();
         }
-        let (stay, sent_away) = oneshot::channel();
-        self.open.push_back(stay);
-        let end = Box::pin(timeout(self.bounds.time, sent_away));
-        (Visit { socket, end, is_over: false }, peer)
+        let (keep, close) = oneshot::channel();
+        self.open.push_back(keep);
+        let end = Box::pin(timeout(self.bounds.time, close));
+        (AdminConnection { socket, end, is_over: false }, peer)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -74,40 +74,40 @@ impl Listener for Visits {
 }
 
 /// A connection with a deadline.
-pub(super) struct Visit {
+pub(super) struct AdminConnection {
     socket: TcpStream,
     /// Completes at the deadline, or when the connection is closed in favor of another one.
     end: Pin<Box<Timeout<oneshot::Receiver<()>>>>,
     is_over: bool,
 }
 
-impl Visit {
+impl AdminConnection {
     /// Fails once the connection must end; also registers the calling task to be woken then.
-    fn goes_on(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+    fn check_deadline(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         // A completed future must not be polled again.
         self.is_over = self.is_over || self.end.as_mut().poll(cx).is_ready();
         if self.is_over { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
 }
 
-impl AsyncRead for Visit {
+impl AsyncRead for AdminConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         to: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.goes_on(cx)?;
+        self.check_deadline(cx)?;
         Pin::new(&mut self.socket).poll_read(cx, to)
     }
 }
 
-impl AsyncWrite for Visit {
+impl AsyncWrite for AdminConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         from: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.goes_on(cx)?;
+        self.check_deadline(cx)?;
         Pin::new(&mut self.socket).poll_write(cx, from)
     }
 
@@ -116,7 +116,7 @@ impl AsyncWrite for Visit {
         cx: &mut Context<'_>,
         from: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.goes_on(cx)?;
+        self.check_deadline(cx)?;
         Pin::new(&mut self.socket).poll_write_vectored(cx, from)
     }
 
@@ -134,7 +134,7 @@ impl AsyncWrite for Visit {
 }
 
 /// Marks the answer as the last one of its connection, for the client and for the HTTP server.
-pub(super) async fn is_last(mut answer: Response) -> Response {
+pub(super) async fn mark_last(mut answer: Response) -> Response {
     answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     answer
 }

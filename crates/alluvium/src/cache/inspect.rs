@@ -66,7 +66,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
         reports.push(report);
         Ok::<_, Failure>(())
     });
-    let journal_bytes = looked.map_err(Failure::not_looked)?;
+    let journal_bytes = looked.map_err(Failure::not_checked)?;
     show(args, &reports, journal_bytes, kept_aside(&args.directory)?)?;
     verdict(&args.directory, reports.iter().any(is_damaged))
 }
@@ -137,7 +137,7 @@ fn show(
 }
 
 fn kept_aside(directory: &Path) -> Result<KeptAside, Failure> {
-    alluvium_journal::kept_aside(directory).map_err(|error| Failure::from(error).not_looked())
+    alluvium_journal::kept_aside(directory).map_err(|error| Failure::from(error).not_checked())
 }
 
 /// Reports files that were set aside: they are no longer journals of the cache, and take space.
@@ -175,7 +175,7 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<(), Failure> {
         }
         Ok(())
     });
-    looked.map_err(Failure::not_looked)?;
+    looked.map_err(Failure::not_checked)?;
     if has_damaged_bytes {
         output::line(
             "Damaged records are not used: a read of such a key is an error, or finds nothing, \

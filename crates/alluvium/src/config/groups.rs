@@ -105,8 +105,8 @@ impl GroupTimes {
     }
 
     /// Formats the times for the log, by option name.
-    pub(super) fn told(&self) -> String {
-        let mut told = Vec::new();
+    pub(super) fn to_log_text(&self) -> String {
+        let mut entries = Vec::new();
         for (kind, times) in [("consumer", &self.consumer), ("share", &self.share)] {
             for (end, time) in [
                 ("heartbeat-interval", times.heartbeat_interval),
@@ -116,9 +116,9 @@ impl GroupTimes {
                 ("min-session-timeout", times.min_session_timeout),
                 ("max-session-timeout", times.max_session_timeout),
             ] {
-                told.push(format!("group-{kind}-{end}={}", Span(time)));
+                entries.push(format!("group-{kind}-{end}={}", Span(time)));
             }
         }
-        told.join(" ")
+        entries.join(" ")
     }
 }

@@ -38,8 +38,8 @@ impl Stream {
             .map_err(|_| format!("{host} is not a name that a certificate can have"))?;
         let (plain, inner) = UnixStream::pair().map_err(|error| error.to_string())?;
         let broken = Arc::new(OnceLock::new());
-        let (told, telling) = (broken.clone(), mpsc::channel());
-        let (tell, outcome) = telling;
+        let (failure, channel) = (broken.clone(), mpsc::channel());
+        let (sender, outcome) = channel;
         let carry = async move {
             let shaken = async {
                 socket.set_nonblocking(true)?;
@@ -49,14 +49,14 @@ impl Stream {
                 io::Result::Ok((encrypted, tokio::net::UnixStream::from_std(inner)?))
             };
             match shaken.await {
-                Err(error) => drop(tell.send(Err(format!("TLS handshake failed: {error}")))),
+                Err(error) => drop(sender.send(Err(format!("TLS handshake failed: {error}")))),
                 Ok((mut encrypted, mut inner)) => {
-                    let _ = tell.send(Ok(()));
+                    let _ = sender.send(Ok(()));
                     // With TLS 1.3, a server refuses a certificate only after the client's
                     // handshake.
                     let carried = tokio::io::copy_bidirectional(&mut encrypted, &mut inner).await;
                     if let Err(error) = carried {
-                        let _ = told.set(error.to_string());
+                        let _ = failure.set(error.to_string());
                     }
                 }
             }

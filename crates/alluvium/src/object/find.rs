@@ -44,14 +44,14 @@ pub(super) async fn find(place: &str, s3: &S3Args) -> Result<Vec<Found>, Failure
         in_files(Path::new(place)).await?
     };
     if found.is_empty() {
-        return Err(Failure::NotLooked(format!("{place}: no object found")));
+        return Err(Failure::NotChecked(format!("{place}: no object found")));
     }
     Ok(found)
 }
 
 async fn in_files(path: &Path) -> Result<Vec<Found>, Failure> {
     let failed =
-        |error: &dyn std::fmt::Display| Failure::NotLooked(format!("{}: {error}", path.display()));
+        |error: &dyn std::fmt::Display| Failure::NotChecked(format!("{}: {error}", path.display()));
     let metadata = std::fs::metadata(path).map_err(|error| failed(&error))?;
     let path = path.canonicalize().map_err(|error| failed(&error))?;
     // A server's way of opening the store would create the directory and clean it up.
@@ -81,7 +81,7 @@ async fn in_bucket(bucket: Bucket) -> Result<Vec<Found>, Failure> {
     let location =
         Location::parse(&key).map_err(|error| Failure::Usage(format!("{shown}{key}: {error}")))?;
     let size = alluvium_stream::object_size(&*store, &location).await;
-    match size.map_err(|error| not_looked(&format!("{shown}{location}"), &error))? {
+    match size.map_err(|error| not_checked(&format!("{shown}{location}"), &error))? {
         Some(size_bytes) => {
             let shown = format!("{shown}{location}");
             Ok(vec![Found { store, location, size_bytes, shown }])
@@ -96,7 +96,7 @@ async fn list(
     shown: &str,
 ) -> Result<Vec<Found>, Failure> {
     let listing = alluvium_stream::list_objects(&*store, prefix).await;
-    let objects = listing.map_err(|error| not_looked(shown, &error))?.into_iter();
+    let objects = listing.map_err(|error| not_checked(shown, &error))?.into_iter();
     let found = objects.map(|meta| Found {
         store: store.clone(),
         shown: format!("{shown}{}", meta.location),
@@ -106,6 +106,6 @@ async fn list(
     Ok(found.collect())
 }
 
-fn not_looked(shown: &str, error: &ObjectError) -> Failure {
-    Failure::NotLooked(format!("{shown}: {}", error.reason()))
+fn not_checked(shown: &str, error: &ObjectError) -> Failure {
+    Failure::NotChecked(format!("{shown}: {}", error.reason()))
 }

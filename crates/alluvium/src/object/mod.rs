@@ -82,7 +82,7 @@ fn failure(shown: &str, error: &ObjectError) -> Failure {
     let message = format!("{shown}: {}", error.reason());
     match error {
         ObjectError::Damaged { .. } => Failure::Failed(message),
-        ObjectError::Store { .. } => Failure::NotLooked(message),
+        ObjectError::Store { .. } => Failure::NotChecked(message),
     }
 }
 

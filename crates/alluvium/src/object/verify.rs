@@ -124,7 +124,7 @@ pub(super) async fn run(args: &VerifyArgs) -> Result<(), Failure> {
             "{} of {many} damaged; first {first}",
             counted(bad, "object is", "objects are")
         ))),
-        (None, Some(first)) => Err(Failure::NotLooked(format!(
+        (None, Some(first)) => Err(Failure::NotChecked(format!(
             "{not_seen} of {} could not be read; first {first}",
             counted(many, "object", "objects")
         ))),

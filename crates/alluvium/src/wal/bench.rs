@@ -480,11 +480,11 @@ impl<'a> Bench<'a> {
     /// Runs the configured number of rounds; the argument of `round` selects the reverse order.
     fn rounds<R>(&self, round: impl Fn(bool) -> Result<R, Failure>) -> Result<Vec<R>, Failure> {
         let pairs = self.args.pairs;
-        let told = |n: u16| {
+        let run = |n: u16| {
             eprintln!("round {} of {pairs}", n + 1);
             round(n % 2 == 1)
         };
-        (0..pairs).map(told).collect()
+        (0..pairs).map(run).collect()
     }
 
     /// Measures each record size and each of fio's jobs once, alternating.

@@ -50,11 +50,11 @@ struct Verified {
 /// It is damaged (exit code 1), or cannot be checked (2).
 pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let path = args.log.path();
-    let device = open_read_only(path).map_err(Failure::not_looked)?;
+    let device = open_read_only(path).map_err(Failure::not_checked)?;
     let inspection = Wal::inspect(&device).map_err(refusal)?;
     let meter = Meter::new(format!("verifying {}", path.display()));
-    let streams = args.catalog.streams().map_err(Failure::not_looked)?;
-    let scan = scan(&device, &streams, &meter.callback()).map_err(Failure::not_looked)?;
+    let streams = args.catalog.streams().map_err(Failure::not_checked)?;
+    let scan = scan(&device, &streams, &meter.callback()).map_err(Failure::not_checked)?;
     drop(meter);
     let inspected = Inspected::of(&device, &inspection);
     let mut complaints = inspected.complaints();
@@ -79,5 +79,5 @@ fn refusal(error: OpenError) -> Failure {
     let damaged =
         matches!(error, OpenError::HeaderDamaged { .. } | OpenError::HeaderConflict { .. });
     let failure = unusable(error);
-    if damaged { failure } else { failure.not_looked() }
+    if damaged { failure } else { failure.not_checked() }
 }
