@@ -56,7 +56,7 @@ mod tests {
     #[test]
     #[ignore = "ends the process; the other tests of this module start it"]
     fn child() {
-        let case = std::env::var(CASE).expect("the parent sets it");
+        let case = std::env::var(CASE).expect("the parent process sets it");
         let log = crate::log_queue::start().unwrap();
         end_process_on_panic(log);
         if case == "with a blocked log" {

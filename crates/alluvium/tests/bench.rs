@@ -44,9 +44,13 @@ fn produced_records_are_consumed_and_counted() {
 
     let done = bench(&["consume", "load"]);
     let bytes = done["bytes"].as_u64().unwrap();
-    assert!(bytes > batches * 16_000 && bytes < batches * 18_000, "with what batches add: {bytes}");
+    assert!(
+        bytes > batches * 16_000 && bytes < batches * 18_000,
+        "including batch headers: \
+                                                                   {bytes}"
+    );
     let one = bench(&["consume", "load", "--connections", "1", "--fetch-size", "1B"]);
-    assert_eq!(one["bytes"], bytes, "one reader of all, a batch at a time");
+    assert_eq!(one["bytes"], bytes, "one reader of all partitions, a batch at a time");
 
     // The topic is read repeatedly until the time is over.
     let again = bench(&["consume", "load", "--duration", "2s"]);
@@ -66,7 +70,7 @@ fn a_rate_offers_exactly_its_batches() {
     ok(&[&["topic", "create", "load", "--partitions", "2"], &at[..]].concat());
     let pace = ["--rate", "1MiB", "--duration", "1s", "--batch-size", "64KiB"];
     let done = ok_json(&[&["bench", "produce", "load", "--json"], &pace[..], &at].concat());
-    assert_eq!(done["bytes"], MIB, "however long they took");
+    assert_eq!(done["bytes"], MIB, "regardless of their latency");
     let told = ok(&[&["bench", "produce", "load"], &pace[..], &at].concat());
     contains(&told, &["TOPIC", "RATE", "P99.9", "load", "1.0 MiB", "16"]);
 }

@@ -490,7 +490,7 @@ fn a_restart_keeps_data_whatever_the_durability() {
         let (status, log) = server.stop(Signal::TERM);
         assert!(status.success(), "{log}");
         contains(&log, &["SIGTERM: stopping", "stopped: the cache is closed"]);
-        assert_eq!(client.rest(), "", "it is disconnected");
+        assert_eq!(client.rest(), "", "the client is disconnected");
         let server = start(directory.path(), &more);
         contains(&server.log, &["299 keys"]);
         let mut client = Client::new(&server);
@@ -602,7 +602,7 @@ fn unusable_options_are_refused() {
     contains(&refuse(2, &["--password-file", "/nowhere"]), &["/nowhere"]);
     contains(&refuse(2, &["--when-full", "cry"]), &["neither `evict` nor `refuse`"]);
     contains(&refuse(2, &["--min-rate", "0"]), &["--min-rate", "at least 1B"]);
-    assert!(!directory.path().join("cache").exists(), "nothing was made");
+    assert!(!directory.path().join("cache").exists(), "nothing was created");
     let server = start(directory.path(), &[]);
     contains(&refuse(1, &["--listen", "127.0.0.1:0"]), &["in use by another process"]);
     contains(&refuse(1, &["--listen", &server.redis]), &["cannot listen", &server.redis]);
@@ -682,7 +682,7 @@ fn failing_eviction_is_reported_until_it_succeeds() {
         let info = Client::new(server).bulk(&["INFO"]).unwrap();
         let info = String::from_utf8(info).unwrap();
         let info = info.lines().find_map(|it| it.strip_prefix("upkeep_failed:"));
-        let of = |told: Option<&str>| told.expect("it is there").to_string();
+        let of = |told: Option<&str>| told.expect("the value exists").to_string();
         (health, of(metric), of(info))
     };
     // As soon as the maintenance in the background has finished.

@@ -33,7 +33,7 @@ fn metric(server: &Server, name: &str) -> u64 {
     let (_, metrics) = server.get("/metrics");
     let value = |line: &str| {
         let (metric, value) = line.strip_prefix("alluvium_")?.split_once(' ')?;
-        (metric == name).then(|| value.parse().expect("a whole number"))
+        (metric == name).then(|| value.parse().expect("an integer"))
     };
     metrics.lines().find_map(value).unwrap_or_else(|| panic!("no {name} in: {metrics}"))
 }
@@ -41,7 +41,7 @@ fn metric(server: &Server, name: &str) -> u64 {
 fn wait_for(what: &str, done: impl Fn() -> bool) {
     let began = Instant::now();
     while !done() {
-        assert!(began.elapsed() < HANGS, "never came: {what}");
+        assert!(began.elapsed() < HANGS, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -74,7 +74,7 @@ fn cold_reads_after_a_restart_are_served_from_disk() {
     let bytes = consumed(&server);
     assert!(bytes >= 8 << 20 && gets(&server) > 0, "{bytes} bytes by {} GETs", gets(&server));
     let put = || metric(&server, "disk_cache_writes_total");
-    wait_for("all on disk", || put() >= metric(&server, "disk_cache_misses_total"));
+    wait_for("writes to the disk cache", || put() >= metric(&server, "disk_cache_misses_total"));
     assert_eq!(metric(&server, "disk_cache_dropped_writes_total"), 0);
     let (status, log) = server.stop(Signal::TERM);
     assert_eq!(status.code(), Some(0), "{log}");
@@ -83,7 +83,7 @@ fn cold_reads_after_a_restart_are_served_from_disk() {
     for _ in 0..2 {
         let server = opened(data, &disk);
         assert_eq!(consumed(&server), bytes);
-        assert_eq!(gets(&server), 0, "the object store was asked");
+        assert_eq!(gets(&server), 0, "the object store was read");
         let hits = metric(&server, "disk_cache_hits_total");
         assert!(hits > 0 && metric(&server, "disk_cache_hit_bytes_total") >= 8 << 20, "{hits}");
         assert_eq!(metric(&server, "disk_cache_damaged_total"), 0);

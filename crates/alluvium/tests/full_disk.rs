@@ -28,7 +28,7 @@ impl SmallDisk {
         match mount {
             Ok(output) if output.status.success() => Some(Self(path.to_path_buf())),
             other => {
-                eprintln!("skipped: no file system can be mounted here: {other:?}");
+                eprintln!("skipped: cannot mount a file system: {other:?}");
                 None
             }
         }
@@ -69,7 +69,7 @@ fn bytes_in(directory: &Path) -> u64 {
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_so() {
-        assert!(started.elapsed() < HANGS, "it never came true: {what}");
+        assert!(started.elapsed() < HANGS, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(100));
     }
 }

@@ -22,12 +22,12 @@ fn served(objects: usize) -> tempfile::TempDir {
     let in_catalog = || {
         let metrics = server.get("/metrics").1;
         let line = metrics.lines().find_map(|line| line.strip_prefix("alluvium_objects "));
-        line.expect("there is this metric").parse::<usize>().unwrap()
+        line.expect("the metric exists").parse::<usize>().unwrap()
     };
     for number in 1..=objects {
         assert_eq!(produce(&server.kafka, "orders", b"some value").unwrap(), 0);
         while in_catalog() < number {
-            assert!(began.elapsed() < Duration::from_secs(120), "nothing is uploaded");
+            assert!(began.elapsed() < Duration::from_secs(120), "timed out waiting for an upload");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -103,7 +103,7 @@ fn a_server_starts_only_with_its_own_object_store() {
     for missing in [other.path().to_path_buf(), other.path().join("not-there")] {
         contains(&serve(&url(&missing)), &["contains none of the objects", "not mounted"]);
     }
-    assert_eq!(fs::read_dir(other.path()).unwrap().count(), 0, "nothing was made there");
+    assert_eq!(fs::read_dir(other.path()).unwrap().count(), 0, "nothing was created there");
 
     // What an earlier run wrote below the mount point: an object that is not in the catalog, and a
     // claim.
@@ -153,10 +153,10 @@ fn a_server_without_objects_needs_a_marked_directory() {
     fs::remove_dir_all(objects.path()).unwrap();
     fs::create_dir(objects.path()).unwrap();
     contains(&serve(), &reasons);
-    assert_eq!(fs::read_dir(objects.path()).unwrap().count(), 0, "nothing was made there");
+    assert_eq!(fs::read_dir(objects.path()).unwrap().count(), 0, "nothing was created there");
     fs::remove_dir(objects.path()).unwrap();
     contains(&serve(), &reasons);
-    assert!(!objects.path().exists(), "it was not made");
+    assert!(!objects.path().exists(), "it was not created");
 
     // Another directory on purpose.
     fs::create_dir(objects.path()).unwrap();
@@ -187,7 +187,7 @@ fn an_empty_file_is_not_a_catalog() {
     fs::write(&path, "").unwrap();
     let said = refused(1, &["catalog", "export", "--data-dir", text(data.path())]);
     contains(&said, &["there is no catalog"]);
-    assert_eq!(fs::read(&path).unwrap(), b"", "and none was made");
+    assert_eq!(fs::read(&path).unwrap(), b"", "and none was created");
 }
 
 #[test]
@@ -255,13 +255,13 @@ fn a_server_starts_with_an_imported_catalog() {
 
     fs::rename(&catalog, data.path().join("old")).unwrap();
     contains(&refused(1, &again[..4]), &["there is no catalog"]);
-    assert!(!catalog.exists(), "and none was made");
+    assert!(!catalog.exists(), "and none was created");
     change(&export, |bytes| {
         let at = bytes.windows(13).position(|text| text == b"uploaded_end\"").unwrap();
         bytes[at + 14] ^= 1;
     });
     contains(&refused(1, &import), &["export.json", "checksum"]);
-    assert!(!catalog.exists(), "and none was made");
+    assert!(!catalog.exists(), "and none was created");
     fs::write(&export, &printed).unwrap();
     contains(&ok(&import), &["1 object", "catalog.redb"]);
     assert_eq!(ok(&["catalog", "export", directory[0], directory[1]]), printed);

@@ -210,7 +210,7 @@ fn probes_are_answered_while_the_server_starts() {
 fn metric(server: &Server, name: &str) -> u64 {
     let (_, metrics) = server.get("/metrics");
     let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.unwrap_or_else(|| panic!("no {name} in: {metrics}")).parse().expect("a whole number")
+    value.unwrap_or_else(|| panic!("no {name} in: {metrics}")).parse().expect("an integer")
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn nothing_is_written_below_an_unmounted_mount_point() {
     contains(&health, &[text(&objects), "is not the directory that was opened", "not mounted"]);
     assert_eq!(fs::read_dir(&objects).unwrap().count(), 0, "nothing was written below");
 
-    let _mount = Mount::new(&mounted, &objects).expect("it could be mounted before");
+    let _mount = Mount::new(&mounted, &objects).expect("it was mounted before");
     server.wait_for_health("ok");
     while metric(&server, "alluvium_objects") == 0 {
         std::thread::sleep(Duration::from_millis(20));
@@ -673,7 +673,7 @@ fn trusting_the_device_is_logged() {
             "For trials only",
         ],
     );
-    assert_eq!(server.log.matches("WARN").count(), 2, "one for each: {}", server.log);
+    assert_eq!(server.log.matches("WARN").count(), 2, "one warning each: {}", server.log);
 }
 
 /// Each connection takes a file descriptor, and most processes begin with a limit of 1,024: less

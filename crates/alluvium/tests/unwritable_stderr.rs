@@ -64,7 +64,7 @@ impl Mute {
         let metrics = self.get("/metrics");
         let name = "alluvium_log_dropped_lines_total ";
         let value = metrics.lines().find_map(|line| line.strip_prefix(name));
-        value.expect("the metric is there").parse().expect("a whole number")
+        value.expect("the metric exists").parse().expect("an integer")
     }
 }
 
@@ -86,7 +86,7 @@ fn own_address() -> String {
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
-        assert!(began.elapsed() < HANGS, "waited for long enough: {what}");
+        assert!(began.elapsed() < HANGS, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -102,7 +102,7 @@ fn goes_on_and_ends(
     let produce_one = |server: &Mute| {
         assert_eq!(produce(&server.clients, "orders", b"a record").unwrap(), 0);
     };
-    until("standard error takes nothing any more", || {
+    until("standard error accepts nothing more", || {
         (0..50).for_each(|_| produce_one(&server));
         is_blocked(&server)
     });
@@ -199,7 +199,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 #[test]
 fn a_server_survives_a_terminal_that_is_not_read() {
     if Command::new("python3").args(["-c", "import pty"]).status().is_err() {
-        return println!("skipped: there is no python3 to make a terminal with");
+        return println!("skipped: python3, which creates the terminal, is not installed");
     }
     let data = directory();
     let (kafka, admin) = (own_address(), own_address());

@@ -141,7 +141,7 @@ fn damage_is_reported_with_its_position_and_an_exit_code() {
     let output = support::run(&["wal", "inspect", target.arg(), "--scan", "--json"]);
     assert_eq!(output.status.code(), Some(1));
     let seen: serde_json::Value =
-        serde_json::from_slice(&output.stdout).expect("JSON all the same");
+        serde_json::from_slice(&output.stdout).expect("JSON in spite of the damage");
     assert_eq!(seen["scan"]["damage"][0]["start_offset"], offset);
     assert_eq!(seen["scan"]["damage"][0]["device_at"], at);
     contains(&support::stderr(&output), &["damaged", &offset.to_string()]);

@@ -158,7 +158,7 @@ fn the_limit_is_raised_step_by_step() {
     let load = ["--raise-limit", "--model", BRISK, "--capacity", "64MiB", "--pairs", "2"];
     let record = ["--record", "64KiB", "--outstanding", "8"];
     let report = ok_json(&bench(&[&load[..], &record, &["--json", "--plot", directory]].concat()));
-    assert_eq!(report["cases"].as_array().unwrap().len(), 0, "only what was asked for");
+    assert_eq!(report["cases"].as_array().unwrap().len(), 0, "only the requested measurements");
     let sweep = &report["sweeps"][0];
     assert_eq!((&sweep["record_bytes"], &sweep["outstanding"]), (&(64 << 10).into(), &8.into()));
     let steps = sweep["steps"].as_array().unwrap();

@@ -102,7 +102,7 @@ fn records_discarded_by_recover_stay_discarded() {
     );
     let wal = writer(&target.path);
     let filling = wal.append(&[&[7; 1000]]).unwrap();
-    assert_eq!(filling.end().0, places[5].start, "exactly up to the old ones");
+    assert_eq!(filling.end().0, places[5].start, "exactly up to the old records");
     filling.wait().unwrap();
     drop(wal);
     assert_eq!(payloads(&target.path).len(), 5);
@@ -265,7 +265,7 @@ fn records_that_do_not_fit_keep_the_log_as_it_is() {
     let larger = ((8 << 20) + 4096).to_string();
     let said = refused(1, &["wal", "resize", target.arg(), "--capacity", &larger]);
     contains(&said, &["8196KiB", "cannot be moved through free space", "Nothing was changed"]);
-    assert!(std::fs::read(&target.path).unwrap() == before, "nor is the file longer");
+    assert!(std::fs::read(&target.path).unwrap() == before, "the file is unchanged");
     ok(&["wal", "resize", target.arg(), "--capacity", "24MiB"]);
 }
 
@@ -295,7 +295,7 @@ fn a_server_with_another_capacity_names_the_resize_command() {
     assert_eq!(inspect(text(&data.path().join("wal")))["header"]["capacity_bytes"], 64 << 20);
     server.stop(Signal::TERM);
 
-    let (_, command) = said.split_once("`alluvium ").expect("a command to type");
+    let (_, command) = said.split_once("`alluvium ").expect("the command to run");
     let command: Vec<&str> = command.split_once('`').unwrap().0.split(' ').collect();
     assert_eq!(command[..2], ["wal", "resize"]);
     ok(&command);

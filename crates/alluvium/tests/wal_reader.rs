@@ -61,7 +61,7 @@ impl Log {
 
     fn device(&self) -> SharedDevice {
         let options = OpenOptions { create_bytes: Some(CAPACITY), ..OpenOptions::default() };
-        alluvium_device::open(&self.path, &options).expect("nobody else has it open")
+        alluvium_device::open(&self.path, &options).expect("no other process has it open")
     }
 
     /// Opened by the next writer, with a new epoch.
@@ -109,7 +109,7 @@ impl Log {
             records,
             damage: scan["damage"]
                 .as_array()
-                .expect("a complete walk")
+                .expect("a complete scan")
                 .iter()
                 .map(|place| pick(place, &["start_offset", "end_offset", "device_at"]))
                 .collect(),
@@ -123,9 +123,9 @@ impl Log {
             damage: fields(&lines, "damage", &["start_offset", "end_offset", "device_at"]),
             end: fields(&lines, "end", &["end_offset", "clean_shutdown", "dropped_records"])
                 .pop()
-                .expect("the walk has an end"),
+                .expect("the scan has an end"),
         };
-        assert_eq!(seen, wanted, "the reader in Python on the left, `wal dump` on the right");
+        assert_eq!(seen, wanted, "left: the reader in Python; right: `wal dump`");
         assert_eq!(output.status.code(), ours.status.code(), "{}", support::stderr(&output));
         seen
     }
@@ -269,7 +269,7 @@ fn readers_agree_on_laps_across_the_rings_end() {
         over_the_end += u64::from(first / ring < places[3].1 / ring);
         wal.trim(..LogOffset(places[0].0)).wait().unwrap();
     }
-    assert!(over_the_end > 0, "the live records lay over the ring's end once");
+    assert!(over_the_end > 0, "the live records crossed the ring's end once");
     wal.close().unwrap();
     log.agreed();
 }
@@ -378,8 +378,8 @@ fn readers_agree_on_damage_anywhere() {
         }
         assert!(damaged > 0, "{name}");
         match name {
-            "closed" => assert_eq!(shorter, 0, "its header proves all of it"),
-            "at once" => assert!(shorter > 0, "nothing proves what was under way"),
+            "closed" => assert_eq!(shorter, 0, "its header covers every record"),
+            "at once" => assert!(shorter > 0, "nothing proves that records in flight were durable"),
             _ => {}
         }
     }

@@ -82,7 +82,7 @@ fn a_log_grows_and_shrinks_under_the_traffic_of_its_server() {
         let seen = ok_json(&["wal", "resize", text(&wal), "--capacity", capacity, "--json"]);
         assert_eq!(seen["header"]["capacity_bytes"], mib << 20);
         assert_eq!(seen["header"]["wal_id"], seen["before"]["wal_id"]);
-        assert_eq!(seen["header"]["epoch"], seen["before"]["epoch"], "it has kept its owner");
+        assert_eq!(seen["header"]["epoch"], seen["before"]["epoch"], "its owner is unchanged");
         assert_eq!(seen["target"]["size_bytes"], mib << 20);
         assert_eq!(fs::metadata(&wal).unwrap().len(), mib << 20);
         assert_eq!(metric(&server, "wal_ring_bytes"), (mib << 20) - (64 << 10));

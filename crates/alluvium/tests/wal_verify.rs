@@ -127,7 +127,7 @@ fn a_damaged_header_is_named_with_what_remains() {
         assert_eq!(places(&target).len(), 1);
     }
     ok(&["wal", "recover", target.arg()]);
-    assert_eq!(verify(&target).0, Some(0), "the next writer has written both");
+    assert_eq!(verify(&target).0, Some(0), "the next writer restores both");
 
     for slot in SLOTS {
         target.damage(slot + 60);
@@ -328,7 +328,7 @@ fn inspect_shows_usage_owner_and_both_slots() {
     let used = header["durable_offset"].as_u64().unwrap() - ends[0].0;
     assert_eq!((&seen["used_bytes"], &header["ring_origin_bytes"]), (&used.into(), &0.into()));
     assert_eq!(header["mark"], 77);
-    assert_eq!(seen["oldest_timestamp_ms"], Value::Null, "these are no batches");
+    assert_eq!(seen["oldest_timestamp_ms"], Value::Null, "the records are not batches");
     assert!(
         header["window_bytes"].as_u64() > Some(0) && header["written_at_ms"].as_u64() > Some(0)
     );

@@ -106,7 +106,7 @@ impl Inspected {
         let entries: u64 = self.streams.iter().map(|total| total.entries).sum();
         let payload: u64 = self.streams.iter().map(|total| total.payload_bytes).sum();
         entry(
-            "holds",
+            "content",
             format!(
                 "{} of {}, {} of payload, in {}",
                 counted(entries, "batch", "batches"),
