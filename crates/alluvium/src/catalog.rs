@@ -91,7 +91,9 @@ fn run_export(args: &ExportArgs) -> Result<(), Failure> {
         Ok(crc32c)
     });
     match written {
-        Ok(crc32c) => say(&snapshot, &format!("to {}, CRC32C {crc32c:08x}", path.display())),
+        Ok(crc32c) => {
+            print_summary(&snapshot, &format!("to {}, CRC32C {crc32c:08x}", path.display()))
+        }
         Err(error) => {
             // The file is not a complete export.
             let _ = std::fs::remove_file(path);
@@ -108,10 +110,10 @@ fn run_import(args: &ImportArgs) -> Result<(), Failure> {
     let _lock = lock_directory(&args.data_dir)?;
     let path = args.data_dir.join(CATALOG_FILE);
     export::import_file(&path, &snapshot).map_err(Failure::new)?;
-    say(&snapshot, &format!("into {}", path.display()))
+    print_summary(&snapshot, &format!("into {}", path.display()))
 }
 
-fn say(snapshot: &Snapshot, where_to: &str) -> Result<(), Failure> {
+fn print_summary(snapshot: &Snapshot, where_to: &str) -> Result<(), Failure> {
     let ranges: usize = snapshot.streams.values().map(|stream| stream.ranges.len()).sum();
     output::line(format_args!(
         "{}, {}, {}, {} {where_to}",

@@ -364,17 +364,17 @@ fn check_with(
     is_known: &(dyn Fn(&str) -> bool + Sync),
     credentials: impl FnOnce() -> Result<AmazonS3Builder, Failure>,
 ) -> Result<Option<bool>, Failure> {
-    let asked = async {
+    let probe = async {
         match url {
             ObjectStoreUrl::S3(bucket) => {
                 // A separate client, because its connections end with this runtime.
                 let store = open_bucket(bucket, credentials()?, 0)?;
-                ask(url, &*store, wal_id, is_known).await
+                list_objects(url, &*store, wal_id, is_known).await
             }
             ObjectStoreUrl::Directory(directory) if directory.is_dir() => {
                 let store = LocalFileSystem::new_with_prefix(directory)
                     .map_err(|error| Failure::Failed(format!("object store {url}: {error}")))?;
-                ask(url, &store, wal_id, is_known).await
+                list_objects(url, &store, wal_id, is_known).await
             }
             ObjectStoreUrl::Directory(_) => Ok(Some(false)),
             // It is empty at each start, which was logged.
@@ -384,17 +384,17 @@ fn check_with(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =
         runtime.map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))?;
-    runtime.block_on(asked)
+    runtime.block_on(probe)
 }
 
-async fn ask(
+async fn list_objects(
     url: &ObjectStoreUrl,
     store: &dyn ObjectStore,
     wal_id: Option<Uuid>,
     is_known: &(dyn Fn(&str) -> bool + Sync),
 ) -> Result<Option<bool>, Failure> {
-    let asked = alluvium_stream::probe_objects(store, wal_id, is_known);
-    match tokio::time::timeout(CHECK, asked).await {
+    let probe = alluvium_stream::probe_objects(store, wal_id, is_known);
+    match tokio::time::timeout(CHECK, probe).await {
         Ok(Ok(found)) => Ok(Some(found)),
         Ok(Err(error)) if error.is_permanent() => {
             Err(Failure::Failed(format!("object store {url}: {}{}", error.reason(), source(url))))

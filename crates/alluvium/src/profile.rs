@@ -44,7 +44,7 @@ impl Profile {
             Some(path) => Some(PathBuf::from(path)),
             None => Some(home.as_ref()?.join(".aws").join(usual)),
         };
-        let place = Place {
+        let place = ProfileLocation {
             name: named.clone().unwrap_or_else(|| "default".into()),
             credentials: file("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
             config: file("AWS_CONFIG_FILE", "config"),
@@ -65,7 +65,7 @@ impl Profile {
 /// file before they expire.
 #[derive(Debug)]
 pub(crate) struct ProfileCredentials {
-    place: Place,
+    place: ProfileLocation,
     latest: Mutex<(Stamps, Arc<AwsCredential>)>,
 }
 
@@ -99,7 +99,7 @@ impl CredentialProvider for ProfileCredentials {
 
 /// The location of a profile.
 #[derive(Debug)]
-struct Place {
+struct ProfileLocation {
     name: String,
     credentials: Option<PathBuf>,
     config: Option<PathBuf>,
@@ -113,7 +113,7 @@ struct Found {
     key: Option<AwsCredential>,
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for ProfileLocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let files = [&self.credentials, &self.config].into_iter().flatten();
         let files: Vec<_> = files.map(|file| file.display().to_string()).collect();
@@ -121,7 +121,7 @@ impl std::fmt::Display for Place {
     }
 }
 
-impl Place {
+impl ProfileLocation {
     fn stamps(&self) -> Stamps {
         [&self.credentials, &self.config].map(|file| {
             let metadata = fs::metadata(file.as_ref()?).ok()?;

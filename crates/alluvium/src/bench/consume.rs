@@ -43,7 +43,7 @@ pub(crate) struct ConsumeArgs {
 }
 
 /// A partition, the position of its reader, and the range to read.
-struct Place {
+struct PartitionReader {
     partition: i32,
     next: i64,
     start: i64,
@@ -67,7 +67,7 @@ pub(super) fn run(args: &ConsumeArgs) -> Result<(), Failure> {
         let start = *starts.get(partition).ok_or_else(missing)?;
         let end = *ends.get(partition).ok_or_else(missing)?;
         let (next, end) = if args.follow { (end, None) } else { (start, Some(end)) };
-        Ok(Place { partition: *partition, next, start, end })
+        Ok(PartitionReader { partition: *partition, next, start, end })
     };
     let tally = Tally::new(&args.common)?;
     let until = args.duration.and_then(|span| tally.started.checked_add(span.0));
@@ -83,7 +83,7 @@ fn consume(
     fetch_bytes: i32,
     share: &Share,
     topic: &MetadataResponseTopic,
-    mut places: Vec<Place>,
+    mut places: Vec<PartitionReader>,
     until: Option<Instant>,
     tally: &Tally,
 ) -> Result<(), Failure> {
@@ -97,7 +97,7 @@ fn consume(
         if until.is_some_and(|until| due >= until) {
             break;
         }
-        let partition = |place: &Place| {
+        let partition = |place: &PartitionReader| {
             FetchPartition::default()
                 .with_partition(place.partition)
                 .with_fetch_offset(place.next)
@@ -148,7 +148,7 @@ fn start(
 /// Processes a response. Returns the bytes of complete batches and the number of skipped offsets: a
 /// partition whose next offset is gone continues at its current start, which `start` returns.
 fn take(
-    places: &mut [Place],
+    places: &mut [PartitionReader],
     answer: &FetchResponse,
     mut start: impl FnMut(i32) -> Result<i64, Failure>,
 ) -> Result<(u64, u64), Failure> {
@@ -175,7 +175,7 @@ fn take(
     Ok((bytes, skipped))
 }
 
-impl Place {
+impl PartitionReader {
     /// Continues at the partition's current start. Returns the number of offsets that this skips.
     fn skip_to(&mut self, start: i64) -> Result<u64, String> {
         let skipped = u64::try_from(start.saturating_sub(self.next)).unwrap_or(0);
@@ -247,8 +247,8 @@ mod tests {
         batch
     }
 
-    fn place(next: i64) -> Place {
-        Place { partition: 0, next, start: 0, end: None }
+    fn place(next: i64) -> PartitionReader {
+        PartitionReader { partition: 0, next, start: 0, end: None }
     }
 
     #[test]
@@ -279,7 +279,7 @@ mod tests {
             let topic = FetchableTopicResponse::default().with_partitions(partitions);
             FetchResponse::default().with_responses(vec![topic])
         };
-        let mut places = [place(5), Place { partition: 1, ..place(3) }];
+        let mut places = [place(5), PartitionReader { partition: 1, ..place(3) }];
         let both = answer(vec![data(0, out_of_range, vec![]), data(1, 0, batch(3, 2))]);
         let mut asked = Vec::new();
         let taken = take(&mut places, &both, |partition| {

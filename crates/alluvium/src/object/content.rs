@@ -23,7 +23,7 @@ impl<'a> Contents<'a> {
     /// Describes which offsets of which streams are in the object with this name; `None` if the
     /// catalog has no such object, or nothing in it is in use. A directory or bucket in front of
     /// the name is ignored.
-    pub(super) fn in_words(&self, object: &str) -> Option<String> {
+    pub(super) fn describe(&self, object: &str) -> Option<String> {
         let file = |name: &str| name.rsplit('/').next().map(str::to_owned);
         let mut objects = self.snapshot.objects.values();
         let known = objects.find(|known| file(&known.name) == file(object))?;

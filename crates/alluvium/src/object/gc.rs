@@ -145,7 +145,7 @@ impl WrongView {
             size_bytes: wrong.object.size_bytes,
             found_bytes: wrong.found_bytes,
             needed: wrong.is_needed,
-            holds: contents.in_words(&wrong.object.name),
+            holds: contents.describe(&wrong.object.name),
         }
     }
 }

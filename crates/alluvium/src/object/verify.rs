@@ -43,11 +43,11 @@ pub(crate) struct VerifyArgs {
 #[derive(Serialize)]
 struct Verified {
     intact: bool,
-    objects: Vec<Looked>,
+    objects: Vec<VerifiedObject>,
 }
 
 #[derive(Serialize)]
-struct Looked {
+struct VerifiedObject {
     object: String,
     size_bytes: u64,
     intact: bool,
@@ -82,50 +82,50 @@ pub(super) async fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let meter = Meter::new(format!("verifying {}", counted(many, "object", "objects")));
     let report = meter.callback();
     let (mut objects, mut done_bytes) = (Vec::with_capacity(found.len()), 0);
-    let (mut damaged, mut unseen) = (None, None);
+    let (mut damaged, mut first_unreadable) = (None, None);
     for found in &found {
         let progress = |bytes: u64| report(done_bytes + bytes, total_bytes);
-        let mut looked = look(found, &progress).await;
-        if !looked.intact {
+        let mut verified = verify_object(found, &progress).await;
+        if !verified.intact {
             let contents = contents.as_ref();
-            looked.holds = contents.and_then(|all| all.in_words(found.location.as_ref()));
+            verified.holds = contents.and_then(|all| all.describe(found.location.as_ref()));
         }
         done_bytes += found.size_bytes;
         if !args.json {
-            for Damaged { position, reason } in &looked.damage {
+            for Damaged { position, reason } in &verified.damage {
                 output::line(format_args!(
                     "{}: damaged at byte {position}: {reason}",
-                    looked.object
+                    verified.object
                 ))?;
             }
-            if let Some(holds) = &looked.holds {
-                output::line(format_args!("{}: contains {holds}", looked.object))?;
+            if let Some(holds) = &verified.holds {
+                output::line(format_args!("{}: contains {holds}", verified.object))?;
             }
         }
-        if let Some(first) = looked.damage.first() {
-            let shown = &looked.object;
+        if let Some(first) = verified.damage.first() {
+            let shown = &verified.object;
             damaged.get_or_insert_with(|| {
                 format!("{shown} at byte {}: {}", first.position, first.reason)
             });
         }
-        if let Some(error) = &looked.error {
-            unseen.get_or_insert_with(|| format!("{}: {error}", looked.object));
+        if let Some(error) = &verified.error {
+            first_unreadable.get_or_insert_with(|| format!("{}: {error}", verified.object));
         }
-        objects.push(looked);
+        objects.push(verified);
     }
     drop(meter);
-    let bad = objects.iter().filter(|looked| !looked.damage.is_empty()).count() as u64;
-    let not_seen = objects.iter().filter(|looked| looked.error.is_some()).count() as u64;
+    let bad = objects.iter().filter(|verified| !verified.damage.is_empty()).count() as u64;
+    let unreadable = objects.iter().filter(|verified| verified.error.is_some()).count() as u64;
     if args.json {
-        output::json(&Verified { intact: bad + not_seen == 0, objects })?;
+        output::json(&Verified { intact: bad + unreadable == 0, objects })?;
     }
-    match (damaged, unseen) {
+    match (damaged, first_unreadable) {
         (Some(first), _) => Err(Failure::Failed(format!(
             "{} of {many} damaged; first {first}",
             counted(bad, "object is", "objects are")
         ))),
         (None, Some(first)) => Err(Failure::NotChecked(format!(
-            "{not_seen} of {} could not be read; first {first}",
+            "{unreadable} of {} could not be read; first {first}",
             counted(many, "object", "objects")
         ))),
         (None, None) if args.json => Ok(()),
@@ -137,8 +137,8 @@ pub(super) async fn run(args: &VerifyArgs) -> Result<(), Failure> {
     }
 }
 
-async fn look(found: &Found, progress: &dyn Fn(u64)) -> Looked {
-    let mut looked = Looked {
+async fn verify_object(found: &Found, progress: &dyn Fn(u64)) -> VerifiedObject {
+    let mut verified = VerifiedObject {
         object: found.shown.clone(),
         size_bytes: found.size_bytes,
         intact: false,
@@ -157,14 +157,14 @@ async fn look(found: &Found, progress: &dyn Fn(u64)) -> Looked {
                 position: damage.position,
                 reason: damage.reason,
             };
-            looked.damage = damage.into_iter().map(damaged).collect();
-            looked.intact = looked.damage.is_empty();
+            verified.damage = damage.into_iter().map(damaged).collect();
+            verified.intact = verified.damage.is_empty();
         }
         Err(ObjectError::Damaged { source, .. }) => {
             let (position, reason) = (source.position, source.reason.clone());
-            looked.damage.push(Damaged { position, reason });
+            verified.damage.push(Damaged { position, reason });
         }
-        Err(error) => looked.error = Some(error.reason()),
+        Err(error) => verified.error = Some(error.reason()),
     }
-    looked
+    verified
 }

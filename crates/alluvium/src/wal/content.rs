@@ -77,7 +77,7 @@ pub(super) struct Named {
 /// Content of a record, for `dump`.
 #[derive(Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub(super) enum Held {
+pub(super) enum RecordContent {
     Batch {
         #[serde(flatten)]
         stream: Named,
@@ -135,9 +135,9 @@ impl Streams {
         }
     }
 
-    pub(super) fn held(&self, record: &Record) -> Held {
+    pub(super) fn content_of(&self, record: &Record) -> RecordContent {
         match decode_record(&record.payload) {
-            Ok(StreamRecord::Batch(stream, batch)) => Held::Batch {
+            Ok(StreamRecord::Batch(stream, batch)) => RecordContent::Batch {
                 stream: self.named(stream),
                 first_offset: batch.base.0,
                 last_offset: batch.end().0 - 1,
@@ -149,7 +149,7 @@ impl Streams {
                     next_offset: end.next.0,
                     skipped_from: (end.known < end.next).then_some(end.known.0),
                 });
-                Held::Ends {
+                RecordContent::Ends {
                     from: ends.from.0,
                     to: ends.to.0,
                     part: ends.part,
@@ -157,7 +157,7 @@ impl Streams {
                     streams: streams.collect(),
                 }
             }
-            Err(reason) => Held::Unknown { reason },
+            Err(reason) => RecordContent::Unknown { reason },
         }
     }
 }
@@ -171,7 +171,7 @@ impl std::fmt::Display for Named {
     }
 }
 
-impl std::fmt::Display for Held {
+impl std::fmt::Display for RecordContent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Batch { stream, first_offset, last_offset, .. } => {
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn each_kind_of_record_is_shown() {
-        let shown = |record: &Record| streams().held(record).to_string();
+        let shown = |record: &Record| streams().content_of(record).to_string();
         assert_eq!(shown(&batch(1, 4)), "batch: offsets 4 to 5 of partition 0 of topic t");
         assert_eq!(shown(&batch(9, 4)), "batch: offsets 4 to 5 of stream 9");
         assert_eq!(
@@ -350,7 +350,7 @@ mod tests {
         );
         let unknown = record(9, 1, [1, 1, 1], b"", false);
         assert_eq!(shown(&unknown), "unknown: stream record kind 9 is not known");
-        let json = serde_json::to_value(streams().held(&list(3, &[&[1, 60, 6]]))).unwrap();
+        let json = serde_json::to_value(streams().content_of(&list(3, &[&[1, 60, 6]]))).unwrap();
         assert_eq!(json["kind"], "ends");
         assert_eq!(json["streams"][0]["name"], "partition 0 of topic t");
         assert_eq!(json["streams"][0]["skipped_from"], 6);

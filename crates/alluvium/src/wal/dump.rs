@@ -7,7 +7,7 @@ use alluvium_wal::{OpenError, Record, RecoveryReport, Wal};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::content::{CatalogArgs, Content, Held, Streams};
+use super::content::{CatalogArgs, Content, RecordContent, Streams};
 use super::{LogArgs, Walk, open_read_only, overtaken, resized, unusable};
 use crate::output::{self, Failure};
 use crate::progress::Meter;
@@ -47,7 +47,7 @@ enum Line {
         end_offset: u64,
         epoch: u32,
         payload_bytes: usize,
-        content: Held,
+        content: RecordContent,
         #[serde(skip_serializing_if = "Option::is_none")]
         payload: Option<String>,
     },
@@ -123,7 +123,7 @@ fn print(args: &DumpArgs, streams: &Streams, record: &Record) -> Result<(), Fail
             end_offset: record.end.0,
             epoch: record.epoch,
             payload_bytes: record.payload.len(),
-            content: streams.held(record),
+            content: streams.content_of(record),
             payload,
         };
         return output::line(serde_json::to_string(&line).map_err(Failure::new)?);
@@ -134,7 +134,7 @@ fn print(args: &DumpArgs, streams: &Streams, record: &Record) -> Result<(), Fail
         record.end.0,
         record.epoch,
         record.payload.len(),
-        streams.held(record),
+        streams.content_of(record),
         if payload.is_some() { "  " } else { "" },
         payload.unwrap_or_default()
     ))
