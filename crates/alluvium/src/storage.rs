@@ -141,8 +141,8 @@ pub(crate) fn lock_directory(directory: &Path) -> Result<File, Failure> {
     let failed = |action: &str, error: std::io::Error| {
         Failure::Failed(format!("data directory {}: {action}: {error}", directory.display()))
     };
-    // Only the server's user may read the directory, which contains password verifiers. (An
-    // operator who wants other permissions creates the directory.)
+    // Only the server's user may read the directory, which contains password verifiers. (For
+    // other permissions, the operator creates the directory.)
     let parents = directory.parent().map_or(Ok(()), std::fs::create_dir_all);
     let made = parents.and_then(|()| DirBuilder::new().mode(0o700).create(directory));
     let created = made.or_else(|error| if directory.is_dir() { Ok(()) } else { Err(error) });
@@ -188,7 +188,7 @@ pub(crate) fn lock_directory(directory: &Path) -> Result<File, Failure> {
 /// |---|---|---|
 /// | does not exist | created and formatted | refused: its log is missing |
 /// | blank | formatted | refused: its log was erased |
-/// | a write-ahead log | opened; refused if it was in use | opened; recovery refuses a foreign one |
+/// | a write-ahead log | opened; refused if used | opened; recovery refuses a foreign one |
 /// | something else | refused; formatted with --force-format | refused |
 /// | a damaged or unknown header | refused | refused |
 fn open_wal(

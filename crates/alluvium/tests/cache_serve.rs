@@ -597,7 +597,10 @@ fn unusable_options_are_refused() {
         refused(code, &[&["cache", "serve", "--dir", dir][..], &SMALL, more].concat())
     };
     let open = refuse(2, &["--listen", "0.0.0.0:0"]);
-    contains(&open, &["which the network can reach", "--password-file", "--allow-unauthenticated"]);
+    contains(
+        &open,
+        &["which is reachable from the network", "--password-file", "--allow-unauthenticated"],
+    );
     contains(&refuse(2, &["--metrics-listen", "0.0.0.0:0"]), &["metrics-listen is 0.0.0.0:0"]);
     contains(&refuse(2, &["--password-file", "/nowhere"]), &["/nowhere"]);
     contains(&refuse(2, &["--when-full", "cry"]), &["neither `evict` nor `refuse`"]);

@@ -28,9 +28,9 @@ fn a_pipe_in_place_of_a_file_is_reported() {
         let _ = fs::remove_file(path.join(name));
         pipe(name);
         for tool in ["inspect", "verify"] {
-            let told = refused(2, &["cache", tool, cache]);
-            contains(&told, &[&format!("{cache}/{name}: "), "is a pipe, not a regular file"]);
-            assert!(!told.contains("Direct I/O"), "{told}");
+            let message = refused(2, &["cache", tool, cache]);
+            contains(&message, &[&format!("{cache}/{name}: "), "is a pipe, not a regular file"]);
+            assert!(!message.contains("Direct I/O"), "{message}");
         }
         fs::remove_file(path.join(name)).unwrap();
     }
@@ -102,7 +102,7 @@ fn exit_codes_distinguish_damage_from_unreadable_caches() {
         contains(&refused(2, tool), &[cache, "Not a directory"]);
     }
     for tool in ["inspect", "verify"] {
-        let told = help(&["cache", tool, "--help"]);
-        contains(&told, &["0 nothing is damaged; 1 something is", "2 the cache could not be"]);
+        let message = help(&["cache", tool, "--help"]);
+        contains(&message, &["0 nothing is damaged; 1 something is", "2 the cache could not be"]);
     }
 }

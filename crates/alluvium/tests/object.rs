@@ -117,7 +117,7 @@ fn a_server_starts_only_with_its_own_object_store() {
     fs::write(strays.join(format!("{number}-{}", "0".repeat(32))), "stray").unwrap();
     fs::copy(of_store.join("owner"), strays.join("owner")).unwrap();
     contains(&serve(&url(&below)), &["contains none of the objects", name, "not mounted"]);
-    // An operator who knows that the objects are lost confirms that.
+    // The operator confirms that the objects are lost.
     fs::write(strays.join(name), "").unwrap();
     let server = Server::start(data.path(), &["--object-store", &url(&below)]);
     assert!(server.stop(Signal::TERM).0.success());

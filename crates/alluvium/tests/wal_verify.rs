@@ -250,7 +250,7 @@ fn a_log_in_use_can_be_read_and_not_changed() {
     wal.close().unwrap();
 }
 
-/// The binary as a user who is not root, so that permissions apply.
+/// The binary, run by a user other than root, so that permissions apply.
 struct Unprivileged {
     binary: std::path::PathBuf,
     root: bool,

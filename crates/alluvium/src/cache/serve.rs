@@ -286,8 +286,9 @@ impl ServeArgs {
         for (option, address, is_protected) in [Some(clients), metrics].into_iter().flatten() {
             if !address.ip().is_loopback() && !is_protected && !self.allow_unauthenticated {
                 return Err(Failure::Usage(format!(
-                    "{option} is {address}, which the network can reach, and it lacks authentication: everybody who reaches it could \
-                     read and write everything. Use 127.0.0.1, or for clients a password (--password-file), or give \
+                    "{option} is {address}, which is reachable from the network, and it lacks \
+                     authentication: anyone who can reach it could read and write all data. Use \
+                     127.0.0.1, or for clients a password (--password-file), or give \
                      --allow-unauthenticated if the network is trusted"
                 )));
             }

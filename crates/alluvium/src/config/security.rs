@@ -1,5 +1,5 @@
 //! Listeners, authentication and authorization: the ports for clients, how clients prove their
-//! identity, and who may do what.
+//! identity, and their permissions.
 
 use std::net::SocketAddr;
 

@@ -281,7 +281,8 @@ mod tests {
         let file = directory.path().join("a token");
         let module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLogin";
         let text = format!(
-            "sasl.mechanism=OAUTHBEARER\nsasl.login.callback.handler.class={module}CallbackHandler\n\
+            "sasl.mechanism=OAUTHBEARER\n\
+             sasl.login.callback.handler.class={module}CallbackHandler\n\
              sasl.jaas.config={module}Module required;\nsasl.oauthbearer.token.endpoint.url={}\n",
             Url::from_file_path(&file).unwrap()
         );

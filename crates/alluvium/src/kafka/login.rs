@@ -118,8 +118,8 @@ mod tests {
     fn rfc(password: &str, verifier: &str) -> (Result<(), String>, Vec<String>) {
         let mut said = Vec::new();
         let answers = [
-            "\
-             r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096",
+            "r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,\
+             s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096",
             verifier,
         ];
         let mut answers = answers.into_iter();

@@ -266,11 +266,13 @@ mod tests {
             };
             let report = format!(
                 r#"note: both iodepth >= 1 and synchronous I/O engine are selected
-                {{"fio version": "fio-3.33", "jobs": [{{"jobname": "alluvium", "error": 0, "{own}": {{
+                {{"fio version": "fio-3.33", "jobs": [{{"jobname": "alluvium", "error": 0,
+                  "{own}": {{
                   "io_bytes": 1, "bw_bytes": 2097152, "iops": 8.0,
                   "lat_ns": {{"min": 1, "max": 9000, "mean": 2.5, "percentile":
                     {{"50.000000": 1500, "99.000000": 2000, "99.900000": 3000}}}}}},
-                  "{other}": {{"bw_bytes": 0, "iops": 0.0, "lat_ns": {{"min": 0, "max": 0, "N": 0}}}}}}]}}"#
+                  "{other}": {{"bw_bytes": 0, "iops": 0.0,
+                    "lat_ns": {{"min": 0, "max": 0, "N": 0}}}}}}]}}"#
             );
             let measured = parse(&report, job).unwrap();
             assert_eq!(measured.direction, job.direction);
@@ -293,7 +295,8 @@ mod tests {
             assert!(parse(text, JOB).is_err(), "{text}");
         }
         let failed = r#"{"jobs": [{"error": 5, "write": {"bw_bytes": 0, "iops": 0,
-            "lat_ns": {"max": 0, "percentile": {"50.000000": 0, "99.000000": 0, "99.900000": 0}}}}]}"#;
+            "lat_ns": {"max": 0, "percentile":
+                {"50.000000": 0, "99.000000": 0, "99.900000": 0}}}}]}"#;
         assert!(
             matches!(parse(failed, JOB), Err(Failure::Failed(text)) if text.contains("error 5"))
         );

@@ -26,7 +26,7 @@ struct Talk {
 
 fn impatient(directory: &Path, password: Option<&str>) -> Arc<Server> {
     let mut server = server_in(directory, &[], password);
-    Arc::get_mut(&mut server).expect("nobody else has it").patience.time = SHORT;
+    Arc::get_mut(&mut server).expect("this is the only reference").patience.time = SHORT;
     server
 }
 
@@ -70,7 +70,7 @@ async fn a_client_that_does_not_authenticate_is_disconnected() {
         }
         said += 1;
     }
-    assert!(said < 1_000_000, "nobody has disconnected it");
+    assert!(said < 1_000_000, "the server has not closed the connection");
     assert!(matches!(talk.served.await.unwrap(), End::Silent));
 }
 
@@ -86,7 +86,7 @@ async fn a_client_that_sends_an_occasional_byte_is_disconnected() {
         }
         sent += 1;
     }
-    assert!(sent < 20_000, "nobody has disconnected it");
+    assert!(sent < 20_000, "the server has not closed the connection");
     assert!(matches!(talk.served.await.unwrap(), End::Silent));
 }
 
@@ -94,7 +94,7 @@ async fn a_client_that_sends_an_occasional_byte_is_disconnected() {
 /// the memory of requests or answers for hours.
 fn hasty(directory: &Path) -> Arc<Server> {
     let mut server = impatient(directory, None);
-    Arc::get_mut(&mut server).expect("nobody else has it").patience.least_rate = 1 << 30;
+    Arc::get_mut(&mut server).expect("this is the only reference").patience.least_rate = 1 << 30;
     server
 }
 
@@ -110,7 +110,7 @@ async fn a_client_that_sends_too_slowly_is_disconnected() {
         }
         sent += 1;
     }
-    assert!(sent < 1000, "nobody has disconnected it");
+    assert!(sent < 1000, "the server has not closed the connection");
     assert!(matches!(talk.served.await.unwrap(), End::Silent));
 }
 
@@ -124,7 +124,7 @@ async fn a_client_that_receives_too_slowly_is_disconnected() {
     talk.say(&"GET large\r\n".repeat(100)).await;
     let (mut some, mut taken) = ([0; 1000], 0);
     while !talk.served.is_finished() {
-        assert!(taken < 50_000_000, "nobody has disconnected it");
+        assert!(taken < 50_000_000, "the server has not closed the connection");
         taken += talk.socket.read(&mut some).await.unwrap_or(0);
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -224,7 +224,7 @@ async fn discarding_the_input_of_a_disconnected_client_is_bounded() {
     let (some, mut sent) = (vec![b'x'; 64 << 10], 0);
     while talk.socket.write_all(&some).await.is_ok() {
         sent += some.len();
-        assert!(sent < 4 * MAX_HEARD, "nobody has disconnected it");
+        assert!(sent < 4 * MAX_HEARD, "the server has not closed the connection");
     }
     assert!(matches!(talk.served.await.unwrap(), End::Left));
 }
@@ -302,7 +302,7 @@ async fn waiting_writers_do_not_block_readers() {
     let directory = tempfile::tempdir().unwrap();
     let mut server = server_in(directory.path(), &[], None);
     // As if all threads for writers were waiting.
-    Arc::get_mut(&mut server).expect("nobody else has it").writers = Semaphore::new(0);
+    Arc::get_mut(&mut server).expect("this is the only reference").writers = Semaphore::new(0);
     let mut writer = Talk::with(server.clone()).await;
     let mut reader = Talk::with(server.clone()).await;
     writer.say("SET a 1 NX\r\n").await;
