@@ -397,7 +397,7 @@ hJBniRJCUwSL/1gltaZJMl6+08ChRANCAARQPi7DZWIw641JDIFlUurzEiicPSzv
             (refusal(damaged, &key, None), "cert.pem: the certificate cannot be used"),
             (refusal(&certificate, &key, Some(damaged)), "ca.pem: the certificate cannot be used"),
             (refusal(start, &key, None), "cert.pem: a PEM section has no END line"),
-            (refusal(&certificate, "no key", None), "key.pem: it has no private key in PEM"),
+            (refusal(&certificate, "no key", None), "key.pem: it has no usable private key in PEM"),
             (refusal(&certificate, &key, Some("none")), "ca.pem: it has no certificate in PEM"),
         ] {
             assert!(refusal.contains(expected), "{refusal}");
