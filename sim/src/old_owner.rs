@@ -63,7 +63,7 @@ impl Simulation {
     pub(crate) fn old_owner_acts(&mut self, old_owner: &mut OldOwner) -> Result<(), String> {
         match self.random.below(8) {
             0..4 if !old_owner.quiet => {
-                old_owner.traffic.append_late(&mut self.model, &mut self.random)
+                old_owner.traffic.append_late(&mut self.model, &mut self.random);
             }
             4 => old_owner.traffic.trim_late(),
             _ => drop(old_owner.plug.arrive()),

@@ -206,18 +206,18 @@ fn a_server_survives_a_terminal_that_is_not_read() {
     let arguments = ["--wal-capacity", "64MiB", "--log", "trace", "--listen", &kafka];
     let arguments = [&arguments[..], &["--admin-listen", &admin]].concat();
     let server = Mute::spawn(
-        in_full_terminal(Server::command(data.path(), &arguments)),
+        in_full_terminal(&Server::command(data.path(), &arguments)),
         Stdio::null(),
         kafka,
         admin,
     );
     goes_on_and_ends(&data, server, |_| true);
 
-    let mut wrong = in_full_terminal(Server::command(data.path(), &["--log", "nonsense"]));
+    let mut wrong = in_full_terminal(&Server::command(data.path(), &["--log", "nonsense"]));
     assert_eq!(exit_code(wrong.spawn().unwrap()), Some(2));
 }
 
-fn in_full_terminal(command: Command) -> Command {
+fn in_full_terminal(command: &Command) -> Command {
     // With the signal ignored, a write beyond the limit on file sizes fails with EFBIG.
     let script =
         format!("import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN){IN_FULL_TERMINAL}");

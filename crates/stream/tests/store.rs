@@ -200,7 +200,7 @@ fn no_lock_is_held_over_a_waker() {
                 let mut notified = wait();
                 match change {
                     None => {
-                        drop(append(&server.store, &stream, &batch(stream.id(), 0, 1, 9)).await)
+                        drop(append(&server.store, &stream, &batch(stream.id(), 0, 1, 9)).await);
                     }
                     Some(delete) => server.store.commit(vec![delete]).await.unwrap(),
                 }

@@ -267,7 +267,7 @@ impl Groups {
             match appended {
                 Ok(_) => return Ok(()),
                 Err(Refused::Stream(state_stream::Refused::NoRoom)) => {
-                    shared.log.wait_for_space().await
+                    shared.log.wait_for_space().await;
                 }
                 Err(refused) => return Err(format!("{refused:?}")),
             }
