@@ -396,7 +396,7 @@ async fn commits_are_checked_and_atomic() {
     }
     let create = Change::CreateStream { id: ids[1], kind: 0 };
     let twice = vec![create.clone(), create.clone()];
-    assert!(server.store.commit(twice).await.unwrap_err().to_string().contains("fresh"));
+    assert!(server.store.commit(twice).await.unwrap_err().to_string().contains("is not new"));
     server.store.commit(vec![create]).await.expect("a refusal does not use up an id");
     let twice = vec![delete(ids[0]), delete(ids[0])];
     assert!(server.store.commit(twice).await.unwrap_err().to_string().contains("twice"));

@@ -307,7 +307,7 @@ mod tests {
         old[16] = 1;
         for (records, reason) in [
             (flipped, "damaged"),
-            (negative, "-1 bytes"),
+            (negative, "batch length -1"),
             (old, "unknown batch format"),
             (batch(0, 1)[..60].to_vec(), "no complete batch"),
             ([batch(0, 2), batch(1, 1)].concat(), "expected offset 2"),

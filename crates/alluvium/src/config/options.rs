@@ -271,7 +271,7 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_MAX_CONNECTIONS_PER_IP", value_name = "N")]
     pub(crate) max_connections_per_ip: Option<u32>,
 
-    /// Limits for single addresses, 0 for unlimited: `10.0.0.1:500,10.0.0.2:0`
+    /// Limits for single addresses, 0 refuses all: `10.0.0.1:500,10.0.0.2:0`
     /// (`max.connections.per.ip.overrides`). Default none.
     #[arg(long, env = "ALLUVIUM_MAX_CONNECTIONS_PER_IP_OVERRIDES", value_name = "IP:N,...")]
     #[serde(deserialize_with = "from_text")]

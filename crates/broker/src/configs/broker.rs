@@ -1,8 +1,8 @@
 //! The settings of the broker, by Kafka's names.
 //!
-//! Defaults for topics can be set while the server runs, and so can some settings that Kafka's
-//! operators set and that have no effect here. The others keep the values that the server was
-//! started with.
+//! Three kinds can be set at run time: defaults of topics, settings in `LIVE`, which take effect at
+//! once, and settings in `UNUSED`, which are only stored. The others keep the values that the server
+//! was started with.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
