@@ -265,7 +265,7 @@ pub(crate) const REFUSED: &[(&str, &str)] = &[
         "the server does not load classes; see the listener's tls-principal-rules"),
     ("producer.id.expiration.ms", "the expiration of producers is fixed: one day"),
     ("sasl.",
-        "mechanisms are set by the listener's sasl-mechanisms, and the server is not a SASL client"),
+        "mechanisms are set by the listener's sasl-mechanisms; the server is not a SASL client"),
     ("ssl.", "certificates are set by the listener, and their files are reloaded when they change"),
 ];
 

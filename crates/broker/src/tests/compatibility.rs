@@ -195,9 +195,9 @@ const CHANGEABLE: &str = r"
 Every setting that Apache Kafka 4.4.0 lets operators change (`kafka-configs --alter --entity-type
 brokers`, IncrementalAlterConfigs, AlterConfigs), and its effect here. A *kept* setting is shown by
 DescribeConfigs, survives a restart, and changes nothing: it tunes a part of Kafka that this server
-does not have, or describes behaviour that this server always has, so that tools that set it (Cruise Control, Strimzi,
-`kafka-reassign-partitions --throttle`) work. A setting that would promise something that the
-server does not do is *refused*, with the reason in the response.
+does not have, or describes behaviour that this server always has, so that tools that set it
+(Cruise Control, Strimzi, `kafka-reassign-partitions --throttle`) work. A setting that would promise
+something that the server does not do is *refused*, with the reason in the response.
 
 | setting | here | |
 |---|---|---|
