@@ -325,7 +325,13 @@ def a_commit_of_a_member_that_was_replaced_is_refused():
         pass
     equal(committed("fenced", "fenced", 1), [10], "the commit of the quick member is kept")
     quick.close()
-    slow.close()
+    # A consumer that has exceeded its poll interval has been seen to wait in close without a request
+    # to the server. The test is about its commit, so it continues then.
+    closing = threading.Thread(target=slow.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    if closing.is_alive():
+        print("# the replaced consumer does not return from close", flush=True)
 
 
 @test
