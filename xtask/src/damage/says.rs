@@ -245,6 +245,8 @@ const ADVICE: &[&str] = &[
     "free ",
     "bring back",
     "use ",
+    "set --",
+    "create ",
     "run ",
     "replace ",
     "try again",
