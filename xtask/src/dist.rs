@@ -32,7 +32,7 @@ fn build(root: &Path) -> Result<(), Error> {
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     let directory = root.join(target).join(PROFILE);
     let (program, lines) = (directory.join("alluvium"), directory.join("alluvium.debug"));
-    // Not in place: cargo's own file would no longer be what cargo has built.
+    // By way of a second file: cargo has linked this name to a file of its own, which stays whole.
     let stripped = directory.join("alluvium.stripped");
     // objcopy writes the name of this file, without its directory, and its checksum into the link.
     quietly(objcopy(&directory).args(["--only-keep-debug", "alluvium", "alluvium.debug"]))?;

@@ -1,10 +1,13 @@
 //! Running other programs.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Error;
 
@@ -154,7 +157,8 @@ fn lines_of(
     })
 }
 
-/// Waits for a process to end by itself; after `limit`, kills it and returns `None`.
+/// Waits for a process to end by itself; after `limit`, kills it with its descendants and returns
+/// `None`.
 pub(crate) fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + limit;
     loop {
@@ -162,12 +166,35 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option
             return Ok(Some(status));
         }
         if Instant::now() >= deadline {
-            child.kill()?;
+            kill_tree(child.id());
             child.wait()?;
             return Ok(None);
         }
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Kills a process and all of its descendants, from the top, so that none of them reacts to the end
+/// of a child.
+fn kill_tree(process: u32) {
+    let children = children(process);
+    if let Some(process) = i32::try_from(process).ok().and_then(Pid::from_raw) {
+        // It may have ended already.
+        let _ = kill_process(process, Signal::KILL);
+    }
+    children.into_iter().for_each(kill_tree);
+}
+
+/// The children of all threads of a process.
+fn children(process: u32) -> Vec<u32> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
+    let lists = threads
+        .filter_map(Result::ok)
+        .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+        .filter_map(|child| child.parse().ok())
+        .collect()
 }
 
 #[cfg(test)]
@@ -212,5 +239,23 @@ mod tests {
     fn a_program_whose_request_cannot_be_answered_ends_and_fails() {
         let failed = converse(&mut shell(), Duration::from_secs(60), |_, _| Err("no".into()));
         assert_eq!(failed.unwrap_err().to_string(), "no");
+    }
+
+    #[test]
+    fn a_process_is_killed_with_its_descendants() {
+        let mut child =
+            Command::new("/bin/sh").args(["-c", "sh -c 'sleep 600; :' & wait"]).spawn().unwrap();
+        while children(child.id()).iter().all(|inner| children(*inner).is_empty()) {
+            thread::sleep(Duration::from_millis(10));
+        }
+        let inner = children(child.id());
+        assert!(wait(&mut child, Duration::ZERO).unwrap().is_none());
+        for process in inner {
+            // A zombie whose parent has gone is collected by process 1, at some time.
+            let state = || fs::read_to_string(format!("/proc/{process}/stat")).ok();
+            while state().is_some_and(|state| !state.contains(") Z ")) {
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
     }
 }

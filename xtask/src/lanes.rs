@@ -12,8 +12,6 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
-
 use crate::Error;
 use crate::exec::wait;
 use crate::report::{Case, Report};
@@ -82,47 +80,12 @@ fn run_one(program: &Path, task: &Task, log: &Path) -> Result<Report, Error> {
         .stdout(output.try_clone()?)
         .stderr(output)
         .spawn()?;
-    let tree = child.id();
-    // The limit is checked here, since the programs that a suite has started must end with it.
-    let deadline = Instant::now() + LIMIT;
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if Instant::now() >= deadline {
-            kill_tree(tree);
-            wait(&mut child, Duration::from_secs(10))?;
-            let minutes = LIMIT.as_secs() / 60;
-            return Err(format!("killed: not done after {minutes} minutes").into());
-        }
-        thread::sleep(Duration::from_millis(100));
+    let Some(status) = wait(&mut child, LIMIT)? else {
+        return Err(format!("killed: not done after {} minutes", LIMIT.as_secs() / 60).into());
     };
     let text = fs::read(&result)
         .map_err(|error| format!("ended with {status} and without a report: {error}"))?;
     Ok(serde_json::from_slice(&text)?)
-}
-
-/// Kills a process and all of its descendants, from the top, so that none of them reacts to the end
-/// of a child.
-fn kill_tree(process: u32) {
-    let children = children(process);
-    if let Some(process) = i32::try_from(process).ok().and_then(Pid::from_raw) {
-        // It may have ended already.
-        let _ = kill_process(process, Signal::KILL);
-    }
-    children.into_iter().for_each(kill_tree);
-}
-
-/// The children of all threads of a process.
-fn children(process: u32) -> Vec<u32> {
-    let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
-    let lists = threads
-        .filter_map(Result::ok)
-        .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-    lists
-        .flat_map(|list| list.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
-        .filter_map(|child| child.parse().ok())
-        .collect()
 }
 
 #[cfg(test)]
@@ -158,24 +121,5 @@ mod tests {
     fn a_task_that_ends_without_a_report_has_failed() {
         let error = run_shell("none", "exit 3").err().unwrap().to_string();
         assert!(error.contains("exit status: 3 and without a report"), "{error}");
-    }
-
-    #[test]
-    fn a_process_is_killed_with_its_descendants() {
-        let mut child =
-            Command::new("/bin/sh").args(["-c", "sh -c 'sleep 600; :' & wait"]).spawn().unwrap();
-        while children(child.id()).iter().all(|inner| children(*inner).is_empty()) {
-            thread::sleep(Duration::from_millis(10));
-        }
-        let inner = children(child.id());
-        kill_tree(child.id());
-        assert!(!child.wait().unwrap().success());
-        for process in inner {
-            // A zombie whose parent has gone is collected by process 1, at some time.
-            let state = || fs::read_to_string(format!("/proc/{process}/stat")).ok();
-            while state().is_some_and(|state| !state.contains(") Z ")) {
-                thread::sleep(Duration::from_millis(10));
-            }
-        }
     }
 }

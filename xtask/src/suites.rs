@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use clap::ValueEnum;
+
 use crate::bench::memory_suite;
 use crate::exec::{cargo, converse, describe, follow, output};
 use crate::kill::{Stopped, Target, Tools};
@@ -81,35 +83,31 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     Ok(report)
 }
 
-/// All suites except the cargo tests and loom, the longest first.
+/// Every suite except for the cargo tests and loom, the longest first.
 fn tasks(binary: &Path, seed: u64) -> Vec<Task> {
-    let server = ["--server".to_owned(), binary.display().to_string()];
-    let test = |name: &str| Task {
-        name: name.to_owned(),
-        arguments: ["test".into(), name.into(), "--seed".into(), seed.to_string()]
-            .into_iter()
-            .chain(server.clone())
-            .collect(),
+    let seed = seed.to_string();
+    let task = |name: String, arguments: &[&str]| {
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned());
+        let server = ["--server".to_owned(), binary.display().to_string()];
+        Task { name, arguments: arguments.chain(server).collect() }
     };
-    let compat = |name: &str| Task {
-        name: format!("compat {name}"),
-        arguments: ["compat".into(), name.into(), "--short".into()]
-            .into_iter()
-            .chain(server.clone())
-            .collect(),
-    };
-    let mut compats = compat::NAMES.into_iter().map(compat);
-    let tests = ["memory", "kcat", "python", "java", "go", "restart", "redis", "s3"];
-    let more = ["exactly-once", "hostile", "compacted", "damage", "endless", "kill"];
-    let mut tests = tests.into_iter().chain(more).map(test);
-    // Alternately, so that a lane that compiles or computes runs beside one that waits.
+    let others = Suite::value_variants().iter().filter(|suite| {
+        !matches!(suite, Suite::Cargo | Suite::Loom | Suite::Compat | Suite::Memory)
+    });
+    let mut tests = [Suite::Memory].iter().chain(others).map(|suite| {
+        let name = suite.to_possible_value().expect("no suite is hidden").get_name().to_owned();
+        task(name.clone(), &["test", &name, "--seed", &seed])
+    });
+    let mut compats =
+        compat::names().map(|name| task(format!("compat {name}"), &["compat", name, "--short"]));
+    // Alternately, so that a suite that compiles or computes runs beside one that waits.
     let mut tasks = Vec::new();
     loop {
-        let (one, other) = (tests.next(), compats.next());
-        if one.is_none() && other.is_none() {
+        let next: Vec<Task> = tests.next().into_iter().chain(compats.next()).collect();
+        if next.is_empty() {
             return tasks;
         }
-        tasks.extend(one.into_iter().chain(other));
+        tasks.extend(next);
     }
 }
 
@@ -530,7 +528,7 @@ fn live(server: &mut Server, mut client: Command) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory, ValueEnum};
+    use clap::CommandFactory;
 
     use super::*;
     use crate::Cli;
@@ -544,6 +542,6 @@ mod tests {
         }
         // Cargo and loom run before the others, and `compat` is one task for each of its suites.
         let tests = Suite::value_variants().len() - 3;
-        assert_eq!(tasks.len(), tests + compat::NAMES.len());
+        assert_eq!(tasks.len(), tests + compat::names().count());
     }
 }

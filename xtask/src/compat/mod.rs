@@ -94,7 +94,7 @@ impl Suite {
         Self::Apps,
     ];
 
-    const fn name(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
             Self::FranzGo => "franz-go",
             Self::KafkaTools => "kafka-tools",
@@ -115,15 +115,9 @@ impl Suite {
 }
 
 /// The names of all suites, for `cargo xtask compat NAME`.
-pub(crate) const NAMES: [&str; Suite::ALL.len()] = {
-    let mut names = [""; Suite::ALL.len()];
-    let mut index = 0;
-    while index < names.len() {
-        names[index] = Suite::ALL[index].name();
-        index += 1;
-    }
-    names
-};
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    Suite::ALL.into_iter().map(Suite::name)
+}
 
 /// The groups of KIP-848, in librdkafka's configuration.
 const NEW_GROUPS: &str = "group.protocol=consumer";

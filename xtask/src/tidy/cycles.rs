@@ -43,7 +43,7 @@ fn of_crate(source: &str, files: &[&File]) -> Option<Finding> {
     let imports: BTreeMap<&Module, Vec<Import>> = modules
         .iter()
         .map(|(module, file)| {
-            (module, imports(module, &file.tokens, |name| is_child(module, name)))
+            (module, imports(module, &file.code(), |name| is_child(module, name)))
         })
         .collect();
     let mut edges = BTreeMap::<&Module, BTreeMap<&Module, usize>>::new();
@@ -109,20 +109,14 @@ fn resolve<'a>(
 
 /// The paths of a file that begin with `crate`, `super`, `self` or a child of the module, with
 /// lists taken apart.
-fn imports(module: &Module, tokens: &[Token], is_child: impl Fn(&str) -> bool) -> Vec<Import> {
-    let tokens: Vec<&Token> = tokens.iter().filter(|token| token.kind != Kind::Comment).collect();
+fn imports(module: &Module, tokens: &[&Token], is_child: impl Fn(&str) -> bool) -> Vec<Import> {
     let mut imports = Vec::new();
     let mut at = 0;
     while at < tokens.len() {
         let token = tokens[at];
         let is_start = matches!(token.text.as_str(), "crate" | "super" | "self")
             || (is_child(&token.text) && (at == 0 || tokens[at - 1].text != ":"));
-        let starts = is_start && is_path(&tokens, at + 1);
-        if token.text == "cfg" && is_test_module(&tokens, at) {
-            // A test module in the file is at its end.
-            break;
-        }
-        if !starts {
+        if !(is_start && is_path(tokens, at + 1)) {
             at += 1;
             continue;
         }
@@ -139,13 +133,13 @@ fn imports(module: &Module, tokens: &[Token], is_child: impl Fn(&str) -> bool) -
                 "self" => {}
                 _ => break,
             }
-            if !is_path(&tokens, next + 1) {
+            if !is_path(tokens, next + 1) {
                 break;
             }
             next += 3;
         }
         let mut found = Vec::new();
-        at = names(&tokens, next, base, &mut found).max(at + 1);
+        at = names(tokens, next, base, &mut found).max(at + 1);
         imports.extend(found.into_iter().map(|(path, name)| Import {
             path,
             name,
@@ -158,11 +152,6 @@ fn imports(module: &Module, tokens: &[Token], is_child: impl Fn(&str) -> bool) -
 
 fn is_path(tokens: &[&Token], at: usize) -> bool {
     tokens.get(at..at + 2).is_some_and(|two| two.iter().all(|token| token.text == ":"))
-}
-
-fn is_test_module(tokens: &[&Token], at: usize) -> bool {
-    let texts: Vec<&str> = tokens[at..].iter().take(8).map(|token| token.text.as_str()).collect();
-    matches!(texts[..], ["cfg", "(", "test", ")", "]", "mod", _, "{"])
 }
 
 /// Reads a path, or a list of paths in braces, that follows `base`, and returns where it ends.

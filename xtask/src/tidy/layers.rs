@@ -42,13 +42,7 @@ pub(super) fn upward(tree: &Tree) -> Vec<Violation> {
             }
             continue;
         };
-        // `#[cfg(test)] mod tests { ... }` in the file itself is at its end.
-        let in_file_tests =
-            file.tokens.windows(2).position(|two| two[0].text == "cfg" && two[1].text == "(");
-        let end = in_file_tests
-            .filter(|at| file.tokens.get(at + 2).is_some_and(|token| token.text == "test"))
-            .unwrap_or(file.tokens.len());
-        for token in file.tokens[..end].iter().filter(|token| token.kind == Kind::Name) {
+        for token in file.code().into_iter().filter(|token| token.kind == Kind::Name) {
             let is_ours = LAYERS.iter().any(|(_, name, _)| *name == token.text);
             let is_crate = token.text.starts_with("alluvium_") && is_ours;
             if is_crate && token.text != *own && !below.contains(&token.text.as_str()) {

@@ -58,7 +58,7 @@ impl Rule {
         }
     }
 
-    /// What an operator of the step reads about the rule.
+    /// The name of the rule's case in the report.
     fn title(self) -> &'static str {
         match self {
             Self::Width => "line width",
@@ -120,7 +120,7 @@ fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 /// The recorded values, by rule and file.
-type Allowances = BTreeMap<(String, String), usize>;
+type Allowances = BTreeMap<(Rule, String), usize>;
 
 fn parse(text: &str) -> Result<Allowances, Error> {
     let mut allowances = Allowances::new();
@@ -128,72 +128,64 @@ fn parse(text: &str) -> Result<Allowances, Error> {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        let mut fields = line.split_whitespace();
-        let entry = (|| {
-            let (rule, value, file) = (fields.next()?, fields.next()?, fields.next()?);
-            Rule::ALL.iter().find(|known| known.name() == rule)?;
-            Some(((rule.to_owned(), file.to_owned()), value.parse().ok()?))
-        })();
-        let Some((key, value)) = entry.filter(|_| fields.next().is_none()) else {
-            let expected = "expected `RULE VALUE FILE`";
-            return Err(format!("{ALLOWANCES}:{}: {expected}", index + 1).into());
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let entry = match fields[..] {
+            [rule, value, file] => Rule::ALL
+                .into_iter()
+                .find(|known| known.name() == rule)
+                .zip(value.parse().ok())
+                .map(|(rule, value)| ((rule, file.to_owned()), value)),
+            _ => None,
         };
+        let place = format!("{ALLOWANCES}:{}", index + 1);
+        let (key, value) = entry.ok_or(format!("{place}: expected `RULE VALUE FILE`"))?;
         if allowances.insert(key, value).is_some() {
-            return Err(format!("{ALLOWANCES}:{}: listed twice", index + 1).into());
+            return Err(format!("{place}: listed twice").into());
         }
     }
     Ok(allowances)
 }
 
+/// The finding of a rule in a file, if there is one.
+fn find<'a>(findings: &'a [Finding], (rule, file): &(Rule, String)) -> Option<&'a Finding> {
+    findings.iter().find(|finding| finding.rule == *rule && finding.file == *file)
+}
+
 /// Compares the findings with the allowances: one message for each difference, by rule.
 fn compare(findings: &[Finding], allowances: &Allowances) -> Vec<(Rule, String)> {
     let mut failures = Vec::new();
-    let mut seen = Vec::new();
     for finding in findings {
-        let key = (finding.rule.name().to_owned(), finding.file.clone());
-        let allowed = allowances.get(&key).copied();
-        seen.push(key);
-        let value = finding.value;
-        match allowed {
-            Some(allowed) if value == allowed => {}
-            Some(allowed) if value < allowed => failures.push((
-                finding.rule,
-                format!(
-                    "{}: {value}, better than the {allowed} in {ALLOWANCES}: \
-                     run `cargo xtask tidy --tighten` and commit it",
-                    finding.file
-                ),
-            )),
-            _ => {
-                let mut message = String::new();
-                if let Some(allowed) = allowed {
-                    let _ = writeln!(message, "{}: {value}, allowed: {allowed}", finding.file);
-                }
-                for violation in finding.violations.iter().take(PRINTED) {
-                    let _ = writeln!(message, "{violation}");
-                }
-                if let Some(more) = finding.violations.len().checked_sub(PRINTED + 1) {
-                    let _ = writeln!(message, "and {} more in {}", more + 1, finding.file);
-                }
-                failures.push((finding.rule, message.trim_end().to_owned()));
-            }
+        let allowed = allowances.get(&(finding.rule, finding.file.clone())).copied();
+        if finding.value > allowed.unwrap_or(0) {
+            failures.push((finding.rule, excess(finding, allowed)));
         }
     }
-    for ((rule, file), allowed) in allowances {
-        let rule = Rule::ALL.into_iter().find(|known| known.name() == rule);
-        if let Some(rule) =
-            rule.filter(|rule| !seen.iter().any(|(seen, of)| seen == rule.name() && of == file))
-        {
-            failures.push((
-                rule,
-                format!(
-                    "{file}: 0, better than the {allowed} in {ALLOWANCES}: \
-                     run `cargo xtask tidy --tighten` and commit it"
-                ),
-            ));
+    for (key, allowed) in allowances {
+        let value = find(findings, key).map_or(0, |finding| finding.value);
+        if value < *allowed {
+            let message = format!(
+                "{}: {value}, better than the {allowed} in {ALLOWANCES}: \
+                 run `cargo xtask tidy --tighten` and commit it",
+                key.1
+            );
+            failures.push((key.0, message));
         }
     }
     failures
+}
+
+/// Describes a finding that exceeds its allowance.
+fn excess(finding: &Finding, allowed: Option<usize>) -> String {
+    let mut lines = Vec::new();
+    if let Some(allowed) = allowed {
+        lines.push(format!("{}: {}, allowed: {allowed}", finding.file, finding.value));
+    }
+    lines.extend(finding.violations.iter().take(PRINTED).map(ToString::to_string));
+    let more = finding.violations.len().saturating_sub(PRINTED);
+    if more > 0 {
+        lines.push(format!("and {more} more in {}", finding.file));
+    }
+    lines.join("\n")
 }
 
 /// Runs the step: one case for each rule. Prints every difference from the allowances.
@@ -230,18 +222,14 @@ pub(crate) fn tighten(root: &Path) -> Result<Vec<Case>, Error> {
 
 /// The text of the allowances after [`tighten`].
 fn tightened(text: &str, findings: &[Finding]) -> Result<String, Error> {
-    let old = parse(text)?;
     let mut new = String::new();
     for line in text.lines().take_while(|line| line.starts_with('#')) {
         let _ = writeln!(new, "{line}");
     }
-    for ((rule, file), allowed) in old {
-        let value = findings
-            .iter()
-            .find(|finding| finding.rule.name() == rule && finding.file == file)
-            .map_or(0, |finding| finding.value.min(allowed));
+    for (key, allowed) in parse(text)? {
+        let value = find(findings, &key).map_or(0, |finding| finding.value.min(allowed));
         if value > 0 {
-            let _ = writeln!(new, "{rule} {value} {file}");
+            let _ = writeln!(new, "{} {value} {}", key.0.name(), key.1);
         }
     }
     Ok(new)

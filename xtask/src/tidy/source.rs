@@ -67,6 +67,19 @@ impl File {
         self.path.ends_with(".md")
     }
 
+    /// The tokens of a Rust file without comments, and without the test module that a file may have
+    /// at its end.
+    pub(super) fn code(&self) -> Vec<&Token> {
+        let mut code: Vec<&Token> =
+            self.tokens.iter().filter(|token| token.kind != Kind::Comment).collect();
+        let tests = code.windows(8).position(|tokens| {
+            let texts: Vec<&str> = tokens.iter().map(|token| token.text.as_str()).collect();
+            matches!(texts[..], ["cfg", "(", "test", ")", "]", "mod", _, "{"])
+        });
+        code.truncate(tests.unwrap_or(code.len()));
+        code
+    }
+
     /// Whether the file holds tests only.
     pub(super) fn is_test(&self) -> bool {
         let name = self.path.rsplit('/').next().unwrap_or_default();

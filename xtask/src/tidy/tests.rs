@@ -94,6 +94,9 @@ fn an_import_from_a_higher_layer_fails() {
     assert_eq!(failures(&[("crates/broker/src/tests/a.rs", "use alluvium_wal::Wal;\n")]), []);
     let in_file = "#[cfg(test)]\nmod tests {\n    use alluvium_wal::Wal;\n}\n";
     assert_eq!(failures(&[("crates/broker/src/a.rs", in_file)]), []);
+    // Code after an item that only tests have is checked.
+    let after = "#[cfg(test)]\nuse a::B;\nuse alluvium_wal::Wal;\n";
+    assert_eq!(failure(&[("crates/broker/src/a.rs", after)]).0, Rule::Layers);
     assert_eq!(failure(&[("crates/volume/src/lib.rs", "")]).0, Rule::Layers);
 }
 
