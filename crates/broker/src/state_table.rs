@@ -20,6 +20,7 @@
 use std::ops::{Range, RangeInclusive};
 
 use alluvium_stream::{Batch, Replay, StreamOffset};
+use bytes::Bytes;
 
 const CRC_LEN: usize = 4;
 const QUARANTINE_VERSION: u8 = 1;
@@ -197,6 +198,18 @@ fn unseal(bytes: &[u8]) -> Result<&[u8], Corrupt> {
 pub(crate) struct Writer(Vec<u8>);
 
 impl Writer {
+    /// Begins a record of a group.
+    pub(crate) fn record(version: u8, kind: u8, group: &str) -> Self {
+        let mut out = Self::default();
+        out.u8(version);
+        out.u8(kind);
+        out.str(group);
+        out
+    }
+    /// The encoded record, in memory of exactly its length.
+    pub(crate) fn into_record(self) -> Bytes {
+        Bytes::from(self.0.into_boxed_slice())
+    }
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         self.0
     }

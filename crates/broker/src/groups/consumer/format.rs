@@ -39,27 +39,15 @@ pub(in crate::groups) fn encode_changes(group: &str, changes: &[Change]) -> (Byt
             break;
         }
     }
-    let mut out = header(KIND_CHANGED, group);
+    let mut out = Writer::record(RECORD_VERSION, KIND_CHANGED, group);
     out.len(count);
     out.raw(&encoded.into_bytes());
-    (payload(out), count)
+    (out.into_record(), count)
 }
 
 /// Encodes the record that a group is deleted.
 pub(in crate::groups) fn encode_deletion(group: &str) -> Bytes {
-    payload(header(KIND_DELETED, group))
-}
-
-fn header(kind: u8, group: &str) -> Writer {
-    let mut out = Writer::default();
-    out.u8(RECORD_VERSION);
-    out.u8(kind);
-    out.str(group);
-    out
-}
-
-fn payload(out: Writer) -> Bytes {
-    Bytes::from(out.into_bytes().into_boxed_slice())
+    Writer::record(RECORD_VERSION, KIND_DELETED, group).into_record()
 }
 
 fn encode_change(out: &mut Writer, change: &Change) {

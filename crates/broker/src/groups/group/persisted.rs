@@ -58,9 +58,9 @@ impl<J, S> Group<J, S> {
 impl PersistedGroup {
     /// Encodes the record that sets the persisted state of a group.
     pub(in crate::groups) fn encode(&self, group: &str) -> Bytes {
-        let mut out = header(KIND_PERSISTED, group);
+        let mut out = Writer::record(VERSION, KIND_PERSISTED, group);
         self.write(&mut out);
-        payload(out)
+        out.into_record()
     }
 
     /// The length of [`Self::encode`]'s record, without building it: a group may be as large as the
@@ -124,19 +124,7 @@ impl PersistedGroup {
 
 /// Encodes the record that removes the persisted state of a group.
 pub(in crate::groups) fn encode_removal(group: &str) -> Bytes {
-    payload(header(KIND_REMOVED, group))
-}
-
-fn header(kind: u8, group: &str) -> Writer {
-    let mut out = Writer::default();
-    out.u8(VERSION);
-    out.u8(kind);
-    out.str(group);
-    out
-}
-
-fn payload(out: Writer) -> Bytes {
-    Bytes::from(out.into_bytes().into_boxed_slice())
+    Writer::record(VERSION, KIND_REMOVED, group).into_record()
 }
 
 /// The protocol's unit and type for timeouts.

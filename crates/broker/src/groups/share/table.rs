@@ -39,38 +39,30 @@ pub(super) fn changed(
     start: StreamOffset,
     changes: &[Change],
 ) -> Bytes {
-    let mut out = begin(CHANGED, group);
+    let mut out = Writer::record(RECORD_VERSION, CHANGED, group);
     put_partition(&mut out, partition);
     put_state(&mut out, start, changes);
-    out.into_bytes().into()
+    out.into_record()
 }
 
 /// Encodes the whole state of these partitions, whether they exist or not.
 pub(super) fn set(group: &str, partitions: &[(TopicPartition, Remembered)]) -> Bytes {
-    let mut out = begin(SET, group);
+    let mut out = Writer::record(RECORD_VERSION, SET, group);
     out.list(partitions, |out, (partition, Remembered { start, changes })| {
         put_partition(out, *partition);
         put_state(out, *start, changes);
     });
-    out.into_bytes().into()
+    out.into_record()
 }
 
 pub(super) fn topic_forgotten(group: &str, topic: Uuid) -> Bytes {
-    let mut out = begin(TOPIC_FORGOTTEN, group);
+    let mut out = Writer::record(RECORD_VERSION, TOPIC_FORGOTTEN, group);
     out.raw(topic.as_bytes());
-    out.into_bytes().into()
+    out.into_record()
 }
 
 pub(super) fn group_deleted(group: &str) -> Bytes {
-    begin(GROUP_DELETED, group).into_bytes().into()
-}
-
-fn begin(kind: u8, group: &str) -> Writer {
-    let mut out = Writer::default();
-    out.u8(RECORD_VERSION);
-    out.u8(kind);
-    out.str(group);
-    out
+    Writer::record(RECORD_VERSION, GROUP_DELETED, group).into_record()
 }
 
 fn put_partition(out: &mut Writer, (topic, partition): TopicPartition) {
