@@ -432,6 +432,14 @@ pub(crate) mod tests {
 
     use super::*;
 
+    pub(crate) const CODECS: [Compression; 5] = [
+        Compression::None,
+        Compression::Gzip,
+        Compression::Snappy,
+        Compression::Lz4,
+        Compression::Zstd,
+    ];
+
     /// Encodes a batch as a producer does: `(producer ID, epoch, base sequence)`, and the
     /// timestamps of its records.
     pub(crate) fn encode(

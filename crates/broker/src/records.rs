@@ -51,12 +51,12 @@ pub(crate) struct Summary {
     pub(crate) largest_bytes: u64,
 }
 
-/// What the check of a record finds.
+/// The result of checking a record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Checked {
     pub(crate) timestamp_ms: i64,
     pub(crate) has_key: bool,
-    /// Without the length in front of it.
+    /// The record's size, without the length in front of it.
     pub(crate) len_bytes: u64,
 }
 
@@ -90,10 +90,7 @@ pub(crate) fn first_at_or_after(
     timestamp_ms: i64,
 ) -> Result<Option<Found>, ApiError> {
     let corrupt = |reason: String| {
-        ApiError::CorruptBatch(format!(
-            "records of a stored batch cannot be read: \
-            {reason}"
-        ))
+        ApiError::CorruptBatch(format!("records of a stored batch cannot be read: {reason}"))
     };
     let header = BatchHeader::parse(batch).ok_or_else(|| corrupt("no header".into()))?;
     let base_offset = header.base_offset as u64;
@@ -231,8 +228,8 @@ pub(crate) fn summary(batch: &[u8]) -> Result<Summary, ApiError> {
     Ok(summary)
 }
 
-/// Calls `visit` with the index of each record of `batch` and what the check of it finds. All
-/// records are checked as by [`check_plain`].
+/// Calls `visit` with the index of each record of `batch` and the result of its check, which is
+/// that of [`check_plain`].
 ///
 /// # Errors
 /// [`ApiError::InvalidRecord`] with the first violation.
@@ -509,14 +506,7 @@ mod tests {
     use super::*;
     use crate::batch;
     use crate::batch::Codec;
-
-    const CODECS: [Compression; 5] = [
-        Compression::None,
-        Compression::Gzip,
-        Compression::Snappy,
-        Compression::Lz4,
-        Compression::Zstd,
-    ];
+    use crate::batch::tests::CODECS;
 
     fn stored(codec: Compression, timestamps_ms: &[i64]) -> Vec<u8> {
         let mut bytes = batch::tests::encode(codec, (-1, -1, -1), timestamps_ms).to_vec();

@@ -7,7 +7,7 @@ use kafka_protocol::messages::{ListOffsetsRequest, TopicName};
 use kafka_protocol::records::{Compression, RecordBatchDecoder};
 
 use super::harness::{Client, TestServer, produce, text};
-use crate::batch::tests::{encode, plain};
+use crate::batch::tests::{CODECS, encode, plain};
 use crate::batch::{self, BatchHeader, Codec, HEADER_BYTES};
 use crate::partition::unix_time_ms;
 use crate::records;
@@ -139,8 +139,8 @@ async fn the_records_of_every_batch_are_checked_compressed_or_not() {
     }
 }
 
-/// A frame of LZ4 with one block that is not compressed. `check` is the second byte of the
-/// descriptor's xxHash32.
+/// An LZ4 frame with one uncompressed block. `check` is the second byte of the descriptor's
+/// xxHash32.
 fn lz4_frame(descriptor: &[u8], check: u8, content: &[u8]) -> Vec<u8> {
     let mut frame = vec![0x04, 0x22, 0x4d, 0x18];
     frame.extend(descriptor);
@@ -185,7 +185,8 @@ async fn lz4_frames_that_kafkas_clients_cannot_read_are_refused() {
             batch::set_codec(&mut batch, Codec::Lz4);
             for topic in ["plain", "other"] {
                 let (code, _) = blamed(&server, topic, &batch.clone().into()).await;
-                assert_eq!(code, if is_readable { 0 } else { 87 }, "{size}, {what}, {topic}");
+                let expected = if is_readable { 0 } else { ResponseError::InvalidRecord.code() };
+                assert_eq!(code, expected, "{size}, {what}, {topic}");
             }
         }
     }
@@ -223,19 +224,11 @@ async fn a_record_of_a_compressed_batch_is_bounded() {
             }
             let batch = of_two(&[&record, &SECOND], codec);
             assert_eq!(blamed(&server, &fits, &batch).await.0, 0, "{value_bytes} {codec:?}");
-            let code = if codec == Codec::None { 0 } else { 87 };
+            let code = if codec == Codec::None { 0 } else { ResponseError::InvalidRecord.code() };
             assert_eq!(blamed(&server, &bounded, &batch).await.0, code, "{value_bytes} {codec:?}");
         }
     }
 }
-
-const CODECS: [Compression; 5] = [
-    Compression::None,
-    Compression::Gzip,
-    Compression::Snappy,
-    Compression::Lz4,
-    Compression::Zstd,
-];
 
 /// A batch whose header gives `claimed_ms` as the maximum timestamp of its records.
 fn claiming(codec: Compression, times_ms: &[i64], claimed_ms: i64) -> Bytes {

@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 
 use super::deleting::delete;
 use super::harness::{Client, HANG, TestServer, fetch, stored, text};
-use crate::batch::tests::{encode, plain};
+use crate::batch::tests::{CODECS, encode, plain};
 use crate::wire::newer::Unchanged;
 
 fn in_session(id: i32, epoch: i32, partitions: &[(i32, i64)]) -> FetchRequest {
@@ -216,10 +216,9 @@ async fn a_client_that_holds_memory_needed_by_others_is_disconnected() {
             sleep(Duration::from_millis(1)).await;
         }
     };
-    timeout(Duration::from_secs(6), given_up).await.expect(
-        "others wait for a client that does \
-        not read",
-    );
+    timeout(Duration::from_secs(6), given_up)
+        .await
+        .expect("others wait for a client that does not read");
     drop(rest);
 }
 
@@ -340,14 +339,7 @@ async fn offsets_are_found_by_time_to_the_record() {
     let mut client = server.client().await;
     assert_eq!(offset(&mut client, 7, -1).await, (0, 0, -1));
     assert_eq!(offset(&mut client, 7, -3).await, (0, -1, -1), "no record");
-    let codecs = [
-        Compression::None,
-        Compression::Gzip,
-        Compression::Snappy,
-        Compression::Lz4,
-        Compression::Zstd,
-    ];
-    for (i, codec) in codecs.into_iter().enumerate() {
+    for (i, codec) in CODECS.into_iter().enumerate() {
         let start = i as i64 * 100;
         client
             .produce("t", 0, &encode(codec, (-1, -1, -1), &[start, start + 40, start + 20]))
@@ -495,13 +487,6 @@ async fn the_current_leader_epoch_ends_at_the_high_watermark() {
 /// library.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_fetch_version_gets_batches_of_every_codec() {
-    const CODECS: [Compression; 5] = [
-        Compression::None,
-        Compression::Gzip,
-        Compression::Snappy,
-        Compression::Lz4,
-        Compression::Zstd,
-    ];
     let server = TestServer::start().await;
     // A partition for each codec, and one with batches of all.
     let all = CODECS.len();

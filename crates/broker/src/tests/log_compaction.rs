@@ -12,6 +12,7 @@ use super::configs::set_well;
 use super::harness::{Client, HANG, TestServer, fetch, text};
 use super::transactions::Producer;
 use crate::batch::BatchHeader;
+use crate::batch::tests::CODECS;
 use crate::log_compaction::clean_end;
 use crate::log_compaction::tests::encode;
 use crate::producer_state::ProducerStates;
@@ -119,13 +120,7 @@ fn records(wanted: &[(u64, &str, Option<&str>)]) -> Vec<Record> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_value_of_each_key_is_read_under_its_offset_and_time() {
-    for codec in [
-        Compression::None,
-        Compression::Gzip,
-        Compression::Snappy,
-        Compression::Lz4,
-        Compression::Zstd,
-    ] {
+    for codec in CODECS {
         let mut server = start().await;
         server.topic("t", 1, &COMPACT).await;
         let mut client = server.client().await;

@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout};
 
 use super::harness::{HANG, TestServer, fetch, produce, produce_to, stored, text};
 use crate::BrokerConfig;
-use crate::batch::tests::{encode, plain, transactional};
+use crate::batch::tests::{CODECS, encode, plain, transactional};
 use crate::batch::{self, BatchHeader};
 use crate::topics::Topics;
 
@@ -34,17 +34,10 @@ async fn records_are_returned_unchanged_for_every_compression_and_version() {
     let server = TestServer::start().await;
     let id = server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
-    let codecs = [
-        Compression::None,
-        Compression::Gzip,
-        Compression::Snappy,
-        Compression::Lz4,
-        Compression::Zstd,
-    ];
     let mut expected = Vec::new();
     let mut next = 0;
     for version in 3..=13 {
-        for codec in codecs {
+        for codec in CODECS {
             if codec == Compression::Zstd && version < 7 {
                 continue;
             }
@@ -385,7 +378,7 @@ async fn a_client_that_has_shut_down_its_sending_side_is_answered() {
     assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
 }
 
-/// The same with more requests than the server reads before it has answered.
+/// Also with more requests than the server reads before it has answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_has_shut_down_its_sending_side_receives_all_responses() {
     let configure = |config: &mut BrokerConfig| config.transfer_timeout = Duration::from_secs(5);
@@ -555,8 +548,7 @@ async fn a_partition_whose_stream_was_taken_over_has_another_leader() {
     let refused = Topics::open(server.store().clone(), Default::default(), 10).await.err().unwrap();
     assert!(
         refused.to_string().contains("partition 0: stream"),
-        "the error names the partition: \
-        {refused}"
+        "the error names the partition: {refused}"
     );
 }
 
