@@ -237,6 +237,23 @@ fn found(topic: &str, partition: i32, offset: i64) -> (String, i32, i64) {
     (topic.to_owned(), partition, offset)
 }
 
+/// Sweeps when the server has been `up` longer, and the wall clock is `later` than now.
+async fn sweep(groups: &Groups, up: Duration, later: Duration) {
+    let unix_ms = unix_time_ms() + i64::try_from(later.as_millis()).unwrap();
+    groups.shared.sweep(now() + up, unix_ms).await;
+}
+
+/// Waits until a group has at most `left` offsets.
+async fn dropped(world: &World, groups: &Groups, group: &str, left: usize) {
+    world
+        .run(async {
+            while fetch(groups, group).await.len() > left {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+}
+
 /// Checks that a response can be encoded in each of these versions.
 fn encodes(response: &impl Encodable, versions: std::ops::RangeInclusive<i16>) {
     for version in versions {

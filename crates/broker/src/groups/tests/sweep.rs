@@ -13,21 +13,12 @@ async fn the_sweep_drops_old_offsets_and_empty_groups() {
     let member = join(&groups, "busy", 10_000).await;
     assert_eq!(member.error_code, 0);
 
-    let sweep_after = async |time: Duration| {
-        let unix_ms = unix_time_ms() + i64::try_from(time.as_millis()).unwrap();
-        groups.shared.sweep(now() + time, unix_ms).await;
-    };
+    let sweep_after = async |time| sweep(&groups, time, time).await;
     let retention = world.config.offsets_retention;
     sweep_after(retention - Duration::from_secs(60)).await;
     assert_eq!(list(&groups, 5).await.len(), 2);
     sweep_after(retention + Duration::from_secs(60)).await;
-    world
-        .run(async {
-            while !fetch(&groups, "idle").await.is_empty() {
-                tokio::task::yield_now().await;
-            }
-        })
-        .await;
+    dropped(&world, &groups, "idle", 0).await;
     // The group itself is removed by the next sweep; the one with a member keeps everything.
     sweep_after(retention + Duration::from_secs(60)).await;
     let listed = list(&groups, 5).await;
@@ -36,8 +27,7 @@ async fn the_sweep_drops_old_offsets_and_empty_groups() {
     assert_eq!(fetch(&groups, "busy").await, [found("topic", 0, 8)]);
 }
 
-/// As in Kafka, for classic and consumer groups: the lag of a topic that is not read any more is of
-/// no interest. As in Kafka, it does not matter how long the group has been empty.
+/// As in Kafka, it does not matter how long the group has been empty.
 #[tokio::test]
 async fn a_group_without_members_and_offsets_is_removed_by_the_next_sweep() {
     let world = World::new();
@@ -57,6 +47,8 @@ async fn a_group_without_members_and_offsets_is_removed_by_the_next_sweep() {
     assert_eq!((listed.len(), listed[0].0.as_str()), (1, "offsets"));
 }
 
+/// As in Kafka, for classic and consumer groups: the lag of a topic that is not read any more is of
+/// no interest.
 #[tokio::test]
 async fn the_sweep_drops_old_offsets_of_topics_without_subscribers() {
     let world = World::new();
@@ -92,10 +84,7 @@ async fn the_sweep_drops_old_offsets_of_topics_without_subscribers() {
     let beat = groups.consumer_heartbeat(client(), request, 1, &topics, times);
     assert_eq!(world.run(beat).await.error_code, 0);
 
-    let sweep_after = async |time: Duration| {
-        let unix_ms = unix_time_ms() + i64::try_from(time.as_millis()).unwrap();
-        groups.shared.sweep(now() + time, unix_ms).await;
-    };
+    let sweep_after = async |time| sweep(&groups, time, time).await;
     let (retention, minute) = (world.config.offsets_retention, Duration::from_secs(60));
     sweep_after(retention - minute).await;
     // When this is durable, everything written before it is, too.
@@ -129,25 +118,15 @@ async fn offsets_expire_after_a_restart() {
     let left = groups.leave(leave.with_member_id(back.member_id.clone()), 2).await;
     assert_eq!(left.error_code, 0);
 
-    let sweep = async |up: Duration, later: Duration| {
-        let unix_ms = unix_time_ms() + i64::try_from(later.as_millis()).unwrap();
-        groups.shared.sweep(now() + up, unix_ms).await;
-    };
     let (retention, minute) = (world.config.offsets_retention, Duration::from_secs(60));
     let timeout = world.config.max_session_timeout;
-    sweep(timeout - minute, retention + minute).await;
-    sweep(timeout + minute, retention - minute).await;
+    sweep(&groups, timeout - minute, retention + minute).await;
+    sweep(&groups, timeout + minute, retention - minute).await;
     // When this is durable, everything written before it is, too.
     assert_eq!(world.run(commit(&groups, commit_request("new", &[("topic", 0, 8)]))).await, [0]);
     assert_eq!(fetch(&groups, "idle").await, [found("topic", 0, 7)]);
-    sweep(timeout + minute, retention + minute).await;
-    world
-        .run(async {
-            while !fetch(&groups, "idle").await.is_empty() {
-                tokio::task::yield_now().await;
-            }
-        })
-        .await;
+    sweep(&groups, timeout + minute, retention + minute).await;
+    dropped(&world, &groups, "idle", 0).await;
     assert_eq!(fetch(&groups, "busy").await, [found("topic", 0, 7)]);
     assert_eq!(fetch(&groups, "back").await, [found("topic", 0, 7)]);
 }
@@ -164,10 +143,6 @@ async fn the_last_use_of_a_group_survives_a_restart() {
     }
     assert_eq!(join(&groups, "busy", 10_000).await.error_code, 0);
     let (retention, minute) = (world.config.offsets_retention, Duration::from_secs(60));
-    let sweep = async |groups: &Groups, up: Duration, later: Duration| {
-        let unix_ms = unix_time_ms() + i64::try_from(later.as_millis()).unwrap();
-        groups.shared.sweep(now() + up, unix_ms).await;
-    };
     let before_the_crash = retention - minute;
     sweep(&groups, before_the_crash, before_the_crash).await;
     // When this is durable, everything written before it is, too.

@@ -65,22 +65,12 @@ async fn the_sweep_keeps_offsets_that_an_open_transaction_will_replace() {
     begin("new", 0);
 
     let later = world.config.offsets_retention + Duration::from_secs(60);
-    let sweep = async || {
-        let unix_ms = unix_time_ms() + i64::try_from(later.as_millis()).unwrap();
-        groups.shared.sweep(now() + later, unix_ms).await;
-    };
     let names = async || -> Vec<String> {
         list(&groups, 5).await.into_iter().map(|(name, ..)| name).collect()
     };
     assert_eq!(names().await, ["new", "old"]);
-    sweep().await;
-    world
-        .run(async {
-            while fetch(&groups, "old").await.len() > 1 {
-                tokio::task::yield_now().await;
-            }
-        })
-        .await;
+    sweep(&groups, later, later).await;
+    dropped(&world, &groups, "old", 1).await;
     assert_eq!(fetch(&groups, "old").await, [found("topic", 1, 7)]);
     assert_eq!(names().await, ["new", "old"]);
 
@@ -88,16 +78,10 @@ async fn the_sweep_keeps_offsets_that_an_open_transaction_will_replace() {
     for group in ["new", "old"] {
         pending.remove(group, &id);
     }
-    sweep().await;
+    sweep(&groups, later, later).await;
     assert_eq!(names().await, ["old"]);
-    world
-        .run(async {
-            while !fetch(&groups, "old").await.is_empty() {
-                tokio::task::yield_now().await;
-            }
-        })
-        .await;
-    sweep().await;
+    dropped(&world, &groups, "old", 0).await;
+    sweep(&groups, later, later).await;
     assert_eq!(names().await, [] as [&str; 0]);
 }
 
@@ -130,11 +114,9 @@ async fn the_sweep_does_not_run_between_the_check_of_a_transactional_commit_and_
     let (_store, groups) = world.start().await;
     assert_eq!(world.run(commit(&groups, commit_request("g", &[("topic", 0, 7)]))).await, [0]);
     let later = world.config.offsets_retention + Duration::from_secs(60);
-    let unix_ms = unix_time_ms() + i64::try_from(later.as_millis()).unwrap();
     for _ in 0..100 {
         commit_beside(&groups, "g", || {
-            let sweep = groups.shared.sweep(now() + later, unix_ms);
-            sweep.now_or_never().expect("there are few groups");
+            sweep(&groups, later, later).now_or_never().expect("there are few groups");
         });
         groups.pending().remove("g", "id");
     }
