@@ -1,8 +1,8 @@
 //! The settings of the broker, by Kafka's names.
 //!
 //! Three kinds can be set at run time: defaults of topics, settings in `LIVE`, which take effect at
-//! once, and settings in `UNUSED`, which are only stored. The others keep the values that the server
-//! was started with.
+//! once, and settings in `UNUSED`, which are only stored. The others keep the values that the
+//! server was started with.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,8 +19,8 @@ pub(crate) struct BrokerSetting {
     /// Kafka's default; `None` if it has none.
     pub(crate) default: Option<&'static str>,
     pub(crate) documentation: &'static str,
-    /// The allowed values if it can be set while the server runs; it then takes effect at once, if
-    /// it has one. For a default of topics, the topic's setting.
+    /// The allowed values if it can be set while the server runs; a value that has any effect takes
+    /// effect at once. For a default of topics, the topic's setting.
     pub(crate) dynamic: Option<&'static Setting>,
 }
 
@@ -197,7 +197,8 @@ const UNUSED: &[Setting] = &[
         "Tiered storage. No effect here, as in Kafka without it."),
     unused("remote.log.reader.threads", Int, "10", AtLeast(1),
         "Tiered storage. No effect here, as in Kafka without it."),
-    unused("replica.alter.log.dirs.io.max.bytes.per.second", Long, "9223372036854775807", AtLeast(0),
+    unused("replica.alter.log.dirs.io.max.bytes.per.second", Long, "9223372036854775807",
+        AtLeast(0),
         "The limit on moves between log directories. No effect here: there is one directory."),
     unused("sasl.kerberos.kinit.cmd", String, "/usr/bin/kinit", Any,
         "The path of kinit. No effect here: there is no Kerberos."),
@@ -235,7 +236,7 @@ pub(crate) const MAX_CONNECTIONS_OVERRIDES: &str = "max.connections.per.ip.overr
 #[rustfmt::skip]
 const LIVE: &[Setting] = &[
     live(CLEANER_BACKOFF, Long, "15000", Between(1, MAX_BACKOFF_MS),
-        "The interval of the checks of compacted topics; the least is 1, 0 is refused."),
+        "The interval of the checks of compacted topics, in milliseconds; 0 is refused."),
     live(MAX_CONNECTIONS, Int, "2147483647", Between(1, 100_000),
         "The limit on open connections. Lowering it does not close connections."),
     live(MAX_CONNECTIONS_PER_IP, Int, "2147483647", Between(1, i32::MAX as i64),

@@ -213,7 +213,9 @@ impl Setting {
             )),
             Allowed::PerIp => broker::per_ip(value).map(drop),
             Allowed::ShareStart if group::ShareStart::parse(value).is_none() => {
-                Err("The value must be either 'earliest', 'latest' or of the format 'by_duration:<PnDTnHnMn.nS>'.".into())
+                Err("The value must be either 'earliest', 'latest' or of the format \
+                     'by_duration:<PnDTnHnMn.nS>'."
+                    .into())
             }
             _ => Ok(()),
         }

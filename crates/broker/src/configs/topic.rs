@@ -70,7 +70,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "The level of gzip if compression.type is gzip; -1 for its default."),
     used(LZ4_LEVEL, Int, "9", Between(1, 17), LZ4_LEVEL,
         "The level of lz4 if compression.type is lz4."),
-    used(COMPRESSION_TYPE, Text, "producer", OneOf(&["uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"]), COMPRESSION_TYPE,
+    used(COMPRESSION_TYPE, Text, "producer",
+        OneOf(&["uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"]), COMPRESSION_TYPE,
         "The compression of stored batches. producer: unchanged. With any other value, batches \
          with other compression are recompressed, which costs processor time."),
     used(ZSTD_LEVEL, Int, "3", Between(-131_072, 22), ZSTD_LEVEL,
@@ -101,7 +102,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
          store only."),
     used(MAX_COMPACTION_LAG_MS, Long, FOREVER, AtLeast(1), "log.cleaner.max.compaction.lag.ms",
         "The age at which a record is compacted regardless of min.cleanable.dirty.ratio."),
-    used(MAX_DECOMPRESSED_BYTES, Int, "2147483639", Between(1, 2_147_483_639), MAX_DECOMPRESSED_BYTES,
+    used(MAX_DECOMPRESSED_BYTES, Int, "2147483639", Between(1, 2_147_483_639),
+        MAX_DECOMPRESSED_BYTES,
         "The largest record of a compressed batch in bytes, decompressed. The records of a batch \
          have at most 256 MiB together."),
     used(MAX_MESSAGE_BYTES, Int, "1048588", AtLeast(0), "message.max.bytes",
@@ -121,15 +123,19 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "The fraction of new data in a partition above which it is compacted."),
     used(MIN_COMPACTION_LAG_MS, Long, "0", AtLeast(0), "log.cleaner.min.compaction.lag.ms",
         "The age below which a record is not compacted."),
-    unused("min.insync.replicas", Int, "1", Only("1", "a single server keeps one replica of each partition"), Some("min.insync.replicas"),
+    unused("min.insync.replicas", Int, "1",
+        Only("1", "a single server keeps one replica of each partition"),
+        Some("min.insync.replicas"),
         "The replicas that have a record when it is acknowledged. No effect here: only 1 is \
          allowed."),
     unused("preallocate", Boolean, "false", Any, Some("log.preallocate"),
         "Whether segment files are preallocated. No effect here: a log has no segments."),
     unused("remote.copy.lag.bytes", Long, "-1", AtLeast(-1), Some("log.remote.copy.lag.bytes"),
-        "The lag of copying to remote storage. No effect here: all records go to the object store."),
+        "The lag of copying to remote storage. No effect here: all records go to the object \
+         store."),
     unused("remote.copy.lag.ms", Long, "0", AtLeast(-1), Some("log.remote.copy.lag.ms"),
-        "The lag of copying to remote storage. No effect here: all records go to the object store."),
+        "The lag of copying to remote storage. No effect here: all records go to the object \
+         store."),
     unused("remote.log.copy.disable", Boolean, "false", Any, None,
         "Whether copying to remote storage is disabled. No effect here: all records go to the \
          object store."),
@@ -137,7 +143,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "Whether remote records are deleted when remote storage is disabled. No effect here: all \
          records go to the object store."),
     unused("remote.storage.enable", Boolean, "false",
-        Only("false", "Kafka's tiered storage is not supported; all records go to the object store regardless"), None,
+        Only("false", "Kafka's tiered storage is not supported; all records go to the object store \
+            regardless"), None,
         "Whether Kafka's tiered storage is enabled. No effect here: all records go to the object \
          store."),
     used(RETENTION_BYTES, Long, "-1", Any, "log.retention.bytes",
@@ -154,7 +161,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "The jitter of the ends of segments. No effect here: a log has no segments."),
     unused("segment.ms", Long, "604800000", AtLeast(1), Some("log.roll.ms"),
         "The time after which a segment ends. No effect here: a log has no segments."),
-    unused("unclean.leader.election.enable", Boolean, "false", Any, Some("unclean.leader.election.enable"),
+    unused("unclean.leader.election.enable", Boolean, "false", Any,
+        Some("unclean.leader.election.enable"),
         "Whether a lagging replica may become leader. No effect here: there is one replica."),
 ];
 
@@ -182,7 +190,8 @@ pub(crate) fn check(overrides: &Overrides) -> Result<Overrides, ApiError> {
     let (min, max) = (values.number(MIN_COMPACTION_LAG_MS), values.number(MAX_COMPACTION_LAG_MS));
     if min > max {
         return Err(ApiError::InvalidConfig(format!(
-            "conflict topic config setting {MIN_COMPACTION_LAG_MS} ({min}) > {MAX_COMPACTION_LAG_MS} ({max})"
+            "conflict topic config setting {MIN_COMPACTION_LAG_MS} ({min}) > \
+             {MAX_COMPACTION_LAG_MS} ({max})"
         )));
     }
     Ok(checked)
@@ -393,7 +402,8 @@ mod tests {
             (error.code(), error.to_string().as_str()),
             (
                 40,
-                "conflict topic config setting min.compaction.lag.ms (100) > max.compaction.lag.ms (50)"
+                "conflict topic config setting min.compaction.lag.ms (100) > \
+                 max.compaction.lag.ms (50)"
             )
         );
         let error = refused(&[("nope", "1")]);

@@ -42,11 +42,11 @@ const NOTES: &[(&str, &str)] = &[
     ),
     (
         "ApiVersions",
-        "Version 5 checks the id of cluster and node (KIP-1242). Clients that ask with it are \
-         answered UNSUPPORTED_VERSION, and ask with 4.",
+        "Version 5 checks the ids of cluster and node (KIP-1242). A client that sends it gets \
+         UNSUPPORTED_VERSION and retries with version 4.",
     ),
-    ("TxnOffsetCommit", "Version 6 has ids of topics in place of names (KIP-1319)."),
-    ("DeleteGroups", "Version 3 has a message beside each error."),
+    ("TxnOffsetCommit", "Version 6 has topic ids instead of names (KIP-1319)."),
+    ("DeleteGroups", "Version 3 adds a message to each error."),
     (
         "OffsetCommit",
         "The `retention_time_ms` of versions 2 to 4 is ignored: the server's \
@@ -72,7 +72,7 @@ const NOTES: &[(&str, &str)] = &[
     ("ListConfigResources", "Topics, the broker, and groups with their own settings."),
     ("DescribeLogDirs", "One directory, `/alluvium`, of unknown size, never cordoned."),
     ("AlterReplicaLogDirs", "There is no other directory to move a replica to."),
-    ("ElectLeaders", "Each partition has its only leader: no election is ever needed."),
+    ("ElectLeaders", "Each partition has one possible leader: no election is ever needed."),
     ("AlterPartitionReassignments", "Only the current assignment is accepted."),
     (
         "AlterClientQuotas",
@@ -166,7 +166,7 @@ Differences from Kafka 4.4.0:
   UNSUPPORTED_COMPRESSION_TYPE; by Kafka both with UNKNOWN_SERVER_ERROR. The same applies to LZ4
   frames that Kafka's Java clients cannot read: those with blocks that depend on each other, with a
   dictionary, or without an end mark.
-- Other bytes behind a gzip stream, and a wrong content size or content checksum of an LZ4 frame,
+- Other bytes after a gzip stream, and a wrong content size or content checksum of an LZ4 frame,
   are refused with INVALID_RECORD; Kafka does not check these.
 - A batch that is followed by other bytes, that carries a producer id but no epoch, or that is
   marked with the time of the append (INVALID_TIMESTAMP) is refused; Kafka accepts these.
