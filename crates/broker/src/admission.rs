@@ -47,7 +47,7 @@ pub(crate) async fn validate(
     let max_bytes = u64::from(rules.max_decompressed_record_bytes);
     if header.codec() != Some(Codec::None) && summary.largest_bytes > max_bytes {
         return Err(ApiError::InvalidRecord(format!(
-            "a record has {} bytes, decompressed, of at most {max_bytes}",
+            "a record has {} bytes after decompression, the limit is {max_bytes}",
             summary.largest_bytes
         )));
     }

@@ -15,18 +15,20 @@ use tokio::task::JoinSet;
 /// connections.
 pub(crate) const MAX_SERVED_ELEMENTS: usize = 8_192;
 
-/// Requests of at most this many bytes, batches not counted, are checked against their shape on the
-/// threads that serve connections: that takes up to some ten nanoseconds for each byte.
+/// Requests of at most this many bytes, without their batches, are checked against their shape on
+/// the threads that serve connections: that takes up to about ten nanoseconds per byte.
 pub(crate) const MAX_SERVED_BYTES: usize = 256 << 10;
 
-/// The threads on which larger requests are handled: half of the processors, so that the others
-/// remain for the threads that serve connections. A request that waits holds none of them.
+/// The threads on which larger requests are handled: half as many as processors, so that the other
+/// processors remain for the threads that serve connections. A request that waits holds no thread.
 pub(crate) struct LargeRequests {
-    /// `None` only while it is dropped.
+    /// `None` only during the drop.
     runtime: Option<Runtime>,
 }
 
 impl LargeRequests {
+    /// Starts the threads.
+    ///
     /// # Errors
     /// The threads cannot be started.
     pub(crate) fn start() -> std::io::Result<Self> {
@@ -38,11 +40,12 @@ impl LargeRequests {
         Ok(Self { runtime: Some(runtime) })
     }
 
+    /// The number of threads.
     pub(crate) fn threads() -> usize {
         std::thread::available_parallelism().map_or(1, NonZero::get).div_ceil(2)
     }
 
-    /// Run `handling` on these threads until it is done or the returned future is dropped. A panic
+    /// Runs `handling` on these threads until it is done or the returned future is dropped. A panic
     /// continues in the caller.
     pub(crate) async fn run<T: Send + 'static>(
         &self,

@@ -42,8 +42,10 @@ pub(crate) async fn run(server: Arc<Server>, listener: Arc<Listener>, socket: Tc
                 let early =
                     server.quotas.try_charge(Bound::Connections, owner, 1.0, Instant::now());
                 if let Err(wait) = early {
-                    tracing::debug!(%peer, "connection refused: its address exceeds its quota of \
-                        new connections");
+                    tracing::debug!(
+                        %peer,
+                        "connection refused: its address exceeds its quota of new connections"
+                    );
                     server.metrics.closed("too_fast");
                     if let Ok(place) = delayed.clone().try_acquire_owned() {
                         connections.spawn(close_delayed(server.clone(), socket, wait, place));

@@ -161,9 +161,7 @@ fn filter(
     match filter.is_valid() {
         true => Ok(filter),
         false => Err(ApiError::InvalidRequest(
-            "the filter has an unknown resource type, pattern type, \
-                operation or permission"
-                .into(),
+            "the filter has an unknown resource type, pattern type, operation or permission".into(),
         )),
     }
 }

@@ -121,8 +121,7 @@ fn partitions(cx: &Context, wanted: &CreatableTopic) -> Result<u32, ApiError> {
             -1 => Ok(cx.server.config.default_partitions),
             count => u32::try_from(count).ok().filter(|count| *count > 0).ok_or_else(|| {
                 ApiError::InvalidPartitions(format!(
-                    "{count} partitions requested, at least 1 \
-                    required"
+                    "{count} partitions requested, at least 1 required"
                 ))
             }),
         };

@@ -63,9 +63,7 @@ async fn delete(
         Some(name) if deleting.topic_id.is_nil() => TopicRef::Name(Arc::from(&***name)),
         Some(_) => {
             return Err(ApiError::InvalidRequest(
-                "a topic must not have both a name and an \
-            ID"
-                .into(),
+                "a topic must not have both a name and an ID".into(),
             ));
         }
         None if deleting.topic_id.is_nil() => {

@@ -139,8 +139,7 @@ pub(super) async fn handle(
         groups += usize::from(resource.resource_type == GROUP);
         let found = match groups > MAX_GROUPS && resource.resource_type == GROUP {
             true => Err(ApiError::InvalidRequest(format!(
-                "a request can describe at most \
-                {MAX_GROUPS} groups"
+                "a request can describe at most {MAX_GROUPS} groups"
             ))),
             false => configs(cx, resource),
         };

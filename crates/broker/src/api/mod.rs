@@ -434,18 +434,18 @@ impl Checked {
         } else {
             handle(context, bytes).await?
         };
-        let RequestLease { request, elements, permit, answer: room, .. } =
+        let RequestLease { request, elements, permit, answer: reserved, .. } =
             std::mem::take(&mut *lease.lock());
         if let Answer::Ready(response) = &mut answer {
-            response.budgets.extend(room);
+            response.budgets.extend(reserved);
             // Fetch responses hold a share already.
             if response.budgets.is_empty() {
                 server.large_responses.count(response).await;
             }
         }
-        // What is not counted yet is either one of few, or about as large as its request, whose
-        // bytes are counted. From here on they are not, however long the answer waits to be
-        // written.
+        // A response that is not counted is one of a few, or about as large as its request, whose
+        // bytes are counted. From here on they are not, however long the response waits to be
+        // written, or the connection is throttled.
         drop((request, permit));
         Ok(Served { api, answer, budget: elements, throttle: charges.throttle() })
     }

@@ -260,8 +260,7 @@ impl Acks {
             let is_one_for_all = types.len() == 1;
             if !is_one_for_all && i64::try_from(types.len()) != Ok(records) {
                 return Err(invalid(
-                    "a batch must have one acknowledgement type, or one for each \
-                    record",
+                    "a batch must have one acknowledgement type, or one for each record",
                 ));
             }
             for (number, at) in types.iter().zip(first..) {

@@ -101,8 +101,8 @@ impl Groups {
         let outcome = self.shared.commit(&request, version, good, view, &exists).await.err();
         let topics = topics.into_iter().map(|(name, partitions)| {
             let partitions = partitions.into_iter().map(|(index, error)| {
-                // Errors of the whole group come first: a fenced member must not learn which topics
-                // exist.
+                // Errors of the whole group come first: to a fenced member the existence of topics
+                // does not matter.
                 let code = outcome.or(error).map_or(0, |error| error.code());
                 OffsetCommitResponsePartition::default()
                     .with_partition_index(index)

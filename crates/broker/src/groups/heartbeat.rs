@@ -157,8 +157,7 @@ impl Shared {
             if group.vacant_since().is_none() {
                 tracing::info!(
                     group = &*slot.name,
-                    "a classic group was converted to a consumer \
-                    group"
+                    "a classic group was converted to a consumer group"
                 );
             }
             *group = LiveGroup::Consumer(consumer);

@@ -124,10 +124,8 @@ impl Cleaner {
             last_offset: record.offset,
         });
         let delta_ms = record.timestamp_ms - open.base_timestamp_ms;
-        let delta = i32::try_from(record.offset - base).expect(
-            "the distance to the last offset is \
-            limited",
-        );
+        let delta = i32::try_from(record.offset - base)
+            .expect("the distance to the last offset is limited");
         records::put_record(&mut open.records, record, delta_ms, delta);
         open.count += 1;
         open.max_timestamp_ms = open.max_timestamp_ms.max(record.timestamp_ms);
@@ -182,8 +180,11 @@ fn assemble(base: u64, count: u64, open: Open) -> Batch {
     let (codec, records) = match compressed {
         Ok(compressed) => (open.codec, compressed),
         Err(error) => {
-            tracing::warn!(%error, codec = ?open.codec, "compression failed; records are stored \
-                uncompressed");
+            tracing::warn!(
+                %error,
+                codec = ?open.codec,
+                "compression failed; records are stored uncompressed"
+            );
             (Codec::None, open.records)
         }
     };

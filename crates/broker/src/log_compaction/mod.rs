@@ -330,8 +330,8 @@ fn report(server: &Server, memory: &Memory) {
     let worst = memory.failing.values().max_by_key(|failing| failing.failures);
     let detail = worst.map(|worst| {
         format!(
-            "log compaction fails for {} partitions, which grow until a retry succeeds; most \
-             failures in a row are {}: {}",
+            "log compaction fails for {} partitions, which grow until a retry succeeds; the one \
+             with most failures, {} in a row: {}",
             memory.failing.len(),
             worst.failures,
             worst.text

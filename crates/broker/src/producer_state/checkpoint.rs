@@ -202,8 +202,10 @@ pub(crate) fn fold(
         Err(error) => {
             // The server refuses to start on such a checkpoint, so this one belongs to another
             // server.
-            tracing::error!(%error, "a partition's producer checkpoint cannot be read; its state \
-                starts empty");
+            tracing::error!(
+                %error,
+                "a partition's producer checkpoint cannot be read; its state starts empty"
+            );
             ProducerStates::default()
         }
     };

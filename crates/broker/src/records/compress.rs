@@ -1,4 +1,4 @@
-//! Compressing the records of a batch.
+//! Compression of a batch's records.
 
 use std::io::{self, Read, Write};
 
@@ -101,7 +101,7 @@ fn compress(
 /// Compresses the records of a batch at the codec's default level.
 ///
 /// # Errors
-/// The codec fails, for which it has no reason.
+/// The codec fails, which is not expected.
 pub(crate) fn compress_all(codec: Codec, mut records: &[u8]) -> io::Result<Vec<u8>> {
     let level = match codec {
         Codec::Gzip => -1,

@@ -82,8 +82,8 @@ fn check_zstd_windows(mut body: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Checks that every client can decompress a produced batch, of which the part behind the header is
-/// `body`. A batch may pass that cannot be decompressed at all.
+/// Checks that every client can decompress the records in `body`, the part of a produced batch
+/// after its header. Records that cannot be decompressed at all may pass.
 ///
 /// # Errors
 /// [`ApiError::InvalidRecord`] if Kafka's clients cannot read it.
@@ -94,12 +94,12 @@ pub(crate) fn check_frame(header: &BatchHeader, body: &[u8]) -> Result<(), ApiEr
     }
 }
 
-/// Checks that Kafka's clients can read a frame of LZ4 from a producer: its blocks do not depend on
-/// each other, it needs no dictionary, and its end mark is there. The decoder here does not need
-/// that. Bytes behind the frame are not read by either.
+/// Checks that Kafka's clients can read an LZ4 frame: its blocks do not depend on each other, it
+/// needs no dictionary, and it has an end mark. The decoder here also reads other frames. Neither
+/// reads bytes after the frame.
 ///
-/// The rules are those of `Lz4BlockInputStream` of Apache Kafka 4.4.0, the layout is that of the
-/// LZ4 frame format 1.6.
+/// The rules are those of `Lz4BlockInputStream` in Apache Kafka 4.4.0; the layout is in the LZ4
+/// frame format 1.6.
 ///
 /// # Errors
 /// What is wrong with the frame.
@@ -134,8 +134,8 @@ fn check_lz4_frame(body: &[u8]) -> io::Result<()> {
     let descriptor_checksum_bytes = 1;
     skip(&mut rest, content_size_bytes + descriptor_checksum_bytes)?;
     loop {
-        let (block, behind) = rest.split_first_chunk::<4>().ok_or_else(ends_early)?;
-        rest = behind;
+        let (block, after) = rest.split_first_chunk::<4>().ok_or_else(ends_early)?;
+        rest = after;
         // The highest bit marks a block that is not compressed.
         let block_bytes = u32::from_le_bytes(*block) & !(1 << 31);
         if block_bytes == 0 {

@@ -411,9 +411,9 @@ mod tests {
             }
         }
 
-        /// If an operation is allowed on some name, it is allowed on any resource.
+        /// `allows_some` holds if `allows` holds for any name.
         #[test]
-        fn any_resource_is_allowed_if_a_name_is(acls in acls()) {
+        fn some_resource_is_allowed_if_a_name_is(acls in acls()) {
             let table = Table::new(acls.iter().cloned().collect());
             let requester = Requester { principal: "User:a", host: "10.0.0.1" };
             // Every name that the ACLs distinguish.

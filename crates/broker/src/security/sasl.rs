@@ -99,7 +99,8 @@ pub(crate) enum Step<Next> {
     Continue(Next, Vec<u8>),
     /// Respond; the client is this user, for `lifetime` at most.
     Done { user: String, answer: Vec<u8>, lifetime: Option<Duration> },
-    /// The same for every reason, so that it does not reveal which users exist.
+    /// Refuse, with the same response for every reason, so that it does not reveal which users
+    /// exist.
     Failed,
 }
 

@@ -205,8 +205,10 @@ async fn reload(config: TlsConfig, mut known: Files, current: Arc<RwLock<Arc<Ser
                 known = files;
                 *current.write() = Arc::new(made);
                 last_complaint.clear();
-                tracing::info!(certificate = %config.certificate.display(), "new certificates are \
-                    in use");
+                tracing::info!(
+                    certificate = %config.certificate.display(),
+                    "new certificates are in use"
+                );
             }
             Some(Err(error)) => {
                 let complaint = error.to_string();

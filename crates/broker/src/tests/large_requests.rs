@@ -1,4 +1,4 @@
-//! Requests with many array elements, which are handled on threads of their own.
+//! Large requests, which are handled off the threads that serve connections.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,14 +15,14 @@ use super::harness::{HANG, TestServer, produce, text};
 use crate::batch::tests::plain;
 use crate::large_requests::{LargeRequests, MAX_SERVED_BYTES, MAX_SERVED_ELEMENTS};
 
-/// A request with so many array elements: one topic, and partitions of it that do not exist.
+/// A request with this many array elements: one topic, and partitions of it that do not exist.
 fn list_offsets(elements: usize) -> ListOffsetsRequest {
     let partitions = vec![ListOffsetsPartition::default().with_partition_index(9); elements - 1];
     let topic = ListOffsetsTopic::default().with_name(TopicName(text("t")));
     ListOffsetsRequest::default().with_topics(vec![topic.with_partitions(partitions)])
 }
 
-/// Keep all threads for large requests busy, until what is returned is dropped.
+/// Keeps all threads for large requests busy until the result is dropped.
 async fn occupy(server: &TestServer) -> Vec<mpsc::Sender<()>> {
     let mut held = Vec::new();
     for _ in 0..LargeRequests::threads() {
@@ -43,7 +43,7 @@ async fn occupy(server: &TestServer) -> Vec<mpsc::Sender<()>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_with_many_elements_run_off_the_threads_that_serve() {
+async fn requests_with_many_elements_run_off_the_serving_threads() {
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let occupied = occupy(&server).await;
@@ -55,7 +55,7 @@ async fn requests_with_many_elements_run_off_the_threads_that_serve() {
     let answer = small.call(7, &list_offsets(MAX_SERVED_ELEMENTS)).await;
     assert_eq!(answer.topics[0].partitions.len(), MAX_SERVED_ELEMENTS - 1);
     let early = timeout(Duration::from_millis(100), large.socket.peek(&mut [0])).await;
-    assert!(early.is_err(), "a large request ran on a thread that serves");
+    assert!(early.is_err(), "a large request ran on a serving thread");
 
     drop(occupied);
     let answer = large.receive::<ListOffsetsRequest>(7, id).await;
@@ -63,9 +63,9 @@ async fn requests_with_many_elements_run_off_the_threads_that_serve() {
     server.assert_alive().await;
 }
 
-/// How many elements a request has is not known before it has been walked.
+/// The number of elements of a request is not known before it is walked.
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_of_many_bytes_are_checked_off_the_threads_that_serve() {
+async fn requests_of_many_bytes_are_checked_off_the_serving_threads() {
     let server = TestServer::start().await;
     let occupied = occupy(&server).await;
     let request = |bytes: usize| {
@@ -82,14 +82,14 @@ async fn requests_of_many_bytes_are_checked_off_the_threads_that_serve() {
     let mut small = server.client().await;
     assert_eq!(small.call(3, &request(MAX_SERVED_BYTES - 1_000)).await.error_code, 0);
     let early = timeout(Duration::from_millis(100), large.socket.peek(&mut [0])).await;
-    assert!(early.is_err(), "a large request was checked on a thread that serves");
+    assert!(early.is_err(), "a large request was checked on a serving thread");
 
     drop(occupied);
     assert_eq!(large.receive::<ApiVersionsRequest>(3, id).await.error_code, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn late_answers_with_many_elements_are_encoded_off_the_threads_that_serve() {
+async fn deferred_responses_with_many_elements_are_encoded_off_the_serving_threads() {
     let server = TestServer::simulated(16 << 20).await;
     server.topic("t", 1, &[]).await;
     server.hold_disk(true);
@@ -99,12 +99,12 @@ async fn late_answers_with_many_elements_are_encoded_off_the_threads_that_serve(
     let mut client = server.client().await;
     let large = client.send(9, &request).await;
     let next = client.send(0, &ApiVersionsRequest::default()).await;
-    // The next request is begun when the large one has been handled, up to its answer.
+    // The next request begins when the large one has been handled, except for its response.
     server.begun("ApiVersions", 0, 1).await;
     let occupied = occupy(&server).await;
     server.hold_disk(false);
     let early = timeout(Duration::from_millis(100), client.socket.peek(&mut [0])).await;
-    assert!(early.is_err(), "a large answer was encoded on a thread that serves");
+    assert!(early.is_err(), "a large response was encoded on a serving thread");
 
     drop(occupied);
     let answer = client.receive::<ProduceRequest>(9, large).await;
@@ -114,9 +114,9 @@ async fn late_answers_with_many_elements_are_encoded_off_the_threads_that_serve(
     client.receive::<ApiVersionsRequest>(0, next).await;
 }
 
-/// Otherwise clients that come and go could queue work without bound.
+/// Otherwise clients that connect and disconnect could queue work without limit.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_large_request_that_is_given_up_does_not_run_later() {
+async fn a_cancelled_large_request_does_not_run_later() {
     let server = TestServer::start().await;
     let occupied = occupy(&server).await;
     let has_run = Arc::new(AtomicBool::new(false));

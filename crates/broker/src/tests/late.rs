@@ -44,7 +44,7 @@ async fn waiting(server: &TestServer, count: u64) {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(HANG, waits).await.expect("so many never wait");
+    tokio::time::timeout(HANG, waits).await.expect("this number of reads never waits");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -357,12 +357,12 @@ async fn a_client_over_its_mutation_quota_has_to_wait() {
     let grown = other.call(3, &grow).await;
     assert_eq!(grown.results[0].error_code, THROTTLING_QUOTA_EXCEEDED);
     let mut other = server.client().await;
-    let doomed = DeleteTopicsRequest::default().with_topic_names(vec![text("grows").into()]);
-    let deleted = other.call(5, &doomed).await;
+    let deletion = DeleteTopicsRequest::default().with_topic_names(vec![text("grows").into()]);
+    let deleted = other.call(5, &deletion).await;
     assert_eq!(deleted.responses[0].error_code, THROTTLING_QUOTA_EXCEEDED);
     assert!(deleted.throttle_time_ms > 0);
     let mut other = server.client().await;
-    let deleted = other.call(4, &doomed).await;
+    let deleted = other.call(4, &deletion).await;
     assert_eq!(deleted.responses[0].error_code, 0);
     assert!(deleted.throttle_time_ms > 0);
 

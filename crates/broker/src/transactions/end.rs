@@ -239,8 +239,7 @@ async fn abort_late(server: &Arc<Server>) -> bool {
                 tracing::warn!(
                     id = &*slot.id,
                     ?refused,
-                    "timed-out transaction could not be \
-                    aborted"
+                    "timed-out transaction could not be aborted"
                 );
                 return false;
             }

@@ -645,8 +645,7 @@ impl Transactions {
         if self.open_bytes.load(Ordering::Relaxed) + more_bytes > MAX_OPEN_BYTES {
             tracing::warn!(
                 bound = MAX_OPEN_BYTES,
-                "refused: memory limit of all transactions \
-                reached"
+                "refused: memory limit of all transactions reached"
             );
             return Err(ResponseError::CoordinatorNotAvailable);
         }

@@ -56,7 +56,7 @@ impl Identity {
         Self { producer_id, epoch: 0, previous_producer_id: self.producer_id, previous_epoch }
     }
 
-    /// The same producer in its next epoch.
+    /// This producer in its next epoch.
     fn raised(&self, previous_epoch: i16) -> Self {
         Self { epoch: self.epoch.saturating_add(1), previous_epoch, ..*self }
     }

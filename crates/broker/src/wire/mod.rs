@@ -11,8 +11,8 @@ pub(crate) mod response;
 pub(crate) mod shape;
 pub(crate) mod share;
 
-/// Removes elements with a key that occurred before. Requests whose response is larger than
-/// themselves are answered once per key: else a small request could have a response of any size.
+/// Removes elements with a key that occurred before. An element whose response is larger than the
+/// element itself is answered once: else a small request could have a response of any size.
 pub(crate) fn once<T, K: Hash + Eq>(
     elements: impl IntoIterator<Item = T>,
     key: impl Fn(&T) -> K,

@@ -60,7 +60,8 @@ impl Matches {
         }
     }
 
-    /// Whether nothing has changed since the last [`Self::update`], and that found no changes.
+    /// Whether topics and visibility are those of the last [`Self::update`], and all changes of
+    /// matches were taken ([`Self::take_changed`]).
     pub(super) fn is_current(&self, topics: &TopicsView) -> bool {
         self.version == Some((topics.version(), self.latest.version())) && !self.is_changed
     }
@@ -87,8 +88,7 @@ impl Matches {
                 tracing::warn!(
                     regex,
                     error,
-                    "regular expression of a group failed, it matches \
-                    nothing"
+                    "regular expression of a group failed, it matches nothing"
                 );
                 Vec::new()
             });
@@ -98,7 +98,7 @@ impl Matches {
         }
     }
 
-    /// Whether a member's matches have changed since the last call.
+    /// Whether matches of any member have changed since the last call.
     pub(super) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.is_changed)
     }

@@ -141,10 +141,9 @@ fn a_full_group_refuses_new_members() {
     }
     let refused = group.heartbeat(now, rules(), &topics, &join("e", &["t"]));
     assert_eq!(error(refused), ResponseError::GroupMaxSizeReached);
-    group.heartbeat(now, rules(), &topics, &join("d", &["t"])).expect(
-        "an existing member may \
-        rejoin",
-    );
+    group
+        .heartbeat(now, rules(), &topics, &join("d", &["t"]))
+        .expect("an existing member may rejoin");
 }
 
 #[test]

@@ -364,12 +364,19 @@ impl Shares {
         for (group, topic) in topics.into_iter().filter(|(_, topic)| !exists(*topic)) {
             match self.forget_topic(&group, topic) {
                 Ok(_) => {
-                    tracing::info!(group = &*group, %topic, "share partitions of a deleted topic \
-                        removed");
+                    tracing::info!(
+                        group = &*group,
+                        %topic,
+                        "share partitions of a deleted topic removed"
+                    );
                 }
                 Err(refused) => {
-                    tracing::warn!(group = &*group, %topic, ?refused, "share partitions of a \
-                        deleted topic could not be removed yet");
+                    tracing::warn!(
+                        group = &*group,
+                        %topic,
+                        ?refused,
+                        "share partitions of a deleted topic could not be removed yet"
+                    );
                 }
             }
         }

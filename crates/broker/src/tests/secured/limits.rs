@@ -117,10 +117,10 @@ async fn passwords_can_be_changed_at_the_maximum_number_of_users() {
     users.change(vec![one(MAX_CREDENTIALS)]).await.unwrap();
 }
 
-/// A new attempt takes the slot of another one of its address. So a client cannot hold a slot by
-/// staying silent or by sending something else.
+/// An attempt in progress occupies a slot that other clients of its address need. So a client
+/// cannot hold one by staying silent or by sending something else.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_authentication_attempt_starts_at_once() {
+async fn a_client_that_does_not_continue_its_authentication_is_disconnected() {
     let server = with_users(|config| {
         config.security.session_lifetime = Some(Duration::from_secs(60));
         config.transfer_timeout = Duration::from_secs(1);

@@ -315,7 +315,7 @@ fn a_subscription_that_is_too_large_is_refused() {
 enum Event {
     /// The next step of the client: join, sync, or heartbeat.
     Next(usize),
-    /// The same, but the response is lost; the client repeats the request.
+    /// The next step, but its response is lost; the client repeats the request.
     Lost(usize),
     Leave(usize),
     Seconds(u64),

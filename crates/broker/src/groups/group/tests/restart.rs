@@ -54,7 +54,7 @@ fn members_continue_in_their_generation_after_a_restart() {
     assert_eq!(bench.heartbeat(&third, joined.generation), Err(ResponseError::RebalanceInProgress));
 }
 
-/// FENCED_INSTANCE_ID would end its client, although no other has its place.
+/// FENCED_INSTANCE_ID would end its client, although no other member has its instance id.
 #[test]
 fn a_static_member_whose_new_id_was_not_persisted_joins_again() {
     let mut bench = Bench::new();

@@ -384,8 +384,7 @@ fn live(seed: u64) {
                         assert_eq!(
                             deliveries,
                             *now - 1,
-                            "{case}: {at}, except for the last \
-                            delivery"
+                            "{case}: {at}, except for the last delivery"
                         );
                         *record = Model::Available(deliveries);
                     }
@@ -423,8 +422,7 @@ fn check(partition: &SharePartition, model: &BTreeMap<u64, Model>, case: &str) {
     let first = partition.runs.first();
     assert!(
         first.is_none_or(|run| !run.delivery.is_finished()),
-        "{case}: the start does not \
-        advance"
+        "{case}: the start does not advance"
     );
     let forgotten = model.range(..partition.start().0);
     assert!(forgotten.into_iter().all(|(_, r)| *r == Model::Done), "{case}: a record is lost");
