@@ -109,7 +109,8 @@ fn rejection(batch: &[u8], rules: AppendRules, now_ms: i64) -> Result<ApiError, 
             let from = now_ms.saturating_sub(rules.before_max_ms);
             let to = now_ms.saturating_add(rules.after_max_ms);
             format!(
-                "Timestamp {timestamp_ms} of message with offset {index} is out of range. The timestamp should be within [{from}, {to}]"
+                "Timestamp {timestamp_ms} of message with offset {index} is out of range. The \
+                 timestamp should be within [{from}, {to}]"
             )
         } else {
             return;

@@ -170,7 +170,9 @@ fn entity(entry: &EntryData) -> Result<Entity, ApiError> {
             USER => &mut entity.user,
             CLIENT_ID => &mut entity.client,
             IP if entry.entity.len() > 1 => {
-                return invalid("Invalid quota entity combination, IP entity should not be combined with User or ClientId".into());
+                let reason = "Invalid quota entity combination, IP entity should not be combined \
+                              with User or ClientId";
+                return invalid(reason.into());
             }
             IP => &mut entity.ip,
             other => return invalid(format!("Unhandled client quota entity type: {other}")),

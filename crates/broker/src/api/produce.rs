@@ -77,7 +77,12 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
                 }),
             };
             if let Err(error) = &outcome {
-                tracing::debug!(topic = &**data.name, partition = partition.index, %error, "batch refused");
+                tracing::debug!(
+                    topic = &**data.name,
+                    partition = partition.index,
+                    %error,
+                    "batch refused"
+                );
                 cx.server.metrics.error(error);
             }
             partitions.push(PendingAppend { index: partition.index, outcome });

@@ -34,7 +34,8 @@ impl Refusal {
             Self::IllegalState => "authentication is not in a state for this request".into(),
             Self::UnsupportedMechanism => "the mechanism is not enabled on this listener".into(),
             Self::Failed(mechanism) => format!(
-                "Authentication failed during authentication due to invalid credentials with SASL mechanism {mechanism}"
+                "Authentication failed during authentication due to invalid credentials with SASL \
+                 mechanism {mechanism}"
             ),
             Self::TooMany => "too many failed attempts from this address".into(),
             Self::OtherPrincipal => {

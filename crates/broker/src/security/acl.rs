@@ -421,7 +421,9 @@ mod tests {
             names.extend(names.clone().iter().map(|name| format!("{name}zz")));
             names.push("zz".into());
             names.retain(|name| name != "*");
-            let found = names.iter().any(|name| table.allows(&requester, Operation::Write, ResourceType::Topic, name, false));
+            let found = names.iter().any(|name| {
+                table.allows(&requester, Operation::Write, ResourceType::Topic, name, false)
+            });
             // Kafka checks the ACLs one by one, and so may find a name that a wildcard allows and
             // others deny.
             if found {

@@ -21,7 +21,7 @@ fn records(response: &FetchResponse) -> Vec<(i16, Bytes)> {
 
 /// A server with a batch in partition 0 that is only in an object, and one in partition 1 that is
 /// only in memory.
-async fn late_and_young() -> (TestServer, Bytes, Bytes) {
+async fn cold_and_recent() -> (TestServer, Bytes, Bytes) {
     // Budgets for one response each.
     let mut server = TestServer::simulated_with(16 << 20, |config| {
         config.max_message_bytes = 1 << 20;
@@ -30,12 +30,12 @@ async fn late_and_young() -> (TestServer, Bytes, Bytes) {
     })
     .await;
     server.topic("t", 2, &[]).await;
-    let (late, young) = (plain(&[1, 2, 3]), plain(&[7]));
-    server.client().await.produce("t", 0, &late).await;
+    let (cold, recent) = (plain(&[1, 2, 3]), plain(&[7]));
+    server.client().await.produce("t", 0, &cold).await;
     server.store().flush().await.unwrap();
     server.restart().await;
-    server.client().await.produce("t", 1, &young).await;
-    (server, stored(&late, 0), stored(&young, 0))
+    server.client().await.produce("t", 1, &recent).await;
+    (server, stored(&cold, 0), stored(&recent, 0))
 }
 
 async fn waiting(server: &TestServer, count: u64) {
@@ -49,7 +49,7 @@ async fn waiting(server: &TestServer, count: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tail_reads_do_not_wait_for_cold_reads() {
-    let (server, late, young) = late_and_young().await;
+    let (server, cold, recent) = cold_and_recent().await;
     let held = server.hold_objects().await;
     let mut readers: Vec<(Client, i32)> = Vec::new();
     for _ in 0..20 {
@@ -61,29 +61,33 @@ async fn tail_reads_do_not_wait_for_cold_reads() {
     waiting(&server, 1).await;
     for _ in 0..3 {
         let response = server.client().await.call(12, &fetch("t", &[(1, 0)], FOR_EVER_MS)).await;
-        assert_eq!(records(&response), [(0, young.clone())]);
+        assert_eq!(records(&response), [(0, recent.clone())]);
     }
     drop(held);
     for (mut client, id) in readers {
         let response = client.receive::<FetchRequest>(12, id).await;
-        assert_eq!(records(&response), [(0, late.clone())]);
+        assert_eq!(records(&response), [(0, cold.clone())]);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fetch_returns_available_records_when_it_has_enough_or_its_time_is_over() {
-    let (server, late, young) = late_and_young().await;
+    let (server, cold, recent) = cold_and_recent().await;
     let mut client = server.client().await;
     let held = server.hold_objects().await;
     let both = fetch("t", &[(0, 0), (1, 0)], FOR_EVER_MS);
     let nothing = (0, Bytes::new());
     let response = client.call(12, &both).await;
-    assert_eq!(records(&response), [nothing.clone(), (0, young.clone())], "enough without objects");
+    assert_eq!(
+        records(&response),
+        [nothing.clone(), (0, recent.clone())],
+        "enough without objects"
+    );
     // A single batch may be larger than requested. It is not kept back for one that is not there.
     let mut one = both.clone();
     one.topics[0].partitions.iter_mut().for_each(|partition| partition.partition_max_bytes = 1);
     let response = client.call(12, &one).await;
-    assert_eq!(records(&response), [nothing.clone(), (0, young)]);
+    assert_eq!(records(&response), [nothing.clone(), (0, recent)]);
     let response = client.call(12, &fetch("t", &[(0, 0)], 20)).await;
     assert_eq!(
         records(&response)[..],
@@ -100,14 +104,14 @@ async fn a_fetch_returns_available_records_when_it_has_enough_or_its_time_is_ove
 
     drop(held);
     let response = client.call(12, &fetch("t", &[(0, 0)], FOR_EVER_MS)).await;
-    assert_eq!(records(&response), [(0, late)]);
+    assert_eq!(records(&response), [(0, cold)]);
     let gets = server.store().stats().reads.gets;
     assert_eq!(gets, 2, "an index and a block: what was not waited for was not fetched again");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_search_by_time_times_out_without_delaying_other_partitions() {
-    let (server, _, _) = late_and_young().await;
+    let (server, _, _) = cold_and_recent().await;
     let mut client = server.client().await;
     let by_time = |timestamp: i64, timeout_ms: i32| {
         let partition = |index| {
@@ -123,11 +127,11 @@ async fn a_search_by_time_times_out_without_delaying_other_partitions() {
         partitions.map(|it| (it.error_code, it.offset)).collect::<Vec<_>>()
     };
     let held = server.hold_objects().await;
-    let late = (ResponseError::RequestTimedOut.code(), -1);
+    let timed_out = (ResponseError::RequestTimedOut.code(), -1);
     // The first record from a time on, and the one with the maximum timestamp (-3).
     for timestamp in [2, -3] {
         let response = client.call(10, &by_time(timestamp, 20)).await;
-        assert_eq!(answers(&response), [late, (0, 0)], "{timestamp}");
+        assert_eq!(answers(&response), [timed_out, (0, 0)], "{timestamp}");
         waiting(&server, 0).await;
     }
     drop(held);
@@ -139,7 +143,7 @@ async fn a_search_by_time_times_out_without_delaying_other_partitions() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cold_reads_are_cancelled_when_the_client_disconnects() {
-    let (server, _, _) = late_and_young().await;
+    let (server, _, _) = cold_and_recent().await;
     let _held = server.hold_objects().await;
     let mut client = server.client().await;
     client.send(12, &fetch("t", &[(0, 0)], FOR_EVER_MS)).await;
