@@ -2,8 +2,8 @@
 //! I/O.
 //!
 //! The offsets of all groups are in one state stream. Each change is one batch of that stream with
-//! one [`Record`]; the table is the fold of the records in order, and a [`fold`] of a prefix is
-//! that stream's checkpoint.
+//! one [`Record`]; the table is the fold of the records in order, and a
+//! [`fold`](crate::state_table::fold) of a prefix is that stream's checkpoint.
 //!
 //! # Format
 //!
@@ -102,7 +102,8 @@ impl Record {
         }
     }
 
-    /// Encodes the record. Strings must not be longer than [`MAX_STRING_BYTES`].
+    /// Encodes the record. Strings must not be longer than
+    /// [`crate::state_table::MAX_STRING_BYTES`].
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.u8(VERSION);
