@@ -114,7 +114,7 @@ impl Shared {
         let mut place = seen;
         loop {
             if let Some(journal) = self.journals.of(place) {
-                match self.probe_journal(&journal, hash, place, may_read)? {
+                match self.read_key(&journal, hash, place, may_read)? {
                     Looked::Absent => {}
                     looked => return Ok(looked),
                 }
@@ -127,7 +127,7 @@ impl Shared {
         }
     }
 
-    fn probe_journal(
+    fn read_key(
         &self,
         journal: &Journal,
         hash: KeyHash,

@@ -370,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_verdict_table_covers_all_cases() {
+    fn a_hole_is_damage_only_in_the_durable_part() {
         use Verdict::{Damage, End, Take};
         let table = [
             ((true, true, true), End),

@@ -27,7 +27,7 @@ fn place(version: u64, hash: KeyHash) -> Place {
 }
 
 #[test]
-fn the_cache_agrees_with_a_map() {
+fn the_index_agrees_with_a_map() {
     for seed in 0..20 {
         let mut random = Random::new(seed);
         let index = Index::with_capacity(0).unwrap();
