@@ -33,7 +33,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 0..600)
 }
 
-/// The same inputs each time; the fuzzer generates new ones.
+/// Generates identical inputs each time; the fuzzer generates new ones.
 fn inputs(cases: u32) -> ProptestConfig {
     let (rng_seed, failure_persistence) = (RngSeed::Fixed(1), None);
     ProptestConfig { cases, rng_seed, failure_persistence, ..ProptestConfig::default() }

@@ -113,7 +113,7 @@ pub struct Store {
     pub close_seconds: f64,
     /// The time to open the store again and read a value.
     pub open_seconds: f64,
-    /// The same without files that only speed up opening, if there are any.
+    /// As `open_seconds`, without files that only speed up opening, if there are any.
     pub open_bare_seconds: Option<f64>,
     /// The fraction of the sampled keys that was present then, if all had been put.
     pub kept: Option<f64>,

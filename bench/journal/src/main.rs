@@ -1,6 +1,6 @@
 //! Compares the journal cache with widely used engines: one harness, each engine in a process of
 //! its own, all with the same memory; and compares its reads with and without its own maintenance.
-//! `docs/benchmarks/journal.md`, explains what is measured and why.
+//! `docs/benchmarks/journal.md` explains what is measured and why.
 
 mod beside;
 mod cgroup;

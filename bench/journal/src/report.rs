@@ -188,10 +188,8 @@ fn judge(results: &Results, of: Scene, workload: Workload) -> Vec<Judged> {
     if !results.has_done(of, OURS, workload) {
         let found = results.of(of, OURS, workload, |row| row.found).unwrap_or(0.0);
         let wrong: u64 = results.rows(of, OURS, workload).map(|row| row.wrong).sum();
-        let told = format!(
-            "it found {:.1}% of the present keys, and {wrong} wrong values",
-            found * 100.0
-        );
+        let told =
+            format!("it found {:.1}% of the present keys, and {wrong} wrong values", found * 100.0);
         judged.push(Judged { name: name("all found"), told, is_met: false });
     }
     let factor = match workload {

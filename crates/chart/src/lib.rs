@@ -62,8 +62,8 @@ const PLOT_WIDTH: f64 = 540.0;
 const PLOT_HEIGHT: f64 = 330.0;
 const LEGEND: f64 = LEFT + PLOT_WIDTH + 20.0;
 
-/// Told apart by those who see colours differently too (after Okabe and Ito), and bright enough on
-/// white and on black.
+/// Distinguishable with colour blindness too (after Okabe and Ito), and bright enough on white and
+/// on black.
 const COLOURS: [&str; 8] =
     ["#2f81c7", "#e07b00", "#149b72", "#c8588f", "#8a63d2", "#a08a00", "#d1493f", "#6e7781"];
 

@@ -56,7 +56,7 @@ pub struct KeptAside {
 }
 
 impl KeptAside {
-    /// Counts the files with such names.
+    /// Counts the files set aside among `names`.
     pub(crate) fn among(directory: &dyn Directory, names: &[String]) -> Self {
         let mut found = Self::default();
         for name in names.iter().filter(|name| is_set_aside(name)) {

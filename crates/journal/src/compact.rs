@@ -20,7 +20,7 @@ use crate::sync::Arc;
 /// A journal this far behind the newest one is moved, however much of it is live: long before its
 /// number and a new one could be confused.
 const FAR_BEHIND: u64 = MAX_SPAN / 2;
-/// With more journals than this truncated by a close, they are merged.
+/// The number of journals truncated by a close above which they are merged.
 const MANY_SHORT: usize = 8;
 /// Background tasks read this many bytes and then pause: a concurrent read waits for one such step
 /// at most. (Compared with no background work, the p99 of disk reads was 2.7 times as high with
@@ -74,8 +74,8 @@ enum Fate {
     Drop,
     /// Remove its key from the index: it has expired, and no older record can exist.
     Expire,
-    /// Write a tombstone: it has expired and an older record may exist, or it is a tombstone
-    /// itself.
+    /// Write a tombstone, since an older record may exist: the record has expired, or is a
+    /// tombstone itself.
     Tombstone(JournalNumber),
     Move,
 }

@@ -111,7 +111,7 @@ pub(crate) struct Batch {
 
 impl Batch {
     /// Adds the reads needed for the record at `place` of the journal; none if it is in memory,
-    /// long, or already covered. False if it does not fit; an empty batch has room.
+    /// long, or already covered. False if it does not fit; anything fits an empty batch.
     pub(crate) fn add(&mut self, journal: &Journal, place: Place) -> bool {
         let Some(range) = journal.pages(place).filter(|it| it.len() <= LONG_BYTES) else {
             return true;

@@ -219,7 +219,7 @@ pub fn records(data: &[u8]) -> Checked {
     ))
 }
 
-/// Writes a record that was read again.
+/// Encodes a record that was read, and checks that this gives the same bytes.
 fn again(
     bytes: &[u8],
     salt: u64,

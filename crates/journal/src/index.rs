@@ -72,7 +72,7 @@ struct Fill {
 }
 
 impl Index {
-    /// Creates an empty index with room for about `entries`.
+    /// Creates an empty index with space for about `entries`.
     pub(crate) fn with_capacity(entries: usize) -> io::Result<Self> {
         let per_shard = entries.div_ceil(1 << SHARD_BITS);
         let mut log2 = FIRST_BUCKETS_LOG2;
@@ -219,7 +219,7 @@ pub(crate) enum Recovery {
     New,
     /// It replaced this older one.
     Replaced(Place),
-    /// The same record was already entered.
+    /// This record was already entered.
     Known,
     /// A newer one was already entered.
     Older,

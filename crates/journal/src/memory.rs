@@ -50,7 +50,7 @@ pub(crate) fn copy(from: &[u8]) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reserves room for exactly this many more.
+/// Reserves capacity for exactly this many more elements.
 pub(crate) fn reserve<T>(to: &mut Vec<T>, more: usize) -> io::Result<()> {
     check()?;
     Ok(to.try_reserve_exact(more)?)

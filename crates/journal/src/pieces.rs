@@ -1,6 +1,6 @@
 //! Visiting all records of a journal in order, for eviction, compaction, iteration and
-//! verification. A journal that is not in memory is read in pieces: the memory budget has no room
-//! for all of it.
+//! verification. A journal that is not in memory is read in pieces: all of it does not fit
+//! the memory budget.
 
 use std::io;
 use std::ops::Range;

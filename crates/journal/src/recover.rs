@@ -22,7 +22,7 @@ use crate::walk::{Found, Walk};
 /// The number of entries whose slots are prefetched together.
 const OVERLAP: usize = 32;
 
-/// A full journal leaves less than one part in this many unused.
+/// A full journal leaves at most one part in this many unused.
 const FULL_PARTS: u64 = 16;
 
 /// What was found in one journal.

@@ -436,8 +436,9 @@ impl Shared {
         }
     }
 
-    /// With [`Durability::Always`], a refused write must also wait for durability: it reveals
-    /// another writer's record, which must not be lost in a power cut afterwards.
+    /// Completes a call that wrote nothing because of the present state of its key. With
+    /// [`Durability::Always`] it also waits for durability: its result reveals another writer's
+    /// record, which must not be lost in a power cut afterwards.
     pub(crate) fn finish_refused(&self) -> Result<()> {
         match self.options.durability {
             Durability::Always => self.flush.wait_for(self.newest_point()),
@@ -490,8 +491,8 @@ impl Shared {
     }
 
     /// Updates the free space of the disk, so that reserved headroom is real. Not needed with
-    /// eviction, which needs no headroom. Called only by the allocator, while it is not creating a
-    /// journal.
+    /// eviction, which needs no headroom. Called only by an opening and by the allocator, while no
+    /// journal is being created.
     pub(crate) fn update_free_space(&self) {
         if self.options.when_full == WhenFull::Evict {
             return;
@@ -505,8 +506,8 @@ impl Shared {
         self.flush.changed.notify_all();
     }
 
-    /// Returns the current value of [`Journal::beside`] for the newest journal. Until the next
-    /// journal takes over it only grows, unless other files fill the disk.
+    /// Returns the current value of [`Journal::free_journals`] for the newest journal. Until the
+    /// next journal takes over it only grows, unless other files fill the disk.
     pub(crate) fn free_journals(&self) -> usize {
         match self.options.when_full {
             // Eviction needs no headroom.

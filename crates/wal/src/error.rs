@@ -116,8 +116,8 @@ pub enum OpenError {
     /// A part of the log could not be read at a point where it decides whether the log ends there.
     /// To continue would risk dropping acknowledged records behind it.
     #[error(
-        "the log cannot be read at {at}, and may or may not end there; not opened, to lose no \
-         records: {cause}"
+        "the log cannot be read at {at}, where it may end; not opened, since acknowledged records \
+         behind it could be lost: {cause}"
     )]
     EndUnreadable {
         /// The first logical offset that could not be read.

@@ -28,7 +28,7 @@ pub(crate) const DATA_START: u64 = 2 * (HEADER_SLOT_BYTES + HEADER_GAP_BYTES);
 
 pub(crate) const RECORD_HEADER_BYTES: usize = 32;
 
-/// The smallest ring: twice the smallest window, plus a page on either side.
+/// The smallest ring, which has space for twice the smallest window and a page on either side.
 pub(crate) const MIN_RING_BYTES: u64 = 128 * 1024;
 
 pub(crate) const MIN_CAPACITY_BYTES: u64 = DATA_START + MIN_RING_BYTES;

@@ -83,7 +83,7 @@ pub struct RecoveryReport {
     pub clean_shutdown: bool,
     /// Acknowledged data that cannot be read back, in log order. Never handed out.
     pub damage: Vec<Damage>,
-    /// The same damage without merging adjacent ranges, with the remains of each record, for a user
+    /// The damage without merging adjacent ranges, with the remains of each record, for a user
     /// that can identify from them what was lost.
     pub damaged_ranges: Vec<DamagedRange>,
     /// Intact records behind the end. A crash lost something before them, so they were never

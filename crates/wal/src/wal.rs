@@ -257,8 +257,8 @@ impl Wal {
     ///
     /// # Errors
     /// The future fails with [`WalError::TrimPastDurable`], or with the cause that stopped the WAL.
-    /// It is not checked that `to.end` lies between records; otherwise the next opening reports
-    /// damage.
+    /// It is not checked that `to.end` is the start or the end of a record; if it is not, the next
+    /// opening reports damage.
     pub fn trim(&self, to: RangeTo<LogOffset>) -> Trim {
         self.change(to.end, 0)
     }

@@ -195,7 +195,7 @@ fn either_header_alone_is_enough() {
     }
 }
 
-/// The caller has to know where a trim may end. If it does not, the next opening reports it.
+/// A trim that ends inside a record is a defect of the caller; the next opening reports it.
 #[test]
 fn a_trim_into_the_middle_of_a_record_is_reported_as_damage() {
     let disk = disk(1 << 20);

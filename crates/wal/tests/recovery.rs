@@ -170,7 +170,7 @@ fn damage_at_the_end_is_reported_only_if_proven() {
     let (_, report, records) = open(&rotten(&disk, 4));
     assert_eq!((names(&records), report.damage.len()), (vec![0, 1, 2, 3], 1));
     assert_eq!(report.end, LogOffset(5 * record));
-    // So it does after a clean shutdown.
+    // The header also covers it after a clean shutdown.
     let (wal, ..) = open(&disk);
     wal.append(&[&[5; 300]]).unwrap().wait().unwrap();
     wal.close().unwrap();

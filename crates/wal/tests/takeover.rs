@@ -372,8 +372,8 @@ fn without_a_fence_late_writes_are_damage_not_records() {
     );
 }
 
-/// Nor does a late record become one of an earlier epoch once there is a later epoch: here it
-/// starts where a record of the successor does, and reaches over the end of that epoch.
+/// A late record does not become one of an earlier epoch either, once there is a later epoch: here
+/// it starts where a record of the successor does, and reaches over the end of that epoch.
 #[test]
 fn a_late_record_that_reaches_over_the_end_of_an_epoch_stays_damage() {
     let disk = new_disk();

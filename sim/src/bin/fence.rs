@@ -31,7 +31,7 @@ const RECORDS: u64 = 300;
 struct Cli {
     /// The disk, as seen by one host.
     a: PathBuf,
-    /// The same disk, as seen by the other host.
+    /// The disk as seen by the other host.
     b: PathBuf,
     /// Number of takeovers.
     #[arg(long)]

@@ -55,7 +55,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 0..600)
 }
 
-/// The same inputs each time; finding new ones is the fuzzer's task.
+/// Generates identical inputs each time; finding new ones is the fuzzer's task.
 fn inputs(cases: u32) -> ProptestConfig {
     let (rng_seed, failure_persistence) = (RngSeed::Fixed(1), None);
     ProptestConfig { cases, rng_seed, failure_persistence, ..ProptestConfig::default() }

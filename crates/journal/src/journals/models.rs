@@ -125,7 +125,7 @@ impl Model {
         place
     }
 
-    /// As `Shared::enter`, which is also how compaction moves a record.
+    /// As `Shared::append_and_index`, which is also how compaction moves a record.
     fn put(&self, newest: &Journal, key: u8, value: u8) -> Place {
         let mut writer = self.index.lock(hash(key));
         self.append_and_index(&mut writer, newest, key, value).expect("there is room")

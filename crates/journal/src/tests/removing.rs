@@ -1,4 +1,5 @@
-//! Removal of journals: not before a power cut cannot restore them, and in steps.
+//! Removal of journals: their files are truncated, in steps, only once no power cut can restore
+//! them.
 
 use std::io;
 use std::path::Path;

@@ -89,7 +89,7 @@ fn a_journal_without_its_header_is_read_with_its_hint() {
     assert_eq!(inspected(&directory)[0], (PAGE_BYTES as u64, HintState::Valid));
     let cache = open(&directory, &Options { memory_bytes: 16 * MIB, ..options() });
     assert!(contents(&cache) == map);
-    // None of the wanted data is there, in memory neither.
+    // The unreadable page has no records, so the journal can be loaded into memory.
     settled(&cache);
     assert!(cache.shared.journals.get(JournalNumber(0)).unwrap().arena.is_some());
     assert!(cache.upkeep_failure().is_none());

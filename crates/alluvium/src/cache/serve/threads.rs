@@ -10,11 +10,11 @@ use crate::output::Failure;
 /// The minimum of blocking threads: with one, blocking requests run one after the other.
 const LEAST_WAITING: usize = 1;
 
-/// Checks that the runtime can start its threads, one for each processor, and one blocking thread.
-/// It panics if it cannot.
+/// Checks that the runtime can start its threads, one for each processor, and one blocking thread:
+/// it panics if it cannot.
 ///
 /// # Errors
-/// It cannot.
+/// The threads cannot be started.
 pub(super) fn check() -> Result<(), Failure> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get) + LEAST_WAITING;
     at_one_time(threads, thread::Builder::new).map_err(|error| {
