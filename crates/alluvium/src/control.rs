@@ -271,7 +271,7 @@ async fn accept(listener: UnixListener, resizer: Arc<Resizer>, users: UserAdmin)
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!("cannot accept a connection to the control socket failed: {error}");
+                tracing::warn!("cannot accept a connection to the control socket: {error}");
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 continue;
             }
@@ -281,10 +281,7 @@ async fn accept(listener: UnixListener, resizer: Arc<Resizer>, users: UserAdmin)
             let (resizer, users) = (resizer.clone(), users.clone());
             tokio::spawn(async move {
                 if let Err(error) = answer(stream, resizer, users).await {
-                    tracing::debug!(
-                        "a connection to cannot accept a connection to the control \
-                                     socket failed: {error}"
-                    );
+                    tracing::debug!("a connection to the control socket failed: {error}");
                 }
             });
         }

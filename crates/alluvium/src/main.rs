@@ -53,8 +53,7 @@ use cli::{Cli, Command};
 
 // Batches of some KiB stay in the log cache until thousands of newer ones evict them, between
 // short-lived allocations of each request: glibc's malloc, with an arena per thread, takes half as
-// much memory again (docs/benchmarks/uploads.md,
-// "Resident memory").
+// much memory again (docs/benchmarks/uploads.md, "Resident memory").
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

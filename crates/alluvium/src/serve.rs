@@ -108,8 +108,8 @@ async fn serve(
     let largest = Size { bytes: store.max_batch_bytes() };
     if config.max_message_size > largest {
         return Err(Failure::Usage(format!(
-            "max-message-size is {}, but with this log cache and write-ahead log the largest record \
-             batch is {largest}",
+            "max-message-size is {}, but with this log cache and write-ahead log the largest \
+             record batch is {largest}",
             config.max_message_size
         )));
     }
@@ -138,7 +138,10 @@ async fn serve(
 
     let failure = tokio::select! {
         name = signals.next() => {
-            tracing::info!("{name}: stopping; a further signal after at least one second ends the process at once");
+            tracing::info!(
+                "{name}: stopping; a further signal after at least one second ends the process \
+                 at once"
+            );
             None
         }
         cause = store.failed() => {
@@ -294,8 +297,8 @@ fn raise_file_limit(config: &ServeConfig) {
     let connections = config.max_connections;
     match crate::open_files::raise_limit() {
         Some(files) if files < u64::from(connections) + OTHER_FILES => tracing::warn!(
-            "max-connections is {connections}, but this process may open only {files} files, and not \
-             all of them are connections: raise the limit (ulimit -n, LimitNOFILE), otherwise some \
+            "max-connections is {connections}, but this process may open only {files} files, and \
+             not all of them are connections: raise the limit (ulimit -n, LimitNOFILE), otherwise some \
              clients are not accepted and objects cannot be read or written"
         ),
         _ => {}
@@ -358,7 +361,7 @@ fn at(listener: &ListenerConfig, addr: SocketAddr) -> String {
     }
 }
 
-/// Whether a signal that arrives this long after the begin of a stop is a second request to stop.
+/// Whether a signal that arrives this long after a stop began is a second request to stop.
 fn is_second_request(since_begin: Duration) -> bool {
     since_begin >= REPEATED_SIGNAL
 }
@@ -389,7 +392,7 @@ impl Signals {
         }
     }
 
-    /// Marks the begin of a stop: a further signal ends the process, unless it is the first one
+    /// Records that a stop has begun: a further signal ends the process, unless it is the first one
     /// delivered twice.
     pub(crate) fn end_on_second(mut self) {
         let stopping_since = Instant::now();
@@ -677,9 +680,9 @@ mod tests {
         found.missing_end = Some(LogOffset(7)..LogOffset(8));
         assert_eq!(
             summary(&found),
-            "recovered in 0.007 s after an unclean shutdown: 1 batch (1.5 KiB) to upload, 2 batches uploaded before, 1 batch of \
-             deleted topics; 1 record after the end of the log dropped: never acknowledged; 1 range of offsets LOST; 1 \
-             range of offsets SKIPPED; the end of the log LOST"
+            "recovered in 0.007 s after an unclean shutdown: 1 batch (1.5 KiB) to upload, \
+             2 batches uploaded before, 1 batch of deleted topics; 1 record after the end of the \
+             log dropped: never acknowledged; 1 range of offsets LOST; 1 range of offsets SKIPPED; the end of the log LOST"
         );
     }
 }

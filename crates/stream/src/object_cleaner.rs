@@ -94,7 +94,7 @@ pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
         match delete_retired(&shared).await {
             Ok((Ok(()), held)) if held > 0 => retired.at = Instant::now() + HELD,
             Ok((result, _)) => retired.done(&shared, result),
-            // if it was the catalog's error, the store has halted
+            // If it was the catalog's error, the store has halted
             Err(error) => return shared.fail(error),
         }
     }

@@ -323,7 +323,7 @@ impl MultipartUpload for Parts {
 #[derive(Debug)]
 struct Unfinished {
     file: File,
-    /// The same file, for whole pages.
+    /// The file, opened for direct writes of whole pages.
     direct: Option<File>,
     /// Bytes to be written.
     buffer: AlignedBuf,
