@@ -466,8 +466,7 @@ impl Resizer {
         let cut = tokio::task::spawn_blocking(move || device.set_capacity(log_bytes, None)).await;
         if let Ok(Err(error)) = cut {
             tracing::warn!(
-                "the file stays longer than the write-ahead log: cannot cut it off: \
-                            {error}"
+                "the file stays longer than the write-ahead log: cannot cut it off: {error}"
             );
         }
     }

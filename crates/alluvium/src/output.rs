@@ -109,8 +109,7 @@ impl From<alluvium_wal::OpenError> for Failure {
                  restored; uploaded data is in the object store"
             )),
             E::FutureVersion { .. } => Self::Failed(format!(
-                "{error}. It was written by a later version of alluvium: use \
-                                      that version"
+                "{error}. It was written by a later version of alluvium: use that version"
             )),
             E::LargerThanDevice { device, wanted_bytes, device_bytes } => {
                 let (wanted, there) = (Size { bytes: wanted_bytes }, Size { bytes: device_bytes });

@@ -46,8 +46,7 @@ fn produced_records_are_consumed_and_counted() {
     let bytes = done["bytes"].as_u64().unwrap();
     assert!(
         bytes > batches * 16_000 && bytes < batches * 18_000,
-        "including batch headers: \
-                                                                   {bytes}"
+        "including batch headers: {bytes}"
     );
     let one = bench(&["consume", "load", "--connections", "1", "--fetch-size", "1B"]);
     assert_eq!(one["bytes"], bytes, "one reader of all partitions, a batch at a time");

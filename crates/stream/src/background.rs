@@ -36,10 +36,7 @@ impl Background {
             .enable_all()
             .build()
             .map_err(|error| {
-                StoreError::Failed(format!(
-                    "cannot start threads for cold reads: \
-                                                         {error}"
-                ))
+                StoreError::Failed(format!("cannot start threads for cold reads: {error}"))
             })?;
         Ok(Self { handle: runtime.handle().clone(), own: Some(runtime), normal })
     }

@@ -253,10 +253,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             // The store has halted, or its WAL has stopped: the objects stay as they are and are
             // still read.
             Failure::Store(error) => {
-                return tracing::error!(
-                    "object compaction has stopped: \
-                                                             {error}"
-                );
+                return tracing::error!("object compaction has stopped: {error}");
             }
             Failure::NotOwner => {
                 tokio::time::sleep(RETRY_MAX).await;

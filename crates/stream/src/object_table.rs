@@ -230,8 +230,7 @@ mod tests {
         assert_eq!(
             found(&table, &[7]),
             Some((vec![2, 4, 5], 1)),
-            "the object that is left out \
-                                                                   comes later"
+            "the object that is left out comes later"
         );
         assert_eq!(found(&table, &[4]), Some((vec![5, 1, 6], 1)));
         assert_eq!(found(&table, &[1, 2]), None);

@@ -38,10 +38,9 @@ async fn assert_stopped(server: &Server, world: &World, id: StreamId, why: &str)
     tokio::time::timeout(HANG, server.store.wait_for_space())
         .await
         .expect("waiters for space are woken");
-    let flushed = tokio::time::timeout(HANG, server.store.flush()).await.expect(
-        "and so are waiters \
-                                                                               for an upload",
-    );
+    let flushed = tokio::time::timeout(HANG, server.store.flush())
+        .await
+        .expect("and so are waiters for an upload");
     assert!(flushed.unwrap_err().to_string().contains(why));
     let stream = server.open(id).await;
     let refused = stream.append(new_batch(&batch(id, stream.next_offset().0, 1, 1)));

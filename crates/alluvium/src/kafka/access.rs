@@ -117,8 +117,7 @@ impl Properties {
                 roots.add_parsable_certificates(found.certs);
                 if roots.is_empty() {
                     return Err(format!(
-                        "this system has no trusted certificate authority: set one \
-                                        with {}",
+                        "this system has no trusted certificate authority: set one with {}",
                         CA[0]
                     ));
                 }

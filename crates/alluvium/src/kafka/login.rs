@@ -65,8 +65,7 @@ impl Login {
         if !ITERATIONS.contains(&iterations.get()) {
             let (min, max) = (ITERATIONS.start(), ITERATIONS.end());
             return Err(format!(
-                "it requests {iterations} iterations, but {min} to {max} are \
-                                allowed"
+                "it requests {iterations} iterations, but {min} to {max} are allowed"
             ));
         }
         let mut salted = vec![0; hash.digest.output_len()];

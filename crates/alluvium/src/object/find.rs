@@ -34,9 +34,7 @@ pub(super) async fn find(place: &str, s3: &S3Args) -> Result<Vec<Found>, Failure
             ObjectStoreUrl::S3(bucket) => in_bucket(bucket).await?,
             ObjectStoreUrl::Memory => {
                 return Err(Failure::Usage(
-                    "memory:// is memory of a server and cannot be read \
-                                           from outside"
-                        .into(),
+                    "memory:// is memory of a server and cannot be read from outside".into(),
                 ));
             }
         }

@@ -77,9 +77,7 @@ pub(super) async fn run(args: &GcArgs) -> Result<(), Failure> {
     match &url {
         ObjectStoreUrl::Memory => {
             return Err(Failure::Usage(
-                "memory:// is memory of a server and cannot be read from \
-                                       outside"
-                    .into(),
+                "memory:// is memory of a server and cannot be read from outside".into(),
             ));
         }
         // Otherwise it would be created, and all objects would be missing.

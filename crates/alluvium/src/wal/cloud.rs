@@ -409,8 +409,7 @@ mod tests {
         behind.saturated = true;
         assert!(
             !Verdict::of(cloud, &behind).unwrap().met,
-            "less was acknowledged than was \
-                                                            offered"
+            "less was acknowledged than was offered"
         );
         let other: Model = "iops=16000".parse().unwrap();
         assert!(Verdict::of(other, &behind).is_none());

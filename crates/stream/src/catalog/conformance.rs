@@ -175,8 +175,7 @@ fn neighbours_are_replaced(catalog: &dyn Catalog) {
     assert_eq!(
         objects,
         [0, 1, 2, 3, 4, 9].map(ObjectId),
-        "unneeded objects stay until they are \
-                                                           forgotten"
+        "unneeded objects stay until they are forgotten"
     );
     catalog.commit(&[uploaded(0, 50, Some(range(4, 40, 50)))]).expect("uploads continue behind it");
     catalog.commit(&[trim(0, 40)]).expect("trim");

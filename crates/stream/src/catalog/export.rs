@@ -577,8 +577,7 @@ mod tests {
         assert_eq!(
             text.matches("\"epoch\":").count(),
             1,
-            "only for stream 1, since stream 0 has \
-                                                           epoch 0"
+            "only for stream 1, since stream 0 has epoch 0"
         );
         for row in snapshot.streams.values_mut() {
             row.epoch = StreamEpoch(0);

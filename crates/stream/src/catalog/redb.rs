@@ -106,8 +106,7 @@ impl RedbCatalog {
                 if let Err(error) = std::fs::set_permissions(path, Permissions::from_mode(0o600)) {
                     let path = path.display();
                     tracing::warn!(
-                        "{path}: other users of the machine may be able to read it: \
-                                    {error}"
+                        "{path}: other users of the machine may be able to read it: {error}"
                     );
                 }
                 Ok(())

@@ -543,8 +543,7 @@ fn scan(call: &mut Call<'_>) -> Result {
         match &word.to_ascii_uppercase()[..] {
             b"MATCH" if value.len() > MAX_PATTERN_BYTES => {
                 return Err(Refused(format!(
-                    "ERR a pattern may have at most {MAX_PATTERN_BYTES} \
-                    bytes"
+                    "ERR a pattern may have at most {MAX_PATTERN_BYTES} bytes"
                 )));
             }
             b"MATCH" => pattern = Some(value),

@@ -61,8 +61,7 @@ pub(super) enum Broken {
     #[error("Protocol error: expected '$', got '{}'", .0.escape_ascii())]
     NoBulk(u8),
     #[error(
-        "Protocol error: invalid bulk length: {len} bytes; an argument may have at most \
-        {most}"
+        "Protocol error: invalid bulk length: {len} bytes; an argument may have at most {most}"
     )]
     TooLong { len: usize, most: usize },
     #[error(
