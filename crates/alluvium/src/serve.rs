@@ -298,8 +298,8 @@ fn raise_file_limit(config: &ServeConfig) {
     match crate::open_files::raise_limit() {
         Some(files) if files < u64::from(connections) + OTHER_FILES => tracing::warn!(
             "max-connections is {connections}, but this process may open only {files} files, and \
-             not all of them are connections: raise the limit (ulimit -n, LimitNOFILE), otherwise some \
-             clients are not accepted and objects cannot be read or written"
+             not all of them are connections: raise the limit (ulimit -n, LimitNOFILE), otherwise \
+             some clients are not accepted and objects cannot be read or written"
         ),
         _ => {}
     }
@@ -682,7 +682,8 @@ mod tests {
             summary(&found),
             "recovered in 0.007 s after an unclean shutdown: 1 batch (1.5 KiB) to upload, \
              2 batches uploaded before, 1 batch of deleted topics; 1 record after the end of the \
-             log dropped: never acknowledged; 1 range of offsets LOST; 1 range of offsets SKIPPED; the end of the log LOST"
+             log dropped: never acknowledged; 1 range of offsets LOST; 1 range of \
+             offsets SKIPPED; the end of the log LOST"
         );
     }
 }

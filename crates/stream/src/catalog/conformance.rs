@@ -125,10 +125,10 @@ fn everything_comes_back(catalog: &dyn Catalog) {
     assert_eq!(objects, [object(0), object(1)], "an object without a range is kept");
     assert_eq!(found.meta["topic/a"], [1, 2]);
 
-    catalog.commit(&[Change::RemoveObject(ObjectId(1))]).expect("forget");
+    catalog.commit(&[Change::RemoveObject(ObjectId(1))]).expect("remove");
     let objects: Vec<_> = catalog.load().expect("load").objects.into_values().collect();
     assert_eq!(objects, [object(0)]);
-    catalog.commit(&[Change::RemoveObject(ObjectId(1))]).expect("forgetting twice is harmless");
+    catalog.commit(&[Change::RemoveObject(ObjectId(1))]).expect("removing twice is harmless");
     assert_eq!(catalog.load().expect("load").next_object_id, 2, "a used id is not forgotten");
 }
 
@@ -175,7 +175,7 @@ fn neighbours_are_replaced(catalog: &dyn Catalog) {
     assert_eq!(
         objects,
         [0, 1, 2, 3, 4, 9].map(ObjectId),
-        "unneeded objects stay until they are forgotten"
+        "unneeded objects stay until they are removed"
     );
     catalog.commit(&[uploaded(0, 50, Some(range(4, 40, 50)))]).expect("uploads continue behind it");
     catalog.commit(&[trim(0, 40)]).expect("trim");
@@ -318,7 +318,7 @@ fn deleting_drops_everything(catalog: &dyn Catalog) {
     catalog.commit(&[delete(0, 0), delete(1, 3)]).expect("delete");
     let found = catalog.load().expect("load");
     assert!(found.streams.is_empty());
-    assert_eq!(found.objects.len(), 2, "objects stay until they are forgotten");
+    assert_eq!(found.objects.len(), 2, "objects stay until they are removed");
     assert_eq!(found.next_stream_id, 3, "stream ids are not reused");
 }
 

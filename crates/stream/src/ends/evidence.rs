@@ -81,7 +81,7 @@ impl Evidence {
     /// The remains of a damaged record may be from one lap earlier, if the write over them was
     /// lost. Such a record is trimmed: its list covers nothing behind the log's start, or its batch
     /// is uploaded or belongs to a deleted stream. `is_missing` returns whether a batch is none of
-    /// these. A batch of an unknown stream counts only if the remains are certain: the log's own
+    /// these. A batch of a deleted stream counts only if the remains are certain: the log's own
     /// record header is intact and on the same page.
     pub(crate) fn judge(
         mut self,
