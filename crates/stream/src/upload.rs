@@ -468,7 +468,8 @@ mod tests {
         let name = |id, nonce| object_name(wal, ObjectId(id), Uuid::from_u128(nonce));
         assert_eq!(
             name(255, 2),
-            "streams/00000000-0000-0000-0000-000000000001/00000000000000ff-00000000000000000000000000000002"
+            "streams/00000000-0000-0000-0000-000000000001/\
+             00000000000000ff-00000000000000000000000000000002"
         );
         assert!(name(9, 9) < name(10, 0));
         assert_eq!(object_id(&name(255, 2)), Some(ObjectId(255)));

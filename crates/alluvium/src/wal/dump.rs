@@ -109,7 +109,7 @@ pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
             Err(other) => Err(Failure::Failed(format!("at log offset {at}: {other}"))),
         },
         Err(error) => match resized(&device)? {
-            Some(_) => changed("moved by a resize"),
+            Some(_) => changed("moved in a resize"),
             None => Err(unusable(error)),
         },
     }

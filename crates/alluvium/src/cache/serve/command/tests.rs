@@ -483,7 +483,9 @@ fn clients_and_tools_get_the_answers_that_they_expect() {
     shop.expect(
         "CONFIG GET maxmem* maxclients timeout",
         "\
-         *8\r\n$9\r\nmaxmemory\r\n$1\r\n0\r\n$16\r\nmaxmemory-policy\r\n$11\r\nallkeys-lru\r\n$10\r\nmaxclients\r\n$3\r\n100\r\n$7\r\ntimeout\r\n$4\r\n3600\r\n",
+         *8\r\n$9\r\nmaxmemory\r\n$1\r\n0\r\n$16\r\nmaxmemory-policy\r\n\
+         $11\r\nallkeys-lru\r\n$10\r\nmaxclients\r\n$3\r\n100\r\n$7\r\ntimeout\r\n\
+         $4\r\n3600\r\n",
     );
     shop.refuses(&format!("CONFIG GET{}", " x".repeat(33)), "syntax error");
     shop.refuses("CONFIG SET save x", "command line");
