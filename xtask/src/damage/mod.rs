@@ -96,7 +96,7 @@ pub(crate) fn run(
 ) -> Result<Vec<report::Case>, Error> {
     let Campaign { seed, cases, case } = *campaign;
     println!(
-        "damage, {cases} cases, seed {seed}; again with: cargo xtask damage \
+        "damage, {cases} cases, seed {seed}; repeat with: cargo xtask damage \
          --seed {seed} --cases {cases}"
     );
     // Images of the same seed are kept if a case has failed: a replay finds the same bytes.
@@ -140,7 +140,7 @@ pub(crate) fn run(
     }
     if report.iter().any(report::Case::has_failed) {
         println!(
-            "failed cases stay in {}; one again with: cargo xtask damage --seed {seed} --case N",
+            "failed cases stay in {}; repeat one with: cargo xtask damage --seed {seed} --case N",
             directory.display()
         );
     } else {
@@ -274,7 +274,7 @@ fn keep(case: &KeptCase<'_>, directory: &Path, with_files: bool) -> Result<(), E
     let KeptCase { number, seed, label, image, shown } = case;
     let image = Image::name(image.load, image.end);
     let mut text = format!(
-        "{label}, on the image {image}\nagain with: cargo xtask damage \
+        "{label}, on the image {image}\nrepeat with: cargo xtask damage \
          --seed {seed} --case {number}\n"
     );
     for what in &shown.plan.what {

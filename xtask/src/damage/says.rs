@@ -23,7 +23,7 @@ pub(super) struct Stated {
     pub(super) streams: Vec<Range<i64>>,
     /// The log says that its end is missing, and not what was there.
     pub(super) end: bool,
-    /// Transactions that were aborted because nobody knows their outcome.
+    /// Transactions that were aborted because of a loss.
     pub(super) aborts: BTreeSet<Abort>,
     /// The lines, for people.
     pub(super) lines: Vec<String>,
@@ -141,14 +141,10 @@ fn state_in(line: &str) -> Option<&str> {
     state.split_once(" are ").map(|(state, _)| state)
 }
 
-/// The transaction that a line calls aborted for want of an outcome. One that was decided so, or of
-/// which a marker says so, is none: nothing of it was lost.
+/// The transaction that a line calls aborted because of a loss. A marker that is written again with
+/// the decided outcome is none: its line does not say ABORTED.
 fn abort_in(line: &str, named: Option<Partition>) -> Option<Abort> {
-    let is_one = line.contains("transaction")
-        && line.contains("ABORTED")
-        && !line.contains("as was decided")
-        && field(line, "outcome").is_none_or(|outcome| outcome != "Commit")
-        && field(line, "is_known").is_none_or(|is_known| is_known != "true");
+    let is_one = line.contains("transaction is ABORTED");
     let producer_id = field(line, "producer_id").filter(|_| is_one)?.parse().ok()?;
     let first = field(line, "first").and_then(|first| first.parse().ok());
     Some(Abort { producer_id, place: named.zip(first) })
@@ -353,22 +349,37 @@ mod tests {
     #[test]
     fn an_aborted_transaction_is_named_by_partition_producer_and_first_offset() {
         let abort = |line: &str| stated(line).aborts.into_iter().next();
-        let named = "ERROR the end of a transaction was lost, and it is not known how it was \
-                     decided: it is ABORTED topic=\"orders\" partition=1 producer_id=7 epoch=2 \
-                     transactional_id=\"two\" first=34";
+        let fields = "topic=\"orders\" partition=1 producer_id=7 epoch=2 transactional_id=\"two\" \
+                      first=34";
         let place = Some((partitions()[1].clone(), 34));
-        assert_eq!(abort(named), Some(Abort { producer_id: 7, place }));
-        let vague = "ERROR records of the state of an open transaction were lost to damage; it is \
-                     ended as a marker says, or ABORTED transactional_id=\"one\" producer_id=0 \
-                     epoch=0 outcome=Abort is_known=false";
-        assert_eq!(abort(vague), Some(Abort { producer_id: 0, place: None }));
-        for no_loss in [
-            vague.replace("=false", "=true"),
-            vague.replace("outcome=Abort", "outcome=Commit"),
-            named.replace("it is ABORTED", "it is ended as was decided, ABORTED"),
-            named.replace("ERROR", "INFO"),
+        for why in [
+            "ERROR open transaction is ABORTED: its partitions have lost records to damage, \
+             possibly its own",
+            "ERROR decision of a transaction was lost to damage and its outcome is unknown: the \
+             transaction is ABORTED where it is open",
+            "ERROR end of a transaction was lost to damage and its outcome is unknown: the \
+             transaction is ABORTED",
+            "ERROR end of a transaction was lost to damage and its outcome is unknown: the \
+             transaction is ABORTED from its first offset to the offset of the loss",
         ] {
-            assert_eq!(abort(&no_loss), None, "{no_loss}");
+            let named = format!("{why} {fields}");
+            assert_eq!(abort(&named), Some(Abort { producer_id: 7, place: place.clone() }));
+            let vague = format!("{why} producer_id=0 epoch=0 transactional_id=\"one\"");
+            assert_eq!(abort(&vague), Some(Abort { producer_id: 0, place: None }));
+            assert_eq!(abort(&named.replace("ERROR", "INFO")), None);
+        }
+        for no_loss in [
+            "WARN marker of a transaction was lost to damage and is written again with the \
+             decided outcome",
+            "WARN decision of a transaction was lost to damage; one of its markers proves a \
+             commit, so it is committed",
+            "ERROR marker of a transaction was lost to damage and cannot be written again, as no \
+             lost offset is left: the transaction merges with the next one of its producer",
+        ] {
+            for outcome in ["", " outcome=Abort"] {
+                let line = format!("{no_loss} {fields}{outcome}");
+                assert_eq!(abort(&line), None, "{line}");
+            }
         }
     }
 

@@ -26,7 +26,7 @@ struct Source {
 
 impl Test<'_> {
     /// For each source: valid credentials work and are renewed, and invalid ones end the start.
-    /// Neither are printed.
+    /// Neither kind is printed.
     pub(super) fn credentials(&self) -> Result<(), Error> {
         let gateway = self.gateway("credentials")?;
         let mut no_secret_key = self.refused_server(&gateway, "s3://bucket/prefix")?;
