@@ -178,7 +178,7 @@ enum Suite {
     Damage,
     /// 1 GiB through a WAL of 256 MiB.
     Endless,
-    /// Ten minutes of mixed load, during which resident memory stays within the configured bound.
+    /// Seven minutes of mixed load, during which resident memory stays within the configured bound.
     Memory,
     /// `cargo xtask compat --short`: the third-party suites, without the slow ones.
     Compat,

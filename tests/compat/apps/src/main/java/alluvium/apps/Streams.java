@@ -34,7 +34,7 @@ import org.apache.kafka.common.serialization.StringSerializer;
 /**
  * Lets {@link WordCount} count a third-party text, kills it and the server in turn, each while one of its transactions is
  * open, and compares its output with a plain count. {@code BOOTSTRAP=... Streams TEXTS STATE_DIRECTORY}, where each file of
- * the directory of texts is a chapter. The parent process restarts the server after a kill when it reads
+ * the directory of texts is a chapter. The parent process kills and restarts the server when it reads
  * {@link #KILL_THE_SERVER}, and answers with an empty line.
  */
 public final class Streams {
