@@ -48,12 +48,17 @@ impl Failure {
             Self::WalFailed(message) => (3, message),
         };
         let line = format!("error: {message}\n");
-        match log_queue::of_server() {
-            Some(log) => log.put(line.as_bytes()),
-            // If that fails, there is no other place to report it.
-            None => drop(io::stderr().write_all(line.as_bytes())),
-        }
+        write_out(log_queue::of_server(), &line);
         ExitCode::from(code)
+    }
+}
+
+/// Writes a text to standard error, through the queue if there is one.
+fn write_out(queue: Option<&LogQueue>, text: &str) {
+    match queue {
+        Some(queue) => queue.put(text.as_bytes()),
+        // If that fails, there is no other place to report it.
+        None => drop(io::stderr().write_all(text.as_bytes())),
     }
 }
 
@@ -65,11 +70,7 @@ pub(crate) fn refuse(error: &clap::Error) -> ExitCode {
         true => text.ansi().to_string(),
         false => text.to_string(),
     };
-    match log_queue::start() {
-        Ok(log) => log.put(text.as_bytes()),
-        // If that fails, there is no other place to report it.
-        Err(_) => drop(io::stderr().write_all(text.as_bytes())),
-    }
+    write_out(log_queue::start().ok(), &text);
     finish_log();
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }

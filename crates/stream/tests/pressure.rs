@@ -347,8 +347,8 @@ async fn nothing_is_committed_to_a_replaced_object_store() {
     all_is_uploaded(server, world, id, &batches).await;
 }
 
-/// The same if it is not mounted from the start, and has something of an earlier run: an object, or
-/// its claim.
+/// The mount point below an object store that is away at the start may hold something of an earlier
+/// run: an object, or its claim.
 #[tokio::test]
 async fn nothing_is_committed_if_the_object_store_is_replaced_before_a_start() {
     let mut world = World::new(1 << 20, 1);

@@ -167,7 +167,7 @@ fn unusable(error: OpenError) -> Failure {
             let (wanted, there) = (Size { bytes: wanted_bytes }, Size { bytes: device_bytes });
             Failure::Failed(if wanted <= SMALLEST {
                 format!(
-                    "{device}: {there} are too small for a write-ahead log, which needs at least \
+                    "{device}: {there} is too small for a write-ahead log, which needs at least \
                      {SMALLEST}"
                 )
             } else {
